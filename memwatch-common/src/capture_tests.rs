@@ -1,0 +1,236 @@
+//! The capture logic on a kernel made of hash maps, with injected faults.
+extern crate std;
+
+use core::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::vec::Vec;
+
+use super::{CapturePlan, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
+use crate::loss::Loss;
+use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
+
+const THREAD: Thread = Thread { tgid: 100, tid: 101 };
+const STACK: u64 = 0x7fff_0000;
+const OUT: CapturePlan = CapturePlan::registers().out(0);
+
+#[derive(Default)]
+struct FakeKernel {
+    clock_ns: Cell<u64>,
+    memory: RefCell<HashMap<u64, u64>>,
+    calls: RefCell<HashMap<u32, InFlight>>,
+    emitted: RefCell<Vec<CallRecord>>,
+    lost: RefCell<Vec<Loss>>,
+    unwatched: Cell<bool>,
+    ring_full: Cell<bool>,
+    in_flight_full: Cell<bool>,
+    armed_ns: Cell<u64>,
+}
+
+impl Kernel for FakeKernel {
+    fn thread(&self) -> Thread {
+        THREAD
+    }
+    fn now_ns(&self) -> u64 {
+        self.clock_ns.set(self.clock_ns.get() + 10);
+        self.clock_ns.get()
+    }
+    fn watched(&self, _: u32) -> bool {
+        !self.unwatched.get()
+    }
+    fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
+        let memory = self.memory.borrow();
+        let mut words = [0; N];
+        for (word, address) in words.iter_mut().zip((address..).step_by(8)) {
+            *word = *memory.get(&address)?;
+        }
+        Some(words)
+    }
+    fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+        if self.in_flight_full.get() {
+            return None;
+        }
+        Some(change(self.calls.borrow_mut().entry(thread.tid).or_default()))
+    }
+    fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+        self.calls.borrow_mut().get_mut(&thread.tid).map(change)
+    }
+    fn armed_ns(&self) -> u64 {
+        self.armed_ns.get()
+    }
+    fn emit(&self, record: &CallRecord) -> bool {
+        if !self.ring_full.get() {
+            self.emitted.borrow_mut().push(*record);
+        }
+        !self.ring_full.get()
+    }
+    fn lose(&self, tgid: u32, loss: Loss) {
+        assert_eq!(tgid, THREAD.tgid);
+        self.lost.borrow_mut().push(loss);
+    }
+}
+
+impl FakeKernel {
+    fn with_memory(words: &[(u64, u64)]) -> Self {
+        Self { memory: RefCell::new(words.iter().copied().collect()), ..Self::default() }
+    }
+    fn call(&self, plan: CapturePlan, args: [u64; 6], status: u64) {
+        on_enter(self, plan.cookie(7), &args, STACK);
+        on_return(self, plan.cookie(7), status, STACK + 8);
+    }
+    fn only_record(&self) -> CallRecord {
+        let emitted = self.emitted.borrow();
+        assert_eq!(emitted.len(), 1);
+        emitted[0]
+    }
+}
+
+#[test]
+fn a_call_carries_its_registers_times_status_and_out_word() {
+    let kernel = FakeKernel::with_memory(&[(0x1000, 0xdead)]);
+    kernel.call(OUT, [0x1000, 4096, 3, 4, 5, 6], 0);
+    let record = kernel.only_record();
+    assert_eq!((record.probe, record.status, record.tgid, record.tid), (7, 0, 100, 101));
+    assert_eq!((record.entered_ns, record.returned_ns), (10, 20));
+    assert_eq!(record.args, [0x1000, 4096, 3, 4, 5, 6]);
+    assert_eq!(record.out, [0xdead, 0]);
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn a_failed_call_keeps_its_status_and_no_out_word() {
+    let kernel = FakeKernel::with_memory(&[(0x1000, 0xdead)]);
+    kernel.call(OUT, [0x1000, 4096, 0, 0, 0, 0], 2);
+    assert_eq!((kernel.only_record().status, kernel.only_record().out), (2, [0, 0]));
+}
+
+#[test]
+fn sixteen_out_bytes_and_two_out_pointers_fill_both_words() {
+    let kernel = FakeKernel::with_memory(&[(0x1000, 1), (0x1008, 2), (0x2000, 3)]);
+    kernel.call(CapturePlan::registers().out_16(0), [0x1000, 0, 0, 0, 0, 0], 0);
+    kernel.call(OUT.out(1), [0x1000, 0x2000, 0, 0, 0, 0], 0);
+    let outs: Vec<_> = kernel.emitted.borrow().iter().map(|record| record.out).collect();
+    assert_eq!(outs, [[1, 2], [1, 3]]);
+}
+
+#[test]
+fn an_unreadable_out_pointer_is_flagged_and_counted_but_a_null_one_is_neither() {
+    let kernel = FakeKernel::default();
+    kernel.call(OUT, [0x1000, 0, 0, 0, 0, 0], 0);
+    assert_eq!(kernel.only_record().flags, FLAG_OUT_UNREADABLE);
+    assert_eq!(*kernel.lost.borrow(), [Loss::OutUnreadable]);
+    let kernel = FakeKernel::default();
+    kernel.call(OUT, [0; 6], 0);
+    assert_eq!(kernel.only_record().flags, 0);
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn a_struct_not_resident_at_entry_is_read_at_return() {
+    let plan = CapturePlan::registers().peek(2, 8, 1);
+    let kernel = FakeKernel::default();
+    on_enter(&kernel, plan.cookie(7), &[0, 0, 0x3000, 0, 0, 0], STACK);
+    kernel.memory.borrow_mut().insert(0x3008, 0x1_0000_0001);
+    on_return(&kernel, plan.cookie(7), 0, STACK + 8);
+    assert_eq!((kernel.only_record().peek[0], kernel.only_record().flags), (0x1_0000_0001, 0));
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn a_struct_that_stays_unreadable_is_flagged_and_counted() {
+    let kernel = FakeKernel::default();
+    kernel.call(CapturePlan::registers().peek(1, 0, 5), [0, 0x3000, 0, 0, 0, 0], 0);
+    assert_eq!(kernel.only_record().flags, FLAG_PEEK_UNREADABLE);
+    assert_eq!(*kernel.lost.borrow(), [Loss::PeekUnreadable]);
+}
+
+#[test]
+fn the_peeked_struct_is_the_one_at_entry_even_if_the_call_changes_it() {
+    let plan = CapturePlan::registers().peek(0, 0, 3);
+    let kernel = FakeKernel::with_memory(&[(0x3000, 1), (0x3008, 2), (0x3010, 3)]);
+    on_enter(&kernel, plan.cookie(7), &[0x3000, 0, 0, 0, 0, 0], STACK);
+    kernel.memory.borrow_mut().insert(0x3000, 99);
+    on_return(&kernel, plan.cookie(7), 0, STACK + 8);
+    assert_eq!(kernel.only_record().peek, [1, 2, 3, 0, 0]);
+}
+
+#[test]
+fn a_full_ring_and_a_full_table_are_counted() {
+    let kernel = FakeKernel::default();
+    kernel.ring_full.set(true);
+    kernel.call(CapturePlan::registers(), [0; 6], 0);
+    assert_eq!(*kernel.lost.borrow(), [Loss::RingFull]);
+    let kernel = FakeKernel::default();
+    kernel.in_flight_full.set(true);
+    kernel.call(CapturePlan::registers(), [0; 6], 0);
+    assert_eq!(*kernel.lost.borrow(), [Loss::InFlightFull]);
+}
+
+#[test]
+fn nested_calls_return_in_order_and_one_too_many_is_counted() {
+    let kernel = FakeKernel::default();
+    let cookie = |probe| CapturePlan::registers().cookie(probe);
+    for (depth, probe) in (0u64..).zip(1..=3u16) {
+        on_enter(&kernel, cookie(probe), &[u64::from(probe); 6], STACK - depth * 64);
+    }
+    assert_eq!(*kernel.lost.borrow(), [Loss::NestedTooDeep]);
+    assert_eq!(NESTING, 2);
+    on_return(&kernel, cookie(2), 0, STACK - 64 + 8);
+    on_return(&kernel, cookie(1), 0, STACK + 8);
+    let probes: Vec<_> = kernel.emitted.borrow().iter().map(|record| (record.probe, record.args[0])).collect();
+    assert_eq!(probes, [(2, 2), (1, 1)]);
+}
+
+#[test]
+fn one_call_seen_through_two_mounts_gives_one_record() {
+    let kernel = FakeKernel::default();
+    let cookie = CapturePlan::registers().cookie(7);
+    on_enter(&kernel, cookie, &[1; 6], STACK);
+    on_enter(&kernel, cookie, &[1; 6], STACK);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(kernel.emitted.borrow().len(), 1);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(kernel.emitted.borrow().len(), 1, "the second report of the return finds no frame");
+}
+
+#[test]
+fn a_frame_left_behind_by_a_jump_out_of_the_call_does_not_pair_with_a_later_return() {
+    let kernel = FakeKernel::default();
+    let cookie = CapturePlan::registers().cookie(7);
+    on_enter(&kernel, cookie, &[1; 6], STACK - 512);
+    on_enter(&kernel, cookie, &[2; 6], STACK);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(kernel.only_record().args, [2; 6]);
+}
+
+#[test]
+fn a_process_that_is_not_watched_leaves_no_trace() {
+    let kernel = FakeKernel::default();
+    kernel.unwatched.set(true);
+    kernel.call(OUT, [0x1000, 0, 0, 0, 0, 0], 0);
+    assert!(kernel.emitted.borrow().is_empty() && kernel.lost.borrow().is_empty() && kernel.calls.borrow().is_empty());
+}
+
+#[test]
+fn frames_left_behind_while_probes_were_attached_make_room_without_a_loss() {
+    let kernel = FakeKernel::default();
+    let cookie = |probe| CapturePlan::registers().cookie(probe);
+    on_enter(&kernel, cookie(1), &[1; 6], STACK);
+    on_enter(&kernel, cookie(2), &[2; 6], STACK - 64);
+    kernel.armed_ns.set(kernel.now_ns());
+    on_enter(&kernel, cookie(3), &[3; 6], STACK - 128);
+    on_return(&kernel, cookie(3), 0, STACK - 128 + 8);
+    assert_eq!(kernel.only_record().args, [3; 6]);
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn a_return_of_a_call_older_than_the_watch_is_no_loss_but_one_of_a_forgotten_call_is() {
+    let kernel = FakeKernel::default();
+    let cookie = CapturePlan::registers().cookie(7);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert!(kernel.lost.borrow().is_empty());
+    on_enter(&kernel, cookie, &[1; 6], STACK);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(*kernel.lost.borrow(), [Loss::ReturnWithoutEntry]);
+}

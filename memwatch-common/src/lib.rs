@@ -1,0 +1,10 @@
+//! The words that memwatch's kernel half and user half share: the probe table, the capture plan, the records and the losses.
+//!
+//! No dependency, no feature, no allocation: the same code runs inside the kernel and in the tests.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod capture;
+pub mod loss;
+pub mod probes;
+pub mod record;

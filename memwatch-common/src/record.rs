@@ -1,0 +1,256 @@
+//! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
+
+/// What a record is; the first byte of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// A [`CallRecord`].
+    Call = 1,
+    /// A [`ProcessRecord`].
+    Process = 2,
+}
+
+/// An out-pointer was not readable when the call returned; the affected word is 0.
+pub const FLAG_OUT_UNREADABLE: u8 = 1;
+/// The struct argument was readable neither at entry nor at return; `peek` is 0.
+pub const FLAG_PEEK_UNREADABLE: u8 = 2;
+
+/// Words of a struct argument that a record can carry: a `CUDA_ARRAY3D_DESCRIPTOR` is the largest, 40 bytes.
+pub const PEEK_WORDS: usize = 5;
+
+/// One returned call of a probed function, its meaning unknown to the kernel half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CallRecord {
+    /// [`RecordKind::Call`].
+    pub kind: u8,
+    /// `FLAG_*` bits.
+    pub flags: u8,
+    /// The row of the probe table ([`crate::probes::Probe::id`]).
+    pub probe: u16,
+    /// The low 32 bits of the return value (`CUresult` for libcuda).
+    pub status: i32,
+    /// Process id in the initial pid namespace.
+    pub tgid: u32,
+    /// Thread id in the initial pid namespace.
+    pub tid: u32,
+    /// When the call was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    pub entered_ns: u64,
+    /// When the call returned: `CLOCK_BOOTTIME`, nanoseconds.
+    pub returned_ns: u64,
+    /// The six integer argument registers at entry; upper halves of 32-bit arguments are undefined.
+    pub args: [u64; 6],
+    /// The words behind the plan's out-pointers at return.
+    pub out: [u64; 2],
+    /// The words the plan reads out of a struct argument; those beyond the plan are 0.
+    pub peek: [u64; PEEK_WORDS],
+}
+
+/// What happened to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ProcessEvent {
+    /// A watched process made a child process (not a thread); `tgid` is the child, `parent_tgid` the parent.
+    Fork = 1,
+    /// The process image was replaced; the tgid stays.
+    Exec = 2,
+    /// The last thread of the process ended.
+    Exit = 3,
+    /// The process is about to report its first watched call.
+    FirstCall = 4,
+}
+
+impl ProcessEvent {
+    fn from_number(number: u8) -> Option<Self> {
+        [Self::Fork, Self::Exec, Self::Exit, Self::FirstCall].into_iter().find(|event| *event as u8 == number)
+    }
+}
+
+/// The first call, a fork, exec or exit of a process that memwatch knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProcessRecord {
+    /// [`RecordKind::Process`].
+    pub kind: u8,
+    /// A [`ProcessEvent`] number.
+    pub event: u8,
+    /// Always zero.
+    pub reserved: u16,
+    /// The process it happened to.
+    pub tgid: u32,
+    /// The parent process of a fork, otherwise 0.
+    pub parent_tgid: u32,
+    /// Always zero.
+    pub reserved_2: u32,
+    /// When it happened: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// Cgroup (v2) id of the process at that moment; 0 where the kernel gives none.
+    pub cgroup_id: u64,
+    /// When the process started: `task_struct.start_boottime` of its first thread, nanoseconds; 0 where the kernel gives none.
+    pub start_ns: u64,
+}
+
+impl ProcessRecord {
+    /// What happened, or `None` for a number this version does not know.
+    pub fn event(&self) -> Option<ProcessEvent> {
+        ProcessEvent::from_number(self.event)
+    }
+}
+
+/// Size of a [`CallRecord`] in the ring, in bytes.
+pub const CALL_RECORD_BYTES: usize = 136;
+/// Size of a [`ProcessRecord`] in the ring, in bytes.
+pub const PROCESS_RECORD_BYTES: usize = 40;
+
+const _: () = assert!(size_of::<CallRecord>() == CALL_RECORD_BYTES);
+const _: () = assert!(size_of::<ProcessRecord>() == PROCESS_RECORD_BYTES);
+
+/// A record as read from the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// A returned call.
+    Call(CallRecord),
+    /// A first call, fork, exec or exit.
+    Process(ProcessRecord),
+}
+
+/// Bytes that are no record of this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordError {
+    /// The first byte names no record kind.
+    UnknownKind(u8),
+    /// The record is not as long as its kind demands.
+    Length {
+        /// What the kind demands, in bytes.
+        expected: usize,
+        /// What arrived, in bytes.
+        got: usize,
+    },
+}
+
+impl Record {
+    /// Reads one record.
+    ///
+    /// # Errors
+    /// [`RecordError`] when the kind is unknown or the length is not that of the kind; any other content is accepted.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, RecordError> {
+        match bytes.first() {
+            Some(&kind) if kind == RecordKind::Call as u8 => {
+                Words::of::<CALL_RECORD_BYTES>(bytes).map(|mut words| Self::Call(read_call(&mut words)))
+            }
+            Some(&kind) if kind == RecordKind::Process as u8 => {
+                Words::of::<PROCESS_RECORD_BYTES>(bytes).map(|mut words| Self::Process(read_process(&mut words)))
+            }
+            Some(&kind) => Err(RecordError::UnknownKind(kind)),
+            None => Err(RecordError::Length { expected: PROCESS_RECORD_BYTES, got: 0 }),
+        }
+    }
+}
+
+/// Reads native-endian integers off the front of a slice whose length was checked.
+struct Words<'a>(&'a [u8]);
+
+impl<'a> Words<'a> {
+    fn of<const EXPECTED: usize>(bytes: &'a [u8]) -> Result<Self, RecordError> {
+        if bytes.len() == EXPECTED {
+            Ok(Self(bytes))
+        } else {
+            Err(RecordError::Length { expected: EXPECTED, got: bytes.len() })
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut word = [0; N];
+        if let Some((head, tail)) = self.0.split_at_checked(N) {
+            word.copy_from_slice(head);
+            self.0 = tail;
+        }
+        word
+    }
+
+    fn u8(&mut self) -> u8 {
+        let [byte] = self.take();
+        byte
+    }
+    fn u16(&mut self) -> u16 {
+        u16::from_ne_bytes(self.take())
+    }
+    fn u32(&mut self) -> u32 {
+        u32::from_ne_bytes(self.take())
+    }
+    fn i32(&mut self) -> i32 {
+        i32::from_ne_bytes(self.take())
+    }
+    fn u64(&mut self) -> u64 {
+        u64::from_ne_bytes(self.take())
+    }
+}
+
+fn read_call(words: &mut Words<'_>) -> CallRecord {
+    CallRecord {
+        kind: words.u8(),
+        flags: words.u8(),
+        probe: words.u16(),
+        status: words.i32(),
+        tgid: words.u32(),
+        tid: words.u32(),
+        entered_ns: words.u64(),
+        returned_ns: words.u64(),
+        args: core::array::from_fn(|_| words.u64()),
+        out: core::array::from_fn(|_| words.u64()),
+        peek: core::array::from_fn(|_| words.u64()),
+    }
+}
+
+fn read_process(words: &mut Words<'_>) -> ProcessRecord {
+    ProcessRecord {
+        kind: words.u8(),
+        event: words.u8(),
+        reserved: words.u16(),
+        tgid: words.u32(),
+        parent_tgid: words.u32(),
+        reserved_2: words.u32(),
+        time_ns: words.u64(),
+        cgroup_id: words.u64(),
+        start_ns: words.u64(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CALL_RECORD_BYTES, PROCESS_RECORD_BYTES, ProcessEvent, Record, RecordError};
+
+    fn numbered<const N: usize>(kind: u8) -> [u8; N] {
+        let mut bytes = core::array::from_fn(|index| u8::try_from(index).expect("records are short"));
+        bytes[0] = kind;
+        bytes
+    }
+
+    #[test]
+    fn a_call_record_is_read_field_by_field_in_layout_order() {
+        let Ok(Record::Call(call)) = Record::from_bytes(&numbered::<CALL_RECORD_BYTES>(1)) else {
+            panic!("a call record must be read")
+        };
+        assert_eq!(call.flags, 1);
+        assert_eq!(call.probe, u16::from_ne_bytes([2, 3]));
+        assert_eq!(call.tgid, u32::from_ne_bytes([8, 9, 10, 11]));
+        assert_eq!(call.args[5], u64::from_ne_bytes([72, 73, 74, 75, 76, 77, 78, 79]));
+        assert_eq!(call.peek[0], u64::from_ne_bytes([96, 97, 98, 99, 100, 101, 102, 103]));
+    }
+
+    #[test]
+    fn a_process_record_names_its_event() {
+        let mut bytes = numbered::<PROCESS_RECORD_BYTES>(2);
+        bytes[1] = 3;
+        let Ok(Record::Process(process)) = Record::from_bytes(&bytes) else { panic!("a process record must be read") };
+        assert_eq!(process.event(), Some(ProcessEvent::Exit));
+    }
+
+    #[test]
+    fn short_long_empty_and_unknown_bytes_are_errors_and_no_panic() {
+        assert_eq!(Record::from_bytes(&[9; 136]), Err(RecordError::UnknownKind(9)));
+        assert_eq!(Record::from_bytes(&[1; 40]), Err(RecordError::Length { expected: 136, got: 40 }));
+        assert_eq!(Record::from_bytes(&[2; 136]), Err(RecordError::Length { expected: 40, got: 136 }));
+        assert_eq!(Record::from_bytes(&[]), Err(RecordError::Length { expected: 40, got: 0 }));
+    }
+}

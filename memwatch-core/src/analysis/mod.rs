@@ -1,0 +1,3 @@
+//! What the numbers say together.
+
+pub mod reconcile;

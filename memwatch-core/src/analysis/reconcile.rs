@@ -1,0 +1,179 @@
+//! Ledger against NVML: what the driver charges to a process beyond what the process was seen to allocate, and how much of that is
+//! explained.
+//!
+//! `unexplained = used - live`, never clamped. Its known parts:
+//! * **before attach**: what the process held when memwatch came; drawn down as it is freed.
+//! * **context**: what the driver itself takes, learnt per GPU from processes seen from their start.
+
+use std::collections::BTreeMap;
+
+use crate::attribution::device::held_during;
+use crate::attribution::process::Process;
+use crate::input::DeviceReading;
+use crate::words::{GpuUuid, Tgid};
+
+/// A process's reading on one GPU, with the ledger's number at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reading {
+    /// NVML's bytes for the process.
+    used_bytes: u64,
+    /// The ledger's all the while NVML was asked; `None` where they changed meanwhile.
+    held_bytes: Option<u64>,
+    /// The process was seen from its start.
+    from_start: bool,
+    /// Every record of it arrived.
+    exact: bool,
+}
+
+/// The part of a process's bytes on a GPU that is older than the attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BeforeAttach {
+    /// Bytes.
+    pub bytes: u64,
+    /// The context's own memory is still in it, since its size on this GPU is not known.
+    pub includes_context: bool,
+}
+
+/// What all readings so far have shown.
+#[derive(Clone, Debug, Default)]
+pub struct Reconciliation {
+    /// At the first settled reading; shrinks as older memory is freed.
+    older_bytes: BTreeMap<(Tgid, GpuUuid), i128>,
+    /// What the ledger held all through the last reading, where it stood still that long.
+    held_bytes: BTreeMap<(Tgid, GpuUuid), u64>,
+    /// The smallest settled remainder of any process seen from its start.
+    context_bytes: BTreeMap<GpuUuid, u64>,
+}
+
+impl Reconciliation {
+    /// Holds a process's ledger against a reading of all devices.
+    pub fn compare(&mut self, process: &Process, reading: &DeviceReading) {
+        // An older reading may miss what was allocated before the attach, or list somebody before under this number.
+        if process.observed_since_ns > reading.begin_ns {
+            return;
+        }
+        for device in &reading.devices {
+            let Some(list) = &device.processes else { continue };
+            match list.iter().find(|entry| entry.tgid == process.tgid) {
+                Some(entry) => {
+                    let Some(used_bytes) = entry.used_bytes else { continue };
+                    let held_bytes = held_during(process, &device.uuid, reading);
+                    let (from_start, exact) = (process.from_start, process.is_exact());
+                    self.observe(process.tgid, &device.uuid, Reading { used_bytes, held_bytes, from_start, exact });
+                }
+                None => self.observe_absent(process.tgid, &device.uuid),
+            }
+        }
+    }
+
+    fn observe(&mut self, tgid: Tgid, gpu: &GpuUuid, reading: Reading) {
+        let Some(held_bytes) = reading.held_bytes else {
+            self.held_bytes.remove(&(tgid, gpu.clone()));
+            return;
+        };
+        self.held_bytes.insert((tgid, gpu.clone()), held_bytes);
+        let remainder = i128::from(reading.used_bytes) - i128::from(held_bytes);
+        if reading.from_start {
+            self.older_bytes.insert((tgid, gpu.clone()), 0);
+            // A context takes a while to grow. Where something is allocated, it is there.
+            if held_bytes > 0 && reading.exact {
+                self.learn_context(gpu, remainder);
+            }
+        } else {
+            // Only what was there at the first look is older than the attach; later growth is not.
+            let older = self.older_bytes.entry((tgid, gpu.clone())).or_insert(remainder);
+            *older = remainder.min(*older);
+        }
+    }
+
+    fn learn_context(&mut self, gpu: &GpuUuid, remainder: i128) {
+        if let Ok(bytes) = u64::try_from(remainder) {
+            let known = self.context_bytes.entry(gpu.clone()).or_insert(bytes);
+            *known = bytes.min(*known);
+        }
+    }
+
+    /// NVML lists no memory of a process that was there at the attach: nothing of it is older.
+    fn observe_absent(&mut self, tgid: Tgid, gpu: &GpuUuid) {
+        self.held_bytes.remove(&(tgid, gpu.clone()));
+        self.older_bytes.entry((tgid, gpu.clone())).or_insert(0);
+    }
+
+    /// A process has ended, or its image was replaced.
+    pub fn forget(&mut self, tgid: Tgid) {
+        self.older_bytes.retain(|(owner, _), _| *owner != tgid);
+        self.held_bytes.retain(|(owner, _), _| *owner != tgid);
+    }
+
+    /// The live bytes at the time of the last reading, which is what its used bytes go with; `None` where they changed under it.
+    pub fn held_at_reading(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<u64> {
+        self.held_bytes.get(&(tgid, gpu.clone())).copied()
+    }
+
+    /// What the driver takes for a context on this GPU, once a process was seen from its start there.
+    pub fn context_bytes(&self, gpu: &GpuUuid) -> Option<u64> {
+        self.context_bytes.get(gpu).copied()
+    }
+
+    /// The bytes older than the attach; `None` before the first settled reading.
+    pub fn before_attach(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<BeforeAttach> {
+        let older = (*self.older_bytes.get(&(tgid, gpu.clone()))?).max(0);
+        let context = self.context_bytes(gpu);
+        let bytes = (older - i128::from(context.unwrap_or(0))).max(0);
+        Some(BeforeAttach {
+            bytes: u64::try_from(bytes).unwrap_or(u64::MAX),
+            includes_context: context.is_none() && older > 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BeforeAttach, Reading, Reconciliation};
+    use crate::words::{GpuUuid, Tgid};
+
+    fn settled(used_bytes: u64, held_bytes: u64, from_start: bool) -> Reading {
+        Reading { used_bytes, held_bytes: Some(held_bytes), from_start, exact: true }
+    }
+
+    #[test]
+    fn before_attach_is_what_was_there_at_the_first_look_and_shrinks_as_it_is_freed() {
+        let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
+        reconciliation.observe(Tgid(1), &gpu, settled(1000, 0, false));
+        reconciliation.observe(Tgid(1), &gpu, settled(1700, 500, false));
+        let before = |reconciliation: &Reconciliation| reconciliation.before_attach(Tgid(1), &gpu);
+        assert_eq!(before(&reconciliation), Some(BeforeAttach { bytes: 1000, includes_context: true }));
+        reconciliation.observe(Tgid(1), &gpu, settled(1100, 500, false));
+        assert_eq!(before(&reconciliation), Some(BeforeAttach { bytes: 600, includes_context: true }));
+        reconciliation.observe(Tgid(1), &gpu, settled(1400, 500, false));
+        assert_eq!(before(&reconciliation), Some(BeforeAttach { bytes: 600, includes_context: true }));
+    }
+
+    #[test]
+    fn a_process_seen_from_its_start_teaches_the_context_size_of_its_gpu() {
+        let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
+        reconciliation.observe(Tgid(1), &gpu, settled(1000, 0, false));
+        reconciliation.observe(Tgid(2), &gpu, settled(900, 300, true));
+        reconciliation.observe(Tgid(2), &gpu, settled(618, 100, true));
+        assert_eq!(reconciliation.context_bytes(&gpu), Some(518));
+        let before = reconciliation.before_attach(Tgid(1), &gpu);
+        assert_eq!(before, Some(BeforeAttach { bytes: 482, includes_context: false }));
+        let before = reconciliation.before_attach(Tgid(2), &gpu);
+        assert_eq!(before, Some(BeforeAttach { bytes: 0, includes_context: false }));
+    }
+
+    #[test]
+    fn neither_a_growing_context_nor_a_process_with_lost_records_teaches_its_size() {
+        let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
+        reconciliation.observe(Tgid(1), &gpu, settled(40, 0, true));
+        reconciliation.observe(Tgid(2), &gpu, Reading { exact: false, ..settled(400, 300, true) });
+        assert_eq!(reconciliation.context_bytes(&gpu), None);
+    }
+
+    #[test]
+    fn an_unsettled_reading_teaches_nothing() {
+        let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
+        reconciliation.observe(Tgid(1), &gpu, Reading { held_bytes: None, ..settled(1000, 0, false) });
+        assert_eq!(reconciliation.before_attach(Tgid(1), &gpu), None);
+    }
+}

@@ -1,0 +1,5 @@
+//! Whose it is: processes by identity, devices by UUID.
+
+pub mod device;
+pub mod losses;
+pub mod process;

@@ -1,0 +1,110 @@
+//! One process: its identity, what `/proc` said of it, its ledger, and whether that is complete.
+
+use std::collections::BTreeMap;
+
+use memwatch_common::loss::Loss;
+
+use crate::input::ProcessFacts;
+use crate::ledger::ProcessLedger;
+use crate::words::Tgid;
+
+/// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
+const START_RESOLUTION_NS: u64 = 20_000_000;
+
+/// How a process's watch came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+}
+
+/// A process that memwatch watches or watched.
+///
+/// A tgid is reused, so processes are told apart by the order of events: an exit ends one, the next event of the tgid starts another.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Process id.
+    pub tgid: Tgid,
+    /// From when on its calls were seen: `CLOCK_BOOTTIME`, nanoseconds.
+    pub observed_since_ns: u64,
+    /// It started after the attach: nothing of it was missed.
+    pub from_start: bool,
+    /// What `/proc` said; `None` where the process was gone too soon.
+    pub facts: Option<ProcessFacts>,
+    /// What it holds.
+    pub ledger: ProcessLedger,
+    /// Records of it that did not arrive.
+    pub losses: BTreeMap<Loss, u64>,
+    /// Set once it has ended.
+    pub ended: Option<Ended>,
+}
+
+impl Process {
+    /// A process first heard of at `now_ns`, when memwatch was attached at `attached_ns`.
+    pub fn new(tgid: Tgid, facts: Option<ProcessFacts>, now_ns: u64, attached_ns: u64) -> Self {
+        let from_start = facts.as_ref().is_some_and(|facts| facts.started_under_watch || facts.start_ns >= attached_ns);
+        Self {
+            tgid,
+            observed_since_ns: if from_start { now_ns } else { attached_ns },
+            from_start,
+            facts,
+            ledger: ProcessLedger::new(from_start),
+            losses: BTreeMap::new(),
+            ended: None,
+        }
+    }
+
+    /// Its library was probed only at `time_ns`: what it did before is unknown.
+    pub fn observe_from(&mut self, time_ns: u64) {
+        self.from_start = false;
+        self.observed_since_ns = self.observed_since_ns.max(time_ns);
+    }
+
+    /// Whether `facts` are of this process, and not of a later one with its number.
+    pub fn is_of(&self, facts: &ProcessFacts) -> bool {
+        self.facts.as_ref().is_none_or(|own| own.start_ns.abs_diff(facts.start_ns) <= START_RESOLUTION_NS)
+    }
+
+    /// What `/proc` says of it now; an exec changes that. The first that is heard of it may say that nothing was missed.
+    pub fn learn(&mut self, facts: ProcessFacts) {
+        let seen_whole = facts.started_under_watch || facts.start_ns >= self.observed_since_ns;
+        self.from_start |= self.facts.is_none() && seen_whole;
+        self.facts = Some(facts);
+    }
+
+    /// The kernel's own word on its start, finer than `/proc`'s; before any of its calls. 0 says nothing.
+    pub fn started_at(&mut self, start_ns: u64, now_ns: u64) {
+        if start_ns >= self.observed_since_ns && !self.from_start {
+            self.from_start = true;
+            self.observed_since_ns = now_ns;
+            self.ledger = ProcessLedger::new(true);
+        }
+    }
+
+    /// Records of it did not arrive.
+    pub fn lose(&mut self, loss: Loss, count: u64) {
+        *self.losses.entry(loss).or_insert(0) += count;
+    }
+
+    /// Whether there is anything to tell of it after its end.
+    pub fn is_memorable(&self) -> bool {
+        !self.ledger.is_blank() || !self.is_exact() || self.facts.as_ref().is_some_and(|facts| facts.target)
+    }
+
+    /// Whether every record of it arrived.
+    pub fn is_exact(&self) -> bool {
+        self.losses.is_empty()
+    }
+
+    /// Its image was replaced: everything it held is freed, and nothing of the new one was missed.
+    pub fn exec(&mut self, time_ns: u64) {
+        self.ledger.end(time_ns);
+        self.from_start = true;
+    }
+
+    /// Everything it held is freed.
+    pub fn end(&mut self, time_ns: u64) {
+        self.ledger.end(time_ns);
+        self.ended = Some(Ended { time_ns });
+    }
+}

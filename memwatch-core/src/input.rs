@@ -1,0 +1,149 @@
+//! All that may enter the pipeline. Whatever is not here cannot change a number.
+
+use memwatch_common::loss::Loss;
+use memwatch_common::record::Record;
+use serde::Serialize;
+
+use crate::words::{GpuUuid, Tgid};
+
+/// One thing that happened outside. The order of inputs decides everything.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// memwatch began to watch: totals are complete from here on.
+    Attached {
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+    },
+    /// A record of the kernel half, in ring order.
+    Record(Record),
+    /// What `/proc` says of a process.
+    Process(ProcessFacts),
+    /// The library a process had mapped already was probed only now: its calls are seen from here on.
+    ObservedFrom {
+        /// The process.
+        tgid: Tgid,
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+    },
+    /// A process that was to be watched is gone without an exit record (it had ended before the probes were there).
+    ProcessGone {
+        /// The process.
+        tgid: Tgid,
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+    },
+    /// A reading of all devices.
+    Devices(DeviceReading),
+    /// Records that did not arrive since the last such input.
+    Lost {
+        /// Whose they were; `None` when that is not known.
+        tgid: Option<Tgid>,
+        /// Why.
+        loss: Loss,
+        /// How many.
+        count: u64,
+    },
+    /// What is attached where.
+    Coverage(Coverage),
+    /// Time passed; rates are per the time between ticks.
+    Tick {
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+    },
+}
+
+/// What the shell knows of a process from `/proc`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessFacts {
+    /// Process id in the initial pid namespace.
+    pub tgid: u32,
+    /// Start of the process: `CLOCK_BOOTTIME`, nanoseconds, to the resolution of `/proc/PID/stat` (10 ms).
+    pub start_ns: u64,
+    /// Thread-group leader's name, at most 15 bytes.
+    pub comm: String,
+    /// The command line, arguments separated by spaces.
+    pub command: String,
+    /// Owner's name, or its number where it has none.
+    pub user: Option<String>,
+    /// Named as a target by the user.
+    pub target: bool,
+    /// Known to have started under memwatch's eyes, whatever the coarse `start_ns` says.
+    pub started_under_watch: bool,
+}
+
+/// What NVML says at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceReading {
+    /// Just before the first call of this reading: `CLOCK_BOOTTIME`, nanoseconds.
+    pub begin_ns: u64,
+    /// Just after the last.
+    pub end_ns: u64,
+    /// How NVML is.
+    pub state: NvmlState,
+    /// One entry per device; empty unless `state` is [`NvmlState::Ok`].
+    pub devices: Vec<DeviceFacts>,
+}
+
+/// How NVML is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "state", content = "reason")]
+pub enum NvmlState {
+    /// It answers.
+    Ok,
+    /// Not asked yet.
+    Starting,
+    /// Not there, or not usable: why, in a sentence.
+    Unavailable(String),
+}
+
+/// One device at the moment of a reading.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Identity.
+    pub uuid: GpuUuid,
+    /// NVML's number of the device.
+    pub nvml_index: u32,
+    /// Marketing name.
+    pub name: String,
+    /// Memory of the device in bytes, if NVML says.
+    pub total_bytes: Option<u64>,
+    /// Memory in use on the whole device in bytes, if NVML says.
+    pub used_bytes: Option<u64>,
+    /// Processes with memory on the device; `None` where NVML gives no list (then absence means nothing).
+    pub processes: Option<Vec<ProcessUse>>,
+}
+
+/// A process in a device's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// Process id in the initial pid namespace.
+    pub tgid: Tgid,
+    /// Bytes NVML charges to it on this device; `None` where NVML does not say.
+    pub used_bytes: Option<u64>,
+}
+
+/// What is attached where; shown wherever totals are shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Coverage {
+    /// One entry per libcuda file.
+    pub libraries: Vec<LibraryCoverage>,
+    /// How the probes hang in the kernel: `uprobe_multi` or `uprobe`.
+    pub mechanism: &'static str,
+}
+
+/// The probes on one library file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LibraryCoverage {
+    /// Where it was found.
+    pub path: String,
+    /// GNU build id in hex, if it has one.
+    pub build_id: Option<String>,
+    /// Number of functions with probes.
+    pub probes_attached: usize,
+    /// Probes placed past an instruction that the kernel would have to single-step.
+    pub probes_moved: usize,
+    /// Functions of the table that this driver does not export, or that could not be attached.
+    pub probes_missing: Vec<String>,
+    /// Why nothing is attached, where nothing is.
+    pub error: Option<String>,
+}

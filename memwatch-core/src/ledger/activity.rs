@@ -1,0 +1,52 @@
+//! How often a process allocates and frees: its counters at the last two ticks.
+
+use super::totals::DeviceTotals;
+
+/// Calls per second over the last tick.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CallRate {
+    /// Successful allocations of device-side memory.
+    pub allocations_per_second: f64,
+    /// Frees by a call.
+    pub frees_per_second: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    time_ns: u64,
+    allocations: u64,
+    frees: u64,
+}
+
+/// The counters of one process over time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Activity {
+    previous: Option<Counted>,
+    latest: Option<Counted>,
+}
+
+impl Activity {
+    /// Time has come to `time_ns`, `CLOCK_BOOTTIME`, nanoseconds. A tick that is not later than the one before is none.
+    pub fn tick(&mut self, time_ns: u64, totals: &DeviceTotals) {
+        if self.latest.is_none_or(|latest| latest.time_ns < time_ns) {
+            self.previous = self.latest;
+            self.latest = Some(Counted { time_ns, allocations: totals.allocations, frees: totals.frees });
+        }
+    }
+
+    /// The rate between the last two ticks; `None` before the second.
+    pub fn rate(&self) -> Option<CallRate> {
+        let (previous, latest) = (self.previous?, self.latest?);
+        let elapsed_ns = latest.time_ns - previous.time_ns;
+        Some(CallRate {
+            allocations_per_second: per_second(latest.allocations - previous.allocations, elapsed_ns),
+            frees_per_second: per_second(latest.frees - previous.frees, elapsed_ns),
+        })
+    }
+}
+
+/// For display, to a thousandth.
+fn per_second(count: u64, elapsed_ns: u64) -> f64 {
+    let thousandths = u128::from(count) * 1_000_000_000_000 / u128::from(elapsed_ns.max(1));
+    f64::from(u32::try_from(thousandths).unwrap_or(u32::MAX)) / 1000.0
+}

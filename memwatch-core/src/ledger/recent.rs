@@ -1,0 +1,83 @@
+//! What was held lately, so that bytes can be compared with a reading that took a while and arrives later.
+
+use std::collections::VecDeque;
+
+use crate::words::Span;
+
+/// How many changes are remembered. A process with more of them between two readings leaves no gap wide enough for one anyway.
+const CHANGES_KEPT: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Change {
+    span: Span,
+    before_bytes: u64,
+}
+
+/// The last changes of a number of live bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recent {
+    changes: VecDeque<Change>,
+    /// Return of the newest change that is remembered no more.
+    forgotten_ns: Option<u64>,
+}
+
+impl Recent {
+    /// A call made during `span` changes the number, which is `before_bytes` until then.
+    pub fn note(&mut self, span: Span, before_bytes: u64) {
+        if self.changes.len() == CHANGES_KEPT {
+            self.forgotten_ns = self.forgotten_ns.max(self.changes.pop_front().map(|change| change.span.returned_ns));
+        }
+        self.changes.push_back(Change { span, before_bytes });
+    }
+
+    /// The number all through a time, where it is `now_bytes` now; `None` where a call was at work on it meanwhile, or where that is
+    /// forgotten.
+    pub fn held_over(&self, begin_ns: u64, end_ns: u64, now_bytes: u64) -> Option<u64> {
+        if self.forgotten_ns.is_some_and(|forgotten_ns| forgotten_ns >= begin_ns) {
+            return None;
+        }
+        let mut later = self.changes.iter().filter(|change| change.span.returned_ns >= begin_ns).peekable();
+        let held_bytes = later.peek().map_or(now_bytes, |first| first.before_bytes);
+        later.all(|change| change.span.entered_ns > end_ns).then_some(held_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CHANGES_KEPT, Recent};
+    use crate::words::Span;
+
+    fn span(entered_ns: u64, returned_ns: u64) -> Span {
+        Span { entered_ns, returned_ns }
+    }
+
+    #[test]
+    fn bytes_are_those_between_the_change_before_and_the_change_after_a_reading() {
+        let mut recent = Recent::default();
+        recent.note(span(10, 20), 0);
+        recent.note(span(50, 60), 700);
+        assert_eq!(recent.held_over(30, 40, 900), Some(700));
+        assert_eq!(recent.held_over(1, 5, 900), Some(0));
+        assert_eq!(recent.held_over(61, 70, 900), Some(900));
+    }
+
+    #[test]
+    fn a_call_that_overlaps_a_reading_spoils_it_whichever_end_it_touches() {
+        let mut recent = Recent::default();
+        recent.note(span(50, 60), 0);
+        for (begin_ns, end_ns) in [(40, 50), (55, 56), (60, 70), (40, 70)] {
+            assert_eq!(recent.held_over(begin_ns, end_ns, 700), None, "{begin_ns} to {end_ns}");
+        }
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_guessed() {
+        let mut recent = Recent::default();
+        for time_ns in 1..=u64::try_from(CHANGES_KEPT).expect("small") + 1 {
+            recent.note(span(10 * time_ns, 10 * time_ns + 1), time_ns);
+        }
+        assert_eq!(recent.held_over(5, 6, 0), None, "before the first change, which is forgotten");
+        assert_eq!(recent.held_over(11, 12, 0), None, "the forgotten change returned in this very moment");
+        assert_eq!(recent.held_over(12, 15, 0), Some(2));
+    }
+}

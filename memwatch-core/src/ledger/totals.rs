@@ -1,0 +1,244 @@
+//! Current, peak and total bytes, per device and kind.
+
+use std::collections::BTreeMap;
+
+use super::recent::Recent;
+use crate::words::{Ordinal, Span};
+
+/// Kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// `cuMemAlloc`, `cuMemAllocPitch`.
+    Device,
+    /// Stream-ordered: the bytes in use; the pool may hold more.
+    Pool,
+    /// `cuMemCreate` on a device.
+    Physical,
+    /// Arrays: bytes estimated from their shape.
+    Array,
+    /// Managed addresses: their pages may be anywhere, so they are in no GPU's sum.
+    Managed,
+    /// Page-locked host memory of the driver.
+    PinnedHost,
+    /// Page-locked host memory of the program.
+    Registered,
+    /// `cuMemCreate` in host memory.
+    HostPhysical,
+}
+
+impl Kind {
+    /// All kinds, in the order of the screen.
+    pub const ALL: [Self; 8] = [
+        Self::Device,
+        Self::Pool,
+        Self::Physical,
+        Self::Array,
+        Self::Managed,
+        Self::PinnedHost,
+        Self::Registered,
+        Self::HostPhysical,
+    ];
+
+    /// Whether the bytes are surely on the device: these make up a GPU's live bytes.
+    pub const fn is_owned_device_memory(self) -> bool {
+        matches!(self, Self::Device | Self::Pool | Self::Physical | Self::Array)
+    }
+
+    /// Whether the bytes are host memory, and never in a GPU's sum.
+    pub const fn is_host(self) -> bool {
+        matches!(self, Self::PinnedHost | Self::Registered | Self::HostPhysical)
+    }
+}
+
+/// A device as a process names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DeviceRef {
+    /// The thread's context is not known (attached in the middle), or the memory is on no device.
+    Unknown,
+    /// By ordinal.
+    Ordinal(Ordinal),
+}
+
+/// Bytes now, at most, and ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Requested bytes of live allocations.
+    pub live_bytes: u64,
+    /// The largest `live_bytes` since the attach.
+    pub peak_bytes: u64,
+    /// Requested bytes of all allocations ever.
+    pub total_bytes: u64,
+}
+
+impl Counter {
+    fn add(&mut self, bytes: u64) {
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        self.peak_bytes = self.peak_bytes.max(self.live_bytes);
+        self.total_bytes = self.total_bytes.saturating_add(bytes);
+    }
+
+    fn take(&mut self, bytes: u64) {
+        debug_assert!(self.live_bytes >= bytes, "only what was added is ever taken");
+        self.live_bytes = self.live_bytes.saturating_sub(bytes);
+    }
+}
+
+/// The totals of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceTotals {
+    /// Device, pool, physical and array bytes together.
+    pub owned: Counter,
+    /// By kind, in the order of [`Kind::ALL`].
+    kinds: [Counter; Kind::ALL.len()],
+    /// Successful allocations.
+    pub allocations: u64,
+    /// Frees by a call.
+    pub frees: u64,
+    /// Allocations the driver refused.
+    pub failed_allocations: u64,
+}
+
+impl DeviceTotals {
+    /// The counter of one kind.
+    pub const fn kind(&self, kind: Kind) -> &Counter {
+        &self.kinds[kind as usize]
+    }
+
+    fn allocate(&mut self, kind: Kind, bytes: u64) {
+        self.allocations += 1;
+        self.kinds[kind as usize].add(bytes);
+        if kind.is_owned_device_memory() {
+            self.owned.add(bytes);
+        }
+    }
+
+    fn free(&mut self, kind: Kind, bytes: u64) {
+        self.kinds[kind as usize].take(bytes);
+        if kind.is_owned_device_memory() {
+            self.owned.take(bytes);
+        }
+    }
+
+    /// Everything goes at once.
+    fn end(&mut self) {
+        self.owned.live_bytes = 0;
+        for counter in &mut self.kinds {
+            counter.live_bytes = 0;
+        }
+    }
+
+    /// Two names of one device as one. The peak is then an upper bound: the two need not have peaked together.
+    #[must_use]
+    pub fn merged(mut self, other: &Self) -> Self {
+        let join = |own: &mut Counter, other: &Counter| {
+            own.live_bytes = own.live_bytes.saturating_add(other.live_bytes);
+            own.peak_bytes = own.peak_bytes.saturating_add(other.peak_bytes);
+            own.total_bytes = own.total_bytes.saturating_add(other.total_bytes);
+        };
+        join(&mut self.owned, &other.owned);
+        for (own, other) in self.kinds.iter_mut().zip(&other.kinds) {
+            join(own, other);
+        }
+        self.allocations += other.allocations;
+        self.frees += other.frees;
+        self.failed_allocations += other.failed_allocations;
+        self
+    }
+}
+
+/// The totals of one device as it changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Part {
+    totals: DeviceTotals,
+    /// Of [`DeviceTotals::owned`].
+    recent: Recent,
+}
+
+/// The totals of one process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Over all devices: where all of a process is on one device, its peak is this one's, exactly.
+    whole: DeviceTotals,
+    devices: BTreeMap<DeviceRef, Part>,
+    host: DeviceTotals,
+}
+
+impl Totals {
+    pub(super) fn allocate(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+        if kind.is_host() {
+            self.host.allocate(kind, bytes);
+        } else {
+            self.changing(device, kind, span).allocate(kind, bytes);
+            self.whole.allocate(kind, bytes);
+        }
+    }
+
+    /// A free by a call.
+    pub(super) fn free(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+        if kind.is_host() {
+            self.host.frees += 1;
+        } else {
+            self.devices.entry(device).or_default().totals.frees += 1;
+            self.whole.frees += 1;
+        }
+        self.free_implicitly(device, kind, bytes, span);
+    }
+
+    pub(super) fn free_implicitly(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+        if kind.is_host() {
+            self.host.free(kind, bytes);
+        } else {
+            self.changing(device, kind, span).free(kind, bytes);
+            self.whole.free(kind, bytes);
+        }
+    }
+
+    fn changing(&mut self, device: DeviceRef, kind: Kind, span: Span) -> &mut DeviceTotals {
+        let part = self.devices.entry(device).or_default();
+        if kind.is_owned_device_memory() {
+            part.recent.note(span, part.totals.owned.live_bytes);
+        }
+        &mut part.totals
+    }
+
+    /// A refused allocation on a device, or of host memory.
+    pub(super) fn count_failure(&mut self, device: Option<DeviceRef>) {
+        if let Some(device) = device {
+            self.whole.failed_allocations += 1;
+            self.devices.entry(device).or_default().totals.failed_allocations += 1;
+        } else {
+            self.host.failed_allocations += 1;
+        }
+    }
+
+    pub(super) fn end(&mut self, time_ns: u64) {
+        self.whole.end();
+        self.host.end();
+        for part in self.devices.values_mut() {
+            part.recent.note(Span { entered_ns: time_ns, returned_ns: time_ns }, part.totals.owned.live_bytes);
+            part.totals.end();
+        }
+    }
+
+    /// All devices together.
+    pub fn whole(&self) -> &DeviceTotals {
+        &self.whole
+    }
+
+    /// Host memory: pinned, registered and host-located physical.
+    pub fn host(&self) -> &DeviceTotals {
+        &self.host
+    }
+
+    /// Each device the process has named, in order.
+    pub fn devices(&self) -> impl Iterator<Item = (DeviceRef, &DeviceTotals)> {
+        self.devices.iter().map(|(device, part)| (*device, &part.totals))
+    }
+
+    /// The live bytes ([`DeviceTotals::owned`]) on a device all through a time that is not long ago; `None` where a call was at work on
+    /// them meanwhile.
+    pub fn held_over(&self, device: DeviceRef, begin_ns: u64, end_ns: u64) -> Option<u64> {
+        let Some(part) = self.devices.get(&device) else { return Some(0) };
+        part.recent.held_over(begin_ns, end_ns, part.totals.owned.live_bytes)
+    }
+}

@@ -1,0 +1,196 @@
+//! Physical memory by handle, with its references and mappings (`cuMemCreate` and its family).
+//!
+//! Physical memory is freed when no handle reference and no mapping is left (cuda.h); a release while mapped frees nothing, and one
+//! unmap may end many mappings. Address reservations are no memory and do not appear here.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::tenants::{Release, Tenants};
+use super::totals::{DeviceRef, Kind};
+
+/// Physical memory behind a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Physical {
+    /// Requested bytes; 0 for memory that is not this process's, or not known.
+    pub bytes: u64,
+    /// Where it lies.
+    pub device: DeviceRef,
+    /// On a device or in host memory.
+    pub kind: Kind,
+    owned: bool,
+    /// Handle values that stand for it.
+    names: u32,
+    mappings: u32,
+}
+
+impl Physical {
+    /// Memory this process created.
+    pub const fn owned(bytes: u64, device: DeviceRef, kind: Kind) -> Self {
+        Self { bytes, device, kind, owned: true, names: 0, mappings: 0 }
+    }
+
+    /// Another owner's memory, or memory older than our attach: a handle without bytes.
+    pub const fn foreign() -> Self {
+        Self { owned: false, ..Self::owned(0, DeviceRef::Unknown, Kind::Physical) }
+    }
+
+    /// Whether its bytes are this process's.
+    pub const fn is_owned(&self) -> bool {
+        self.owned
+    }
+
+    const fn is_unused(&self) -> bool {
+        self.names == 0 && self.mappings == 0
+    }
+}
+
+/// What a release of a handle did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandleRelease {
+    /// That was the last of it: the memory is free.
+    Freed(Physical),
+    /// References or mappings are left, or it was meant for memory that a later create has already replaced.
+    Held,
+    /// The handle is older than our attach.
+    Unknown,
+}
+
+/// Physical memory keeps its identity after its handle value is released and reused: mappings refer to this.
+type PhysicalId = u64;
+
+/// What a handle value stands for, and how many references the process holds under it.
+#[derive(Clone, Copy, Debug)]
+struct Name {
+    id: PhysicalId,
+    references: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    bytes: u64,
+    mapped_ns: u64,
+    /// `None`: made from a handle older than our attach.
+    physical: Option<PhysicalId>,
+}
+
+/// All handles and mappings of one process.
+#[derive(Clone, Debug, Default)]
+pub struct VirtualMemory {
+    handles: Tenants<Name>,
+    memory: HashMap<PhysicalId, Physical>,
+    mappings: BTreeMap<u64, Mapping>,
+    next_id: PhysicalId,
+}
+
+impl VirtualMemory {
+    /// New physical memory under `handle`. Returns the memory that was still thought to be under this handle value, if that frees it.
+    pub fn create(&mut self, handle: u64, returned_ns: u64, physical: Physical) -> Option<Physical> {
+        self.next_id += 1;
+        self.memory.insert(self.next_id, physical);
+        self.name(handle, returned_ns, self.next_id)
+    }
+
+    fn name(&mut self, handle: u64, returned_ns: u64, id: PhysicalId) -> Option<Physical> {
+        self.memory.get_mut(&id)?.names += 1;
+        let previous = self.handles.grant(handle, returned_ns, Name { id, references: 1 })?;
+        // A value is handed out again only when the last reference under it is gone, by records that are yet to come.
+        self.handles.await_frees(handle, previous.references.saturating_sub(1));
+        self.unname(previous.id)
+    }
+
+    fn unname(&mut self, id: PhysicalId) -> Option<Physical> {
+        let physical = self.memory.get_mut(&id)?;
+        physical.names = physical.names.saturating_sub(1);
+        self.collect(id)
+    }
+
+    /// One reference more on what is mapped at `address`, under `handle`. Returns the same as [`Self::create`].
+    ///
+    /// The address decides: the handle of mapped memory may have been released long ago.
+    pub fn retain(&mut self, handle: u64, address: u64, returned_ns: u64) -> Option<Physical> {
+        let mapped = self.mapped_at(address);
+        let named = self.handles.get_mut(handle).filter(|name| mapped.is_none_or(|id| id == name.id));
+        match (named, mapped) {
+            (Some(name), _) => {
+                name.references += 1;
+                None
+            }
+            (None, Some(id)) => self.name(handle, returned_ns, id),
+            (None, None) => self.create(handle, returned_ns, Physical::foreign()),
+        }
+    }
+
+    fn mapped_at(&self, address: u64) -> Option<PhysicalId> {
+        let (start, mapping) = self.mappings.range(..=address).next_back()?;
+        mapping.physical.filter(|_| address - start < mapping.bytes)
+    }
+
+    /// One reference less.
+    pub fn release(&mut self, handle: u64, entered_ns: u64) -> HandleRelease {
+        if !self.handles.is_for_present(handle, entered_ns) {
+            return match self.handles.release(handle, entered_ns) {
+                Release::Unknown => HandleRelease::Unknown,
+                _ => HandleRelease::Held,
+            };
+        }
+        let Some(name) = self.handles.get_mut(handle) else { return HandleRelease::Unknown };
+        let id = name.id;
+        name.references = name.references.saturating_sub(1);
+        if name.references > 0 {
+            return HandleRelease::Held;
+        }
+        self.handles.release(handle, entered_ns);
+        self.unname(id).map_or(HandleRelease::Held, HandleRelease::Freed)
+    }
+
+    /// A mapping more. Returns the memory that this shows to be free: whatever was mapped there is gone, by an unmap whose record is
+    /// yet to come.
+    pub fn map(&mut self, address: u64, bytes: u64, handle: u64, returned_ns: u64) -> Vec<Physical> {
+        let freed = self.unmap_where(address, bytes, |_, _| true);
+        let physical = self.handles.get(handle).map(|name| name.id);
+        if let Some(memory) = physical.and_then(|id| self.memory.get_mut(&id)) {
+            memory.mappings += 1;
+        }
+        self.mappings.insert(address, Mapping { bytes, mapped_ns: returned_ns, physical });
+        freed
+    }
+
+    /// Ends every mapping that lies in the range and was made before `entered_ns`. Returns the memory that this frees.
+    pub fn unmap(&mut self, address: u64, bytes: u64, entered_ns: u64) -> Vec<Physical> {
+        let end = address.saturating_add(bytes);
+        self.unmap_where(address, bytes, |start, mapping| {
+            mapping.mapped_ns <= entered_ns && start >= address && start.saturating_add(mapping.bytes) <= end
+        })
+    }
+
+    /// Ends the mappings that touch the range and that `ends` names.
+    fn unmap_where(&mut self, address: u64, bytes: u64, ends: impl Fn(u64, &Mapping) -> bool) -> Vec<Physical> {
+        // Mappings do not overlap: besides those that start in the range, only the last one before it can reach into it.
+        let before = self.mappings.range(..address).next_back();
+        let before = before.filter(|(start, mapping)| start.saturating_add(mapping.bytes) > address);
+        let touching = before.into_iter().chain(self.mappings.range(address..address.saturating_add(bytes)));
+        let gone: Vec<u64> =
+            touching.filter(|(start, mapping)| ends(**start, mapping)).map(|(start, _)| *start).collect();
+        gone.into_iter().filter_map(|start| self.unmap_one(start)).collect()
+    }
+
+    fn unmap_one(&mut self, start: u64) -> Option<Physical> {
+        let id = self.mappings.remove(&start)?.physical?;
+        let physical = self.memory.get_mut(&id)?;
+        physical.mappings = physical.mappings.saturating_sub(1);
+        self.collect(id)
+    }
+
+    /// Live physical allocations of this process's own.
+    pub fn owned_count(&self) -> usize {
+        self.memory.values().filter(|physical| physical.owned).count()
+    }
+
+    fn collect(&mut self, id: PhysicalId) -> Option<Physical> {
+        if self.memory.get(&id)?.is_unused() { self.memory.remove(&id) } else { None }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/virtual_memory.rs"]
+mod tests;

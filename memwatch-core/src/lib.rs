@@ -1,0 +1,223 @@
+//! memwatch's pure middle: inputs in, snapshots out. It asks the world nothing: no clock, file, socket or thread.
+//!
+//! ```text
+//! Input ▶ decode ▶ ledger ▶ attribution ▶ analysis ▶ Snapshot
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod analysis;
+pub mod attribution;
+pub mod decode;
+pub mod input;
+pub mod ledger;
+pub mod snapshot;
+#[cfg(test)]
+#[path = "tests/calls.rs"]
+mod test_calls;
+#[cfg(test)]
+#[path = "tests/driver.rs"]
+mod test_driver;
+mod view;
+pub mod words;
+
+use std::collections::BTreeMap;
+
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
+
+use analysis::reconcile::Reconciliation;
+use attribution::losses::Losses;
+use attribution::process::{Ended, Process};
+use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use snapshot::{ProcessView, Snapshot};
+use view::Surroundings;
+use words::Tgid;
+
+/// How many ended processes stay in the snapshots at most: a target may start children without end.
+const ENDED_KEPT: usize = 4096;
+
+/// How long an ended process stays in the snapshots, nanoseconds.
+const ENDED_KEPT_NS: u64 = 10_000_000_000;
+
+/// The whole line from inputs to the read model.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    now_ns: u64,
+    attached_ns: u64,
+    processes: BTreeMap<Tgid, Process>,
+    ended: Vec<Process>,
+    keep_ended: bool,
+    reading: DeviceReading,
+    reconciliation: Reconciliation,
+    coverage: Coverage,
+    losses: Losses,
+}
+
+impl Pipeline {
+    /// An empty pipeline. `keep_ended` keeps processes in the snapshots after their end, for a watch on named targets.
+    pub fn new(keep_ended: bool) -> Self {
+        let state = NvmlState::Starting;
+        Self {
+            now_ns: 0,
+            attached_ns: 0,
+            processes: BTreeMap::new(),
+            ended: Vec::new(),
+            keep_ended,
+            reading: DeviceReading { begin_ns: 0, end_ns: 0, state, devices: Vec::new() },
+            reconciliation: Reconciliation::default(),
+            coverage: Coverage::default(),
+            losses: Losses::default(),
+        }
+    }
+
+    /// Takes one input into account.
+    pub fn step(&mut self, input: Input) {
+        match input {
+            Input::Attached { time_ns } => {
+                self.attached_ns = time_ns;
+                self.now_ns = self.now_ns.max(time_ns);
+            }
+            Input::Record(Record::Call(record)) => self.call(&record),
+            Input::Record(Record::Process(record)) => self.process_event(&record),
+            Input::Process(facts) => self.learn(facts),
+            Input::ObservedFrom { tgid, time_ns } => {
+                self.reconciliation.forget(tgid);
+                self.process_mut(tgid, time_ns).observe_from(time_ns);
+            }
+            Input::ProcessGone { tgid, time_ns } => self.end(tgid, time_ns),
+            Input::Devices(reading) => self.devices(reading),
+            Input::Lost { tgid, loss, count } => self.lose(tgid, loss, count),
+            Input::Coverage(coverage) => self.coverage = coverage,
+            Input::Tick { time_ns } => self.tick(time_ns),
+        }
+    }
+
+    /// Whether this process is watched now: the shell reads `/proc` of those that are not, before it passes on their records.
+    pub fn knows(&self, tgid: Tgid) -> bool {
+        self.processes.contains_key(&tgid)
+    }
+
+    /// The processes watched now.
+    pub fn watched(&self) -> impl Iterator<Item = Tgid> {
+        self.processes.keys().copied()
+    }
+
+    /// The read model at the last tick.
+    pub fn snapshot(&self) -> Snapshot {
+        let surroundings = Surroundings { reading: &self.reading, reconciliation: &self.reconciliation };
+        let all = self.ended.iter().chain(self.processes.values());
+        let mut processes: Vec<ProcessView> = all.map(|process| surroundings.process(process)).collect();
+        processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
+        let gpus = self.reading.devices.iter().map(|device| surroundings.gpu(device, &processes)).collect();
+        Snapshot {
+            time_ns: self.now_ns,
+            complete: self.losses.all().is_empty(),
+            losses: view::named(self.losses.all()),
+            coverage: self.coverage.clone(),
+            nvml: self.reading.state.clone(),
+            attached_ns: self.attached_ns,
+            gpus,
+            processes,
+        }
+    }
+
+    fn call(&mut self, record: &CallRecord) {
+        let tgid = Tgid(record.tgid);
+        match decode::decode(record) {
+            Ok(call) => self.process_mut(tgid, record.entered_ns).ledger.apply(&call),
+            Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
+            // The kernel half has counted it already; here it only must not be applied.
+            Err(decode::DecodeError::ResultUnreadable(_)) => {}
+        }
+    }
+
+    fn process_event(&mut self, record: &ProcessRecord) {
+        let tgid = Tgid(record.tgid);
+        match record.event() {
+            Some(ProcessEvent::Exit) => self.end(tgid, record.time_ns),
+            Some(ProcessEvent::Exec) => {
+                if let Some(process) = self.processes.get_mut(&tgid) {
+                    process.exec(record.time_ns);
+                    self.reconciliation.forget(tgid);
+                }
+            }
+            Some(ProcessEvent::FirstCall) => {
+                self.process_mut(tgid, record.time_ns).started_at(record.start_ns, record.time_ns);
+            }
+            // A child starts with nothing: CUDA's memory does not survive a fork. It appears with its own first call.
+            Some(ProcessEvent::Fork) => {}
+            None => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
+        }
+    }
+
+    fn process_mut(&mut self, tgid: Tgid, now_ns: u64) -> &mut Process {
+        self.processes.entry(tgid).or_insert_with(|| {
+            let mut process = Process::new(tgid, None, now_ns, self.attached_ns);
+            self.losses.settle(&mut process);
+            process
+        })
+    }
+
+    fn learn(&mut self, facts: ProcessFacts) {
+        let tgid = Tgid(facts.tgid);
+        if let Some(known) = self.processes.get_mut(&tgid).filter(|known| known.is_of(&facts)) {
+            known.learn(facts);
+            return;
+        }
+        // A process of another start still under this number has ended, and its exit was not seen.
+        self.end(tgid, facts.start_ns);
+        let now_ns = self.now_ns.max(facts.start_ns);
+        let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
+        self.losses.settle(&mut process);
+        self.processes.insert(tgid, process);
+    }
+
+    fn end(&mut self, tgid: Tgid, time_ns: u64) {
+        if let Some(mut process) = self.processes.remove(&tgid) {
+            process.end(time_ns);
+            self.reconciliation.forget(tgid);
+            self.ended.push(process);
+        }
+    }
+
+    fn devices(&mut self, reading: DeviceReading) {
+        for process in self.processes.values() {
+            self.reconciliation.compare(process, &reading);
+        }
+        self.reading = reading;
+    }
+
+    fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
+        if count == 0 {
+            return;
+        }
+        self.losses.count(loss, count);
+        if let Some(tgid) = tgid {
+            // Losses are counted now and then, so their process may have ended since, or may not have been heard of.
+            let ended = self.ended.iter_mut().rfind(|process| process.tgid == tgid);
+            match self.processes.get_mut(&tgid).or(ended) {
+                Some(process) => process.lose(loss, count),
+                None => self.losses.keep_for(tgid, loss, count),
+            }
+        } else {
+            // Nobody knows whose they were, so nobody's totals are sure any more.
+            let lately = |process: &&mut Process| process.ended.is_some_and(|ended| ended.time_ns >= self.now_ns);
+            let ended = self.ended.iter_mut().filter(lately);
+            self.processes.values_mut().chain(ended).for_each(|process| process.lose(loss, count));
+            self.losses.keep_for_everybody(loss, count, self.now_ns);
+        }
+    }
+
+    fn tick(&mut self, time_ns: u64) {
+        self.now_ns = self.now_ns.max(time_ns);
+        let now_ns = self.now_ns;
+        let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
+        let kept = |process: &Process| self.keep_ended && process.is_memorable();
+        self.ended.retain(|process| kept(process) || process.ended.is_some_and(fresh));
+        self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        self.processes.values_mut().chain(&mut self.ended).for_each(|process| process.ledger.tick(now_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests;

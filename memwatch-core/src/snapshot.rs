@@ -1,0 +1,181 @@
+//! The one read model: every sink renders this and computes nothing.
+//!
+//! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::input::{Coverage, NvmlState};
+use crate::words::{GpuUuid, Tgid};
+
+/// Everything known at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Snapshot {
+    /// The moment: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// No record of anybody was lost.
+    pub complete: bool,
+    /// Lost records by cause; causes that never happened are left out.
+    pub losses: BTreeMap<&'static str, u64>,
+    /// What is attached where.
+    pub coverage: Coverage,
+    /// How NVML is.
+    pub nvml: NvmlState,
+    /// When memwatch attached: `CLOCK_BOOTTIME`, nanoseconds.
+    pub attached_ns: u64,
+    /// By NVML index.
+    pub gpus: Vec<GpuView>,
+    /// By tgid; ended ones are kept for a while.
+    pub processes: Vec<ProcessView>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GpuView {
+    /// Identity.
+    pub uuid: GpuUuid,
+    /// NVML's number of the device.
+    pub nvml_index: u32,
+    /// Marketing name.
+    pub name: String,
+    /// Memory of the device in bytes.
+    pub total_bytes: Option<u64>,
+    /// Memory in use on the device in bytes, all processes and the driver.
+    pub used_bytes: Option<u64>,
+    /// Live bytes of all watched processes there.
+    pub live_bytes: u64,
+    /// Live bytes of all watched processes there at the time of the NVML reading, which is what its used bytes go with.
+    pub accounted_bytes: u64,
+    /// `used - accounted`.
+    pub unexplained_bytes: Option<i64>,
+    /// What a context takes on this GPU, where a process was seen from its start.
+    pub context_bytes: Option<u64>,
+    /// When NVML was read: `CLOCK_BOOTTIME`, nanoseconds.
+    pub sampled_ns: u64,
+    /// Processes that NVML lists and memwatch does not watch: their number.
+    pub unwatched_processes: Option<u64>,
+}
+
+/// One process.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProcessView {
+    /// Process id.
+    pub tgid: Tgid,
+    /// Its start: `CLOCK_BOOTTIME`, nanoseconds; `None` where `/proc` could not be read in time.
+    pub start_ns: Option<u64>,
+    /// Thread-group leader's name.
+    pub comm: String,
+    /// Command line.
+    pub command: String,
+    /// Owner.
+    pub user: Option<String>,
+    /// Named as a target.
+    pub target: bool,
+    /// From when on its calls were seen: `CLOCK_BOOTTIME`, nanoseconds.
+    pub observed_since_ns: u64,
+    /// It was seen from its start: nothing of it is older than the attach.
+    pub from_start: bool,
+    /// Every record of it arrived.
+    pub exact: bool,
+    /// Its lost records by cause.
+    pub losses: BTreeMap<&'static str, u64>,
+    /// When it ended, if it has: `CLOCK_BOOTTIME`, nanoseconds.
+    pub ended_ns: Option<u64>,
+    /// What it holds on each GPU.
+    pub gpus: Vec<ProcessGpuView>,
+    /// Its page-locked host memory.
+    pub host: HostView,
+    /// Frees of memory never seen allocated.
+    pub unknown_frees: u64,
+    /// Allocations freed by a context's, an image's or the process's end.
+    pub implicit_frees: u64,
+    /// The last refused allocations, oldest first.
+    pub failures: Vec<FailureView>,
+    /// Allocations of device-side memory per second over the last tick; `None` before the second.
+    pub allocations_per_second: Option<f64>,
+    /// Frees of it per second over the last tick; `None` before the second.
+    pub frees_per_second: Option<f64>,
+}
+
+impl ProcessView {
+    /// Whether it ever had anything to do with GPU memory, or may have had.
+    pub fn has_touched_gpu(&self) -> bool {
+        !self.gpus.is_empty()
+            || self.host != HostView::default()
+            || self.unknown_frees > 0
+            || !self.failures.is_empty()
+            || !self.exact
+    }
+}
+
+/// One process on one GPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProcessGpuView {
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// NVML's bytes for the process there.
+    pub used_bytes: Option<u64>,
+    /// Requested bytes of live device, pool, physical and array memory.
+    pub live_bytes: u64,
+    /// The largest `live_bytes` since the attach.
+    pub peak_bytes: u64,
+    /// What is older than the attach; `None` until it is known.
+    pub before_attach_bytes: Option<u64>,
+    /// The context's own memory is part of `before_attach_bytes`.
+    pub before_attach_includes_context: bool,
+    /// Live bytes at the time of the NVML reading; now, where they changed while it was made.
+    pub accounted_bytes: u64,
+    /// `used - accounted`: before attach, context, code, pool cache, and what has no allocation call.
+    pub unexplained_bytes: Option<i64>,
+    /// Successful allocations.
+    pub allocations: u64,
+    /// Frees by a call.
+    pub frees: u64,
+    /// Allocations the driver refused.
+    pub failed_allocations: u64,
+    /// By kind; kinds never seen are left out.
+    pub kinds: BTreeMap<&'static str, KindView>,
+}
+
+/// One kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct KindView {
+    /// Requested bytes of live allocations.
+    pub live_bytes: u64,
+    /// The largest `live_bytes` since the attach.
+    pub peak_bytes: u64,
+    /// Requested bytes of all allocations since the attach.
+    pub total_bytes: u64,
+    /// The sizes are estimates from shapes.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub estimated: bool,
+}
+
+/// Page-locked host memory of a process: in no GPU's sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostView {
+    /// Allocated through the driver.
+    pub pinned_live_bytes: u64,
+    /// The largest of that since the attach.
+    pub pinned_peak_bytes: u64,
+    /// The program's own memory, registered.
+    pub registered_live_bytes: u64,
+    /// Physical allocations located in host memory.
+    pub physical_live_bytes: u64,
+}
+
+/// A refused allocation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailureView {
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// The function.
+    pub symbol: &'static str,
+    /// What it asked for, in bytes.
+    pub requested_bytes: u64,
+    /// `CUresult`.
+    pub status: i32,
+    /// The GPU it asked on; `None` for host memory, and where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+}

@@ -1,0 +1,191 @@
+//! Calls for tests, as the kernel half would report them. Each function is named after the driver's, without its prefix.
+
+use memwatch_common::probes::PROBES;
+use memwatch_common::record::{CallRecord, Record, RecordKind};
+
+use crate::input::Input;
+
+/// The process and thread of a call that names no other.
+pub(crate) const TGID: u32 = 100;
+pub(crate) const TID: u32 = 101;
+
+/// `CUresult` of an allocation that found no memory.
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+/// `CUresult` of a call with a bad argument.
+pub(crate) const INVALID_VALUE: i32 = 1;
+
+/// `CUmemLocationType`.
+pub(crate) const ON_DEVICE: u32 = 1;
+pub(crate) const ON_HOST: u32 = 2;
+
+/// A call under construction: successful, by [`TGID`] and [`TID`], at time 0, unless it is told otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TestCall(pub(crate) CallRecord);
+
+/// A call by symbol, with its first argument registers.
+pub(crate) fn call<const N: usize>(symbol: &str, first_args: [u64; N]) -> TestCall {
+    let probe = PROBES.iter().find(|probe| probe.symbol == symbol).unwrap_or_else(|| panic!("no row for {symbol}"));
+    let mut args = [0; 6];
+    args[..N].copy_from_slice(&first_args);
+    let kind = RecordKind::Call as u8;
+    TestCall(CallRecord { kind, probe: probe.id, tgid: TGID, tid: TID, args, ..CallRecord::default() })
+}
+
+impl TestCall {
+    pub(crate) fn out(mut self, words: [u64; 2]) -> Self {
+        self.0.out = words;
+        self
+    }
+
+    pub(crate) fn peek<const N: usize>(mut self, words: [u64; N]) -> Self {
+        self.0.peek[..N].copy_from_slice(&words);
+        self
+    }
+
+    pub(crate) fn flagged(mut self, flag: u8) -> Self {
+        self.0.flags |= flag;
+        self
+    }
+
+    /// A failed call yields nothing.
+    pub(crate) fn failing(mut self, status: i32) -> Self {
+        self.0.status = status;
+        self.out([0, 0])
+    }
+
+    pub(crate) fn process(mut self, tgid: u32) -> Self {
+        self.0.tgid = tgid;
+        self
+    }
+
+    pub(crate) fn thread(mut self, tid: u32) -> Self {
+        self.0.tid = tid;
+        self
+    }
+
+    pub(crate) fn at(mut self, entered_ns: u64, returned_ns: u64) -> Self {
+        (self.0.entered_ns, self.0.returned_ns) = (entered_ns, returned_ns);
+        self
+    }
+
+    pub(crate) fn input(self) -> Input {
+        Input::Record(Record::Call(self.0))
+    }
+}
+
+/// Two 32-bit words in one register or struct word.
+pub(crate) fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+pub(crate) fn mem_alloc(address: u64, bytes: u64) -> TestCall {
+    call("cuMemAlloc_v2", [0x7fff_0000, bytes]).out([address, 0])
+}
+
+pub(crate) fn mem_alloc_managed(address: u64, bytes: u64) -> TestCall {
+    call("cuMemAllocManaged", [0x7fff_0000, bytes, 1]).out([address, 0])
+}
+
+pub(crate) fn mem_host_alloc(address: u64, bytes: u64) -> TestCall {
+    call("cuMemHostAlloc", [0x7fff_0000, bytes, 3]).out([address, 0])
+}
+
+pub(crate) fn mem_alloc_async(address: u64, bytes: u64) -> TestCall {
+    call("cuMemAllocAsync", [0x7fff_0000, bytes, 0]).out([address, 0])
+}
+
+pub(crate) fn mem_alloc_from_pool_async(address: u64, bytes: u64, pool: u64) -> TestCall {
+    call("cuMemAllocFromPoolAsync", [0x7fff_0000, bytes, pool, 0]).out([address, 0])
+}
+
+pub(crate) fn mem_free(address: u64) -> TestCall {
+    call("cuMemFree_v2", [address])
+}
+
+pub(crate) fn mem_free_host(address: u64) -> TestCall {
+    call("cuMemFreeHost", [address])
+}
+
+pub(crate) fn mem_free_async(address: u64) -> TestCall {
+    call("cuMemFreeAsync", [address, 0])
+}
+
+pub(crate) fn mem_host_register(address: u64, bytes: u64) -> TestCall {
+    call("cuMemHostRegister_v2", [address, bytes, 0])
+}
+
+pub(crate) fn mem_host_unregister(address: u64) -> TestCall {
+    call("cuMemHostUnregister", [address])
+}
+
+/// `location` is a `CUmemLocation`: its type and id.
+pub(crate) fn mem_create(handle: u64, bytes: u64, location: (u32, u32)) -> TestCall {
+    call("cuMemCreate", [0x7fff_0000, bytes, 0x7fff_1000, 0]).out([handle, 0]).peek([pair(location.0, location.1)])
+}
+
+pub(crate) fn mem_release(handle: u64) -> TestCall {
+    call("cuMemRelease", [handle])
+}
+
+pub(crate) fn mem_retain(handle: u64, address: u64) -> TestCall {
+    call("cuMemRetainAllocationHandle", [0x7fff_0000, address]).out([handle, 0])
+}
+
+pub(crate) fn mem_import(handle: u64) -> TestCall {
+    call("cuMemImportFromShareableHandle", [0x7fff_0000, 7, 1]).out([handle, 0])
+}
+
+pub(crate) fn mem_map(address: u64, bytes: u64, offset_bytes: u64, handle: u64) -> TestCall {
+    call("cuMemMap", [address, bytes, offset_bytes, handle, 0])
+}
+
+pub(crate) fn mem_unmap(address: u64, bytes: u64) -> TestCall {
+    call("cuMemUnmap", [address, bytes])
+}
+
+/// One row of `width` single bytes.
+pub(crate) fn array_create(handle: u64, width: u64) -> TestCall {
+    call("cuArrayCreate_v2", [0x7fff_0000, 0x7fff_1000]).out([handle, 0]).peek([width, 0, pair(1, 1)])
+}
+
+pub(crate) fn array_destroy(handle: u64) -> TestCall {
+    call("cuArrayDestroy", [handle])
+}
+
+pub(crate) fn primary_ctx_retain(context: u64, device: u32) -> TestCall {
+    call("cuDevicePrimaryCtxRetain", [0x7fff_0000, u64::from(device)]).out([context, 0])
+}
+
+pub(crate) fn primary_ctx_release(device: u32) -> TestCall {
+    call("cuDevicePrimaryCtxRelease_v2", [u64::from(device)])
+}
+
+pub(crate) fn primary_ctx_reset(device: u32) -> TestCall {
+    call("cuDevicePrimaryCtxReset_v2", [u64::from(device)])
+}
+
+pub(crate) fn ctx_create(context: u64, device: u32) -> TestCall {
+    call("cuCtxCreate_v2", [0x7fff_0000, 0, u64::from(device)]).out([context, 0])
+}
+
+pub(crate) fn ctx_destroy(context: u64) -> TestCall {
+    call("cuCtxDestroy_v2", [context])
+}
+
+pub(crate) fn ctx_set_current(context: u64) -> TestCall {
+    call("cuCtxSetCurrent", [context])
+}
+
+pub(crate) fn ctx_push(context: u64) -> TestCall {
+    call("cuCtxPushCurrent_v2", [context])
+}
+
+pub(crate) fn ctx_pop(context: u64) -> TestCall {
+    call("cuCtxPopCurrent_v2", [0x7fff_0000]).out([context, 0])
+}
+
+/// A device whose UUID is sixteen times `byte`.
+pub(crate) fn device_get_uuid(device: u32, byte: u8) -> TestCall {
+    let word = u64::from_le_bytes([byte; 8]);
+    call("cuDeviceGetUuid_v2", [0x7fff_0000, u64::from(device)]).out([word, word])
+}

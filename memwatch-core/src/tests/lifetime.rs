@@ -1,0 +1,222 @@
+//! Who is who: processes that come, exec, end and come again, and to whom a loss belongs.
+
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record, RecordKind};
+
+use super::{ATTACHED_NS, GPU_A, SECOND_NS, Watch, device, on_gpu_a};
+use crate::Pipeline;
+use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::test_calls::*;
+use crate::words::Tgid;
+
+#[test]
+fn a_number_used_again_within_one_batch_is_another_process() {
+    let mut watch = Watch::begin();
+    watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
+    assert!(!watch.pipeline.knows(Tgid(7)), "the shell has to ask /proc again");
+    watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 30).process(7)]);
+    watch.reading(vec![device(GPU_A, 600, [(7, 600)])]);
+    let (ended, running) = (watch.ended(7).expect("kept for a while"), watch.running(7));
+    assert_eq!((ended.gpus[0].live_bytes, ended.gpus[0].peak_bytes, ended.implicit_frees), (0, 100, 1));
+    assert_eq!(ended.gpus[0].used_bytes, None, "what NVML says is of the running one");
+    assert_eq!(
+        (running.gpus[0].live_bytes, running.gpus[0].peak_bytes, running.gpus[0].used_bytes),
+        (30, 30, Some(600))
+    );
+}
+
+#[test]
+fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
+    let mut watch = Watch::begin();
+    watch.runs_already(7).reading(vec![device(GPU_A, 200, [(7, 200)])]).event(7, ProcessEvent::Exit);
+    watch.calls([mem_alloc(0xd0, 100).process(7)]);
+    assert_eq!(watch.running(7).gpus[0].before_attach_bytes, None);
+}
+
+#[test]
+fn a_reading_older_than_a_process_is_of_the_one_before_under_its_number() {
+    let mut watch = Watch::begin();
+    let (begin_ns, end_ns) = (watch.later(), watch.later());
+    watch.starts(7);
+    let devices = vec![device(GPU_A, 9000, [(7, 9000)])];
+    watch.pipeline.step(Input::Devices(DeviceReading { begin_ns, end_ns, state: NvmlState::Ok, devices }));
+    assert_eq!(watch.gpu(GPU_A).context_bytes, None);
+}
+
+#[test]
+fn facts_that_come_after_the_first_calls_still_tell_that_nothing_was_missed() {
+    let mut watch = Watch::begin();
+    let start_ns = watch.later();
+    watch.calls([mem_alloc(0xd0, 100).process(7)]);
+    assert!(!watch.running(7).from_start, "nobody has said so");
+    watch.process(7, start_ns);
+    assert!(watch.running(7).from_start);
+    assert_eq!(watch.running(7).gpus[0].live_bytes, 100);
+}
+
+#[test]
+fn a_library_probed_late_leaves_something_unseen_and_later_facts_do_not_mend_that() {
+    let mut watch = Watch::begin();
+    let start_ns = watch.later();
+    watch.process(7, start_ns).reading(vec![device(GPU_A, 0, [])]);
+    let time_ns = watch.later();
+    watch.pipeline.step(Input::ObservedFrom { tgid: Tgid(7), time_ns });
+    watch.process(7, start_ns).reading(vec![device(GPU_A, 700, [(7, 700)])]);
+    let seen = watch.running(7);
+    assert_eq!((seen.from_start, seen.observed_since_ns), (false, time_ns));
+    assert_eq!(seen.gpus[0].before_attach_bytes, Some(700), "what NVML did not list before does not count");
+}
+
+#[test]
+fn facts_that_come_after_a_late_probe_do_not_hide_it() {
+    let mut watch = Watch::begin();
+    let (start_ns, time_ns) = (watch.later(), watch.later());
+    watch.pipeline.step(Input::ObservedFrom { tgid: Tgid(7), time_ns });
+    watch.process(7, start_ns);
+    assert!(!watch.running(7).from_start);
+}
+
+#[test]
+fn a_process_that_the_shell_saw_starting_is_seen_from_its_start_whatever_the_clock_says() {
+    let mut watch = Watch::begin();
+    let start_ns = ATTACHED_NS - 5_000_000;
+    let facts = ProcessFacts { tgid: 7, start_ns, started_under_watch: true, ..ProcessFacts::default() };
+    watch.pipeline.step(Input::Process(facts));
+    assert!(watch.running(7).from_start);
+}
+
+#[test]
+fn a_process_of_another_start_ends_the_one_whose_exit_was_not_seen() {
+    let mut watch = Watch::begin();
+    watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]).starts(7);
+    assert_eq!(watch.ended(7).map(|ended| ended.implicit_frees), Some(1));
+    assert_eq!((watch.running(7).from_start, watch.running(7).gpus.len()), (true, 0));
+}
+
+#[test]
+fn facts_read_again_after_an_exec_are_of_the_same_process() {
+    let mut watch = Watch::begin();
+    let start_ns = watch.later();
+    watch.process(7, start_ns).calls([mem_alloc(0xd0, 100).process(7)]);
+    let comm = "renamed".to_owned();
+    let facts = ProcessFacts { tgid: 7, start_ns: start_ns + 10_000_000, comm, ..ProcessFacts::default() };
+    watch.pipeline.step(Input::Process(facts));
+    assert_eq!(watch.running(7).gpus[0].live_bytes, 100);
+    assert_eq!(watch.running(7).comm, "renamed");
+    assert_eq!(watch.snapshot().processes.len(), 1);
+}
+
+#[test]
+fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
+    let mut watch = Watch::begin();
+    watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]).reading(vec![device(GPU_A, 300, [(7, 300)])]);
+    watch.event(7, ProcessEvent::Exec).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 5).process(7)]);
+    watch.reading(vec![device(GPU_A, 523, [(7, 523)])]);
+    let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
+    assert_eq!((row.live_bytes, row.peak_bytes, row.before_attach_bytes), (5, 100, Some(0)));
+    assert_eq!((watch.running(7).implicit_frees, watch.running(7).from_start), (1, true));
+    assert_eq!(watch.gpu(GPU_A).context_bytes, Some(518), "learnt from the new image alone");
+}
+
+#[test]
+fn an_exec_or_exit_of_a_process_never_heard_of_shows_nothing() {
+    let mut watch = Watch::begin();
+    watch.event(7, ProcessEvent::Fork).event(7, ProcessEvent::Exec).event(7, ProcessEvent::Exit);
+    watch.pipeline.step(Input::ProcessGone { tgid: Tgid(7), time_ns: ATTACHED_NS });
+    assert_eq!(watch.snapshot().processes, []);
+}
+
+#[test]
+fn a_target_that_was_gone_before_the_probes_has_ended() {
+    let mut watch = Watch::begin();
+    watch.runs_already(7).pipeline.step(Input::ProcessGone { tgid: Tgid(7), time_ns: ATTACHED_NS + 5 });
+    assert_eq!(watch.ended(7).and_then(|ended| ended.ended_ns), Some(ATTACHED_NS + 5));
+}
+
+#[test]
+fn a_loss_makes_its_process_inexact_and_the_whole_incomplete() {
+    let mut watch = Watch::begin();
+    watch.starts(7).starts(8).lost(Some(7), Loss::RingFull, 3).lost(Some(7), Loss::RingFull, 2);
+    let snapshot = watch.snapshot();
+    assert!(!snapshot.complete);
+    assert_eq!(snapshot.losses.into_iter().collect::<Vec<_>>(), [("ring_full", 5)]);
+    assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, true));
+    assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("ring_full", 5)]);
+}
+
+#[test]
+fn a_count_of_no_losses_is_no_loss() {
+    let mut watch = Watch::begin();
+    watch.starts(7).lost(Some(7), Loss::RingFull, 0).lost(None, Loss::InFlightFull, 0);
+    assert!(watch.snapshot().complete && watch.running(7).exact);
+}
+
+#[test]
+fn a_loss_of_nobody_knows_whom_is_everybodys_but_not_of_those_that_start_later() {
+    let mut watch = Watch::begin();
+    watch.starts(7).runs_already(8).tick().lost(None, Loss::RingFull, 1);
+    assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, false));
+    watch.starts(9).runs_already(10);
+    assert!(watch.running(9).exact, "it started afterwards");
+    assert!(!watch.running(10).exact, "it was there, only not heard of");
+}
+
+#[test]
+fn a_loss_counted_after_its_process_ended_makes_no_ghost() {
+    let mut watch = Watch::begin();
+    watch.starts(7).event(7, ProcessEvent::Exit).lost(Some(7), Loss::RingFull, 1);
+    assert!(!watch.pipeline.knows(Tgid(7)));
+    assert_eq!(watch.ended(7).map(|ended| ended.exact), Some(false));
+    assert_eq!(watch.snapshot().processes.len(), 1);
+}
+
+#[test]
+fn a_loss_counted_before_its_process_is_heard_of_is_charged_to_it_then() {
+    let mut watch = Watch::begin();
+    watch.lost(Some(7), Loss::RingFull, 1);
+    assert!(watch.snapshot().processes.is_empty() && !watch.snapshot().complete);
+    watch.starts(7);
+    assert!(!watch.running(7).exact);
+}
+
+#[test]
+fn a_record_of_no_row_and_an_event_of_no_name_are_losses_of_their_process() {
+    let mut watch = Watch::begin();
+    watch.starts(7);
+    let call = CallRecord { kind: RecordKind::Call as u8, probe: u16::MAX, tgid: 7, ..CallRecord::default() };
+    watch.pipeline.step(Input::Record(Record::Call(call)));
+    let event = ProcessRecord { kind: RecordKind::Process as u8, event: 99, tgid: 7, ..ProcessRecord::default() };
+    watch.pipeline.step(Input::Record(Record::Process(event)));
+    assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("undecodable_record", 2)]);
+}
+
+#[test]
+fn an_ended_process_is_shown_for_ten_seconds() {
+    let mut watch = Watch::begin();
+    watch.starts(7).event(7, ProcessEvent::Exit).ticks(9);
+    assert!(watch.ended(7).is_some());
+    watch.tick();
+    assert!(watch.ended(7).is_none());
+}
+
+#[test]
+fn an_ended_target_is_shown_for_good() {
+    let mut watch = Watch::of(Pipeline::new(true));
+    let facts = ProcessFacts { tgid: 7, start_ns: watch.later(), target: true, ..ProcessFacts::default() };
+    watch.pipeline.step(Input::Process(facts));
+    watch.event(7, ProcessEvent::Exit).ticks(3600);
+    assert!(watch.ended(7).is_some());
+}
+
+#[test]
+fn of_a_targets_children_only_those_that_touched_a_gpu_are_remembered() {
+    let mut watch = Watch::of(Pipeline::new(true));
+    let later_ns = ATTACHED_NS + 60 * SECOND_NS;
+    watch.starts(8).starts(7).calls([mem_alloc(0xd0, 100).process(7)]);
+    for tgid in [7, 8] {
+        watch.pipeline.step(Input::ProcessGone { tgid: Tgid(tgid), time_ns: ATTACHED_NS + SECOND_NS });
+    }
+    watch.pipeline.step(Input::Tick { time_ns: later_ns });
+    let remembered: Vec<_> = watch.pipeline.snapshot().processes.iter().map(|process| process.tgid).collect();
+    assert_eq!(remembered, [Tgid(7)]);
+}

@@ -1,0 +1,89 @@
+//! The whole line on random histories of two processes.
+
+use memwatch_common::record::{CallRecord, Record};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::{GPU_A, GPU_B, device};
+use crate::Pipeline;
+use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::snapshot::Snapshot;
+use crate::test_calls::device_get_uuid;
+use crate::test_driver::{Habits, Step, play};
+
+const TGIDS: [u32; 2] = [7, 8];
+const ENDED_NS: u64 = 1_000_000_000;
+
+/// The records of a process with two devices, of which only the first tells its UUID.
+fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
+    let history = play(Habits { threads, teardown: true, fresh_handles: false }, steps);
+    let told = device_get_uuid(0, GPU_A).process(tgid).input();
+    let input = |mut record: CallRecord| {
+        record.tgid = tgid;
+        Input::Record(Record::Call(record))
+    };
+    std::iter::once(told).chain(history.moments.iter().map(|moment| input(moment.record))).collect()
+}
+
+/// The snapshot after these records, with a tick half-way and, in the end, a reading and another tick.
+fn outcome(records: &[Input]) -> Snapshot {
+    let mut pipeline = Pipeline::new(false);
+    pipeline.step(Input::Attached { time_ns: 1 });
+    for tgid in TGIDS {
+        pipeline.step(Input::Process(ProcessFacts { tgid, start_ns: 2, ..ProcessFacts::default() }));
+    }
+    for (index, record) in records.iter().enumerate() {
+        pipeline.step(record.clone());
+        if index == records.len() / 2 {
+            pipeline.step(Input::Tick { time_ns: ENDED_NS / 2 });
+        }
+    }
+    let devices = vec![device(GPU_A, 90_000, [(7, 50_000), (8, 40_000)]), device(GPU_B, 70_000, [(8, 70_000)])];
+    let (begin_ns, end_ns) = (ENDED_NS, ENDED_NS + 1);
+    pipeline.step(Input::Devices(DeviceReading { begin_ns, end_ns, state: NvmlState::Ok, devices }));
+    pipeline.step(Input::Tick { time_ns: ENDED_NS });
+    pipeline.snapshot()
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    vec(any::<Step>(), 0..120)
+}
+
+/// Both in some order that keeps each one's own.
+fn interleave(first: &[Input], second: &[Input], turns: &[bool]) -> Vec<Input> {
+    let (mut first, mut second) = (first.iter(), second.iter());
+    let taken = turns.iter().filter_map(|turn| if *turn { first.next() } else { second.next() }).cloned();
+    let mut all: Vec<Input> = taken.collect();
+    all.extend(first.chain(second).cloned());
+    all
+}
+
+/// Rates are of the records between two ticks, and those are not the same in another order.
+fn without_rates(mut snapshot: Snapshot) -> String {
+    for process in &mut snapshot.processes {
+        (process.allocations_per_second, process.frees_per_second) = (None, None);
+    }
+    format!("{snapshot:#?}")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_same_inputs_give_the_same_snapshot_to_the_byte(steps in steps(), threads in 1..4_usize) {
+        let records = records(TGIDS[0], threads, &steps);
+        prop_assert_eq!(format!("{:#?}", outcome(&records)), format!("{:#?}", outcome(&records)));
+    }
+
+    #[test]
+    fn the_order_across_processes_does_not_matter(
+        first in steps(),
+        second in steps(),
+        turns in vec(any::<bool>(), 0..200),
+    ) {
+        let (first, second) = (records(TGIDS[0], 2, &first), records(TGIDS[1], 3, &second));
+        let apart = outcome(&[first.clone(), second.clone()].concat());
+        let mixed = outcome(&interleave(&first, &second, &turns));
+        prop_assert_eq!(without_rates(apart), without_rates(mixed));
+    }
+}

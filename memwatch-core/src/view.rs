@@ -1,0 +1,195 @@
+//! From the pipeline's state to the snapshot: names, sums and differences, no new facts.
+
+use std::collections::BTreeMap;
+
+use memwatch_common::loss::Loss;
+
+use crate::attribution::device::{OnGpu, by_gpu};
+use crate::attribution::process::Process;
+use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
+use crate::ledger::FailedAllocation;
+use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
+use crate::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView};
+use crate::words::{GpuUuid, Tgid};
+
+use crate::analysis::reconcile::Reconciliation;
+
+/// What a process is seen against.
+pub(crate) struct Surroundings<'a> {
+    /// The last device reading.
+    pub(crate) reading: &'a DeviceReading,
+    /// What all readings have shown.
+    pub(crate) reconciliation: &'a Reconciliation,
+}
+
+/// NVML's bytes of a process on a GPU, if it is listed there.
+pub(crate) fn used_bytes(device: &DeviceFacts, tgid: Tgid) -> Option<u64> {
+    device.processes.iter().flatten().find(|entry| entry.tgid == tgid)?.used_bytes
+}
+
+/// `used - live`, never clamped.
+fn difference(used: u64, live: u64) -> i64 {
+    i64::try_from(i128::from(used) - i128::from(live)).unwrap_or(if used > live { i64::MAX } else { i64::MIN })
+}
+
+/// Names with counts, for JSON.
+pub(crate) fn named(losses: &BTreeMap<Loss, u64>) -> BTreeMap<&'static str, u64> {
+    losses.iter().map(|(loss, count)| (loss.name(), *count)).collect()
+}
+
+impl Surroundings<'_> {
+    fn device(&self, uuid: &GpuUuid) -> Option<&DeviceFacts> {
+        self.reading.devices.iter().find(|device| device.uuid == *uuid)
+    }
+
+    /// One process.
+    pub(crate) fn process(&self, process: &Process) -> ProcessView {
+        let facts = process.facts.as_ref();
+        let rate = process.ledger.rate();
+        ProcessView {
+            tgid: process.tgid,
+            start_ns: facts.map(|facts| facts.start_ns),
+            comm: facts.map_or_else(String::new, |facts| facts.comm.clone()),
+            command: facts.map_or_else(String::new, |facts| facts.command.clone()),
+            user: facts.and_then(|facts| facts.user.clone()),
+            target: facts.is_some_and(|facts| facts.target),
+            observed_since_ns: process.observed_since_ns,
+            from_start: process.from_start,
+            exact: process.is_exact(),
+            losses: named(&process.losses),
+            ended_ns: process.ended.map(|ended| ended.time_ns),
+            gpus: self.gpus_of(process),
+            host: host(process),
+            unknown_frees: process.ledger.unknown_frees(),
+            implicit_frees: process.ledger.implicit_frees(),
+            failures: self.failures(process),
+            allocations_per_second: rate.map(|rate| rate.allocations_per_second),
+            frees_per_second: rate.map(|rate| rate.frees_per_second),
+        }
+    }
+
+    /// The GPUs a process has memory on, by its own calls or by NVML's list; in NVML's order, those it does not know last.
+    fn gpus_of(&self, process: &Process) -> Vec<ProcessGpuView> {
+        let mut rows = by_gpu(process, &self.reading.devices);
+        if process.ended.is_none() {
+            for device in &self.reading.devices {
+                let listed = device.processes.iter().flatten().any(|entry| entry.tgid == process.tgid);
+                if listed && !rows.iter().any(|row| row.uuid.as_ref() == Some(&device.uuid)) {
+                    rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals: DeviceTotals::default() });
+                }
+            }
+        }
+        let place =
+            |row: &OnGpu| self.reading.devices.iter().position(|device| Some(&device.uuid) == row.uuid.as_ref());
+        rows.sort_by_key(|row| place(row).unwrap_or(usize::MAX));
+        rows.iter().map(|row| self.process_gpu(process, row)).collect()
+    }
+
+    fn process_gpu(&self, process: &Process, row: &OnGpu) -> ProcessGpuView {
+        let device = row.uuid.as_ref().and_then(|uuid| self.device(uuid));
+        let used = device.filter(|_| process.ended.is_none()).and_then(|device| used_bytes(device, process.tgid));
+        let before = row.uuid.as_ref().and_then(|uuid| self.reconciliation.before_attach(process.tgid, uuid));
+        let totals = &row.totals;
+        let held = row.uuid.as_ref().and_then(|uuid| self.reconciliation.held_at_reading(process.tgid, uuid));
+        let accounted = held.unwrap_or(totals.owned.live_bytes);
+        ProcessGpuView {
+            uuid: row.uuid.clone(),
+            used_bytes: used,
+            live_bytes: totals.owned.live_bytes,
+            peak_bytes: totals.owned.peak_bytes,
+            before_attach_bytes: if process.from_start { Some(0) } else { before.map(|before| before.bytes) },
+            before_attach_includes_context: !process.from_start && before.is_some_and(|before| before.includes_context),
+            accounted_bytes: accounted,
+            unexplained_bytes: used.map(|used| difference(used, accounted)),
+            allocations: totals.allocations,
+            frees: totals.frees,
+            failed_allocations: totals.failed_allocations,
+            kinds: kinds(totals),
+        }
+    }
+
+    fn failures(&self, process: &Process) -> Vec<FailureView> {
+        let gpus = by_gpu(process, &self.reading.devices);
+        let only = match gpus.as_slice() {
+            [one] => one.uuid.clone(),
+            _ => None,
+        };
+        let uuid = |device| match device {
+            DeviceRef::Ordinal(ordinal) => {
+                process.ledger.uuid_of(ordinal).map(GpuUuid::from_bytes).or_else(|| only.clone())
+            }
+            DeviceRef::Unknown => only.clone(),
+        };
+        let view = |failure: &FailedAllocation| FailureView {
+            time_ns: failure.time_ns,
+            symbol: failure.symbol,
+            requested_bytes: failure.requested_bytes,
+            status: failure.status,
+            uuid: failure.device.and_then(uuid),
+        };
+        process.ledger.failures().map(view).collect()
+    }
+
+    /// One GPU under all its processes.
+    pub(crate) fn gpu(&self, device: &DeviceFacts, processes: &[ProcessView]) -> GpuView {
+        let on_it = || {
+            let gpus = processes.iter().flat_map(|process| &process.gpus);
+            gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&device.uuid))
+        };
+        let accounted = on_it().map(|gpu| gpu.accounted_bytes).sum();
+        let watched = |tgid| processes.iter().any(|process| process.tgid == tgid && process.ended_ns.is_none());
+        let unwatched = |list: &Vec<ProcessUse>| list.iter().filter(|entry| !watched(entry.tgid)).count();
+        GpuView {
+            uuid: device.uuid.clone(),
+            nvml_index: device.nvml_index,
+            name: device.name.clone(),
+            total_bytes: device.total_bytes,
+            used_bytes: device.used_bytes,
+            live_bytes: on_it().map(|gpu| gpu.live_bytes).sum(),
+            accounted_bytes: accounted,
+            unexplained_bytes: device.used_bytes.map(|used| difference(used, accounted)),
+            context_bytes: self.reconciliation.context_bytes(&device.uuid),
+            sampled_ns: self.reading.end_ns,
+            unwatched_processes: device.processes.as_ref().map(unwatched).and_then(|count| u64::try_from(count).ok()),
+        }
+    }
+}
+
+fn kinds(totals: &DeviceTotals) -> BTreeMap<&'static str, KindView> {
+    let seen = Kind::ALL.into_iter().filter(|kind| totals.kind(*kind).total_bytes > 0);
+    seen.map(|kind| (kind_name(kind), kind_view(totals, kind))).collect()
+}
+
+fn kind_view(totals: &DeviceTotals, kind: Kind) -> KindView {
+    let counter = totals.kind(kind);
+    KindView {
+        live_bytes: counter.live_bytes,
+        peak_bytes: counter.peak_bytes,
+        total_bytes: counter.total_bytes,
+        estimated: kind == Kind::Array,
+    }
+}
+
+/// The name of a kind in JSON and on screen.
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Device => "device",
+        Kind::Pool => "pool",
+        Kind::Physical => "physical",
+        Kind::Array => "array",
+        Kind::Managed => "managed",
+        Kind::PinnedHost => "pinned",
+        Kind::Registered => "registered",
+        Kind::HostPhysical => "host_physical",
+    }
+}
+
+fn host(process: &Process) -> HostView {
+    let host = process.ledger.totals().host();
+    HostView {
+        pinned_live_bytes: host.kind(Kind::PinnedHost).live_bytes,
+        pinned_peak_bytes: host.kind(Kind::PinnedHost).peak_bytes,
+        registered_live_bytes: host.kind(Kind::Registered).live_bytes,
+        physical_live_bytes: host.kind(Kind::HostPhysical).live_bytes,
+    }
+}

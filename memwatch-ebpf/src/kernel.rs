@@ -1,0 +1,219 @@
+//! The maps, and the real kernel behind [`memwatch_common::capture::Kernel`].
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::mem::MaybeUninit;
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::{
+    BPF_ANY, BPF_NOEXIST, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE,
+};
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, RingBuf};
+use memwatch_common::capture::{InFlight, Kernel, Thread};
+use memwatch_common::loss::Loss;
+use memwatch_common::record::CallRecord;
+
+/// Records on their way to user space; the loader sets the real size.
+#[map]
+static RECORDS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+
+/// Calls between entry and return, by `tgid << 32 | tid`.
+#[map]
+static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(16_384, 0);
+
+/// Processes whose calls are wanted; read only where `WATCH_ALL` is 0.
+#[map]
+static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
+
+/// Processes that made a watched call or are a target: their exec and exit are reported.
+#[map]
+static KNOWN: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
+
+/// Losses by process: `tgid << 32 | loss`.
+#[map]
+static LOST: HashMap<u64, u64> = HashMap::with_max_entries(16_384, 0);
+
+/// Losses of all processes by number: complete even where `LOST` is full.
+#[map]
+static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
+
+/// When the last probe was attached: `CLOCK_BOOTTIME`, nanoseconds; 0 while probes are being attached. Set by the loader.
+#[map]
+static ARMED_NS: Array<u64> = Array::with_max_entries(1, 0);
+
+/// 1: every process is watched. Set by the loader before load.
+#[unsafe(no_mangle)]
+static WATCH_ALL: Global<u8> = Global::new(1);
+
+static NOTHING_IN_FLIGHT: InFlight = InFlight {
+    frames: [memwatch_common::capture::Frame {
+        probe: 0,
+        stack_pointer: 0,
+        entered_ns: 0,
+        args: [0; 6],
+        peek: [0; 5],
+        peek_failed: 0,
+    }; memwatch_common::capture::NESTING],
+};
+
+/// The running kernel.
+pub(crate) struct Bpf;
+
+impl Bpf {
+    /// Whether exec and exit of this process are to be reported.
+    #[inline(always)]
+    pub(crate) fn is_known(tgid: u32) -> bool {
+        KNOWN.get_ptr(&tgid).is_some()
+    }
+
+    /// Marks a process as known; true when it was not before.
+    #[inline(always)]
+    fn make_known(tgid: u32) -> bool {
+        if Self::is_known(tgid) {
+            return false;
+        }
+        if KNOWN.insert(&tgid, &1, BPF_ANY.into()).is_err() {
+            Bpf.lose(tgid, Loss::ProcessTableFull);
+        }
+        true
+    }
+
+    /// Whether this process was named as a target or is the child of one.
+    #[inline(always)]
+    pub(crate) fn is_target(tgid: u32) -> bool {
+        WATCHED.get_ptr(&tgid).is_some()
+    }
+
+    /// Makes a target's child a target.
+    #[inline(always)]
+    pub(crate) fn make_target(tgid: u32) {
+        if WATCHED.insert(&tgid, &1, BPF_ANY.into()).is_err() {
+            Bpf.lose(tgid, Loss::ProcessTableFull);
+        }
+        Self::make_known(tgid);
+    }
+
+    /// Forgets a process that has ended.
+    #[inline(always)]
+    pub(crate) fn forget(tgid: u32) {
+        // Absent entries are the usual case, not an error.
+        let _ = KNOWN.remove(&tgid);
+        let _ = WATCHED.remove(&tgid);
+    }
+
+    /// Drops the calls in flight of a thread that has ended; true when it was inside one.
+    #[inline(always)]
+    pub(crate) fn drop_in_flight(thread: Thread) -> bool {
+        let inside = Bpf
+            .with_existing_in_flight(thread, |calls| {
+                let armed_ns = Bpf.armed_ns();
+                // A call that entered before every probe was in place may have returned unseen.
+                calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.entered_ns >= armed_ns)
+            })
+            .unwrap_or(false);
+        let _ = IN_FLIGHT.remove(&key(thread));
+        inside
+    }
+
+    /// Puts a record in the ring; false when it is full.
+    ///
+    /// The reader polls, so a wake-up (an interrupt for every record) is asked for only where waiting would cost: the first
+    /// record of a process, whose `/proc` entry may be gone soon, and a ring that fills.
+    #[inline(always)]
+    pub(crate) fn output<T>(record: &T, urgent: bool) -> bool {
+        let filling = RECORDS.query(BPF_RB_AVAIL_DATA.into()) > RECORDS.query(BPF_RB_RING_SIZE.into()) / 4;
+        let flags = if urgent || filling { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
+        RECORDS.output(record, flags.into()).is_ok()
+    }
+}
+
+#[inline(always)]
+fn key(thread: Thread) -> u64 {
+    u64::from(thread.tgid) << 32 | u64::from(thread.tid)
+}
+
+impl Kernel for Bpf {
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word")]
+    fn thread(&self) -> Thread {
+        let both = bpf_get_current_pid_tgid();
+        // The upper half is the tgid, the lower the tid.
+        Thread { tgid: (both >> 32) as u32, tid: both as u32 }
+    }
+
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        // SAFETY: the helper has no preconditions.
+        unsafe { bpf_ktime_get_boot_ns() }
+    }
+
+    #[inline(always)]
+    fn watched(&self, tgid: u32) -> bool {
+        WATCH_ALL.load() != 0 || Self::is_target(tgid)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "at most five words")]
+    fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
+        let mut words = MaybeUninit::<[u64; N]>::uninit();
+        // SAFETY: the helper writes all N words or fails; it checks the user address itself.
+        let status = unsafe { bpf_probe_read_user(words.as_mut_ptr().cast(), (N * 8) as u32, address as *const _) };
+        // SAFETY: status 0 says the words were written.
+        (status == 0).then(|| unsafe { words.assume_init() })
+    }
+
+    #[inline(always)]
+    fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+        let key = key(thread);
+        let calls = IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
+            // Only this thread inserts its key, so a failure means a full table.
+            IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).ok()?;
+            IN_FLIGHT.get_ptr_mut(&key)
+        })?;
+        // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
+        Some(change(unsafe { &mut *calls }))
+    }
+
+    #[inline(always)]
+    fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
+        let calls = IN_FLIGHT.get_ptr_mut(&key(thread))?;
+        // SAFETY: as in `with_in_flight`.
+        Some(change(unsafe { &mut *calls }))
+    }
+
+    #[inline(always)]
+    fn armed_ns(&self) -> u64 {
+        // 0 says that probes are being put in place now.
+        ARMED_NS.get(0).copied().filter(|armed_ns| *armed_ns != 0).unwrap_or(u64::MAX)
+    }
+
+    #[inline(always)]
+    fn emit(&self, record: &CallRecord) -> bool {
+        if Self::make_known(record.tgid) {
+            crate::process::announce(record.tgid);
+        }
+        Self::output(record, false)
+    }
+
+    #[inline(always)]
+    fn lose(&self, tgid: u32, loss: Loss) {
+        let key = u64::from(tgid) << 32 | u64::from(loss as u32);
+        if LOST.get_ptr(&key).is_none() {
+            // A full table or a racing insert: LOST_TOTAL still counts, and user space compares the two.
+            let _ = LOST.insert(&key, &0, BPF_NOEXIST.into());
+        }
+        add_one(LOST.get_ptr_mut(&key));
+        add_one(LOST_TOTAL.get_ptr_mut(loss as u32));
+    }
+}
+
+#[inline(always)]
+fn add_one(counter: Option<*mut u64>) {
+    if let Some(counter) = counter {
+        // SAFETY: map values are aligned to eight bytes and live as long as the program runs. The target has no compare-and-swap,
+        // so `AtomicU64::fetch_add` does not exist for it; this intrinsic becomes the kernel's atomic add.
+        unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+    }
+}

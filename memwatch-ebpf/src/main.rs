@@ -1,0 +1,127 @@
+//! memwatch's kernel half: it copies what a probed call did, and knows nothing of what the call means.
+//!
+//! Two programs serve the whole probe table (the capture plan travels in the attach cookie), each in two sections: one for
+//! `uprobe_multi` links, one for classic uprobes. Three raw tracepoints report process life; they need no tracefs.
+#![no_std]
+#![no_main]
+#![feature(core_intrinsics)]
+#![expect(internal_features, reason = "the atomic add of the kernel's counters has no stable name on this target")]
+#![expect(clippy::needless_pass_by_value, reason = "aya's macros hand each program its context by value")]
+
+mod kernel;
+mod process;
+
+use aya_ebpf::EbpfContext;
+use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
+use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
+use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
+use memwatch_common::capture::{on_enter, on_return};
+
+use crate::kernel::Bpf;
+
+#[uprobe(multi)]
+fn mw_call_enter(context: ProbeContext) -> u32 {
+    enter(&context)
+}
+
+#[uretprobe(multi)]
+fn mw_call_return(context: RetProbeContext) -> u32 {
+    leave(&context)
+}
+
+#[uprobe]
+fn mw_enter_classic(context: ProbeContext) -> u32 {
+    enter(&context)
+}
+
+#[uretprobe]
+fn mw_return_classic(context: RetProbeContext) -> u32 {
+    leave(&context)
+}
+
+#[raw_tracepoint(tracepoint = "task_newtask")]
+fn mw_fork(context: RawTracePointContext) -> i32 {
+    process::on_new_task(&context)
+}
+
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+fn mw_exec(context: RawTracePointContext) -> i32 {
+    process::on_exec(&context)
+}
+
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+fn mw_exit(context: RawTracePointContext) -> i32 {
+    process::on_exit(&context)
+}
+
+#[inline(always)]
+fn enter(context: &ProbeContext) -> u32 {
+    // SAFETY: a uprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    // The verifier refuses a run-time index into the context: all six are copied by name first.
+    on_enter(&Bpf, cookie(context), &arguments(registers), stack_pointer(registers));
+    0
+}
+
+#[inline(always)]
+fn leave(context: &RetProbeContext) -> u32 {
+    // SAFETY: a uretprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    on_return(&Bpf, cookie(context), return_value(registers), stack_pointer(registers));
+    0
+}
+
+#[inline(always)]
+fn cookie(context: &impl EbpfContext) -> u64 {
+    // SAFETY: the helper takes the program's own context.
+    unsafe { bpf_get_attach_cookie(context.as_ptr()) }
+}
+
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn arguments(registers: &pt_regs) -> [u64; 6] {
+    [registers.rdi, registers.rsi, registers.rdx, registers.rcx, registers.r8, registers.r9]
+}
+
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn stack_pointer(registers: &pt_regs) -> u64 {
+    registers.rsp
+}
+
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn return_value(registers: &pt_regs) -> u64 {
+    registers.rax
+}
+
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn arguments(registers: &pt_regs) -> [u64; 6] {
+    let r = &registers.regs;
+    [r[0], r[1], r[2], r[3], r[4], r[5]]
+}
+
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn stack_pointer(registers: &pt_regs) -> u64 {
+    registers.sp
+}
+
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn return_value(registers: &pt_regs) -> u64 {
+    registers.regs[0]
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // The verifier proves that no program reaches this.
+    loop {}
+}
+
+/// Helpers marked GPL-only (`bpf_probe_read_user`, `bpf_probe_read_kernel`) refuse a program without it.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,132 @@
+//! Fork, exec and exit of the processes memwatch knows.
+
+use aya_ebpf::Global;
+use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::generated::{bpf_get_current_cgroup_id, bpf_get_current_task};
+use aya_ebpf::programs::RawTracePointContext;
+use aya_log_ebpf::debug;
+use memwatch_common::capture::Kernel;
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind};
+
+use crate::kernel::Bpf;
+
+/// Offset of `tgid` in `task_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TASK_TGID_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `signal` in `task_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TASK_SIGNAL_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `group_leader` in `task_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TASK_LEADER_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `start_boottime` in `task_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TASK_START_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `live` in `signal_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static SIGNAL_LIVE_OFFSET: Global<u32> = Global::new(0);
+
+/// `CLONE_THREAD` of include/uapi/linux/sched.h: the new task is a thread, not a process.
+const CLONE_THREAD: u64 = 0x0001_0000;
+
+/// `task_newtask(task, clone_flags)`, in the parent: a target's child process is a target from its first instruction.
+#[inline(always)]
+pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
+    let child: *const u8 = context.arg(0);
+    let clone_flags: u64 = context.arg(1);
+    let parent = Bpf.thread();
+    if clone_flags & CLONE_THREAD != 0 || !(Bpf::is_target(parent.tgid) || Bpf::is_known(parent.tgid)) {
+        return 0;
+    }
+    let Some(tgid) = field::<u32>(child, TASK_TGID_OFFSET.load()) else { return 0 };
+    if Bpf::is_target(parent.tgid) {
+        Bpf::make_target(tgid);
+    }
+    report(context, ProcessEvent::Fork, tgid, parent.tgid);
+    0
+}
+
+/// `sched_process_exec(task, old_tid, binprm)`, in the new image: allocations of the old one are gone.
+#[inline(always)]
+pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
+    let thread = Bpf.thread();
+    if Bpf::is_known(thread.tgid) {
+        report(context, ProcessEvent::Exec, thread.tgid, 0);
+    }
+    0
+}
+
+/// `sched_process_exit(task, …)`, in each ending thread: the process ends with its last thread.
+#[inline(always)]
+pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
+    let thread = Bpf.thread();
+    if !Bpf::is_known(thread.tgid) {
+        return 0;
+    }
+    let task: *const u8 = context.arg(0);
+    let inside_call = Bpf::drop_in_flight(thread);
+    // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
+    let live = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load())
+        .and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
+    if live == Some(0) {
+        report(context, ProcessEvent::Exit, thread.tgid, 0);
+        Bpf::forget(thread.tgid);
+    } else if inside_call {
+        Bpf.lose(thread.tgid, Loss::ThreadEndedInCall);
+    }
+    0
+}
+
+#[inline(always)]
+fn field<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
+    // SAFETY: the helper checks the kernel address itself and fails on a bad one.
+    unsafe { bpf_probe_read_kernel(base.wrapping_add(offset as usize).cast::<T>()) }.ok()
+}
+
+/// When a process started, by its first thread.
+#[inline(always)]
+fn start_ns(task: *const u8) -> u64 {
+    let leader = field::<*const u8>(task, TASK_LEADER_OFFSET.load());
+    leader.and_then(|leader| field::<u64>(leader, TASK_START_OFFSET.load())).unwrap_or(0)
+}
+
+/// The running task.
+#[inline(always)]
+fn current() -> *const u8 {
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_get_current_task() as *const u8 }
+}
+
+/// Tells user space that the running process is about to report its first call.
+#[inline(always)]
+pub(crate) fn announce(tgid: u32) {
+    send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()));
+}
+
+#[inline(always)]
+fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent_tgid: u32) {
+    debug!(context, "process event {} of {}", event as u8, tgid);
+    // A new task's leader is itself only once it runs: a fork has no start to tell, its first call will.
+    let start_ns = if parent_tgid == 0 { start_ns(current()) } else { 0 };
+    send(event, tgid, parent_tgid, start_ns);
+}
+
+#[inline(always)]
+fn send(event: ProcessEvent, tgid: u32, parent_tgid: u32, start_ns: u64) {
+    let record = ProcessRecord {
+        kind: RecordKind::Process as u8,
+        event: event as u8,
+        reserved: 0,
+        tgid,
+        parent_tgid,
+        reserved_2: 0,
+        time_ns: Bpf.now_ns(),
+        // SAFETY: the helper has no preconditions.
+        cgroup_id: unsafe { bpf_get_current_cgroup_id() },
+        start_ns,
+    };
+    if !Bpf::output(&record, true) {
+        Bpf.lose(tgid, Loss::RingFull);
+    }
+}

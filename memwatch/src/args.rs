@@ -1,0 +1,202 @@
+//! The command line: says what was typed, does nothing.
+
+mod values;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use memwatch_core::words::Tgid;
+
+/// What follows `--help`'s list of options.
+const AFTER_HELP: &str = "\
+Examples:
+  sudo memwatch                          every process that uses a GPU, live
+  sudo memwatch --pid 1234               one process: what it holds, of which kind, since when
+  sudo memwatch run -- python3 train.py  from the first allocation; ends with a summary
+  sudo memwatch ps --json                one report for a script
+  sudo memwatch -d 1m --json | jq .      one JSON object per interval
+  sudo memwatch doctor                   what works on this machine and how to fix the rest
+
+Exit codes:
+  0 fine, 1 error, 2 wrong usage, 4 not permitted, 5 not supported here, 6 target gone or not found
+  run: the program's own code; 128+N if signal N ended it;
+       125 memwatch failed, 126 program not executable, 127 program not found";
+
+/// Who holds the GPU memory of this machine, and how much of it is explained.
+///
+/// memwatch watches the CUDA driver's allocation calls of running programs from outside: nothing is changed or restarted.
+/// On a terminal it shows a live view; into a pipe it writes one plain table per interval.
+#[derive(Debug, Parser)]
+#[command(name = "memwatch", version, after_help = AFTER_HELP, max_term_width = 100)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+    #[command(flatten)]
+    pub(crate) targets: Targets,
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+    /// Print one report and leave, as `memwatch ps` does
+    #[arg(short = '1', long, conflicts_with = "duration")]
+    pub(crate) once: bool,
+    #[command(flatten)]
+    pub(crate) common: Common,
+}
+
+/// What is to be done; without one it is the live view.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print one table (or one JSON report) and leave
+    Ps(Targets),
+    /// Start a program, watch it from its first allocation and print a summary
+    Run(Run),
+    /// Say for each requirement whether this machine meets it, and how to fix what is missing
+    Doctor,
+}
+
+/// Whom to show.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "What to watch")]
+pub(crate) struct Targets {
+    /// Watch only these processes (default: all); may be repeated
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
+    pub(crate) tgids: Vec<Tgid>,
+    /// Show only these GPUs, by index or UUID (or its beginning); may be repeated
+    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
+    pub(crate) gpus: Vec<String>,
+}
+
+/// How often and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Time")]
+pub(crate) struct Pace {
+    /// Time between two refreshes: 500ms, 2s, 1m; a bare number is seconds; at least 100ms
+    #[arg(short, long, value_name = "TIME", default_value = "1s")]
+    #[arg(value_parser = values::interval, allow_negative_numbers = true)]
+    pub(crate) interval: Duration,
+    /// Stop watching after this time (default: at Ctrl-C, or when the watched processes have ended)
+    #[arg(short, long, value_name = "TIME", value_parser = values::duration, allow_negative_numbers = true)]
+    pub(crate) duration: Option<Duration>,
+}
+
+/// A program to be started.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[command(override_usage = "memwatch run [OPTIONS] -- <CMD>...")]
+pub(crate) struct Run {
+    /// Show only these GPUs, by index or UUID (or its beginning); may be repeated
+    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
+    #[arg(help_heading = "What to watch")]
+    pub(crate) gpus: Vec<String>,
+    /// The program and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(help_heading = "Arguments")]
+    pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+/// What every command takes.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Output and libraries")]
+pub(crate) struct Common {
+    /// Write JSON: one object per report
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to use colours: auto, always or never; auto obeys NO_COLOR and CLICOLOR_FORCE
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
+    pub(crate) color: ColorWhen,
+    /// Draw with ASCII characters only
+    #[arg(long, global = true)]
+    pub(crate) ascii: bool,
+    /// Probe this libcuda file, too; may be repeated
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) libcuda: Vec<PathBuf>,
+    /// Load NVML from this file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) nvml_lib: Option<PathBuf>,
+    /// Log more, on stderr; may be repeated
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Size of the ring buffer between kernel and memwatch: a power of two
+    #[arg(long, global = true, hide = true, value_name = "SIZE", value_parser = values::ring_bytes)]
+    pub(crate) ring_bytes: Option<u32>,
+    /// Attach one uprobe per function, as kernels without uprobe_multi need it
+    #[arg(long, global = true, hide = true)]
+    pub(crate) classic_uprobes: bool,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorWhen {
+    /// On a terminal
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+impl ColorWhen {
+    /// Whether to use colours on an output; `variable` reads an environment variable.
+    ///
+    /// A flag wins over the environment; there, `NO_COLOR` wins over `CLICOLOR_FORCE`, and empty values count as unset.
+    pub(crate) fn decide(self, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+        let set = |name| variable(name).is_some_and(|value| !value.is_empty());
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto if set("NO_COLOR") => false,
+            Self::Auto if variable("CLICOLOR_FORCE").is_some_and(|value| !matches!(value.as_str(), "" | "0")) => true,
+            Self::Auto => is_terminal && variable("TERM").as_deref() != Some("dumb"),
+        }
+    }
+}
+
+impl Args {
+    /// Reads the command line of this process; on bad usage, `--help` or `--version` it prints and exits as clap does.
+    pub(crate) fn read() -> Self {
+        Self::from_words(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    /// Reads a command line, the program's name first.
+    ///
+    /// # Errors
+    /// Bad usage, `--help` and `--version`, as clap words them.
+    pub(crate) fn from_words<W: Into<std::ffi::OsString> + Clone>(
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<Self, clap::Error> {
+        let mut command = Self::command();
+        let matches = command.try_get_matches_from_mut(words)?;
+        let args = Self::from_arg_matches(&matches)?;
+        match args.misplaced(&matches) {
+            Some((flag, subcommand)) => Err(command.error(
+                ErrorKind::ArgumentConflict,
+                format!("'{flag}' does not belong before '{subcommand}': see 'memwatch {subcommand} --help'"),
+            )),
+            None => Ok(args),
+        }
+    }
+
+    /// An option of the live view that was typed before a subcommand, where it would be ignored.
+    fn misplaced(&self, matches: &clap::ArgMatches) -> Option<(&'static str, &'static str)> {
+        let subcommand = match self.command.as_ref()? {
+            Command::Ps(_) => "ps",
+            Command::Run(_) => "run",
+            Command::Doctor => "doctor",
+        };
+        let typed = |id: &str| matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+        [
+            ("tgids", "--pid"),
+            ("gpus", "--gpu"),
+            ("interval", "--interval"),
+            ("duration", "--duration"),
+            ("once", "--once"),
+        ]
+        .into_iter()
+        .find(|(id, _)| typed(id))
+        .map(|(_, flag)| (flag, subcommand))
+    }
+}
+
+#[cfg(test)]
+mod tests;

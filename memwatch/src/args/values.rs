@@ -1,0 +1,88 @@
+//! The values behind the options, each with a sentence for what it refuses.
+
+use std::time::Duration;
+
+use memwatch_core::words::Tgid;
+
+/// Faster refreshes cost more than they show.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Longer times are typing errors, and keep clear of the clock's end.
+const LONGEST: Duration = Duration::from_hours(366 * 24);
+/// Units of a time, longest name first, in seconds.
+const TIME_UNITS: [(&str, f64); 6] =
+    [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("", 1.0)];
+/// Units of a size in bytes.
+const SIZE_UNITS: [(&str, u64); 4] = [("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
+
+/// A process id: what `/proc` has a directory for.
+///
+/// # Errors
+/// When it is no positive number that fits the kernel's type.
+pub(super) fn tgid(text: &str) -> Result<Tgid, String> {
+    match text.parse::<i32>() {
+        Ok(number) if number > 0 => Ok(Tgid(number.unsigned_abs())),
+        _ => Err("a process id is a number from 1 on".to_owned()),
+    }
+}
+
+/// A GPU as typed: an index, or a UUID or its beginning.
+///
+/// # Errors
+/// When it can be neither.
+pub(super) fn gpu(text: &str) -> Result<String, String> {
+    let is_name = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/');
+    if text.is_empty() || text.starts_with('-') || !is_name {
+        return Err("a GPU is an index such as 0, or a UUID such as GPU-8f3c… or its beginning".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// The time between two refreshes.
+///
+/// # Errors
+/// When it is no time, or shorter than [`SHORTEST_INTERVAL`].
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
+    let interval = time(text)?;
+    if interval < SHORTEST_INTERVAL {
+        return Err("the shortest interval is 100ms".to_owned());
+    }
+    Ok(interval)
+}
+
+/// How long to watch.
+///
+/// # Errors
+/// When it is no time, or none at all.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let duration = time(text)?;
+    if duration.is_zero() {
+        return Err("there is nothing to see in no time at all".to_owned());
+    }
+    Ok(duration)
+}
+
+/// The size of the ring buffer: a power of two of at least a page.
+///
+/// # Errors
+/// When the kernel would refuse it.
+pub(super) fn ring_bytes(text: &str) -> Result<u32, String> {
+    let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = SIZE_UNITS.iter().find(|(name, _)| *name == &text[number.len()..]);
+    let bytes = number.parse::<u64>().ok().zip(unit).and_then(|(number, (_, bytes))| number.checked_mul(*bytes));
+    match bytes.and_then(|bytes| u32::try_from(bytes).ok()) {
+        Some(bytes) if bytes.is_power_of_two() && bytes >= 4096 => Ok(bytes),
+        _ => Err("a size is a power of two from 4K to 2G, such as 16M".to_owned()),
+    }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = TIME_UNITS.iter().find(|(name, _)| *name == &text[number.len()..]);
+    let is_plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let seconds = number.parse::<f64>().ok().filter(|_| is_plain).zip(unit).map(|(number, (_, unit))| number * unit);
+    match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(time) if time <= LONGEST => Ok(time),
+        Some(_) => Err("that is more than a year".to_owned()),
+        None => Err("a time is a number with a unit: 500ms, 2s, 1m, 1h, 1d; without a unit it is seconds".to_owned()),
+    }
+}

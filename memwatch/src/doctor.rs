@@ -1,0 +1,146 @@
+//! `memwatch doctor`: for each requirement, whether this machine meets it and the exact fix if not.
+//!
+//! Each room reads one part of the world and judges it by functions of values. The trial run has the last word: what it
+//! did is possible, whatever a version or a capability set suggests.
+
+mod check;
+mod json;
+mod library;
+mod nvml;
+mod permission;
+mod privilege;
+mod system;
+mod text;
+mod trial;
+
+use std::io::{ErrorKind, Write as _};
+use std::path::PathBuf;
+
+use check::{Barrier, Check, State, Topic};
+use library::Libraries;
+use nvml::{NvmlReport, Traces};
+use privilege::Privilege;
+
+use crate::exit::Exit;
+use crate::sources::kernel::site::KernelVersion;
+
+/// What to examine, and how to say it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DoctorOptions {
+    /// JSON instead of text.
+    pub(crate) json: bool,
+    /// The NVML library to use instead of the system's.
+    pub(crate) nvml_library: Option<PathBuf>,
+    /// Further driver library files.
+    pub(crate) libraries: Vec<PathBuf>,
+    /// Colours in the text.
+    pub(crate) color: bool,
+    /// One line per probed function in the text.
+    pub(crate) verbose: bool,
+}
+
+/// Everything found out.
+#[derive(Debug)]
+struct Diagnosis {
+    release: String,
+    program: String,
+    checks: Vec<Check>,
+    mechanism: Option<&'static str>,
+    libraries: Libraries,
+    nvml: Result<NvmlReport, String>,
+}
+
+/// Examines this machine and prints what it found. The exit code says whether memwatch can watch here.
+pub(crate) fn run(options: &DoctorOptions) -> Exit {
+    let diagnosis = examine(options);
+    let report = if options.json { json::render(&diagnosis) } else { text::render(&diagnosis, options.color) };
+    let mut out = std::io::stdout().lock();
+    match out.write_all(report.as_bytes()).and_then(|()| out.flush()) {
+        // A reader that has left does not change the diagnosis.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            eprintln!("memwatch: the report cannot be written: {error}");
+            Exit::Error
+        }
+        _ => diagnosis.exit(),
+    }
+}
+
+fn examine(options: &DoctorOptions) -> Diagnosis {
+    let release = system::release();
+    let classic = permission::is_classic(&release);
+    let privilege = Privilege::of_this_process(classic);
+    let mut checks = system::checks(&release);
+    checks.extend(permission::checks(&privilege));
+    let mut trial = trial::run(&privilege);
+    if trial.kernel.is_some() {
+        checks.iter_mut().for_each(believe_trial);
+    }
+    checks.append(&mut trial.checks);
+    let mechanism = trial.kernel.as_ref().map(|kernel| kernel.mechanism.name());
+    let libraries = library::examine(&options.libraries, trial.kernel.as_mut(), KernelVersion::from_release(&release));
+    let driver = nvml::driver_version();
+    let nvml = nvml::ask(options.nvml_library.clone());
+    let traces = if nvml.is_ok() { Traces::Found } else { libraries.traces(&privilege) };
+    checks.push(nvml::judge_driver(driver.as_deref(), traces));
+    checks.push(libraries.judge(driver.is_some() || nvml.is_ok(), &privilege));
+    checks.extend(libraries.checks(&privilege, options.verbose));
+    checks.extend(nvml::checks(&nvml, driver.as_deref()));
+    Diagnosis { release, program: privilege.program(), checks, mechanism, libraries, nvml }
+}
+
+/// What seemed to make the trial impossible did not. Foreign process ids spoil the answers, not the trial.
+fn believe_trial(check: &mut Check) {
+    let concerns_trial =
+        matches!(check.topic, Topic::Kernel | Topic::Permission) && check.id != permission::PID_NAMESPACE;
+    if concerns_trial && check.state.barrier().is_some() {
+        check.state = State::Degraded;
+        check.fact.push_str("; yet the trial run worked");
+    }
+}
+
+impl Diagnosis {
+    /// The highest barrier: what permission grants is of no use where the machine cannot.
+    fn barrier(&self) -> Option<Barrier> {
+        self.checks.iter().filter_map(|check| check.state.barrier()).max()
+    }
+
+    fn exit(&self) -> Exit {
+        match self.barrier() {
+            None => Exit::Ok,
+            Some(Barrier::Permission) => Exit::NotPermitted,
+            Some(Barrier::Machine) => Exit::Unsupported,
+        }
+    }
+
+    /// The whole report in one sentence.
+    fn summary(&self) -> String {
+        let Some(barrier) = self.barrier() else { return self.readiness() };
+        let standing = |check: &&Check| check.state.barrier() == Some(barrier);
+        let names: Vec<&str> = self.checks.iter().filter(standing).map(|check| check.id).collect();
+        let fix = self.checks.iter().filter(standing).find_map(|check| check.fixes.first());
+        let fix = fix.map_or_else(String::new, |fix| format!(". Next: {fix}"));
+        match barrier {
+            Barrier::Permission => format!("not ready: permission is missing ({}){fix}", names.join(", ")),
+            Barrier::Machine => format!("not ready: this machine cannot ({}){fix}", names.join(", ")),
+        }
+    }
+
+    fn readiness(&self) -> String {
+        let limits = self.checks.iter().filter(|check| check.state == State::Degraded).count();
+        let limits = match limits {
+            0 => String::new(),
+            limits => format!(" ({} above)", library::count(limits, "limit")),
+        };
+        let functions: usize = self.libraries.usable().map(|file| file.functions.len()).sum();
+        if functions == 0 {
+            return format!("ready, but there is no libcuda: nothing to watch yet{limits}");
+        }
+        let files = library::count(self.libraries.usable().count(), "library file");
+        let gpus =
+            self.nvml.as_ref().map_or_else(|_| "no NVML".to_owned(), |report| library::count(report.gpus.len(), "GPU"));
+        format!("ready: {} in {files}, {gpus}{limits}", library::count(functions, "function"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

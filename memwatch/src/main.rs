@@ -1,0 +1,28 @@
+//! Who holds the GPU memory of this machine, since when, and how much of it is explained: the command line program.
+//!
+//! `args` says what was typed, `run` does it, `exit` says how it ended.
+
+mod args;
+mod command;
+mod doctor;
+mod exit;
+mod logger;
+mod output;
+mod run;
+mod session;
+mod sinks;
+mod sources;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = args::Args::read();
+    logger::install(args.common.verbose);
+    match run::run(&args) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            failure.tell();
+            failure.exit.into()
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use aya_log::EbpfLogger;
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{ProcessEvent, Record};
+use memwatch_core::Pipeline;
+use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use memwatch_core::snapshot::Snapshot;
+use memwatch_core::words::Tgid;
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::exit::Failure;
+use crate::sources::clock;
+use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
+use crate::sources::kernel::losses::LossCounters;
+use crate::sources::kernel::ring::Ring;
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::LibraryScan;
+use crate::sources::library_watch::{LibraryWatch, NewLibrary};
+use crate::sources::namespace;
+use crate::sources::nvml;
+use crate::sources::procfs::ProcReader;
+
+/// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
+const NVML_STALE: Duration = Duration::from_secs(10);
+
+/// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
+const RHYTHM: Duration = Duration::from_millis(20);
+
+/// What to watch, and how.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SessionOptions {
+    /// These processes and their children; empty for every process of the machine.
+    pub(crate) targets: Vec<u32>,
+    /// A command will be started later and become a target.
+    pub(crate) expects_command: bool,
+    /// Further driver library files.
+    pub(crate) libraries: Vec<PathBuf>,
+    /// The NVML library to use instead of the system's.
+    pub(crate) nvml_library: Option<PathBuf>,
+    /// Size of the ring buffer in bytes.
+    pub(crate) ring_bytes: u32,
+    /// Use classic uprobes even where `uprobe_multi` works.
+    pub(crate) classic_uprobes: bool,
+    /// Let the kernel half log.
+    pub(crate) diagnostics: bool,
+}
+
+/// A running watch.
+pub(crate) struct Session {
+    kernel: Kernel,
+    diagnostics: Option<EbpfLogger<&'static dyn log::Log>>,
+    ring: Ring,
+    rhythm: Interval,
+    losses: LossCounters,
+    pipeline: Pipeline,
+    processes: ProcReader,
+    libraries: LibraryWatch,
+    devices: mpsc::Receiver<DeviceReading>,
+    targets: BTreeSet<u32>,
+    everybody: bool,
+    last_reading_ns: u64,
+    nvml_works: bool,
+}
+
+impl Session {
+    /// Loads the kernel half, attaches to every library known now, and begins to watch.
+    pub(crate) fn open(options: &SessionOptions) -> Result<Self, Failure> {
+        if namespace::is_initial("pid") == Some(false) {
+            return Err(Failure::foreign_pid_namespace());
+        }
+        let everybody = options.targets.is_empty() && !options.expects_command;
+        let load = LoadOptions {
+            all_processes: everybody,
+            ring_bytes: options.ring_bytes,
+            classic_uprobes: options.classic_uprobes,
+            diagnostics: options.diagnostics,
+        };
+        let version = kernel_version()?;
+        let mut kernel = Kernel::load(load).map_err(Failure::from_load)?;
+        let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose();
+        let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
+        let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
+        let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
+        let mut rhythm = interval(RHYTHM);
+        rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
+        let mut session = Self {
+            kernel,
+            diagnostics,
+            ring,
+            rhythm,
+            losses,
+            pipeline: Pipeline::new(!everybody),
+            processes: ProcReader::new("/proc"),
+            libraries: LibraryWatch::new(scan, version),
+            devices: nvml::start(options.nvml_library.clone()),
+            targets: BTreeSet::new(),
+            everybody,
+            last_reading_ns: clock::boottime_ns(),
+            nvml_works: false,
+        };
+        session.attach_first(options)?;
+        Ok(session)
+    }
+
+    /// Everything known now gets its probes; the watch begins when the last one has.
+    fn attach_first(&mut self, options: &SessionOptions) -> Result<(), Failure> {
+        let roots: BTreeSet<u32> = options.targets.iter().copied().collect();
+        let mut all = if roots.is_empty() { BTreeSet::new() } else { self.processes.descendants(&roots) };
+        all.extend(&roots);
+        for &tgid in &all {
+            self.kernel.watch(tgid).map_err(Failure::from_load)?;
+            self.libraries.expect(tgid);
+        }
+        self.libraries.attach_host(&mut self.kernel);
+        if self.everybody {
+            self.libraries.attach_machine(&mut self.kernel);
+        }
+        self.libraries.attach_expected(&mut self.kernel);
+        self.update_coverage();
+        self.pipeline.step(Input::Attached { time_ns: clock::boottime_ns() });
+        for &tgid in &all {
+            let target = roots.contains(&tgid);
+            self.learn(tgid, target);
+            // It may have ended before the kernel half knew it; nobody reports that exit.
+            if !self.processes.exists(tgid) {
+                if target {
+                    return Err(Failure::no_process(tgid));
+                }
+                self.pipeline.step(Input::ProcessGone { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
+            }
+        }
+        self.targets = roots;
+        Ok(())
+    }
+
+    /// A process started under our eyes and not yet running: watched from its first instruction.
+    ///
+    /// `words` are its program and arguments: `/proc` still shows it as memwatch's own fork, and it may end before another look.
+    pub(crate) fn adopt(&mut self, tgid: u32, words: &[OsString]) -> Result<(), LoadError> {
+        self.kernel.watch(tgid)?;
+        self.libraries.expect(tgid);
+        if let Some(facts) = self.processes.facts(tgid, true) {
+            let command = words.join(OsStr::new(" ")).to_string_lossy().into_owned();
+            let comm = words.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
+            let comm = comm.to_string_lossy().into_owned();
+            self.pipeline.step(Input::Process(ProcessFacts { command, comm, started_under_watch: true, ..facts }));
+        }
+        self.targets.insert(tgid);
+        Ok(())
+    }
+
+    /// Waits for what comes next, records, a device reading or the time to look for libraries, and takes it in.
+    ///
+    /// Dropped while it waits, it has taken nothing.
+    pub(crate) async fn advance(&mut self) {
+        tokio::select! {
+            _ = self.ring.wake() => self.pump(),
+            _ = self.rhythm.tick() => {
+                self.pump();
+                self.discover();
+            }
+            Some(reading) = self.devices.recv() => self.take_devices(reading),
+        }
+    }
+
+    /// Fetches all records that are there.
+    fn pump(&mut self) {
+        if let Some(log) = &mut self.diagnostics {
+            log.flush();
+        }
+        let Self { ring, pipeline, processes, libraries, targets, .. } = self;
+        ring.drain(|record| match record {
+            Ok(record) => feed(pipeline, processes, libraries, targets, record),
+            Err(_) => pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
+        });
+    }
+
+    /// Looks for libraries that have appeared.
+    fn discover(&mut self) {
+        let mut new = self.libraries.attach_expected(&mut self.kernel);
+        if self.everybody {
+            new.extend(self.libraries.attach_machine(&mut self.kernel));
+        }
+        if new.is_empty() {
+            return;
+        }
+        self.update_coverage();
+        for tgid in new.iter().flat_map(|NewLibrary { mapped_by }| mapped_by) {
+            if self.everybody || self.pipeline.knows(Tgid(*tgid)) {
+                self.learn(*tgid, self.targets.contains(tgid));
+                self.pipeline.step(Input::ObservedFrom { tgid: Tgid(*tgid), time_ns: clock::boottime_ns() });
+            }
+        }
+    }
+
+    /// Takes a device reading in, after every record made before it.
+    fn take_devices(&mut self, reading: DeviceReading) {
+        self.pump();
+        self.last_reading_ns = reading.end_ns;
+        self.nvml_works = reading.state == NvmlState::Ok;
+        if self.everybody {
+            let listed: BTreeSet<u32> = if self.nvml_works {
+                reading
+                    .devices
+                    .iter()
+                    .flat_map(|device| device.processes.iter().flatten())
+                    .map(|use_| use_.tgid.0)
+                    .collect()
+            } else {
+                self.libraries.users()
+            };
+            for tgid in listed {
+                if !self.pipeline.knows(Tgid(tgid)) {
+                    self.learn(tgid, false);
+                }
+            }
+        }
+        self.pipeline.step(Input::Devices(reading));
+    }
+
+    /// Everything known now.
+    pub(crate) fn snapshot(&mut self) -> Snapshot {
+        self.pump();
+        for loss in self.losses.poll() {
+            self.pipeline.step(loss);
+        }
+        let now_ns = clock::boottime_ns();
+        self.drop_stale_devices(now_ns);
+        self.forget_gone(now_ns);
+        self.pipeline.step(Input::Tick { time_ns: now_ns });
+        let mut snapshot = self.pipeline.snapshot();
+        if !self.everybody {
+            // Children of a target that never touch a GPU are watched, in case they do, but nobody asked to see them.
+            snapshot.processes.retain(|process| process.target || process.has_touched_gpu());
+        }
+        snapshot
+    }
+
+    /// Whether any target, or child of one, is left. Always true for a watch on everybody.
+    pub(crate) fn is_anybody_left(&self) -> bool {
+        self.everybody || self.pipeline.watched().next().is_some()
+    }
+
+    /// The targets that have mapped no driver library.
+    pub(crate) fn targets_without_library(&self) -> Vec<u32> {
+        self.targets.iter().copied().filter(|tgid| self.libraries.is_expected(*tgid)).collect()
+    }
+
+    fn learn(&mut self, tgid: u32, target: bool) {
+        if let Some(facts) = self.processes.facts(tgid, target) {
+            self.pipeline.step(Input::Process(facts));
+        }
+    }
+
+    fn update_coverage(&mut self) {
+        let coverage = Coverage { libraries: self.libraries.coverage(), mechanism: self.kernel.mechanism.name() };
+        self.pipeline.step(Input::Coverage(coverage));
+    }
+
+    fn drop_stale_devices(&mut self, now_ns: u64) {
+        let age = Duration::from_nanos(now_ns.saturating_sub(self.last_reading_ns));
+        if age > NVML_STALE && self.nvml_works {
+            self.nvml_works = false;
+            let state = NvmlState::Unavailable(format!("NVML has not answered for {} s", age.as_secs()));
+            let reading = DeviceReading { begin_ns: now_ns, end_ns: now_ns, state, devices: Vec::new() };
+            self.pipeline.step(Input::Devices(reading));
+        }
+    }
+
+    /// Processes known only from NVML or `/proc` have no exit record.
+    fn forget_gone(&mut self, now_ns: u64) {
+        let gone: Vec<Tgid> = self.pipeline.watched().filter(|tgid| !self.processes.exists(tgid.0)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        // Their exit records, if they have any, are in the ring by now and come first.
+        self.pump();
+        for tgid in gone {
+            self.pipeline.step(Input::ProcessGone { tgid, time_ns: now_ns });
+        }
+    }
+}
+
+/// Whether a device reading, good or bad, has come since the watch began.
+pub(crate) fn has_reading(snapshot: &Snapshot) -> bool {
+    match snapshot.nvml {
+        NvmlState::Starting => false,
+        NvmlState::Ok => snapshot.gpus.iter().all(|gpu| gpu.sampled_ns >= snapshot.attached_ns),
+        NvmlState::Unavailable(_) => true,
+    }
+}
+
+/// One record into the pipeline, after what `/proc` says of a process that is new.
+fn feed(
+    pipeline: &mut Pipeline,
+    processes: &mut ProcReader,
+    libraries: &mut LibraryWatch,
+    targets: &BTreeSet<u32>,
+    record: Record,
+) {
+    match record {
+        // Read even for a number that is known: its exit may be among the lost records, and this another process.
+        Record::Process(event) if event.event() == Some(ProcessEvent::FirstCall) => {
+            if let Some(facts) = processes.facts(event.tgid, targets.contains(&event.tgid)) {
+                pipeline.step(Input::Process(facts));
+            }
+        }
+        // In a watch on everybody a child is of interest from its own first call on.
+        Record::Process(event) if event.event() == Some(ProcessEvent::Fork) && !targets.is_empty() => {
+            libraries.expect(event.tgid);
+            if let Some(mut facts) = processes.facts(event.tgid, false) {
+                facts.started_under_watch = true;
+                pipeline.step(Input::Process(facts));
+            }
+        }
+        Record::Process(event) if event.event() == Some(ProcessEvent::Exec) => {
+            libraries.expect(event.tgid);
+            pipeline.step(Input::Record(record));
+            if let Some(mut facts) = processes.facts(event.tgid, targets.contains(&event.tgid)) {
+                facts.started_under_watch = true;
+                pipeline.step(Input::Process(facts));
+            }
+            return;
+        }
+        _ => {}
+    }
+    pipeline.step(Input::Record(record));
+}
+
+fn kernel_version() -> Result<KernelVersion, Failure> {
+    let release =
+        std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release cannot be read")?;
+    Ok(KernelVersion::from_release(&release)
+        .with_context(|| format!("kernel release {release:?} is not understood"))?)
+}

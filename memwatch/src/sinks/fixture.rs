@@ -1,0 +1,217 @@
+//! A made-up busy machine for the tests of the sinks.
+
+use std::collections::BTreeMap;
+
+use memwatch_core::input::{Coverage, LibraryCoverage, NvmlState};
+use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::words::{GpuUuid, Tgid};
+
+use super::wall_clock::WallClock;
+
+/// The first GPU.
+pub(crate) const UUID_0: &str = "GPU-8f3c2a10-71d2-4a0e-9c55-0d1e6b7f2a34";
+/// The second.
+pub(crate) const UUID_1: &str = "GPU-c41b77e9-02aa-4f6b-8d13-5e9f00c2d871";
+const SECOND_NS: u64 = 1_000_000_000;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// The machine's clock: it booted at 13:00:00 UTC.
+pub(crate) fn clock() -> WallClock {
+    WallClock::utc(1_795_266_000 * i128::from(SECOND_NS))
+}
+
+/// `hour:minute:second` of the day the machine booted, as `CLOCK_BOOTTIME`.
+pub(crate) fn at(hour: u64, minute: u64, second: u64) -> u64 {
+    ((hour - 13) * 3600 + minute * 60 + second) * SECOND_NS
+}
+
+/// Two GPUs; a training seen from its start that was refused memory, an inexact server older than the attach on both
+/// GPUs with a hostile command line, and a process that has ended.
+pub(crate) fn busy_node() -> Snapshot {
+    Snapshot {
+        time_ns: at(14, 3, 21),
+        complete: false,
+        losses: BTreeMap::from([("ring_full", 12)]),
+        coverage: Coverage {
+            libraries: vec![LibraryCoverage {
+                path: "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06".to_owned(),
+                build_id: Some("5f0c".to_owned()),
+                probes_attached: 78,
+                probes_moved: 31,
+                probes_missing: vec!["cuMemBatchDecompressAsync".to_owned()],
+                error: None,
+            }],
+            mechanism: "uprobe_multi",
+        },
+        nvml: NvmlState::Ok,
+        attached_ns: at(14, 2, 11),
+        gpus: vec![gpu(0, UUID_0, 78 * GIB, 72 * GIB), gpu(1, UUID_1, 21 * GIB, 20 * GIB)],
+        processes: vec![training(), server(), ended()],
+    }
+}
+
+/// One process on one GPU, everything known and exact.
+pub(crate) fn quiet_node() -> Snapshot {
+    let mut snapshot = busy_node();
+    snapshot.complete = true;
+    snapshot.losses.clear();
+    snapshot.coverage.libraries[0].probes_missing.clear();
+    snapshot.gpus.truncate(1);
+    snapshot.gpus[0].used_bytes = Some(41 * GIB);
+    snapshot.gpus[0].live_bytes = 40 * GIB + 512 * MIB;
+    snapshot.gpus[0].accounted_bytes = snapshot.gpus[0].live_bytes;
+    snapshot.gpus[0].unexplained_bytes = Some((512 * MIB).cast_signed());
+    snapshot.gpus[0].unwatched_processes = Some(0);
+    snapshot.processes.truncate(1);
+    snapshot.processes[0].target = true;
+    snapshot
+}
+
+/// A machine without a GPU, NVML or libcuda.
+pub(crate) fn empty_node() -> Snapshot {
+    let mut snapshot = busy_node();
+    snapshot.complete = true;
+    snapshot.losses.clear();
+    snapshot.coverage.libraries.clear();
+    snapshot.nvml = NvmlState::Unavailable("no NVIDIA driver is loaded".to_owned());
+    snapshot.gpus.clear();
+    snapshot.processes.clear();
+    snapshot
+}
+
+/// So many processes on the first GPU.
+pub(crate) fn crowded_node(processes: u32) -> Snapshot {
+    let mut snapshot = busy_node();
+    let one = |number| ProcessView { tgid: Tgid(100_000 + number), ..training() };
+    snapshot.processes = (0..processes).map(one).collect();
+    snapshot
+}
+
+fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView {
+    GpuView {
+        uuid: GpuUuid::new(uuid),
+        nvml_index,
+        name: "NVIDIA H100 80GB HBM3".to_owned(),
+        total_bytes: Some(80 * GIB - 401 * MIB),
+        used_bytes: Some(used_bytes),
+        live_bytes,
+        accounted_bytes: live_bytes,
+        unexplained_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
+        context_bytes: Some(512 * MIB),
+        sampled_ns: at(14, 3, 20),
+        unwatched_processes: Some(u64::from(nvml_index)),
+    }
+}
+
+fn kind(live_bytes: u64, peak_bytes: u64) -> KindView {
+    KindView { live_bytes, peak_bytes, total_bytes: peak_bytes * 3, estimated: false }
+}
+
+fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
+    ProcessView {
+        tgid: Tgid(tgid),
+        start_ns: Some(at(13, 30, 0)),
+        comm: "python3".to_owned(),
+        command: command.to_owned(),
+        user: Some(user.to_owned()),
+        target: false,
+        observed_since_ns: at(14, 2, 11),
+        from_start: false,
+        exact: true,
+        losses: BTreeMap::new(),
+        ended_ns: None,
+        gpus: Vec::new(),
+        host: HostView::default(),
+        unknown_frees: 0,
+        implicit_frees: 0,
+        failures: Vec::new(),
+        allocations_per_second: Some(0.0),
+        frees_per_second: Some(0.0),
+    }
+}
+
+fn training() -> ProcessView {
+    ProcessView {
+        start_ns: Some(at(14, 2, 30)),
+        observed_since_ns: at(14, 2, 30),
+        from_start: true,
+        gpus: vec![ProcessGpuView {
+            uuid: Some(GpuUuid::new(UUID_0)),
+            used_bytes: Some(41 * GIB),
+            live_bytes: 40 * GIB + 512 * MIB,
+            peak_bytes: 44 * GIB,
+            before_attach_bytes: Some(0),
+            before_attach_includes_context: false,
+            accounted_bytes: 40 * GIB + 512 * MIB,
+            unexplained_bytes: Some((512 * MIB).cast_signed()),
+            allocations: 1_234_567,
+            frees: 1_234_001,
+            failed_allocations: 2,
+            kinds: BTreeMap::from([
+                ("device", kind(38 * GIB, 40 * GIB)),
+                ("pool", kind(2 * GIB + 512 * MIB, 4 * GIB)),
+                ("managed", kind(3 * GIB, 3 * GIB)),
+            ]),
+        }],
+        host: HostView { pinned_live_bytes: 2 * GIB, pinned_peak_bytes: 3 * GIB, ..HostView::default() },
+        failures: vec![failure(at(14, 3, 12), 38 * GIB), failure(at(14, 3, 20), 40 * GIB)],
+        allocations_per_second: Some(1812.4),
+        frees_per_second: Some(1803.0),
+        ..process(1234, "python3 train.py --model llama-8b", "alice")
+    }
+}
+
+fn failure(time_ns: u64, requested_bytes: u64) -> FailureView {
+    let uuid = Some(GpuUuid::new(UUID_0));
+    FailureView { time_ns, symbol: "cuMemAlloc_v2", requested_bytes, status: 2, uuid }
+}
+
+fn server() -> ProcessView {
+    let on = |uuid, used_bytes, live_bytes, before| ProcessGpuView {
+        uuid: Some(GpuUuid::new(uuid)),
+        used_bytes: Some(used_bytes),
+        live_bytes,
+        peak_bytes: live_bytes,
+        before_attach_bytes: Some(before),
+        before_attach_includes_context: before > 0,
+        accounted_bytes: live_bytes,
+        unexplained_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
+        allocations: 310,
+        frees: 12,
+        failed_allocations: 0,
+        kinds: BTreeMap::from([("physical", kind(live_bytes, live_bytes))]),
+    };
+    ProcessView {
+        exact: false,
+        losses: BTreeMap::from([("ring_full", 12)]),
+        gpus: vec![on(UUID_0, 36 * GIB, 31 * GIB + 512 * MIB, 4 * GIB), on(UUID_1, 20 * GIB, 20 * GIB, 0)],
+        unknown_frees: 3,
+        allocations_per_second: Some(4.2),
+        frees_per_second: None,
+        ..process(2002, "vllm serve \x1b[2J日本", "bob")
+    }
+}
+
+fn ended() -> ProcessView {
+    ProcessView {
+        ended_ns: Some(at(14, 3, 5)),
+        user: None,
+        implicit_frees: 17,
+        gpus: vec![ProcessGpuView {
+            uuid: Some(GpuUuid::new(UUID_1)),
+            used_bytes: None,
+            live_bytes: 0,
+            peak_bytes: 12 * GIB + 307 * MIB,
+            before_attach_bytes: None,
+            before_attach_includes_context: false,
+            accounted_bytes: 0,
+            unexplained_bytes: None,
+            allocations: 20,
+            frees: 3,
+            failed_allocations: 0,
+            kinds: BTreeMap::from([("array", KindView { estimated: true, ..kind(0, 12 * GIB + 307 * MIB) })]),
+        }],
+        ..process(4321, "./render", "nobody")
+    }
+}

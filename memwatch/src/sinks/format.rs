@@ -1,0 +1,206 @@
+//! Numbers and foreign text as people read them.
+
+use std::borrow::Cow;
+
+use ratatui::text::Span;
+
+/// Units of memory, each 1024 times the one before.
+const BYTE_UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+/// What stands for a number that is not known.
+pub(crate) const UNKNOWN: &str = "-";
+
+/// `12 B`, `512.0 MiB`, `78.9 GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = lossy(bytes);
+    let mut unit = 0;
+    // 1023.95 would be written as 1024.0 of the smaller unit.
+    while value >= 1023.95 && unit + 1 < BYTE_UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", BYTE_UNITS[unit])
+}
+
+/// [`bytes`] with a sign where it is negative.
+pub(crate) fn signed_bytes(value: i64) -> String {
+    let sign = if value < 0 { "-" } else { "" };
+    format!("{sign}{}", bytes(value.unsigned_abs()))
+}
+
+/// A number that may be unknown.
+pub(crate) fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), text)
+}
+
+/// `1,234,567`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Events per second: `0`, `0.4`, `812`, `12.3k`.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        rate if rate.is_nan() => UNKNOWN.to_owned(),
+        rate if rate <= 0.0 => "0".to_owned(),
+        rate if rate < 0.05 => "<0.1".to_owned(),
+        rate if rate < 9.95 => format!("{rate:.1}"),
+        rate if rate < 999.5 => format!("{rate:.0}"),
+        rate if rate < 999_950.0 => format!("{:.1}k", rate / 1e3),
+        rate => format!("{:.1}M", rate / 1e6),
+    }
+}
+
+/// `part` of `whole`, 0 to 1 and beyond; nothing of nothing is 0.
+pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { lossy(part) / lossy(whole) }
+}
+
+/// `99.4 %`.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    format!("{:.1} %", ratio(part, whole) * 100.0)
+}
+
+/// `0.4 s`, `51 s`, `2 min 13 s`, `1 h 4 min`, `3 d 2 h`.
+pub(crate) fn duration(duration_ns: u64) -> String {
+    let seconds = duration_ns / 1_000_000_000;
+    match seconds {
+        0..10 => format!("{}.{} s", seconds, duration_ns / 100_000_000 % 10),
+        10..60 => format!("{seconds} s"),
+        60..3_600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+/// `1 process`, `2 processes`.
+pub(crate) fn plural(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
+/// Text of others, made harmless for a terminal: what could steer it is written as `\x1b`.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(steers) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len() + 8);
+    for letter in text.chars() {
+        match letter {
+            '\n' => safe.push_str("\\n"),
+            '\t' => safe.push_str("\\t"),
+            '\r' => safe.push_str("\\r"),
+            letter if letter.is_control() => safe.push_str(&control(letter)),
+            letter if steers(letter) => safe.extend(letter.escape_unicode()),
+            letter => safe.push(letter),
+        }
+    }
+    Cow::Owned(safe)
+}
+
+fn control(letter: char) -> String {
+    format!("\\x{:02x}", u32::from(letter))
+}
+
+/// Control characters, and what turns the direction of the text around or has no width.
+fn steers(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// The columns a text takes on a terminal.
+pub(crate) fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+/// The beginning of a text that fits into so many columns, with `mark` where something is cut off.
+pub(crate) fn fit<'a>(text: &'a str, columns: usize, mark: &str) -> Cow<'a, str> {
+    if width(text) <= columns {
+        return Cow::Borrowed(text);
+    }
+    let mark = if width(mark) < columns { mark } else { "" };
+    let room = columns - width(mark);
+    let mut end = 0;
+    for (position, letter) in text.char_indices() {
+        let next = position + letter.len_utf8();
+        if width(&text[..next]) > room {
+            break;
+        }
+        end = next;
+    }
+    Cow::Owned(format!("{}{mark}", &text[..end]))
+}
+
+/// A whole number as a float: the screen shows three digits of it.
+#[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
+const fn lossy(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_written_with_binary_units() {
+        for (number, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1_048_575, "1.0 MiB"),
+            (2 << 20, "2.0 MiB"),
+            (85_899_345_920, "80.0 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(bytes(number), text);
+        }
+        assert_eq!(signed_bytes(-3 << 20), "-3.0 MiB");
+        assert_eq!(signed_bytes(i64::MIN), "-8.0 EiB");
+    }
+
+    #[test]
+    fn counts_rates_and_shares_are_short() {
+        assert_eq!([count(0), count(999), count(1000), count(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
+        let rates = [0.0, 0.01, 0.44, 9.94, 9.96, 812.4, 12_345.0, 999_960.0, f64::NAN].map(rate);
+        assert_eq!(rates, ["0", "<0.1", "0.4", "9.9", "10", "812", "12.3k", "1.0M", "-"]);
+        assert_eq!(percent(994, 1000), "99.4 %");
+        assert_eq!(percent(0, 0), "0.0 %");
+        assert_eq!(plural(1, "free", "frees"), "1 free");
+        assert_eq!(plural(2, "free", "frees"), "2 frees");
+    }
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        let seconds = |seconds: u64| duration(seconds * 1_000_000_000);
+        assert_eq!(duration(449_000_000), "0.4 s");
+        assert_eq!(seconds(51), "51 s");
+        assert_eq!(seconds(133), "2 min 13 s");
+        assert_eq!(seconds(3_840), "1 h 4 min");
+        assert_eq!(seconds(266_400), "3 d 2 h");
+    }
+
+    #[test]
+    fn text_of_others_cannot_steer_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\r\n\t\u{7f}\u{9b}31m"), "a\\x1b[2Jb\\r\\n\\t\\x7f\\x9b31m");
+        assert_eq!(printable("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(printable("zug/ü日本\\"), "zug/ü日本\\");
+    }
+
+    #[test]
+    fn cut_text_fits_and_says_that_it_is_cut() {
+        assert_eq!(fit("python3 train.py", 16, "…"), "python3 train.py");
+        assert_eq!(fit("python3 train.py", 9, "…"), "python3 …");
+        assert_eq!(fit("日本語", 5, "…"), "日本…");
+        assert_eq!(fit("abc", 1, ".."), "a");
+        assert_eq!(fit("abc", 0, "…"), "");
+    }
+}

@@ -1,0 +1,33 @@
+//! What people and programs get to see: each sink renders a snapshot and computes nothing but its form.
+
+pub(crate) mod filter;
+pub(crate) mod json;
+pub(crate) mod summary;
+pub(crate) mod table;
+pub(crate) mod tui;
+pub(crate) mod wall_clock;
+
+mod format;
+mod order;
+mod sentences;
+mod status;
+
+#[cfg(test)]
+pub(crate) mod fixture;
+
+/// How much a piece of text matters; each sink has its own look for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// Ordinary text.
+    Plain,
+    /// A title.
+    Heading,
+    /// What is read last.
+    Faint,
+    /// All is well.
+    Good,
+    /// A number is not the whole truth.
+    Warning,
+    /// Something failed.
+    Bad,
+}

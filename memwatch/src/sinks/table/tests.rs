@@ -1,0 +1,56 @@
+use super::*;
+use crate::sinks::fixture;
+
+fn text(snapshot: &Snapshot, options: TableOptions) -> String {
+    let mut out = Vec::new();
+    write(&mut out, snapshot, &fixture::clock(), &options).expect("memory takes all");
+    String::from_utf8(out).expect("text is UTF-8")
+}
+
+#[test]
+fn a_busy_node_is_told_in_full() {
+    assert_eq!(text(&fixture::busy_node(), TableOptions::default()), include_str!("busy_node.txt"));
+}
+
+#[test]
+fn a_quiet_node_is_told_in_short() {
+    let options = TableOptions { repeated: true, ..TableOptions::default() };
+    assert_eq!(text(&fixture::quiet_node(), options), include_str!("quiet_node.txt"));
+}
+
+#[test]
+fn a_machine_without_a_gpu_says_so() {
+    let told = text(&fixture::empty_node(), TableOptions::default());
+    assert!(told.starts_with("No process with GPU memory has been seen.\nobserved since"), "{told}");
+}
+
+#[test]
+fn a_narrow_terminal_cuts_rows_and_a_pipe_does_not() {
+    let narrow = text(&fixture::quiet_node(), TableOptions { columns: Some(100), ..TableOptions::default() });
+    let row = narrow.lines().nth(2).expect("a row");
+    assert_eq!(row.chars().count(), 100);
+    assert!(row.ends_with('…'));
+}
+
+#[test]
+fn ascii_is_ascii() {
+    let mut snapshot = fixture::busy_node();
+    snapshot.processes[1].command = "vllm".to_owned();
+    let told = text(&snapshot, TableOptions { ascii: true, ..TableOptions::default() });
+    assert!(told.is_ascii(), "{told}");
+}
+
+#[test]
+fn nothing_steers_the_terminal_unless_colours_are_wanted() {
+    assert!(!text(&fixture::busy_node(), TableOptions::default()).contains('\x1b'));
+    let colored = text(&fixture::busy_node(), TableOptions { color: true, ..TableOptions::default() });
+    assert!(colored.contains("\x1b[31m") && !colored.contains("\x1b[2J"));
+}
+
+#[test]
+fn a_target_without_memory_has_a_row() {
+    let mut snapshot = fixture::quiet_node();
+    snapshot.processes[0].gpus.clear();
+    let told = text(&snapshot, TableOptions::default());
+    assert!(told.contains("1234  alice    -     -     -"), "{told}");
+}

@@ -1,0 +1,65 @@
+//! From the kernel's clock to people's clocks.
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+/// Turns `CLOCK_BOOTTIME` nanoseconds into dates and times of day.
+#[derive(Clone, Debug)]
+pub(crate) struct WallClock {
+    /// What to add to get nanoseconds since 1970.
+    pub(crate) boottime_to_unix_ns: i128,
+    zone: TimeZone,
+}
+
+impl WallClock {
+    /// Times of day are those of this machine's time zone, or UTC and marked so where it is not known.
+    pub(crate) fn local(boottime_to_unix_ns: i128) -> Self {
+        Self { boottime_to_unix_ns, zone: TimeZone::system() }
+    }
+
+    /// Times of day are UTC.
+    pub(crate) fn utc(boottime_to_unix_ns: i128) -> Self {
+        Self { boottime_to_unix_ns, zone: TimeZone::UTC }
+    }
+
+    /// RFC 3339 in UTC, to the microsecond: for programs.
+    pub(crate) fn rfc3339(&self, boottime_ns: u64) -> String {
+        format!("{:.6}", self.timestamp(boottime_ns))
+    }
+
+    /// `14:02:11`: for people.
+    pub(crate) fn time_of_day(&self, boottime_ns: u64) -> String {
+        let zone = if self.zone.is_unknown() { " UTC" } else { "" };
+        let time = self.zone.to_datetime(self.timestamp(boottime_ns)).time();
+        format!("{:02}:{:02}:{:02}{zone}", time.hour(), time.minute(), time.second())
+    }
+
+    /// A time beyond the calendar's end is shown as the end.
+    fn timestamp(&self, boottime_ns: u64) -> Timestamp {
+        Timestamp::from_nanosecond(i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns))
+            .unwrap_or(Timestamp::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boot_time_becomes_a_date_in_utc() {
+        let clock = WallClock::utc(1_795_223_863_000_000_000);
+        assert_eq!(clock.rfc3339(1_500_000), "2026-11-21T01:17:43.001500Z");
+        assert_eq!(clock.time_of_day(2_000_000_000), "01:17:45");
+    }
+
+    #[test]
+    fn an_unknown_time_zone_is_marked() {
+        let clock = WallClock { boottime_to_unix_ns: 0, zone: TimeZone::unknown() };
+        assert_eq!(clock.time_of_day(1_000_000_000), "00:00:01 UTC");
+    }
+
+    #[test]
+    fn no_time_is_too_far() {
+        assert_eq!(WallClock::utc(i128::MAX).rfc3339(u64::MAX), "9999-12-30T22:00:00.999999Z");
+    }
+}

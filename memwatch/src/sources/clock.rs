@@ -1,0 +1,18 @@
+//! The only clock of the program.
+
+/// `CLOCK_BOOTTIME` in nanoseconds: the clock of the kernel half's records.
+pub(crate) fn boottime_ns() -> u64 {
+    u64::try_from(read(libc::CLOCK_BOOTTIME)).unwrap_or(0)
+}
+
+/// What to add to a `CLOCK_BOOTTIME` value to get nanoseconds since 1970.
+pub(crate) fn boottime_to_unix_ns() -> i128 {
+    read(libc::CLOCK_REALTIME) - read(libc::CLOCK_BOOTTIME)
+}
+
+fn read(clock: libc::clockid_t) -> i128 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a timespec to be filled; both clocks exist on every kernel memwatch runs on.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
+}

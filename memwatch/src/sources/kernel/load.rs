@@ -1,0 +1,194 @@
+//! Loads the kernel half and starts its process events.
+
+use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::programs::{ProgramError, RawTracePoint, UProbe};
+use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
+use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
+
+use super::btf::{Btf, BtfError};
+
+static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"));
+
+/// The kernel's own type information: offsets of struct members come from it.
+pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// How the kernel half is set up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadOptions {
+    /// Watch every process; otherwise only those given to [`Kernel::watch`] and their future children.
+    pub(crate) all_processes: bool,
+    /// Size of the ring buffer in bytes: a power of two and a multiple of the page size.
+    pub(crate) ring_bytes: u32,
+    /// Use classic uprobes even where `uprobe_multi` works.
+    pub(crate) classic_uprobes: bool,
+    /// Let the kernel half log; at a cost.
+    pub(crate) diagnostics: bool,
+}
+
+/// How probes hang in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mechanism {
+    /// One link for all functions of a file (Linux 6.6).
+    UprobeMulti,
+    /// One perf event per function.
+    Classic,
+}
+
+impl Mechanism {
+    /// The name in JSON.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::UprobeMulti => "uprobe_multi",
+            Self::Classic => "uprobe",
+        }
+    }
+
+    /// The entry and return programs for it.
+    pub(crate) const fn programs(self) -> (&'static str, &'static str) {
+        match self {
+            Self::UprobeMulti => ("mw_call_enter", "mw_call_return"),
+            Self::Classic => ("mw_enter_classic", "mw_return_classic"),
+        }
+    }
+}
+
+/// Why the kernel half is not running.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    /// No type information.
+    #[error("this kernel has no BTF: {KERNEL_BTF} cannot be read")]
+    NoBtf(#[source] std::io::Error),
+    /// Type information without what is needed.
+    #[error(transparent)]
+    Btf(#[from] BtfError),
+    /// The object was refused.
+    #[error("the kernel refused memwatch's maps")]
+    Object(#[source] Box<EbpfError>),
+    /// A program was refused.
+    #[error("the kernel refused memwatch's program {program}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// The kernel's answer.
+        #[source]
+        cause: Box<ProgramError>,
+    },
+    /// The embedded object lacks something.
+    #[error("memwatch was built with a kernel half that has no {0}")]
+    Missing(&'static str),
+    /// A map could not be written.
+    #[error("process {tgid} cannot be added to the kernel's list of targets")]
+    Watch {
+        /// The process.
+        tgid: u32,
+        /// The kernel's answer.
+        #[source]
+        cause: MapError,
+    },
+    /// The time of the attach could not be told to the kernel half.
+    #[error("the kernel half cannot be told that its probes are in place")]
+    Arm(#[source] MapError),
+}
+
+impl LoadError {
+    /// Whether the kernel refused for lack of permission.
+    pub(crate) fn is_permission(&self) -> bool {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = cause {
+            if let Some(io) = error.downcast_ref::<std::io::Error>() {
+                return io.kind() == std::io::ErrorKind::PermissionDenied;
+            }
+            cause = error.source();
+        }
+        false
+    }
+}
+
+/// The running kernel half.
+pub(crate) struct Kernel {
+    /// Owns maps, programs and links; all end with it.
+    pub(crate) ebpf: Ebpf,
+    /// How its probes are attached.
+    pub(crate) mechanism: Mechanism,
+}
+
+impl Kernel {
+    /// Loads all programs and attaches the process events. No library is probed yet.
+    pub(crate) fn load(options: LoadOptions) -> Result<Self, LoadError> {
+        let bytes = std::fs::read(KERNEL_BTF).map_err(LoadError::NoBtf)?;
+        let btf = Btf::parse(&bytes)?;
+        let tgid = btf.member_offset_bytes("task_struct", "tgid")?;
+        let signal = btf.member_offset_bytes("task_struct", "signal")?;
+        let live = btf.member_offset_bytes("signal_struct", "live")?;
+        let leader = btf.member_offset_bytes("task_struct", "group_leader")?;
+        // Linux before 5.5 calls it real_start_time.
+        let start = btf
+            .member_offset_bytes("task_struct", "start_boottime")
+            .or_else(|_| btf.member_offset_bytes("task_struct", "real_start_time"))?;
+        let watch_all = u8::from(options.all_processes);
+        let level = if options.diagnostics { aya_log::Level::Debug as u8 } else { 0 };
+        let mut ebpf = EbpfLoader::new()
+            .override_global("TASK_TGID_OFFSET", &tgid, true)
+            .override_global("TASK_SIGNAL_OFFSET", &signal, true)
+            .override_global("SIGNAL_LIVE_OFFSET", &live, true)
+            .override_global("TASK_LEADER_OFFSET", &leader, true)
+            .override_global("TASK_START_OFFSET", &start, true)
+            .override_global("WATCH_ALL", &watch_all, true)
+            .override_global("AYA_LOG_LEVEL", &level, true)
+            .map_max_entries("RECORDS", options.ring_bytes)
+            .load(OBJECT)
+            .map_err(|cause| LoadError::Object(Box::new(cause)))?;
+        let mechanism = mechanism(options);
+        let (entry, leave) = mechanism.programs();
+        for program in [entry, leave] {
+            uprobe(&mut ebpf, program)?.load().map_err(refused(program))?;
+        }
+        for (program, tracepoint) in
+            [("mw_fork", "task_newtask"), ("mw_exec", "sched_process_exec"), ("mw_exit", "sched_process_exit")]
+        {
+            start_tracepoint(&mut ebpf, program, tracepoint)?;
+        }
+        Ok(Self { ebpf, mechanism })
+    }
+
+    /// Tells the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
+    pub(crate) fn arm(&mut self, now_ns: u64) -> Result<(), LoadError> {
+        let map = self.ebpf.map_mut("ARMED_NS").ok_or(LoadError::Missing("ARMED_NS"))?;
+        let mut armed: Array<&mut MapData, u64> = Array::try_from(map).map_err(LoadError::Arm)?;
+        armed.set(0, &now_ns, 0).map_err(LoadError::Arm)
+    }
+
+    /// Adds a process to the targets: its calls, and those of the children it makes from now on, are recorded.
+    pub(crate) fn watch(&mut self, tgid: u32) -> Result<(), LoadError> {
+        for name in ["WATCHED", "KNOWN"] {
+            let map = self.ebpf.map_mut(name).ok_or(LoadError::Missing(name))?;
+            let mut map: HashMap<&mut MapData, u32, u8> =
+                HashMap::try_from(map).map_err(|cause| LoadError::Watch { tgid, cause })?;
+            map.insert(&tgid, &1, 0).map_err(|cause| LoadError::Watch { tgid, cause })?;
+        }
+        Ok(())
+    }
+}
+
+/// One of the uprobe programs.
+pub(crate) fn uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut UProbe, LoadError> {
+    ebpf.program_mut(program).and_then(|found| <&mut UProbe>::try_from(found).ok()).ok_or(LoadError::Missing(program))
+}
+
+fn start_tracepoint(ebpf: &mut Ebpf, program: &'static str, tracepoint: &str) -> Result<(), LoadError> {
+    let loaded: &mut RawTracePoint =
+        ebpf.program_mut(program).and_then(|found| found.try_into().ok()).ok_or(LoadError::Missing(program))?;
+    loaded.load().map_err(refused(program))?;
+    loaded.attach(tracepoint).map_err(refused(program))?;
+    Ok(())
+}
+
+fn refused(program: &'static str) -> impl Fn(ProgramError) -> LoadError {
+    move |cause| LoadError::Program { program, cause: Box::new(cause) }
+}
+
+fn mechanism(options: LoadOptions) -> Mechanism {
+    let multi =
+        !options.classic_uprobes && is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation).unwrap_or(false);
+    if multi { Mechanism::UprobeMulti } else { Mechanism::Classic }
+}

@@ -1,0 +1,79 @@
+//! The kernel half's counters of records that did not arrive.
+
+use std::collections::BTreeMap;
+
+use aya::Ebpf;
+use aya::maps::{Array, HashMap, MapData};
+use memwatch_common::loss::Loss;
+use memwatch_core::input::Input;
+use memwatch_core::words::Tgid;
+
+use super::load::LoadError;
+
+/// Reads the counters and remembers what was reported.
+pub(crate) struct LossCounters {
+    by_process: HashMap<MapData, u64, u64>,
+    total: Array<MapData, u64>,
+    reported: BTreeMap<u64, u64>,
+    reported_total: BTreeMap<Loss, u64>,
+}
+
+impl LossCounters {
+    /// Takes the counters of the loaded kernel half.
+    pub(crate) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        let by_process = ebpf.take_map("LOST").ok_or(LoadError::Missing("LOST"))?;
+        let total = ebpf.take_map("LOST_TOTAL").ok_or(LoadError::Missing("LOST_TOTAL"))?;
+        Ok(Self {
+            by_process: HashMap::try_from(by_process)?,
+            total: Array::try_from(total)?,
+            reported: BTreeMap::new(),
+            reported_total: BTreeMap::new(),
+        })
+    }
+
+    /// What was lost since the last call.
+    ///
+    /// The totals are read first: a loss counted in between is then in the per-process table already, and never seen as ownerless.
+    pub(crate) fn poll(&mut self) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        let mut new_total = self.new_totals();
+        if new_total.is_empty() {
+            return inputs;
+        }
+        let counted: Vec<(u64, u64)> = self.by_process.iter().flatten().collect();
+        for (key, count) in counted {
+            let (tgid, number) = split(key);
+            let Some(loss) = Loss::from_number(number) else { continue };
+            let known = self.reported.entry(key).or_insert(0);
+            let new = count.saturating_sub(*known);
+            *known = count;
+            if new > 0 {
+                inputs.push(Input::Lost { tgid: Some(Tgid(tgid)), loss, count: new });
+                let ownerless = new_total.entry(loss).or_insert(0);
+                *ownerless = ownerless.saturating_sub(new);
+                *self.reported_total.entry(loss).or_insert(0) += new;
+            }
+        }
+        for (loss, count) in new_total.into_iter().filter(|(_, count)| *count > 0) {
+            // The per-process table was full: nobody knows whose these were.
+            *self.reported_total.entry(loss).or_insert(0) += count;
+            inputs.push(Input::Lost { tgid: None, loss, count });
+        }
+        inputs
+    }
+
+    fn new_totals(&self) -> BTreeMap<Loss, u64> {
+        let new = |loss: Loss| {
+            let count = self.total.get(&(loss as u32), 0).unwrap_or(0);
+            let known = self.reported_total.get(&loss).copied().unwrap_or(0);
+            (count > known).then_some((loss, count - known))
+        };
+        Loss::ALL.into_iter().filter_map(new).collect()
+    }
+}
+
+/// `tgid << 32 | loss`, as the kernel half makes its keys.
+fn split(key: u64) -> (u32, u32) {
+    let low = |word: u64| u32::try_from(word & u64::from(u32::MAX)).unwrap_or(u32::MAX);
+    (low(key >> 32), low(key))
+}

@@ -1,0 +1,9 @@
+//! The kernel half, seen from user space: load it, find the functions, attach, read its records and losses.
+
+pub(crate) mod attach;
+pub(crate) mod btf;
+pub(crate) mod load;
+pub(crate) mod losses;
+pub(crate) mod resolve;
+pub(crate) mod ring;
+pub(crate) mod site;

@@ -1,0 +1,296 @@
+//! Where is a function inside a library file? Names to probe offsets, from the bytes of the file alone.
+//!
+//! The reader is generic over [`ReadRef`], so it takes a `&[u8]` (tests, fuzzing) or a
+//! `&ReadCache<File>`, which reads only the few hundred kilobytes it needs of a 100 MB driver and,
+//! unlike a memory map, cannot be killed by somebody truncating the file meanwhile.
+//! It does not decide where to put a probe (`site`) and opens no file.
+
+use std::collections::BTreeMap;
+
+use object::elf::{
+    FileHeader64, NT_GNU_BUILD_ID, PF_X, PT_LOAD, PT_NOTE, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB,
+    STT_FUNC, SectionHeader64, Sym64,
+};
+use object::pod::slice_from_all_bytes;
+use object::read::ReadRef;
+use object::read::elf::{FileHeader as _, NoteIterator, ProgramHeader as _, SectionHeader as _};
+use object::{LittleEndian, elf};
+
+/// All files read here are little-endian; big-endian ones are refused first.
+const LE: LittleEndian = LittleEndian;
+/// A symbol or string table larger than this is refused: the largest real one is below 100 KB.
+const MAX_TABLE_BYTES: u64 = 64 << 20;
+/// Headers beyond this count are refused; real drivers have about 30 sections.
+const MAX_HEADERS: u32 = 65_536;
+/// Longest symbol name looked at; the longest libcuda export has 51 characters.
+const MAX_NAME_BYTES: usize = 255;
+/// Longest note segment looked at for the build id.
+const MAX_NOTE_BYTES: u64 = 64 << 10;
+/// The longest function whose code is handed out; site selection refuses to judge a longer one.
+const MAX_FUNCTION_BYTES: u64 = 64 << 10;
+
+/// Why a library file cannot be probed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ResolveError {
+    /// The file does not start with the ELF magic, or is shorter than it.
+    #[error("not an ELF file")]
+    NotElf,
+    /// A 32-bit library: its calls carry arguments on the stack, which the probes do not read.
+    #[error("32-bit ELF file: only 64-bit processes are watched")]
+    ThirtyTwoBit,
+    /// A big-endian file: no machine with an NVIDIA driver is big-endian.
+    #[error("big-endian ELF file")]
+    BigEndian,
+    /// A header or table points outside the file or contradicts itself.
+    #[error("damaged ELF file: {what}")]
+    Damaged {
+        /// The part that could not be read.
+        what: &'static str,
+    },
+    /// There is neither a dynamic nor a static symbol table.
+    #[error("no symbol table in the file")]
+    NoSymbols,
+}
+
+/// The instruction set of a library, from the ELF header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Machine {
+    /// x86-64 (`EM_X86_64`).
+    X86_64,
+    /// 64-bit Arm (`EM_AARCH64`).
+    Aarch64,
+    /// Any other `e_machine` value.
+    Other(u16),
+}
+
+/// Where one exported function lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FunctionLocation {
+    /// Virtual address in the file's own address space (before relocation).
+    pub(crate) address: u64,
+    /// Offset from the start of the file: what a uprobe is attached to.
+    pub(crate) file_offset: u64,
+    /// Length of the function in bytes as its symbol says; 0 when the symbol does not say.
+    pub(crate) size_bytes: u64,
+}
+
+/// The exported functions of one library file, with what identifies its build.
+#[derive(Debug, Clone)]
+pub(crate) struct SymbolTable<'data, R: ReadRef<'data> = &'data [u8]> {
+    data: R,
+    machine: Machine,
+    functions: BTreeMap<&'data str, FunctionLocation>,
+    build_id: Option<String>,
+}
+
+impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
+    /// Reads the exported functions: from `.dynsym`, or from `.symtab` when there is none.
+    ///
+    /// # Errors
+    /// [`ResolveError`] says what is wrong with the file. Symbols that lie outside the file's
+    /// loaded segments are left out, not an error. No input makes it panic.
+    pub(crate) fn parse(data: R) -> Result<Self, ResolveError> {
+        check_identification(data)?;
+        let header = FileHeader64::<LittleEndian>::parse(data).map_err(damaged("ELF header"))?;
+        let segments = program_headers(header, data)?;
+        let sections = section_headers(header, data)?;
+        let table = find_section(sections, SHT_DYNSYM)
+            .or_else(|| find_section(sections, SHT_SYMTAB))
+            .ok_or(ResolveError::NoSymbols)?;
+        Ok(Self {
+            data,
+            machine: machine_of(header.e_machine.get(LE).0),
+            functions: functions(data, sections, table, segments)?,
+            build_id: build_id(data, segments),
+        })
+    }
+
+    /// The location of the function called `name`, if the library exports it.
+    pub(crate) fn function(&self, name: &str) -> Option<FunctionLocation> {
+        self.functions.get(name).copied()
+    }
+
+    /// The machine code of a function, whole.
+    ///
+    /// Empty when the symbol names no size, when the function is longer than
+    /// [`MAX_FUNCTION_BYTES`] or when it is not in the file: half a function would hide branches
+    /// from site selection, which answers an empty slice with "keep the entry".
+    pub(crate) fn code(&self, location: &FunctionLocation) -> &'data [u8] {
+        if location.size_bytes > MAX_FUNCTION_BYTES {
+            return &[];
+        }
+        self.data.read_bytes_at(location.file_offset, location.size_bytes).unwrap_or(&[])
+    }
+
+    /// The GNU build id in lowercase hexadecimal, if the file carries one.
+    pub(crate) fn build_id(&self) -> Option<&str> {
+        self.build_id.as_deref()
+    }
+
+    /// The instruction set of the library.
+    pub(crate) fn machine(&self) -> Machine {
+        self.machine
+    }
+}
+
+fn damaged<E>(what: &'static str) -> impl Fn(E) -> ResolveError {
+    move |_| ResolveError::Damaged { what }
+}
+
+fn check_identification<'data>(data: impl ReadRef<'data>) -> Result<(), ResolveError> {
+    let ident = data.read_bytes_at(0, 16).unwrap_or(&[]);
+    match ident {
+        [0x7f, b'E', b'L', b'F', class, encoding, ..] => match (*class, *encoding) {
+            (1, _) => Err(ResolveError::ThirtyTwoBit),
+            (2, 1) => Ok(()),
+            (2, 2) => Err(ResolveError::BigEndian),
+            _ => Err(ResolveError::Damaged { what: "ELF class" }),
+        },
+        _ => Err(ResolveError::NotElf),
+    }
+}
+
+fn machine_of(e_machine: u16) -> Machine {
+    match e_machine {
+        machine if machine == elf::EM_X86_64.0 => Machine::X86_64,
+        machine if machine == elf::EM_AARCH64.0 => Machine::Aarch64,
+        other => Machine::Other(other),
+    }
+}
+
+type Header = FileHeader64<LittleEndian>;
+type Segment = ProgramHeader64<LittleEndian>;
+type Section = SectionHeader64<LittleEndian>;
+
+fn program_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<&'data [Segment], ResolveError> {
+    let what = "program headers";
+    let count = header.phnum(LE, data).map_err(damaged(what))?;
+    if count > MAX_HEADERS {
+        return Err(ResolveError::Damaged { what });
+    }
+    header.program_headers(LE, data).map_err(damaged(what))
+}
+
+fn section_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<&'data [Section], ResolveError> {
+    let what = "section headers";
+    let count = header.shnum(LE, data).map_err(damaged(what))?;
+    if count > MAX_HEADERS {
+        return Err(ResolveError::Damaged { what });
+    }
+    header.section_headers(LE, data).map_err(damaged(what))
+}
+
+fn find_section(sections: &[Section], kind: elf::SectionType) -> Option<&Section> {
+    sections.iter().find(|section| section.sh_type(LE) == kind)
+}
+
+/// The bytes of a table section, refused when it is absurdly long or outside the file.
+fn table_bytes<'data>(
+    data: impl ReadRef<'data>,
+    section: &Section,
+    what: &'static str,
+) -> Result<&'data [u8], ResolveError> {
+    if section.sh_size(LE) > MAX_TABLE_BYTES {
+        return Err(ResolveError::Damaged { what });
+    }
+    section.data(LE, data).map_err(damaged(what))
+}
+
+/// The bytes of the string table that `section` links to.
+fn linked_strings<'data>(
+    data: impl ReadRef<'data>,
+    sections: &[Section],
+    section: &Section,
+) -> Result<&'data [u8], ResolveError> {
+    let what = "string table";
+    let index = usize::try_from(section.sh_link(LE)).map_err(damaged(what))?;
+    let strings = sections.get(index).ok_or(ResolveError::Damaged { what })?;
+    table_bytes(data, strings, what)
+}
+
+/// The NUL-terminated name at `offset`; `None` for names no linker would write.
+fn name_at(strings: &[u8], offset: u64) -> Option<&str> {
+    let tail = strings.get(usize::try_from(offset).ok()?..)?;
+    let window = tail.get(..=MAX_NAME_BYTES).unwrap_or(tail);
+    let length = window.iter().position(|&byte| byte == 0)?;
+    std::str::from_utf8(&window[..length]).ok().filter(|name| !name.is_empty())
+}
+
+fn functions<'data>(
+    data: impl ReadRef<'data>,
+    sections: &[Section],
+    table: &Section,
+    segments: &[Segment],
+) -> Result<BTreeMap<&'data str, FunctionLocation>, ResolveError> {
+    let what = "symbol table";
+    let symbols: &[Sym64<LittleEndian>] =
+        slice_from_all_bytes(table_bytes(data, table, what)?).map_err(damaged(what))?;
+    let strings = linked_strings(data, sections, table)?;
+    let file_bytes = data.len().map_err(damaged("file length"))?;
+    let mut found = BTreeMap::new();
+    for symbol in symbols {
+        if symbol.st_type() != STT_FUNC || symbol.st_shndx.get(LE) == SHN_UNDEF {
+            continue;
+        }
+        let Some(name) = name_at(strings, symbol.st_name.get(LE).into()) else {
+            continue;
+        };
+        let location = locate(symbol, segments).filter(|location| lies_within(location, file_bytes));
+        if let Some(location) = location {
+            // The first symbol of a name is the default version.
+            found.entry(name).or_insert(location);
+        }
+    }
+    Ok(found)
+}
+
+/// Turns a symbol's address into a file offset through the executable segment that holds it.
+fn locate(symbol: &Sym64<LittleEndian>, segments: &[Segment]) -> Option<FunctionLocation> {
+    let address = symbol.st_value.get(LE);
+    segments.iter().find_map(|segment| {
+        if segment.p_type(LE) != PT_LOAD || !segment.p_flags(LE).contains(PF_X) {
+            return None;
+        }
+        let into_segment = address.checked_sub(segment.p_vaddr(LE))?;
+        if into_segment >= segment.p_filesz(LE) {
+            return None;
+        }
+        Some(FunctionLocation {
+            address,
+            file_offset: segment.p_offset(LE).checked_add(into_segment)?,
+            size_bytes: symbol.st_size.get(LE),
+        })
+    })
+}
+
+fn lies_within(location: &FunctionLocation, file_bytes: u64) -> bool {
+    location.file_offset < file_bytes
+        && location.file_offset.checked_add(location.size_bytes).is_some_and(|end| end <= file_bytes)
+}
+
+fn build_id<'data>(data: impl ReadRef<'data>, segments: &[Segment]) -> Option<String> {
+    segments.iter().filter(|segment| segment.p_type(LE) == PT_NOTE && segment.p_filesz(LE) <= MAX_NOTE_BYTES).find_map(
+        |segment| {
+            let bytes = segment.data(LE, data).ok()?;
+            let mut notes = NoteIterator::<Header>::new(LE, segment.p_align(LE), bytes).ok()?;
+            while let Ok(Some(note)) = notes.next() {
+                if note.name() == b"GNU" && note.n_type(LE) == NT_GNU_BUILD_ID {
+                    return Some(hexadecimal(note.desc()));
+                }
+            }
+            None
+        },
+    )
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    bytes
+        .iter()
+        .flat_map(|&byte| [byte >> 4, byte & 0xf])
+        .map(|nibble| char::from(DIGITS[usize::from(nibble)]))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

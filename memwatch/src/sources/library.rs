@@ -1,0 +1,300 @@
+//! Which driver library files exist, and who has loaded them?
+//!
+//! A probe goes into a file, so every distinct `libcuda.so` on the machine needs its own: the
+//! host's, a container's forward-compatibility copy, and one replaced under a running job. The
+//! scan looks at the host's usual places and at what processes have mapped, and counts each file
+//! once. It does not look inside the files beyond the ELF class.
+
+mod host;
+mod identity;
+mod maps;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+pub(crate) use identity::FileIdentity;
+use maps::Mapping;
+
+/// One read of a `maps` file; the kernel fills a page or more at a time.
+const MAPS_BUFFER_BYTES: usize = 32 << 10;
+
+/// A driver library file that can be probed.
+#[derive(Debug, Clone)]
+pub(crate) struct LibraryFile {
+    /// A path this process can open. Through `/proc/<tgid>/…` it lasts as long as that process.
+    pub(crate) path: PathBuf,
+    /// The file's own path where it was found, printable: control characters are escaped.
+    pub(crate) display: String,
+    /// Tells whether two finds are one file.
+    pub(crate) identity: FileIdentity,
+    /// Whether the file has been removed or replaced since it was mapped.
+    pub(crate) deleted: bool,
+    /// The processes that execute it, in ascending order; may be empty for a file of the host.
+    pub(crate) mapped_by: Vec<u32>,
+}
+
+/// A file that carries the name but is not probed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeftOut {
+    /// The file's own path where it was found, printable.
+    pub(crate) display: String,
+    /// Why it is left out.
+    pub(crate) reason: LeftOutReason,
+    /// The processes that execute it, in ascending order.
+    pub(crate) mapped_by: Vec<u32>,
+}
+
+/// Why a library file is not probed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LeftOutReason {
+    /// Its processes are 32-bit: their calls carry arguments on the stack, not in the registers
+    /// that the probes read.
+    #[error("32-bit library: only 64-bit processes are watched")]
+    ThirtyTwoBit,
+    /// The file is not a shared library.
+    #[error("not an ELF file")]
+    NotElf,
+    /// The file cannot be opened or read, or a named file does not exist.
+    #[error("cannot be read: {0}")]
+    Unreadable(io::ErrorKind),
+}
+
+/// What a scan found.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Discovery {
+    /// Distinct files that can be probed, host files first.
+    pub(crate) files: Vec<LibraryFile>,
+    /// Files left out, with the reason.
+    pub(crate) left_out: Vec<LeftOut>,
+    /// Processes whose mappings were read.
+    pub(crate) processes: usize,
+    /// Processes whose mappings this user may not read.
+    pub(crate) processes_denied: usize,
+}
+
+/// Finds the files of one library on this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct LibraryScan {
+    proc_root: PathBuf,
+    host_root: PathBuf,
+    stem: String,
+    named: Vec<PathBuf>,
+}
+
+impl LibraryScan {
+    /// A scan for `libcuda.so` and `libcuda.so.*`; `proc_root` is `/proc` except in tests.
+    pub(crate) fn new(proc_root: impl Into<PathBuf>) -> Self {
+        Self {
+            proc_root: proc_root.into(),
+            host_root: PathBuf::from("/"),
+            stem: "libcuda.so".to_owned(),
+            named: Vec::new(),
+        }
+    }
+
+    /// Looks for the host's own files below `root` instead of `/`.
+    #[cfg(test)]
+    #[must_use]
+    pub(crate) fn with_host_root(mut self, root: impl Into<PathBuf>) -> Self {
+        self.host_root = root.into();
+        self
+    }
+
+    /// Looks for another library: files called `stem` or `stem.<anything>`.
+    #[cfg(test)]
+    #[must_use]
+    pub(crate) fn with_stem(mut self, stem: &str) -> Self {
+        stem.clone_into(&mut self.stem);
+        self
+    }
+
+    /// Adds a file the user has named; it may have any name, and is reported if it cannot be used.
+    #[must_use]
+    pub(crate) fn with_named(mut self, path: impl Into<PathBuf>) -> Self {
+        self.named.push(path.into());
+        self
+    }
+
+    /// Finds the files of the host and of all processes.
+    ///
+    /// A process that exits during the scan is skipped. Without permission for other users'
+    /// processes the scan goes on and counts them in [`Discovery::processes_denied`].
+    pub(crate) fn scan_all(&self) -> Discovery {
+        let mut discovery = self.scan_host();
+        for tgid in self.tgids() {
+            self.add_process(tgid, &mut discovery);
+        }
+        discovery
+    }
+
+    /// Finds the files that one process executes; none if it has exited or uses no GPU.
+    pub(crate) fn scan_process(&self, tgid: u32) -> Discovery {
+        let mut discovery = Discovery::default();
+        self.add_process(tgid, &mut discovery);
+        discovery
+    }
+
+    /// Finds the files the user has named and those in the host's usual places.
+    pub(crate) fn scan_host(&self) -> Discovery {
+        let mut discovery = Discovery::default();
+        for path in &self.named {
+            match open_regular(path) {
+                Ok((file, identity)) => {
+                    let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
+                    discovery.add(&file, identity, Find::on_host(&path));
+                }
+                Err(error) => discovery.leave_out(&Find::on_host(path), LeftOutReason::Unreadable(error.kind())),
+            }
+        }
+        for path in host::candidates(&self.host_root, &self.stem) {
+            // Most of the places do not exist on any one machine.
+            if let Ok((file, identity)) = open_regular(&path) {
+                let path = fs::canonicalize(&path).unwrap_or(path);
+                discovery.add(&file, identity, Find::on_host(&path));
+            }
+        }
+        discovery
+    }
+
+    fn tgids(&self) -> Vec<u32> {
+        let entries = fs::read_dir(&self.proc_root).into_iter().flatten().flatten();
+        let mut tgids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        tgids.sort_unstable();
+        tgids
+    }
+
+    fn add_process(&self, tgid: u32, discovery: &mut Discovery) {
+        let process = self.proc_root.join(tgid.to_string());
+        let mappings = File::open(process.join("maps"))
+            .and_then(|maps| maps::library_mappings(BufReader::with_capacity(MAPS_BUFFER_BYTES, maps), &self.stem));
+        match mappings {
+            Ok(mappings) => {
+                discovery.processes += 1;
+                for mapping in mappings {
+                    self.add_mapping(tgid, &process, &mapping, discovery);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => discovery.processes_denied += 1,
+            // It has exited.
+            Err(_) => {}
+        }
+    }
+
+    fn add_mapping(&self, tgid: u32, process: &Path, mapping: &Mapping, discovery: &mut Discovery) {
+        let display = printable(&mapping.path);
+        let mut find = Find { path: PathBuf::new(), display, deleted: mapping.deleted, tgid: Some(tgid) };
+        let Some((path, file, identity)) = open_mapped(process, mapping) else {
+            if process.exists() {
+                discovery.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
+            }
+            return;
+        };
+        // The host's path, where it leads to the same file, outlives the process.
+        let on_host = host::below(&self.host_root, &mapping.path);
+        let same = open_regular(&on_host).is_ok_and(|(_, other)| other.is_same_file(&identity));
+        find.path = if same { on_host } else { path };
+        discovery.add(&file, identity, find);
+    }
+}
+
+/// One sighting of a file.
+struct Find {
+    path: PathBuf,
+    display: String,
+    deleted: bool,
+    tgid: Option<u32>,
+}
+
+impl Find {
+    fn on_host(path: &Path) -> Self {
+        let display = printable(path.as_os_str().as_bytes());
+        Self { path: path.to_owned(), display, deleted: false, tgid: None }
+    }
+}
+
+impl Discovery {
+    fn add(&mut self, file: &File, identity: FileIdentity, find: Find) {
+        if let Some(known) = self.files.iter_mut().find(|known| known.identity.is_same_file(&identity)) {
+            insert(&mut known.mapped_by, find.tgid);
+            return;
+        }
+        if let Err(reason) = check_class(file) {
+            self.leave_out(&find, reason);
+            return;
+        }
+        let Find { path, display, deleted, tgid } = find;
+        self.files.push(LibraryFile { path, display, identity, deleted, mapped_by: tgid.into_iter().collect() });
+    }
+
+    fn leave_out(&mut self, find: &Find, reason: LeftOutReason) {
+        let same = |known: &&mut LeftOut| known.reason == reason && known.display == find.display;
+        if let Some(known) = self.left_out.iter_mut().find(same) {
+            insert(&mut known.mapped_by, find.tgid);
+            return;
+        }
+        let mapped_by = find.tgid.into_iter().collect();
+        self.left_out.push(LeftOut { display: find.display.clone(), reason, mapped_by });
+    }
+}
+
+fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
+    if let Some(tgid) = tgid
+        && let Err(place) = tgids.binary_search(&tgid)
+    {
+        tgids.insert(place, tgid);
+    }
+}
+
+/// Opens the file behind a mapping. `map_files` is exact, even for a deleted file; where it is
+/// not permitted, the path below the process's root serves if the inode agrees.
+fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(PathBuf, File, FileIdentity)> {
+    let exact = process.join("map_files").join(&mapping.range);
+    if let Ok((file, identity)) = open_regular(&exact) {
+        return Some((exact, file, identity));
+    }
+    let named = host::below(&process.join("root"), &mapping.path);
+    let (file, identity) = open_regular(&named).ok()?;
+    (identity.inode() == mapping.inode).then_some((named, file, identity))
+}
+
+/// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)
+/// is opened in earnest.
+fn open_regular(path: &Path) -> io::Result<(File, FileIdentity)> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let identity = FileIdentity::of(&file)?;
+    Ok((file, identity))
+}
+
+fn check_class(file: &File) -> Result<(), LeftOutReason> {
+    const CLASS: usize = 4;
+    let mut ident = [0; 5];
+    let read = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).and_then(|mut file| file.read(&mut ident));
+    match (read, ident[CLASS]) {
+        (Err(error), _) => Err(LeftOutReason::Unreadable(error.kind())),
+        (Ok(_), _) if !ident.starts_with(b"\x7fELF") => Err(LeftOutReason::NotElf),
+        (Ok(_), 1) => Err(LeftOutReason::ThirtyTwoBit),
+        (Ok(_), _) => Ok(()),
+    }
+}
+
+/// A path for the screen: a newline or an escape sequence in it must not reach the terminal.
+fn printable(path: &[u8]) -> String {
+    String::from_utf8_lossy(path)
+        .chars()
+        .flat_map(|character| {
+            let escaped = character.is_control().then(|| character.escape_default());
+            let plain = escaped.is_none().then_some(character);
+            escaped.into_iter().flatten().chain(plain)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

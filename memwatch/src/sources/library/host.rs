@@ -1,0 +1,161 @@
+//! Where would a CUDA program of this host find the driver library?
+//!
+//! These files are worth probing before any process has loaded them: then not one call is missed.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::maps::is_library;
+
+/// Directories where distributions, containers and NVIDIA's own installers put the library.
+const DIRECTORIES: [&str; 16] = [
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
+    "usr/lib/aarch64-linux-gnu/nvidia",
+    "usr/lib/aarch64-linux-gnu/tegra",
+    "usr/lib64",
+    "usr/lib64/nvidia",
+    "usr/lib",
+    "usr/lib/wsl/lib",
+    "usr/local/nvidia/lib64",
+    "run/opengl-driver/lib",
+    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+    "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
+    "run/nvidia/driver/usr/lib64",
+    "var/lib/snapd/lib/gl",
+];
+
+/// The loader's cache, the authority on a host that has run `ldconfig`.
+const LOADER_CACHE: &str = "etc/ld.so.cache";
+const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
+const CACHE_HEADER_BYTES: usize = 48;
+const CACHE_ENTRY_BYTES: usize = 24;
+
+/// Paths below `root` that may be the library `stem`; not every one exists.
+pub(super) fn candidates(root: &Path, stem: &str) -> Vec<PathBuf> {
+    let cache = fs::read(root.join(LOADER_CACHE)).unwrap_or_default();
+    let mut paths: Vec<PathBuf> = cached(&cache, stem).map(|path| below(root, path)).collect();
+    let compatibility = compatibility_directories(root);
+    let directories = DIRECTORIES.iter().map(|directory| root.join(directory)).chain(compatibility);
+    for directory in directories {
+        paths.extend([directory.join(format!("{stem}.1")), directory.join(stem)]);
+    }
+    paths
+}
+
+/// `/usr/local/cuda*/compat`: the forward-compatibility package.
+fn compatibility_directories(root: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(root.join("usr/local")) else {
+        return Vec::new();
+    };
+    let mut directories: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().as_bytes().starts_with(b"cuda"))
+        .map(|entry| entry.path().join("compat"))
+        .collect();
+    directories.sort();
+    directories
+}
+
+/// An absolute path of the host as a path below `root`.
+pub(super) fn below(root: &Path, path: &[u8]) -> PathBuf {
+    let relative = path.iter().position(|&byte| byte != b'/').map_or(&[][..], |start| &path[start..]);
+    root.join(OsStr::from_bytes(relative))
+}
+
+/// The paths of the library in a loader cache of the format that glibc writes since 2.32.
+/// Entries that point outside the file are skipped; another format yields nothing.
+fn cached<'a>(cache: &'a [u8], stem: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let known = cache.starts_with(CACHE_MAGIC);
+    let count = word(cache, CACHE_MAGIC.len()).filter(|_| known).unwrap_or(0);
+    let entries = cache.get(CACHE_HEADER_BYTES..).unwrap_or(&[]);
+    entries.as_chunks::<CACHE_ENTRY_BYTES>().0.iter().take(count).filter_map(move |entry| {
+        let name = text(cache, word(entry, 4)?)?;
+        is_library(name, stem).then(|| text(cache, word(entry, 8)?)).flatten()
+    })
+}
+
+/// The 32-bit number at `offset`, in the byte order of this machine as glibc writes it.
+fn word(bytes: &[u8], offset: usize) -> Option<usize> {
+    let word = bytes.get(offset..)?.first_chunk::<4>()?;
+    usize::try_from(u32::from_ne_bytes(*word)).ok()
+}
+
+/// The NUL-terminated text at `offset`.
+fn text(bytes: &[u8], offset: usize) -> Option<&[u8]> {
+    bytes.get(offset..)?.split(|&byte| byte == 0).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A loader cache with these `(name, path)` rows.
+    fn loader_cache(rows: &[(&str, &str)]) -> Vec<u8> {
+        let mut strings = Vec::new();
+        let mut entries = Vec::new();
+        let strings_start = CACHE_HEADER_BYTES + rows.len() * CACHE_ENTRY_BYTES;
+        for row in rows {
+            let mut place = |text: &str| {
+                let offset = u32::try_from(strings_start + strings.len()).expect("short");
+                strings.extend(text.bytes().chain([0]));
+                offset.to_ne_bytes()
+            };
+            entries.extend([[0x03, 0x03, 0, 0], place(row.0), place(row.1), [0; 4], [0; 4], [0; 4]].concat());
+        }
+        let mut cache = CACHE_MAGIC.to_vec();
+        cache.extend(u32::try_from(rows.len()).expect("few").to_ne_bytes());
+        cache.resize(CACHE_HEADER_BYTES, 0);
+        [cache, entries, strings].concat()
+    }
+
+    fn paths(cache: &[u8]) -> Vec<&[u8]> {
+        cached(cache, "libcuda.so").collect()
+    }
+
+    #[test]
+    fn the_loader_cache_names_the_library() {
+        let cache = loader_cache(&[
+            ("libc.so.6", "/lib/libc.so.6"),
+            ("libcuda.so.1", "/opt/driver/libcuda.so.1"),
+            ("libcudart.so.12", "/opt/cuda/libcudart.so.12"),
+            ("libcuda.so", "/opt/driver/libcuda.so"),
+        ]);
+        assert_eq!(paths(&cache), [&b"/opt/driver/libcuda.so.1"[..], b"/opt/driver/libcuda.so"]);
+    }
+
+    #[test]
+    fn a_damaged_loader_cache_yields_what_is_left_and_never_panics() {
+        let cache = loader_cache(&[("libcuda.so.1", "/opt/libcuda.so.1"); 3]);
+        assert_eq!(paths(&[b"ld.so-1.7.0", &cache[..]].concat()), Vec::<&[u8]>::new());
+        for length in 0..cache.len() {
+            assert!(paths(&cache[..length]).len() <= 3);
+        }
+        for index in 0..cache.len() {
+            let mut damaged = cache.clone();
+            damaged[index] = 0xff;
+            assert!(paths(&damaged).len() <= 3);
+        }
+    }
+
+    #[test]
+    fn every_usual_place_is_a_candidate_below_the_root() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let write = |path: &str, contents: &[u8]| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            fs::write(path, contents).expect("a file");
+        };
+        write("etc/ld.so.cache", &loader_cache(&[("libcuda.so.1", "/opt/libcuda.so.1")]));
+        write("usr/local/cuda-12.4/compat/libcuda.so.1", b"");
+        let found = candidates(root.path(), "libcuda.so");
+        for path in ["opt/libcuda.so.1", "usr/local/cuda-12.4/compat/libcuda.so.1", "usr/lib64/libcuda.so.1"] {
+            assert!(found.contains(&root.path().join(path)), "{path}");
+        }
+        assert!(found.iter().all(|path| path.starts_with(root.path())));
+    }
+}

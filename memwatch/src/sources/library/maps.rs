@@ -1,0 +1,188 @@
+//! Which files of a given name does a process execute? One pass over its `maps` file.
+
+use std::io::{self, BufRead};
+
+/// What the kernel appends to the name of a mapped file that has no name any more.
+const DELETED: &[u8] = b" (deleted)";
+
+/// An executable mapping of a library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mapping {
+    /// The address range as `maps` writes it, which names the entry of `map_files`.
+    pub(super) range: String,
+    /// Inode number of the mapped file.
+    pub(super) inode: u64,
+    /// Absolute path as the process sees it: any bytes but NUL.
+    pub(super) path: Vec<u8>,
+    /// Whether the file was removed or replaced since.
+    pub(super) deleted: bool,
+}
+
+/// Reads the executable mappings of files called `stem` or `stem.<anything>`, one per file.
+///
+/// # Errors
+/// Reading failed; a process that exits meanwhile fails with `ESRCH` or reads as empty.
+pub(super) fn library_mappings(mut maps: impl BufRead, stem: &str) -> io::Result<Vec<Mapping>> {
+    let mut found: Vec<Mapping> = Vec::new();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        if maps.read_until(b'\n', &mut line)? == 0 {
+            return Ok(found);
+        }
+        let Some(mapping) = parse_line(line.trim_ascii_end(), stem) else {
+            continue;
+        };
+        let known = |seen: &Mapping| seen.inode == mapping.inode && seen.path == mapping.path;
+        if !found.iter().any(known) {
+            found.push(mapping);
+        }
+    }
+}
+
+/// Parses `start-end perms offset major:minor inode   /path`; anything but an executable mapping
+/// of the wanted library is `None`.
+fn parse_line(line: &[u8], stem: &str) -> Option<Mapping> {
+    let slash = line.iter().rposition(|&byte| byte == b'/')?;
+    if !line[slash + 1..].starts_with(stem.as_bytes()) {
+        return None;
+    }
+    let path_start = line.iter().position(|&byte| byte == b'/')?;
+    let (written, deleted) = match line[path_start..].strip_suffix(DELETED) {
+        Some(written) => (written, true),
+        None => (&line[path_start..], false),
+    };
+    let path = unescape(written);
+    if !is_library(&path, stem) {
+        return None;
+    }
+    let fields = std::str::from_utf8(&line[..path_start]).ok()?;
+    let mut fields = fields.split_ascii_whitespace();
+    let range = fields.next()?;
+    let permissions = fields.next()?;
+    let inode = fields.nth(2)?.parse().ok()?;
+    (permissions.as_bytes().get(2) == Some(&b'x') && is_range(range)).then(|| Mapping {
+        range: range.to_owned(),
+        inode,
+        path,
+        deleted,
+    })
+}
+
+/// Whether the last component of `path` is `stem` or starts with `stem` and a dot.
+pub(super) fn is_library(path: &[u8], stem: &str) -> bool {
+    let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
+    name.strip_prefix(stem.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
+}
+
+fn is_range(range: &str) -> bool {
+    range
+        .split_once('-')
+        .is_some_and(|(start, end)| [start, end].iter().all(|part| u64::from_str_radix(part, 16).is_ok()))
+}
+
+/// Undoes the one escape the kernel writes in this file: `\012` for a newline. A path that holds
+/// these four characters literally reads the same; `map_files` still opens the right file.
+fn unescape(written: &[u8]) -> Vec<u8> {
+    const NEWLINE: &[u8] = b"\\012";
+    let mut path = Vec::with_capacity(written.len());
+    let mut rest = written;
+    while let Some((&byte, tail)) = rest.split_first() {
+        if let Some(tail) = rest.strip_prefix(NEWLINE) {
+            path.push(b'\n');
+            rest = tail;
+        } else {
+            path.push(byte);
+            rest = tail;
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(maps: &[u8]) -> Vec<Vec<u8>> {
+        let mappings = library_mappings(maps, "libcuda.so").expect("readable");
+        mappings.into_iter().map(|mapping| mapping.path).collect()
+    }
+
+    fn line(path: &[u8]) -> Vec<u8> {
+        [b"7f0000000000-7f0000001000 r-xp 00001000 fe:00 77                         ", path, b"\n"].concat()
+    }
+
+    #[test]
+    fn the_executable_mapping_of_a_library_is_found_once() {
+        let maps = b"\
+55d0c0000000-55d0c0001000 r-xp 00000000 fe:00 12   /usr/bin/python3.11
+7f1000000000-7f1000100000 r--p 00000000 fe:00 77   /usr/lib/libcuda.so.580.95
+7f1000100000-7f1000900000 r-xp 00100000 fe:00 77   /usr/lib/libcuda.so.580.95
+7f1000900000-7f1000a00000 r-xp 00900000 fe:00 77   /usr/lib/libcuda.so.580.95
+7f1000a00000-7f1000b00000 rw-p 00000000 00:00 0
+7ffd00000000-7ffd00002000 r-xp 00000000 00:00 0    [vdso]
+";
+        let expected = Mapping {
+            range: "7f1000100000-7f1000900000".to_owned(),
+            inode: 77,
+            path: b"/usr/lib/libcuda.so.580.95".to_vec(),
+            deleted: false,
+        };
+        assert_eq!(library_mappings(&maps[..], "libcuda.so").expect("readable"), [expected]);
+    }
+
+    #[test]
+    fn only_the_exact_name_or_a_version_of_it_counts() {
+        for (path, counts) in [
+            ("/a/libcuda.so", true),
+            ("/a/libcuda.so.1", true),
+            ("/a/libcuda.so.580.95 (deleted)", true),
+            ("/a/libcudart.so.12", false),
+            ("/a/libcuda.so_old", false),
+            ("/a/libcuda.software", false),
+            ("/a/libcuda.so.1/other.so", false),
+            ("/memfd:libcuda.so.1 (deleted)", false),
+            ("/a/xlibcuda.so.1", false),
+        ] {
+            assert_eq!(!paths(&line(path.as_bytes())).is_empty(), counts, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_deleted_library_keeps_its_path_without_the_mark() {
+        let maps = line(b"/usr/lib/libcuda.so.1 (deleted)");
+        let mappings = library_mappings(&maps[..], "libcuda.so").expect("readable");
+        assert_eq!(mappings[0].path, b"/usr/lib/libcuda.so.1");
+        assert!(mappings[0].deleted);
+    }
+
+    #[test]
+    fn hostile_paths_are_read_as_they_are() {
+        for (written, path) in [
+            (&b"/a dir/with  spaces/libcuda.so.1"[..], &b"/a dir/with  spaces/libcuda.so.1"[..]),
+            (b"/new\\012line/libcuda.so.1", b"/new\nline/libcuda.so.1"),
+            (b"/\xff\xfe/libcuda.so.1", b"/\xff\xfe/libcuda.so.1"),
+            (b"/back\\slash\\01/libcuda.so.1", b"/back\\slash\\01/libcuda.so.1"),
+            (b"/r-xp 00000000 fe:00 5 /libcuda.so.1", b"/r-xp 00000000 fe:00 5 /libcuda.so.1"),
+        ] {
+            assert_eq!(paths(&line(written)), [path]);
+        }
+    }
+
+    #[test]
+    fn lines_that_are_no_mapping_are_skipped() {
+        for garbage in [
+            &b""[..],
+            b"\n\n\n",
+            b"/libcuda.so.1",
+            b"r-xp /libcuda.so.1",
+            b"7f-8f r-xp 0 fe:00 notanumber /libcuda.so.1\n",
+            b"7f r-xp 0 fe:00 5 /libcuda.so.1\n",
+            b"../../x-8f r-xp 0 fe:00 5 /libcuda.so.1\n",
+            b"\xff\xff-8f r-xp 0 fe:00 5 /libcuda.so.1\n",
+            b"7f-8f r-",
+        ] {
+            assert_eq!(paths(garbage), Vec::<Vec<u8>>::new(), "{garbage:?}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+use std::ffi::OsStr;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, SystemTime};
+
+use super::*;
+
+const ELF64: &[u8] = b"\x7fELF\x02\x01\x01 the rest of a library";
+const ELF32: &[u8] = b"\x7fELF\x01\x01\x01 the rest of a library";
+
+/// A `/proc` and a host file system in a temporary directory.
+struct Machine {
+    directory: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let directory = tempfile::tempdir_in(fs::canonicalize(std::env::temp_dir()).expect("a directory"))
+            .expect("a temporary directory");
+        for part in ["proc/self", "host", "container"] {
+            fs::create_dir_all(directory.path().join(part)).expect("a directory");
+        }
+        Self { directory }
+    }
+
+    fn path(&self, relative: &str) -> PathBuf {
+        self.directory.path().join(relative)
+    }
+
+    fn scan(&self) -> LibraryScan {
+        LibraryScan::new(self.path("proc")).with_host_root(self.path("host"))
+    }
+
+    /// Writes a file below the temporary directory and returns its path.
+    fn file(&self, relative: &str, contents: &[u8]) -> PathBuf {
+        let path = self.path(relative);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+        fs::write(&path, contents).expect("a file");
+        path
+    }
+
+    /// A process with `root` as its root directory that executes one file: known to it as
+    /// `written` (as `maps` writes it), really `file`.
+    fn process(&self, tgid: u32, root: &str, written: &[u8], file: &Path) {
+        let process = self.path(&format!("proc/{tgid}"));
+        fs::create_dir_all(process.join("map_files")).expect("a directory");
+        symlink(self.path(root), process.join("root")).expect("a link");
+        symlink(file, process.join("map_files/7f1000-7f2000")).expect("a link");
+        let inode = FileIdentity::of(&File::open(file).expect("the file")).expect("an identity").inode();
+        let line = format!("7f1000-7f2000 r-xp 00001000 fe:00 {inode}         ");
+        let maps = [b"00400000-00401000 r-xp 00000000 fe:00 5  /usr/bin/python\n", line.as_bytes(), written, b"\n"];
+        fs::write(process.join("maps"), maps.concat()).expect("a file");
+    }
+}
+
+fn only<T>(items: &[T]) -> &T {
+    assert_eq!(items.len(), 1, "exactly one is expected");
+    &items[0]
+}
+
+#[test]
+fn one_file_used_by_many_is_found_once_under_its_host_path() {
+    let machine = Machine::new();
+    let library = machine.file("host/usr/lib64/libcuda.so.580.95", ELF64);
+    symlink("libcuda.so.580.95", machine.path("host/usr/lib64/libcuda.so.1")).expect("a link");
+    symlink("libcuda.so.1", machine.path("host/usr/lib64/libcuda.so")).expect("a link");
+    for tgid in [30, 4, 100] {
+        machine.process(tgid, "host", b"/usr/lib64/libcuda.so.580.95", &library);
+    }
+    let discovery = machine.scan().scan_all();
+    let found = only(&discovery.files);
+    assert_eq!(found.path, library);
+    assert_eq!(found.mapped_by, [4, 30, 100]);
+    assert!(!found.deleted);
+    assert_eq!((discovery.processes, discovery.processes_denied), (3, 0));
+    assert_eq!(discovery.left_out, []);
+}
+
+#[test]
+fn a_container_s_own_copy_is_another_file() {
+    let machine = Machine::new();
+    let host = machine.file("host/usr/lib64/libcuda.so.1", ELF64);
+    let own = machine.file("container/usr/local/cuda/compat/libcuda.so.1", ELF64);
+    machine.process(7, "container", b"/usr/local/cuda/compat/libcuda.so.1", &own);
+    // The same file by another path in the container: a bind mount.
+    machine.process(8, "container", b"/usr/lib/libcuda.so.1", &host);
+    let discovery = machine.scan().scan_all();
+    let found: Vec<_> = discovery.files.iter().map(|file| (&file.path, &file.mapped_by[..])).collect();
+    let mapping = machine.path("proc/7/map_files/7f1000-7f2000");
+    assert_eq!(found, [(&host, &[8][..]), (&mapping, &[7])]);
+    assert_eq!(discovery.files[1].display, "/usr/local/cuda/compat/libcuda.so.1");
+}
+
+#[test]
+fn a_replaced_library_is_reached_through_its_mapping() {
+    let machine = Machine::new();
+    let old = machine.file("kept-alive", ELF64);
+    let new = machine.file("host/usr/lib64/libcuda.so.1", &[ELF64, b"newer"].concat());
+    machine.process(9, "host", b"/usr/lib64/libcuda.so.1 (deleted)", &old);
+    let discovery = machine.scan().scan_all();
+    assert_eq!(discovery.files.len(), 2);
+    assert_eq!((&discovery.files[0].path, discovery.files[0].deleted), (&new, false));
+    let running = &discovery.files[1];
+    assert_eq!(running.path, machine.path("proc/9/map_files/7f1000-7f2000"));
+    assert!(running.deleted);
+    assert_eq!(running.display, "/usr/lib64/libcuda.so.1");
+}
+
+#[test]
+fn without_map_files_the_process_s_root_serves_if_the_inode_agrees() {
+    let machine = Machine::new();
+    let own = machine.file("container/lib/libcuda.so.1", ELF64);
+    let other = machine.file("other", ELF64);
+    for (tgid, file) in [(11, &own), (12, &other)] {
+        machine.process(tgid, "container", b"/lib/libcuda.so.1", file);
+        fs::remove_dir_all(machine.path(&format!("proc/{tgid}/map_files"))).expect("removed");
+    }
+    let discovery = machine.scan().scan_all();
+    assert_eq!(only(&discovery.files).path, machine.path("proc/11/root/lib/libcuda.so.1"));
+    let lost = only(&discovery.left_out);
+    assert_eq!(lost.reason, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
+    assert_eq!(lost.mapped_by, [12]);
+}
+
+#[test]
+fn hostile_paths_are_opened_and_shown_safely() {
+    let machine = Machine::new();
+    let name = OsStr::from_bytes(b"with space\nand \x1b[31m\xff");
+    let directory = machine.path("container").join(name);
+    fs::create_dir(&directory).expect("a directory");
+    let library = directory.join("libcuda.so.1");
+    fs::write(&library, ELF64).expect("a file");
+    machine.process(13, "container", b"/with space\\012and \x1b[31m\xff/libcuda.so.1", &library);
+    fs::remove_dir_all(machine.path("proc/13/map_files")).expect("removed");
+    let discovery = machine.scan().scan_process(13);
+    let found = only(&discovery.files);
+    assert_eq!(found.path, machine.path("proc/13/root").join(name).join("libcuda.so.1"));
+    assert_eq!(found.display, "/with space\\nand \\u{1b}[31m\u{fffd}/libcuda.so.1");
+}
+
+#[test]
+fn files_that_cannot_be_probed_are_left_out_with_a_reason() {
+    let machine = Machine::new();
+    machine.file("host/usr/lib/libcuda.so.1", ELF32);
+    machine.file("host/usr/lib64/libcuda.so", b"INPUT(libcuda.so.1)");
+    machine.file("host/usr/lib64/libcuda.so.1", b"\x7fEL");
+    let directory = machine.path("host/usr/local/nvidia/lib64/libcuda.so.1");
+    fs::create_dir_all(directory).expect("a directory is no library");
+    let missing = machine.path("no/such/file");
+    let discovery = machine.scan().with_named(&missing).scan_all();
+    assert!(discovery.files.is_empty());
+    let reasons: Vec<_> = discovery.left_out.iter().map(|left| left.reason).collect();
+    assert_eq!(
+        reasons,
+        [
+            LeftOutReason::Unreadable(io::ErrorKind::NotFound),
+            LeftOutReason::NotElf,
+            LeftOutReason::NotElf,
+            LeftOutReason::ThirtyTwoBit,
+        ]
+    );
+    assert_eq!(discovery.left_out[0].display, missing.display().to_string());
+}
+
+#[test]
+fn a_thirty_two_bit_library_names_the_processes_that_use_it() {
+    let machine = Machine::new();
+    let library = machine.file("host/usr/lib32/libcuda.so.1", ELF32);
+    for tgid in [21, 20] {
+        machine.process(tgid, "host", b"/usr/lib32/libcuda.so.1", &library);
+    }
+    let discovery = machine.scan().scan_all();
+    let left = only(&discovery.left_out);
+    assert_eq!((left.reason, &left.mapped_by[..]), (LeftOutReason::ThirtyTwoBit, &[20, 21][..]));
+    assert_eq!(left.reason.to_string(), "32-bit library: only 64-bit processes are watched");
+}
+
+#[test]
+fn a_named_file_may_have_any_name() {
+    let machine = Machine::new();
+    let library = machine.file("somewhere/my-driver", ELF64);
+    let discovery = machine.scan().with_named(&library).scan_all();
+    assert_eq!(only(&discovery.files).path, library);
+}
+
+#[test]
+fn processes_that_are_gone_or_use_no_gpu_are_no_error() {
+    let machine = Machine::new();
+    // A directory whose maps file is already gone, and one that reads as empty.
+    fs::create_dir(machine.path("proc/40")).expect("a directory");
+    machine.file("proc/41/maps", b"");
+    // The mapped file is gone with the process between two reads.
+    let library = machine.file("soon-gone", ELF64);
+    machine.process(42, "container", b"/libcuda.so.1", &library);
+    fs::remove_file(&library).expect("removed");
+    let discovery = machine.scan().scan_all();
+    assert!(discovery.files.is_empty());
+    assert_eq!(discovery.processes, 2);
+    assert!(machine.scan().scan_process(4_000_000).files.is_empty());
+}
+
+#[test]
+fn an_identity_survives_a_second_scan() {
+    let machine = Machine::new();
+    let library = machine.file("host/usr/lib64/libcuda.so.1", ELF64);
+    let first = machine.scan().scan_all();
+    let file = File::options().append(true).open(library).expect("the file");
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).expect("a new time");
+    let second = machine.scan().scan_all();
+    assert!(only(&first.files).identity.is_same_file(&only(&second.files).identity));
+}
+
+#[test]
+fn this_process_has_mapped_its_own_c_library() {
+    let tgid = std::process::id();
+    let discovery = LibraryScan::new("/proc").with_stem("libc.so").scan_process(tgid);
+    let found = only(&discovery.files);
+    assert_eq!(found.mapped_by, [tgid]);
+    assert!(found.path.exists() && found.display.starts_with('/'));
+    assert!(!found.deleted);
+}

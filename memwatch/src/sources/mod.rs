@@ -1,0 +1,9 @@
+//! The outside world: each source turns what it sees into [`memwatch_core::input::Input`].
+
+pub(crate) mod clock;
+pub(crate) mod kernel;
+pub(crate) mod library;
+pub(crate) mod library_watch;
+pub(crate) mod namespace;
+pub(crate) mod nvml;
+pub(crate) mod procfs;

@@ -1,0 +1,146 @@
+"""Questions that are answered by watching the driver's functions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpucheck import calls
+from gpucheck.bench import Answer, Bench, answered, differs
+from gpucheck.job import ALLOCATORS, Job
+from gpucheck.tracefs import Probes
+from gpucheck.watcher import sources
+
+# What is traced: small enough that a trace can be read.
+RUNS = (
+    ("transformer", ("--layers", "2", "--dim", "512", "--steps", "2")),
+    ("grow_free", ("--tensors", "40")),
+    ("oom", ()),
+)
+_WARM_STEPS, _STEPS = 3, 10
+
+
+def sites(bench: Bench) -> Answer:
+    """`memwatch doctor --json` on this driver's file."""
+    doctor = subprocess.run(
+        [bench.memwatch, "doctor", "--json", *sources(bench)], capture_output=True, text=True, check=False
+    )
+    report = json.loads(doctor.stdout)
+    library = next(row for row in report["data"]["libraries"] if row["path"] == str(bench.libcuda))
+    functions = library["functions"]
+    shapes = Counter((row["offset_bytes"], row["instruction"], row["reason"], row["single_stepped"]) for row in functions)
+    rows = [
+        {"functions": count, "offset_bytes": offset, "instruction": instruction, "reason": reason, "single_stepped": stepped}
+        for (offset, instruction, reason, stepped), count in shapes.most_common()
+    ]
+    stepped = [row["symbol"] for row in functions if row["single_stepped"]]
+    test_call = next((check["fact"] for check in report["data"]["checks"] if check["id"] == "test_call"), "no test call")
+    text = (
+        f"{len(functions)} functions found, {len(library['missing'])} missing; {len(functions) - len(stepped)} probes need no "
+        f"single step, {len(stepped)} do; {test_call}"
+    )
+    missing = [row["symbol"] for row in library["missing"]]
+    return answered(text, shapes=rows, single_stepped=stepped, missing=missing, build_id=library["build_id"], functions=functions)
+
+
+def runtime_calls(bench: Bench) -> Answer:
+    """The runtime's functions, called with sizes that occur nowhere else, in PyTorch's own runtime library."""
+    with Probes(bench.libcuda, calls.TRACED) as probes, Job(bench, bench.script("runtime_calls.py")) as job:
+        probes.follow(job.tgid)
+        probes.start()
+        job.say()
+        said = job.hear()
+        job.end()
+        probes.stop()
+        seen = calls.pair(probes.hits())
+    rows = []
+    for made in said["calls"]:
+        reached = sorted({call.symbol for call in seen if call.requested_bytes == made["size_bytes"]})
+        rows.append({**made, "reached": ", ".join(reached) or "nothing that is traced"})
+    text = "; ".join(f"{row['call']} reaches {row['reached']}" for row in rows if row["status"] == 0)
+    make = answered if any(row["call"] == "cudaMalloc" and row["reached"] == "cuMemAlloc_v2" for row in rows) else differs
+    return make(text, runtime=said["runtime"], calls=rows)
+
+
+def traces(bench: Bench) -> Answer:
+    """Every run under every allocator, traced from before its first call to its end."""
+    rows, files, symbols = [], [], {}
+    for name, arguments in RUNS:
+        for allocator in ALLOCATORS:
+            script = f"{name}.py"
+            seen, lost = trace(bench, script, arguments, allocator)
+            file = bench.traces / f"{name}-{allocator}.tsv"
+            head = {fact: bench.facts.get(fact) for fact in ("gpu", "driver", "torch", "gpu_total_bytes")}
+            head |= {"script": " ".join((script, *arguments)), "allocator": allocator, "lost": lost}
+            calls.write(file, head | ({"simulated": "yes"} if bench.is_simulated else {}), seen)
+            files.append(file.name)
+            counts = calls.tally(seen)
+            symbols.setdefault(allocator, set()).update(counts)
+            for symbol, count in counts.items():
+                rows.append({"script": name, "allocator": allocator, "symbol": symbol, "calls": count, "lost": lost})
+            bench.save(answered(_by_allocator(symbols), counts=rows, traces=files))
+    return answered(_by_allocator(symbols), counts=rows, traces=files)
+
+
+def _by_allocator(symbols: dict[str, set[str]]) -> str:
+    taking = ("Alloc", "Create", "AddressReserve")
+    said = {
+        allocator: sorted(name for name in names if any(part in name for part in taking) and "Ctx" not in name)
+        for allocator, names in symbols.items()
+    }
+    return "; ".join(f"{allocator} takes memory with {', '.join(names)}" for allocator, names in said.items())
+
+
+def trace(bench: Bench, script: str, arguments: Sequence[str], allocator: str) -> tuple[list[calls.Call], int]:
+    """A workload's calls from before its first to its end, and how many lines the kernel lost."""
+    file = bench.workload(script)
+    with Probes(bench.libcuda, calls.TRACED) as probes, Job(bench, file, *arguments, allocator=allocator) as job:
+        probes.follow(job.tgid)
+        probes.start()
+        for _ in job.checkpoints():
+            pass
+        probes.stop()
+        return calls.pair(probes.hits()), probes.lost()
+
+
+def compare_with_trace(bench: Bench, path: Path) -> list[str]:
+    """Runs what a trace was made of here, and lists what has to change for it to make the same calls."""
+    facts, wanted = calls.read(path)
+    script, *arguments = facts["script"].split()
+    found, lost = trace(bench, script, arguments, facts["allocator"])
+    if lost:
+        raise RuntimeError(f"the kernel lost {lost} calls of this run")
+    return calls.differences(wanted, found)
+
+
+def hot_calls(bench: Bench) -> Answer:
+    """Counts in a training loop; the rate is that of steps timed while no probe was there."""
+    with Job(bench, bench.script("train_steps.py")) as job:
+        job.say()
+        job.hear()
+        job.say(str(_WARM_STEPS))
+        job.hear()
+        job.say(str(_STEPS))
+        seconds_per_step = sum(job.hear()["step_ns"]) / 1e9 / _STEPS
+        with Probes(bench.libcuda, calls.HOT, returns=False) as probes:
+            probes.follow(job.tgid)
+            probes.start()
+            job.say(str(_STEPS))
+            probed_seconds_per_step = sum(job.hear()["step_ns"]) / 1e9 / _STEPS
+            probes.stop()
+            counts = probes.counts()
+        job.end()
+    rows = [
+        {"symbol": symbol, "calls_per_step": round(count / _STEPS, 1), "calls_per_second": round(count / _STEPS / seconds_per_step)}
+        for symbol, count in sorted(counts.items(), key=lambda item: -item[1])
+    ]
+    text = ", ".join(f"{row['symbol']} {row['calls_per_second']}/s" for row in rows if row["calls_per_step"])
+    return answered(
+        f"at {1 / seconds_per_step:.1f} steps/s: {text}",
+        rates=rows,
+        step_ms=round(seconds_per_step * 1e3, 3),
+        step_ms_with_these_probes=round(probed_seconds_per_step * 1e3, 3),
+    )

@@ -1,0 +1,178 @@
+#include "accounting.h"
+
+static struct ledger *ledger;
+static struct ledger_process *own;
+
+CUresult accounting_start(void)
+{
+    ledger = ledger_open();
+    if (!ledger)
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    if (ledger->device_count == 0)
+        return CUDA_ERROR_NO_DEVICE;
+    own = ledger_claim_slot(ledger);
+    return own ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void accounting_end(void)
+{
+    if (own)
+        ledger_clear_slot(ledger, own);
+    own = NULL;
+}
+
+void accounting_disown(void)
+{
+    own = NULL;
+}
+
+const struct ledger *accounting_ledger(void)
+{
+    return ledger;
+}
+
+static void store(uint64_t *field, uint64_t value)
+{
+    __atomic_store_n(field, value, __ATOMIC_RELAXED);
+}
+
+static void raise_to(uint64_t *peak, uint64_t value)
+{
+    if (value > *peak)
+        store(peak, value);
+}
+
+bool accounting_occupy(int device, uint64_t bytes)
+{
+    uint64_t total_bytes = ledger->total_bytes[device];
+    if (bytes > total_bytes)
+        return false;
+    ledger_lock(ledger);
+    bool fits = ledger_used_bytes(ledger, device) <= total_bytes - bytes;
+    if (!fits) {
+        ledger_reap(ledger);
+        fits = ledger_used_bytes(ledger, device) <= total_bytes - bytes;
+    }
+    if (fits)
+        store(&own->devices[device].used_bytes, own->devices[device].used_bytes + bytes);
+    ledger_unlock(ledger);
+    return fits;
+}
+
+void accounting_vacate(int device, uint64_t bytes)
+{
+    store(&own->devices[device].used_bytes, own->devices[device].used_bytes - bytes);
+}
+
+uint64_t accounting_device_used_bytes(int device)
+{
+    ledger_lock(ledger);
+    ledger_reap(ledger);
+    uint64_t used_bytes = ledger_used_bytes(ledger, device);
+    ledger_unlock(ledger);
+    return used_bytes;
+}
+
+void accounting_context_opened(int device, uint64_t bytes)
+{
+    struct ledger_device *entry = &own->devices[device];
+    store(&entry->context_bytes, entry->context_bytes + bytes);
+    store(&entry->contexts, entry->contexts + 1);
+}
+
+void accounting_context_closed(int device, uint64_t bytes)
+{
+    struct ledger_device *entry = &own->devices[device];
+    accounting_vacate(device, bytes);
+    store(&entry->context_bytes, entry->context_bytes - bytes);
+    store(&entry->contexts, entry->contexts - 1);
+}
+
+static bool is_owned(enum ledger_kind kind)
+{
+    return kind == LEDGER_DEVICE || kind == LEDGER_POOL_USED || kind == LEDGER_PHYSICAL || kind == LEDGER_ARRAY;
+}
+
+void accounting_add(int device, enum ledger_kind kind, uint64_t bytes)
+{
+    struct ledger_device *entry = &own->devices[device];
+    struct ledger_balance *balance = &entry->kinds[kind];
+    store(&balance->live_bytes, balance->live_bytes + bytes);
+    raise_to(&balance->peak_live_bytes, balance->live_bytes);
+    if (is_owned(kind)) {
+        store(&entry->owned_live_bytes, entry->owned_live_bytes + bytes);
+        raise_to(&entry->peak_owned_bytes, entry->owned_live_bytes);
+    }
+}
+
+void accounting_remove(int device, enum ledger_kind kind, uint64_t bytes)
+{
+    struct ledger_device *entry = &own->devices[device];
+    store(&entry->kinds[kind].live_bytes, entry->kinds[kind].live_bytes - bytes);
+    if (is_owned(kind))
+        store(&entry->owned_live_bytes, entry->owned_live_bytes - bytes);
+}
+
+void accounting_allocated(int device, enum ledger_kind kind, uint64_t bytes)
+{
+    accounting_add(device, kind, bytes);
+    own->devices[device].kinds[kind].allocations++;
+    own->allocations++;
+}
+
+void accounting_freed(int device, enum ledger_kind kind, uint64_t bytes)
+{
+    accounting_remove(device, kind, bytes);
+    own->devices[device].kinds[kind].frees++;
+    own->frees++;
+}
+
+void accounting_host_allocated(enum ledger_host_kind kind, uint64_t bytes)
+{
+    store(&own->host_bytes[kind], own->host_bytes[kind] + bytes);
+    own->allocations++;
+}
+
+void accounting_host_freed(enum ledger_host_kind kind, uint64_t bytes)
+{
+    accounting_host_dropped(kind, bytes);
+    own->frees++;
+}
+
+void accounting_host_dropped(enum ledger_host_kind kind, uint64_t bytes)
+{
+    store(&own->host_bytes[kind], own->host_bytes[kind] - bytes);
+}
+
+static bool fits_again(const struct ledger_process *process)
+{
+    for (int device = 0; device < (int)ledger->device_count; device++)
+        if (ledger_used_bytes(ledger, device) + process->devices[device].used_bytes > ledger->total_bytes[device])
+            return false;
+    return true;
+}
+
+CUresult accounting_suspend(int tgid, bool suspended)
+{
+    CUresult result = CUDA_SUCCESS;
+    ledger_lock(ledger);
+    struct ledger_process *process = ledger_find(ledger, tgid);
+    if (!process)
+        result = CUDA_ERROR_INVALID_VALUE;
+    else if (process->suspended == (uint64_t)suspended)
+        result = CUDA_ERROR_ILLEGAL_STATE;
+    else if (!suspended && !fits_again(process))
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    else
+        store(&process->suspended, suspended);
+    ledger_unlock(ledger);
+    return result;
+}
+
+CUresult accounting_outcome(CUresult result)
+{
+    struct ledger_process *entry = own;
+    if (result != CUDA_SUCCESS && entry)
+        __atomic_fetch_add(&entry->failures, 1, __ATOMIC_RELAXED);
+    return result;
+}

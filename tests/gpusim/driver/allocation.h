@@ -1,0 +1,58 @@
+/* The table of everything that has an address, ordered by address. Needs the driver lock. */
+#ifndef GPUSIM_ALLOCATION_H
+#define GPUSIM_ALLOCATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+enum allocation_kind {
+    ALLOCATION_LINEAR,          /* cuMemAlloc, cuMemAllocPitch */
+    ALLOCATION_MANAGED,         /* cuMemAllocManaged */
+    ALLOCATION_PINNED_HOST,     /* cuMemHostAlloc, cuMemAllocHost */
+    ALLOCATION_REGISTERED_HOST, /* cuMemHostRegister */
+    ALLOCATION_POOL,            /* stream-ordered */
+    ALLOCATION_GRAPH,           /* a graph's allocation node */
+    ALLOCATION_MAPPING,         /* cuMemMap */
+    ALLOCATION_IPC_ALIAS,       /* cuIpcOpenMemHandle */
+    ALLOCATION_EXTERNAL_ALIAS,  /* cuExternalMemoryGetMappedBuffer */
+    ALLOCATION_POOL_ALIAS,      /* cuMemPoolImportPointer */
+    ALLOCATION_MODULE_GLOBAL,   /* a variable of a module: part of the context overhead */
+};
+
+struct physical;
+
+struct allocation {
+    uint64_t address;
+    uint64_t bytes;       /* as requested; pitch * height for pitched memory */
+    uint64_t block_bytes; /* of its own address block; 0 for a small block or an address that is not ours */
+    enum allocation_kind kind;
+    int device; /* index of the device in the ledger */
+    struct context *context; /* goes with this context; NULL where it outlives contexts */
+    struct memory_pool *pool;
+    struct physical *physical;
+    struct graph_memory *graph_memory;
+    uint64_t identity;        /* never reused, unlike the address */
+    unsigned opened;          /* IPC aliases: open calls not yet closed */
+    uint8_t origin[64];       /* IPC aliases: the handle they came from */
+};
+
+/* Copies `value` into the table under a new identity. */
+struct allocation *allocation_insert(const struct allocation *value);
+
+/* The allocation that starts at, or contains, an address; NULL when there is none. */
+struct allocation *allocation_at(uint64_t address);
+struct allocation *allocation_containing(uint64_t address);
+
+/* Whether any allocation overlaps [address, address + bytes). */
+bool allocation_overlaps(uint64_t address, uint64_t bytes);
+
+void allocation_remove(struct allocation *allocation);
+
+/* The table by position, to walk it: 0 <= index < allocation_count(). */
+size_t allocation_count(void);
+struct allocation *allocation_by_index(size_t index);
+
+#endif

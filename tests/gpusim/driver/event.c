@@ -1,0 +1,66 @@
+#include <stdlib.h>
+#include <time.h>
+
+#include "driver.h"
+#include "pool.h"
+
+struct event {
+    unsigned flags;
+    double recorded_milliseconds;
+};
+
+static double now_milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+DRIVER_API(cuEventCreate)(CUevent *event, unsigned flags)
+{
+    *event = driver_record(sizeof **event);
+    (*event)->flags = flags;
+    return driver_check();
+}
+
+DRIVER_API(cuEventRecord)(CUevent event, CUstream stream)
+{
+    (void)stream;
+    event->recorded_milliseconds = now_milliseconds();
+    return driver_check();
+}
+
+DRIVER_API(cuEventRecordWithFlags)(CUevent event, CUstream stream, unsigned flags)
+{
+    (void)flags;
+    return sim_cuEventRecord(event, stream);
+}
+
+DRIVER_API(cuEventQuery)(CUevent event)
+{
+    (void)event;
+    return driver_check();
+}
+
+DRIVER_API(cuEventSynchronize)(CUevent event)
+{
+    (void)event;
+    CUresult result = driver_enter();
+    if (result == CUDA_SUCCESS) {
+        pools_synchronise();
+        driver_leave();
+    }
+    return result;
+}
+
+DRIVER_API(cuEventDestroy_v2)(CUevent event)
+{
+    free(event);
+    return driver_check();
+}
+
+DRIVER_API(cuEventElapsedTime_v2)(float *milliseconds, CUevent start, CUevent end)
+{
+    *milliseconds = (float)(end->recorded_milliseconds - start->recorded_milliseconds);
+    return driver_check();
+}

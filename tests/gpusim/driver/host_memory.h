@@ -1,0 +1,10 @@
+/* Pinned and registered host memory. Needs the driver lock. */
+#ifndef GPUSIM_HOST_MEMORY_H
+#define GPUSIM_HOST_MEMORY_H
+
+#include "allocation.h"
+
+/* Releases host memory that goes with its context. */
+void host_memory_drop(struct allocation *allocation);
+
+#endif

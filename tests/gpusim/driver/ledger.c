@@ -1,0 +1,192 @@
+#include "ledger.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "log.h"
+#include "settings.h"
+
+static const char *ledger_path(void)
+{
+    const char *path = getenv("GPUSIM_LEDGER");
+    return path && *path ? path : LEDGER_DEFAULT_PATH;
+}
+
+/* Opens without O_CREAT first: in a sticky directory the kernel refuses O_CREAT on another user's file. */
+static int open_file(const char *path)
+{
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0 && errno == ENOENT) {
+        file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (file >= 0 && fchmod(file, 0666) != 0)
+            log_line(LOG_UNSUPPORTED, "%s stays closed to other users: %s", path, strerror(errno));
+    }
+    return file;
+}
+
+static void write_devices(struct ledger *ledger)
+{
+    uint64_t devices = settings_number("GPUSIM_DEVICES", 1);
+    uint64_t total_bytes = settings_number("GPUSIM_TOTAL_MB", 81559) * MEBIBYTE;
+    ledger->device_count = devices < LEDGER_DEVICES ? (uint32_t)devices : LEDGER_DEVICES;
+    for (int device = 0; device < LEDGER_DEVICES; device++) {
+        static const uint8_t pattern[16] = {0xA0, 'g', 'p', 'u', 's', 'i', 0x4d, 0x00, 0x80};
+        memcpy(ledger->uuid[device], pattern, sizeof pattern);
+        ledger->uuid[device][0] = (uint8_t)(0xA0 + device);
+        ledger->uuid[device][15] = (uint8_t)device;
+        ledger->total_bytes[device] = total_bytes;
+    }
+}
+
+static void initialise(struct ledger *ledger)
+{
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&ledger->mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    write_devices(ledger);
+    ledger->slot_count = LEDGER_SLOTS;
+    ledger->process_bytes = sizeof(struct ledger_process);
+    ledger->version = LEDGER_VERSION;
+    ledger->magic = LEDGER_MAGIC;
+}
+
+static bool layout_matches(const struct ledger *ledger)
+{
+    return ledger->magic == LEDGER_MAGIC && ledger->version == LEDGER_VERSION && ledger->slot_count == LEDGER_SLOTS
+        && ledger->process_bytes == sizeof(struct ledger_process);
+}
+
+static struct ledger *map_file(int file, const char *path)
+{
+    struct stat information;
+    if (fstat(file, &information) != 0)
+        return NULL;
+    bool fresh = information.st_size == 0;
+    if (fresh && ftruncate(file, sizeof(struct ledger)) != 0)
+        return NULL;
+    if (!fresh && information.st_size != sizeof(struct ledger)) {
+        log_line(LOG_ALWAYS, "%s is no ledger of this version: remove it", path);
+        return NULL;
+    }
+    struct ledger *ledger = mmap(NULL, sizeof *ledger, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (ledger == MAP_FAILED) {
+        log_line(LOG_ALWAYS, "cannot map %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    if (fresh)
+        initialise(ledger);
+    if (!layout_matches(ledger)) {
+        log_line(LOG_ALWAYS, "%s is no ledger of this version: remove it", path);
+        munmap(ledger, sizeof *ledger);
+        return NULL;
+    }
+    return ledger;
+}
+
+struct ledger *ledger_open(void)
+{
+    const char *path = ledger_path();
+    int file = open_file(path);
+    if (file < 0) {
+        log_line(LOG_ALWAYS, "cannot open the ledger %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    /* Let go by hand: the mapping keeps the open file, and a lock on it, beyond the close. */
+    flock(file, LOCK_EX);
+    struct ledger *ledger = map_file(file, path);
+    flock(file, LOCK_UN);
+    close(file);
+    return ledger;
+}
+
+void ledger_lock(struct ledger *ledger)
+{
+    /* Nothing derived is stored beside the slots, so a holder that was killed leaves nothing to repair. */
+    if (pthread_mutex_lock(&ledger->mutex) == EOWNERDEAD)
+        pthread_mutex_consistent(&ledger->mutex);
+}
+
+void ledger_unlock(struct ledger *ledger)
+{
+    pthread_mutex_unlock(&ledger->mutex);
+}
+
+static void clear(struct ledger_process *process)
+{
+    memset(process, 0, sizeof *process);
+}
+
+/* Where the kernel hides the stack start, an exec is noticed only here. */
+static void clear_earlier_image(struct ledger *ledger, const struct process_identity *identity)
+{
+    for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
+        struct ledger_process *process = &ledger->processes[slot];
+        if (process->identity.tgid == identity->tgid && process->identity.pid_namespace == identity->pid_namespace)
+            clear(process);
+    }
+}
+
+struct ledger_process *ledger_claim_slot(struct ledger *ledger)
+{
+    struct process_identity identity = identity_of_this_process();
+    ledger_lock(ledger);
+    ledger_reap(ledger);
+    clear_earlier_image(ledger, &identity);
+    uint32_t slot = 0;
+    while (slot < LEDGER_SLOTS && ledger->processes[slot].identity.tgid != 0)
+        slot++;
+    struct ledger_process *claimed = slot < LEDGER_SLOTS ? &ledger->processes[slot] : NULL;
+    if (claimed) {
+        clear(claimed);
+        claimed->identity = identity;
+        if (slot >= ledger->slot_bound)
+            ledger->slot_bound = slot + 1;
+    }
+    ledger_unlock(ledger);
+    return claimed;
+}
+
+void ledger_clear_slot(struct ledger *ledger, struct ledger_process *process)
+{
+    ledger_lock(ledger);
+    clear(process);
+    ledger_unlock(ledger);
+}
+
+void ledger_reap(struct ledger *ledger)
+{
+    for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
+        struct ledger_process *process = &ledger->processes[slot];
+        if (process->identity.tgid != 0 && !identity_is_alive(&process->identity))
+            clear(process);
+    }
+}
+
+struct ledger_process *ledger_find(struct ledger *ledger, int tgid)
+{
+    ledger_reap(ledger);
+    for (uint32_t slot = 0; slot < ledger->slot_bound; slot++)
+        if (ledger->processes[slot].identity.tgid == tgid)
+            return &ledger->processes[slot];
+    return NULL;
+}
+
+uint64_t ledger_used_bytes(const struct ledger *ledger, int device)
+{
+    uint64_t used_bytes = 0;
+    for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
+        const struct ledger_process *process = &ledger->processes[slot];
+        if (process->identity.tgid != 0 && !process->suspended)
+            used_bytes += __atomic_load_n(&process->devices[device].used_bytes, __ATOMIC_RELAXED);
+    }
+    return used_bytes;
+}

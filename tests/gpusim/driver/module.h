@@ -1,0 +1,14 @@
+/* What modules and launches share. */
+#ifndef GPUSIM_MODULE_H
+#define GPUSIM_MODULE_H
+
+#include "cuda_abi.h"
+
+struct kernel {
+    struct module *module;
+    char *name;
+    int dynamic_shared_bytes; /* as set by the caller; 0: the default */
+    struct kernel *next;
+};
+
+#endif

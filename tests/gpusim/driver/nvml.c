@@ -1,0 +1,254 @@
+#include "nvml.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "device.h"
+#include "settings.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ledger *ledger; /* mapped once and kept: other threads may be reading it at a shutdown */
+static int users;
+static struct nvml_device devices[LEDGER_DEVICES];
+
+struct ledger *nvml_ledger(void)
+{
+    return __atomic_load_n(&users, __ATOMIC_ACQUIRE) > 0 ? ledger : NULL;
+}
+
+nvmlReturn nvml_check(nvmlDevice device)
+{
+    if (!nvml_ledger())
+        return NVML_ERROR_UNINITIALIZED;
+    return device ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+/* ---- library ---- */
+
+NVML_API nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    if (settings_is("GPUSIM_NVML_FAIL", "init"))
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    pthread_mutex_lock(&lock);
+    if (!ledger)
+        ledger = ledger_open();
+    if (ledger) {
+        for (int index = 0; index < LEDGER_DEVICES; index++)
+            devices[index].index = index;
+        __atomic_fetch_add(&users, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+    return ledger ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
+}
+
+NVML_API nvmlInit_v2(void)
+{
+    return nvmlInitWithFlags(0);
+}
+
+NVML_API nvmlInit(void)
+{
+    return nvmlInitWithFlags(0);
+}
+
+NVML_API nvmlShutdown(void)
+{
+    if (!nvml_ledger())
+        return NVML_ERROR_UNINITIALIZED;
+    __atomic_fetch_sub(&users, 1, __ATOMIC_RELEASE);
+    return NVML_SUCCESS;
+}
+
+__attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn error)
+{
+    switch (error) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+    case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_ERROR_NOT_SUPPORTED: return "Not Supported";
+    case NVML_ERROR_NOT_FOUND: return "Not Found";
+    case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ERROR_ARGUMENT_VERSION_MISMATCH: return "Argument Version Mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+NVML_API nvmlSystemGetDriverVersion(char *text, unsigned length)
+{
+    snprintf(text, length, "595.00");
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlSystemGetNVMLVersion(char *text, unsigned length)
+{
+    snprintf(text, length, "13.595.00");
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    *version = (int)settings_number("GPUSIM_DRIVER_VERSION", 13020);
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlSystemGetCudaDriverVersion(int *version)
+{
+    return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+/* ---- finding devices ---- */
+
+NVML_API nvmlDeviceGetCount_v2(unsigned *count)
+{
+    if (!nvml_ledger())
+        return NVML_ERROR_UNINITIALIZED;
+    *count = nvml_ledger()->device_count;
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlDeviceGetCount(unsigned *count)
+{
+    return nvmlDeviceGetCount_v2(count);
+}
+
+NVML_API nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice *device)
+{
+    if (!nvml_ledger())
+        return NVML_ERROR_UNINITIALIZED;
+    if (index >= nvml_ledger()->device_count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *device = &devices[index];
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice *device)
+{
+    return nvmlDeviceGetHandleByIndex_v2(index, device);
+}
+
+NVML_API nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevice *device)
+{
+    unsigned domain, bus;
+    bool found = sscanf(text, "%x:%x", &domain, &bus) == 2 && bus >= FIRST_PCI_BUS;
+    nvmlReturn result = found ? nvmlDeviceGetHandleByIndex_v2(bus - FIRST_PCI_BUS, device) : NVML_ERROR_NOT_FOUND;
+    return result == NVML_ERROR_INVALID_ARGUMENT ? NVML_ERROR_NOT_FOUND : result;
+}
+
+NVML_API nvmlDeviceGetUUID(nvmlDevice device, char *text, unsigned length)
+{
+    nvmlReturn result = nvml_check(device);
+    if (result != NVML_SUCCESS)
+        return result;
+    const uint8_t *b = nvml_ledger()->uuid[device->index];
+    int needed = snprintf(
+        text, length, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2],
+        b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    return (unsigned)needed < length ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+}
+
+NVML_API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device)
+{
+    if (!nvml_ledger())
+        return NVML_ERROR_UNINITIALIZED;
+    for (unsigned index = 0; index < nvml_ledger()->device_count; index++) {
+        char candidate[64];
+        nvmlDeviceGetUUID(&devices[index], candidate, sizeof candidate);
+        if (strcmp(candidate, uuid) == 0)
+            return nvmlDeviceGetHandleByIndex_v2(index, device);
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+/* ---- what a device is ---- */
+
+NVML_API nvmlDeviceGetName(nvmlDevice device, char *text, unsigned length)
+{
+    snprintf(text, length, "%s", DEVICE_NAME);
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetIndex(nvmlDevice device, unsigned *index)
+{
+    *index = (unsigned)device->index;
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetMinorNumber(nvmlDevice device, unsigned *minor)
+{
+    return nvmlDeviceGetIndex(device, minor);
+}
+
+NVML_API nvmlDeviceGetPciInfo_v3(nvmlDevice device, nvmlPciInfo *info)
+{
+    unsigned bus = FIRST_PCI_BUS + (unsigned)device->index;
+    memset(info, 0, sizeof *info);
+    info->bus = bus;
+    info->device_id = 0x233010DE;
+    snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "0000:%02X:00.0", bus);
+    snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", bus);
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetCudaComputeCapability(nvmlDevice device, int *major, int *minor)
+{
+    *major = 9;
+    *minor = 0;
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetMigMode(nvmlDevice device, unsigned *current, unsigned *pending)
+{
+    *current = *pending = 0;
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetUtilizationRates(nvmlDevice device, unsigned rates[2])
+{
+    rates[0] = rates[1] = 0;
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetTemperature(nvmlDevice device, int sensor, unsigned *degrees)
+{
+    (void)sensor;
+    *degrees = 30;
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetPowerUsage(nvmlDevice device, unsigned *milliwatts)
+{
+    *milliwatts = 70000;
+    return nvml_check(device);
+}
+
+/* PyTorch looks these up and takes "not supported" for an answer, but not a missing symbol. */
+NVML_API nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice device, unsigned link, int *type)
+{
+    (void)device, (void)link, (void)type;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+NVML_API nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice device, unsigned link, void *info)
+{
+    (void)device, (void)link, (void)info;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* No fabric: PyTorch warns when this call fails, and is content with a state of 0. */
+NVML_API nvmlDeviceGetGpuFabricInfoV(nvmlDevice device, nvmlGpuFabricInfoV *info)
+{
+    memset(info->cluster, 0, sizeof info->cluster);
+    info->status = NVML_ERROR_NOT_SUPPORTED;
+    info->clique = 0;
+    info->state = 0;
+    return nvml_check(device);
+}
+
+NVML_API nvmlDeviceGetGpuFabricInfo(nvmlDevice device, void *info)
+{
+    (void)device, (void)info;
+    return NVML_ERROR_NOT_SUPPORTED;
+}

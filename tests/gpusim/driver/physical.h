@@ -1,0 +1,38 @@
+/* Physical memory handles of cuMemCreate: what holds memory alive, and when it goes. Needs the driver lock. */
+#ifndef GPUSIM_PHYSICAL_H
+#define GPUSIM_PHYSICAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+
+enum physical_kind {
+    PHYSICAL_DEVICE,    /* occupies a device */
+    PHYSICAL_HOST,      /* host memory */
+    PHYSICAL_IMPORTED,  /* another handle's memory: 0 bytes here */
+    PHYSICAL_MULTICAST, /* a multicast object: no memory at all */
+};
+
+struct physical {
+    CUmemGenericAllocationHandle handle;
+    enum physical_kind kind;
+    int device;
+    uint64_t bytes;
+    CUmemAllocationProp properties;
+    unsigned references; /* create, import and retain, less release */
+    unsigned mappings;   /* and multicast bindings */
+};
+
+/* New memory with one reference. CUDA_ERROR_OUT_OF_MEMORY when its device is full. */
+CUresult physical_create(enum physical_kind kind, int device, uint64_t bytes, struct physical **created);
+
+/* The memory a live handle stands for; NULL for a handle that was released as often as it was obtained. */
+struct physical *physical_of_handle(CUmemGenericAllocationHandle handle);
+
+void physical_retain(struct physical *physical);
+void physical_release(struct physical *physical);
+void physical_map(struct physical *physical);
+void physical_unmap(struct physical *physical);
+
+#endif

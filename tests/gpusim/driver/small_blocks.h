@@ -1,0 +1,15 @@
+/* Requests of up to 1 MiB share 2 MiB slabs of device memory, in units of 512 bytes. Needs the driver lock. */
+#ifndef GPUSIM_SMALL_BLOCKS_H
+#define GPUSIM_SMALL_BLOCKS_H
+
+#include <stdint.h>
+
+#define SMALL_BLOCK_LIMIT_BYTES (1024ull * 1024)
+
+/* The address of a block; 0 when it needs a new slab and the device has no room for one. */
+uint64_t small_block_take(int device, uint64_t bytes);
+
+/* Gives a block back, and its slab to the device when it was the last block in it. */
+void small_block_give(uint64_t address, uint64_t bytes);
+
+#endif

@@ -1,0 +1,152 @@
+/* Many calls at once: for races, for rates and for the cost of being watched. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "commands.h"
+#include "driver.h"
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* ---- churn ---- */
+
+enum { MOST_THREADS = 256 };
+
+struct churn {
+    CUcontext context;
+    pthread_barrier_t *start;
+    uint64_t iterations;
+    size_t bytes;
+    uint64_t allocated, freed, failed; /* calls */
+};
+
+/* Frees at once what it took, so that the threads pass the same few addresses around. */
+static void *churn(void *argument)
+{
+    struct churn *churn = argument;
+    driver.context_set(churn->context);
+    pthread_barrier_wait(churn->start);
+    for (uint64_t iteration = 0; iteration < churn->iterations; iteration++) {
+        CUdeviceptr address;
+        if (driver.allocate(&address, churn->bytes) != CUDA_SUCCESS) {
+            churn->failed++;
+            continue;
+        }
+        churn->allocated++;
+        churn->freed += driver.free(address) == CUDA_SUCCESS;
+    }
+    return NULL;
+}
+
+/* churn THREADS ITERATIONS BYTES */
+static void run_churn(struct call *call)
+{
+    uint64_t threads = call_number(call, 1, 0);
+    struct churn common = {.iterations = call_number(call, 2, 0), .bytes = call_number(call, 3, 0)};
+    if (threads == 0 || threads > MOST_THREADS)
+        call_fail(call, "churn THREADS ITERATIONS BYTES, with 1 to 256 threads");
+    if (call->failed)
+        return;
+    CUresult result = driver.context_get(&common.context);
+    pthread_barrier_t start;
+    pthread_barrier_init(&start, NULL, (unsigned)threads);
+    common.start = &start;
+    struct churn each[MOST_THREADS];
+    pthread_t identities[MOST_THREADS];
+    struct churn sum = {0};
+    for (uint64_t thread = 0; thread < threads; thread++) {
+        each[thread] = common;
+        if (pthread_create(&identities[thread], NULL, churn, &each[thread]) != 0)
+            abort();
+    }
+    for (uint64_t thread = 0; thread < threads; thread++) {
+        pthread_join(identities[thread], NULL);
+        sum.allocated += each[thread].allocated;
+        sum.freed += each[thread].freed;
+        sum.failed += each[thread].failed;
+    }
+    pthread_barrier_destroy(&start);
+    call_result(call, result);
+    call_reply_number(call, "allocated", sum.allocated);
+    call_reply_number(call, "freed", sum.freed);
+    call_reply_number(call, "failed", sum.failed);
+}
+
+/* ---- loop ---- */
+
+static CUresult loop_allocate(uint64_t count, size_t bytes)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        CUdeviceptr address;
+        result = driver.allocate(&address, bytes);
+        if (result == CUDA_SUCCESS)
+            result = driver.free(address);
+    }
+    return result;
+}
+
+static CUresult loop_allocate_async(uint64_t count, size_t bytes)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        CUdeviceptr address;
+        result = driver.allocate_async(&address, bytes, NULL);
+        if (result == CUDA_SUCCESS)
+            result = driver.free_async(address, NULL);
+    }
+    return result;
+}
+
+static CUresult loop_set_context(uint64_t count, size_t bytes)
+{
+    (void)bytes;
+    CUcontext context;
+    CUresult result = driver.context_get(&context);
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++)
+        result = driver.context_set(context);
+    return result;
+}
+
+/* How many driver calls one turn of a loop makes. */
+static const struct {
+    const char *function;
+    CUresult (*run)(uint64_t count, size_t bytes);
+    unsigned calls;
+} loops[] = {
+    {"cuMemAlloc", loop_allocate, 2},
+    {"cuMemAllocAsync", loop_allocate_async, 2},
+    {"cuCtxSetCurrent", loop_set_context, 1},
+};
+
+/* loop FUNCTION COUNT [BYTES] */
+static void run_loop(struct call *call)
+{
+    uint64_t count = call_number(call, 2, 0);
+    size_t bytes = call_number(call, 3, 2 * 1024 * 1024);
+    if (call->failed)
+        return;
+    for (size_t index = 0; index < sizeof loops / sizeof *loops; index++) {
+        if (!call_is(call, 1, loops[index].function))
+            continue;
+        uint64_t start_ns = now_ns();
+        CUresult result = loops[index].run(count, bytes);
+        uint64_t total_ns = now_ns() - start_ns;
+        call_result(call, result);
+        call_reply_number(call, "calls", count * loops[index].calls);
+        call_reply_number(call, "total_ns", total_ns);
+        return;
+    }
+    call_fail(call, "loop cuMemAlloc|cuMemAllocAsync|cuCtxSetCurrent COUNT [BYTES]");
+}
+
+const struct command bulk_commands[] = {
+    {"churn", 4, run_churn},
+    {"loop", 3, run_loop},
+    {0},
+};

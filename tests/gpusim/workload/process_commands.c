@@ -1,0 +1,105 @@
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "commands.h"
+#include "driver.h"
+#include "ledger_status.h"
+#include "workers.h"
+
+static void run_thread(struct call *call)
+{
+    if (!call_is(call, 1, "start") || !worker_start_thread(call_word(call, 2)))
+        call_fail(call, "thread start NAME, with a name not in use");
+    else
+        call_result(call, CUDA_SUCCESS);
+}
+
+static void run_fork(struct call *call)
+{
+    pid_t child = worker_fork(call_word(call, 1));
+    if (child < 0)
+        call_fail(call, "fork NAME, with a name not in use");
+    else
+        call_reply_number(call, "tgid", (uint64_t)child);
+}
+
+static void run_wait(struct call *call)
+{
+    int status = worker_wait(call_word(call, 1));
+    if (status < 0)
+        call_fail(call, "wait NAME, of a forked child");
+    else if (WIFEXITED(status))
+        call_reply_number(call, "exit_code", (uint64_t)WEXITSTATUS(status));
+    else
+        call_reply_number(call, "signal", (uint64_t)WTERMSIG(status));
+}
+
+/* exec [PROGRAM ARGUMENTS...]: without a program, this one again, which goes on with the same input */
+static void run_exec(struct call *call)
+{
+    static char *again[] = {"/proc/self/exe", NULL};
+    char **program = call->count > 1 ? call->words + 1 : again;
+    call->words[call->count < MOST_WORDS ? call->count : MOST_WORDS - 1] = NULL;
+    execvp(program[0], program);
+    call_fail(call, "cannot execute it");
+}
+
+static void run_tgid(struct call *call)
+{
+    call_reply_number(call, "tgid", (uint64_t)getpid());
+}
+
+static void run_status(struct call *call)
+{
+    char json[LONGEST_REPLY / 2];
+    if (ledger_status(getpid(), json, sizeof json))
+        call_reply_json(call, "status", json);
+    else
+        call_reply_json(call, "status", "null");
+}
+
+static void run_sleep(struct call *call)
+{
+    uint64_t milliseconds = call_number(call, 1, 0);
+    struct timespec pause = {(time_t)(milliseconds / 1000), (long)(milliseconds % 1000) * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+static void run_exit(struct call *call)
+{
+    exit((int)call_number(call, 1, 0));
+}
+
+static void run_kill(struct call *call)
+{
+    (void)call;
+    kill(getpid(), SIGKILL);
+}
+
+static void run_checkpoint(struct call *call)
+{
+    call_result(call, driver.checkpoint((int)call_number(call, 1, 0), NULL));
+}
+
+static void run_restore(struct call *call)
+{
+    call_result(call, driver.restore((int)call_number(call, 1, 0), NULL));
+}
+
+const struct command process_commands[] = {
+    {"thread", 3, run_thread},
+    {"fork", 2, run_fork},
+    {"wait", 2, run_wait},
+    {"exec", 1, run_exec},
+    {"tgid", 1, run_tgid},
+    {"status", 1, run_status},
+    {"sleep", 2, run_sleep},
+    {"exit", 2, run_exit},
+    {"kill", 1, run_kill},
+    {"checkpoint", 2, run_checkpoint},
+    {"restore", 2, run_restore},
+    {0},
+};

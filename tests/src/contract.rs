@@ -1,0 +1,124 @@
+//! The JSON contract as a list: what stands where in a report, and of which type it is.
+
+use serde_json::Value;
+
+use crate::report::Report;
+
+/// The types of the contract.
+#[derive(Clone, Copy, Debug)]
+enum Is {
+    Text,
+    TextOrNull,
+    Flag,
+    Number,
+    NumberOrNull,
+    SignedOrNull,
+    Object,
+    Array,
+    Null,
+}
+
+impl Is {
+    fn holds(self, value: &Value) -> bool {
+        match self {
+            Self::Text => value.is_string(),
+            Self::TextOrNull => value.is_string() || value.is_null(),
+            Self::Flag => value.is_boolean(),
+            Self::Number => value.is_u64(),
+            Self::NumberOrNull => value.is_u64() || value.is_null(),
+            Self::SignedOrNull => value.is_i64() || value.is_null(),
+            Self::Object => value.is_object(),
+            Self::Array => value.is_array(),
+            Self::Null => value.is_null(),
+        }
+    }
+}
+
+/// Where what stands in every report.
+const CONTRACT: &[(&str, Is)] = &[
+    ("/schema", Is::Text),
+    ("/version", Is::Text),
+    ("/host", Is::Text),
+    ("/time", Is::Text),
+    ("/complete", Is::Flag),
+    ("/losses", Is::Object),
+    ("/losses/ring_full", Is::Number),
+    ("/coverage/libraries/0/path", Is::Text),
+    ("/coverage/libraries/0/build_id", Is::TextOrNull),
+    ("/coverage/libraries/0/probes_attached", Is::Number),
+    ("/coverage/libraries/0/probes_missing", Is::Array),
+    ("/coverage/nvml", Is::Text),
+    ("/data/gpus/0/uuid", Is::Text),
+    ("/data/gpus/0/nvml_index", Is::Number),
+    ("/data/gpus/0/name", Is::Text),
+    ("/data/gpus/0/total_bytes", Is::NumberOrNull),
+    ("/data/gpus/0/used_bytes", Is::NumberOrNull),
+    ("/data/gpus/0/live_bytes", Is::Number),
+    ("/data/gpus/0/unexplained_bytes", Is::SignedOrNull),
+    ("/data/processes/0/pid", Is::Number),
+    ("/data/processes/0/start_time", Is::Text),
+    ("/data/processes/0/comm", Is::Text),
+    ("/data/processes/0/command", Is::Text),
+    ("/data/processes/0/user", Is::Text),
+    ("/data/processes/0/container", Is::TextOrNull),
+    ("/data/processes/0/observed_since", Is::Text),
+    ("/data/processes/0/exact", Is::Flag),
+    ("/data/processes/0/gpus/0/uuid", Is::Text),
+    ("/data/processes/0/gpus/0/used_bytes", Is::NumberOrNull),
+    ("/data/processes/0/gpus/0/live_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/peak_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/before_attach_bytes", Is::NumberOrNull),
+    ("/data/processes/0/gpus/0/unexplained_bytes", Is::SignedOrNull),
+    ("/data/processes/0/gpus/0/allocations", Is::Number),
+    ("/data/processes/0/gpus/0/frees", Is::Number),
+    ("/data/processes/0/gpus/0/failed_allocations", Is::Number),
+    ("/data/processes/0/gpus/0/kinds/device", Is::Object),
+    ("/data/processes/0/gpus/0/kinds/pool", Is::Object),
+    ("/data/processes/0/gpus/0/kinds/physical", Is::Object),
+    ("/data/processes/0/gpus/0/kinds/managed", Is::Object),
+    ("/data/processes/0/gpus/0/kinds/array", Is::Object),
+    ("/data/processes/0/host/pinned_live_bytes", Is::Number),
+    ("/data/processes/0/host/registered_live_bytes", Is::Number),
+    ("/data/processes/0/tensor", Is::Null),
+];
+
+/// What is there once memory of these kinds was seen.
+const CONTRACT_OF_KINDS: &[(&str, Is)] = &[
+    ("/data/processes/0/gpus/0/kinds/device/live_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/kinds/device/peak_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/kinds/pool/live_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/kinds/pool/backed_bytes", Is::NumberOrNull),
+];
+
+fn assert_keeps(contract: &[(&str, Is)], report: &Report) {
+    for (place, is) in contract {
+        let value = report.json().pointer(place).unwrap_or_else(|| panic!("no {place} in {report:#?}"));
+        assert!(is.holds(value), "{place} is {value}, not {is:?}");
+    }
+}
+
+/// What stands in the envelope of every command.
+const ENVELOPE: usize = 7;
+
+/// # Panics
+/// When the envelope lacks something, or something is of another type.
+pub fn assert_envelope(report: &Report) {
+    assert_keeps(&CONTRACT[..ENVELOPE], report);
+}
+
+/// The report of a watch, of `ps` or of `run` that has at least one GPU and one process on it.
+///
+/// # Panics
+/// When something is not there, or of another type.
+pub fn assert_kept(report: &Report) {
+    assert_keeps(CONTRACT, report);
+}
+
+/// The same of a process whose linear and pool memory was seen.
+///
+/// # Panics
+/// When something is not there, or of another type.
+pub fn assert_kept_with_kinds(report: &Report) {
+    assert_keeps(CONTRACT, report);
+    assert_keeps(CONTRACT_OF_KINDS, report);
+}

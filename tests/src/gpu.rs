@@ -1,0 +1,214 @@
+//! A simulated machine with GPUs: a driver build, a ledger of its own, and settings.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::ledger::Ledger;
+use crate::torch_job::{Allocator, TorchJob};
+use crate::watch::{Outcome, Watch};
+use crate::workload::Workload;
+
+/// How the driver's functions begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// `cmp [rip+x], imm; je; push rbp`: drivers 470 to 595, but 580.
+    Cmp,
+    /// `push rbp`: driver 580.
+    Push,
+}
+
+/// A simulated machine; its ledger goes with it.
+#[derive(Debug)]
+pub struct Gpu {
+    directory: TempDir,
+    driver: PathBuf,
+    libraries: PathBuf,
+    memwatch: PathBuf,
+    nvml: PathBuf,
+    settings: Vec<(&'static str, String)>,
+}
+
+impl Gpu {
+    /// A machine with one 80 GB GPU; `None`, with the reason on standard error, where the tests cannot run.
+    ///
+    /// # Panics
+    /// When no temporary directory can be made.
+    pub fn new(shape: Shape) -> Option<Self> {
+        // SAFETY: geteuid has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            return skip("uprobes need root");
+        }
+        let variable = match shape {
+            Shape::Cmp => "GPUSIM_CMP",
+            Shape::Push => "GPUSIM_PUSH",
+        };
+        let (Some(driver), Some(memwatch)) = (path_in(variable), path_in("MEMWATCH_BIN")) else {
+            return skip("run through `cargo xtask test`, which builds memwatch and the simulated GPU");
+        };
+        let directory = TempDir::with_prefix("memwatch-test-").expect("a temporary directory");
+        let libraries = driver.join("lib");
+        let nvml = libraries.join("libnvidia-ml.so.1");
+        Some(Self { directory, driver, libraries, memwatch, nvml, settings: Vec::new() })
+    }
+
+    /// The same with a setting of the simulator, such as `GPUSIM_DEVICES`.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: &impl ToString) -> Self {
+        self.settings.push((name, value.to_string()));
+        self
+    }
+
+    /// The same with a libcuda of its own, as a container has one: nobody else has probes in that file.
+    ///
+    /// # Panics
+    /// When the file cannot be copied.
+    #[must_use]
+    pub fn with_own_libcuda(mut self) -> Self {
+        let libraries = self.directory.path().join("libraries");
+        std::fs::create_dir(&libraries).expect("a directory in the temporary one");
+        std::fs::copy(self.libcuda(), libraries.join("libcuda.so.1")).expect("a copy of the driver library");
+        self.libraries = libraries;
+        self
+    }
+
+    /// The same with another NVML library for memwatch.
+    #[must_use]
+    pub fn with_nvml(mut self, path: impl Into<PathBuf>) -> Self {
+        self.nvml = path.into();
+        self
+    }
+
+    /// The simulator's books.
+    ///
+    /// # Panics
+    /// When no job has made them yet.
+    pub fn ledger(&self) -> Ledger {
+        Ledger::open(self.ledger_path()).expect("a job has made the ledger")
+    }
+
+    /// Starts the driver's own workload program.
+    pub fn workload(&self) -> Workload {
+        Workload::start(self.workload_command())
+    }
+
+    /// The same as a command that was not started.
+    pub fn workload_command(&self) -> Command {
+        let mut command = Command::new(self.workload_program());
+        self.apply(&mut command);
+        command
+    }
+
+    /// The file of the workload program.
+    pub fn workload_program(&self) -> PathBuf {
+        self.driver.join("bin/gpusim-workload")
+    }
+
+    /// Starts a script of `tests/workloads` on real PyTorch; it waits at each checkpoint. `None` where that version is not installed.
+    pub fn torch(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<TorchJob> {
+        let command = self.torch_command(version, allocator, words)?;
+        Some(TorchJob::start(command))
+    }
+
+    /// The same as a command that was not started.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
+    pub fn torch_command(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<Command> {
+        let name = version.replace('.', "_");
+        let (python, runtime) = (path_in(&format!("TORCH_{name}_PYTHON")), path_in(&format!("TORCH_{name}_RUNTIME")));
+        let (Some(python), Some(runtime)) = (python, runtime) else {
+            return skip(&format!("PyTorch {version} is not installed: run through `cargo xtask test`"));
+        };
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
+        let mut command = Command::new(python);
+        self.apply(&mut command);
+        let libraries = [self.libraries.clone(), runtime];
+        let libraries = std::env::join_paths(libraries).expect("these paths hold no colon");
+        command
+            .env("LD_LIBRARY_PATH", libraries)
+            .env("PYTHONUNBUFFERED", "1")
+            .env("PYTHONWARNINGS", "ignore")
+            .envs(versions_of(version));
+        command.arg(scripts.join(words[0])).args(&words[1..]);
+        if let Some(setting) = allocator.setting() {
+            command.env("PYTORCH_CUDA_ALLOC_CONF", setting);
+        }
+        Some(command)
+    }
+
+    /// Starts memwatch with `--json`, and waits until it has attached.
+    pub fn watch(&self, words: &[&str]) -> Watch {
+        Watch::start(self.memwatch(words))
+    }
+
+    /// Runs memwatch to its end.
+    pub fn run_memwatch(&self, words: &[&str]) -> Outcome {
+        Outcome::of(self.memwatch(words))
+    }
+
+    /// memwatch with this machine's libraries, not started.
+    pub fn memwatch(&self, words: &[&str]) -> Command {
+        let mut command = self.searching_memwatch(&[]);
+        command.arg("--libcuda").arg(self.libcuda()).args(words);
+        command
+    }
+
+    /// The same, but memwatch has to find the driver library by itself.
+    pub fn searching_memwatch(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.memwatch);
+        self.apply(&mut command);
+        // The jobs get their driver from this path; memwatch itself must not need it.
+        command.env_remove("LD_LIBRARY_PATH");
+        command.arg("--nvml-lib").arg(&self.nvml).args(words);
+        command
+    }
+
+    /// `memwatch run` of a job, which finds its driver where `LD_LIBRARY_PATH` says.
+    pub fn memwatch_run(&self, options: &[&str], job: &Command) -> Command {
+        let mut command = self.searching_memwatch(&["run"]);
+        command.args(options).arg("--").arg(job.get_program()).args(job.get_args());
+        command.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    }
+
+    /// The simulated driver library.
+    pub fn libcuda(&self) -> PathBuf {
+        self.libraries.join("libcuda.so.1")
+    }
+
+    /// The directory that goes with this machine.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Sets a command's environment so that it runs on this machine.
+    pub fn apply(&self, command: &mut Command) {
+        command
+            .env("LD_LIBRARY_PATH", &self.libraries)
+            .env("GPUSIM_LEDGER", self.ledger_path())
+            .envs(self.settings.iter().map(|(name, value)| (*name, value)));
+    }
+
+    fn ledger_path(&self) -> PathBuf {
+        self.directory.path().join("ledger")
+    }
+}
+
+/// What the simulated driver must say of itself to fit a PyTorch version.
+fn versions_of(version: &str) -> Vec<(&'static str, &'static str)> {
+    match version {
+        "2.8" => vec![("GPUSIM_DRIVER_VERSION", "12080")],
+        _ => vec![("GPUSIM_DRIVER_VERSION", "13020"), ("GPUSIM_CUDNN_VERSION", "92600")],
+    }
+}
+
+fn path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from)
+}
+
+fn skip<T>(reason: &str) -> Option<T> {
+    eprintln!("SKIPPED: {reason}");
+    None
+}

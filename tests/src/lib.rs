@@ -1,0 +1,31 @@
+//! memwatch on the simulated GPU: real uprobes, real PyTorch, and the simulator's own ledger to compare with.
+//!
+//! A test makes a [`Gpu`], starts jobs on it and a [`Watch`] over them, and compares the watch's reports with what the job says
+//! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
+
+pub mod contract;
+pub mod ledger;
+pub mod mounts;
+pub mod oracle;
+pub mod report;
+
+mod gpu;
+mod program;
+mod torch_job;
+mod watch;
+mod workload;
+
+pub use gpu::{Gpu, Shape};
+pub use program::Program;
+pub use torch_job::{Allocator, TorchJob};
+pub use watch::{Outcome, Watch};
+pub use workload::Workload;
+
+/// How long a test waits for something that must happen, before it fails.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// One mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// What the simulator charges for a context, unless told otherwise.
+pub const CONTEXT_BYTES: u64 = 518 * MIB;

@@ -1,0 +1,65 @@
+//! memwatch's report against the simulator's books.
+
+use crate::ledger::{Balance, DeviceEntry};
+use crate::report::{OnGpu, Report};
+use crate::{Gpu, Watch, Workload};
+
+/// Which numbers must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agreement {
+    /// All of them.
+    Exact,
+    /// All but peaks: while threads free and allocate at once, a peak may exceed the true one by the frees in flight.
+    ExceptPeaks,
+}
+
+/// Waits for a report made after everything the workload has done, and compares it with the simulator's books.
+///
+/// # Panics
+/// When a number differs, or a record was lost.
+pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreement: Agreement) -> Report {
+    let report = watch.settled();
+    let ledger = gpu.ledger();
+    let entry = ledger.process(workload.tgid()).expect("the workload is in the simulator's books");
+    let process = report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"));
+    assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
+    for (index, device) in entry.devices.iter().enumerate() {
+        let uuid = ledger.uuid(index).expect("the device is in the books");
+        match process.on(&uuid) {
+            Some(on_gpu) => compare_device(on_gpu, device, agreement, &report),
+            None => assert_eq!(device.used_bytes, 0, "nothing is reported on {uuid}: {report:#?}"),
+        }
+    }
+    let host = [
+        ("pinned_live_bytes", entry.pinned_host_bytes),
+        ("registered_live_bytes", entry.registered_host_bytes),
+        ("physical_live_bytes", entry.physical_host_bytes),
+    ];
+    for (field, expected) in host {
+        assert_eq!(process.host(field), expected, "{field} in {report:#?}");
+    }
+    report
+}
+
+fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, agreement: Agreement, report: &Report) {
+    assert_eq!(on_gpu.number("live_bytes"), device.owned_live_bytes, "live: {report:#?}");
+    // NVML lists a process while it has a context.
+    let used = (device.contexts > 0).then_some(device.used_bytes);
+    assert_eq!(on_gpu.0["used_bytes"].as_u64(), used, "used: {report:#?}");
+    let kinds: [(&str, &Balance); 5] = [
+        ("device", &device.device),
+        ("pool", &device.pool_used),
+        ("physical", &device.physical),
+        ("managed", &device.managed),
+        ("array", &device.array),
+    ];
+    for (kind, balance) in kinds {
+        assert_eq!(on_gpu.kind(kind, "live_bytes"), balance.live_bytes, "{kind} live: {report:#?}");
+        if agreement == Agreement::Exact {
+            assert_eq!(on_gpu.kind(kind, "peak_bytes"), balance.peak_live_bytes, "{kind} peak: {report:#?}");
+        }
+    }
+    if agreement == Agreement::Exact {
+        assert_eq!(on_gpu.number("peak_bytes"), device.peak_owned_bytes, "peak: {report:#?}");
+    }
+}

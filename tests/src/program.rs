@@ -1,0 +1,104 @@
+//! A started program, and what it says on standard output, line by line.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use crate::PATIENCE;
+
+const POLL: Duration = Duration::from_millis(10);
+
+/// A running program in a process group of its own; it is asked to leave when it is dropped, and its group is killed after it.
+#[derive(Debug)]
+pub struct Program {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Program {
+    /// Starts a command without input.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start(mut command: Command) -> Self {
+        let mut child =
+            command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let output = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// Its process id.
+    pub fn tgid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line; `None` when its output has ended.
+    ///
+    /// # Panics
+    /// When neither comes.
+    pub fn next_line(&mut self) -> Option<String> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the program says nothing and does not end"),
+        }
+    }
+
+    /// Waits for a line with this text in it.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub fn until_line_with(&mut self, text: &str) -> String {
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            let line = self.next_line().unwrap_or_else(|| panic!("the program has ended without a line with {text:?}"));
+            if line.contains(text) {
+                return line;
+            }
+        }
+        panic!("no line with {text:?}")
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, number: i32) {
+        if let Ok(tgid) = i32::try_from(self.tgid()) {
+            // SAFETY: the child has not been waited for, so the number is its own.
+            unsafe { libc::kill(tgid, number) };
+        }
+    }
+
+    /// Waits for its end; its exit code, or -1 if a signal has ended it.
+    ///
+    /// # Panics
+    /// When it does not end.
+    pub fn end(&mut self) -> i32 {
+        while self.next_line().is_some() {}
+        self.child.wait().expect("the program is ours").code().unwrap_or(-1)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.signal(libc::SIGTERM);
+        // Until then its probes are there.
+        let begin = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < PATIENCE {
+            std::thread::sleep(POLL);
+        }
+        if let Ok(group) = i32::try_from(self.tgid()) {
+            // SAFETY: a plain system call; the group's number is kept while one of its processes is there.
+            unsafe { libc::kill(-group, libc::SIGKILL) };
+        }
+        let _ = self.child.wait();
+    }
+}

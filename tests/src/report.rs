@@ -1,0 +1,125 @@
+//! One line of `memwatch --json`, with the words of the contract.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+/// A report.
+#[derive(Clone, Debug)]
+pub struct Report(Value);
+
+impl Report {
+    /// Reads a line.
+    ///
+    /// # Panics
+    /// When it is no JSON.
+    pub fn parse(line: &str) -> Self {
+        Self(serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}")))
+    }
+
+    /// The whole envelope.
+    pub fn json(&self) -> &Value {
+        &self.0
+    }
+
+    /// No record was lost.
+    pub fn is_complete(&self) -> bool {
+        let losses = self.0["losses"].as_object();
+        self.0["complete"] == true && losses.is_some_and(|losses| losses.values().all(|count| count == 0))
+    }
+
+    /// How many records of this cause were lost.
+    pub fn lost(&self, cause: &str) -> u64 {
+        self.0["losses"][cause].as_u64().unwrap_or(0)
+    }
+
+    /// The report, and the NVML numbers in it, were made after `moment`.
+    pub fn is_newer_than(&self, moment: Timestamp) -> bool {
+        let newer = |value: &Value| time(value).is_some_and(|time| time > moment);
+        let gpus = self.0["data"]["gpus"].as_array().map_or(&[][..], Vec::as_slice);
+        let sampled = self.0["coverage"]["nvml"] != "starting" && gpus.iter().all(|gpu| newer(&gpu["sampled_time"]));
+        newer(&self.0["time"]) && sampled
+    }
+
+    /// The process, if it is in the report.
+    pub fn process(&self, tgid: u32) -> Option<Process<'_>> {
+        let processes = self.0["data"]["processes"].as_array()?;
+        processes.iter().rev().find(|process| process["pid"] == tgid).map(Process)
+    }
+
+    /// The GPU with this NVML index.
+    pub fn gpu(&self, index: usize) -> &Value {
+        &self.0["data"]["gpus"][index]
+    }
+}
+
+/// A process of a report.
+#[derive(Clone, Copy, Debug)]
+pub struct Process<'a>(pub &'a Value);
+
+impl<'a> Process<'a> {
+    /// Every record of it arrived.
+    pub fn is_exact(&self) -> bool {
+        self.0["exact"] == true
+    }
+
+    /// It has ended.
+    pub fn has_ended(&self) -> bool {
+        !self.0["ended"].is_null()
+    }
+
+    /// What it holds on the GPU with this UUID.
+    pub fn on(&self, uuid: &str) -> Option<OnGpu<'a>> {
+        let gpus = self.0["gpus"].as_array()?;
+        gpus.iter().find(|gpu| gpu["uuid"] == uuid).map(OnGpu)
+    }
+
+    /// What it holds on its only GPU.
+    ///
+    /// # Panics
+    /// When it is on none or on several.
+    pub fn only_gpu(&self) -> OnGpu<'a> {
+        match self.0["gpus"].as_array().map(Vec::as_slice) {
+            Some([only]) => OnGpu(only),
+            _ => panic!("not on exactly one GPU: {:#}", self.0),
+        }
+    }
+
+    /// A number of its host memory.
+    pub fn host(&self, field: &str) -> u64 {
+        number(&self.0["host"], field)
+    }
+
+    /// A number of its own.
+    pub fn number(&self, field: &str) -> u64 {
+        number(self.0, field)
+    }
+
+    /// Its refused allocations.
+    pub fn failures(&self) -> &'a [Value] {
+        self.0["failures"].as_array().map_or(&[], Vec::as_slice)
+    }
+}
+
+/// A process on one GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct OnGpu<'a>(pub &'a Value);
+
+impl OnGpu<'_> {
+    /// A number, such as `live_bytes`.
+    pub fn number(&self, field: &str) -> u64 {
+        number(self.0, field)
+    }
+
+    /// A number of one kind; 0 for a kind never seen.
+    pub fn kind(&self, kind: &str, field: &str) -> u64 {
+        self.0["kinds"][kind][field].as_u64().unwrap_or(0)
+    }
+}
+
+fn number(value: &Value, field: &str) -> u64 {
+    value[field].as_u64().unwrap_or_else(|| panic!("{field} is no number in {value:#}"))
+}
+
+fn time(value: &Value) -> Option<Timestamp> {
+    value.as_str()?.parse().ok()
+}

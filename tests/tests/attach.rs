@@ -1,0 +1,258 @@
+//! memwatch comes in the middle of a run: what was there before is told apart, what comes later is exact.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memwatch_tests::report::{OnGpu, Report};
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Program, Shape, TorchJob, Watch, Workload};
+use serde_json::Value;
+
+fn reserved_bytes(checkpoint: &Value) -> u64 {
+    checkpoint["devices"][0]["memory_reserved"].as_u64().unwrap_or_else(|| panic!("no memory_reserved: {checkpoint}"))
+}
+
+fn checkpoint(job: &mut TorchJob, label: &str) -> Value {
+    let checkpoint = job.next_checkpoint().expect("the script has not ended");
+    assert_eq!(checkpoint["label"], label);
+    checkpoint
+}
+
+/// What must stand in a report of a process on its only GPU.
+#[derive(Debug, PartialEq, Eq)]
+struct Expected {
+    live_bytes: u64,
+    before_attach_bytes: u64,
+    includes_context: bool,
+    used_bytes: u64,
+}
+
+fn assert_told(report: &Report, tgid: u32, expected: &Expected) {
+    let process = report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"));
+    let on_gpu = process.only_gpu();
+    let told = Expected {
+        live_bytes: on_gpu.number("live_bytes"),
+        before_attach_bytes: on_gpu.number("before_attach_bytes"),
+        includes_context: on_gpu.0["before_attach_includes_context"] == true,
+        used_bytes: on_gpu.number("used_bytes"),
+    };
+    assert_eq!(&told, expected, "{report:#?}");
+    assert_eq!(on_gpu.number("unexplained_bytes"), expected.used_bytes - expected.live_bytes, "{report:#?}");
+    assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
+}
+
+fn only_gpu_of<'a>(report: &'a Report, workload: &Workload) -> OnGpu<'a> {
+    report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}")).only_gpu()
+}
+
+/// Goes on with the job of `idle_hold.py`, attached at its first checkpoint, to its end.
+fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unknown_context_bytes: u64) {
+    for (label, unknown_frees) in [("more", 0), ("early part freed", 8), ("end", 8)] {
+        job.go_on();
+        let reserved = reserved_bytes(&checkpoint(job, label));
+        let live_bytes = match label {
+            "more" => reserved - held_bytes,
+            _ => reserved,
+        };
+        let report = watch.settled();
+        assert_told(
+            &report,
+            job.tgid(),
+            &Expected {
+                live_bytes,
+                before_attach_bytes: reserved - live_bytes + unknown_context_bytes,
+                includes_context: unknown_context_bytes > 0,
+                used_bytes: reserved + CONTEXT_BYTES,
+            },
+        );
+        let process = report.process(job.tgid()).expect("it was there a moment ago");
+        assert_eq!(process.number("unknown_frees"), unknown_frees, "at {label}: {report:#?}");
+    }
+    job.go_on();
+    assert!(job.next_checkpoint().is_none());
+}
+
+#[test]
+fn what_a_pytorch_job_holds_at_the_attach_is_before_attach_and_what_comes_later_is_live() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["idle_hold.py"]) else { return };
+    let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
+    let mut watch = gpu.watch(&["--pid", &job.tgid().to_string()]);
+    let report = watch.settled();
+    // Nobody has shown how large a context is here, so it cannot be told from what the job allocated.
+    assert_told(
+        &report,
+        job.tgid(),
+        &Expected {
+            live_bytes: 0,
+            before_attach_bytes: held_bytes + CONTEXT_BYTES,
+            includes_context: true,
+            used_bytes: held_bytes + CONTEXT_BYTES,
+        },
+    );
+    assert_eq!(report.process(job.tgid()).expect("the target").0["from_start"], false);
+    follow_idle_hold(&mut job, &mut watch, held_bytes, CONTEXT_BYTES);
+    let (last, code) = watch.finish();
+    assert_eq!(code, 0);
+    let process = last.process(job.tgid()).expect("the target stays in the report");
+    assert!(process.has_ended());
+    assert_eq!(process.only_gpu().number("live_bytes"), 0);
+}
+
+#[test]
+fn another_job_seen_from_its_start_takes_the_context_out_of_before_attach() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["idle_hold.py"]) else { return };
+    let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
+    let mut watch = gpu.watch(&[]);
+    let mut teacher = gpu.workload();
+    teacher.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = watch.settled();
+    assert_told(
+        &report,
+        job.tgid(),
+        &Expected {
+            live_bytes: 0,
+            before_attach_bytes: held_bytes,
+            includes_context: false,
+            used_bytes: held_bytes + CONTEXT_BYTES,
+        },
+    );
+    assert_eq!(report.gpu(0)["context_bytes"], CONTEXT_BYTES);
+    follow_idle_hold(&mut job, &mut watch, held_bytes, 0);
+}
+
+#[test]
+fn the_table_says_what_is_older_than_the_watch() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc early 64M"]);
+    let words = ["--pid", &workload.tgid_word()];
+    let once = gpu.run_memwatch(&[&["ps"], &words[..]].concat());
+    assert_eq!(once.code, 0, "{}", once.stderr);
+    let mut watch = Program::start(gpu.memwatch(&[&words[..], &["--interval", "100ms"]].concat()));
+    for text in [once.stdout, watch.until_line_with("≤582.0 MiB") + &watch.until_line_with("older than this watch")] {
+        // 64 MiB and the context.
+        assert!(text.contains("≤582.0 MiB"), "{text}");
+        assert!(text.contains("1 process is older than this watch"), "{text}");
+    }
+    workload.run(&["alloc late 32M", "free early"]);
+    let row = watch.until_line_with("≤518.0 MiB");
+    assert!(row.contains("32.0 MiB"), "{row}");
+    watch.until_line_with("1 free of memory older than the watch");
+}
+
+#[test]
+fn an_old_and_a_new_process_on_one_gpu_are_told_by_their_age() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut old = gpu.workload();
+    old.run(&["uuid 0", "device 0", "alloc early 4M", "async pooled 2M", "create physical 6M"]);
+    let mut watch = gpu.watch(&[]);
+    let mut new = gpu.workload();
+    new.run(&["uuid 0", "device 0", "alloc a 8M"]);
+    old.run(&["alloc late 10M"]);
+    let report = watch.settled();
+    assert_eq!(only_gpu_of(&report, &old).number("live_bytes"), 10 * MIB);
+    // The pool has taken 32 MiB for the 2 MiB in use.
+    assert_eq!(only_gpu_of(&report, &old).number("before_attach_bytes"), (4 + 32 + 6) * MIB);
+    assert_eq!(only_gpu_of(&report, &new).number("live_bytes"), 8 * MIB);
+    assert_eq!(only_gpu_of(&report, &new).number("before_attach_bytes"), 0);
+    let from_start =
+        |workload: &Workload| report.process(workload.tgid()).expect("both are reported").0["from_start"].clone();
+    assert_eq!((from_start(&old), from_start(&new)), (false.into(), true.into()));
+    old.run(&["free early", "release physical"]);
+    let report = watch.settled();
+    assert_eq!(only_gpu_of(&report, &old).number("live_bytes"), 10 * MIB);
+    assert_eq!(only_gpu_of(&report, &old).number("before_attach_bytes"), 32 * MIB);
+}
+
+#[test]
+fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before_the_attach() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut workload = gpu.workload();
+    // Its answer shows that it has loaded the library.
+    workload.ask("tgid");
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    watch.settled();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let told = Expected {
+        live_bytes: 4 * MIB,
+        before_attach_bytes: 0,
+        includes_context: false,
+        used_bytes: 4 * MIB + CONTEXT_BYTES,
+    };
+    assert_told(&watch.settled(), workload.tgid(), &told);
+}
+
+#[test]
+fn two_watches_on_one_process_agree() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc early 4M"]);
+    let words = ["--pid", &workload.tgid_word()];
+    let mut first = gpu.watch(&words);
+    let mut second = gpu.watch(&words);
+    first.settled();
+    second.settled();
+    workload.run(&["alloc a 6M", "async b 2M", "free early", "alloc c 8M", "free a"]);
+    let reports = [first.settled(), second.settled()];
+    let told = reports.each_ref().map(|report| only_gpu_of(report, &workload).0);
+    assert_eq!(told[0], told[1]);
+    assert_eq!(told[0]["live_bytes"], 10 * MIB);
+    drop(first);
+    workload.run(&["free c"]);
+    assert_eq!(only_gpu_of(&second.settled(), &workload).number("live_bytes"), 2 * MIB);
+}
+
+/// Says at its end, however that comes, that something is over.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Attaches while threads allocate and free, and does not stop them until it has.
+fn attach_in_the_middle_of_calls(gpu: &Gpu, workload: &mut Workload) -> Watch {
+    let words = ["--pid", &workload.tgid_word()];
+    let attached = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !attached.load(Ordering::Relaxed) {
+                assert_eq!(workload.ask("churn 4 1000 2M")["result"], 0);
+            }
+        });
+        let _over = Over(&attached);
+        gpu.watch(&words)
+    })
+}
+
+#[test]
+fn an_attach_in_the_middle_of_calls_of_many_threads_ends_exactly() {
+    // Nobody else's probes are in a libcuda of its own.
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0"]);
+    let mut watch = attach_in_the_middle_of_calls(&gpu, &mut workload);
+    workload.run(&["alloc kept 4M", "churn 4 1000 2M"]);
+    let report = watch.settled();
+    let process = report.process(workload.tgid()).expect("the target");
+    assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
+    assert_eq!(process.only_gpu().number("live_bytes"), 4 * MIB);
+    assert_eq!(process.only_gpu().number("before_attach_bytes"), CONTEXT_BYTES);
+}
+
+#[test]
+fn a_second_watch_that_attaches_to_a_busy_process_loses_nothing() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0"]);
+    let mut first = gpu.watch(&["--pid", &workload.tgid_word()]);
+    let mut second = attach_in_the_middle_of_calls(&gpu, &mut workload);
+    workload.run(&["alloc kept 4M", "churn 4 1000 2M"]);
+    for watch in [&mut first, &mut second] {
+        let report = watch.settled();
+        let process = report.process(workload.tgid()).expect("the target");
+        assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
+        assert_eq!(process.only_gpu().number("live_bytes"), 4 * MIB);
+    }
+}

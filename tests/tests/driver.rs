@@ -1,0 +1,287 @@
+//! Calls of the driver API itself, through real uprobes: memwatch's numbers are the simulator's, kind by kind.
+
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Shape, Workload};
+
+const BOTH_SHAPES: [Shape; 2] = [Shape::Cmp, Shape::Push];
+
+/// Steps of one family: after each, memwatch and the simulator must agree.
+struct Scenario {
+    name: &'static str,
+    steps: &'static [&'static [&'static str]],
+}
+
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "linear memory: small, large, pitched, freed",
+        steps: &[
+            &["alloc a 4096", "alloc b 3000000", "pitch p 1000 64"],
+            &["free a", "alloc c 256", "free p"],
+            &["free b", "free c"],
+        ],
+    },
+    Scenario {
+        name: "managed memory is in no GPU's live bytes",
+        steps: &[&["managed m 64M", "alloc a 2M"], &["free m"], &["free a"]],
+    },
+    Scenario {
+        name: "pinned and registered host memory is in no GPU's live bytes",
+        steps: &[&["hostalloc h 8M", "register r 1M"], &["hostfree h"], &["unregister r"]],
+    },
+    Scenario {
+        name: "stream-ordered memory, from the default pool and a given one, freed either way",
+        steps: &[
+            &["stream s", "async a 5M", "async b 1M s", "async t 1M s ptsz"],
+            &["pool create q 0", "frompool c 7M q", "frompool d 2M q s ptsz"],
+            &["asyncfree a", "free b", "asyncfree t s ptsz"],
+            &["asyncfree c", "asyncfree d s"],
+        ],
+    },
+    Scenario {
+        name: "physical memory lives while a reference or a mapping does",
+        steps: &[
+            &["reserve va 64M", "create h 4M", "map va 4M h", "access va 4M 0"],
+            &["retain again va", "release h"],
+            &["release again"],
+            &["unmap va 4M"],
+        ],
+    },
+    Scenario {
+        name: "one unmap ends many mappings of memory released long ago",
+        steps: &[
+            &[
+                "reserve va 64M",
+                "create h 2M",
+                "map va 2M h",
+                "release h",
+                "create i 6M",
+                "map va+2M 6M i",
+                "release i",
+            ],
+            &["unmap va 8M"],
+        ],
+    },
+    Scenario { name: "physical memory in host memory is apart", steps: &[&["create h 4M host"], &["release h"]] },
+    Scenario {
+        name: "arrays count by their shape",
+        steps: &[
+            &["array a 1024 256", "array3d b 64 64 64 0"],
+            &["array3d sparse 256 256 16 0x40"],
+            &["arrayfree a", "arrayfree b", "arrayfree sparse"],
+        ],
+    },
+    Scenario {
+        name: "a context takes its linear memory with it, and leaves pool and physical memory",
+        steps: &[
+            &["ctx create 0 as own", "alloc a 3M", "hostalloc h 1M", "async s 2M", "create p 2M", "array x 512 512"],
+            &["ctx destroy own"],
+            &["release p"],
+        ],
+    },
+    Scenario {
+        name: "a reset of the primary context frees what was allocated in it",
+        steps: &[&["alloc a 3M", "managed m 4M", "alloc b 4096"], &["reset 0"]],
+    },
+];
+
+fn start(gpu: &Gpu) -> Workload {
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0"]);
+    workload
+}
+
+fn agrees_through_all_scenarios(shape: Shape, options: &[&str]) {
+    let Some(gpu) = Gpu::new(shape) else { return };
+    let mut watch = gpu.watch(options);
+    for scenario in SCENARIOS {
+        eprintln!("{shape:?} {options:?}: {}", scenario.name);
+        let mut workload = start(&gpu);
+        for step in scenario.steps {
+            workload.run(step);
+            assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+        }
+        workload.end();
+    }
+}
+
+#[test]
+fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_cmp() {
+    agrees_through_all_scenarios(Shape::Cmp, &[]);
+}
+
+#[test]
+fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_push() {
+    agrees_through_all_scenarios(Shape::Push, &[]);
+}
+
+#[test]
+fn every_family_agrees_with_the_driver_through_classic_uprobes() {
+    agrees_through_all_scenarios(Shape::Push, &["--classic-uprobes"]);
+}
+
+#[test]
+fn a_refused_allocation_is_shown_with_its_size() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = start(&gpu);
+    assert_eq!(workload.ask("alloc huge 200G")["result"], 2);
+    assert_eq!(workload.ask("create huge 300G")["result"], 2);
+    workload.run(&["alloc small 4M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    let process = report.process(workload.tgid()).expect("it is reported");
+    assert_eq!(process.only_gpu().number("failed_allocations"), 2);
+    let shown: Vec<_> =
+        process.failures().iter().map(|failure| (&failure["requested_bytes"], &failure["error"])).collect();
+    assert_eq!(shown[0], (&(200_u64 << 30).into(), &"out of memory".into()));
+    assert_eq!(shown[1], (&(300_u64 << 30).into(), &"out of memory".into()));
+}
+
+#[test]
+fn failed_and_unknown_frees_change_nothing() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = start(&gpu);
+    workload.run(&["alloc a 4M"]);
+    assert_ne!(workload.ask("free 12345")["result"], 0);
+    workload.run(&["free 0"]);
+    assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+}
+
+#[test]
+fn eight_threads_that_free_and_allocate_the_same_addresses_end_exactly() {
+    for shape in BOTH_SHAPES {
+        let Some(gpu) = Gpu::new(shape) else { return };
+        let mut watch = gpu.watch(&[]);
+        let mut workload = start(&gpu);
+        workload.run(&["alloc kept 2M"]);
+        let answer = workload.ask("churn 8 2000 2M");
+        assert_eq!(answer["result"], 0, "{answer}");
+        let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
+        let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
+        assert_eq!(on_gpu.number("live_bytes"), 2 * MIB);
+        assert_eq!(on_gpu.number("allocations"), 16_001);
+        assert_eq!(on_gpu.number("frees"), 16_000);
+    }
+}
+
+#[test]
+fn two_processes_on_one_gpu_are_told_apart() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let (mut first, mut second) = (start(&gpu), start(&gpu));
+    first.run(&["alloc a 4M"]);
+    second.run(&["alloc a 6M", "alloc b 8M", "free a"]);
+    let report = assert_agrees(&gpu, &mut watch, &first, Agreement::Exact);
+    assert_agrees(&gpu, &mut watch, &second, Agreement::Exact);
+    assert_eq!(report.gpu(0)["live_bytes"], 12 * MIB);
+    assert_eq!(report.gpu(0)["used_bytes"], 12 * MIB + 2 * CONTEXT_BYTES);
+    assert_eq!(report.gpu(0)["unexplained_bytes"], 2 * CONTEXT_BYTES);
+}
+
+#[test]
+fn one_process_on_two_gpus_has_each_gpus_bytes_on_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&[
+        "uuid 0",
+        "uuid 1",
+        "device 0",
+        "alloc a 4M",
+        "device 1",
+        "alloc b 6M",
+        "async c 2M",
+        "create d 2M 0",
+    ]);
+    assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    workload.run(&["thread start t", "@t device 0", "@t alloc e 8M", "alloc f 2M", "@t free b", "free a"]);
+    assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+}
+
+#[test]
+fn a_process_that_ends_holds_nothing_whether_it_frees_or_not() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    for ending in ["exit 3", "kill"] {
+        let mut workload = start(&gpu);
+        workload.run(&["alloc a 4M", "async b 2M", "create c 2M", "hostalloc h 1M"]);
+        assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+        workload.tell(ending);
+        workload.wait();
+        let tgid = workload.tgid();
+        let report = watch.until(|report| report.process(tgid).is_some_and(|process| process.has_ended()));
+        let process = report.process(tgid).expect("ended processes are shown for a while");
+        assert_eq!(process.only_gpu().number("live_bytes"), 0, "{ending}");
+        assert_eq!(process.only_gpu().number("peak_bytes"), 8 * MIB, "{ending}");
+        assert_eq!(process.host("pinned_live_bytes"), 0, "{ending}");
+        assert_eq!(process.number("implicit_frees"), 4, "{ending}");
+    }
+}
+
+#[test]
+fn an_exec_frees_everything_and_the_new_program_starts_from_nothing() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = start(&gpu);
+    workload.run(&["alloc a 4M"]);
+    workload.tell("exec");
+    workload.run(&["uuid 0", "device 0", "alloc b 6M"]);
+    let report = watch.settled();
+    let process = report.process(workload.tgid()).expect("the tgid stays");
+    assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(process.number("implicit_frees"), 1);
+}
+
+#[test]
+fn a_forked_child_is_a_process_of_its_own() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    let child = u32::try_from(workload.ask("fork c")["tgid"].as_u64().expect("a child")).expect("a tgid");
+    workload.run(&["uuid 0", "device 0", "alloc a 4M", "@c uuid 0", "@c device 0", "@c alloc b 6M"]);
+    let report = watch.settled();
+    for (tgid, bytes) in [(workload.tgid(), 4 * MIB), (child, 6 * MIB)] {
+        let process = report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"));
+        assert_eq!(process.only_gpu().number("live_bytes"), bytes);
+        assert!(process.is_exact());
+    }
+}
+
+#[test]
+fn a_child_of_a_target_is_watched_and_a_stranger_is_not() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut workload = gpu.workload();
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    let mut stranger = start(&gpu);
+    stranger.run(&["alloc a 4M"]);
+    let child = u32::try_from(workload.ask("fork c")["tgid"].as_u64().expect("a child")).expect("a tgid");
+    workload.run(&["@c uuid 0", "@c device 0", "@c alloc b 6M", "uuid 0", "device 0", "alloc a 2M"]);
+    let report = watch.settled();
+    assert_eq!(report.process(workload.tgid()).expect("the target").only_gpu().number("live_bytes"), 2 * MIB);
+    assert_eq!(report.process(child).expect("its child").only_gpu().number("live_bytes"), 6 * MIB);
+    assert!(report.process(stranger.tgid()).is_none(), "{report:#?}");
+    assert_eq!(report.gpu(0)["unwatched_processes"], 1);
+}
+
+#[test]
+fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
+    // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
+    let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
+    signal(libc::SIGSTOP);
+    let mut workload = start(&gpu);
+    let answer = workload.ask("loop cuMemAlloc 200 2M");
+    signal(libc::SIGCONT);
+    assert_eq!(answer["result"], 0, "{answer}");
+    let tgid = workload.tgid();
+    // Its first records are among the lost ones, so it may be NVML that names it.
+    let report = watch.until(|report| report.lost("ring_full") > 0 && report.process(tgid).is_some());
+    assert_eq!(report.json()["complete"], false);
+    let process = report.process(tgid).expect("the loser is named");
+    assert!(!process.is_exact());
+    // 400 calls of the loop and what came before them: each is either counted or lost.
+    let on_gpu = process.0["gpus"][0].clone();
+    let seen = on_gpu["allocations"].as_u64().unwrap_or(0) + on_gpu["frees"].as_u64().unwrap_or(0);
+    assert!(seen < 400, "nothing was lost: {report:#?}");
+}

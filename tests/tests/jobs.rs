@@ -1,0 +1,111 @@
+//! What real PyTorch jobs run into: a full device, a second device, a neighbour on the same one, and `memwatch run`.
+
+use memwatch_tests::report::{OnGpu, Report};
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, Outcome, Shape, TorchJob};
+use serde_json::Value;
+
+/// A number of a checkpoint on the device at this place of its list.
+fn said(checkpoint: &Value, device: usize, field: &str) -> u64 {
+    checkpoint["devices"][device][field].as_u64().unwrap_or_else(|| panic!("no {field}: {checkpoint}"))
+}
+
+/// PyTorch's native allocator takes from the driver what it has reserved, and nothing else takes memory.
+fn assert_as_said(on_gpu: OnGpu<'_>, checkpoint: &Value, device: usize) {
+    let reserved_bytes = said(checkpoint, device, "memory_reserved");
+    assert_eq!(on_gpu.number("live_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
+    assert_eq!(on_gpu.number("peak_bytes"), said(checkpoint, device, "max_memory_reserved"), "peak at {checkpoint}");
+    assert_eq!(on_gpu.number("used_bytes"), reserved_bytes + CONTEXT_BYTES, "used at {checkpoint}: {:#}", on_gpu.0);
+}
+
+fn assert_exact(report: &Report, job: &TorchJob) {
+    let process = report.process(job.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"));
+    assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
+}
+
+#[test]
+fn an_allocation_that_exceeds_the_device_is_shown_with_its_size() {
+    // A whole number of the 2 MiB blocks to which PyTorch rounds large requests.
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &81_560)) else { return };
+    let mut watch = gpu.watch(&[]);
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["oom.py"]) else { return };
+    let mut requested_bytes = None;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.settled();
+        assert_exact(&report, &job);
+        let process = report.process(job.tgid()).expect("the job is reported");
+        assert_as_said(process.only_gpu(), &checkpoint, 0);
+        requested_bytes = requested_bytes.or(checkpoint["requested_bytes"].as_u64());
+        let refused = gpu.ledger().process(job.tgid()).expect("the job is in the simulator's books").failures;
+        assert_eq!(process.only_gpu().number("failed_allocations"), refused, "at {checkpoint}");
+        assert_eq!(refused > 0, requested_bytes.is_some(), "at {checkpoint}");
+        assert_eq!(u64::try_from(process.failures().len()), Ok(refused), "at {checkpoint}");
+        for failure in process.failures() {
+            assert_eq!(failure["requested_bytes"].as_u64(), requested_bytes, "{failure}");
+            assert_eq!((&failure["symbol"], &failure["error"]), (&"cuMemAlloc_v2".into(), &"out of memory".into()));
+            assert_eq!(failure["uuid"], report.gpu(0)["uuid"]);
+        }
+        job.go_on();
+    }
+    assert!(requested_bytes.is_some(), "the script has asked for too little");
+}
+
+#[test]
+fn a_job_on_two_gpus_has_each_gpus_bytes_on_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let mut watch = gpu.watch(&[]);
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["two_gpus.py"]) else { return };
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.settled();
+        assert_exact(&report, &job);
+        let process = report.process(job.tgid()).expect("the job is reported");
+        for device in 0..2 {
+            let uuid = gpu.ledger().uuid(device).expect("there are two devices");
+            assert_as_said(process.on(&uuid).expect("it is on both devices"), &checkpoint, device);
+        }
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 4);
+}
+
+#[test]
+fn two_jobs_on_one_gpu_are_both_exact() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&[]);
+    let start = |words| gpu.torch("2.15", Allocator::Native, words);
+    let (Some(first), Some(second)) = (start(&["idle_hold.py", "--mib", "256"]), start(&["grow_free.py"])) else {
+        return;
+    };
+    let mut jobs = [first, second];
+    for _ in 0..4 {
+        let checkpoints = jobs.each_mut().map(|job| job.next_checkpoint().expect("both have four checkpoints"));
+        let report = watch.settled();
+        for (job, checkpoint) in jobs.iter_mut().zip(&checkpoints) {
+            assert_exact(&report, job);
+            assert_as_said(report.process(job.tgid()).expect("both are reported").only_gpu(), checkpoint, 0);
+            job.go_on();
+        }
+    }
+}
+
+#[test]
+fn run_tells_what_a_training_took_at_most() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let words = ["transformer.py", "--steps", "2", "--layers", "4", "--dim", "512"];
+    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &words) else { return };
+    let outcome = Outcome::of(gpu.memwatch_run(&["--json"], &job));
+    outcome.assert_ended_with(0, &[]);
+    let end: Value =
+        outcome.stdout.lines().last().and_then(|line| serde_json::from_str(line).ok()).expect("a checkpoint");
+    assert_eq!(end["label"], "end");
+    let report = Report::parse(outcome.stderr.lines().last().expect("the report is the last line"));
+    let tgid = end["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a checkpoint says who it is");
+    let process = report.process(tgid).unwrap_or_else(|| panic!("not reported: {report:#?}"));
+    assert!(process.is_exact() && report.is_complete() && process.has_ended(), "{report:#?}");
+    assert_eq!(process.0["from_start"], true);
+    let on_gpu = process.only_gpu();
+    assert_eq!(on_gpu.number("peak_bytes"), said(&end, 0, "max_memory_reserved"));
+    assert_eq!(on_gpu.number("live_bytes"), 0);
+    assert_eq!(on_gpu.number("allocations"), on_gpu.number("frees") + process.number("implicit_frees"));
+}

@@ -1,0 +1,77 @@
+//! `memwatch run`: a command is watched from its first allocation, and is itself in everything but the summary.
+
+use std::process::Command;
+
+use memwatch_tests::contract;
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, Outcome, Program, Shape};
+use serde_json::Value;
+
+/// `memwatch run` of the workload program with this script on its standard input.
+fn run_script(gpu: &Gpu, options: &[&str], script: &str) -> Outcome {
+    let file = gpu.directory().join("script");
+    std::fs::write(&file, script).expect("a script in the temporary directory");
+    let mut shell = Command::new("sh");
+    gpu.apply(&mut shell);
+    shell.args(["-c", "exec \"$0\" < \"$1\""]).arg(gpu.workload_program()).arg(file);
+    Outcome::of(gpu.memwatch_run(options, &shell))
+}
+
+#[test]
+fn run_sees_the_first_allocation_and_tells_the_peak_and_the_refusal() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let script = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
+    let outcome = run_script(&gpu, &[], script);
+    outcome.assert_ended_with(
+        3,
+        &[
+            "peak        64.0 MiB on GPU 0; by kind at most device 64.0 MiB",
+            "calls       2 allocations, 1 freed, 1 refused",
+            "refused     out of memory: cuMemAlloc_v2 asked for 200.0 GiB on GPU 0",
+            "at its end  1 allocation left for the driver to free",
+            "exact, lost 0",
+        ],
+    );
+    // Standard output is the command's alone.
+    let lines: Vec<Value> = outcome.stdout.lines().map(|line| serde_json::from_str(line).expect("an answer")).collect();
+    assert_eq!(lines.len(), 6, "{}", outcome.stdout);
+    let outcome = run_script(&gpu, &["--json"], script);
+    outcome.assert_ended_with(3, &[]);
+    let report = Report::parse(outcome.stderr.lines().last().expect("a report"));
+    assert_eq!(report.json()["schema"], "memwatch.run/1");
+    contract::assert_kept(&report);
+    let process = report.json()["data"]["processes"][0].clone();
+    assert_eq!((&process["from_start"], &process["exact"]), (&true.into(), &true.into()));
+    assert_eq!(process["failures"][0]["requested_bytes"], 200_u64 << 30);
+}
+
+#[test]
+fn run_passes_the_commands_end_on() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let no_program = gpu.directory().join("no-program");
+    std::fs::write(&no_program, "data\n").expect("a file in the temporary directory");
+    let no_program = no_program.to_str().expect("a plain path").to_owned();
+    for (words, code) in [
+        (&["true"][..], 0),
+        (&["sh", "-c", "exit 77"], 77),
+        (&["sh", "-c", "kill -KILL $$"], 128 + libc::SIGKILL),
+        (&["sh", "-c", "kill -SEGV $$"], 128 + libc::SIGSEGV),
+        (&["/nonexistent/program"], 127),
+        (&["no-program-of-this-name"], 127),
+        (&[&no_program], 126),
+    ] {
+        let outcome = gpu.run_memwatch(&[&["run", "--"], words].concat());
+        outcome.assert_ended_with(code, &[words[0]]);
+        assert!(!outcome.stderr.contains("--nvml-lib"), "memwatch speaks of itself: {outcome:#?}");
+        assert_eq!(outcome.stdout, "", "{words:?}");
+    }
+}
+
+#[test]
+fn run_passes_sigterm_on_and_reports_all_the_same() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    // The command asks for its end at once: memwatch has to be ready for signals before the command exists.
+    let script = "trap 'exit 9' TERM; kill -TERM $PPID; while :; do sleep 0.1; done";
+    let mut program = Program::start(gpu.memwatch(&["run", "--", "sh", "-c", script]));
+    assert_eq!(program.end(), 9);
+}

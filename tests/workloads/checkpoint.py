@@ -1,0 +1,76 @@
+"""What every workload shares: points at which it says how much device memory it holds, as PyTorch sees it.
+
+A checkpoint prints one line of JSON and flushes it:
+
+    {"label": "grown", "pid": 4711, "allocator": "native", "devices": [{"device": 0, ...}], ...}
+
+with, for each device that the workload uses (all in bytes):
+
+    memory_allocated      what tensors hold. With the allocator cudaMallocAsync: the used bytes of the driver's pool.
+    memory_reserved       what PyTorch has taken from the driver. With cudaMallocAsync: the reserved bytes of the pool.
+    max_memory_allocated  the highest memory_allocated so far. With cudaMallocAsync: the pool's own high mark.
+    max_memory_reserved   the highest memory_reserved so far. With cudaMallocAsync: the pool's own high mark.
+    mem_get_info_used     what all processes together use of the device: total minus free of cudaMemGetInfo.
+
+and whatever else the workload says. The workload is at rest while it waits: started with --wait, it goes on after each
+checkpoint when it reads a line from standard input. Once standard input has ended, it no longer waits.
+
+The allocator is chosen by the caller, before the start, in PYTORCH_CUDA_ALLOC_CONF (newer versions of PyTorch also read
+PYTORCH_ALLOC_CONF): nothing, expandable_segments:True or backend:cudaMallocAsync.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable
+
+import torch
+
+_waits = False
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A command line with the options that every workload has."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--wait", action="store_true", help="after each checkpoint, wait for a line on standard input")
+    return options
+
+
+def begin(options: argparse.ArgumentParser, devices: int = 1) -> argparse.Namespace:
+    """Reads the command line, and ends the program with a sentence where it cannot run."""
+    global _waits
+    arguments = options.parse_args()
+    _waits = arguments.wait
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < devices:
+        options.exit(3, f"{options.prog}: needs {devices} CUDA device(s), PyTorch {torch.__version__} finds {found}\n")
+    return arguments
+
+
+def checkpoint(label: str, devices: Iterable[int] = (0,), **facts: object) -> None:
+    """Says what is held now on `devices`, once the work given to them is done; then waits, if asked to."""
+    global _waits
+    line = {
+        "label": label,
+        "pid": os.getpid(),
+        "allocator": torch.cuda.get_allocator_backend(),
+        "devices": [_device(device) for device in devices],
+        **facts,
+    }
+    print(json.dumps(line), flush=True)
+    if _waits and not sys.stdin.readline():
+        _waits = False
+
+
+def _device(device: int) -> dict[str, int]:
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "device": device,
+        "memory_allocated": torch.cuda.memory_allocated(device),
+        "memory_reserved": torch.cuda.memory_reserved(device),
+        "max_memory_allocated": torch.cuda.max_memory_allocated(device),
+        "max_memory_reserved": torch.cuda.max_memory_reserved(device),
+        "mem_get_info_used": total - free,
+    }

@@ -1,0 +1,198 @@
+//! The overhead measurement as text, and its place in the document.
+
+use super::watcher::Mode;
+use crate::run::first_line;
+use crate::table::Table;
+use anyhow::{Context as _, Result, bail};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+const BEGIN: &str = "<!-- measured: begin (cargo xtask bench overhead writes what follows) -->\n";
+const END: &str = "<!-- measured: end -->\n";
+/// The document when there is none yet.
+const EMPTY: &str = "\
+# What watching costs
+
+`cargo xtask bench overhead` measures this on the machine it runs on, with the simulated driver, whose functions begin
+as the real driver's do (`cmp first`: the first instruction compares a flag in memory, which the kernel cannot
+emulate; `push first`: it saves a register, which the kernel can). A program allocates and frees in a loop; the time
+of the loop is divided by its calls, of which every round has two per pair: `cuMemAlloc_v2` and `cuMemFree_v2`. All
+modes take turns in one run, on one process.
+
+* **no probe**: nobody watches.
+* **bare uprobe and uretprobe**: bpftrace with an empty body at entry and return of both functions, all at the
+  function's first byte: what the kernel's mechanism costs when nothing is done with it.
+* **memwatch**: `memwatch --pid … --json -i 1`, everything on that is on by default.
+* **bpftrace, same job**: a script that notes size and out-pointer at entry, reads the address at return, keeps a map
+  of live allocations and the live bytes of the process, and looks the address up on free.
+
+*added* is the time per call above *no probe*.
+
+";
+
+/// One mode on one shape of the driver's functions.
+pub(super) struct Measurement {
+    /// What the functions begin with.
+    pub(super) shape: &'static str,
+    /// Who watched.
+    pub(super) mode: Mode,
+    /// Nanoseconds per call, one value per round.
+    pub(super) per_call_ns: Vec<f64>,
+    /// Calls made while a watcher that counts them was attached.
+    pub(super) made_calls: u64,
+    /// How many of these the watcher's last reports hold.
+    pub(super) recorded_calls: u64,
+}
+
+impl Measurement {
+    /// A measurement without values.
+    pub(super) fn new(shape: &'static str, mode: Mode) -> Self {
+        Self { shape, mode, per_call_ns: Vec::new(), made_calls: 0, recorded_calls: 0 }
+    }
+
+    fn minimum(&self) -> f64 {
+        self.per_call_ns.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    fn median(&self) -> f64 {
+        let mut sorted = self.per_call_ns.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        match sorted.len() % 2 {
+            1 => sorted[middle],
+            _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        }
+    }
+}
+
+/// The table, the ratios, and where and when they were measured.
+///
+/// # Errors
+/// When the machine does not say what it is.
+pub(super) fn text(measurements: &[Measurement], rounds: u64, pairs: u64) -> Result<String> {
+    let mut text = machine()?;
+    write!(text, "{rounds} rounds of {pairs} pairs; nanoseconds per call.\n\n")?;
+    let mut table =
+        Table::new(&["functions begin with", "watched by", "min", "median", "added (min)", "added (median)"]);
+    for measurement in measurements {
+        let base = find(measurements, measurement.shape, Mode::None);
+        let added = |of: fn(&Measurement) -> f64| match measurement.mode {
+            Mode::None => String::new(),
+            _ => format!("{:.0}", of(measurement) - of(base)),
+        };
+        table.row(vec![
+            measurement.shape.to_owned(),
+            measurement.mode.title().to_owned(),
+            format!("{:.0}", measurement.minimum()),
+            format!("{:.0}", measurement.median()),
+            added(Measurement::minimum),
+            added(Measurement::median),
+        ]);
+    }
+    text.push_str(&table.text());
+    text.push('\n');
+    for shape in shapes(measurements) {
+        writeln!(
+            text,
+            "* {shape}: memwatch adds {:.2} of what bpftrace adds (by the medians; {:.2} by the minima).",
+            ratio(measurements, shape, Measurement::median),
+            ratio(measurements, shape, Measurement::minimum),
+        )?;
+        let memwatch = find(measurements, shape, Mode::Memwatch);
+        writeln!(text, "  It recorded {} of the {} calls made.", memwatch.recorded_calls, memwatch.made_calls)?;
+    }
+    Ok(text)
+}
+
+/// memwatch's added time as a part of bpftrace's.
+fn ratio(measurements: &[Measurement], shape: &str, of: fn(&Measurement) -> f64) -> f64 {
+    let base = of(find(measurements, shape, Mode::None));
+    let added = |mode| of(find(measurements, shape, mode)) - base;
+    added(Mode::Memwatch) / added(Mode::Bpftrace)
+}
+
+fn find<'all>(measurements: &'all [Measurement], shape: &str, mode: Mode) -> &'all Measurement {
+    measurements
+        .iter()
+        .find(|measurement| measurement.shape == shape && measurement.mode == mode)
+        .expect("every mode is measured on every shape")
+}
+
+fn shapes(measurements: &[Measurement]) -> Vec<&'static str> {
+    let mut shapes: Vec<_> = measurements.iter().map(|measurement| measurement.shape).collect();
+    shapes.dedup();
+    shapes
+}
+
+fn machine() -> Result<String> {
+    let information = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
+    let model = information
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()))
+        .unwrap_or(std::env::consts::ARCH);
+    let processors = std::thread::available_parallelism().context("cannot count processors")?;
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's version")?;
+    let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    let bpftrace = first_line(Command::new("bpftrace").arg("--version"))?;
+    let is_virtual = information.lines().any(|line| line.starts_with("flags") && line.contains(" hypervisor"));
+    let kind = if is_virtual { "virtual machine" } else { "bare machine" };
+    Ok(format!("{date}: {model}, {processors} processors, {kind}, Linux {}, {bpftrace}.\n", kernel.trim()))
+}
+
+/// Replaces what stands between the markers of the document; makes the document when there is none.
+///
+/// # Errors
+/// When it cannot be read or written, or has lost its markers.
+pub(super) fn update(document: &Path, measured: &str) -> Result<()> {
+    let old = if document.exists() {
+        fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?
+    } else {
+        format!("{EMPTY}{BEGIN}{END}")
+    };
+    let new = replaced(&old, measured).with_context(|| format!("{}", document.display()))?;
+    fs::write(document, new).with_context(|| format!("cannot write {}", document.display()))?;
+    eprintln!("written into {}", document.display());
+    Ok(())
+}
+
+fn replaced(old: &str, measured: &str) -> Result<String> {
+    let (Some(begin), Some(end)) = (old.find(BEGIN), old.find(END)) else {
+        bail!("the markers of the measured part are gone: {}{}", BEGIN, END.trim_end());
+    };
+    Ok(format!("{}{BEGIN}\n{}\n\n{}", &old[..begin], measured.trim(), &old[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(mode: Mode, per_call_ns: &[f64]) -> Measurement {
+        Measurement { per_call_ns: per_call_ns.to_vec(), ..Measurement::new("cmp first", mode) }
+    }
+
+    #[test]
+    fn the_ratio_compares_added_time() {
+        let all = [
+            measured(Mode::None, &[100.0, 120.0, 110.0]),
+            measured(Mode::Memwatch, &[400.0, 410.0, 900.0]),
+            measured(Mode::Bpftrace, &[1_310.0, 1_300.0, 1_310.0]),
+        ];
+        assert!((ratio(&all, "cmp first", Measurement::median) - 0.25).abs() < 1e-9);
+        assert!((ratio(&all, "cmp first", Measurement::minimum) - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_even_number_of_rounds_has_a_median_too() {
+        assert!((measured(Mode::None, &[1.0, 4.0, 2.0, 3.0]).median() - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn only_the_measured_part_of_the_document_changes() {
+        let first = replaced(&format!("before\n{BEGIN}{END}after\n"), "one").unwrap();
+        let second = replaced(&first, "two").unwrap();
+        assert_eq!(second, format!("before\n{BEGIN}\ntwo\n\n{END}after\n"));
+        assert!(replaced("no markers", "x").is_err());
+    }
+}

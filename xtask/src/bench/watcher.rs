@@ -1,0 +1,180 @@
+//! The four ways of watching that are compared.
+
+use super::workload::Workload;
+use crate::child::Owned;
+use crate::run::line;
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const ATTACH_LIMIT: Duration = Duration::from_secs(60);
+/// bpftrace says "Attaching" before it attaches: its probes are there when it opens no more of them.
+const QUIET: Duration = Duration::from_millis(700);
+const POLL: Duration = Duration::from_millis(50);
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Who watches while the workload runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// Nobody.
+    None,
+    /// Entry and return probes that do nothing: the price of the kernel's mechanism.
+    Bare,
+    /// The product.
+    Memwatch,
+    /// A bpftrace script that keeps the same books.
+    Bpftrace,
+}
+
+/// Every mode, in the order of a round and of the table.
+pub(super) const MODES: [Mode; 4] = [Mode::None, Mode::Bare, Mode::Memwatch, Mode::Bpftrace];
+
+impl Mode {
+    /// What the table calls it.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::None => "no probe",
+            Self::Bare => "bare uprobe and uretprobe",
+            Self::Memwatch => "memwatch",
+            Self::Bpftrace => "bpftrace, same job",
+        }
+    }
+
+    /// Attaches to the workload and returns when every probe is in place.
+    ///
+    /// # Errors
+    /// When the watcher cannot be started, ends, or does not get ready in time.
+    pub(super) fn attach(self, memwatch: &Path, driver: &Path, workload: &Workload) -> Result<Option<Watcher>> {
+        let library = driver.join("lib/libcuda.so.1");
+        let library = fs::canonicalize(&library).with_context(|| format!("{} is missing", library.display()))?;
+        match self {
+            Self::None => Ok(None),
+            Self::Bare => attach_bpftrace(&bare_script(&library), workload).map(Some),
+            Self::Bpftrace => attach_bpftrace(&books_script(&library, workload.tgid()), workload).map(Some),
+            Self::Memwatch => attach_memwatch(memwatch, driver, workload).map(Some),
+        }
+    }
+}
+
+/// A running watcher whose probes are in place.
+pub(super) struct Watcher {
+    program: Owned,
+    /// Reads memwatch's reports, so that a full pipe does not stop it, and ends with the last one.
+    last_report: Option<JoinHandle<String>>,
+}
+
+impl Watcher {
+    /// Ends the watcher, returns when its probes are gone, and gives its last report, if it makes reports.
+    ///
+    /// # Errors
+    /// When it does not end when asked, or its last report is no JSON.
+    pub(super) fn detach(mut self) -> Result<Option<Value>> {
+        if self.program.interrupt(GRACE)?.is_none() {
+            bail!("it did not end {} s after it was asked", GRACE.as_secs());
+        }
+        // The kernel takes a closed probe out of the program's text a little later.
+        std::thread::sleep(QUIET);
+        let Some(reader) = self.last_report else { return Ok(None) };
+        let report = reader.join().unwrap_or_default();
+        serde_json::from_str(&report).map(Some).with_context(|| format!("its last report was '{report}'"))
+    }
+}
+
+/// Nothing in the bodies: the cheapest that bpftrace can attach.
+fn bare_script(library: &Path) -> String {
+    let probe = |kind: &str, function: &str| format!("{kind}:{}:{function} {{ }}\n", library.display());
+    ["cuMemAlloc_v2", "cuMemFree_v2"]
+        .iter()
+        .flat_map(|function| [probe("uprobe", function), probe("uretprobe", function)])
+        .collect()
+}
+
+/// The books of one process: what is live, by address, and how much in all.
+fn books_script(library: &Path, tgid: u32) -> String {
+    const SCRIPT: &str = "
+uprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID/ { @out[tid] = arg0; @requested[tid] = arg1; }
+uretprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID && @out[tid]/ {
+    if (retval == 0) {
+        $address = *(uint64 *)@out[tid];
+        @live[pid, $address] = @requested[tid];
+        @live_bytes[pid] = @live_bytes[pid] + @requested[tid];
+    }
+    delete(@out[tid]);
+    delete(@requested[tid]);
+}
+uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
+    @live_bytes[pid] = @live_bytes[pid] - @live[pid, arg0];
+    delete(@live[pid, arg0]);
+}
+END { clear(@out); clear(@requested); clear(@live); }
+";
+    SCRIPT.replace("LIBRARY", &library.display().to_string()).replace("TGID", &tgid.to_string())
+}
+
+fn attach_bpftrace(script: &str, workload: &Workload) -> Result<Watcher> {
+    let mut command = Command::new("bpftrace");
+    command.arg("-p").arg(workload.tgid().to_string()).arg("-e").arg(script);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut watcher = Owned::start(&mut command)?;
+    let start = Instant::now();
+    let mut probes = 0;
+    let mut since = Instant::now();
+    while probes == 0 || since.elapsed() < QUIET {
+        if let Some(status) = watcher.ended()? {
+            bail!("bpftrace ended at once ({status}): {}", line(&command));
+        }
+        if start.elapsed() > ATTACH_LIMIT {
+            bail!("bpftrace attached nothing in {} s", ATTACH_LIMIT.as_secs());
+        }
+        let now = open_probes(watcher.tgid());
+        if now != probes {
+            (probes, since) = (now, Instant::now());
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok(Watcher { program: watcher, last_report: None })
+}
+
+/// How many perf events a process holds open; every probe of bpftrace is one.
+fn open_probes(tgid: u32) -> usize {
+    let Ok(entries) = fs::read_dir(format!("/proc/{tgid}/fd")) else { return 0 };
+    let is_event = |path: PathBuf| fs::read_link(path).is_ok_and(|link| link.ends_with("anon_inode:[perf_event]"));
+    entries.flatten().filter(|entry| is_event(entry.path())).count()
+}
+
+fn attach_memwatch(memwatch: &Path, driver: &Path, workload: &Workload) -> Result<Watcher> {
+    let mut command = Command::new(memwatch);
+    command
+        .args(["--pid", &workload.tgid().to_string(), "--json", "-i", "1", "--nvml-lib"])
+        .arg(driver.join("lib/libnvidia-ml.so.1"))
+        .env("GPUSIM_LEDGER", workload.ledger())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut program = Owned::start(&mut command)?;
+    let output = program.pipes().1.context("memwatch has no output")?;
+    let mut lines = BufReader::new(output).lines();
+    if lines.next().transpose().context("memwatch cannot be read")?.is_none() {
+        bail!("memwatch ended before its first report: {}", line(&command));
+    }
+    let reader = std::thread::spawn(move || lines.map_while(Result::ok).last().unwrap_or_default());
+    Ok(Watcher { program, last_report: Some(reader) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_scripts_name_the_library_and_nothing_is_left_to_fill_in() {
+        let library = Path::new("/opt/libcuda.so.1");
+        for script in [bare_script(library), books_script(library, 42)] {
+            assert!(script.contains("uprobe:/opt/libcuda.so.1:cuMemAlloc_v2"), "{script}");
+            assert!(!script.contains("LIBRARY") && !script.contains("TGID"), "{script}");
+        }
+    }
+}

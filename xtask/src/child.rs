@@ -1,0 +1,160 @@
+//! Programs that must not outlive the task that started them.
+
+use crate::run::line;
+use anyhow::{Context as _, Result};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// A running program; dropping it kills it and whatever it started in its own process group.
+pub(crate) struct Owned {
+    child: Child,
+    has_own_group: bool,
+}
+
+impl Owned {
+    /// Starts a program in a process group of its own: Ctrl-C on the terminal does not reach it.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start(command: &mut Command) -> Result<Self> {
+        command.process_group(0);
+        Self::spawn(command, true)
+    }
+
+    /// Starts a program that may use the terminal as we do: Ctrl-C reaches it and us.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start_on_terminal(command: &mut Command) -> Result<Self> {
+        Self::spawn(command, false)
+    }
+
+    fn spawn(command: &mut Command, has_own_group: bool) -> Result<Self> {
+        // SAFETY: prctl is async-signal-safe and touches only the new process.
+        unsafe {
+            command.pre_exec(|| {
+                // Covers the one way of ending in which no destructor runs: SIGKILL.
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
+                }
+            });
+        }
+        let child = command.spawn().with_context(|| format!("cannot start {}", line(command)))?;
+        Ok(Self { child, has_own_group })
+    }
+
+    /// The process id.
+    pub(crate) fn tgid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The pipes to its standard input and output, where the command asked for them.
+    pub(crate) fn pipes(&mut self) -> (Option<ChildStdin>, Option<ChildStdout>) {
+        (self.child.stdin.take(), self.child.stdout.take())
+    }
+
+    /// How it ended, or nothing while it runs.
+    ///
+    /// # Errors
+    /// When the kernel cannot say.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        self.child.try_wait().context("cannot wait for a program that xtask started")
+    }
+
+    /// Waits for its end, but no longer than this.
+    ///
+    /// # Errors
+    /// As [`Owned::ended`].
+    pub(crate) fn wait(&mut self, at_most: Duration) -> Result<Option<ExitStatus>> {
+        let start = Instant::now();
+        loop {
+            let ended = self.ended()?;
+            if ended.is_some() || start.elapsed() >= at_most {
+                return Ok(ended);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Asks it to end as Ctrl-C does, waits, and kills it when it does not.
+    ///
+    /// # Errors
+    /// As [`Owned::ended`].
+    pub(crate) fn interrupt(&mut self, grace: Duration) -> Result<Option<ExitStatus>> {
+        if self.ended()?.is_none() {
+            self.send(libc::SIGINT);
+        }
+        let ended = self.wait(grace)?;
+        if ended.is_none() {
+            self.send(libc::SIGKILL);
+            self.wait(grace)?;
+        }
+        Ok(ended)
+    }
+
+    /// Sends a signal to the program, or to its whole group where it has its own.
+    fn send(&self, signal: libc::c_int) {
+        let tgid = self.child.id().cast_signed();
+        // SAFETY: a plain system call without memory of ours.
+        unsafe {
+            libc::kill(if self.has_own_group { -tgid } else { tgid }, signal);
+        }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let is_running = matches!(self.child.try_wait(), Ok(None));
+        if is_running || self.has_own_group {
+            self.send(libc::SIGKILL);
+        }
+        if is_running {
+            // The wait cannot be reported from here, and after SIGKILL it has nothing to report.
+            drop(self.child.wait());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead as _, BufReader};
+    use std::process::Stdio;
+
+    fn is_alive(tgid: &str) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{tgid}/stat")).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    }
+
+    #[test]
+    fn dropping_a_program_kills_it_and_what_it_started() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "sleep 60 & echo $!; wait"]).stdout(Stdio::piped());
+        let mut owned = Owned::start(&mut shell).unwrap();
+        let mut grandchild = String::new();
+        BufReader::new(owned.pipes().1.unwrap()).read_line(&mut grandchild).unwrap();
+        assert!(is_alive(grandchild.trim()));
+        let tgid = owned.tgid().to_string();
+        drop(owned);
+        assert!(!is_alive(&tgid));
+        while is_alive(grandchild.trim()) {
+            std::thread::sleep(POLL);
+        }
+    }
+
+    #[test]
+    fn a_program_that_ends_when_asked_is_not_killed() {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap 'exit 7' INT; echo ready; while :; do sleep 0.01; done"]).stdout(Stdio::piped());
+        let mut owned = Owned::start(&mut shell).unwrap();
+        let mut ready = String::new();
+        BufReader::new(owned.pipes().1.unwrap()).read_line(&mut ready).unwrap();
+        let status = owned.interrupt(Duration::from_secs(20)).unwrap();
+        assert_eq!(status.and_then(|status| status.code()), Some(7));
+    }
+}

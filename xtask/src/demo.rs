@@ -1,0 +1,189 @@
+//! `cargo xtask demo`: a real PyTorch job on the simulated GPU, watched by the real memwatch.
+
+use crate::args::Args;
+use crate::binary;
+use crate::child::Owned;
+use crate::gpusim::Prologue;
+use crate::integration;
+use crate::interrupt;
+use crate::repo::{Profile, Repo};
+use crate::setup;
+use crate::setup::Package;
+use anyhow::{Context as _, Result, bail};
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const TORCH: &str = "2.15.0";
+/// How long the job runs when nobody says: longer than anybody watches.
+const ENDLESS: Duration = Duration::from_hours(24);
+/// Importing PyTorch takes seconds on a fast machine and much longer on a cold, slow one.
+const START_LIMIT: Duration = Duration::from_secs(180);
+const GRACE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(50);
+
+/// `cargo xtask demo`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let duration = args.duration("--duration")?;
+    args.finish()?;
+    let memwatch = binary::build(repo, Profile::Release)?;
+    let driver = integration::build_simulator(repo, Prologue::Push)?;
+    let training = training_command(repo, &driver);
+    interrupt::watch()?;
+    let mut job = Job::start(repo, &driver, training)?;
+    if !job.wait_for_driver()? {
+        return Ok(());
+    }
+    println!("watching {} with: {}\n", job.what, memwatch.display());
+    watch(&memwatch, &driver, &mut job, duration)
+}
+
+/// The PyTorch job, or nothing where this machine has no Python for it.
+fn training_command(repo: &Repo, driver: &Path) -> Option<Command> {
+    let environment = setup::packages(&[Package::PythonVenv])
+        .and_then(|()| integration::torch_environment(repo, TORCH))
+        .inspect_err(|error| {
+            eprintln!("demo: no PyTorch here ({error:#}); a small program that calls the driver stands in for it");
+        })
+        .ok()?;
+    let mut command = environment.command(&driver.join("lib"), &Job::ledger(repo));
+    command.arg(repo.path("tests/workloads/transformer.py")).arg("--seconds").arg(ENDLESS.as_secs().to_string());
+    Some(command)
+}
+
+/// The program on the simulated GPU; dropping it ends it and removes its files.
+struct Job {
+    what: &'static str,
+    program: Owned,
+    ledger: PathBuf,
+    log: PathBuf,
+}
+
+impl Job {
+    /// The file in which the simulated GPU keeps its books; several demos may run at once.
+    fn ledger(repo: &Repo) -> PathBuf {
+        repo.made(&format!("demo/ledger-{}", std::process::id()))
+    }
+
+    fn start(repo: &Repo, driver: &Path, training: Option<Command>) -> Result<Self> {
+        let ledger = Self::ledger(repo);
+        let log = ledger.with_extension("log");
+        let folder = repo.made("demo");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let output = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let errors = output.try_clone().context("cannot share the job's log")?;
+        let is_training = training.is_some();
+        let what = if is_training { "a PyTorch transformer in training" } else { "a small driver program" };
+        let mut command = training.unwrap_or_else(|| small_command(driver, &ledger));
+        let input = if is_training { Stdio::null() } else { Stdio::piped() };
+        let program = Owned::start(command.stdin(input).stdout(output).stderr(errors))?;
+        let mut job = Self { what, program, ledger, log };
+        job.feed_small_program();
+        Ok(job)
+    }
+
+    /// Lets the stand-in program allocate and free for as long as the demo lasts; PyTorch reads nothing.
+    fn feed_small_program(&mut self) {
+        let Some(mut input) = self.program.pipes().0 else { return };
+        std::thread::spawn(move || {
+            let mut said = writeln!(input, "device 0\nalloc resident {}", 2_u64 << 30);
+            for step in 1_u64.. {
+                if said.is_err() {
+                    return;
+                }
+                let batch_bytes = (64 + 32 * (step % 8)) << 20;
+                said = writeln!(input, "alloc batch {batch_bytes}\nsleep 300\nfree batch");
+                std::thread::sleep(Duration::from_millis(300));
+            }
+        });
+    }
+
+    /// Waits until the job has loaded the driver; says whether it came that far before a Ctrl-C.
+    fn wait_for_driver(&mut self) -> Result<bool> {
+        let start = Instant::now();
+        let maps = format!("/proc/{}/maps", self.program.tgid());
+        while !fs::read_to_string(&maps).is_ok_and(|text| text.contains("/libcuda.so")) {
+            if interrupt::arrived() {
+                return Ok(false);
+            }
+            if let Some(status) = self.program.ended()? {
+                bail!("the job ended at once ({status}):\n{}", self.last_words());
+            }
+            if start.elapsed() > START_LIMIT {
+                bail!("the job has not loaded libcuda after {} s:\n{}", START_LIMIT.as_secs(), self.last_words());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(true)
+    }
+
+    fn last_words(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n")
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Nothing to report to from here: what cannot be removed lies below target/ and is replaced next time.
+        drop(self.program.interrupt(Duration::ZERO));
+        for file in [&self.ledger, &self.log] {
+            drop(fs::remove_file(file));
+        }
+    }
+}
+
+fn small_command(driver: &Path, ledger: &Path) -> Command {
+    let mut command = Command::new(driver.join("bin/gpusim-workload"));
+    command.env("LD_LIBRARY_PATH", driver.join("lib")).env("GPUSIM_LEDGER", ledger);
+    command
+}
+
+/// Runs memwatch on the terminal until it ends, the time is over, or somebody interrupts.
+fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duration>) -> Result<()> {
+    let mut command = watcher(memwatch, driver, job);
+    if let Some(duration) = duration {
+        command.arg("--duration").arg(format!("{}s", duration.as_secs_f64().ceil()));
+    }
+    let mut watcher = Owned::start_on_terminal(&mut command)?;
+    let start = Instant::now();
+    let limit = duration.map(|duration| duration + GRACE);
+    loop {
+        if let Some(status) = watcher.ended()? {
+            if status.success() || interrupt::arrived() {
+                return Ok(());
+            }
+            bail!("memwatch ended with {status}");
+        }
+        if let Some(status) = job.program.ended()? {
+            watcher.wait(GRACE)?;
+            bail!("the job ended ({status}):\n{}", job.last_words());
+        }
+        if interrupt::arrived() || limit.is_some_and(|limit| start.elapsed() > limit) {
+            watcher.interrupt(GRACE)?;
+            return Ok(());
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// memwatch on the job, through sudo where we are not root, reading the books through the simulated NVML.
+fn watcher(memwatch: &Path, driver: &Path, job: &Job) -> Command {
+    let mut command = if setup::is_root() {
+        Command::new(memwatch)
+    } else {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["--preserve-env=GPUSIM_LEDGER", "--"]).arg(memwatch);
+        sudo
+    };
+    command
+        .env("GPUSIM_LEDGER", &job.ledger)
+        .arg("--pid")
+        .arg(job.program.tgid().to_string())
+        .arg("--nvml-lib")
+        .arg(driver.join("lib/libnvidia-ml.so.1"));
+    command
+}

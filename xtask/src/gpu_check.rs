@@ -1,0 +1,108 @@
+//! `cargo xtask gpu-check`: asks a real GPU what memwatch assumes of it.
+//!
+//! What is asked lies in `tests/gpu`. It goes into a bundle that needs no Rust, no compiler and no network where it runs; on a
+//! machine with an NVIDIA GPU the bundle runs at once. The simulated GPU can answer, too: to exercise the questions, and to
+//! be compared with the traces of a real one.
+
+mod bundle;
+mod simulated;
+
+use crate::args::Args;
+use crate::binary;
+use crate::child::Owned;
+use crate::interrupt;
+use crate::repo::{Profile, Repo};
+use crate::setup;
+use anyhow::{Context as _, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+/// One of them is there where a program can use an NVIDIA GPU; unlike a call of NVML, looking at them creates nothing.
+const SIGNS_OF_GPU: [&str; 2] = ["/proc/driver/nvidia/version", "/dev/nvidia0"];
+/// As memwatch's own: not supported here.
+const UNSUPPORTED: i32 = 5;
+/// The check ends its steps and writes its reports in this time after a Ctrl-C.
+const GRACE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// `cargo xtask gpu-check`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let packed = args.value("--bundle")?.map(PathBuf::from);
+    let trace = args.value("--diff")?.map(PathBuf::from);
+    let is_simulated = args.flag("--simulated");
+    let words = args.passed_on();
+    args.finish()?;
+    let memwatch = binary::build(repo, Profile::Release)?;
+    let folder = bundle::fill(repo, &memwatch)?;
+    if let Some(trace) = trace {
+        return end_with(simulated::diff(repo, &folder, &trace, &words)?);
+    }
+    if is_simulated {
+        return end_with(simulated::check(repo, &folder, &words)?);
+    }
+    let packed = bundle::pack(repo, &folder, packed)?;
+    if !SIGNS_OF_GPU.iter().any(|sign| Path::new(sign).exists()) {
+        eprintln!(
+            "no NVIDIA GPU here: there is neither {}. The bundle is written to {}: copy it to a GPU machine, unpack it and \
+             run ./gpu-check there as root",
+            SIGNS_OF_GPU.join(" nor "),
+            packed.display()
+        );
+        std::process::exit(UNSUPPORTED);
+    }
+    println!("bundle: {}", packed.display());
+    end_with(follow(real(repo, &folder).args(words))?)
+}
+
+/// The check on this machine's own GPU, through sudo where we are not root.
+fn real(repo: &Repo, folder: &Path) -> Command {
+    let program = folder.join(bundle::PROGRAM);
+    let mut command = if setup::is_root() {
+        Command::new(program)
+    } else {
+        let mut sudo = Command::new("sudo");
+        sudo.arg("--").arg(program);
+        sudo
+    };
+    command.arg("--out").arg(repo.path("docs/gpu-runs"));
+    command
+}
+
+/// Runs the check on the terminal; it handles a Ctrl-C itself, and we wait until it has.
+fn follow(command: &mut Command) -> Result<ExitStatus> {
+    interrupt::watch()?;
+    let mut check = Owned::start_on_terminal(command)?;
+    loop {
+        if let Some(status) = check.ended()? {
+            return Ok(status);
+        }
+        if interrupt::arrived() {
+            return check.wait(GRACE)?.context("the check did not end after a Ctrl-C and was killed");
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// The check's exit code becomes ours.
+fn end_with(status: ExitStatus) -> Result<()> {
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(code) => std::process::exit(code),
+        None => bail!("the check ended with {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::run_quietly;
+    use crate::setup::Package;
+
+    #[test]
+    fn the_python_half_passes_its_own_tests() {
+        setup::packages(&[Package::PythonVenv]).unwrap();
+        let tests = Repo::locate().unwrap().path("tests/gpu");
+        run_quietly(Command::new("python3").args(["-B", "-m", "unittest", "discover", "-s"]).arg(tests)).unwrap();
+    }
+}

@@ -1,0 +1,276 @@
+//! Builds the simulated GPU of `tests/gpusim`: the driver, its NVML and the workload that drives them.
+//!
+//! The driver's exported functions are assembly trampolines generated here from `driver/driver-exports.tsv`: their first
+//! instructions have the shape of a real driver's, and they jump to the C implementation without touching a register or the
+//! stack, so arguments past the sixth and structs by value arrive as the caller left them.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use anyhow::{Context, bail, ensure};
+
+/// How the driver's exported functions begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prologue {
+    /// `cmp dword ptr [rip+X], imm32`, `je`, `push rbp`: as in drivers 470 to 595, except 580.
+    Cmp,
+    /// `push rbp`: as in driver 580.
+    Push,
+}
+
+impl Prologue {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cmp => "cmp",
+            Self::Push => "push",
+        }
+    }
+}
+
+/// C files that the driver and NVML both contain.
+const SHARED_SOURCES: [&str; 4] = ["ledger.c", "liveness.c", "log.c", "settings.c"];
+/// C files of NVML alone; every other file of `driver/` belongs to the driver.
+const NVML_SOURCES: [&str; 2] = ["nvml.c", "nvml_memory.c"];
+
+const COMPILER_FLAGS: [&str; 8] =
+    ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-fcf-protection=none"];
+
+/// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link), `out/lib/libnvidia-ml.so.1` and `out/bin/gpusim-workload` with
+/// the C compiler `cc`. Does nothing when they are newer than every source and were built with the same prologue.
+///
+/// # Errors
+/// When a source is missing or malformed, or the C compiler is missing or refuses it.
+pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
+    let driver = repo.join("tests/gpusim/driver");
+    let workload = repo.join("tests/gpusim/workload");
+    let stamp = out.join("build/stamp");
+    let generator = vec![repo.join("xtask/src/gpusim.rs")];
+    let sources = [files_of(&driver)?, files_of(&workload)?, generator].concat();
+    if is_fresh(&stamp, prologue, &sources)? {
+        return Ok(());
+    }
+    for directory in ["lib", "bin", "build"] {
+        fs::create_dir_all(out.join(directory))?;
+    }
+    build_driver(&driver, out, prologue)?;
+    build_nvml(&driver, out)?;
+    build_workload(&workload, out)?;
+    fs::write(&stamp, prologue.name()).context("writing the build stamp")
+}
+
+fn is_fresh(stamp: &Path, prologue: Prologue, sources: &[PathBuf]) -> anyhow::Result<bool> {
+    let Ok(built) = fs::metadata(stamp).and_then(|metadata| metadata.modified()) else {
+        return Ok(false);
+    };
+    let newest = sources
+        .iter()
+        .map(|source| fs::metadata(source)?.modified())
+        .collect::<Result<Vec<SystemTime>, _>>()?
+        .into_iter()
+        .max();
+    Ok(fs::read_to_string(stamp)? == prologue.name() && newest.is_some_and(|newest| newest <= built))
+}
+
+fn files_of(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = fs::read_dir(directory)
+        .with_context(|| format!("reading {}", directory.display()))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    files.sort();
+    Ok(files)
+}
+
+fn c_files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = files_of(directory)?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "c"));
+    Ok(files)
+}
+
+fn is_named(file: &Path, names: &[&str]) -> bool {
+    names.iter().any(|name| file.ends_with(name))
+}
+
+fn build_driver(driver: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
+    let table = fs::read_to_string(driver.join("driver-exports.tsv")).context("reading driver-exports.tsv")?;
+    let exports = parse_exports(&table)?;
+    let trampolines = out.join("build/trampolines.S");
+    let proc_table = out.join("build/proc_table.c");
+    fs::write(&trampolines, assembly(&exports, prologue))?;
+    fs::write(&proc_table, proc_addresses(&exports))?;
+
+    let mut sources = c_files(driver)?;
+    sources.retain(|source| !is_named(source, &NVML_SOURCES));
+    sources.extend([trampolines, proc_table]);
+    let library = out.join("lib/libcuda.so.1");
+    compile(
+        Command::new("cc").args(COMPILER_FLAGS).args(library_flags("libcuda.so.1")).arg("-I").arg(driver),
+        &sources,
+        &library,
+    )?;
+
+    let link = out.join("lib/libcuda.so");
+    if link.symlink_metadata().is_ok() {
+        fs::remove_file(&link)?;
+    }
+    symlink("libcuda.so.1", &link).context("linking libcuda.so")
+}
+
+fn build_nvml(driver: &Path, out: &Path) -> anyhow::Result<()> {
+    let mut sources = c_files(driver)?;
+    sources.retain(|source| is_named(source, &NVML_SOURCES) || is_named(source, &SHARED_SOURCES));
+    let library = out.join("lib/libnvidia-ml.so.1");
+    compile(Command::new("cc").args(COMPILER_FLAGS).args(library_flags("libnvidia-ml.so.1")), &sources, &library)
+}
+
+fn build_workload(workload: &Path, out: &Path) -> anyhow::Result<()> {
+    let program = out.join("bin/gpusim-workload");
+    let driver = workload.with_file_name("driver");
+    compile(
+        Command::new("cc").args(COMPILER_FLAGS).arg("-pthread").arg("-I").arg(driver),
+        &c_files(workload)?,
+        &program,
+    )
+}
+
+/// A library calls its own functions, whoever else exports their names, and can be told apart by its build id.
+fn library_flags(soname: &str) -> Vec<String> {
+    [
+        "-shared",
+        "-fvisibility=hidden",
+        "-pthread",
+        "-Wl,-Bsymbolic",
+        "-Wl,--build-id=sha1",
+        "-Wl,-z,noexecstack",
+        &format!("-Wl,-soname,{soname}"),
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// Writes beside the target first: a program that runs with the old file keeps it.
+fn compile(command: &mut Command, sources: &[PathBuf], target: &Path) -> anyhow::Result<()> {
+    let unfinished = target.with_extension("unfinished");
+    let status = command.args(sources).arg("-o").arg(&unfinished).status().context("running the C compiler `cc`")?;
+    ensure!(status.success(), "cc could not build {}", target.display());
+    fs::rename(&unfinished, target).with_context(|| format!("putting {} in place", target.display()))
+}
+
+/// One line of `driver-exports.tsv`.
+struct Export<'table> {
+    symbol: &'table str,
+    base: &'table str,
+    since: u32,
+    implemented_by: Option<&'table str>,
+}
+
+impl Export<'_> {
+    fn is_per_thread(&self) -> bool {
+        self.symbol.ends_with("_ptsz") || self.symbol.ends_with("_ptds")
+    }
+}
+
+fn parse_exports(table: &str) -> anyhow::Result<Vec<Export<'_>>> {
+    let lines = table.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    lines.skip(1).map(parse_export).collect()
+}
+
+fn parse_export(line: &str) -> anyhow::Result<Export<'_>> {
+    let fields: Vec<&str> = line.split('\t').collect();
+    let [symbol, base, since, implemented_by] = fields[..] else {
+        bail!("driver-exports.tsv: expected four columns in `{line}`");
+    };
+    let since = since.parse().with_context(|| format!("driver-exports.tsv: version of `{symbol}`"))?;
+    let implemented_by = (implemented_by != "-").then_some(implemented_by);
+    Ok(Export { symbol, base, since, implemented_by })
+}
+
+/// The exported functions, and a weak stub for each that no C file implements. A symbol stands once per base name it answers
+/// to, but is defined once.
+fn assembly(exports: &[Export<'_>], prologue: Prologue) -> String {
+    let mut text = String::from("# Generated from driver-exports.tsv.\n\t.text\n");
+    let mut defined: Vec<&str> = Vec::new();
+    for export in exports {
+        if defined.contains(&export.symbol) {
+            continue;
+        }
+        defined.push(export.symbol);
+        let implementation = export.implemented_by.unwrap_or(export.symbol);
+        text.push_str(&trampoline(export.symbol, implementation, prologue));
+        if export.implemented_by.is_none() {
+            text.push_str(&stub(export.symbol));
+        }
+    }
+    text.push_str("\t.section .note.GNU-stack,\"\",@progbits\n");
+    text
+}
+
+fn trampoline(symbol: &str, implementation: &str, prologue: Prologue) -> String {
+    let frame = format!("\tpush %rbp\n\tmov %rsp, %rbp\n\tpop %rbp\n\tjmp sim_{implementation}\n");
+    let body = match prologue {
+        // 0x67707573 is GUARD_TAKEN of driver.c; the distant target makes `je` the long form, as in a large function.
+        Prologue::Cmp => format!(
+            "\tcmpl $0x67707573, gpusim_guard(%rip)\n\tje 1f\n{frame}\t.skip 128, 0xcc\n1:\tjmp sim_{implementation}\n"
+        ),
+        Prologue::Push => frame,
+    };
+    format!(
+        "\t.globl {symbol}\n\t.type {symbol}, @function\n\t.balign 16\n{symbol}:\n{body}\t.size {symbol}, .-{symbol}\n\t.hidden sim_{implementation}\n"
+    )
+}
+
+fn stub(symbol: &str) -> String {
+    format!(
+        "\t.weak sim_{symbol}\n\t.type sim_{symbol}, @function\nsim_{symbol}:\n\tlea 2f(%rip), %rdi\n\tjmp gpusim_unsupported\n\t.size sim_{symbol}, .-sim_{symbol}\n\t.section .rodata.str1.1,\"aMS\",@progbits,1\n2:\t.string \"{symbol}\"\n\t.text\n"
+    )
+}
+
+/// The table behind `cuGetProcAddress`: every row points at the exported symbol itself, as a real driver's does.
+fn proc_addresses(exports: &[Export<'_>]) -> String {
+    let mut text = String::from("/* Generated from driver-exports.tsv. */\n#include \"proc_table.h\"\n\n");
+    let mut symbols: Vec<&str> = exports.iter().map(|export| export.symbol).collect();
+    symbols.sort_unstable();
+    symbols.dedup();
+    for symbol in symbols {
+        let _ = writeln!(text, "extern __attribute__((visibility(\"default\"))) char {symbol}[];");
+    }
+    text.push_str("\nconst struct proc_address proc_addresses[] = {\n");
+    for export in exports {
+        let Export { symbol, base, since, .. } = export;
+        let per_thread = export.is_per_thread();
+        let _ = writeln!(text, "    {{\"{base}\", \"{symbol}\", {symbol}, {since}, {per_thread}}},");
+    }
+    text.push_str("};\nconst size_t proc_address_count = sizeof proc_addresses / sizeof *proc_addresses;\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_twin_jumps_to_the_implementation_it_shares_and_has_no_stub() {
+        let table = "symbol\tbase\tsince\timplemented_by\ncuMemFreeAsync_ptsz\tcuMemFreeAsync\t11020\tcuMemFreeAsync\n";
+        let exports = parse_exports(table).expect("the table is well formed");
+        let text = assembly(&exports, Prologue::Push);
+        assert!(text.contains("jmp sim_cuMemFreeAsync\n"));
+        assert!(!text.contains(".weak"));
+        assert!(exports[0].is_per_thread());
+    }
+
+    #[test]
+    fn the_guarded_shape_begins_with_a_compare_and_the_plain_one_with_a_push() {
+        let guarded = trampoline("cuInit", "cuInit", Prologue::Cmp);
+        let plain = trampoline("cuInit", "cuInit", Prologue::Push);
+        assert!(guarded.contains("cuInit:\n\tcmpl "));
+        assert!(plain.contains("cuInit:\n\tpush %rbp\n"));
+    }
+
+    #[test]
+    fn a_row_with_a_missing_column_is_refused() {
+        assert!(parse_exports("symbol\tbase\tsince\timplemented_by\ncuInit\tcuInit\t2000\n").is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! What the integration tests need, and where they find it.
+
+use crate::gpusim::{self, Prologue};
+use crate::repo::{Profile, Repo};
+use crate::run::pinned;
+use crate::setup;
+use crate::torch::{self, TorchEnv};
+use anyhow::{Context as _, Result};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A shape of the simulated driver's functions, with the variable that names its folder to the tests.
+const SHAPES: &[(Prologue, &str, &str)] =
+    &[(Prologue::Cmp, "GPUSIM_CMP", "gpusim/cmp"), (Prologue::Push, "GPUSIM_PUSH", "gpusim/push")];
+
+/// Where one shape of the simulated driver is built: `lib/` and `bin/` lie below.
+pub(crate) fn simulator(repo: &Repo, prologue: Prologue) -> PathBuf {
+    let shape = SHAPES.iter().find(|(shape, ..)| *shape == prologue);
+    repo.made(shape.expect("every shape is in the table").2)
+}
+
+/// Builds both shapes of the simulated driver.
+///
+/// # Errors
+/// When its sources do not compile.
+pub(crate) fn build_simulators(repo: &Repo) -> Result<()> {
+    SHAPES.iter().try_for_each(|(prologue, ..)| build_simulator(repo, *prologue).map(drop))
+}
+
+/// Builds one shape of the simulated driver and returns its folder.
+///
+/// # Errors
+/// When its sources do not compile.
+pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf> {
+    let out = simulator(repo, prologue);
+    gpusim::build(repo.root(), &out, prologue).with_context(|| format!("cannot build {}", out.display()))?;
+    Ok(out)
+}
+
+/// Makes every PyTorch environment that the tests use.
+///
+/// # Errors
+/// When a wheel cannot be had or the stand-in runtime does not build.
+pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
+    torch::VERSIONS.iter().try_for_each(|version| torch_environment(repo, version).map(drop))
+}
+
+/// The environment with one PyTorch version, made first where needed.
+///
+/// # Errors
+/// As [`install_torch`].
+pub(crate) fn torch_environment(repo: &Repo, version: &str) -> Result<TorchEnv> {
+    torch::ensure(repo.root(), &repo.made("torch"), version).with_context(|| format!("PyTorch {version}"))
+}
+
+/// `cargo test` on the integration tests, with everything they look for in its environment.
+///
+/// # Errors
+/// As [`install_torch`].
+pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
+    let mut variables: Vec<(String, OsString)> =
+        vec![("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Release).into())];
+    for (prologue, variable, _) in SHAPES {
+        variables.push(((*variable).to_owned(), simulator(repo, *prologue).into()));
+    }
+    for version in torch::VERSIONS {
+        let environment = torch_environment(repo, version)?;
+        let name = variable_part(version);
+        variables.push((format!("TORCH_{name}_PYTHON"), environment.python.into()));
+        variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
+    }
+    let mut cargo = pinned(repo, "cargo");
+    if !setup::is_root() {
+        let names: Vec<&str> = variables.iter().map(|(name, _)| name.as_str()).collect();
+        let machine = std::env::consts::ARCH.to_uppercase();
+        cargo.env(
+            format!("CARGO_TARGET_{machine}_UNKNOWN_LINUX_GNU_RUNNER"),
+            format!("sudo --preserve-env={}", names.join(",")),
+        );
+    }
+    cargo.args(["test", "--package", "memwatch-tests", "--tests"]).envs(variables);
+    Ok(cargo)
+}
+
+/// `2.15.0` → `2_15`, as the variables spell it.
+fn variable_part(version: &str) -> String {
+    version.split('.').take(2).collect::<Vec<_>>().join("_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_carry_major_and_minor_only() {
+        assert_eq!(variable_part("2.15.0"), "2_15");
+    }
+}

@@ -1,0 +1,142 @@
+//! `cargo xtask`: memwatch's own tasks, each doing all the set-up that it needs.
+//!
+//! This crate builds with any stable toolchain from 1.95 on; everything else is compiled by the toolchain that
+//! `[workspace.metadata.toolchain]` pins, which the first task that needs it installs.
+
+mod args;
+mod bench;
+mod binary;
+mod child;
+mod demo;
+mod gpu_check;
+mod gpusim;
+mod integration;
+mod interrupt;
+mod orphans;
+mod repo;
+mod run;
+mod setup;
+mod suite;
+mod table;
+mod test_output;
+mod tidy;
+mod torch;
+
+use anyhow::{Result, bail};
+use args::Args;
+use repo::Repo;
+use std::process::ExitCode;
+
+/// One task of the command line.
+struct Task {
+    /// The word typed after `cargo xtask`.
+    name: &'static str,
+    /// What may follow the name.
+    usage: &'static str,
+    /// One line for `--help`.
+    summary: &'static str,
+    /// Does it.
+    run: fn(&Repo, Args) -> Result<()>,
+}
+
+/// Every task, in the order of `--help`.
+const TASKS: &[Task] = &[
+    Task {
+        name: "build",
+        usage: "[--debug]",
+        summary: "set up the tools, build the eBPF object and memwatch",
+        run: binary::build_task,
+    },
+    Task {
+        name: "run",
+        usage: "-- <memwatch args>",
+        summary: "build, then run memwatch with these arguments (through sudo if needed)",
+        run: binary::run_task,
+    },
+    Task {
+        name: "demo",
+        usage: "[--duration 30s]",
+        summary: "watch a real PyTorch job on a simulated GPU; needs no GPU, ends with Ctrl-C",
+        run: demo::task,
+    },
+    Task {
+        name: "test",
+        usage: "[PART] [FILTER]",
+        summary: "all checks; PART is fmt, tidy, clippy, unit or integration, FILTER a test's name",
+        run: suite::task,
+    },
+    Task {
+        name: "bench",
+        usage: "overhead [--rounds N] [--pairs N]",
+        summary: "measure what watching costs per driver call and write docs/overhead.md",
+        run: bench::task,
+    },
+    Task {
+        name: "gpu-check",
+        usage: "[--bundle FILE] [--diff TRACE]",
+        summary: "bundle the real-GPU check, and run it where there is a GPU; --diff compares the simulator with a trace",
+        run: gpu_check::task,
+    },
+    Task {
+        name: "install",
+        usage: "[--root DIR]",
+        summary: "build and install memwatch as DIR/bin/memwatch (default /usr/local, where sudo finds it)",
+        run: binary::install_task,
+    },
+    Task {
+        name: "tidy",
+        usage: "",
+        summary: "check the house rules: sizes, names, what the pure crates may touch",
+        run: tidy::task,
+    },
+];
+
+fn main() -> ExitCode {
+    match dispatch() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch() -> Result<()> {
+    run::forget_outer_cargo();
+    let mut typed = std::env::args().skip(1);
+    let name = typed.next().unwrap_or_else(|| "--help".to_owned());
+    if matches!(name.as_str(), "--help" | "-h" | "help") {
+        print!("{}", help());
+        return Ok(());
+    }
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        bail!("there is no task '{name}'\n\n{}", help());
+    };
+    let args = Args::new(typed);
+    if args.asks_for_help() {
+        println!("cargo xtask {} {}\n    {}", task.name, task.usage, task.summary);
+        return Ok(());
+    }
+    (task.run)(&Repo::locate()?, args)
+}
+
+fn help() -> String {
+    let call = |task: &Task| format!("{} {}", task.name, task.usage).trim_end().to_owned();
+    let width = TASKS.iter().map(|task| call(task).len()).max().unwrap_or(0);
+    let rows: Vec<String> = TASKS.iter().map(|task| format!("  {:width$}  {}", call(task), task.summary)).collect();
+    format!("memwatch's own tasks\n\nUsage: cargo xtask <task>\n\nTasks:\n{}\n", rows.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_names_every_task_once() {
+        let text = help();
+        for task in TASKS {
+            let rows = text.lines().filter(|row| row.split_whitespace().next() == Some(task.name));
+            assert_eq!(rows.count(), 1, "{}", task.name);
+        }
+    }
+}

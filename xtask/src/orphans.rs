@@ -1,0 +1,59 @@
+//! Processes that outlive the program that started them: they become ours, so that nothing of a task is left running.
+
+use anyhow::{Context as _, Result};
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// From now on, a process whose parent ends becomes our child.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(crate) fn adopt() -> Result<()> {
+    // SAFETY: this option takes plain numbers only.
+    let answer = unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
+    if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()).context("cannot adopt orphaned processes") }
+}
+
+/// Waits for our children to end by themselves, kills those that do not, and says which.
+pub(crate) fn end_all(grace: Duration) -> Vec<String> {
+    let start = Instant::now();
+    let mut killed = Vec::new();
+    loop {
+        reap();
+        let children = children();
+        if children.is_empty() {
+            return killed;
+        }
+        if start.elapsed() >= grace {
+            for (tgid, name) in children {
+                // SAFETY: a plain system call; the child has not been waited for, so the number is its own.
+                unsafe { libc::kill(tgid, libc::SIGKILL) };
+                killed.push(format!("{tgid} ({name})"));
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Waits for every child that has ended.
+fn reap() {
+    // SAFETY: the status is not asked for, so no memory is passed.
+    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+}
+
+/// Our living children, with their names.
+fn children() -> Vec<(i32, String)> {
+    let us = std::process::id().to_string();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let child = |entry: std::fs::DirEntry| {
+        let tgid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = String::from_utf8_lossy(&std::fs::read(entry.path().join("stat")).ok()?).into_owned();
+        // The name may hold spaces and parentheses; the state and the parent follow its last one.
+        let (head, tail) = stat.rsplit_once(") ")?;
+        let mut fields = tail.split(' ');
+        let is_ours = fields.next()? != "Z" && fields.next()? == us;
+        is_ours.then(|| (tgid, head.split_once('(').map_or("", |(_, name)| name).to_owned()))
+    };
+    processes.filter_map(child).collect()
+}

@@ -1,0 +1,80 @@
+//! The few things that come from the system's package manager.
+
+use super::{announce, step};
+use crate::run::{run_quietly, succeeds};
+use anyhow::{Result, bail};
+use std::path::Path;
+use std::process::Command;
+
+/// Something a task needs that neither rustup nor cargo brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Package {
+    /// A C compiler and libc headers: links every Rust program, compiles the simulated GPU.
+    CCompiler,
+    /// `python3 -m venv`: the simulated GPU's PyTorch lives in virtual environments.
+    PythonVenv,
+    /// The program that `bench overhead` compares memwatch with.
+    Bpftrace,
+}
+
+impl Package {
+    /// The Debian packages.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::CCompiler => &["gcc", "libc6-dev"],
+            Self::PythonVenv => &["python3-venv"],
+            Self::Bpftrace => &["bpftrace"],
+        }
+    }
+
+    /// A command that succeeds where the need is met already, whoever met it.
+    fn probe(self) -> &'static [&'static str] {
+        match self {
+            Self::CCompiler => &["cc", "-include", "stdio.h", "-E", "-x", "c", "/dev/null"],
+            Self::PythonVenv => &["python3", "-c", "import venv, ensurepip"],
+            Self::Bpftrace => &["bpftrace", "--version"],
+        }
+    }
+
+    fn is_there(self) -> bool {
+        let probe = self.probe();
+        succeeds(Command::new(probe[0]).args(&probe[1..])) || self.names().iter().all(|name| is_installed(name))
+    }
+}
+
+/// Installs what is missing, where that is possible without asking anybody: as root on a Debian-like system.
+///
+/// # Errors
+/// Elsewhere, when something is missing: the error holds the line to type.
+pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
+    step("system packages", || {
+        let missing: Vec<_> = needed.iter().copied().filter(|package| !package.is_there()).collect();
+        let names: Vec<_> = missing.iter().flat_map(|package| package.names()).copied().collect();
+        if names.is_empty() {
+            return Ok("nothing is missing from the system's packages".to_owned());
+        }
+        let names_line = names.join(" ");
+        if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
+            bail!("missing: {names_line}. On Debian or Ubuntu: sudo apt-get install -y {names_line}");
+        }
+        announce(&format!("installing {names_line}"));
+        let apt =
+            |words: &[&str]| run_quietly(Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive"));
+        apt(&["update"])?;
+        apt(&[["install", "-y", "--no-install-recommends"].as_slice(), &names].concat())?;
+        Ok(format!("installed {names_line}"))
+    })
+}
+
+fn is_installed(name: &str) -> bool {
+    Command::new("dpkg-query")
+        .args(["--show", "--showformat=${db:Status-Status}", name])
+        .output()
+        .is_ok_and(|output| output.stdout == b"installed")
+}
+
+/// Whether we may load eBPF programs and install packages without sudo.
+pub(crate) fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}

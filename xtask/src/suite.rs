@@ -1,0 +1,164 @@
+//! `cargo xtask test`: every check there is, cheapest first, each with the command that repeats it.
+
+use crate::args::Args;
+use crate::binary;
+use crate::integration;
+use crate::repo::{self, Profile, Repo};
+use crate::run::{pinned, run};
+use crate::setup;
+use crate::setup::Package;
+use crate::table::Table;
+use crate::test_output::run_tests;
+use crate::tidy;
+use anyhow::{Context as _, Result, bail};
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+/// What the steps share.
+struct Session<'repo> {
+    repo: &'repo Repo,
+    /// Only tests whose name contains this; no filter runs all.
+    filter: Option<String>,
+    /// The closing lines of the latest step that ran tests, kept back so that they end the output.
+    closing_lines: String,
+}
+
+/// One step of the run.
+struct Step {
+    /// What the table of durations calls it.
+    name: &'static str,
+    /// The word after `cargo xtask test` that runs it.
+    part: &'static str,
+    run: fn(&mut Session<'_>) -> Result<()>,
+}
+
+/// Every step, in order. A part that is asked for alone brings all steps with its name.
+const STEPS: &[Step] = &[
+    Step { name: "tools", part: "", run: |session| setup::tools(session.repo) },
+    Step { name: "format", part: "fmt", run: format },
+    Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
+    Step { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
+    Step { name: "clippy, kernel half", part: "clippy", run: clippy_kernel_half },
+    Step { name: "clippy, user half", part: "clippy", run: clippy_user_half },
+    Step { name: "unit tests", part: "unit", run: unit_tests },
+    Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
+    Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(&[Package::PythonVenv]) },
+    Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
+    Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
+    Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
+];
+const INTEGRATION: &str = "integration";
+/// The parts whose tests a name filter reaches.
+const FILTERED: &[&str] = &["unit", INTEGRATION];
+
+/// `cargo xtask test`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let names: Vec<String> = std::iter::from_fn(|| args.word()).collect();
+    args.finish()?;
+    let (parts, filter) = plan(&names)?;
+    let mut session = Session { repo, filter, closing_lines: String::new() };
+    let mut durations = Vec::new();
+    let outcome = run_steps(&mut session, &parts, &mut durations);
+    let mut table = Table::new(&["step", "seconds"]);
+    for (name, duration) in &durations {
+        table.row(vec![(*name).to_owned(), format!("{:.1}", duration.as_secs_f64())]);
+    }
+    println!("\n{}", table.text());
+    print!("{}", session.closing_lines);
+    std::io::stdout().flush().context("cannot write to the terminal")?;
+    outcome
+}
+
+/// The parts to run and the name filter: `[]`, `[part]`, `[part, filter]` or `[filter]`.
+fn plan(names: &[String]) -> Result<(Vec<&'static str>, Option<String>)> {
+    let find = |name: &String| STEPS.iter().map(|step| step.part).find(|part| !part.is_empty() && part == name);
+    let all = || STEPS.iter().map(|step| step.part).filter(|part| !part.is_empty()).collect();
+    match names {
+        [] => Ok((all(), None)),
+        [name] => Ok(match find(name) {
+            Some(part) => (vec![part], None),
+            None => (FILTERED.to_vec(), Some(name.clone())),
+        }),
+        [name, filter] => match find(name) {
+            Some(part) if FILTERED.contains(&part) => Ok((vec![part], Some(filter.clone()))),
+            _ => bail!("'{name}' takes no name filter; {} do", FILTERED.join(" and ")),
+        },
+        _ => bail!("one part and one name filter at most"),
+    }
+}
+
+fn run_steps(session: &mut Session<'_>, parts: &[&str], durations: &mut Vec<(&str, Duration)>) -> Result<()> {
+    let checks_text_only = parts == ["tidy"];
+    for step in STEPS {
+        if !(parts.contains(&step.part) || (step.part.is_empty() && !checks_text_only)) {
+            continue;
+        }
+        println!("== {}", step.name);
+        print!("{}", std::mem::take(&mut session.closing_lines));
+        let start = Instant::now();
+        let outcome = (step.run)(session);
+        durations.push((step.name, start.elapsed()));
+        outcome.with_context(|| {
+            let repeat = format!("cargo xtask test {}", step.part);
+            format!("step '{}' failed; repeat it with: {}", step.name, repeat.trim_end())
+        })?;
+    }
+    Ok(())
+}
+
+fn format(session: &mut Session<'_>) -> Result<()> {
+    run(pinned(session.repo, "cargo").args(["fmt", "--all", "--", "--check"]))
+        .with_context(|| format!("to format: rustup run {} cargo fmt --all", repo::rust_version()))
+}
+
+fn clippy_kernel_half(session: &mut Session<'_>) -> Result<()> {
+    run(setup::kernel_cargo(session.repo, "clippy").args(["--", "-D", "warnings"]))
+}
+
+fn clippy_user_half(session: &mut Session<'_>) -> Result<()> {
+    run(pinned(session.repo, "cargo")
+        .args(["clippy", "--workspace", "--exclude", "memwatch-ebpf", "--all-targets", "--quiet"])
+        .args(["--", "-D", "warnings"]))
+}
+
+fn unit_tests(session: &mut Session<'_>) -> Result<()> {
+    let mut cargo = pinned(session.repo, "cargo");
+    cargo.args(["test", "--workspace", "--exclude", "memwatch-ebpf", "--exclude", "memwatch-tests"]);
+    cargo.args(&session.filter);
+    run_tests(&mut cargo, &mut session.closing_lines)
+}
+
+fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
+    binary::compile(session.repo, Profile::Release).map(drop)
+}
+
+fn integration_tests(session: &mut Session<'_>) -> Result<()> {
+    let mut cargo = integration::cargo_test(session.repo)?;
+    cargo.args(&session.filter).args(["--", "--test-threads=1"]);
+    run_tests(&mut cargo, &mut session.closing_lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(words: &[&str]) -> Result<(Vec<&'static str>, Option<String>)> {
+        plan(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn no_words_run_every_part() {
+        let (parts, filter) = planned(&[]).unwrap();
+        assert!(STEPS.iter().all(|step| step.part.is_empty() || parts.contains(&step.part)));
+        assert_eq!(filter, None);
+    }
+
+    #[test]
+    fn a_part_runs_alone_and_any_other_word_filters_tests() {
+        assert_eq!(planned(&["tidy"]).unwrap(), (vec!["tidy"], None));
+        assert_eq!(planned(&["integration", "attach"]).unwrap(), (vec!["integration"], Some("attach".to_owned())));
+        assert_eq!(planned(&["tenant"]).unwrap(), (FILTERED.to_vec(), Some("tenant".to_owned())));
+        assert!(planned(&["tidy", "attach"]).is_err());
+        assert!(planned(&["a", "b", "c"]).is_err());
+    }
+}

@@ -1,0 +1,156 @@
+//! `cargo xtask tidy`: the house rules that neither rustc nor clippy can check.
+
+mod imports;
+mod mask;
+mod purity;
+mod shape;
+mod source;
+mod words;
+
+use crate::args::Args;
+use crate::repo::Repo;
+use anyhow::{Result, bail};
+use source::Source;
+
+/// One house rule.
+struct Rule {
+    /// The word used in [`EXCEPTIONS`] and printed with a finding.
+    name: &'static str,
+    /// What to do about a finding.
+    fix: &'static str,
+    /// Finds the violations in one file: the line, and what is wrong there.
+    find: fn(&Source) -> Vec<Violation>,
+}
+
+/// One violation in a file: the line, numbered from 1, and what is wrong there.
+type Violation = (usize, String);
+
+/// Every rule.
+const RULES: &[Rule] = &[
+    Rule { name: "file-length", fix: "split the file: one room, one job", find: shape::file_length },
+    Rule { name: "function-length", fix: "split the function", find: shape::function_length },
+    Rule {
+        name: "module-name",
+        fix: "name the module after what it holds, or move its parts to where they are used",
+        find: shape::module_name,
+    },
+    Rule { name: "pure", fix: "do it in the memwatch crate and pass the result in as an Input", find: purity::impure },
+    Rule {
+        name: "direction",
+        fix: "move the code along the line input, decode, ledger, attribution, analysis, snapshot",
+        find: purity::direction,
+    },
+    Rule { name: "cuda-name", fix: "make it a row of memwatch-common's probe table", find: words::cuda_name },
+    Rule {
+        name: "unwrap",
+        fix: "return an error, or expect(\"why it cannot fail\") for an invariant",
+        find: words::unwrap,
+    },
+    Rule { name: "pid", fix: "say tgid or tid; rename a foreign field where it comes in", find: words::process_word },
+    Rule { name: "unfinished", fix: "finish it, or file an issue", find: words::unfinished },
+];
+
+/// A file that may break a rule.
+struct Exception {
+    /// The rule's name.
+    rule: &'static str,
+    /// The file.
+    path: &'static str,
+    /// Why it may. Shown to nobody but the reader of this table.
+    #[allow(dead_code, reason = "the table is documentation: a reason is required to add a row")]
+    reason: &'static str,
+}
+
+/// Every exception; one that is no longer needed is a finding itself.
+const EXCEPTIONS: &[Exception] = &[Exception {
+    rule: "unfinished",
+    path: "xtask/src/tidy/words.rs",
+    reason: "the rule has to spell the words that it looks for",
+}];
+
+/// `cargo xtask tidy`.
+pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
+    args.finish()?;
+    check(repo)
+}
+
+/// Checks the working tree and prints every finding.
+///
+/// # Errors
+/// When there is one.
+pub(crate) fn check(repo: &Repo) -> Result<()> {
+    let sources = source::read_tree(repo.root())?;
+    let findings = findings(&sources, EXCEPTIONS);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    match findings.len() {
+        0 => {
+            println!("tidy: {} files keep {} rules", sources.len(), RULES.len());
+            Ok(())
+        }
+        count => bail!("tidy: {count} findings (an exception with its reason goes into xtask/src/tidy/mod.rs)"),
+    }
+}
+
+/// All findings as lines for the terminal, in the order of the files.
+fn findings(sources: &[Source], exceptions: &[Exception]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut is_used = vec![false; exceptions.len()];
+    for source in sources {
+        for rule in RULES {
+            let violations = (rule.find)(source);
+            let exception =
+                exceptions.iter().position(|exception| exception.rule == rule.name && exception.path == source.path);
+            match exception {
+                Some(index) => is_used[index] |= !violations.is_empty(),
+                None => lines.extend(
+                    violations
+                        .into_iter()
+                        .map(|(line, what)| format!("{}:{line}: {what} [{}]: {}", source.path, rule.name, rule.fix)),
+                ),
+            }
+        }
+    }
+    for (exception, _) in exceptions.iter().zip(is_used).filter(|(_, used)| !used) {
+        lines.push(format!(
+            "{}:1: needs no exception from [{}] any more: delete its row",
+            exception.path, exception.rule
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXCEPTION: Exception = Exception { rule: "unwrap", path: "memwatch/src/a.rs", reason: "a test" };
+
+    #[test]
+    fn a_finding_says_where_what_and_how_to_fix_it() {
+        let found = findings(&[Source::new("memwatch/src/a.rs", "fn a() { b.unwrap() }\n")], &[]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("memwatch/src/a.rs:1: ") && found[0].contains("expect("), "{found:?}");
+    }
+
+    #[test]
+    fn an_exception_silences_its_rule_in_its_file() {
+        let found = findings(&[Source::new("memwatch/src/a.rs", "fn a() { b.unwrap() }\n")], &[EXCEPTION]);
+        assert_eq!(found, [""; 0]);
+    }
+
+    #[test]
+    fn an_exception_that_nothing_needs_is_a_finding() {
+        let found = findings(&[Source::new("memwatch/src/a.rs", "fn a() {}\n")], &[EXCEPTION]);
+        assert!(found.len() == 1 && found[0].contains("delete its row"), "{found:?}");
+    }
+
+    #[test]
+    fn every_exception_names_a_rule_and_gives_a_reason() {
+        for exception in EXCEPTIONS {
+            assert!(RULES.iter().any(|rule| rule.name == exception.rule), "{}", exception.rule);
+            assert!(exception.reason.len() > 10, "{}", exception.path);
+        }
+    }
+}

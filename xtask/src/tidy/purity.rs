@@ -1,0 +1,177 @@
+//! Rules on what the pure crates may name, and in which direction their rooms may import.
+
+use super::Violation;
+use super::imports::paths;
+use super::source::Source;
+
+/// The crates that ask the world nothing.
+const PURE: &[&str] = &["memwatch-core/src", "memwatch-common/src"];
+/// Paths that ask the world something; each stands for everything below it.
+const WORLDLY: &[&str] = &[
+    "std::fs",
+    "std::net",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "aya",
+    "aya_ebpf",
+    "libc",
+    "tokio",
+    "nvml_wrapper",
+    "procfs",
+];
+const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!", "dbg!"];
+
+/// The dictionary's newtypes, which every room may import and which imports none.
+const DICTIONARY: &str = "words";
+/// The rooms of memwatch-core and what each may import, along the line. Every room may import itself and the dictionary;
+/// `snapshot` is what the sinks read, so only `view`, which fills it, and the crate's root know it in here.
+const ROOMS: &[(&str, &[&str])] = &[
+    (DICTIONARY, &[]),
+    ("input", &[]),
+    ("decode", &["input"]),
+    ("ledger", &["input", "decode"]),
+    ("attribution", &["input", "decode", "ledger"]),
+    ("analysis", &["input", "decode", "ledger", "attribution"]),
+    ("snapshot", &["input", "decode", "ledger", "attribution", "analysis"]),
+    ("view", &["input", "decode", "ledger", "attribution", "analysis", "snapshot"]),
+    ("recording", &["input"]),
+];
+const CORE: &str = "memwatch-core/src";
+
+/// The pure crates name nothing that reads, writes, sleeps, prints or tells the time.
+pub(super) fn impure(source: &Source) -> Vec<Violation> {
+    if !PURE.iter().any(|folder| source.is_below(folder)) {
+        return Vec::new();
+    }
+    let roots: Vec<_> = WORLDLY.iter().map(|path| path.split("::").next().unwrap_or(path)).collect();
+    let mut roots = roots;
+    roots.dedup();
+    let named = paths(&source.code, &roots).into_iter().filter_map(|(number, path)| {
+        let banned = WORLDLY.iter().find(|banned| is_at_or_below(&path, banned))?;
+        Some((number, format!("{banned} in a pure crate")))
+    });
+    let printed = source.code_lines().filter_map(|(number, line)| {
+        let banned = PRINTING.iter().find(|name| has_word(line, name))?;
+        Some((number, format!("{banned} in a pure crate")))
+    });
+    named.chain(printed).collect()
+}
+
+/// Inside memwatch-core, a room imports only what stands before it on the line.
+pub(super) fn direction(source: &Source) -> Vec<Violation> {
+    let Some(below) = source.path.strip_prefix(CORE).map(|path| path.trim_start_matches('/')) else {
+        return Vec::new();
+    };
+    if below == "lib.rs" || !source.has_extension("rs") || source.is_test(1) {
+        return Vec::new();
+    }
+    let modules = module_path(below);
+    let Some((room, allowed)) = ROOMS.iter().find(|(room, _)| modules.first() == Some(room)) else {
+        return vec![(1, format!("{below} belongs to no room of the table in xtask/src/tidy/purity.rs"))];
+    };
+    paths(&source.code, &["crate", "super"])
+        .into_iter()
+        .filter(|(number, _)| !source.is_test(*number))
+        .filter_map(|(number, path)| {
+            let read = top_module(&modules, &path)?;
+            let is_room = ROOMS.iter().any(|(name, _)| *name == read);
+            let is_fine = !is_room || read == *room || read == DICTIONARY || allowed.contains(&read.as_str());
+            (!is_fine).then(|| (number, format!("{room} reads {read}, which comes after it")))
+        })
+        .collect()
+}
+
+/// `ledger/linear.rs` → `[ledger, linear]`; `ledger/mod.rs` → `[ledger]`.
+fn module_path(below: &str) -> Vec<&str> {
+    let mut parts: Vec<_> = below.trim_end_matches(".rs").split('/').collect();
+    if parts.last() == Some(&"mod") {
+        parts.pop();
+    }
+    parts
+}
+
+/// The first module below the crate's root that a path names from inside `modules`.
+fn top_module(modules: &[&str], path: &str) -> Option<String> {
+    let mut parts = path.split("::").peekable();
+    let mut base: Vec<&str> = match parts.next()? {
+        "crate" => Vec::new(),
+        _ => modules[..modules.len() - 1].to_vec(),
+    };
+    while parts.next_if_eq(&"super").is_some() {
+        base.pop();
+    }
+    base.extend(parts);
+    base.first().map(|name| (*name).to_owned())
+}
+
+fn is_at_or_below(path: &str, banned: &str) -> bool {
+    path.strip_prefix(banned).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+/// Whether `name` stands in the line and is not the end of a longer word.
+fn has_word(line: &str, name: &str) -> bool {
+    line.match_indices(name).any(|(position, _)| {
+        let before = line[..position].bytes().next_back();
+        !before.is_some_and(super::mask::is_word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: [&str; 0] = [];
+
+    fn found(rule: fn(&Source) -> Vec<Violation>, path: &str, text: &str) -> Vec<String> {
+        rule(&Source::new(path, text)).into_iter().map(|(_, what)| what).collect()
+    }
+
+    #[test]
+    fn a_pure_crate_reads_no_file_and_no_clock() {
+        for text in [
+            "use std::fs;",
+            "use std::{collections::HashMap, time::{Duration, Instant}};",
+            "let a = std::env::var(x);",
+            "use libc::c_int;",
+            "fn a() { println!(); }",
+            "fn a() { eprintln!(); }",
+        ] {
+            assert_eq!(found(impure, "memwatch-core/src/a.rs", text).len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pure_crate_may_name_durations_and_say_nvml() {
+        let text = "use std::time::Duration;\nuse std::{fmt, io};\nstruct Coverage { nvml: bool }\n// std::fs\n";
+        assert_eq!(found(impure, "memwatch-core/src/a.rs", text), NOTHING);
+        assert_eq!(found(impure, "memwatch/src/a.rs", "use std::fs;"), NOTHING);
+    }
+
+    #[test]
+    fn a_room_reads_only_what_comes_before_it() {
+        let ledger = "memwatch-core/src/ledger/linear.rs";
+        assert_eq!(found(direction, ledger, "use crate::decode::Call;\nuse super::totals;\n"), NOTHING);
+        assert_eq!(found(direction, ledger, "use crate::{decode, snapshot::Snapshot};").len(), 1);
+        assert_eq!(found(direction, ledger, "use super::super::analysis;").len(), 1);
+        assert_eq!(found(direction, "memwatch-core/src/input.rs", "use super::decode::Call;").len(), 1);
+        assert_eq!(found(direction, "memwatch-core/src/lib.rs", "use crate::snapshot::Snapshot;"), NOTHING);
+    }
+
+    #[test]
+    fn snapshot_may_read_every_room_and_only_the_view_may_read_it() {
+        let every = "use crate::{input, decode, ledger, attribution, analysis};";
+        assert_eq!(found(direction, "memwatch-core/src/snapshot.rs", every), NOTHING);
+        for (room, _) in ROOMS.iter().filter(|(room, _)| !["snapshot", "view"].contains(room)) {
+            let path = format!("memwatch-core/src/{room}.rs");
+            assert_eq!(found(direction, &path, "use crate::snapshot::Snapshot;").len(), 1, "{room}");
+        }
+    }
+
+    #[test]
+    fn a_new_room_needs_a_row() {
+        assert_eq!(found(direction, "memwatch-core/src/other.rs", "").len(), 1);
+    }
+}

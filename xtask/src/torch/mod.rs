@@ -1,0 +1,123 @@
+//! Unmodified PyTorch on the simulated GPU: a virtual environment with the wheel, and stand-ins for NVIDIA's libraries.
+//!
+//! The wheel brings no NVIDIA library: those are dependencies of it that we leave out. In their place come libraries built
+//! from `tests/gpusim/runtime`, which offer exactly what this wheel's own libraries import.
+
+mod imports;
+mod stand_ins;
+mod venv;
+
+use anyhow::{Context as _, Result};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The PyTorch versions that [`ensure`] can install: one per CUDA major version.
+pub(crate) const VERSIONS: &[&str] = &["2.15.0", "2.8.0"];
+
+/// What has to be known of one wheel. All of it is in the wheel's own metadata.
+struct Wheel {
+    version: &'static str,
+    /// Major version of the CUDA runtime it was built for.
+    cuda_major: u32,
+    /// A driver that this runtime accepts: 1000 * major + 10 * minor.
+    driver_version: u32,
+    /// The cuDNN it was built for, which it insists on: 10000 * major + 100 * minor + patch.
+    cudnn_version: u32,
+    /// The NCCL it was built for: 10000 * major + 100 * minor + patch.
+    nccl_version: u32,
+}
+
+const WHEELS: &[Wheel] = &[
+    Wheel { version: "2.15.0", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 },
+    Wheel { version: "2.8.0", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22703 },
+];
+
+/// An installed PyTorch, ready to run on the simulated driver.
+#[derive(Debug, Clone)]
+pub(crate) struct TorchEnv {
+    /// The interpreter of the virtual environment.
+    pub(crate) python: PathBuf,
+    /// The folder of the stand-in runtime libraries.
+    pub(crate) runtime_lib_dir: PathBuf,
+    /// The version of PyTorch, such as `2.15.0`.
+    pub(crate) version: String,
+}
+
+/// Makes the environment for one PyTorch version under `cache/torch-<version>`, or finds it made already.
+///
+/// The first call downloads the wheel (0.5 to 0.9 GB) with pip's ordinary configuration. An environment that was left half
+/// made is made anew; stand-ins are rebuilt when their sources change. Concurrent calls wait for one another.
+///
+/// # Errors
+/// For a version not in [`VERSIONS`]; when no suitable Python, no C compiler or no network is there; the error says what to
+/// install.
+pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEnv> {
+    let wheel = WHEELS
+        .iter()
+        .find(|wheel| wheel.version == version)
+        .with_context(|| format!("PyTorch {version} is not known here, only {}", VERSIONS.join(" and ")))?;
+    let folder = cache.join(format!("torch-{version}"));
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let _lock = lock(&folder.join("lock"))?;
+    let sources = repo.join("tests/gpusim/runtime");
+    let venv = folder.join("venv");
+    let python = venv::ensure(&venv, &sources.join("requirements.txt"), version)?;
+    let runtime_lib_dir = folder.join("runtime");
+    stand_ins::ensure(wheel, &sources, &venv::torch_libraries(&venv)?, &runtime_lib_dir)?;
+    Ok(TorchEnv { python, runtime_lib_dir, version: version.to_owned() })
+}
+
+impl TorchEnv {
+    /// The interpreter, set to use the simulated driver in `driver_lib_dir` with `ledger` as the state of its devices.
+    ///
+    /// The caller adds the script, and `GPUSIM_*` variables where the defaults do not do.
+    pub(crate) fn command(&self, driver_lib_dir: &Path, ledger: &Path) -> Command {
+        let mut libraries = driver_lib_dir.as_os_str().to_owned();
+        libraries.push(":");
+        libraries.push(&self.runtime_lib_dir);
+        let mut command = Command::new(&self.python);
+        command.env("LD_LIBRARY_PATH", libraries).env("GPUSIM_LEDGER", ledger);
+        // NumPy is optional, and PyTorch warns at each start that it is not there.
+        command.env("PYTHONWARNINGS", "ignore:Failed to initialize NumPy:UserWarning");
+        if let Some(wheel) = WHEELS.iter().find(|wheel| wheel.version == self.version) {
+            command.env("GPUSIM_DRIVER_VERSION", wheel.driver_version.to_string());
+        }
+        command
+    }
+}
+
+/// Holds the lock file until the returned handle is dropped.
+fn lock(path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_has_its_wheel() {
+        let wheels: Vec<_> = WHEELS.iter().map(|wheel| wheel.version).collect();
+        assert_eq!(VERSIONS, wheels);
+    }
+
+    #[test]
+    fn an_unknown_version_is_refused_with_the_known_ones() {
+        let error = ensure(Path::new("/nowhere"), Path::new("/nowhere"), "1.0.0").unwrap_err();
+        assert!(error.to_string().contains("2.15.0 and 2.8.0"), "{error}");
+    }
+
+    #[test]
+    fn the_driver_is_searched_before_the_runtime() {
+        let environment =
+            TorchEnv { python: "/venv/bin/python".into(), runtime_lib_dir: "/runtime".into(), version: "2.8.0".into() };
+        let command = environment.command(Path::new("/driver"), Path::new("/ledger"));
+        let line = crate::run::line(&command);
+        assert!(line.contains("LD_LIBRARY_PATH=/driver:/runtime "), "{line}");
+        assert!(line.contains("GPUSIM_DRIVER_VERSION=12080 "), "{line}");
+        assert!(line.ends_with("/venv/bin/python"), "{line}");
+    }
+}

@@ -1,0 +1,176 @@
+//! Building the stand-in libraries for one wheel: our C sources, plus an entry for everything else that the wheel imports.
+
+use super::Wheel;
+use super::imports::{self, Interface};
+use crate::run;
+use anyhow::{Context as _, Result};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The sources of each library that has some, by the beginning of the library's file name.
+const SOURCES: &[(&str, &[&str])] = &[
+    (
+        "libcudart.so",
+        &[
+            "context.c",
+            "copy.c",
+            "device.c",
+            "device_properties.c",
+            "driver_entry.c",
+            "error.c",
+            "event.c",
+            "graph.c",
+            "kernel_registry.c",
+            "launch.c",
+            "memory.c",
+            "pool.c",
+            "stream.c",
+        ],
+    ),
+    ("libcublas.so", &["cublas.c"]),
+    ("libcublasLt.so", &["cublaslt.c"]),
+    ("libcudnn.so", &["cudnn.c", "cudnn_descriptors.c", "cudnn_backend.c", "cudnn_rnn.c"]),
+    ("libcufft.so", &["cufft.c"]),
+    ("libcupti.so", &["cupti.c"]),
+    ("libnccl.so", &["nccl.c"]),
+];
+/// What all other libraries consist of.
+const REFUSING: &[&str] = &["refusing.c"];
+/// In every library.
+const COMMON: &str = "stand_in.c";
+const STAMP: &str = ".complete";
+/// The size of a variable is not written where it is imported; this is more than any of them has.
+const VARIABLE_BYTES: usize = 65536;
+
+/// Builds the libraries for `wheel`, whose own libraries are in `torch_libraries`, or finds them built from the same sources.
+///
+/// # Errors
+/// When the imports cannot be read or the C compiler fails.
+pub(super) fn ensure(wheel: &Wheel, sources: &Path, torch_libraries: &Path, folder: &Path) -> Result<()> {
+    let wanted = fingerprint(wheel, sources)?;
+    if fs::read_to_string(folder.join(STAMP)).is_ok_and(|made_from| made_from == wanted) {
+        return Ok(());
+    }
+    let interfaces = imports::read(torch_libraries)?;
+    let partial = folder.with_extension("partial");
+    for old in [folder, &partial] {
+        if old.exists() {
+            fs::remove_dir_all(old).with_context(|| format!("cannot remove {}", old.display()))?;
+        }
+    }
+    let generated = partial.join("generated");
+    fs::create_dir_all(&generated).with_context(|| format!("cannot create {}", generated.display()))?;
+    for (library, interface) in &interfaces {
+        build(wheel, sources, &partial, library, interface).with_context(|| format!("cannot build {library}"))?;
+    }
+    write(&partial.join(STAMP), &wanted)?;
+    fs::rename(&partial, folder).with_context(|| format!("cannot create {}", folder.display()))
+}
+
+fn build(wheel: &Wheel, sources: &Path, folder: &Path, library: &str, interface: &Interface) -> Result<()> {
+    let entries = folder.join(format!("generated/{library}.c"));
+    let map = folder.join(format!("generated/{library}.map"));
+    write(&entries, &entries_source(interface))?;
+    write(&map, &version_script(interface))?;
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]);
+    // The generated entries share names with functions that the compiler knows, but not their types.
+    compiler.args(["-Wall", "-Wextra", "-fno-builtin"]);
+    compiler.arg("-I").arg(sources);
+    compiler.arg(format!("-DCUDA_MAJOR={}", wheel.cuda_major));
+    compiler.arg(format!("-DCUDNN_VERSION={}", wheel.cudnn_version));
+    compiler.arg(format!("-DNCCL_VERSION={}", wheel.nccl_version));
+    compiler.arg(format!("-Wl,-soname,{library}")).arg("-Wl,--no-undefined");
+    compiler.arg(format!("-Wl,--version-script={}", map.display()));
+    compiler.arg("-o").arg(folder.join(library)).arg(&entries);
+    compiler.args(sources_of(library).chain([COMMON]).map(|name| sources.join(name)));
+    compiler.arg("-ldl");
+    run::run_quietly(&mut compiler)
+}
+
+fn sources_of(library: &str) -> impl Iterator<Item = &'static str> {
+    let own = SOURCES.iter().find(|(stem, _)| library.starts_with(stem)).map(|(_, sources)| *sources);
+    own.unwrap_or(REFUSING).iter().copied()
+}
+
+/// An entry per imported name. A function of our sources with the same name takes its place, because the entry is weak.
+/// Callers print what a function called `...ErrorString` returns, so that one returns a text.
+fn entries_source(interface: &Interface) -> String {
+    let mut text = "#include \"stand_in.h\"\n\n\
+        #define ENTRY(name) __attribute__((weak)) EXPORT long name(void) { return stand_in_missing(#name); }\n\
+        #define TEXT(name) __attribute__((weak)) EXPORT const char *name(void) { return \"not simulated\"; }\n\
+        #define VARIABLE(name) __attribute__((weak)) EXPORT char name[VARIABLE_BYTES];\n\n"
+        .replace("VARIABLE_BYTES", &VARIABLE_BYTES.to_string());
+    for name in &interface.functions {
+        let kind = if name.ends_with("ErrorString") { "TEXT" } else { "ENTRY" };
+        writeln!(text, "{kind}({name})").expect("a string takes any text");
+    }
+    for name in &interface.variables {
+        writeln!(text, "VARIABLE({name})").expect("a string takes any text");
+    }
+    text
+}
+
+fn version_script(interface: &Interface) -> String {
+    format!("{} {{ global: *; }};\n", interface.version.as_deref().unwrap_or_default())
+}
+
+/// Changes whenever the libraries would.
+fn fingerprint(wheel: &Wheel, sources: &Path) -> Result<String> {
+    let mut files: BTreeMap<PathBuf, Vec<u8>> = BTreeMap::new();
+    for entry in fs::read_dir(sources).with_context(|| format!("cannot list {}", sources.display()))? {
+        let path = entry.with_context(|| format!("cannot list {}", sources.display()))?.path();
+        if path.extension().is_some_and(|extension| extension == "c" || extension == "h") {
+            let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            files.insert(path, text);
+        }
+    }
+    let mut hasher = DefaultHasher::new();
+    // This module decides what is built from them.
+    include_str!("stand_ins.rs").hash(&mut hasher);
+    include_str!("imports.rs").hash(&mut hasher);
+    files.hash(&mut hasher);
+    Ok(format!("torch {} {:016x}\n", wheel.version, hasher.finish()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(version: Option<&str>) -> Interface {
+        Interface {
+            functions: ["cudaMalloc".to_owned(), "nvrtcGetErrorString".to_owned()].into(),
+            variables: ["state".to_owned()].into(),
+            version: version.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn every_import_gets_an_entry() {
+        let text = entries_source(&interface(None));
+        for entry in ["ENTRY(cudaMalloc)", "TEXT(nvrtcGetErrorString)", "VARIABLE(state)"] {
+            assert!(text.lines().any(|line| line == entry), "{text}");
+        }
+    }
+
+    #[test]
+    fn symbols_carry_the_version_that_is_asked_for() {
+        assert_eq!(version_script(&interface(Some("libcudart.so.13"))), "libcudart.so.13 { global: *; };\n");
+        assert_eq!(version_script(&interface(None)), " { global: *; };\n");
+    }
+
+    #[test]
+    fn a_library_is_told_from_one_with_a_longer_name() {
+        assert_eq!(sources_of("libcublas.so.13").collect::<Vec<_>>(), ["cublas.c"]);
+        assert_eq!(sources_of("libcublasLt.so.13").collect::<Vec<_>>(), ["cublaslt.c"]);
+        assert_eq!(sources_of("libcusolver.so.12").collect::<Vec<_>>(), REFUSING);
+    }
+}
