@@ -3,99 +3,11 @@
 //! The logic is generic over [`Kernel`], so that tests run it on a hash map and inject faults.
 
 use crate::loss::Loss;
+use crate::plan::{Book, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE, PEEK_WORDS, RecordKind};
 
 /// How many watched calls a thread may be inside at once.
 pub const NESTING: usize = 2;
-
-const NO_ARGUMENT: u8 = 0xF;
-
-/// What to copy of one call besides its registers, status and times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CapturePlan {
-    out: [u8; 2],
-    out_is_16_bytes: bool,
-    peek: u8,
-    peek_words: u8,
-    peek_offset_bytes: u16,
-}
-
-impl CapturePlan {
-    /// Registers only.
-    pub const fn registers() -> Self {
-        Self { out: [NO_ARGUMENT; 2], out_is_16_bytes: false, peek: NO_ARGUMENT, peek_words: 0, peek_offset_bytes: 0 }
-    }
-
-    /// At return, also read the eight bytes that argument `argument` points to. May be given twice.
-    #[must_use]
-    pub const fn out(mut self, argument: u8) -> Self {
-        let index = if self.out[0] == NO_ARGUMENT { 0 } else { 1 };
-        self.out[index] = argument;
-        self
-    }
-
-    /// At return, also read the sixteen bytes that argument `argument` points to.
-    #[must_use]
-    pub const fn out_16(mut self, argument: u8) -> Self {
-        self.out[0] = argument;
-        self.out_is_16_bytes = true;
-        self
-    }
-
-    /// Also read `words` (1, 3 or 5) eight-byte words at `offset_bytes` in the struct that `argument` points to.
-    ///
-    /// # Panics
-    /// At compile time, where a row asks for what a cookie cannot carry.
-    #[must_use]
-    pub const fn peek(mut self, argument: u8, offset_bytes: u16, words: u8) -> Self {
-        assert!(offset_bytes < 1024 && (words == 1 || words == 3 || words == 5));
-        self.peek = argument;
-        self.peek_words = words;
-        self.peek_offset_bytes = offset_bytes;
-        self
-    }
-
-    /// Number of out words this plan fills in [`CallRecord::out`].
-    pub const fn out_words(&self) -> usize {
-        if self.out_is_16_bytes || self.out[1] != NO_ARGUMENT {
-            2
-        } else if self.out[0] != NO_ARGUMENT {
-            1
-        } else {
-            0
-        }
-    }
-
-    /// Number of words this plan fills in [`CallRecord::peek`].
-    pub const fn peek_words(&self) -> usize {
-        self.peek_words as usize
-    }
-
-    /// Packs a probe's id and plan into an attach cookie.
-    pub const fn cookie(self, probe: u16) -> u64 {
-        (probe as u64)
-            | (self.out[0] as u64) << 16
-            | (self.out[1] as u64) << 20
-            | (self.out_is_16_bytes as u64) << 24
-            | (self.peek_words as u64) << 25
-            | (self.peek as u64) << 28
-            | (self.peek_offset_bytes as u64) << 32
-    }
-
-    /// The probe id and plan packed in an attach cookie.
-    #[inline(always)]
-    pub fn from_cookie(cookie: u64) -> (u16, Self) {
-        let nibble = |shift: u32| ((cookie >> shift) & 0xF) as u8;
-        let plan = Self {
-            out: [nibble(16), nibble(20)],
-            out_is_16_bytes: (cookie >> 24) & 1 == 1,
-            peek: nibble(28),
-            peek_words: ((cookie >> 25) & 7) as u8,
-            peek_offset_bytes: ((cookie >> 32) & 0x3FF) as u16,
-        };
-        ((cookie & 0xFFFF) as u16, plan)
-    }
-}
 
 /// A call between its entry and its return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,6 +25,29 @@ pub struct Frame {
     pub peek: [u64; PEEK_WORDS],
     /// 1 where those words could not be read at entry.
     pub peek_failed: u64,
+    /// What the entry took out of the books, to be put back if the call fails.
+    pub debited: Booked,
+}
+
+/// An unused frame.
+pub const NO_FRAME: Frame = Frame {
+    probe: 0,
+    stack_pointer: 0,
+    entered_ns: 0,
+    args: [0; 6],
+    peek: [0; PEEK_WORDS],
+    peek_failed: 0,
+    debited: Booked { bytes: 0, probe: 0 },
+};
+
+/// An address in the kernel half's own books.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Booked {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Row of the probe table that granted it; 0 for none.
+    pub probe: u64,
 }
 
 /// The watched calls one thread is inside of, outermost first.
@@ -121,6 +56,8 @@ pub struct Frame {
 pub struct InFlight {
     /// Used from the front.
     pub frames: [Frame; NESTING],
+    /// Where the record of a returning call is made: the kernel half's own stack is too small for it.
+    pub record: CallRecord,
 }
 
 /// The identity of a running thread, in the initial pid namespace.
@@ -140,8 +77,8 @@ pub trait Kernel {
     fn now_ns(&self) -> u64;
     /// Whether calls of this process are wanted.
     fn watched(&self, tgid: u32) -> bool;
-    /// `N` eight-byte words of the traced process, if they can be read.
-    fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]>;
+    /// Reads `N` eight-byte words of the traced process; false, and zeros, where they cannot be read.
+    fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool;
     /// Runs `change` on the thread's calls in flight, making an empty entry first where there is none.
     ///
     /// `None` when the table is full.
@@ -150,6 +87,15 @@ pub trait Kernel {
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Since when every probe is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
     fn armed_ns(&self) -> u64;
+    /// Which open file a descriptor of the running process is: a number that only tells files apart, the same in every process that
+    /// the file is passed to, until the last of them closes it; 0 where there is none.
+    fn open_file(&self, descriptor: u32) -> u64;
+    /// Writes an address into the process's books.
+    fn credit(&self, tgid: u32, address: u64, booked: &Booked);
+    /// Takes an address out of the process's books; what stood there, of probe 0 where nothing did.
+    fn debit(&self, tgid: u32, address: u64) -> Booked;
+    /// Notes that addresses have gone which no call names.
+    fn note_teardown(&self, tgid: u32);
     /// Hands a record to user space; false when the ring is full.
     fn emit(&self, record: &CallRecord) -> bool;
     /// Counts a loss.
@@ -164,15 +110,14 @@ pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_point
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
-    let peeked = read_peek(kernel, &plan, args);
-    let frame = Frame {
-        probe: u64::from(probe),
-        stack_pointer,
-        entered_ns: kernel.now_ns(),
-        args: *args,
-        peek: peeked.unwrap_or([0; PEEK_WORDS]),
-        peek_failed: u64::from(peeked.is_none()),
-    };
+    let mut frame =
+        Frame { probe: u64::from(probe), stack_pointer, entered_ns: kernel.now_ns(), args: *args, ..NO_FRAME };
+    if !plan.peek_at_return && !read_peek(kernel, &plan, args, stack_pointer, &mut frame.peek) {
+        frame.peek_failed = 1;
+    }
+    if plan.book == Book::Debit {
+        frame.debited = kernel.debit(thread.tgid, args[0]);
+    }
     match kernel.with_in_flight(thread, |calls| push(calls, &frame) || push_over_unarmed(kernel, calls, &frame)) {
         Some(true) => {}
         Some(false) => kernel.lose(thread.tgid, Loss::NestedTooDeep),
@@ -219,47 +164,55 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
-    let popped = kernel.with_existing_in_flight(thread, |calls| {
-        let straddles = calls.frames[0].entered_ns < kernel.armed_ns();
-        pop(calls, probe, stack_pointer).ok_or(straddles)
+    let seen = kernel.with_existing_in_flight(thread, |calls| {
+        let InFlight { frames, record } = calls;
+        let straddles = frames[0].entered_ns < kernel.armed_ns();
+        let index = returning(frames, probe, stack_pointer).ok_or(straddles)?;
+        let frame = &mut frames[index];
+        *record = CallRecord {
+            kind: RecordKind::Call as u8,
+            flags: 0,
+            probe,
+            status: low_word(return_value),
+            tgid: thread.tgid,
+            tid: thread.tid,
+            entered_ns: frame.entered_ns,
+            returned_ns: kernel.now_ns(),
+            args: frame.args,
+            out: [0; 2],
+            peek: frame.peek,
+        };
+        complete(kernel, &plan, frame, record);
+        frame.stack_pointer = 0;
+        Ok(())
     });
-    let frame = match popped {
-        Some(Ok(frame)) => frame,
+    match seen {
         // Not seen entering since all probes are in place, the thread was inside the call when they came, and another tracer's return
         // probe on the same function brought it here: that call is older than the watch.
-        None | Some(Err(true)) => return,
-        Some(Err(false)) => {
-            kernel.lose(thread.tgid, Loss::ReturnWithoutEntry);
-            return;
-        }
-    };
-    let mut record = CallRecord {
-        kind: RecordKind::Call as u8,
-        flags: 0,
-        probe,
-        status: low_word(return_value),
-        tgid: thread.tgid,
-        tid: thread.tid,
-        entered_ns: frame.entered_ns,
-        returned_ns: kernel.now_ns(),
-        args: frame.args,
-        out: [0; 2],
-        peek: frame.peek,
-    };
+        Some(Ok(()) | Err(true)) | None => {}
+        Some(Err(false)) => kernel.lose(thread.tgid, Loss::ReturnWithoutEntry),
+    }
+}
+
+/// Adds to a record what only the return can tell, and hands it on.
+#[inline(always)]
+fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &mut CallRecord) {
     if record.status == 0 {
-        read_outs(kernel, &plan, &mut record);
-    }
-    if frame.peek_failed != 0 {
-        // The page was not resident at entry; the call itself has touched it since.
-        if let Some(words) = read_peek(kernel, &plan, &record.args) {
-            record.peek = words;
-        } else {
-            record.flags |= FLAG_PEEK_UNREADABLE;
-            kernel.lose(thread.tgid, Loss::PeekUnreadable);
+        read_outs(kernel, plan, record);
+        if plan.file == FILE_IN_OUT_WORD {
+            record.peek[0] = kernel.open_file(descriptor(record.out[0]));
         }
     }
-    if !kernel.emit(&record) {
-        kernel.lose(thread.tgid, Loss::RingFull);
+    if frame.peek_failed != 0 || (plan.peek_at_return && record.status == 0) {
+        // The page may not have been resident at entry; the call itself has touched it since.
+        if !read_peek(kernel, plan, &frame.args, frame.stack_pointer, &mut record.peek) {
+            record.flags |= FLAG_PEEK_UNREADABLE;
+            kernel.lose(record.tgid, Loss::PeekUnreadable);
+        }
+    }
+    keep_books(kernel, plan, record, &frame.debited);
+    if !kernel.emit(record) {
+        kernel.lose(record.tgid, Loss::RingFull);
     }
 }
 
@@ -270,61 +223,144 @@ fn low_word(return_value: u64) -> i32 {
     i32::from_le_bytes([a, b, c, d])
 }
 
-/// Takes the frame of the call that returns now, and all frames nested in it that were never seen returning.
+/// Which frame is of the call that returns now; those nested in it, which were never seen returning, are dropped.
 ///
 /// At the return probe the return address has been popped, so the stack pointer is one word above the entry's.
 #[inline(always)]
-fn pop(calls: &mut InFlight, probe: u16, stack_pointer: u64) -> Option<Frame> {
+fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> Option<usize> {
     let mut found = None;
-    for slot in &mut calls.frames {
+    for (index, slot) in frames.iter_mut().enumerate() {
         if found.is_some() {
             slot.stack_pointer = 0;
         } else if slot.probe == u64::from(probe)
             && slot.stack_pointer != 0
             && stack_pointer.wrapping_sub(slot.stack_pointer) <= 8
         {
-            found = Some(*slot);
-            slot.stack_pointer = 0;
+            found = Some(index);
         }
     }
     found
+}
+
+/// The books follow the driver at once, unlike the records, which may be lost on their way.
+#[inline(always)]
+fn keep_books<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
+    let succeeded = record.status == 0;
+    let bytes = match plan.book {
+        Book::None => return,
+        Book::Debit => {
+            if !succeeded && debited.probe != 0 {
+                kernel.credit(record.tgid, record.args[0], debited);
+            }
+            return;
+        }
+        Book::Teardown => {
+            if succeeded {
+                kernel.note_teardown(record.tgid);
+            }
+            return;
+        }
+        Book::Credit => record.args[1],
+        Book::CreditRows => record.out[1].wrapping_mul(record.args[3]),
+    };
+    if succeeded && record.out[0] != 0 {
+        kernel.credit(record.tgid, record.out[0], &Booked { bytes, probe: u64::from(record.probe) });
+    }
 }
 
 #[inline(always)]
 fn read_outs<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &mut CallRecord) {
     // A null out-pointer is the caller's way of not asking (cuCtxPopCurrent); there is nothing to read.
     let mut unreadable = false;
-    let first = argument(&record.args, plan.out[0]);
+    let first = at_offset(argument(&record.args, plan.out[0]), plan.out_offset_words[0]);
+    let [first_word, second_word] = &mut record.out;
     if first != 0 {
-        let word = kernel.read_words::<1>(first);
-        unreadable |= word.is_none();
-        record.out[0] = word.map_or(0, |[word]| word);
+        unreadable |= !read_word(kernel, first, first_word);
     }
-    let second =
-        if plan.out_is_16_bytes && first != 0 { first.wrapping_add(8) } else { argument(&record.args, plan.out[1]) };
+    let second = if plan.out_is_16_bytes && first != 0 {
+        first.wrapping_add(8)
+    } else {
+        at_offset(argument(&record.args, plan.out[1]), plan.out_offset_words[1])
+    };
     if second != 0 {
-        let word = kernel.read_words::<1>(second);
-        unreadable |= word.is_none();
-        record.out[1] = word.map_or(0, |[word]| word);
+        unreadable |= !read_word(kernel, second, second_word);
     }
     if unreadable {
         record.flags |= FLAG_OUT_UNREADABLE;
-        kernel.lose(record.tgid, Loss::OutUnreadable);
+        if !plan.tolerant {
+            kernel.lose(record.tgid, Loss::OutUnreadable);
+        }
     }
 }
 
 #[inline(always)]
-fn read_peek<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6]) -> Option<[u64; PEEK_WORDS]> {
-    let base = argument(args, plan.peek);
+fn read_word<K: Kernel>(kernel: &K, address: u64, word: &mut u64) -> bool {
+    let mut words = [0];
+    let readable = kernel.read_words::<1>(address, &mut words);
+    *word = words[0];
+    readable
+}
+
+/// A null pointer stays null: it points to no struct.
+#[inline(always)]
+fn at_offset(pointer: u64, offset_words: u8) -> u64 {
+    if pointer == 0 { 0 } else { pointer.wrapping_add(u64::from(offset_words) * 8) }
+}
+
+/// Reads what the plan wants of a struct argument; false where it cannot be read now.
+#[inline(always)]
+fn read_peek<K: Kernel>(
+    kernel: &K,
+    plan: &CapturePlan,
+    args: &[u64; 6],
+    stack_pointer: u64,
+    peek: &mut [u64; PEEK_WORDS],
+) -> bool {
+    if plan.file == FILE_IN_ARGUMENT_1 {
+        peek[0] = kernel.open_file(descriptor(args[1]));
+        return true;
+    }
+    let base = if plan.peek == ON_STACK { stack_pointer } else { argument(args, plan.peek) };
     if base == 0 {
-        return Some([0; PEEK_WORDS]);
+        return true;
     }
     let address = base.wrapping_add(u64::from(plan.peek_offset_bytes));
     match plan.peek_words {
-        1 => kernel.read_words::<1>(address).map(|[a]| [a, 0, 0, 0, 0]),
-        3 => kernel.read_words::<3>(address).map(|[a, b, c]| [a, b, c, 0, 0]),
-        _ => kernel.read_words::<5>(address),
+        1 => read_word(kernel, address, &mut peek[0]),
+        3 => {
+            let mut words = [0; 3];
+            let readable = kernel.read_words::<3>(address, &mut words);
+            [peek[0], peek[1], peek[2]] = words;
+            readable
+        }
+        DIGEST => {
+            let mut words = [0; DIGEST_WORDS];
+            let readable = kernel.read_words::<DIGEST_WORDS>(address, &mut words);
+            [peek[0], peek[1]] = digest(&words);
+            readable
+        }
+        _ => kernel.read_words::<PEEK_WORDS>(address, peek),
     }
+}
+
+/// 128 bits that tell 64-byte handles apart: two multiplicative hashes with different odd factors.
+#[inline(always)]
+fn digest(words: &[u64; DIGEST_WORDS]) -> [u64; 2] {
+    let [mut low, mut high] = [0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142];
+    for word in words {
+        low = (low ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        low ^= low >> 29;
+        high = (high ^ word).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+        high ^= high >> 31;
+    }
+    [low, high]
+}
+
+/// A file descriptor is a 32-bit argument: the upper half of its register is undefined.
+#[inline(always)]
+fn descriptor(register: u64) -> u32 {
+    let [a, b, c, d, ..] = register.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
 }
 
 /// Argument `index`, or 0 for none. Constant indices only: the verifier refuses a run-time index into the registers.

@@ -5,8 +5,9 @@ use core::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::vec::Vec;
 
-use super::{CapturePlan, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
+use super::{Booked, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
 use crate::loss::Loss;
+use crate::plan::{Book, CapturePlan, ON_STACK};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 
 const THREAD: Thread = Thread { tgid: 100, tid: 101 };
@@ -24,6 +25,9 @@ struct FakeKernel {
     ring_full: Cell<bool>,
     in_flight_full: Cell<bool>,
     armed_ns: Cell<u64>,
+    files: RefCell<HashMap<u32, u64>>,
+    books: RefCell<HashMap<u64, Booked>>,
+    teardowns: Cell<u64>,
 }
 
 impl Kernel for FakeKernel {
@@ -37,13 +41,14 @@ impl Kernel for FakeKernel {
     fn watched(&self, _: u32) -> bool {
         !self.unwatched.get()
     }
-    fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
+    fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool {
         let memory = self.memory.borrow();
-        let mut words = [0; N];
-        for (word, address) in words.iter_mut().zip((address..).step_by(8)) {
-            *word = *memory.get(&address)?;
+        let found = (address..).step_by(8).take(N).filter_map(|address| memory.get(&address).copied());
+        let found: Vec<u64> = found.collect();
+        if found.len() == N {
+            words.copy_from_slice(&found);
         }
-        Some(words)
+        found.len() == N
     }
     fn with_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R> {
         if self.in_flight_full.get() {
@@ -56,6 +61,18 @@ impl Kernel for FakeKernel {
     }
     fn armed_ns(&self) -> u64 {
         self.armed_ns.get()
+    }
+    fn open_file(&self, descriptor: u32) -> u64 {
+        self.files.borrow().get(&descriptor).copied().unwrap_or(0)
+    }
+    fn credit(&self, _: u32, address: u64, booked: &Booked) {
+        self.books.borrow_mut().insert(address, *booked);
+    }
+    fn debit(&self, _: u32, address: u64) -> Booked {
+        self.books.borrow_mut().remove(&address).unwrap_or_default()
+    }
+    fn note_teardown(&self, _: u32) {
+        self.teardowns.set(self.teardowns.get() + 1);
     }
     fn emit(&self, record: &CallRecord) -> bool {
         if !self.ring_full.get() {
@@ -106,7 +123,7 @@ fn a_failed_call_keeps_its_status_and_no_out_word() {
 #[test]
 fn sixteen_out_bytes_and_two_out_pointers_fill_both_words() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 1), (0x1008, 2), (0x2000, 3)]);
-    kernel.call(CapturePlan::registers().out_16(0), [0x1000, 0, 0, 0, 0, 0], 0);
+    kernel.call(CapturePlan::registers().out_16(0, 0), [0x1000, 0, 0, 0, 0, 0], 0);
     kernel.call(OUT.out(1), [0x1000, 0x2000, 0, 0, 0, 0], 0);
     let outs: Vec<_> = kernel.emitted.borrow().iter().map(|record| record.out).collect();
     assert_eq!(outs, [[1, 2], [1, 3]]);
@@ -233,4 +250,64 @@ fn a_return_of_a_call_older_than_the_watch_is_no_loss_but_one_of_a_forgotten_cal
     on_return(&kernel, cookie, 0, STACK + 8);
     on_return(&kernel, cookie, 0, STACK + 8);
     assert_eq!(*kernel.lost.borrow(), [Loss::ReturnWithoutEntry]);
+}
+
+#[test]
+fn out_words_are_found_at_their_offsets_in_a_struct() {
+    let kernel = FakeKernel::with_memory(&[(0x1068, 64), (0x1070, 0xaddf), (0x1000, 1), (0x1008, 2), (0x1010, 3)]);
+    kernel.call(CapturePlan::registers().out_16(4, 104).peek(4, 0, 3), [0, 0, 0, 0, 0x1000, 0], 0);
+    let record = kernel.only_record();
+    assert_eq!((record.out, record.peek), ([64, 0xaddf], [1, 2, 3, 0, 0]));
+}
+
+#[test]
+fn a_handle_on_the_stack_and_one_behind_a_pointer_have_one_digest_and_others_another() {
+    let handle = |base: u64, last: u64| (0..8).map(move |index| (base + 8 * index, if index == 7 { last } else { 9 }));
+    let words: Vec<_> = handle(STACK + 8, 1).chain(handle(0x1000, 1)).chain(handle(0x2000, 2)).collect();
+    let kernel = FakeKernel::with_memory(&words);
+    kernel.call(CapturePlan::registers().digest(ON_STACK), [0; 6], 0);
+    kernel.call(CapturePlan::registers().digest_out(0), [0x1000, 0, 0, 0, 0, 0], 0);
+    kernel.call(CapturePlan::registers().digest(2), [0, 0, 0x2000, 0, 0, 0], 0);
+    let peeks: Vec<_> = kernel.emitted.borrow().iter().map(|record| record.peek).collect();
+    assert_eq!(peeks[0], peeks[1]);
+    assert_ne!(peeks[0][..2], peeks[2][..2]);
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn what_a_failed_call_did_not_write_is_not_read() {
+    let kernel = FakeKernel::default();
+    kernel.call(CapturePlan::registers().digest_out(0), [0x1000, 0, 0, 0, 0, 0], 1);
+    assert_eq!((kernel.only_record().flags, kernel.only_record().peek), (0, [0; 5]));
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn a_descriptor_is_told_as_its_open_file() {
+    let kernel = FakeKernel::with_memory(&[(0x1000, 0xffff_ffff_0000_0005)]);
+    kernel.files.borrow_mut().extend([(5, 0xf11e), (6, 0xf11e)]);
+    kernel.call(OUT.file_in_out_word(), [0x1000, 0, 0, 0, 0, 0], 0);
+    kernel.call(OUT.file_in_argument_1(), [0x1000, 6, 0, 0, 0, 0], 0);
+    kernel.call(OUT.file_in_argument_1(), [0x1000, 7, 0, 0, 0, 0], 0);
+    let files: Vec<_> = kernel.emitted.borrow().iter().map(|record| record.peek[0]).collect();
+    assert_eq!(files, [0xf11e, 0xf11e, 0]);
+}
+
+#[test]
+fn the_books_follow_grants_and_frees_even_where_the_ring_is_full() {
+    let kernel = FakeKernel::with_memory(&[(0x1000, 0xa000), (0x1008, 512)]);
+    kernel.ring_full.set(true);
+    kernel.call(OUT.book(Book::Credit), [0x1000, 4096, 0, 0, 0, 0], 0);
+    assert_eq!(kernel.books.borrow()[&0xa000], Booked { bytes: 4096, probe: 7 });
+    let free = CapturePlan::registers().book(Book::Debit);
+    kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 1);
+    assert_eq!(kernel.books.borrow()[&0xa000], Booked { bytes: 4096, probe: 7 }, "a failed free frees nothing");
+    kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 0);
+    assert!(kernel.books.borrow().is_empty());
+    kernel.call(OUT.out(1).book(Book::CreditRows), [0x1000, 0x1008, 0, 10, 0, 0], 0);
+    assert_eq!(kernel.books.borrow()[&0xa000].bytes, 5120);
+    kernel.call(OUT.book(Book::Credit), [0x1000, 1, 0, 0, 0, 0], 2);
+    assert_eq!(kernel.books.borrow().len(), 1, "a refused grant is none");
+    kernel.call(CapturePlan::registers().book(Book::Teardown), [0; 6], 0);
+    assert_eq!(kernel.teardowns.get(), 1);
 }

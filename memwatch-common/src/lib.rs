@@ -4,7 +4,10 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod books;
 pub mod capture;
 pub mod loss;
+pub mod meaning;
+pub mod plan;
 pub mod probes;
 pub mod record;

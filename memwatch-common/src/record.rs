@@ -58,11 +58,15 @@ pub enum ProcessEvent {
     Exit = 3,
     /// The process is about to report its first watched call.
     FirstCall = 4,
+    /// A thread that has made watched calls ended, and its process goes on; `parent_tgid` is the thread.
+    ThreadEnd = 6,
 }
 
 impl ProcessEvent {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Fork, Self::Exec, Self::Exit, Self::FirstCall].into_iter().find(|event| *event as u8 == number)
+        [Self::Fork, Self::Exec, Self::Exit, Self::FirstCall, Self::ThreadEnd]
+            .into_iter()
+            .find(|event| *event as u8 == number)
     }
 }
 
@@ -78,10 +82,10 @@ pub struct ProcessRecord {
     pub reserved: u16,
     /// The process it happened to.
     pub tgid: u32,
-    /// The parent process of a fork, otherwise 0.
+    /// The parent process of a fork, the thread of a thread's end, otherwise 0.
     pub parent_tgid: u32,
-    /// Always zero.
-    pub reserved_2: u32,
+    /// Of an exec or exit: which life of the tgid had the books that were closed ([`crate::books::Place`]); 0 for none.
+    pub life: u32,
     /// When it happened: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// Cgroup (v2) id of the process at that moment; 0 where the kernel gives none.
@@ -209,7 +213,7 @@ fn read_process(words: &mut Words<'_>) -> ProcessRecord {
         reserved: words.u16(),
         tgid: words.u32(),
         parent_tgid: words.u32(),
-        reserved_2: words.u32(),
+        life: words.u32(),
         time_ns: words.u64(),
         cgroup_id: words.u64(),
         start_ns: words.u64(),

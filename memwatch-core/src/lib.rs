@@ -28,10 +28,12 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 use analysis::reconcile::Reconciliation;
 use attribution::losses::Losses;
 use attribution::process::{Ended, Process};
+use attribution::sharing::Sharing;
+use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
-use words::Tgid;
+use words::{Tgid, Tid};
 
 /// How many ended processes stay in the snapshots at most: a target may start children without end.
 const ENDED_KEPT: usize = 4096;
@@ -51,6 +53,7 @@ pub struct Pipeline {
     reconciliation: Reconciliation,
     coverage: Coverage,
     losses: Losses,
+    sharing: Sharing,
 }
 
 impl Pipeline {
@@ -67,6 +70,7 @@ impl Pipeline {
             reconciliation: Reconciliation::default(),
             coverage: Coverage::default(),
             losses: Losses::default(),
+            sharing: Sharing::default(),
         }
     }
 
@@ -104,7 +108,8 @@ impl Pipeline {
 
     /// The read model at the last tick.
     pub fn snapshot(&self) -> Snapshot {
-        let surroundings = Surroundings { reading: &self.reading, reconciliation: &self.reconciliation };
+        let surroundings =
+            Surroundings { reading: &self.reading, reconciliation: &self.reconciliation, processes: &self.processes };
         let all = self.ended.iter().chain(self.processes.values());
         let mut processes: Vec<ProcessView> = all.map(|process| surroundings.process(process)).collect();
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
@@ -124,10 +129,45 @@ impl Pipeline {
     fn call(&mut self, record: &CallRecord) {
         let tgid = Tgid(record.tgid);
         match decode::decode(record) {
-            Ok(call) => self.process_mut(tgid, record.entered_ns).ledger.apply(&call),
+            Ok(call) => self.apply(&call),
             Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
-            // The kernel half has counted it already; here it only must not be applied.
-            Err(decode::DecodeError::ResultUnreadable(_)) => {}
+            // The kernel half has counted it already, unless it could not tell whether it matters; in no case can it be applied.
+            Err(decode::DecodeError::ResultUnreadable(probe)) => {
+                if probe.plan.is_tolerant() {
+                    self.lose(Some(tgid), Loss::OutUnreadable, 1);
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, call: &Call) {
+        let origin = self.sharing.origin_of(&call.action);
+        let process = self.process_mut(call.tgid, call.entered_ns);
+        process.ledger.apply_import(call, origin);
+        if call.status != 0 {
+            return;
+        }
+        match call.action {
+            Action::ExportAddress { .. } | Action::ExportPhysical { .. } => self.offer(call),
+            Action::Checkpoint { tgid } => self.checkpoint(tgid, true),
+            Action::Restore { tgid } => self.checkpoint(tgid, false),
+            _ => {}
+        }
+    }
+
+    fn offer(&mut self, call: &Call) {
+        if self.sharing.is_full() {
+            let Self { sharing, processes, .. } = self;
+            sharing.clean(|origin| view::still_holds(processes, origin));
+        }
+        if let Some(process) = self.processes.get(&call.tgid) {
+            self.sharing.note(call.tgid, &call.action, &process.ledger);
+        }
+    }
+
+    fn checkpoint(&mut self, tgid: Tgid, checkpointed: bool) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.checkpointed = checkpointed;
         }
     }
 
@@ -146,6 +186,11 @@ impl Pipeline {
             }
             // A child starts with nothing: CUDA's memory does not survive a fork. It appears with its own first call.
             Some(ProcessEvent::Fork) => {}
+            Some(ProcessEvent::ThreadEnd) => {
+                if let Some(process) = self.processes.get_mut(&tgid) {
+                    process.ledger.end_thread(Tid(record.parent_tgid));
+                }
+            }
             None => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
         }
     }

@@ -59,6 +59,7 @@ pub struct GpuView {
 
 /// One process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON contract with a meaning of its own")]
 pub struct ProcessView {
     /// Process id.
     pub tgid: Tgid,
@@ -86,6 +87,18 @@ pub struct ProcessView {
     pub gpus: Vec<ProcessGpuView>,
     /// Its page-locked host memory.
     pub host: HostView,
+    /// Its memory was taken off the GPUs by a checkpoint, and is in host memory meanwhile.
+    pub checkpointed: bool,
+    /// Other processes' memory that it sees, by owner.
+    pub imports: Vec<ImportView>,
+    /// Addresses or handles it has of other owners' memory, known or not.
+    pub aliases: u64,
+    /// Bytes of addresses that it has set apart without memory.
+    pub reservation_bytes: u64,
+    /// Modules and libraries it has loaded: code in device memory, of unknown size.
+    pub modules: u64,
+    /// Limits that it has set on its contexts.
+    pub context_limits: ContextLimits,
     /// Frees of memory never seen allocated.
     pub unknown_frees: u64,
     /// Allocations freed by a context's, an image's or the process's end.
@@ -109,6 +122,31 @@ impl ProcessView {
     }
 }
 
+/// One owner's memory as another process sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ImportView {
+    /// The owner.
+    #[serde(rename = "from_pid")]
+    pub from_tgid: Tgid,
+    /// Addresses or handles to it.
+    pub aliases: u64,
+    /// Its size, counted once per address or handle: the owner's bytes, not this process's.
+    pub bytes: u64,
+    /// The part of it that the owner has given up or left behind: the GPU keeps it for those who still see it.
+    pub orphaned_bytes: u64,
+}
+
+/// What a program has set with `cuCtxSetLimit`: memory that the driver takes for itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ContextLimits {
+    /// Stack of each GPU thread.
+    pub stack_bytes_per_thread: Option<u64>,
+    /// Buffer of `printf` in kernels.
+    pub printf_bytes: Option<u64>,
+    /// Heap of `malloc` in kernels.
+    pub heap_bytes: Option<u64>,
+}
+
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProcessGpuView {
@@ -116,8 +154,10 @@ pub struct ProcessGpuView {
     pub uuid: Option<GpuUuid>,
     /// NVML's bytes for the process there.
     pub used_bytes: Option<u64>,
-    /// Requested bytes of live device, pool, physical and array memory.
+    /// Requested bytes of live device, pool, physical and array memory; 0 while it is checkpointed.
     pub live_bytes: u64,
+    /// The same while it is checkpointed, and in host memory.
+    pub checkpointed_bytes: Option<u64>,
     /// The largest `live_bytes` since the attach.
     pub peak_bytes: u64,
     /// What is older than the attach; `None` until it is known.
@@ -147,9 +187,15 @@ pub struct KindView {
     pub peak_bytes: u64,
     /// Requested bytes of all allocations since the attach.
     pub total_bytes: u64,
-    /// The sizes are estimates from shapes.
+    /// The sizes are estimates, from shapes or from what graphs will allocate.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub estimated: bool,
+    /// Of pools: what they hold of the GPU, used or not; `None` where that cannot even be estimated.
+    #[serde(skip_serializing)]
+    pub backed_bytes: Option<u64>,
+    /// The program has not asked the driver for it lately, so it is an estimate.
+    #[serde(skip_serializing)]
+    pub backed_estimated: bool,
 }
 
 /// Page-locked host memory of a process: in no GPU's sum.

@@ -8,8 +8,12 @@ use crate::attribution::device::{OnGpu, by_gpu};
 use crate::attribution::process::Process;
 use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
 use crate::ledger::FailedAllocation;
+use crate::ledger::alias::Origin;
+use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
-use crate::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView};
+use crate::snapshot::{
+    ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
+};
 use crate::words::{GpuUuid, Tgid};
 
 use crate::analysis::reconcile::Reconciliation;
@@ -20,6 +24,13 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) reading: &'a DeviceReading,
     /// What all readings have shown.
     pub(crate) reconciliation: &'a Reconciliation,
+    /// All that are alive: memory may be shared between them.
+    pub(crate) processes: &'a BTreeMap<Tgid, Process>,
+}
+
+/// Whether the owner of shared memory still holds it.
+pub(crate) fn still_holds(processes: &BTreeMap<Tgid, Process>, origin: &Origin) -> bool {
+    processes.get(&origin.tgid).is_some_and(|owner| owner.ledger.still_holds(origin.object))
 }
 
 /// NVML's bytes of a process on a GPU, if it is listed there.
@@ -60,12 +71,32 @@ impl Surroundings<'_> {
             ended_ns: process.ended.map(|ended| ended.time_ns),
             gpus: self.gpus_of(process),
             host: host(process),
+            checkpointed: process.checkpointed,
+            imports: self.imports(process),
+            aliases: u64::try_from(process.ledger.aliases()).unwrap_or(u64::MAX),
+            reservation_bytes: process.ledger.reservation_bytes(),
+            modules: u64::try_from(process.ledger.modules()).unwrap_or(u64::MAX),
+            context_limits: context_limits(process),
             unknown_frees: process.ledger.unknown_frees(),
             implicit_frees: process.ledger.implicit_frees(),
             failures: self.failures(process),
             allocations_per_second: rate.map(|rate| rate.allocations_per_second),
             frees_per_second: rate.map(|rate| rate.frees_per_second),
         }
+    }
+
+    fn imports(&self, process: &Process) -> Vec<ImportView> {
+        let mut imports: BTreeMap<Tgid, ImportView> = BTreeMap::new();
+        for origin in process.ledger.origins() {
+            let blank = ImportView { from_tgid: origin.tgid, aliases: 0, bytes: 0, orphaned_bytes: 0 };
+            let import = imports.entry(origin.tgid).or_insert(blank);
+            import.aliases += 1;
+            import.bytes = import.bytes.saturating_add(origin.bytes);
+            if !still_holds(self.processes, &origin) {
+                import.orphaned_bytes = import.orphaned_bytes.saturating_add(origin.bytes);
+            }
+        }
+        imports.into_values().collect()
     }
 
     /// The GPUs a process has memory on, by its own calls or by NVML's list; in NVML's order, those it does not know last.
@@ -75,7 +106,8 @@ impl Surroundings<'_> {
             for device in &self.reading.devices {
                 let listed = device.processes.iter().flatten().any(|entry| entry.tgid == process.tgid);
                 if listed && !rows.iter().any(|row| row.uuid.as_ref() == Some(&device.uuid)) {
-                    rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals: DeviceTotals::default() });
+                    let (totals, pool_backed) = (DeviceTotals::default(), None);
+                    rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals, pool_backed });
                 }
             }
         }
@@ -91,11 +123,13 @@ impl Surroundings<'_> {
         let before = row.uuid.as_ref().and_then(|uuid| self.reconciliation.before_attach(process.tgid, uuid));
         let totals = &row.totals;
         let held = row.uuid.as_ref().and_then(|uuid| self.reconciliation.held_at_reading(process.tgid, uuid));
-        let accounted = held.unwrap_or(totals.owned.live_bytes);
+        let live = if process.checkpointed { 0 } else { totals.owned.live_bytes };
+        let accounted = held.filter(|_| !process.checkpointed).unwrap_or(live);
         ProcessGpuView {
             uuid: row.uuid.clone(),
             used_bytes: used,
-            live_bytes: totals.owned.live_bytes,
+            live_bytes: live,
+            checkpointed_bytes: process.checkpointed.then_some(totals.owned.live_bytes),
             peak_bytes: totals.owned.peak_bytes,
             before_attach_bytes: if process.from_start { Some(0) } else { before.map(|before| before.bytes) },
             before_attach_includes_context: !process.from_start && before.is_some_and(|before| before.includes_context),
@@ -104,7 +138,7 @@ impl Surroundings<'_> {
             allocations: totals.allocations,
             frees: totals.frees,
             failed_allocations: totals.failed_allocations,
-            kinds: kinds(totals),
+            kinds: kinds(row),
         }
     }
 
@@ -155,19 +189,28 @@ impl Surroundings<'_> {
     }
 }
 
-fn kinds(totals: &DeviceTotals) -> BTreeMap<&'static str, KindView> {
-    let seen = Kind::ALL.into_iter().filter(|kind| totals.kind(*kind).total_bytes > 0);
-    seen.map(|kind| (kind_name(kind), kind_view(totals, kind))).collect()
+fn kinds(row: &OnGpu) -> BTreeMap<&'static str, KindView> {
+    let seen = Kind::ALL.into_iter().filter(|kind| row.totals.kind(*kind).total_bytes > 0);
+    seen.map(|kind| (kind_name(kind), kind_view(row, kind))).collect()
 }
 
-fn kind_view(totals: &DeviceTotals, kind: Kind) -> KindView {
-    let counter = totals.kind(kind);
+fn kind_view(row: &OnGpu, kind: Kind) -> KindView {
+    let counter = row.totals.kind(kind);
+    let backed = row.pool_backed.filter(|_| kind == Kind::Pool);
     KindView {
         live_bytes: counter.live_bytes,
         peak_bytes: counter.peak_bytes,
         total_bytes: counter.total_bytes,
-        estimated: kind == Kind::Array,
+        estimated: matches!(kind, Kind::Array | Kind::Graph),
+        backed_bytes: backed.map(|Backed { bytes, .. }| bytes),
+        backed_estimated: backed.is_some_and(|backed| backed.estimated),
     }
+}
+
+/// `CUlimit` (cuda.h): 0 stack size, 1 printf FIFO size, 2 malloc heap size.
+fn context_limits(process: &Process) -> ContextLimits {
+    let limit = |number| process.ledger.limit(number);
+    ContextLimits { stack_bytes_per_thread: limit(0), printf_bytes: limit(1), heap_bytes: limit(2) }
 }
 
 /// The name of a kind in JSON and on screen.
@@ -177,6 +220,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Pool => "pool",
         Kind::Physical => "physical",
         Kind::Array => "array",
+        Kind::Graph => "graph",
         Kind::Managed => "managed",
         Kind::PinnedHost => "pinned",
         Kind::Registered => "registered",

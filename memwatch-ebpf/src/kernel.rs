@@ -1,17 +1,17 @@
 //! The maps, and the real kernel behind [`memwatch_common::capture::Kernel`].
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
-use core::mem::MaybeUninit;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{
-    BPF_ANY, BPF_NOEXIST, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE,
+    BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE,
 };
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
-use memwatch_common::capture::{InFlight, Kernel, Thread};
+use memwatch_common::books::{Books, Place};
+use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
 
@@ -43,19 +43,33 @@ static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
 #[map]
 static ARMED_NS: Array<u64> = Array::with_max_entries(1, 0);
 
+/// What each process holds by address, kept here so that lost records do not lose it. Memory is taken per entry.
+#[map]
+static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(4 << 20, BPF_F_NO_PREALLOC);
+
+/// The sums of [`ADDRESSES`] by process.
+#[map]
+static BOOKS: HashMap<u32, Books> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+
 /// 1: every process is watched. Set by the loader before load.
 #[unsafe(no_mangle)]
 static WATCH_ALL: Global<u8> = Global::new(1);
 
 static NOTHING_IN_FLIGHT: InFlight = InFlight {
-    frames: [memwatch_common::capture::Frame {
+    frames: [NO_FRAME; NESTING],
+    record: CallRecord {
+        kind: 0,
+        flags: 0,
         probe: 0,
-        stack_pointer: 0,
+        status: 0,
+        tgid: 0,
+        tid: 0,
         entered_ns: 0,
+        returned_ns: 0,
         args: [0; 6],
+        out: [0; 2],
         peek: [0; 5],
-        peek_failed: 0,
-    }; memwatch_common::capture::NESTING],
+    },
 };
 
 /// The running kernel.
@@ -95,6 +109,14 @@ impl Bpf {
         Self::make_known(tgid);
     }
 
+    /// Closes the books of a process whose memory is all gone; which life of its number they were for, 0 where it had none.
+    #[inline(always)]
+    pub(crate) fn close_books(tgid: u32) -> u32 {
+        let life = books(tgid).map_or(0, |books| books.life);
+        let _ = BOOKS.remove(&tgid);
+        life
+    }
+
     /// Forgets a process that has ended.
     #[inline(always)]
     pub(crate) fn forget(tgid: u32) {
@@ -103,18 +125,16 @@ impl Bpf {
         let _ = WATCHED.remove(&tgid);
     }
 
-    /// Drops the calls in flight of a thread that has ended; true when it was inside one.
+    /// Drops the calls in flight of a thread that has ended: whether it was inside one; `None` where it never made any.
     #[inline(always)]
-    pub(crate) fn drop_in_flight(thread: Thread) -> bool {
-        let inside = Bpf
-            .with_existing_in_flight(thread, |calls| {
-                let armed_ns = Bpf.armed_ns();
-                // A call that entered before every probe was in place may have returned unseen.
-                calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.entered_ns >= armed_ns)
-            })
-            .unwrap_or(false);
+    pub(crate) fn drop_in_flight(thread: Thread) -> Option<bool> {
+        let inside = Bpf.with_existing_in_flight(thread, |calls| {
+            let armed_ns = Bpf.armed_ns();
+            // A call that entered before every probe was in place may have returned unseen.
+            calls.frames.iter().any(|frame| frame.stack_pointer != 0 && frame.entered_ns >= armed_ns)
+        })?;
         let _ = IN_FLIGHT.remove(&key(thread));
-        inside
+        Some(inside)
     }
 
     /// Puts a record in the ring; false when it is full.
@@ -156,12 +176,9 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "at most five words")]
-    fn read_words<const N: usize>(&self, address: u64) -> Option<[u64; N]> {
-        let mut words = MaybeUninit::<[u64; N]>::uninit();
-        // SAFETY: the helper writes all N words or fails; it checks the user address itself.
-        let status = unsafe { bpf_probe_read_user(words.as_mut_ptr().cast(), (N * 8) as u32, address as *const _) };
-        // SAFETY: status 0 says the words were written.
-        (status == 0).then(|| unsafe { words.assume_init() })
+    fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool {
+        // SAFETY: the helper writes N words, zeros where it fails; it checks the user address itself.
+        unsafe { bpf_probe_read_user(words.as_mut_ptr().cast(), (N * 8) as u32, address as *const _) == 0 }
     }
 
     #[inline(always)]
@@ -190,6 +207,59 @@ impl Kernel for Bpf {
     }
 
     #[inline(always)]
+    fn open_file(&self, descriptor: u32) -> u64 {
+        crate::process::open_file(descriptor).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn credit(&self, tgid: u32, address: u64, booked: &Booked) {
+        if books(tgid).is_none() {
+            #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
+            let life = (self.now_ns() >> 10) as u32 | 1;
+            // A racing thread may have been first; its life counts then.
+            let _ = BOOKS.insert(&tgid, &Books { life, ..NO_BOOKS }, BPF_NOEXIST.into());
+        }
+        let Some(books) = BOOKS.get_ptr_mut(&tgid) else { return };
+        // SAFETY: map values live as long as the program runs; the life is written once, by the insert.
+        let place = Place { address, tgid, life: unsafe { (*books).life } };
+        let full = ADDRESSES.insert(&place, booked, BPF_ANY.into()).is_err();
+        // SAFETY: as above, and aligned to eight bytes.
+        unsafe {
+            add(&raw mut (*books).live_bytes, booked.bytes);
+            add(&raw mut (*books).moves, 1);
+            if full {
+                add(&raw mut (*books).missing, 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn debit(&self, tgid: u32, address: u64) -> Booked {
+        let nothing = Booked { bytes: 0, probe: 0 };
+        let Some(books) = BOOKS.get_ptr_mut(&tgid) else { return nothing };
+        // SAFETY: as in `credit`.
+        let place = Place { address, tgid, life: unsafe { (*books).life } };
+        let Some(booked) = ADDRESSES.get_ptr(&place) else { return nothing };
+        // SAFETY: the value is copied at once; only a free of the same address by another thread could remove it meanwhile.
+        let booked = unsafe { *booked };
+        let _ = ADDRESSES.remove(&place);
+        // SAFETY: as in `credit`.
+        unsafe {
+            add(&raw mut (*books).live_bytes, booked.bytes.wrapping_neg());
+            add(&raw mut (*books).moves, 1);
+        }
+        booked
+    }
+
+    #[inline(always)]
+    fn note_teardown(&self, tgid: u32) {
+        if let Some(books) = BOOKS.get_ptr_mut(&tgid) {
+            // SAFETY: as in `credit`.
+            unsafe { add(&raw mut (*books).teardowns, 1) };
+        }
+    }
+
+    #[inline(always)]
     fn emit(&self, record: &CallRecord) -> bool {
         if Self::make_known(record.tgid) {
             crate::process::announce(record.tgid);
@@ -209,11 +279,29 @@ impl Kernel for Bpf {
     }
 }
 
+const NO_BOOKS: Books = Books { life: 0, unused: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
+
+#[inline(always)]
+fn books(tgid: u32) -> Option<&'static Books> {
+    // SAFETY: map values live as long as the program runs; a torn read of a counter is a number that was there.
+    BOOKS.get_ptr(&tgid).map(|books| unsafe { &*books })
+}
+
 #[inline(always)]
 fn add_one(counter: Option<*mut u64>) {
     if let Some(counter) = counter {
-        // SAFETY: map values are aligned to eight bytes and live as long as the program runs. The target has no compare-and-swap,
-        // so `AtomicU64::fetch_add` does not exist for it; this intrinsic becomes the kernel's atomic add.
-        unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+        // SAFETY: map values are aligned to eight bytes and live as long as the program runs.
+        unsafe { add(counter, 1) };
     }
+}
+
+/// Adds to a counter that other processors change, too.
+///
+/// # Safety
+/// `counter` is aligned to eight bytes and lives in a map.
+#[inline(always)]
+unsafe fn add(counter: *mut u64, more: u64) {
+    // SAFETY: the caller's. The target has no compare-and-swap, so `AtomicU64::fetch_add` does not exist for it; this intrinsic becomes
+    // the kernel's atomic add.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, more) };
 }

@@ -27,6 +27,19 @@ static TASK_START_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SIGNAL_LIVE_OFFSET: Global<u32> = Global::new(0);
 
+/// Offset of `files` in `task_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TASK_FILES_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `fdt` in `files_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static FILES_TABLE_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `max_fds` in `fdtable`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TABLE_SIZE_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `fd` in `fdtable`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TABLE_FILES_OFFSET: Global<u32> = Global::new(0);
+
 /// `CLONE_THREAD` of include/uapi/linux/sched.h: the new task is a thread, not a process.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
@@ -43,7 +56,7 @@ pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
     if Bpf::is_target(parent.tgid) {
         Bpf::make_target(tgid);
     }
-    report(context, ProcessEvent::Fork, tgid, parent.tgid);
+    report(context, ProcessEvent::Fork, tgid, parent.tgid, 0);
     0
 }
 
@@ -52,7 +65,8 @@ pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
 pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
     if Bpf::is_known(thread.tgid) {
-        report(context, ProcessEvent::Exec, thread.tgid, 0);
+        let closed = Bpf::close_books(thread.tgid);
+        report(context, ProcessEvent::Exec, thread.tgid, 0, closed);
     }
     0
 }
@@ -65,15 +79,19 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
         return 0;
     }
     let task: *const u8 = context.arg(0);
-    let inside_call = Bpf::drop_in_flight(thread);
+    let calls = Bpf::drop_in_flight(thread);
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
     let live = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load())
         .and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
     if live == Some(0) {
-        report(context, ProcessEvent::Exit, thread.tgid, 0);
+        let closed = Bpf::close_books(thread.tgid);
+        report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);
-    } else if inside_call {
-        Bpf.lose(thread.tgid, Loss::ThreadEndedInCall);
+    } else if let Some(inside_call) = calls {
+        if inside_call {
+            Bpf.lose(thread.tgid, Loss::ThreadEndedInCall);
+        }
+        send(ProcessEvent::ThreadEnd, thread.tgid, thread.tid, 0, 0);
     }
     0
 }
@@ -91,6 +109,18 @@ fn start_ns(task: *const u8) -> u64 {
     leader.and_then(|leader| field::<u64>(leader, TASK_START_OFFSET.load())).unwrap_or(0)
 }
 
+/// The `struct file` behind a descriptor of the running process, as a number.
+#[inline(always)]
+pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
+    let files = field::<*const u8>(current(), TASK_FILES_OFFSET.load())?;
+    let table = field::<*const u8>(files, FILES_TABLE_OFFSET.load())?;
+    if descriptor >= field::<u32>(table, TABLE_SIZE_OFFSET.load())? {
+        return None;
+    }
+    let all = field::<*const u8>(table, TABLE_FILES_OFFSET.load())?;
+    field::<u64>(all.wrapping_add(descriptor as usize * 8), 0)
+}
+
 /// The running task.
 #[inline(always)]
 fn current() -> *const u8 {
@@ -101,32 +131,33 @@ fn current() -> *const u8 {
 /// Tells user space that the running process is about to report its first call.
 #[inline(always)]
 pub(crate) fn announce(tgid: u32) {
-    send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()));
+    send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()), 0);
 }
 
 #[inline(always)]
-fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent_tgid: u32) {
+fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent_tgid: u32, life: u32) {
     debug!(context, "process event {} of {}", event as u8, tgid);
     // A new task's leader is itself only once it runs: a fork has no start to tell, its first call will.
     let start_ns = if parent_tgid == 0 { start_ns(current()) } else { 0 };
-    send(event, tgid, parent_tgid, start_ns);
+    send(event, tgid, parent_tgid, start_ns, life);
 }
 
 #[inline(always)]
-fn send(event: ProcessEvent, tgid: u32, parent_tgid: u32, start_ns: u64) {
+fn send(event: ProcessEvent, tgid: u32, parent_tgid: u32, start_ns: u64, life: u32) {
     let record = ProcessRecord {
         kind: RecordKind::Process as u8,
         event: event as u8,
         reserved: 0,
         tgid,
         parent_tgid,
-        reserved_2: 0,
+        life,
         time_ns: Bpf.now_ns(),
         // SAFETY: the helper has no preconditions.
         cgroup_id: unsafe { bpf_get_current_cgroup_id() },
         start_ns,
     };
-    if !Bpf::output(&record, true) {
+    let urgent = event as u8 != ProcessEvent::ThreadEnd as u8;
+    if !Bpf::output(&record, urgent) {
         Bpf.lose(tgid, Loss::RingFull);
     }
 }

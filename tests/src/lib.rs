@@ -8,6 +8,7 @@ pub mod ledger;
 pub mod mounts;
 pub mod oracle;
 pub mod report;
+pub mod scenarios;
 
 mod gpu;
 mod program;

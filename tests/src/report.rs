@@ -40,6 +40,11 @@ impl Report {
         newer(&self.0["time"]) && sampled
     }
 
+    /// The report was made after `moment`; the NVML numbers in it may be older.
+    pub fn is_made_after(&self, moment: Timestamp) -> bool {
+        time(&self.0["time"]).is_some_and(|time| time > moment)
+    }
+
     /// The process, if it is in the report.
     pub fn process(&self, tgid: u32) -> Option<Process<'_>> {
         let processes = self.0["data"]["processes"].as_array()?;

@@ -44,6 +44,12 @@ impl Watch {
         self.until(|report| report.is_newer_than(now))
     }
 
+    /// The first report made after this call: calls that had returned before stand in it, NVML's numbers may be older.
+    pub fn next_fresh(&mut self) -> Report {
+        let now = Timestamp::now();
+        self.until(|report| report.is_made_after(now))
+    }
+
     /// The first report of which `holds` is true.
     ///
     /// # Panics

@@ -1,122 +1,14 @@
-//! Calls of the driver API itself, through real uprobes: memwatch's numbers are the simulator's, kind by kind.
+//! What a process does beside its calls, and what becomes of records: memwatch's numbers are the simulator's, whatever happens.
 
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Shape, Workload};
 
 const BOTH_SHAPES: [Shape; 2] = [Shape::Cmp, Shape::Push];
 
-/// Steps of one family: after each, memwatch and the simulator must agree.
-struct Scenario {
-    name: &'static str,
-    steps: &'static [&'static [&'static str]],
-}
-
-const SCENARIOS: &[Scenario] = &[
-    Scenario {
-        name: "linear memory: small, large, pitched, freed",
-        steps: &[
-            &["alloc a 4096", "alloc b 3000000", "pitch p 1000 64"],
-            &["free a", "alloc c 256", "free p"],
-            &["free b", "free c"],
-        ],
-    },
-    Scenario {
-        name: "managed memory is in no GPU's live bytes",
-        steps: &[&["managed m 64M", "alloc a 2M"], &["free m"], &["free a"]],
-    },
-    Scenario {
-        name: "pinned and registered host memory is in no GPU's live bytes",
-        steps: &[&["hostalloc h 8M", "register r 1M"], &["hostfree h"], &["unregister r"]],
-    },
-    Scenario {
-        name: "stream-ordered memory, from the default pool and a given one, freed either way",
-        steps: &[
-            &["stream s", "async a 5M", "async b 1M s", "async t 1M s ptsz"],
-            &["pool create q 0", "frompool c 7M q", "frompool d 2M q s ptsz"],
-            &["asyncfree a", "free b", "asyncfree t s ptsz"],
-            &["asyncfree c", "asyncfree d s"],
-        ],
-    },
-    Scenario {
-        name: "physical memory lives while a reference or a mapping does",
-        steps: &[
-            &["reserve va 64M", "create h 4M", "map va 4M h", "access va 4M 0"],
-            &["retain again va", "release h"],
-            &["release again"],
-            &["unmap va 4M"],
-        ],
-    },
-    Scenario {
-        name: "one unmap ends many mappings of memory released long ago",
-        steps: &[
-            &[
-                "reserve va 64M",
-                "create h 2M",
-                "map va 2M h",
-                "release h",
-                "create i 6M",
-                "map va+2M 6M i",
-                "release i",
-            ],
-            &["unmap va 8M"],
-        ],
-    },
-    Scenario { name: "physical memory in host memory is apart", steps: &[&["create h 4M host"], &["release h"]] },
-    Scenario {
-        name: "arrays count by their shape",
-        steps: &[
-            &["array a 1024 256", "array3d b 64 64 64 0"],
-            &["array3d sparse 256 256 16 0x40"],
-            &["arrayfree a", "arrayfree b", "arrayfree sparse"],
-        ],
-    },
-    Scenario {
-        name: "a context takes its linear memory with it, and leaves pool and physical memory",
-        steps: &[
-            &["ctx create 0 as own", "alloc a 3M", "hostalloc h 1M", "async s 2M", "create p 2M", "array x 512 512"],
-            &["ctx destroy own"],
-            &["release p"],
-        ],
-    },
-    Scenario {
-        name: "a reset of the primary context frees what was allocated in it",
-        steps: &[&["alloc a 3M", "managed m 4M", "alloc b 4096"], &["reset 0"]],
-    },
-];
-
 fn start(gpu: &Gpu) -> Workload {
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0"]);
     workload
-}
-
-fn agrees_through_all_scenarios(shape: Shape, options: &[&str]) {
-    let Some(gpu) = Gpu::new(shape) else { return };
-    let mut watch = gpu.watch(options);
-    for scenario in SCENARIOS {
-        eprintln!("{shape:?} {options:?}: {}", scenario.name);
-        let mut workload = start(&gpu);
-        for step in scenario.steps {
-            workload.run(step);
-            assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
-        }
-        workload.end();
-    }
-}
-
-#[test]
-fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_cmp() {
-    agrees_through_all_scenarios(Shape::Cmp, &[]);
-}
-
-#[test]
-fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_push() {
-    agrees_through_all_scenarios(Shape::Push, &[]);
-}
-
-#[test]
-fn every_family_agrees_with_the_driver_through_classic_uprobes() {
-    agrees_through_all_scenarios(Shape::Push, &["--classic-uprobes"]);
 }
 
 #[test]

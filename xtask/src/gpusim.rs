@@ -199,17 +199,20 @@ fn assembly(exports: &[Export<'_>], prologue: Prologue) -> String {
         }
         defined.push(export.symbol);
         let implementation = export.implemented_by.unwrap_or(export.symbol);
-        text.push_str(&trampoline(export.symbol, implementation, prologue));
+        text.push_str(&trampoline(export.symbol, implementation, defined.len() - 1, prologue));
         if export.implemented_by.is_none() {
             text.push_str(&stub(export.symbol));
         }
     }
+    let _ = writeln!(text, "\t.comm gpusim_calls, {}, 4\n\t.hidden gpusim_calls", 4 * defined.len());
     text.push_str("\t.section .note.GNU-stack,\"\",@progbits\n");
     text
 }
 
-fn trampoline(symbol: &str, implementation: &str, prologue: Prologue) -> String {
-    let frame = format!("\tpush %rbp\n\tmov %rsp, %rbp\n\tpop %rbp\n\tjmp sim_{implementation}\n");
+/// `index` is the function's place in `gpusim_calls`, where it counts how often it was called.
+fn trampoline(symbol: &str, implementation: &str, index: usize, prologue: Prologue) -> String {
+    let count = format!("\tincl gpusim_calls+{}(%rip)\n", 4 * index);
+    let frame = format!("\tpush %rbp\n\tmov %rsp, %rbp\n\tpop %rbp\n{count}\tjmp sim_{implementation}\n");
     let body = match prologue {
         // 0x67707573 is GUARD_TAKEN of driver.c; the distant target makes `je` the long form, as in a large function.
         Prologue::Cmp => format!(
@@ -228,7 +231,8 @@ fn stub(symbol: &str) -> String {
     )
 }
 
-/// The table behind `cuGetProcAddress`: every row points at the exported symbol itself, as a real driver's does.
+/// The table behind `cuGetProcAddress`, in which every row points at the exported symbol itself, as a real driver's does; and the names
+/// that go with `gpusim_calls`.
 fn proc_addresses(exports: &[Export<'_>]) -> String {
     let mut text = String::from("/* Generated from driver-exports.tsv. */\n#include \"proc_table.h\"\n\n");
     let mut symbols: Vec<&str> = exports.iter().map(|export| export.symbol).collect();
@@ -243,7 +247,15 @@ fn proc_addresses(exports: &[Export<'_>]) -> String {
         let per_thread = export.is_per_thread();
         let _ = writeln!(text, "    {{\"{base}\", \"{symbol}\", {symbol}, {since}, {per_thread}}},");
     }
-    text.push_str("};\nconst size_t proc_address_count = sizeof proc_addresses / sizeof *proc_addresses;\n");
+    text.push_str("};\n\nconst char *const gpusim_symbols[] = {\n");
+    let mut defined: Vec<&str> = Vec::new();
+    for symbol in exports.iter().map(|export| export.symbol) {
+        if !defined.contains(&symbol) {
+            defined.push(symbol);
+            let _ = writeln!(text, "    \"{symbol}\",");
+        }
+    }
+    text.push_str("    0,\n};\nconst size_t proc_address_count = sizeof proc_addresses / sizeof *proc_addresses;\n");
     text
 }
 
@@ -263,8 +275,8 @@ mod tests {
 
     #[test]
     fn the_guarded_shape_begins_with_a_compare_and_the_plain_one_with_a_push() {
-        let guarded = trampoline("cuInit", "cuInit", Prologue::Cmp);
-        let plain = trampoline("cuInit", "cuInit", Prologue::Push);
+        let guarded = trampoline("cuInit", "cuInit", 0, Prologue::Cmp);
+        let plain = trampoline("cuInit", "cuInit", 0, Prologue::Push);
         assert!(guarded.contains("cuInit:\n\tcmpl "));
         assert!(plain.contains("cuInit:\n\tpush %rbp\n"));
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::input::{DeviceFacts, DeviceReading};
+use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals};
 use crate::words::{GpuUuid, Tgid};
 
@@ -15,6 +16,19 @@ pub struct OnGpu {
     pub uuid: Option<GpuUuid>,
     /// The ledger's totals there.
     pub totals: DeviceTotals,
+    /// What pools hold there, used or not; `None` where that cannot even be estimated.
+    pub pool_backed: Option<Backed>,
+}
+
+impl OnGpu {
+    /// Another name of the same GPU.
+    fn add(&mut self, other: &Self) {
+        self.totals = self.totals.merged(&other.totals);
+        self.pool_backed = self.pool_backed.zip(other.pool_backed).map(|(own, other)| Backed {
+            bytes: own.bytes.saturating_add(other.bytes),
+            estimated: own.estimated || other.estimated,
+        });
+    }
 }
 
 /// A process's totals by GPU, those of unknown devices last.
@@ -22,17 +36,19 @@ pub struct OnGpu {
 /// Where all of a process is on one GPU, the whole-process totals are its, peak included; where several names of one GPU have to be
 /// added, the peak is an upper bound.
 pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
-    let mut gpus: BTreeMap<Option<GpuUuid>, DeviceTotals> = BTreeMap::new();
+    let mut gpus: BTreeMap<Option<GpuUuid>, OnGpu> = BTreeMap::new();
     for (device, totals) in process.ledger.totals().devices() {
         let uuid = resolve(process, device, devices);
-        gpus.entry(uuid).and_modify(|sum| *sum = sum.merged(totals)).or_insert(*totals);
+        let pool_backed = process.ledger.pool_backed(device);
+        let own = OnGpu { uuid: uuid.clone(), totals: *totals, pool_backed };
+        gpus.entry(uuid).and_modify(|sum| sum.add(&own)).or_insert(own);
     }
     if gpus.len() == 1 {
-        for totals in gpus.values_mut() {
-            *totals = *process.ledger.totals().whole();
+        for row in gpus.values_mut() {
+            row.totals = *process.ledger.totals().whole();
         }
     }
-    let mut rows: Vec<OnGpu> = gpus.into_iter().map(|(uuid, totals)| OnGpu { uuid, totals }).collect();
+    let mut rows: Vec<OnGpu> = gpus.into_values().collect();
     rows.sort_by_key(|row| row.uuid.is_none());
     rows
 }

@@ -3,3 +3,4 @@
 pub mod device;
 pub mod losses;
 pub mod process;
+pub mod sharing;

@@ -35,6 +35,8 @@ pub struct Process {
     pub ledger: ProcessLedger,
     /// Records of it that did not arrive.
     pub losses: BTreeMap<Loss, u64>,
+    /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
+    pub checkpointed: bool,
     /// Set once it has ended.
     pub ended: Option<Ended>,
 }
@@ -50,6 +52,7 @@ impl Process {
             facts,
             ledger: ProcessLedger::new(from_start),
             losses: BTreeMap::new(),
+            checkpointed: false,
             ended: None,
         }
     }

@@ -1,8 +1,9 @@
 //! Contexts: which device a thread allocates on, and what a teardown takes with it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::totals::DeviceRef;
+use crate::decode::Stream;
 use crate::words::{ContextHandle, Ordinal, Tid};
 
 /// A context that has just ended.
@@ -27,6 +28,15 @@ pub struct Contexts {
     primaries: BTreeMap<Ordinal, Primary>,
     threads: BTreeMap<Tid, Vec<ContextHandle>>,
     uuids: BTreeMap<Ordinal, [u8; 16]>,
+    bus_ids: BTreeMap<Ordinal, [u8; 16]>,
+    /// Which context a created stream belongs to.
+    streams: HashMap<u64, ContextHandle>,
+    /// The device of each green context, and what stands for it as a context: their memory is the primary one's.
+    greens: BTreeMap<u64, Ordinal>,
+    views: BTreeMap<ContextHandle, Ordinal>,
+    /// The device of a thread whose context was never seen, as the driver told the program.
+    told: BTreeMap<Tid, Ordinal>,
+    limits: BTreeMap<u32, u64>,
     /// Every context call of the process was seen, so reference counts are the driver's.
     complete: bool,
 }
@@ -47,11 +57,107 @@ impl Contexts {
         self.devices.contains_key(&context)
     }
 
+    /// The context that owns what the thread allocates: for a green context the primary one of its device, if that was seen.
+    pub fn owner(&self, tid: Tid) -> Option<ContextHandle> {
+        let current = self.current(tid)?;
+        let primary = self.views.get(&current).and_then(|device| self.primaries.get(device)?.context);
+        Some(primary.unwrap_or(current))
+    }
+
     /// The device of the thread's current context.
     pub fn device_of(&self, tid: Tid) -> DeviceRef {
-        self.current(tid)
-            .and_then(|context| self.devices.get(&context))
-            .map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device))
+        match self.current(tid) {
+            Some(context) => self.device_of_context(context),
+            None => self.told.get(&tid).map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device)),
+        }
+    }
+
+    fn device_of_context(&self, context: ContextHandle) -> DeviceRef {
+        self.devices.get(&context).map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device))
+    }
+
+    /// The device of a stream's context; of the thread's, where the stream is a default one or older than our attach.
+    pub fn device_of_stream(&self, stream: Stream, tid: Tid) -> DeviceRef {
+        match stream {
+            Stream::Handle(handle) => self
+                .streams
+                .get(&handle)
+                .map_or_else(|| self.device_of(tid), |context| self.device_of_context(*context)),
+            Stream::Legacy | Stream::OfThread => self.device_of(tid),
+        }
+    }
+
+    /// `cuStreamCreate`: of the thread's current context.
+    pub fn create_stream(&mut self, tid: Tid, stream: u64) {
+        match self.current(tid) {
+            Some(context) => {
+                self.streams.insert(stream, context);
+            }
+            // A new stream may have the address of an old one.
+            None => {
+                self.streams.remove(&stream);
+            }
+        }
+    }
+
+    /// `cuCtxGetCurrent`: the driver's own word, which fills in what was never seen.
+    pub fn learn_current(&mut self, tid: Tid, context: Option<ContextHandle>) {
+        if self.current(tid) != context {
+            self.set_current(tid, context);
+        }
+    }
+
+    /// `cuCtxGetDevice`: the driver's own word on the thread's device.
+    pub fn learn_device(&mut self, tid: Tid, device: Ordinal) {
+        match self.current(tid) {
+            Some(context) => {
+                self.devices.entry(context).or_insert(device);
+            }
+            None => {
+                self.told.insert(tid, device);
+            }
+        }
+    }
+
+    /// Whether it is known on which device the thread allocates.
+    pub fn knows_device_of(&self, tid: Tid) -> bool {
+        self.device_of(tid) != DeviceRef::Unknown
+    }
+
+    /// The thread has ended; its number may come back.
+    pub fn forget_thread(&mut self, tid: Tid) {
+        self.threads.remove(&tid);
+        self.told.remove(&tid);
+    }
+
+    /// `cuGreenCtxCreate`: retains the primary context.
+    pub fn create_green(&mut self, green: u64, device: Ordinal) {
+        self.greens.insert(green, device);
+        self.primaries.entry(device).or_default().references += 1;
+    }
+
+    /// `cuCtxFromGreenCtx`.
+    pub fn view_green(&mut self, context: ContextHandle, green: u64) {
+        if let Some(device) = self.greens.get(&green) {
+            self.devices.insert(context, *device);
+            self.views.insert(context, *device);
+        }
+    }
+
+    /// `cuGreenCtxDestroy`: releases the primary context.
+    pub fn destroy_green(&mut self, green: u64) -> Option<TornDown> {
+        let device = self.greens.remove(&green)?;
+        self.release_primary(device)
+    }
+
+    /// `cuCtxSetLimit`.
+    pub fn set_limit(&mut self, limit: u32, value: u64) {
+        self.limits.insert(limit, value);
+    }
+
+    /// The limits that the program has set, by `CUlimit`.
+    pub fn limit(&self, limit: u32) -> Option<u64> {
+        self.limits.get(&limit).copied()
     }
 
     /// `cuDevicePrimaryCtxRetain`: does not make the context current.
@@ -89,6 +195,7 @@ impl Contexts {
     /// `cuCtxDestroy`: pops the context if it is current on the calling thread.
     pub fn destroy(&mut self, tid: Tid, context: ContextHandle) -> TornDown {
         self.devices.remove(&context);
+        self.streams.retain(|_, own| *own != context);
         if self.current(tid) == Some(context) {
             self.pop(tid);
         }
@@ -97,6 +204,7 @@ impl Contexts {
 
     /// `cuCtxSetCurrent`: replaces the top of the stack, or pops it.
     pub fn set_current(&mut self, tid: Tid, context: Option<ContextHandle>) {
+        self.told.remove(&tid);
         let stack = self.threads.entry(tid).or_default();
         stack.pop();
         stack.extend(context);
@@ -117,6 +225,16 @@ impl Contexts {
     /// The program asked the driver for a device's UUID.
     pub fn learn_uuid(&mut self, device: Ordinal, uuid: [u8; 16]) {
         self.uuids.insert(device, uuid);
+    }
+
+    /// The program asked the driver for a device's PCI bus id.
+    pub fn learn_bus_id(&mut self, device: Ordinal, bus_id: [u8; 16]) {
+        self.bus_ids.insert(device, bus_id);
+    }
+
+    /// What it was told: text that ends with a zero byte, cut off after sixteen bytes.
+    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
+        self.bus_ids.get(&device).copied()
     }
 
     /// What it was told.

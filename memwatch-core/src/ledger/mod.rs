@@ -12,36 +12,35 @@
 //! thread is added before the freed bytes are taken away. A peak may then exceed the true one by the bytes of the frees in flight.
 
 pub mod activity;
+pub mod alias;
 pub mod context;
+mod grants;
+pub mod graph;
+pub mod pool;
 pub mod recent;
 pub mod tenants;
 pub mod totals;
 pub mod virtual_memory;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 
-use memwatch_common::probes::LinearKind;
+use memwatch_common::meaning::{LinearKind, PoolRole};
 
 use crate::decode::{Action, Call, Location};
-use crate::words::{ContextHandle, Ordinal, Span, Tid};
+use crate::words::{Ordinal, Span, Tid};
 
 use activity::{Activity, CallRate};
+use alias::{Aliases, Origin, SharedObject};
 use context::{Contexts, TornDown};
-use tenants::{Release, Tenants};
+use grants::Tenancy;
+use graph::{Graphs, StreamKey};
+use pool::{Backed, Pools};
+use tenants::Tenants;
 use totals::{DeviceRef, Kind, Totals};
-use virtual_memory::{HandleRelease, Physical, VirtualMemory};
+use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
 
 /// How many failed allocations of a process are kept with their details; all are counted.
 pub const FAILURES_KEPT: usize = 16;
-
-/// A grant at an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Allocation {
-    bytes: u64,
-    context: Option<ContextHandle>,
-    device: DeviceRef,
-    kind: Kind,
-}
 
 /// An allocation the driver refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,10 +61,16 @@ pub struct FailedAllocation {
 #[derive(Clone, Debug, Default)]
 pub struct ProcessLedger {
     /// Grants with an address: device, managed, pool and pinned host memory share one address space, and one free function.
-    addresses: Tenants<Allocation>,
-    arrays: Tenants<Allocation>,
+    addresses: Tenants<Tenancy>,
+    arrays: Tenants<Tenancy>,
     registered: Tenants<u64>,
+    /// Addresses without memory: bytes by address.
+    reservations: HashMap<u64, u64>,
+    modules: HashSet<u64>,
     physical: VirtualMemory,
+    pools: Pools,
+    graphs: Graphs,
+    aliases: Aliases,
     contexts: Contexts,
     totals: Totals,
     activity: Activity,
@@ -77,104 +82,207 @@ pub struct ProcessLedger {
 impl ProcessLedger {
     /// A ledger of a process; `from_start` says that no call before the first one given to it was missed.
     pub fn new(from_start: bool) -> Self {
-        Self { contexts: Contexts::new(from_start), ..Self::default() }
+        Self { contexts: Contexts::new(from_start), pools: Pools::new(from_start), ..Self::default() }
     }
 
     /// Takes one call into account.
     pub fn apply(&mut self, call: &Call) {
+        self.apply_import(call, None);
+    }
+
+    /// Takes one call into account; where it brings in another process's memory, `origin` tells whose.
+    pub fn apply_import(&mut self, call: &Call, origin: Option<Origin>) {
         if call.status != 0 {
             self.apply_failure(call);
             return;
         }
         match call.action {
-            Action::Allocate { kind, address, bytes } => self.allocate(call, linear_kind(kind), address, bytes),
-            Action::AllocateFromPool { address, bytes, pool: _ } => self.allocate(call, Kind::Pool, address, bytes),
-            Action::Free { address } | Action::FreeHost { address } => self.free(call, address),
-            Action::RegisterHost { address, bytes } => self.register(call, address, bytes),
-            Action::UnregisterHost { address } => self.unregister(call, address),
-            Action::CreateArray { handle, estimated_bytes } => self.create_array(call, handle, estimated_bytes),
-            Action::DestroyArray { handle } => self.destroy_array(call, handle),
+            Action::Allocate { .. }
+            | Action::AllocateFromPool { .. }
+            | Action::Free { .. }
+            | Action::FreeHost { .. }
+            | Action::FreeAsync { .. }
+            | Action::RegisterHost { .. }
+            | Action::UnregisterHost { .. }
+            | Action::CreateArray { .. }
+            | Action::DestroyArray { .. } => self.apply_grant(call),
             Action::CreatePhysical { handle, bytes, location } => self.create_physical(call, handle, bytes, location),
-            // Another process's memory: nothing of this process's own, and nothing to undo.
-            Action::OpenAlias { .. } | Action::CloseAlias { .. } => {}
-            Action::ReleasePhysical { .. }
-            | Action::RetainPhysical { .. }
-            | Action::ImportPhysical { .. }
-            | Action::Map { .. }
-            | Action::Unmap { .. } => self.apply_virtual_memory(call),
-            _ => self.apply_context(call),
+            Action::OpenAlias { address, .. } => self.aliases.open(address, origin),
+            Action::CloseAlias { address } => {
+                if !self.aliases.close(address) {
+                    self.unknown_frees += 1;
+                }
+            }
+            Action::ImportAddress { address, .. } => self.import_address(call, address, origin),
+            Action::ReserveAddresses { address, bytes } => {
+                self.reservations.insert(address, bytes);
+            }
+            Action::FreeAddresses { address, .. } => {
+                self.reservations.remove(&address);
+            }
+            Action::LoadModule { module } => {
+                self.modules.insert(module);
+            }
+            Action::UnloadModule { module } => {
+                self.modules.remove(&module);
+            }
+            _ => {
+                self.apply_virtual_memory(call, origin);
+                self.apply_pool(call);
+                self.apply_graph(call);
+                self.apply_context(call);
+            }
         }
     }
 
-    fn apply_virtual_memory(&mut self, call: &Call) {
+    fn apply_virtual_memory(&mut self, call: &Call, origin: Option<Origin>) {
         let Span { entered_ns, returned_ns } = call.span();
         let freed = match call.action {
-            Action::ReleasePhysical { handle } => match self.physical.release(handle, entered_ns) {
-                HandleRelease::Freed(freed) => vec![freed],
-                HandleRelease::Held => Vec::new(),
-                HandleRelease::Unknown => {
-                    self.unknown_frees += 1;
-                    Vec::new()
-                }
-            },
+            Action::ReleasePhysical { handle } => {
+                let mut freed = match self.physical.release(handle, entered_ns) {
+                    HandleRelease::Freed(freed) => vec![freed],
+                    HandleRelease::Held => Vec::new(),
+                    HandleRelease::Unknown => {
+                        self.unknown_frees += 1;
+                        Vec::new()
+                    }
+                };
+                freed.extend(self.physical.drop_bindings_of_the_gone());
+                freed
+            }
             Action::RetainPhysical { handle, address } => {
                 self.physical.retain(handle, address, returned_ns).into_iter().collect()
             }
-            Action::ImportPhysical { handle } => {
+            Action::ImportPhysical { handle, .. } => {
+                self.physical.create(handle, returned_ns, Physical::imported(origin)).into_iter().collect()
+            }
+            Action::CreateMulticast { handle } => {
                 self.physical.create(handle, returned_ns, Physical::foreign()).into_iter().collect()
             }
+            Action::BindMulticast { object, device, offset_bytes, handle, bytes } => {
+                self.physical.bind(object, Part { device, offset_bytes, bytes }, handle);
+                Vec::new()
+            }
+            Action::UnbindMulticast { object, device, offset_bytes, bytes } => {
+                self.physical.unbind(object, Part { device: Some(device), offset_bytes, bytes })
+            }
             Action::Map { address, bytes, handle } => self.physical.map(address, bytes, handle, returned_ns),
-            Action::Unmap { address, bytes } => self.physical.unmap(address, bytes, entered_ns),
-            _ => Vec::new(),
+            Action::Unmap { address, bytes } => {
+                let mut freed = self.physical.unmap(address, bytes, entered_ns);
+                freed.extend(self.physical.drop_bindings_of_the_gone());
+                freed
+            }
+            _ => return,
         };
         for freed in freed {
             self.drop_physical(freed, call.span());
         }
     }
 
+    fn apply_pool(&mut self, call: &Call) {
+        let device = self.contexts.device_of(call.tid);
+        match call.action {
+            Action::CreatePool { pool, place } => self.pools.create(pool, place, device),
+            Action::DestroyPool { pool } => self.pools.destroy(pool),
+            Action::TrimPool { pool, keep_bytes } => self.pools.trim(pool, keep_bytes),
+            Action::SetPoolAttribute { pool, attribute, value } => {
+                self.pools.set_attribute(pool, attribute, value, device);
+            }
+            Action::PoolAttribute { pool, attribute, value } => {
+                self.pools.learn_attribute(pool, attribute, value, device);
+            }
+            Action::SetPool { site, pool } => self.pools.set_current(site, pool),
+            Action::LearnPool { site, pool, role } => match role {
+                PoolRole::Default => self.pools.learn_default(site, pool),
+                PoolRole::Current => self.pools.learn_current(site, pool),
+            },
+            Action::ImportPool { pool } => self.pools.import(pool),
+            _ => {}
+        }
+    }
+
+    fn apply_graph(&mut self, call: &Call) {
+        let device = self.contexts.device_of(call.tid);
+        let changes = match call.action {
+            Action::AddAllocationNode { graph, address, bytes, device: own } => {
+                let device = own.map_or(device, DeviceRef::Ordinal);
+                let before = self.graphs.evict(address);
+                self.graphs.add_allocation(graph, address, bytes, device);
+                before.into_iter().collect()
+            }
+            Action::AddFreeNode { address, .. } => {
+                self.graphs.add_free(address);
+                Vec::new()
+            }
+            Action::BeginCapture { stream } => {
+                let device = self.contexts.device_of_stream(stream, call.tid);
+                self.graphs.begin_capture(StreamKey::new(stream, call.tid), device);
+                Vec::new()
+            }
+            Action::EndCapture { stream, graph } => {
+                self.graphs.end_capture(StreamKey::new(stream, call.tid), graph);
+                Vec::new()
+            }
+            Action::InstantiateGraph { executable, graph } => {
+                self.graphs.instantiate(executable, graph);
+                Vec::new()
+            }
+            Action::LaunchGraph { executable } => self.graphs.launch(executable).into_iter().collect(),
+            Action::DestroyExecutable { executable } => {
+                self.graphs.destroy_executable(executable).into_iter().collect()
+            }
+            Action::DestroyGraph { graph } => self.graphs.destroy(graph).into_iter().collect(),
+            Action::TrimGraphs { device } => self.graphs.trim(DeviceRef::Ordinal(device)),
+            _ => return,
+        };
+        for change in changes {
+            self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
+        }
+    }
+
     fn apply_context(&mut self, call: &Call) {
+        let (tid, contexts) = (call.tid, &mut self.contexts);
         let torn_down = match call.action {
-            Action::RetainPrimary { context, device } => {
-                self.contexts.retain_primary(context, device);
+            Action::ReleasePrimary { device } => contexts.release_primary(device),
+            Action::ResetPrimary { device } => Some(contexts.reset_primary(device)),
+            Action::DestroyContext { context } => Some(contexts.destroy(tid, context)),
+            Action::DestroyGreen { green } => contexts.destroy_green(green),
+            action => {
+                match action {
+                    Action::RetainPrimary { context, device } => contexts.retain_primary(context, device),
+                    Action::CreateContext { context, device } => contexts.create(tid, context, device),
+                    Action::SetContext { context } => contexts.set_current(tid, context),
+                    Action::PushContext { context } => contexts.push(tid, context),
+                    Action::PopContext => contexts.pop(tid),
+                    Action::CurrentContext { context } => contexts.learn_current(tid, context),
+                    Action::CurrentDevice { device } => contexts.learn_device(tid, device),
+                    Action::CreateGreen { green, device } => contexts.create_green(green, device),
+                    Action::ContextOfGreen { context, green } => contexts.view_green(context, green),
+                    Action::SetLimit { limit, value } => contexts.set_limit(limit, value),
+                    Action::CreateStream { stream } => contexts.create_stream(tid, stream),
+                    Action::DeviceUuid { device, uuid } => contexts.learn_uuid(device, uuid),
+                    Action::DeviceBusId { device, bus_id } => contexts.learn_bus_id(device, bus_id),
+                    _ => {}
+                }
                 None
             }
-            Action::CreateContext { context, device } => {
-                self.contexts.create(call.tid, context, device);
-                None
-            }
-            Action::SetContext { context } => {
-                self.contexts.set_current(call.tid, context);
-                None
-            }
-            Action::PushContext { context } => {
-                self.contexts.push(call.tid, context);
-                None
-            }
-            Action::PopContext => {
-                self.contexts.pop(call.tid);
-                None
-            }
-            Action::DeviceUuid { device, uuid } => {
-                self.contexts.learn_uuid(device, uuid);
-                None
-            }
-            Action::ReleasePrimary { device } => self.contexts.release_primary(device),
-            Action::ResetPrimary { device } => Some(self.contexts.reset_primary(device)),
-            Action::DestroyContext { context } => Some(self.contexts.destroy(call.tid, context)),
-            _ => None,
         };
         if let Some(torn_down) = torn_down {
             self.tear_down(torn_down, call);
         }
     }
 
-    /// A refused allocation is kept; any other failed call changed nothing.
+    /// A refused allocation is kept; any other failed call changed nothing, but that a capture which fails ends all the same.
     fn apply_failure(&mut self, call: &Call) {
+        if let Action::EndCapture { stream, .. } = call.action {
+            self.graphs.end_capture(StreamKey::new(stream, call.tid), 0);
+        }
         let Some(requested_bytes) = call.action.requested_bytes() else { return };
         let device = match call.action {
             Action::CreatePhysical { location: Location::Device(ordinal), .. } => Some(DeviceRef::Ordinal(ordinal)),
             Action::CreatePhysical { location: Location::Host, .. }
             | Action::Allocate { kind: LinearKind::PinnedHost, .. } => None,
+            Action::AllocateFromPool { stream, .. } => Some(self.contexts.device_of_stream(stream, call.tid)),
             _ => Some(self.contexts.device_of(call.tid)),
         };
         self.totals.count_failure(device);
@@ -188,63 +296,6 @@ impl ProcessLedger {
             status: call.status,
             device,
         });
-    }
-
-    fn allocate(&mut self, call: &Call, kind: Kind, address: u64, bytes: u64) {
-        // The driver grants nothing at address 0: that was a request of no bytes.
-        if address == 0 {
-            return;
-        }
-        let allocation = self.allocation(call.tid, kind, bytes);
-        if let Some(previous) = self.addresses.grant(address, call.returned_ns, allocation) {
-            self.totals.free(previous.device, previous.kind, previous.bytes, call.span());
-        }
-        self.totals.allocate(allocation.device, kind, bytes, call.span());
-    }
-
-    fn free(&mut self, call: &Call, address: u64) {
-        // cuMemFree(0) is a no-op that succeeds.
-        if address == 0 {
-            return;
-        }
-        match self.addresses.release(address, call.entered_ns) {
-            Release::Freed(freed) => self.totals.free(freed.device, freed.kind, freed.bytes, call.span()),
-            Release::PreviousTenant => {}
-            Release::Unknown => self.unknown_frees += 1,
-        }
-    }
-
-    fn register(&mut self, call: &Call, address: u64, bytes: u64) {
-        if let Some(previous) = self.registered.grant(address, call.returned_ns, bytes) {
-            self.totals.free(DeviceRef::Unknown, Kind::Registered, previous, call.span());
-        }
-        self.totals.allocate(DeviceRef::Unknown, Kind::Registered, bytes, call.span());
-    }
-
-    fn unregister(&mut self, call: &Call, address: u64) {
-        match self.registered.release(address, call.entered_ns) {
-            Release::Freed(bytes) => {
-                self.totals.free(DeviceRef::Unknown, Kind::Registered, bytes, call.span());
-            }
-            Release::PreviousTenant => {}
-            Release::Unknown => self.unknown_frees += 1,
-        }
-    }
-
-    fn create_array(&mut self, call: &Call, handle: u64, bytes: u64) {
-        let array = self.allocation(call.tid, Kind::Array, bytes);
-        if let Some(previous) = self.arrays.grant(handle, call.returned_ns, array) {
-            self.totals.free(previous.device, Kind::Array, previous.bytes, call.span());
-        }
-        self.totals.allocate(array.device, Kind::Array, bytes, call.span());
-    }
-
-    fn destroy_array(&mut self, call: &Call, handle: u64) {
-        match self.arrays.release(handle, call.entered_ns) {
-            Release::Freed(array) => self.totals.free(array.device, Kind::Array, array.bytes, call.span()),
-            Release::PreviousTenant => {}
-            Release::Unknown => self.unknown_frees += 1,
-        }
     }
 
     fn create_physical(&mut self, call: &Call, handle: u64, bytes: u64, location: Location) {
@@ -265,23 +316,20 @@ impl ProcessLedger {
         }
     }
 
-    fn allocation(&self, tid: Tid, kind: Kind, bytes: u64) -> Allocation {
-        let device = if kind.is_host() { DeviceRef::Unknown } else { self.contexts.device_of(tid) };
-        Allocation { bytes, context: self.contexts.current(tid), device, kind }
-    }
-
     /// Frees what dies with a context: linear, managed, pinned and array memory, but no pool and no physical memory (cuda.h).
     fn tear_down(&mut self, torn_down: TornDown, call: &Call) {
         let contexts = &self.contexts;
-        let dies = |allocation: &Allocation| {
-            let known =
-                allocation.context.filter(|context| contexts.is_known(*context) || torn_down.context == Some(*context));
+        let dies = |tenancy: &Tenancy| {
+            let Tenancy::Own(allocation) = tenancy else { return false };
+            let known = allocation
+                .context()
+                .filter(|context| contexts.is_known(*context) || torn_down.context == Some(*context));
             let in_context = known.map_or(torn_down.takes_unknown, |own| torn_down.context == Some(own));
-            in_context && allocation.kind != Kind::Pool
+            in_context && allocation.pool.is_none()
         };
         let mut gone = self.addresses.drain_where(call.entered_ns, dies);
         gone.extend(self.arrays.drain_where(call.entered_ns, dies));
-        for allocation in gone {
+        for allocation in gone.iter().filter_map(Tenancy::own) {
             self.implicit_frees += 1;
             self.totals.free_implicitly(allocation.device, allocation.kind, allocation.bytes, call.span());
         }
@@ -289,15 +337,25 @@ impl ProcessLedger {
 
     /// The process is gone, or its image was replaced: everything is freed.
     pub fn end(&mut self, time_ns: u64) {
-        let gone = self.addresses.len() + self.arrays.len() + self.registered.len() + self.physical.owned_count();
+        let own = self.addresses.values().filter(|tenancy| tenancy.own().is_some()).count();
+        let gone = own + self.arrays.len() + self.registered.len() + self.physical.owned_count();
         self.implicit_frees += u64::try_from(gone).unwrap_or(u64::MAX);
-        self.addresses = Tenants::default();
-        self.arrays = Tenants::default();
-        self.registered = Tenants::default();
-        self.physical = VirtualMemory::default();
-        // What comes after an exec is seen from its start.
-        self.contexts = Contexts::new(true);
         self.totals.end(time_ns);
+        // What comes after an exec is seen from its start.
+        let empty = Self::new(true);
+        *self = Self {
+            totals: std::mem::take(&mut self.totals),
+            activity: self.activity,
+            failures: std::mem::take(&mut self.failures),
+            unknown_frees: self.unknown_frees,
+            implicit_frees: self.implicit_frees,
+            ..empty
+        };
+    }
+
+    /// A thread has ended: its number may come back, with another context.
+    pub fn end_thread(&mut self, tid: Tid) {
+        self.contexts.forget_thread(tid);
     }
 
     /// Time has come to `time_ns`, `CLOCK_BOOTTIME`, nanoseconds: rates are per the time between ticks.
@@ -339,17 +397,84 @@ impl ProcessLedger {
         self.implicit_frees
     }
 
+    /// What pools hold of a device, used or not; `None` where that cannot even be estimated.
+    pub fn pool_backed(&self, device: DeviceRef) -> Option<Backed> {
+        self.pools.backed_on(device)
+    }
+
+    /// Bytes that graphs allocate at fixed addresses when they run.
+    pub fn graph_node_bytes(&self) -> u64 {
+        self.graphs.node_bytes()
+    }
+
+    /// Whether graphs with allocations in them are ready to run.
+    pub fn has_graph_memory(&self) -> bool {
+        self.graphs.has_executables()
+    }
+
+    /// Bytes of addresses set apart without memory.
+    pub fn reservation_bytes(&self) -> u64 {
+        self.reservations.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Modules and libraries loaded now: code in device memory, of unknown size.
+    pub fn modules(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// A limit of its contexts (`CUlimit`), if the program has set it.
+    pub fn limit(&self, limit: u32) -> Option<u64> {
+        self.contexts.limit(limit)
+    }
+
+    /// Other processes' memory that this one sees, where the owner is known: once per address or handle.
+    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+        self.aliases.origins().chain(self.physical.origins())
+    }
+
+    /// Addresses and handles of other owners' memory, known or not.
+    pub fn aliases(&self) -> usize {
+        self.aliases.len() + self.physical.imported_count()
+    }
+
+    /// What is offered to others at an address, with its size in bytes.
+    pub fn shared_address(&self, address: u64) -> Option<(SharedObject, u64)> {
+        let allocation = self.addresses.get(address)?.own()?;
+        let granted_ns = self.addresses.granted_ns(address)?;
+        Some((SharedObject::Address { address, granted_ns }, allocation.bytes))
+    }
+
+    /// What is offered to others by a handle, with its size in bytes.
+    pub fn shared_physical(&self, handle: u64) -> Option<(SharedObject, u64)> {
+        let id = self.physical.id(handle)?;
+        let physical = self.physical.get(id)?;
+        let created_ns = physical.created_ns;
+        physical.is_owned().then_some((SharedObject::Physical { id, created_ns }, physical.bytes))
+    }
+
+    /// Whether it still holds what it once offered.
+    pub fn still_holds(&self, object: SharedObject) -> bool {
+        match object {
+            SharedObject::Address { address, granted_ns } => self.addresses.granted_ns(address) == Some(granted_ns),
+            SharedObject::Physical { id, created_ns } => {
+                self.physical.get(id).is_some_and(|physical| physical.created_ns == created_ns)
+            }
+        }
+    }
+
+    /// Whether it is known on which device this thread allocates.
+    pub fn knows_device_of(&self, tid: Tid) -> bool {
+        self.contexts.knows_device_of(tid)
+    }
+
+    /// The first sixteen bytes of the PCI bus id of one of the process's devices, if the program ever asked the driver for it.
+    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
+        self.contexts.bus_id_of(device)
+    }
+
     /// The UUID of one of the process's devices, if the program ever asked the driver for it.
     pub fn uuid_of(&self, device: Ordinal) -> Option<[u8; 16]> {
         self.contexts.uuid_of(device)
-    }
-}
-
-fn linear_kind(kind: LinearKind) -> Kind {
-    match kind {
-        LinearKind::Device => Kind::Device,
-        LinearKind::Managed => Kind::Managed,
-        LinearKind::PinnedHost => Kind::PinnedHost,
     }
 }
 

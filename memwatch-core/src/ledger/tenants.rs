@@ -93,6 +93,16 @@ impl<T> Tenants<T> {
         self.live.extract_if(|_, tenant| gone(tenant)).map(|(_, tenant)| tenant.value).collect()
     }
 
+    /// Since when the present tenant lives there: `CLOCK_BOOTTIME`, nanoseconds.
+    pub fn granted_ns(&self, key: u64) -> Option<u64> {
+        self.live.get(&key).map(|tenant| tenant.granted_ns)
+    }
+
+    /// All that live, in no order.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.live.values().map(|tenant| &tenant.value)
+    }
+
     /// How many live.
     pub fn len(&self) -> usize {
         self.live.len()

@@ -16,6 +16,8 @@ pub enum Kind {
     Physical,
     /// Arrays: bytes estimated from their shape.
     Array,
+    /// What CUDA graphs hold for their allocations: estimated, and in no GPU's sum.
+    Graph,
     /// Managed addresses: their pages may be anywhere, so they are in no GPU's sum.
     Managed,
     /// Page-locked host memory of the driver.
@@ -28,11 +30,12 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of the screen.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Device,
         Self::Pool,
         Self::Physical,
         Self::Array,
+        Self::Graph,
         Self::Managed,
         Self::PinnedHost,
         Self::Registered,
@@ -190,6 +193,17 @@ impl Totals {
         } else {
             self.changing(device, kind, span).free(kind, bytes);
             self.whole.free(kind, bytes);
+        }
+    }
+
+    /// What is held for graphs on a device has changed: no call allocates or frees it.
+    pub(super) fn hold_for_graphs(&mut self, device: DeviceRef, before_bytes: u64, after_bytes: u64) {
+        for totals in [&mut self.devices.entry(device).or_default().totals, &mut self.whole] {
+            let counter = &mut totals.kinds[Kind::Graph as usize];
+            match after_bytes.checked_sub(before_bytes) {
+                Some(more_bytes) => counter.add(more_bytes),
+                None => counter.take(before_bytes - after_bytes),
+            }
         }
     }
 

@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::alias::Origin;
 use super::tenants::{Release, Tenants};
 use super::totals::{DeviceRef, Kind};
+use crate::words::Ordinal;
 
 /// Physical memory behind a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +19,12 @@ pub struct Physical {
     pub device: DeviceRef,
     /// On a device or in host memory.
     pub kind: Kind,
+    /// Since when: `CLOCK_BOOTTIME`, nanoseconds.
+    pub created_ns: u64,
     owned: bool,
+    imported: bool,
+    /// Whose it is, where it is not this process's own and that is known.
+    pub origin: Option<Origin>,
     /// Handle values that stand for it.
     names: u32,
     mappings: u32,
@@ -26,12 +33,17 @@ pub struct Physical {
 impl Physical {
     /// Memory this process created.
     pub const fn owned(bytes: u64, device: DeviceRef, kind: Kind) -> Self {
-        Self { bytes, device, kind, owned: true, names: 0, mappings: 0 }
+        Self { bytes, device, kind, created_ns: 0, owned: true, imported: false, origin: None, names: 0, mappings: 0 }
     }
 
     /// Another owner's memory, or memory older than our attach: a handle without bytes.
     pub const fn foreign() -> Self {
         Self { owned: false, ..Self::owned(0, DeviceRef::Unknown, Kind::Physical) }
+    }
+
+    /// Another process's memory, whose owner may be known.
+    pub const fn imported(origin: Option<Origin>) -> Self {
+        Self { imported: true, origin, ..Self::foreign() }
     }
 
     /// Whether its bytes are this process's.
@@ -56,7 +68,26 @@ pub enum HandleRelease {
 }
 
 /// Physical memory keeps its identity after its handle value is released and reused: mappings refer to this.
-type PhysicalId = u64;
+pub type PhysicalId = u64;
+
+/// A part of a multicast object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// On which device; `None` where the call does not say.
+    pub device: Option<Ordinal>,
+    /// Where it begins in the object.
+    pub offset_bytes: u64,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Physical memory bound to a part of a multicast object.
+#[derive(Clone, Copy, Debug)]
+struct Binding {
+    object: PhysicalId,
+    part: Part,
+    physical: PhysicalId,
+}
 
 /// What a handle value stands for, and how many references the process holds under it.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +110,7 @@ pub struct VirtualMemory {
     handles: Tenants<Name>,
     memory: HashMap<PhysicalId, Physical>,
     mappings: BTreeMap<u64, Mapping>,
+    bindings: Vec<Binding>,
     next_id: PhysicalId,
 }
 
@@ -86,7 +118,7 @@ impl VirtualMemory {
     /// New physical memory under `handle`. Returns the memory that was still thought to be under this handle value, if that frees it.
     pub fn create(&mut self, handle: u64, returned_ns: u64, physical: Physical) -> Option<Physical> {
         self.next_id += 1;
-        self.memory.insert(self.next_id, physical);
+        self.memory.insert(self.next_id, Physical { created_ns: returned_ns, ..physical });
         self.name(handle, returned_ns, self.next_id)
     }
 
@@ -176,9 +208,55 @@ impl VirtualMemory {
 
     fn unmap_one(&mut self, start: u64) -> Option<Physical> {
         let id = self.mappings.remove(&start)?.physical?;
+        self.unmap_physical(id)
+    }
+
+    fn unmap_physical(&mut self, id: PhysicalId) -> Option<Physical> {
         let physical = self.memory.get_mut(&id)?;
         physical.mappings = physical.mappings.saturating_sub(1);
         self.collect(id)
+    }
+
+    /// Binds the memory under a handle to a multicast object: it stays while it is bound.
+    pub fn bind(&mut self, object: u64, part: Part, handle: u64) {
+        let (Some(object), Some(physical)) = (self.id(object), self.id(handle)) else { return };
+        if let Some(memory) = self.memory.get_mut(&physical) {
+            memory.mappings += 1;
+            self.bindings.push(Binding { object, part, physical });
+        }
+    }
+
+    /// Ends the bindings in a part of a multicast object. Returns the memory that this frees.
+    pub fn unbind(&mut self, object: u64, part: Part) -> Vec<Physical> {
+        let Some(object) = self.id(object) else { return Vec::new() };
+        let end = part.offset_bytes.saturating_add(part.bytes);
+        self.unbind_where(|binding| {
+            let own = binding.part;
+            binding.object == object
+                && (own.device.is_none() || own.device == part.device)
+                && own.offset_bytes >= part.offset_bytes
+                && own.offset_bytes.saturating_add(own.bytes) <= end
+        })
+    }
+
+    fn unbind_where(&mut self, ends: impl Fn(&Binding) -> bool) -> Vec<Physical> {
+        let gone: Vec<Binding> = self.bindings.extract_if(.., |binding| ends(binding)).collect();
+        gone.into_iter().filter_map(|binding| self.unmap_physical(binding.physical)).collect()
+    }
+
+    /// The memory that a handle stands for now.
+    pub fn id(&self, handle: u64) -> Option<PhysicalId> {
+        self.handles.get(handle).map(|name| name.id)
+    }
+
+    /// Memory that is still held, by its number.
+    pub fn get(&self, id: PhysicalId) -> Option<&Physical> {
+        self.memory.get(&id)
+    }
+
+    /// Those of other processes whose owner is known.
+    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+        self.memory.values().filter_map(|physical| physical.origin)
     }
 
     /// Live physical allocations of this process's own.
@@ -186,8 +264,23 @@ impl VirtualMemory {
         self.memory.values().filter(|physical| physical.owned).count()
     }
 
+    /// Imports that are still held.
+    pub fn imported_count(&self) -> usize {
+        self.memory.values().filter(|physical| physical.imported).count()
+    }
+
     fn collect(&mut self, id: PhysicalId) -> Option<Physical> {
         if self.memory.get(&id)?.is_unused() { self.memory.remove(&id) } else { None }
+    }
+
+    /// A multicast object that is gone binds nothing. Returns the memory that this frees.
+    pub fn drop_bindings_of_the_gone(&mut self) -> Vec<Physical> {
+        if self.bindings.is_empty() {
+            return Vec::new();
+        }
+        let gone: Vec<PhysicalId> =
+            self.bindings.iter().map(|binding| binding.object).filter(|id| !self.memory.contains_key(id)).collect();
+        self.unbind_where(|binding| gone.contains(&binding.object))
     }
 }
 

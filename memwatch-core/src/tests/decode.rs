@@ -1,9 +1,10 @@
 //! One test per family of rows: what its registers and words come to mean.
 
-use memwatch_common::probes::{LinearKind, PROBES};
+use memwatch_common::meaning::LinearKind;
+use memwatch_common::probes::PROBES;
 use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 
-use super::{Action, DecodeError, Location, decode};
+use super::{Action, DecodeError, Location, Stream, decode};
 use crate::test_calls::{self as cuda, OUT_OF_MEMORY, TestCall, call, pair};
 use crate::words::{ContextHandle, Ordinal, Tgid, Tid};
 
@@ -61,9 +62,7 @@ fn a_size_that_overflows_is_the_largest_number_and_no_panic() {
 
 #[test]
 fn frees_name_an_address_whatever_function_made_it() {
-    for symbol in ["cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeAsync_ptsz"] {
-        assert_eq!(action(call(symbol, [0xd000, 1])), Action::Free { address: 0xd000 }, "{symbol}");
-    }
+    assert_eq!(action(cuda::mem_free(0xd000)), Action::Free { address: 0xd000 });
     assert_eq!(action(cuda::mem_free_host(0x1000)), Action::FreeHost { address: 0x1000 });
 }
 
@@ -77,13 +76,39 @@ fn a_registered_range_is_its_first_two_arguments() {
 fn a_stream_ordered_grant_names_its_pool_only_where_the_program_did() {
     for symbol in ["cuMemAllocAsync", "cuMemAllocAsync_ptsz"] {
         let granted = call(symbol, [0x7fff_0000, 64, 0x57]).out([0xd000, 0]);
-        let expected = Action::AllocateFromPool { address: 0xd000, bytes: 64, pool: None };
+        let stream = Stream::Handle(0x57);
+        let expected = Action::AllocateFromPool { address: 0xd000, bytes: 64, pool: None, stream };
         assert_eq!(action(granted), expected, "{symbol}");
     }
     for symbol in ["cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"] {
         let granted = call(symbol, [0x7fff_0000, 64, 0x9001, 0x57]).out([0xd000, 0]);
-        let expected = Action::AllocateFromPool { address: 0xd000, bytes: 64, pool: Some(0x9001) };
+        let stream = Stream::Handle(0x57);
+        let expected = Action::AllocateFromPool { address: 0xd000, bytes: 64, pool: Some(0x9001), stream };
         assert_eq!(action(granted), expected, "{symbol}");
+    }
+}
+
+#[test]
+fn stream_zero_is_the_shared_default_stream_but_for_functions_that_say_otherwise() {
+    for (symbol, handle, stream) in [
+        ("cuMemFreeAsync", 0, Stream::Legacy),
+        ("cuMemFreeAsync", 1, Stream::Legacy),
+        ("cuMemFreeAsync", 2, Stream::OfThread),
+        ("cuMemFreeAsync_ptsz", 0, Stream::OfThread),
+        ("cuMemFreeAsync_ptsz", 1, Stream::Legacy),
+        ("cuMemFreeAsync_ptsz", 0x57, Stream::Handle(0x57)),
+    ] {
+        let expected = Action::FreeAsync { address: 0xd000, stream };
+        assert_eq!(action(call(symbol, [0xd000, handle])), expected, "{symbol} {handle}");
+    }
+}
+
+#[test]
+fn every_row_of_the_table_has_an_action_of_its_own_family() {
+    for probe in PROBES {
+        let record = call(probe.symbol, [1, 2, 3, 4, 5, 6]).out([7, 8]).peek([10, 0, 0, 0, 0]);
+        let is_pop = matches!(action(record), Action::PopContext);
+        assert_eq!(is_pop, probe.symbol == "cuCtxPopCurrent_v2", "{} is not decoded", probe.symbol);
     }
 }
 
@@ -116,11 +141,13 @@ fn an_unreadable_location_is_unknown_and_not_device_zero() {
 fn handles_and_mappings_stand_in_the_arguments_of_cuda_h() {
     assert_eq!(action(cuda::mem_release(0x40)), Action::ReleasePhysical { handle: 0x40 });
     assert_eq!(action(cuda::mem_retain(0x40, 0xd000)), Action::RetainPhysical { handle: 0x40, address: 0xd000 });
-    assert_eq!(action(cuda::mem_import(0x40)), Action::ImportPhysical { handle: 0x40 });
+    assert_eq!(action(cuda::mem_import(0x40)), Action::ImportPhysical { handle: 0x40, file: None });
     assert_eq!(action(cuda::mem_map(0xd000, 64, 32, 0x40)), Action::Map { address: 0xd000, bytes: 64, handle: 0x40 });
     assert_eq!(action(cuda::mem_unmap(0xd000, 64)), Action::Unmap { address: 0xd000, bytes: 64 });
     let opened = call("cuIpcOpenMemHandle_v2", [0x7fff_0000, 1]).out([0xd000, 0]);
-    assert_eq!(action(opened), Action::OpenAlias { address: 0xd000 });
+    assert_eq!(action(opened.peek([7, 8])), Action::OpenAlias { address: 0xd000, digest: Some([7, 8]) });
+    let unreadable = Action::OpenAlias { address: 0xd000, digest: None };
+    assert_eq!(action(opened.flagged(FLAG_PEEK_UNREADABLE)), unreadable);
     assert_eq!(action(call("cuIpcCloseMemHandle", [0xd000])), Action::CloseAlias { address: 0xd000 });
 }
 
@@ -229,16 +256,19 @@ fn a_record_of_no_row_is_an_error_with_its_number() {
 #[test]
 fn a_success_whose_result_could_not_be_read_is_an_error_but_a_failure_is_not() {
     let lost = cuda::mem_alloc(0, 4096).flagged(FLAG_OUT_UNREADABLE);
-    assert_eq!(decode(&lost.0), Err(DecodeError::ResultUnreadable("cuMemAlloc_v2")));
+    assert!(matches!(decode(&lost.0), Err(DecodeError::ResultUnreadable(probe)) if probe.symbol == "cuMemAlloc_v2"));
     assert_eq!(action(lost.failing(OUT_OF_MEMORY)).requested_bytes(), Some(4096));
     let popped = cuda::ctx_pop(0).flagged(FLAG_OUT_UNREADABLE);
     assert_eq!(action(popped), Action::PopContext, "what was popped does not matter");
+    let node = |kind| call("cuGraphAddNode", [0, 1, 0, 0, 4]).peek([kind, 0, 7, 0, 0]).flagged(FLAG_OUT_UNREADABLE);
+    assert_eq!(action(node(11)), Action::AddFreeNode { graph: 1, address: 7 }, "only allocation nodes have a result");
+    assert!(matches!(decode(&node(10).0), Err(DecodeError::ResultUnreadable(probe)) if probe.plan.is_tolerant()));
 }
 
 #[test]
 fn only_allocations_say_what_they_asked_for() {
     for probe in PROBES {
-        let asks = probe.symbol.contains("Alloc") && !probe.symbol.contains("Retain")
+        let asks = probe.symbol.contains("Alloc") && !["Retain", "Node"].iter().any(|word| probe.symbol.contains(word))
             || probe.symbol.ends_with("Create_v2") && probe.symbol.contains("Array")
             || matches!(probe.symbol, "cuMemCreate" | "cuMipmappedArrayCreate");
         let asked = action(call(probe.symbol, [1, 1, 1, 1, 1, 1])).requested_bytes().is_some();

@@ -345,6 +345,7 @@ impl World {
                 Kind::Registered => mem_host_register(key, bytes),
                 Kind::Physical => mem_create(key, bytes, (ON_DEVICE, *device)),
                 Kind::HostPhysical => mem_create(key, bytes, (ON_HOST, 0)),
+                Kind::Graph => panic!("nothing in the model is a graph's"),
             },
             Deed::Map { source, address, length } => mem_map(*address, *length, 0, self.holds[*source].key),
             Deed::Retain { source } => mem_retain(key, self.holds[*source].key + self.holds[*source].length - 1),

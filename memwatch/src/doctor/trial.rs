@@ -8,7 +8,7 @@ use std::io;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
-use memwatch_common::capture::CapturePlan;
+use memwatch_common::plan::CapturePlan;
 use memwatch_common::record::{CallRecord, Record};
 
 use super::check::{Barrier, Check, State, Topic};

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use memwatch_core::input::{Coverage, LibraryCoverage, NvmlState};
-use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{
+    ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
+};
 use memwatch_core::words::{GpuUuid, Tgid};
 
 use super::wall_clock::WallClock;
@@ -105,7 +107,14 @@ fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView
 }
 
 fn kind(live_bytes: u64, peak_bytes: u64) -> KindView {
-    KindView { live_bytes, peak_bytes, total_bytes: peak_bytes * 3, estimated: false }
+    KindView {
+        live_bytes,
+        peak_bytes,
+        total_bytes: peak_bytes * 3,
+        estimated: false,
+        backed_bytes: None,
+        backed_estimated: false,
+    }
 }
 
 fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
@@ -123,6 +132,12 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         ended_ns: None,
         gpus: Vec::new(),
         host: HostView::default(),
+        checkpointed: false,
+        imports: Vec::new(),
+        aliases: 0,
+        reservation_bytes: 0,
+        modules: 0,
+        context_limits: ContextLimits::default(),
         unknown_frees: 0,
         implicit_frees: 0,
         failures: Vec::new(),
@@ -140,6 +155,7 @@ fn training() -> ProcessView {
             uuid: Some(GpuUuid::new(UUID_0)),
             used_bytes: Some(41 * GIB),
             live_bytes: 40 * GIB + 512 * MIB,
+            checkpointed_bytes: None,
             peak_bytes: 44 * GIB,
             before_attach_bytes: Some(0),
             before_attach_includes_context: false,
@@ -150,7 +166,7 @@ fn training() -> ProcessView {
             failed_allocations: 2,
             kinds: BTreeMap::from([
                 ("device", kind(38 * GIB, 40 * GIB)),
-                ("pool", kind(2 * GIB + 512 * MIB, 4 * GIB)),
+                ("pool", KindView { backed_bytes: Some(3 * GIB), ..kind(2 * GIB + 512 * MIB, 4 * GIB) }),
                 ("managed", kind(3 * GIB, 3 * GIB)),
             ]),
         }],
@@ -172,6 +188,7 @@ fn server() -> ProcessView {
         uuid: Some(GpuUuid::new(uuid)),
         used_bytes: Some(used_bytes),
         live_bytes,
+        checkpointed_bytes: None,
         peak_bytes: live_bytes,
         before_attach_bytes: Some(before),
         before_attach_includes_context: before > 0,
@@ -202,6 +219,7 @@ fn ended() -> ProcessView {
             uuid: Some(GpuUuid::new(UUID_1)),
             used_bytes: None,
             live_bytes: 0,
+            checkpointed_bytes: None,
             peak_bytes: 12 * GIB + 307 * MIB,
             before_attach_bytes: None,
             before_attach_includes_context: false,

@@ -7,7 +7,9 @@ use std::io;
 
 use memwatch_common::loss::Loss;
 use memwatch_core::input::{Coverage, NvmlState};
-use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{
+    ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView, Snapshot,
+};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -113,6 +115,7 @@ struct GpuJson<'a> {
 }
 
 #[derive(Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON contract with a meaning of its own")]
 struct ProcessJson<'a> {
     #[serde(rename = "pid")]
     tgid: u32,
@@ -129,6 +132,12 @@ struct ProcessJson<'a> {
     ended: Option<String>,
     gpus: Vec<ProcessGpuJson<'a>>,
     host: &'a HostView,
+    checkpointed: bool,
+    imports: &'a [ImportView],
+    aliases: u64,
+    reservation_bytes: u64,
+    modules: u64,
+    context_limits: &'a ContextLimits,
     allocations_per_second: Option<f64>,
     frees_per_second: Option<f64>,
     unknown_frees: u64,
@@ -142,6 +151,7 @@ struct ProcessGpuJson<'a> {
     uuid: Option<&'a str>,
     used_bytes: Option<u64>,
     live_bytes: u64,
+    checkpointed_bytes: Option<u64>,
     peak_bytes: u64,
     before_attach_bytes: Option<u64>,
     before_attach_includes_context: bool,
@@ -180,8 +190,8 @@ impl Serialize for KindJson<'_> {
             map.serialize_entry("peak_bytes", &view.peak_bytes)?;
             map.serialize_entry("total_bytes", &view.total_bytes)?;
             if self.is_pool {
-                // What a pool holds beyond the bytes in use cannot be seen from its calls.
-                map.serialize_entry("backed_bytes", &None::<u64>)?;
+                map.serialize_entry("backed_bytes", &view.backed_bytes)?;
+                map.serialize_entry("backed_estimated", &view.backed_estimated)?;
             }
             if view.estimated {
                 map.serialize_entry("estimated", &true)?;
@@ -257,6 +267,12 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         ended: process.ended_ns.map(time),
         gpus: process.gpus.iter().map(process_gpu_json).collect(),
         host: &process.host,
+        checkpointed: process.checkpointed,
+        imports: &process.imports,
+        aliases: process.aliases,
+        reservation_bytes: process.reservation_bytes,
+        modules: process.modules,
+        context_limits: &process.context_limits,
         allocations_per_second: process.allocations_per_second,
         frees_per_second: process.frees_per_second,
         unknown_frees: process.unknown_frees,
@@ -271,6 +287,7 @@ fn process_gpu_json(gpu: &ProcessGpuView) -> ProcessGpuJson<'_> {
         uuid: gpu.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),
         used_bytes: gpu.used_bytes,
         live_bytes: gpu.live_bytes,
+        checkpointed_bytes: gpu.checkpointed_bytes,
         peak_bytes: gpu.peak_bytes,
         before_attach_bytes: gpu.before_attach_bytes,
         before_attach_includes_context: gpu.before_attach_includes_context,

@@ -18,4 +18,7 @@ struct proc_address {
 extern const struct proc_address proc_addresses[];
 extern const size_t proc_address_count;
 
+/* Every exported function once, then a null pointer. */
+extern const char *const gpusim_symbols[];
+
 #endif

@@ -1,6 +1,8 @@
 /* Many calls at once: for races, for rates and for the cost of being watched. */
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "commands.h"
@@ -77,6 +79,103 @@ static void run_churn(struct call *call)
     call_reply_number(call, "failed", sum.failed);
 }
 
+/* ---- storm ---- */
+
+struct storm {
+    pthread_barrier_t *start;
+    const char *script;
+    uint64_t thread, turns;
+    uint64_t commands, failed;
+    char first_failure[LONGEST_LINE];
+};
+
+/* A line of the script, with the thread's number for every $. */
+static void fill_in(const char *from, size_t length, uint64_t thread, char *line, size_t room)
+{
+    size_t written = 0;
+    for (size_t index = 0; index < length && written + 24 < room; index++) {
+        if (from[index] == '$')
+            written += (size_t)snprintf(line + written, room - written, "%llu", (unsigned long long)thread);
+        else
+            line[written++] = from[index];
+    }
+    line[written] = '\0';
+}
+
+static void storm_line(struct storm *storm, const char *from, size_t length)
+{
+    char line[LONGEST_LINE];
+    struct call call;
+    bool must_fail = length && *from == '!';
+    fill_in(from + must_fail, length - must_fail, storm->thread, line, sizeof line);
+    call_parse(&call, line);
+    command_run(&call);
+    const char *reply = call_finish(&call);
+    bool succeeded = !call.failed && strstr(reply, "\"result\":0");
+    storm->commands++;
+    if (succeeded == must_fail && storm->failed++ == 0)
+        snprintf(storm->first_failure, sizeof storm->first_failure, "%.*s", LONGEST_LINE - 1, line);
+}
+
+static void *rage(void *argument)
+{
+    struct storm *storm = argument;
+    pthread_barrier_wait(storm->start);
+    for (uint64_t turn = 0; turn < storm->turns; turn++) {
+        const char *rest = storm->script;
+        while (*rest) {
+            size_t length = strcspn(rest, "\n");
+            if (length)
+                storm_line(storm, rest, length);
+            rest += length + (rest[length] != '\0');
+        }
+    }
+    return NULL;
+}
+
+static bool read_file(const char *path, char *text, size_t room)
+{
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return false;
+    text[fread(text, 1, room - 1, file)] = '\0';
+    fclose(file);
+    return true;
+}
+
+/* storm THREADS TURNS FILE: every thread runs the script so often, all at once; $ is the thread's number, ! a line that must fail */
+static void run_storm(struct call *call)
+{
+    static char script[64 * 1024];
+    static struct storm each[MOST_THREADS];
+    uint64_t threads = call_number(call, 1, 0);
+    if (threads == 0 || threads > MOST_THREADS || !read_file(call_word(call, 3), script, sizeof script))
+        call_fail(call, "storm THREADS TURNS FILE, with 1 to 256 threads and a file that can be read");
+    uint64_t turns = call_number(call, 2, 1);
+    if (call->failed)
+        return;
+    pthread_barrier_t start;
+    pthread_barrier_init(&start, NULL, (unsigned)threads);
+    pthread_t identities[MOST_THREADS];
+    uint64_t commands = 0, failed = 0;
+    for (uint64_t thread = 0; thread < threads; thread++) {
+        each[thread] = (struct storm){.start = &start, .script = script, .thread = thread, .turns = turns};
+        if (pthread_create(&identities[thread], NULL, rage, &each[thread]) != 0)
+            abort();
+    }
+    for (uint64_t thread = 0; thread < threads; thread++) {
+        pthread_join(identities[thread], NULL);
+        commands += each[thread].commands;
+        failed += each[thread].failed;
+        if (each[thread].failed)
+            call_reply_text(call, "first_failure", each[thread].first_failure);
+    }
+    pthread_barrier_destroy(&start);
+    call_result(call, CUDA_SUCCESS);
+    call_reply_number(call, "commands", commands);
+    call_reply_number(call, "failed", failed);
+}
+
 /* ---- loop ---- */
 
 static CUresult loop_allocate(uint64_t count, size_t bytes)
@@ -147,6 +246,7 @@ static void run_loop(struct call *call)
 
 const struct command bulk_commands[] = {
     {"churn", 4, run_churn},
+    {"storm", 4, run_storm},
     {"loop", 3, run_loop},
     {0},
 };

@@ -151,6 +151,17 @@ static void run_ipc_open(struct call *call)
     call_result_variable(call, result, call_word(call, 1), address);
 }
 
+/* ipc NAME ADDRESS: what another process would do with the handle, in this one */
+static void run_ipc(struct call *call)
+{
+    CUipcMemHandle handle = {0};
+    CUdeviceptr address = 0;
+    CUresult result = driver.ipc_get(&handle, call_number(call, 2, 0));
+    if (result == CUDA_SUCCESS)
+        result = driver.ipc_open(&address, handle, 1);
+    call_result_variable(call, result, call_word(call, 1), address);
+}
+
 static void run_ipc_close(struct call *call)
 {
     call_result(call, driver.ipc_close(call_number(call, 1, 0)));
@@ -187,6 +198,7 @@ const struct command memory_commands[] = {
     {"mipmapfree", 2, run_mipmap_free},
     {"ipcget", 2, run_ipc_get},
     {"ipcopen", 3, run_ipc_open},
+    {"ipc", 3, run_ipc},
     {"ipcclose", 2, run_ipc_close},
     {"external", 3, run_external},
     {0},

@@ -49,7 +49,7 @@ static void run_exec(struct call *call)
 
 static void run_tgid(struct call *call)
 {
-    call_reply_number(call, "tgid", (uint64_t)getpid());
+    call_result_variable(call, CUDA_SUCCESS, "tgid", (uint64_t)getpid());
 }
 
 static void run_status(struct call *call)

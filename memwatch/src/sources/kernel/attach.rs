@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
-use memwatch_common::probes::PROBES;
+use memwatch_common::probes::{PROBES, When};
 use memwatch_core::input::LibraryCoverage;
 use object::ReadCache;
 
@@ -48,12 +48,12 @@ pub(crate) enum PlanError {
     Resolve(#[from] ResolveError),
 }
 
-/// Finds every row's function in the file and chooses its site.
+/// Finds the function of every row that is always probed, and chooses its site.
 pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion) -> Result<Plan, PlanError> {
     let cache = ReadCache::new(File::open(&file.path).map_err(PlanError::Open)?);
     let symbols = SymbolTable::parse(&cache)?;
     let mut plan = Plan { probes: Vec::new(), missing: Vec::new(), build_id: symbols.build_id().map(str::to_owned) };
-    for probe in PROBES {
+    for probe in PROBES.iter().filter(|probe| probe.when == When::Always) {
         let Some(function) = symbols.function(probe.symbol) else {
             plan.missing.push(probe.symbol);
             continue;

@@ -125,6 +125,10 @@ impl Kernel {
         let start = btf
             .member_offset_bytes("task_struct", "start_boottime")
             .or_else(|_| btf.member_offset_bytes("task_struct", "real_start_time"))?;
+        let files = btf.member_offset_bytes("task_struct", "files")?;
+        let table = btf.member_offset_bytes("files_struct", "fdt")?;
+        let table_size = btf.member_offset_bytes("fdtable", "max_fds")?;
+        let table_files = btf.member_offset_bytes("fdtable", "fd")?;
         let watch_all = u8::from(options.all_processes);
         let level = if options.diagnostics { aya_log::Level::Debug as u8 } else { 0 };
         let mut ebpf = EbpfLoader::new()
@@ -133,6 +137,10 @@ impl Kernel {
             .override_global("SIGNAL_LIVE_OFFSET", &live, true)
             .override_global("TASK_LEADER_OFFSET", &leader, true)
             .override_global("TASK_START_OFFSET", &start, true)
+            .override_global("TASK_FILES_OFFSET", &files, true)
+            .override_global("FILES_TABLE_OFFSET", &table, true)
+            .override_global("TABLE_SIZE_OFFSET", &table_size, true)
+            .override_global("TABLE_FILES_OFFSET", &table_files, true)
             .override_global("WATCH_ALL", &watch_all, true)
             .override_global("AYA_LOG_LEVEL", &level, true)
             .map_max_entries("RECORDS", options.ring_bytes)

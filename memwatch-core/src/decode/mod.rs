@@ -1,0 +1,323 @@
+//! Records become calls. The only room that knows argument positions.
+
+mod action;
+mod array;
+
+use memwatch_common::meaning::{LinearSize, Meaning};
+use memwatch_common::probes::{self, Probe};
+use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
+
+use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
+
+pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
+
+/// A returned call with its meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The calling process.
+    pub tgid: Tgid,
+    /// The calling thread.
+    pub tid: Tid,
+    /// The function.
+    pub symbol: &'static str,
+    /// `CLOCK_BOOTTIME` at entry, nanoseconds.
+    pub entered_ns: u64,
+    /// `CLOCK_BOOTTIME` at return, nanoseconds.
+    pub returned_ns: u64,
+    /// `CUresult`; 0 is success.
+    pub status: i32,
+    /// What it asked for.
+    pub action: Action,
+}
+
+impl Call {
+    /// When it was inside the driver.
+    pub const fn span(&self) -> Span {
+        Span { entered_ns: self.entered_ns, returned_ns: self.returned_ns }
+    }
+}
+
+/// A record this version has no meaning for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The probe id stands in no row.
+    #[error("record of probe {0}, which is not in the table")]
+    UnknownProbe(u16),
+    /// The call succeeded, but the address or handle it yielded could not be read.
+    #[error("the result of {} could not be read", .0.symbol)]
+    ResultUnreadable(&'static Probe),
+}
+
+/// Reads a record's meaning from its row.
+///
+/// # Errors
+/// [`DecodeError`]; the call's effect is then unknown.
+pub fn decode(record: &CallRecord) -> Result<Call, DecodeError> {
+    let probe = probes::by_id(record.probe).ok_or(DecodeError::UnknownProbe(record.probe))?;
+    let unreadable = record.status == 0 && record.flags & FLAG_OUT_UNREADABLE != 0;
+    if unreadable && needs_result(probe.meaning, record) {
+        return Err(DecodeError::ResultUnreadable(probe));
+    }
+    Ok(Call {
+        tgid: Tgid(record.tgid),
+        tid: Tid(record.tid),
+        symbol: probe.symbol,
+        entered_ns: record.entered_ns,
+        returned_ns: record.returned_ns,
+        status: record.status,
+        action: action(probe, record),
+    })
+}
+
+/// Whether a call means nothing without the words behind its out-pointers.
+fn needs_result(meaning: Meaning, record: &CallRecord) -> bool {
+    match meaning {
+        Meaning::PopContext | Meaning::ExportPhysical => false,
+        Meaning::AddNode => low_u32(record.peek[0]) == ALLOCATION_NODE,
+        _ => true,
+    }
+}
+
+fn action(probe: &Probe, record: &CallRecord) -> Action {
+    let args = &record.args;
+    let out = record.out[0];
+    match probe.meaning {
+        Meaning::Initialise => Action::Initialise,
+        Meaning::Allocate { kind, size } => Action::Allocate { kind, address: out, bytes: linear_bytes(size, record) },
+        Meaning::Free => Action::Free { address: args[0] },
+        Meaning::FreeHost => Action::FreeHost { address: args[0] },
+        Meaning::RegisterHost => Action::RegisterHost { address: args[0], bytes: args[1] },
+        Meaning::UnregisterHost => Action::UnregisterHost { address: args[0] },
+        Meaning::CreateArray(shape) => {
+            Action::CreateArray { handle: out, estimated_bytes: array::estimated_bytes(shape, record) }
+        }
+        Meaning::DestroyArray => Action::DestroyArray { handle: args[0] },
+        Meaning::LoadModule => Action::LoadModule { module: out },
+        Meaning::UnloadModule => Action::UnloadModule { module: args[0] },
+        Meaning::Checkpoint => Action::Checkpoint { tgid: Tgid(low_u32(args[0])) },
+        Meaning::Restore => Action::Restore { tgid: Tgid(low_u32(args[0])) },
+        meaning => pool_action(probe, record)
+            .or_else(|| virtual_memory_action(meaning, record))
+            .or_else(|| sharing_action(meaning, record))
+            .or_else(|| graph_action(probe, record))
+            .unwrap_or_else(|| context_action(meaning, record)),
+    }
+}
+
+fn pool_action(probe: &Probe, record: &CallRecord) -> Option<Action> {
+    let args = &record.args;
+    let out = record.out[0];
+    Some(match probe.meaning {
+        Meaning::AllocateFromPool { pool, stream } => Action::AllocateFromPool {
+            address: out,
+            bytes: args[1],
+            pool: pool.map(|index| argument(record, index)),
+            stream: stream_of(probe, argument(record, stream)),
+        },
+        Meaning::FreeAsync => Action::FreeAsync { address: args[0], stream: stream_of(probe, args[1]) },
+        Meaning::CreatePool => Action::CreatePool {
+            pool: out,
+            // CUmemPoolProps: the allocation type is the low half of the first word, the location the second word.
+            place: PoolPlace { location: location(record, 1), managed: low_u32(record.peek[0]) == MANAGED },
+        },
+        Meaning::DestroyPool => Action::DestroyPool { pool: args[0] },
+        Meaning::TrimPool => Action::TrimPool { pool: args[0], keep_bytes: args[1] },
+        Meaning::SetPoolAttribute => {
+            Action::SetPoolAttribute { pool: args[0], attribute: low_u32(args[1]), value: record.peek[0] }
+        }
+        Meaning::GetPoolAttribute => {
+            Action::PoolAttribute { pool: args[0], attribute: low_u32(args[1]), value: record.out[0] }
+        }
+        Meaning::SetDevicePool => Action::SetPool { site: PoolSite::Device(ordinal(args[0])), pool: args[1] },
+        Meaning::GetDevicePool(role) => Action::LearnPool { site: PoolSite::Device(ordinal(args[1])), pool: out, role },
+        Meaning::SetLocationPool => Action::SetPool { site: pool_site(record, args[1]), pool: args[2] },
+        Meaning::GetLocationPool(role) => Action::LearnPool { site: pool_site(record, args[2]), pool: out, role },
+        Meaning::ImportPool => Action::ImportPool { pool: out },
+        _ => return None,
+    })
+}
+
+fn virtual_memory_action(meaning: Meaning, record: &CallRecord) -> Option<Action> {
+    let args = &record.args;
+    let out = record.out[0];
+    Some(match meaning {
+        Meaning::ReserveAddresses => Action::ReserveAddresses { address: out, bytes: args[1] },
+        Meaning::FreeAddresses => Action::FreeAddresses { address: args[0], bytes: args[1] },
+        Meaning::CreatePhysical => {
+            Action::CreatePhysical { handle: out, bytes: args[1], location: location(record, 0) }
+        }
+        Meaning::ReleasePhysical => Action::ReleasePhysical { handle: args[0] },
+        Meaning::RetainPhysical => Action::RetainPhysical { handle: out, address: args[1] },
+        Meaning::Map => Action::Map { address: args[0], bytes: args[1], handle: args[3] },
+        Meaning::Unmap => Action::Unmap { address: args[0], bytes: args[1] },
+        Meaning::CreateMulticast => Action::CreateMulticast { handle: out },
+        Meaning::BindMulticast { device, offset } => Action::BindMulticast {
+            object: args[0],
+            device: device.map(|index| ordinal(argument(record, index))),
+            offset_bytes: argument(record, offset),
+            handle: argument(record, offset + 1),
+            bytes: argument(record, offset + 3),
+        },
+        Meaning::UnbindMulticast => {
+            Action::UnbindMulticast { object: args[0], device: ordinal(args[1]), offset_bytes: args[2], bytes: args[3] }
+        }
+        _ => return None,
+    })
+}
+
+fn sharing_action(meaning: Meaning, record: &CallRecord) -> Option<Action> {
+    let args = &record.args;
+    let out = record.out[0];
+    let readable = record.flags & FLAG_PEEK_UNREADABLE == 0;
+    let digest = readable.then_some([record.peek[0], record.peek[1]]);
+    let file = Some(record.peek[0]).filter(|file| *file != 0);
+    Some(match meaning {
+        Meaning::ExportAddress | Meaning::ExportPoolAddress => Action::ExportAddress { address: args[1], digest },
+        Meaning::OpenAlias => Action::OpenAlias { address: out, digest },
+        Meaning::CloseAlias => Action::CloseAlias { address: args[0] },
+        Meaning::ImportPoolAddress => Action::ImportAddress { address: out, digest },
+        Meaning::ExportPhysical => Action::ExportPhysical { handle: args[1], file },
+        Meaning::ImportPhysical => Action::ImportPhysical { handle: out, file },
+        Meaning::ImportExternal => Action::ImportExternal { handle: out },
+        Meaning::MapExternal => Action::ImportAddress { address: out, digest: None },
+        Meaning::DestroyExternal => Action::DestroyExternal { handle: args[0] },
+        _ => return None,
+    })
+}
+
+fn graph_action(probe: &Probe, record: &CallRecord) -> Option<Action> {
+    let args = &record.args;
+    let [first, second] = record.out;
+    Some(match probe.meaning {
+        Meaning::AddAllocationNode => {
+            let device = location(record, 1).device();
+            Action::AddAllocationNode { graph: args[1], address: second, bytes: first, device }
+        }
+        Meaning::AddFreeNode => Action::AddFreeNode { graph: args[1], address: args[4] },
+        Meaning::AddNode => match low_u32(record.peek[0]) {
+            ALLOCATION_NODE => {
+                let device = location(record, 3).device();
+                Action::AddAllocationNode { graph: args[1], address: second, bytes: first, device }
+            }
+            FREE_NODE => Action::AddFreeNode { graph: args[1], address: record.peek[2] },
+            _ => Action::AddOtherNode,
+        },
+        Meaning::DestroyGraph => Action::DestroyGraph { graph: args[0] },
+        Meaning::InstantiateGraph => Action::InstantiateGraph { executable: first, graph: args[1] },
+        Meaning::DestroyExecutable => Action::DestroyExecutable { executable: args[0] },
+        Meaning::LaunchGraph => Action::LaunchGraph { executable: args[0] },
+        Meaning::TrimGraphs => Action::TrimGraphs { device: ordinal(args[0]) },
+        Meaning::BeginCapture => Action::BeginCapture { stream: stream_of(probe, args[0]) },
+        Meaning::EndCapture => Action::EndCapture { stream: stream_of(probe, args[0]), graph: first },
+        _ => return None,
+    })
+}
+
+fn context_action(meaning: Meaning, record: &CallRecord) -> Action {
+    let args = &record.args;
+    let context = ContextHandle(args[0]);
+    let created = ContextHandle(record.out[0]);
+    match meaning {
+        Meaning::RetainPrimary => Action::RetainPrimary { context: created, device: ordinal(args[1]) },
+        Meaning::ReleasePrimary => Action::ReleasePrimary { device: ordinal(args[0]) },
+        Meaning::ResetPrimary => Action::ResetPrimary { device: ordinal(args[0]) },
+        Meaning::CreateContext { device } => {
+            Action::CreateContext { context: created, device: ordinal(argument(record, device)) }
+        }
+        Meaning::DestroyContext => Action::DestroyContext { context },
+        Meaning::SetContext => Action::SetContext { context: (args[0] != 0).then_some(context) },
+        Meaning::PushContext => Action::PushContext { context },
+        Meaning::CurrentContext => Action::CurrentContext { context: (record.out[0] != 0).then_some(created) },
+        Meaning::CurrentDevice => Action::CurrentDevice { device: ordinal(record.out[0]) },
+        Meaning::CreateGreen => Action::CreateGreen { green: record.out[0], device: ordinal(args[2]) },
+        Meaning::ContextOfGreen => Action::ContextOfGreen { context: created, green: args[1] },
+        Meaning::DestroyGreen => Action::DestroyGreen { green: args[0] },
+        Meaning::SetLimit => Action::SetLimit { limit: low_u32(args[0]), value: args[1] },
+        Meaning::CreateStream => Action::CreateStream { stream: record.out[0] },
+        Meaning::DeviceUuid => Action::DeviceUuid { device: ordinal(args[1]), uuid: out_bytes(record) },
+        Meaning::DeviceBusId => Action::DeviceBusId { device: ordinal(args[2]), bus_id: out_bytes(record) },
+        _ => Action::PopContext,
+    }
+}
+
+fn argument(record: &CallRecord, index: u8) -> u64 {
+    record.args.get(usize::from(index)).copied().unwrap_or(0)
+}
+
+/// The low four bytes of a register: the upper half of a 32-bit argument is undefined.
+fn low_u32(register: u64) -> u32 {
+    let [a, b, c, d, ..] = register.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
+fn ordinal(register: u64) -> Ordinal {
+    Ordinal(low_u32(register).cast_signed())
+}
+
+fn linear_bytes(size: LinearSize, record: &CallRecord) -> u64 {
+    match size {
+        LinearSize::Argument(index) => argument(record, index),
+        LinearSize::Pitched { height } => {
+            // A failed call yields no pitch: the width in bytes (argument 2) is then the best known lower bound of it.
+            let pitch = if record.status == 0 { record.out[1] } else { record.args[2] };
+            pitch.saturating_mul(argument(record, height))
+        }
+    }
+}
+
+/// The sixteen bytes of both out words.
+fn out_bytes(record: &CallRecord) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&record.out[0].to_le_bytes());
+    bytes[8..].copy_from_slice(&record.out[1].to_le_bytes());
+    bytes
+}
+
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED` (cuda.h 13.0).
+const MANAGED: u32 = 2;
+
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC` (cuda.h).
+const ALLOCATION_NODE: u32 = 10;
+/// `CU_GRAPH_NODE_TYPE_MEM_FREE` (cuda.h).
+const FREE_NODE: u32 = 11;
+
+/// A function with this ending takes no stream to mean the thread's own one (`CUDA_API_PER_THREAD_DEFAULT_STREAM` of cuda.h).
+const PER_THREAD: &str = "_ptsz";
+
+/// `CU_STREAM_LEGACY` is 1, `CU_STREAM_PER_THREAD` is 2 (cuda.h).
+fn stream_of(probe: &Probe, handle: u64) -> Stream {
+    match handle {
+        0 if probe.symbol.ends_with(PER_THREAD) => Stream::OfThread,
+        0 | 1 => Stream::Legacy,
+        2 => Stream::OfThread,
+        handle => Stream::Handle(handle),
+    }
+}
+
+fn pool_site(record: &CallRecord, allocation_type: u64) -> PoolSite {
+    let place = PoolPlace { location: location(record, 0), managed: low_u32(allocation_type) == MANAGED };
+    match place {
+        PoolPlace { location: Location::Device(ordinal), managed: false } => PoolSite::Device(ordinal),
+        place => PoolSite::Place(place),
+    }
+}
+
+/// `CUmemLocation` in a peeked word: the type in the low half, the id in the high half (cuda.h 13.5).
+fn location(record: &CallRecord, word: usize) -> Location {
+    let word = record.peek.get(word).copied().unwrap_or(0);
+    if record.flags & FLAG_PEEK_UNREADABLE != 0 {
+        return Location::Unknown;
+    }
+    let id = low_u32(word >> 32);
+    match low_u32(word) {
+        1 => Location::Device(Ordinal(id.cast_signed())),
+        2..=4 => Location::Host,
+        // DEVICE_LOCALITY_DOMAIN: the device is the low byte of the id.
+        6 => Location::Device(Ordinal(id.cast_signed() & 0xFF)),
+        _ => Location::Unknown,
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/decode.rs"]
+mod tests;

@@ -1,0 +1,202 @@
+//! Grants and their ends: what has an address or handle of its own and goes with one free.
+
+use memwatch_common::meaning::LinearKind;
+
+use crate::decode::{Action, Call};
+use crate::words::ContextHandle;
+
+use super::ProcessLedger;
+use super::alias::Origin;
+use super::graph::StreamKey;
+use super::pool::PoolId;
+use super::tenants::Release;
+use super::totals::{DeviceRef, Kind};
+
+/// A grant at an address. Millions of them may be live, so it is small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Allocation {
+    pub(super) bytes: u64,
+    /// Its context's handle; 0 where that is not known.
+    context: u64,
+    pub(super) device: DeviceRef,
+    pub(super) pool: Option<PoolId>,
+    pub(super) kind: Kind,
+}
+
+impl Allocation {
+    /// The context it dies with, if that is known.
+    pub(super) fn context(&self) -> Option<ContextHandle> {
+        (self.context != 0).then_some(ContextHandle(self.context))
+    }
+}
+
+/// Who lives at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tenancy {
+    /// The process's own memory.
+    Own(Allocation),
+    /// Another owner's memory, which the process frees as it does its own.
+    Foreign,
+}
+
+impl Tenancy {
+    /// The allocation, if it is the process's own.
+    pub(super) const fn own(&self) -> Option<&Allocation> {
+        match self {
+            Self::Own(allocation) => Some(allocation),
+            Self::Foreign => None,
+        }
+    }
+}
+
+impl ProcessLedger {
+    pub(super) fn apply_grant(&mut self, call: &Call) {
+        match call.action {
+            Action::Allocate { kind, address, bytes } => {
+                let (kind, device) = (linear_kind(kind), self.contexts.device_of(call.tid));
+                self.grant(call, address, self.allocation(call, kind, bytes, device));
+            }
+            Action::AllocateFromPool { .. } => self.allocate_from_pool(call),
+            Action::Free { address } | Action::FreeHost { address } => self.free(call, address),
+            Action::FreeAsync { address, stream } => {
+                let stream = StreamKey::new(stream, call.tid);
+                if self.graphs.is_capturing(stream) {
+                    self.graphs.capture_free(stream, address);
+                } else {
+                    self.free(call, address);
+                }
+            }
+            Action::RegisterHost { address, bytes } => self.register(call, address, bytes),
+            Action::UnregisterHost { address } => self.unregister(call, address),
+            Action::CreateArray { handle, estimated_bytes } => self.create_array(call, handle, estimated_bytes),
+            Action::DestroyArray { handle } => self.destroy_array(call, handle),
+            _ => {}
+        }
+    }
+
+    fn allocation(&self, call: &Call, kind: Kind, bytes: u64, device: DeviceRef) -> Allocation {
+        let context = self.contexts.owner(call.tid).map_or(0, |context| context.0);
+        let device = if kind.is_host() { DeviceRef::Unknown } else { device };
+        Allocation { bytes, context, device, pool: None, kind }
+    }
+
+    fn grant(&mut self, call: &Call, address: u64, allocation: Allocation) {
+        // The driver grants nothing at address 0: that was a request of no bytes.
+        if address == 0 {
+            return;
+        }
+        self.move_in(call, address, Tenancy::Own(allocation));
+        if let Some(pool) = allocation.pool {
+            self.pools.take(pool, allocation.bytes);
+        }
+        self.totals.allocate(allocation.device, allocation.kind, allocation.bytes, call.span());
+    }
+
+    /// Another owner's memory at an address that is freed like an own one.
+    pub(super) fn import_address(&mut self, call: &Call, address: u64, origin: Option<Origin>) {
+        self.move_in(call, address, Tenancy::Foreign);
+        self.aliases.open(address, origin);
+    }
+
+    fn move_in(&mut self, call: &Call, address: u64, tenancy: Tenancy) {
+        if let Some(change) = self.graphs.evict(address) {
+            self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
+        }
+        if let Some(previous) = self.addresses.grant(address, call.returned_ns, tenancy) {
+            self.move_out(call, address, previous);
+        }
+    }
+
+    fn move_out(&mut self, call: &Call, address: u64, tenancy: Tenancy) {
+        match tenancy {
+            Tenancy::Own(own) => {
+                if let Some(pool) = own.pool {
+                    self.pools.give_back(pool, own.bytes);
+                }
+                self.totals.free(own.device, own.kind, own.bytes, call.span());
+            }
+            Tenancy::Foreign => {
+                self.aliases.close(address);
+            }
+        }
+    }
+
+    fn allocate_from_pool(&mut self, call: &Call) {
+        let Action::AllocateFromPool { address, bytes, pool, stream } = call.action else { return };
+        let key = StreamKey::new(stream, call.tid);
+        if self.graphs.is_capturing(key) {
+            self.graphs.capture_allocation(key, address, bytes);
+            return;
+        }
+        let device = self.contexts.device_of_stream(stream, call.tid);
+        let pool = self.pools.of(pool, device);
+        match self.pools.kept(pool, device) {
+            Some((kind, device)) => {
+                let allocation = Allocation { pool: Some(pool), ..self.allocation(call, kind, bytes, device) };
+                self.grant(call, address, allocation);
+            }
+            None => self.import_address(call, address, None),
+        }
+    }
+
+    fn free(&mut self, call: &Call, address: u64) {
+        // cuMemFree(0) is a no-op that succeeds.
+        if address == 0 {
+            return;
+        }
+        if self.graphs.holds(address) {
+            if let Some(change) = self.graphs.free(address) {
+                self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
+            }
+            return;
+        }
+        match self.addresses.release(address, call.entered_ns) {
+            Release::Freed(freed) => self.move_out(call, address, freed),
+            Release::PreviousTenant => {}
+            Release::Unknown => self.unknown_frees += 1,
+        }
+    }
+
+    fn register(&mut self, call: &Call, address: u64, bytes: u64) {
+        if let Some(previous) = self.registered.grant(address, call.returned_ns, bytes) {
+            self.totals.free(DeviceRef::Unknown, Kind::Registered, previous, call.span());
+        }
+        self.totals.allocate(DeviceRef::Unknown, Kind::Registered, bytes, call.span());
+    }
+
+    fn unregister(&mut self, call: &Call, address: u64) {
+        match self.registered.release(address, call.entered_ns) {
+            Release::Freed(bytes) => {
+                self.totals.free(DeviceRef::Unknown, Kind::Registered, bytes, call.span());
+            }
+            Release::PreviousTenant => {}
+            Release::Unknown => self.unknown_frees += 1,
+        }
+    }
+
+    fn create_array(&mut self, call: &Call, handle: u64, bytes: u64) {
+        let array = self.allocation(call, Kind::Array, bytes, self.contexts.device_of(call.tid));
+        if let Some(Tenancy::Own(previous)) = self.arrays.grant(handle, call.returned_ns, Tenancy::Own(array)) {
+            self.totals.free(previous.device, Kind::Array, previous.bytes, call.span());
+        }
+        self.totals.allocate(array.device, Kind::Array, bytes, call.span());
+    }
+
+    fn destroy_array(&mut self, call: &Call, handle: u64) {
+        match self.arrays.release(handle, call.entered_ns) {
+            Release::Freed(Tenancy::Own(array)) => {
+                self.totals.free(array.device, Kind::Array, array.bytes, call.span());
+            }
+            Release::Freed(Tenancy::Foreign) | Release::PreviousTenant => {}
+            Release::Unknown => self.unknown_frees += 1,
+        }
+    }
+}
+
+fn linear_kind(kind: LinearKind) -> Kind {
+    match kind {
+        LinearKind::Device => Kind::Device,
+        LinearKind::Managed => Kind::Managed,
+        LinearKind::PinnedHost => Kind::PinnedHost,
+    }
+}

@@ -1,0 +1,272 @@
+//! Pools of stream-ordered memory: what is used of them, and what they hold of the device beyond that.
+//!
+//! A free gives memory back to its pool, not to the device. The driver takes it back at a synchronisation, down to the release
+//! threshold, or at a trim (cuda.h). Synchronisations are not watched, so what a pool holds is known for sure only when the program
+//! asks for it (`cuMemPoolGetAttribute`); in between it is estimated as the most that was used since the last trim, or the threshold
+//! where that is less, but never less than what is used now.
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
+
+use crate::decode::{Location, PoolPlace, PoolSite};
+use crate::words::Ordinal;
+
+use super::totals::{DeviceRef, Kind};
+
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` (cuda.h).
+const RELEASE_THRESHOLD: u32 = 4;
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` (cuda.h).
+const HELD_BYTES: u32 = 5;
+
+/// One pool of a process, for as long as the process lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PoolId(NonZeroU32);
+
+/// Bytes that pools hold of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backed {
+    /// Used or not.
+    pub bytes: u64,
+    /// The driver has not said so; see the module's words.
+    pub estimated: bool,
+}
+
+/// What a pool gives out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    Here(Kind, DeviceRef),
+    /// By another process: nothing of this one's own.
+    Elsewhere,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pool {
+    kept: Kept,
+    used_bytes: u64,
+    /// The most that was used, or was said to be held, since the last trim.
+    high_bytes: u64,
+    /// `None`: it may have been set before our attach.
+    threshold_bytes: Option<u64>,
+    /// The driver has said what it holds, and nothing has happened since.
+    told: bool,
+    destroyed: bool,
+}
+
+impl Pool {
+    fn backed(&self) -> Option<Backed> {
+        if self.told {
+            return Some(Backed { bytes: self.high_bytes, estimated: false });
+        }
+        // Never used, or trimmed to nothing, or gone: that needs no estimate.
+        let empty =
+            self.used_bytes == 0 && (self.destroyed || (self.high_bytes == 0 && self.threshold_bytes.is_some()));
+        if empty {
+            return Some(Backed::default());
+        }
+        let kept_bytes = if self.destroyed { 0 } else { self.high_bytes.min(self.threshold_bytes?) };
+        Some(Backed { bytes: kept_bytes.max(self.used_bytes), estimated: true })
+    }
+}
+
+/// All pools of one process.
+#[derive(Clone, Debug, Default)]
+pub struct Pools {
+    pools: Vec<Pool>,
+    by_handle: HashMap<u64, PoolId>,
+    defaults: BTreeMap<PoolSite, PoolId>,
+    current: BTreeMap<PoolSite, PoolId>,
+    /// Every pool call of the process was seen.
+    complete: bool,
+}
+
+impl Pools {
+    /// No pools yet; `complete` says that no pool call before now was missed.
+    pub fn new(complete: bool) -> Self {
+        Self { complete, ..Self::default() }
+    }
+
+    fn add(&mut self, kept: Kept, seen_from_start: bool) -> PoolId {
+        // The threshold of a new pool is 0 (cuda.h).
+        let threshold_bytes = seen_from_start.then_some(0);
+        self.pools.push(Pool { kept, used_bytes: 0, high_bytes: 0, threshold_bytes, told: false, destroyed: false });
+        let number = u32::try_from(self.pools.len()).ok().and_then(NonZeroU32::new);
+        PoolId(number.unwrap_or(NonZeroU32::MAX))
+    }
+
+    fn get_mut(&mut self, id: PoolId) -> Option<&mut Pool> {
+        self.pools.get_mut(usize::try_from(id.0.get()).ok()?.checked_sub(1)?)
+    }
+
+    /// `cuMemPoolCreate`.
+    pub fn create(&mut self, handle: u64, place: PoolPlace, device: DeviceRef) {
+        let id = self.add(kept_at(place, device), true);
+        self.by_handle.insert(handle, id);
+    }
+
+    /// `cuMemPoolImportFromShareableHandle`: its memory is the exporter's.
+    pub fn import(&mut self, handle: u64) {
+        let id = self.add(Kept::Elsewhere, true);
+        self.by_handle.insert(handle, id);
+    }
+
+    /// `cuMemPoolDestroy`: it goes with its last allocation; until then it gives back what is freed.
+    pub fn destroy(&mut self, handle: u64) {
+        let Some(id) = self.by_handle.remove(&handle) else { return };
+        // The device falls back to its default pool (cuda.h).
+        self.current.retain(|_, current| *current != id);
+        if let Some(pool) = self.get_mut(id) {
+            (pool.destroyed, pool.told) = (true, false);
+        }
+    }
+
+    /// `cuMemPoolTrimTo`.
+    pub fn trim(&mut self, handle: u64, keep_bytes: u64) {
+        if let Some(pool) = self.by_handle.get(&handle).copied().and_then(|id| self.get_mut(id)) {
+            pool.high_bytes = pool.high_bytes.min(keep_bytes).max(pool.used_bytes);
+            pool.told = false;
+        }
+    }
+
+    /// `cuMemPoolSetAttribute`.
+    pub fn set_attribute(&mut self, handle: u64, attribute: u32, value: u64, device: DeviceRef) {
+        if attribute == RELEASE_THRESHOLD {
+            let id = self.known(handle, device);
+            if let Some(pool) = self.get_mut(id) {
+                pool.threshold_bytes = Some(value);
+            }
+        }
+    }
+
+    /// `cuMemPoolGetAttribute`: what the driver told the program.
+    pub fn learn_attribute(&mut self, handle: u64, attribute: u32, value: u64, device: DeviceRef) {
+        let id = self.known(handle, device);
+        let Some(pool) = self.get_mut(id) else { return };
+        match attribute {
+            RELEASE_THRESHOLD => pool.threshold_bytes = Some(value),
+            HELD_BYTES => (pool.high_bytes, pool.told) = (value, true),
+            _ => {}
+        }
+    }
+
+    /// `cuDeviceSetMemPool`, `cuMemSetMemPool`.
+    pub fn set_current(&mut self, site: PoolSite, handle: u64) {
+        let id = self.known(handle, device_at(site));
+        self.current.insert(site, id);
+    }
+
+    /// The program learnt the handle of the pool that its driver made.
+    pub fn learn_default(&mut self, site: PoolSite, handle: u64) {
+        let id = match (self.by_handle.get(&handle), self.defaults.get(&site)) {
+            (Some(id), _) | (None, Some(id)) => *id,
+            (None, None) => self.add(kept_at_site(site), self.complete),
+        };
+        self.by_handle.insert(handle, id);
+        self.defaults.insert(site, id);
+    }
+
+    /// The program learnt the handle of the pool that is current: the default one, unless it has set another.
+    pub fn learn_current(&mut self, site: PoolSite, handle: u64) {
+        match self.by_handle.get(&handle) {
+            Some(id) => {
+                self.current.insert(site, *id);
+            }
+            None if self.current.contains_key(&site) || !self.complete => self.set_current(site, handle),
+            None => self.learn_default(site, handle),
+        }
+    }
+
+    /// A pool by its handle; one never heard of is older than our attach, and taken to be on this device.
+    fn known(&mut self, handle: u64, device: DeviceRef) -> PoolId {
+        if let Some(id) = self.by_handle.get(&handle) {
+            return *id;
+        }
+        let id = self.add(Kept::Here(Kind::Pool, device), false);
+        self.by_handle.insert(handle, id);
+        id
+    }
+
+    /// The pool with this handle, or the one that is current on a device.
+    pub fn of(&mut self, handle: Option<u64>, device: DeviceRef) -> PoolId {
+        if let Some(handle) = handle {
+            return self.known(handle, device);
+        }
+        let DeviceRef::Ordinal(ordinal) = device else {
+            // No site can be told, so every such allocation is taken from one pool.
+            return self.default_of(PoolSite::Place(PoolPlace { location: Location::Unknown, managed: false }));
+        };
+        let site = PoolSite::Device(ordinal);
+        self.current.get(&site).copied().unwrap_or_else(|| self.default_of(site))
+    }
+
+    fn default_of(&mut self, site: PoolSite) -> PoolId {
+        if let Some(id) = self.defaults.get(&site) {
+            return *id;
+        }
+        let id = self.add(kept_at_site(site), self.complete);
+        self.defaults.insert(site, id);
+        id
+    }
+
+    /// What is given out from a pool, and where it lies; `None` where it is another process's.
+    pub fn kept(&mut self, id: PoolId, device: DeviceRef) -> Option<(Kind, DeviceRef)> {
+        match self.get_mut(id)?.kept {
+            Kept::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
+            Kept::Here(kind, own) => Some((kind, own)),
+            Kept::Elsewhere => None,
+        }
+    }
+
+    /// So many bytes were given out.
+    pub fn take(&mut self, id: PoolId, bytes: u64) {
+        if let Some(pool) = self.get_mut(id) {
+            pool.used_bytes = pool.used_bytes.saturating_add(bytes);
+            pool.high_bytes = pool.high_bytes.max(pool.used_bytes);
+            pool.told = false;
+        }
+    }
+
+    /// And came back.
+    pub fn give_back(&mut self, id: PoolId, bytes: u64) {
+        if let Some(pool) = self.get_mut(id) {
+            pool.used_bytes = pool.used_bytes.saturating_sub(bytes);
+            pool.told = false;
+        }
+    }
+
+    /// What pools hold of a device; `None` where one of them cannot even be estimated.
+    pub fn backed_on(&self, device: DeviceRef) -> Option<Backed> {
+        let on_it = |pool: &&Pool| matches!(pool.kept, Kept::Here(Kind::Pool, own) if own == device);
+        self.pools.iter().filter(on_it).try_fold(Backed::default(), |sum, pool| {
+            let Backed { bytes, estimated } = pool.backed()?;
+            Some(Backed { bytes: sum.bytes.saturating_add(bytes), estimated: sum.estimated || estimated })
+        })
+    }
+}
+
+fn device_at(site: PoolSite) -> DeviceRef {
+    match site {
+        PoolSite::Device(ordinal) => DeviceRef::Ordinal(ordinal),
+        PoolSite::Place(place) => place.location.device().map_or(DeviceRef::Unknown, DeviceRef::Ordinal),
+    }
+}
+
+fn kept_at_site(site: PoolSite) -> Kept {
+    match site {
+        PoolSite::Device(ordinal) => Kept::Here(Kind::Pool, DeviceRef::Ordinal(ordinal)),
+        PoolSite::Place(place) => kept_at(place, DeviceRef::Unknown),
+    }
+}
+
+fn kept_at(place: PoolPlace, device: DeviceRef) -> Kept {
+    let on = |ordinal: Ordinal| DeviceRef::Ordinal(ordinal);
+    match (place.location, place.managed) {
+        (location, true) => Kept::Here(Kind::Managed, location.device().map_or(device, on)),
+        (Location::Device(ordinal), false) => Kept::Here(Kind::Pool, on(ordinal)),
+        (Location::Host, false) => Kept::Here(Kind::HostPhysical, DeviceRef::Unknown),
+        (Location::Unknown, false) => Kept::Here(Kind::Pool, device),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/pool.rs"]
+mod tests;

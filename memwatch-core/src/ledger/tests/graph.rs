@@ -1,0 +1,121 @@
+//! What graphs hold, told as stories of calls.
+
+use crate::ledger::tests::{MIB, Story};
+use crate::ledger::totals::Kind;
+use crate::test_calls::*;
+
+const STREAM: u64 = 0x51;
+const GRAPH: u64 = 0x6a;
+const RUN: u64 = 0x7a;
+
+fn begin_capture() -> TestCall {
+    call("cuStreamBeginCapture_v2", [STREAM, 0])
+}
+
+fn end_capture(graph: u64) -> TestCall {
+    call("cuStreamEndCapture", [STREAM, 0x7fff_0000]).out([graph, 0])
+}
+
+fn alloc_on(stream: u64, address: u64, bytes: u64) -> TestCall {
+    call("cuMemAllocAsync", [0x7fff_0000, bytes, stream]).out([address, 0])
+}
+
+fn free_on(stream: u64, address: u64) -> TestCall {
+    call("cuMemFreeAsync", [address, stream])
+}
+
+fn add_allocation_node(graph: u64, address: u64, bytes: u64) -> TestCall {
+    call("cuGraphAddMemAllocNode", [0x7fff_0000, graph, 0, 0, 0x7fff_0100]).out([bytes, address]).peek([
+        1,
+        pair(1, 0),
+        0,
+    ])
+}
+
+fn instantiate() -> TestCall {
+    call("cuGraphInstantiateWithFlags", [0x7fff_0000, GRAPH, 0]).out([RUN, 0])
+}
+
+fn launch() -> TestCall {
+    call("cuGraphLaunch", [RUN, STREAM])
+}
+
+fn held(story: &Story) -> u64 {
+    story.ledger.totals().whole().kind(Kind::Graph).live_bytes
+}
+
+#[test]
+fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_sum() {
+    let mut story = Story::on_device_0();
+    story.tell([begin_capture(), alloc_on(STREAM, 0xd0, 4 * MIB), free_on(STREAM, 0xd0), end_capture(GRAPH)]);
+    assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (0, 0, 4 * MIB));
+    assert!(!story.ledger.has_graph_memory());
+    story.tell([instantiate()]);
+    assert!(story.ledger.has_graph_memory(), "from here on its launches matter");
+    story.tell([launch(), launch()]);
+    assert_eq!((held(&story), story.live()), (4 * MIB, 0));
+    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
+    assert_eq!((held(&story), story.ledger.graph_node_bytes(), story.frees()), (0, 0, (0, 0, 0)));
+}
+
+#[test]
+fn another_stream_goes_on_as_ever_during_a_capture() {
+    let mut story = Story::on_device_0();
+    story.tell([begin_capture(), alloc_on(0x52, 0xd0, MIB), mem_alloc(0xd1, MIB), end_capture(GRAPH)]);
+    story.tell([alloc_on(STREAM, 0xd2, MIB)]);
+    assert_eq!(story.live(), 3 * MIB);
+}
+
+#[test]
+fn a_node_that_the_graph_does_not_free_stays_until_a_call_frees_it() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
+    assert_eq!(held(&story), 4 * MIB);
+    story.tell([mem_free(0xd0)]);
+    assert_eq!((held(&story), story.frees()), (0, (0, 0, 0)), "no allocation of the process's own was freed");
+}
+
+#[test]
+fn nodes_of_any_kind_are_told_apart_by_their_first_word() {
+    let any = |kind: u32, words: [u64; 5], outs: [u64; 2]| {
+        let peek = [pair(kind, 0), words[1], words[2], words[3], words[4]];
+        call("cuGraphAddNode_v2", [0x7fff_0000, GRAPH, 0, 0, 0, 0x7fff_0100]).out(outs).peek(peek)
+    };
+    let mut story = Story::on_device_0();
+    story.tell([any(10, [0, 0, 1, pair(1, 1), 0], [4 * MIB, 0xd0]), any(0, [0; 5], [7, 7])]);
+    story.tell([any(11, [0, 0, 0xd0, 0, 0], [9, 9]), instantiate(), launch()]);
+    assert_eq!(held(&story), 4 * MIB);
+    assert_eq!(story.device(1).kind(Kind::Graph).live_bytes, 4 * MIB, "where its pool properties say");
+    story.tell([call("cuGraphExecDestroy", [RUN])]);
+    assert_eq!(held(&story), 0, "the graph frees it itself");
+}
+
+#[test]
+fn a_trim_takes_what_no_launch_has_left_allocated() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.tell([call("cuDeviceGraphMemTrim", [1])]);
+    assert_eq!(held(&story), 6 * MIB, "another device");
+    story.tell([call("cuDeviceGraphMemTrim", [0])]);
+    assert_eq!(held(&story), 4 * MIB);
+}
+
+#[test]
+fn a_capture_that_fails_leaves_nothing_and_ends() {
+    let mut story = Story::on_device_0();
+    story.tell([begin_capture(), alloc_on(STREAM, 0xd0, MIB), end_capture(0).failing(900)]);
+    story.tell([alloc_on(STREAM, 0xd0, MIB)]);
+    assert_eq!((story.live(), story.ledger.graph_node_bytes()), (MIB, 0));
+}
+
+#[test]
+fn an_address_that_something_else_gets_is_a_graphs_no_longer() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch(), mem_alloc(0xd0, MIB)]);
+    assert_eq!((held(&story), story.live()), (0, MIB));
+    story.tell([mem_free(0xd0)]);
+    assert_eq!((story.live(), story.frees()), (0, (1, 0, 0)));
+}

@@ -1,0 +1,97 @@
+//! Every family of the driver API through real uprobes, alone and in a crowd: memwatch's numbers are the simulator's, to the byte.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use memwatch_common::probes::{PROBES, When};
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::scenarios::{PROLOGUE, PROLOGUE_COVERS, SCENARIOS, Scenario};
+use memwatch_tests::{Gpu, Shape, Watch, Workload};
+
+/// How many threads run a scenario at once, and how often each.
+const THREADS: usize = 32;
+const TURNS: usize = 4;
+
+/// Runs one command as the only thread, numbered 0; `!` says that it must be refused.
+fn run(workload: &mut Workload, line: &str) {
+    let (line, must_fail) = line.strip_prefix('!').map_or((line, false), |line| (line, true));
+    let answer = workload.ask(&line.replace('$', "0"));
+    assert_eq!(answer["result"] != 0, must_fail, "{line}: {answer}");
+    assert!(answer["error"].is_null(), "{line}: {answer}");
+}
+
+fn start(gpu: &Gpu) -> Workload {
+    let mut workload = gpu.workload();
+    PROLOGUE.iter().for_each(|line| run(&mut workload, line));
+    workload
+}
+
+fn alone(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario, agreement: Agreement) {
+    let mut workload = start(gpu);
+    for step in scenario.steps {
+        step.iter().for_each(|line| run(&mut workload, line));
+        assert_agrees(gpu, watch, &workload, agreement);
+    }
+    workload.end();
+}
+
+fn together(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario) {
+    let mut workload = start(gpu);
+    let script = gpu.directory().join("storm");
+    let lines: Vec<&str> = ["device 0"].into_iter().chain(scenario.steps.concat()).collect();
+    std::fs::write(&script, lines.join("\n")).expect("a script in the temporary directory");
+    let answer = workload.ask(&format!("storm {THREADS} {TURNS} {}", script.display()));
+    assert_eq!((&answer["result"], &answer["failed"]), (&0.into(), &0.into()), "{}: {answer}", scenario.name);
+    assert_agrees(gpu, watch, &workload, Agreement::ExceptPeaks);
+    workload.end();
+}
+
+fn agrees(shape: Shape, options: &[&str], agreement: Agreement) {
+    let Some(gpu) = Gpu::new(shape) else { return };
+    let mut watch = gpu.watch(options);
+    for scenario in SCENARIOS {
+        eprintln!("{shape:?} {options:?}: {}", scenario.name);
+        alone(&gpu, &mut watch, scenario, agreement);
+        if !scenario.alone {
+            together(&gpu, &mut watch, scenario);
+        }
+    }
+}
+
+#[test]
+fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_cmp() {
+    agrees(Shape::Cmp, &[], Agreement::CallsOnly);
+}
+
+#[test]
+fn every_family_agrees_with_the_driver_on_prologues_that_begin_with_push() {
+    agrees(Shape::Push, &[], Agreement::Exact);
+}
+
+#[test]
+fn every_family_agrees_with_the_driver_through_classic_uprobes() {
+    agrees(Shape::Push, &["--classic-uprobes"], Agreement::CallsOnly);
+}
+
+#[test]
+fn every_probed_function_has_a_scenario_that_really_calls_it() {
+    let covered: BTreeSet<&str> =
+        SCENARIOS.iter().flat_map(|scenario| scenario.covers).chain(PROLOGUE_COVERS).copied().collect();
+    let rows: BTreeSet<&str> = PROBES.iter().map(|probe| probe.symbol).collect();
+    assert_eq!(covered, rows, "left: in a scenario, right: in the table");
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    for scenario in SCENARIOS {
+        let log = gpu.directory().join("calls");
+        let mut command: Command = gpu.workload_command();
+        command.env("GPUSIM_CALLS", &log);
+        let mut workload = Workload::start(command);
+        PROLOGUE.iter().chain(scenario.steps.iter().copied().flatten()).for_each(|line| run(&mut workload, line));
+        workload.end();
+        let called = std::fs::read_to_string(&log).expect("the simulator's list of called functions");
+        for symbol in scenario.covers.iter().chain(PROLOGUE_COVERS) {
+            assert!(called.lines().any(|line| line == *symbol), "{} does not call {symbol}", scenario.name);
+        }
+        std::fs::remove_file(&log).expect("it is ours");
+    }
+    assert!(PROBES.iter().any(|probe| probe.when != When::Always), "rows on demand are rows");
+}
