@@ -22,14 +22,18 @@ fn run(workload: &mut Workload, line: &str) {
 
 fn start(gpu: &Gpu) -> Workload {
     let mut workload = gpu.workload();
-    PROLOGUE.iter().for_each(|line| run(&mut workload, line));
+    for line in PROLOGUE {
+        run(&mut workload, line);
+    }
     workload
 }
 
 fn alone(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario, agreement: Agreement) {
     let mut workload = start(gpu);
     for step in scenario.steps {
-        step.iter().for_each(|line| run(&mut workload, line));
+        for line in *step {
+            run(&mut workload, line);
+        }
         assert_agrees(gpu, watch, &workload, agreement);
     }
     workload.end();
@@ -85,7 +89,9 @@ fn every_probed_function_has_a_scenario_that_really_calls_it() {
         let mut command: Command = gpu.workload_command();
         command.env("GPUSIM_CALLS", &log);
         let mut workload = Workload::start(command);
-        PROLOGUE.iter().chain(scenario.steps.iter().copied().flatten()).for_each(|line| run(&mut workload, line));
+        for line in PROLOGUE.iter().chain(scenario.steps.iter().copied().flatten()) {
+            run(&mut workload, line);
+        }
         workload.end();
         let called = std::fs::read_to_string(&log).expect("the simulator's list of called functions");
         for symbol in scenario.covers.iter().chain(PROLOGUE_COVERS) {
