@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
@@ -26,6 +27,12 @@ fn paths(report: &Report) -> Vec<&str> {
     libraries.iter().filter_map(|library| library["path"].as_str()).collect()
 }
 
+/// What is told of the library at a path.
+fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
+    let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
+    libraries.find(|library| library["path"] == text(path)).unwrap_or_else(|| panic!("no {path:?}: {report:#?}"))
+}
+
 fn assert_probed(report: &Report) {
     for library in report.json()["coverage"]["libraries"].as_array().expect("libraries") {
         assert_eq!(library["error"], Value::Null, "{library:#}");
@@ -43,6 +50,36 @@ fn assert_counted_once(gpu: &Gpu, watch: &mut Watch, workloads: &mut [&mut Workl
         let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
         assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
         assert_eq!((on_gpu.number("allocations"), on_gpu.number("frees")), (4, 1), "{report:#?}");
+    }
+}
+
+mod mapping {
+    use std::fs::File;
+    use std::os::fd::AsRawFd as _;
+    use std::path::Path;
+
+    /// The first page of a file, mapped into this process as code that nobody runs.
+    pub(super) struct Executable(*mut libc::c_void);
+
+    const PAGE_BYTES: usize = 4096;
+
+    impl Executable {
+        pub(super) fn of(path: &Path) -> Self {
+            let file = File::open(path).expect("the file is there");
+            let protection = libc::PROT_READ | libc::PROT_EXEC;
+            let (nowhere, descriptor) = (std::ptr::null_mut(), file.as_raw_fd());
+            // SAFETY: a new mapping, at a place that the kernel chooses, of a file that is open.
+            let address = unsafe { libc::mmap(nowhere, PAGE_BYTES, protection, libc::MAP_PRIVATE, descriptor, 0) };
+            assert_ne!(address, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+            Self(address)
+        }
+    }
+
+    impl Drop for Executable {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is ours, and nothing points into it.
+            unsafe { libc::munmap(self.0, PAGE_BYTES) };
+        }
     }
 }
 
@@ -131,12 +168,29 @@ fn a_library_deleted_or_replaced_under_a_job_is_probed_all_the_same() {
     }
 }
 
-#[test]
-fn a_library_that_appears_while_everybody_is_watched_gets_its_probes() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
-    let mut watch = Watch::start(gpu.searching_memwatch(&[]));
-    let mut workload = gpu.workload();
-    workload.run(&["uuid 0", "device 0", "alloc early 4M"]);
+/// Stops a process while something happens that must be over before it looks.
+fn while_stopped<R>(tgid: u32, happens: impl FnOnce() -> R) -> R {
+    let send = |signal| {
+        let tgid = libc::pid_t::try_from(tgid).expect("a process id");
+        // SAFETY: the process is a child of this test, and was not waited for.
+        assert_eq!(unsafe { libc::kill(tgid, signal) }, 0);
+    };
+    send(libc::SIGSTOP);
+    let result = happens();
+    send(libc::SIGCONT);
+    result
+}
+
+/// A library appears while everybody is watched, and its process allocates before memwatch has had time to look.
+fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Option<(Value, Duration)> {
+    let gpu = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)?;
+    let mut watch = Watch::start(gpu.searching_memwatch(options));
+    let (mut workload, missed) = while_stopped(watch.tgid(), || {
+        let mut workload = ready(gpu.workload());
+        let begin = Instant::now();
+        workload.run(&["uuid 0", "device 0", "alloc early 4M"]);
+        (workload, begin.elapsed())
+    });
     let path = gpu.libcuda();
     watch.until(|report| paths(report).contains(&text(&path)));
     workload.run(&["alloc late 6M"]);
@@ -148,4 +202,83 @@ fn a_library_that_appears_while_everybody_is_watched_gets_its_probes() {
     assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
     assert_eq!(process.only_gpu().number("unexplained_bytes"), 4 * MIB + memwatch_tests::CONTEXT_BYTES);
     assert!(process.is_exact());
+    assert_eq!(report.json()["coverage"]["discovery"], discovery);
+    Some((library(&report, &path).clone(), missed))
+}
+
+#[test]
+fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_told() {
+    let Some((library, missed)) = appears_while_everybody_is_watched(&[], "mapping_records") else { return };
+    let gap_ns = library["gap_ns"].as_u64().unwrap_or_else(|| panic!("no gap: {library:#}"));
+    // It was mapped before the first of the calls that were missed, and probed after the last.
+    assert!(u128::from(gap_ns) > missed.as_nanos(), "{gap_ns} ns, but {missed:?} were missed");
+}
+
+#[test]
+fn without_mapping_records_a_library_that_appears_is_found_by_looking() {
+    let found = appears_while_everybody_is_watched(&["--poll-libraries"], "polling");
+    let Some((library, _)) = found else { return };
+    // Nobody knows when it was mapped.
+    assert_eq!(library["gap_ns"], Value::Null);
+}
+
+#[test]
+fn a_library_probed_before_anybody_mapped_it_has_no_gap() {
+    let Some(gpu) = Gpu::new(Shape::Push).map(Gpu::with_own_libcuda) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    assert_eq!(report.process(workload.tgid()).expect("it is reported").0["from_start"], true);
+    assert_eq!(library(&report, &gpu.libcuda())["gap_ns"], Value::Null);
+}
+
+#[test]
+fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_there() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut workload = ready(gpu.workload());
+    let mut watch = search_for(&gpu, &[&workload]);
+    let next = gpu.directory().join("next");
+    fs::create_dir(&next).expect("a directory in the temporary one");
+    fs::copy(gpu.libcuda(), next.join("libcuda.so.1")).expect("a copy of the library");
+    // The same process, after an exec, with the library of another place.
+    let words = format!("exec /usr/bin/env LD_LIBRARY_PATH={} {}", text(&next), text(&gpu.workload_program()));
+    workload.tell(&words);
+    workload.ask("tgid");
+    watch.until(|report| paths(report).len() == 2);
+    assert_counted_once(&gpu, &mut watch, &mut [&mut workload]);
+}
+
+/// The first bytes of a 32-bit ELF file, and a page to map.
+fn write_32_bit_library(path: &Path) {
+    let mut contents = b"\x7fELF\x01\x01\x01".to_vec();
+    contents.resize(4096, 0);
+    fs::write(path, contents).expect("a file in the temporary directory");
+}
+
+const LEFT_OUT: &str = "32-bit library: only 64-bit processes are watched";
+
+fn errors(report: &Report) -> Vec<(&str, &str)> {
+    let libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries");
+    let left_out = libraries.iter().filter_map(|library| Some((library["path"].as_str()?, library["error"].as_str()?)));
+    left_out.collect()
+}
+
+#[test]
+fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let named = gpu.directory().join("libcuda.so.32");
+    write_32_bit_library(&named);
+    let once = gpu.run_memwatch(&["--libcuda", text(&named), "ps", "--json"]);
+    assert_eq!(once.code, 0, "{once:#?}");
+    assert!(errors(&Report::parse(&once.stdout)).contains(&(text(&named), LEFT_OUT)), "{once:#?}");
+
+    let mut watch = gpu.watch(&[]);
+    let mapped = gpu.directory().join("libcuda.so.1");
+    write_32_bit_library(&mapped);
+    // This test's own process executes it.
+    let _mapping = mapping::Executable::of(&mapped);
+    watch.until(|report| errors(report).contains(&(text(&mapped), LEFT_OUT)));
+    let mut beside = gpu.workload();
+    assert_counted_once(&gpu, &mut watch, &mut [&mut beside]);
 }

@@ -15,9 +15,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub(crate) use identity::FileIdentity;
 use maps::Mapping;
+pub(super) use maps::is_library;
+
+/// How the driver library's file names begin: this alone, or followed by a dot and a version.
+pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
 
 /// One read of a `maps` file; the kernel fills a page or more at a time.
 const MAPS_BUFFER_BYTES: usize = 32 << 10;
@@ -25,8 +30,6 @@ const MAPS_BUFFER_BYTES: usize = 32 << 10;
 /// A driver library file that can be probed.
 #[derive(Debug, Clone)]
 pub(crate) struct LibraryFile {
-    /// A path this process can open. Through `/proc/<tgid>/…` it lasts as long as that process.
-    pub(crate) path: PathBuf,
     /// The file's own path where it was found, printable: control characters are escaped.
     pub(crate) display: String,
     /// Tells whether two finds are one file.
@@ -35,6 +38,15 @@ pub(crate) struct LibraryFile {
     pub(crate) deleted: bool,
     /// The processes that execute it, in ascending order; may be empty for a file of the host.
     pub(crate) mapped_by: Vec<u32>,
+    /// The file itself, opened with `O_PATH`: it stays even if the process it was found through ends.
+    opened: Arc<File>,
+}
+
+impl LibraryFile {
+    /// A path that leads to the file as long as this lives, whoever ends or renames it meanwhile.
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd()))
+    }
 }
 
 /// A file that carries the name but is not probed.
@@ -46,6 +58,15 @@ pub(crate) struct LeftOut {
     pub(crate) reason: LeftOutReason,
     /// The processes that execute it, in ascending order.
     pub(crate) mapped_by: Vec<u32>,
+    /// The user has named it.
+    pub(crate) named: bool,
+}
+
+impl LeftOut {
+    /// Whether anybody misses it: 32-bit copies that nobody uses lie beside the others on many machines.
+    pub(crate) fn concerns_somebody(&self) -> bool {
+        self.named || !self.mapped_by.is_empty()
+    }
 }
 
 /// Why a library file is not probed.
@@ -91,7 +112,7 @@ impl LibraryScan {
         Self {
             proc_root: proc_root.into(),
             host_root: PathBuf::from("/"),
-            stem: "libcuda.so".to_owned(),
+            stem: LIBRARY_STEM.to_owned(),
             named: Vec::new(),
         }
     }
@@ -138,6 +159,15 @@ impl LibraryScan {
         discovery
     }
 
+    /// The same for several processes.
+    pub(crate) fn scan_processes(&self, tgids: &[u32]) -> Discovery {
+        let mut discovery = Discovery::default();
+        for &tgid in tgids {
+            self.add_process(tgid, &mut discovery);
+        }
+        discovery
+    }
+
     /// Finds the files the user has named and those in the host's usual places.
     pub(crate) fn scan_host(&self) -> Discovery {
         let mut discovery = Discovery::default();
@@ -145,16 +175,19 @@ impl LibraryScan {
             match open_regular(path) {
                 Ok((file, identity)) => {
                     let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-                    discovery.add(&file, identity, Find::on_host(&path));
+                    discovery.add(file, identity, Find { named: true, ..Find::on_host(&path) });
                 }
-                Err(error) => discovery.leave_out(&Find::on_host(path), LeftOutReason::Unreadable(error.kind())),
+                Err(error) => {
+                    let find = Find { named: true, ..Find::on_host(path) };
+                    discovery.leave_out(&find, LeftOutReason::Unreadable(error.kind()));
+                }
             }
         }
         for path in host::candidates(&self.host_root, &self.stem) {
             // Most of the places do not exist on any one machine.
             if let Ok((file, identity)) = open_regular(&path) {
                 let path = fs::canonicalize(&path).unwrap_or(path);
-                discovery.add(&file, identity, Find::on_host(&path));
+                discovery.add(file, identity, Find::on_host(&path));
             }
         }
         discovery
@@ -175,7 +208,7 @@ impl LibraryScan {
             Ok(mappings) => {
                 discovery.processes += 1;
                 for mapping in mappings {
-                    self.add_mapping(tgid, &process, &mapping, discovery);
+                    discovery.add_mapping(tgid, &process, &mapping);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => discovery.processes_denied += 1,
@@ -183,61 +216,59 @@ impl LibraryScan {
             Err(_) => {}
         }
     }
-
-    fn add_mapping(&self, tgid: u32, process: &Path, mapping: &Mapping, discovery: &mut Discovery) {
-        let display = printable(&mapping.path);
-        let mut find = Find { path: PathBuf::new(), display, deleted: mapping.deleted, tgid: Some(tgid) };
-        let Some((path, file, identity)) = open_mapped(process, mapping) else {
-            if process.exists() {
-                discovery.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
-            }
-            return;
-        };
-        // The host's path, where it leads to the same file, outlives the process.
-        let on_host = host::below(&self.host_root, &mapping.path);
-        let same = open_regular(&on_host).is_ok_and(|(_, other)| other.is_same_file(&identity));
-        find.path = if same { on_host } else { path };
-        discovery.add(&file, identity, find);
-    }
 }
 
 /// One sighting of a file.
 struct Find {
-    path: PathBuf,
     display: String,
     deleted: bool,
     tgid: Option<u32>,
+    named: bool,
 }
 
 impl Find {
     fn on_host(path: &Path) -> Self {
         let display = printable(path.as_os_str().as_bytes());
-        Self { path: path.to_owned(), display, deleted: false, tgid: None }
+        Self { display, deleted: false, tgid: None, named: false }
     }
 }
 
 impl Discovery {
-    fn add(&mut self, file: &File, identity: FileIdentity, find: Find) {
+    fn add_mapping(&mut self, tgid: u32, process: &Path, mapping: &Mapping) {
+        let display = printable(&mapping.path);
+        let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false };
+        let Some((file, identity)) = open_mapped(process, mapping) else {
+            if process.exists() {
+                self.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
+            }
+            return;
+        };
+        self.add(file, identity, find);
+    }
+
+    fn add(&mut self, file: File, identity: FileIdentity, find: Find) {
         if let Some(known) = self.files.iter_mut().find(|known| known.identity.is_same_file(&identity)) {
             insert(&mut known.mapped_by, find.tgid);
             return;
         }
-        if let Err(reason) = check_class(file) {
+        if let Err(reason) = check_class(&file) {
             self.leave_out(&find, reason);
             return;
         }
-        let Find { path, display, deleted, tgid } = find;
-        self.files.push(LibraryFile { path, display, identity, deleted, mapped_by: tgid.into_iter().collect() });
+        let Find { display, deleted, tgid, named: _ } = find;
+        let (mapped_by, opened) = (tgid.into_iter().collect(), Arc::new(file));
+        self.files.push(LibraryFile { display, identity, deleted, mapped_by, opened });
     }
 
     fn leave_out(&mut self, find: &Find, reason: LeftOutReason) {
         let same = |known: &&mut LeftOut| known.reason == reason && known.display == find.display;
         if let Some(known) = self.left_out.iter_mut().find(same) {
             insert(&mut known.mapped_by, find.tgid);
+            known.named |= find.named;
             return;
         }
         let mapped_by = find.tgid.into_iter().collect();
-        self.left_out.push(LeftOut { display: find.display.clone(), reason, mapped_by });
+        self.left_out.push(LeftOut { display: find.display.clone(), reason, mapped_by, named: find.named });
     }
 }
 
@@ -251,14 +282,12 @@ fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
 
 /// Opens the file behind a mapping. `map_files` is exact, even for a deleted file; where it is
 /// not permitted, the path below the process's root serves if the inode agrees.
-fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(PathBuf, File, FileIdentity)> {
-    let exact = process.join("map_files").join(&mapping.range);
-    if let Ok((file, identity)) = open_regular(&exact) {
-        return Some((exact, file, identity));
-    }
-    let named = host::below(&process.join("root"), &mapping.path);
-    let (file, identity) = open_regular(&named).ok()?;
-    (identity.inode() == mapping.inode).then_some((named, file, identity))
+fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
+    let exact = open_regular(&process.join("map_files").join(&mapping.range));
+    exact.ok().or_else(|| {
+        let named = host::below(&process.join("root"), &mapping.path);
+        open_regular(&named).ok().filter(|(_, identity)| identity.inode() == mapping.inode)
+    })
 }
 
 /// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)
