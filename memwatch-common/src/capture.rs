@@ -113,6 +113,8 @@ pub struct Frame {
     pub peek: [u64; PEEK_WORDS],
     /// 1 where those words could not be read at entry.
     pub peek_failed: u64,
+    /// How often the entry was reported again (one file attached to under two identities): so often its return will be, too.
+    pub echoes: u64,
 }
 
 /// The watched calls one thread is inside of, outermost first.
@@ -172,6 +174,7 @@ pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_point
         args: *args,
         peek: peeked.unwrap_or([0; PEEK_WORDS]),
         peek_failed: u64::from(peeked.is_none()),
+        echoes: 0,
     };
     match kernel.with_in_flight(thread, |calls| push(calls, &frame) || push_over_unarmed(kernel, calls, &frame)) {
         Some(true) => {}
@@ -202,13 +205,35 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
     let mut placed = false;
     for slot in &mut calls.frames {
         if placed {
-            slot.stack_pointer = 0;
+            clear(slot);
         } else if slot.stack_pointer <= frame.stack_pointer {
-            *slot = *frame;
+            let again = slot.stack_pointer == frame.stack_pointer && slot.probe == frame.probe;
+            let echoes = if again { slot.echoes + 1 } else { 0 };
+            *slot = Frame { echoes, ..*frame };
             placed = true;
         }
     }
     placed
+}
+
+/// Nothing of this frame's call is expected any more.
+#[inline(always)]
+fn clear(slot: &mut Frame) {
+    slot.stack_pointer = 0;
+    slot.echoes = 0;
+}
+
+/// Whether this return was reported already: its frame has been taken, and its entry had been reported as often as this.
+#[inline(always)]
+fn is_echo(calls: &mut InFlight, probe: u16) -> bool {
+    let mut found = false;
+    for slot in &mut calls.frames {
+        if !found && slot.stack_pointer == 0 && slot.probe == u64::from(probe) && slot.echoes > 0 {
+            slot.echoes -= 1;
+            found = true;
+        }
+    }
+    found
 }
 
 /// At a watched function's return: completes the record and hands it on.
@@ -221,12 +246,12 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     let (probe, plan) = CapturePlan::from_cookie(cookie);
     let popped = kernel.with_existing_in_flight(thread, |calls| {
         let straddles = calls.frames[0].entered_ns < kernel.armed_ns();
-        pop(calls, probe, stack_pointer).ok_or(straddles)
+        pop(calls, probe, stack_pointer).ok_or_else(|| straddles || is_echo(calls, probe))
     });
     let frame = match popped {
         Some(Ok(frame)) => frame,
         // Not seen entering since all probes are in place, the thread was inside the call when they came, and another tracer's return
-        // probe on the same function brought it here: that call is older than the watch.
+        // probe on the same function brought it here: that call is older than the watch. Or this very return was reported before.
         None | Some(Err(true)) => return,
         Some(Err(false)) => {
             kernel.lose(thread.tgid, Loss::ReturnWithoutEntry);
@@ -278,7 +303,7 @@ fn pop(calls: &mut InFlight, probe: u16, stack_pointer: u64) -> Option<Frame> {
     let mut found = None;
     for slot in &mut calls.frames {
         if found.is_some() {
-            slot.stack_pointer = 0;
+            clear(slot);
         } else if slot.probe == u64::from(probe)
             && slot.stack_pointer != 0
             && stack_pointer.wrapping_sub(slot.stack_pointer) <= 8

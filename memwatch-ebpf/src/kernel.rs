@@ -55,6 +55,7 @@ static NOTHING_IN_FLIGHT: InFlight = InFlight {
         args: [0; 6],
         peek: [0; 5],
         peek_failed: 0,
+        echoes: 0,
     }; memwatch_common::capture::NESTING],
 };
 
