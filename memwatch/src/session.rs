@@ -35,6 +35,9 @@ const NVML_STALE: Duration = Duration::from_secs(10);
 /// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
 const RHYTHM: Duration = Duration::from_millis(20);
 
+/// `/proc/PID/stat` tells a start to 10 ms, cut off: two readings of one start differ by less.
+const START_RESOLUTION_NS: u64 = 20_000_000;
+
 /// What to watch, and how.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
@@ -242,7 +245,8 @@ impl Session {
     /// Everything known now.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.pump();
-        for loss in self.losses.poll() {
+        let processes = &self.processes;
+        for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
             self.pipeline.step(loss);
         }
         let now_ns = clock::boottime_ns();
@@ -323,7 +327,10 @@ fn feed(
     match record {
         // Read even for a number that is known: its exit may be among the lost records, and this another process.
         Record::Process(event) if event.event() == Some(ProcessEvent::FirstCall) => {
-            if let Some(facts) = processes.facts(event.tgid, targets.contains(&event.tgid)) {
+            let facts = processes.facts(event.tgid, targets.contains(&event.tgid));
+            // The number may be another process's by now, which will have a first call of its own.
+            let own = |facts: &ProcessFacts| facts.start_ns.abs_diff(event.start_ns) <= START_RESOLUTION_NS;
+            if let Some(facts) = facts.filter(|facts| event.start_ns == 0 || own(facts)) {
                 pipeline.step(Input::Process(facts));
             }
         }

@@ -10,7 +10,7 @@ mod identity;
 mod maps;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -146,7 +146,7 @@ impl LibraryScan {
     /// processes the scan goes on and counts them in [`Discovery::processes_denied`].
     pub(crate) fn scan_all(&self) -> Discovery {
         let mut discovery = self.scan_host();
-        for tgid in self.tgids() {
+        for tgid in numbers_in(&self.proc_root) {
             self.add_process(tgid, &mut discovery);
         }
         discovery
@@ -193,29 +193,46 @@ impl LibraryScan {
         discovery
     }
 
-    fn tgids(&self) -> Vec<u32> {
-        let entries = fs::read_dir(&self.proc_root).into_iter().flatten().flatten();
-        let mut tgids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        tgids.sort_unstable();
-        tgids
-    }
-
     fn add_process(&self, tgid: u32, discovery: &mut Discovery) {
         let process = self.proc_root.join(tgid.to_string());
-        let mappings = File::open(process.join("maps"))
-            .and_then(|maps| maps::library_mappings(BufReader::with_capacity(MAPS_BUFFER_BYTES, maps), &self.stem));
-        match mappings {
-            Ok(mappings) => {
-                discovery.processes += 1;
-                for mapping in mappings {
-                    discovery.add_mapping(tgid, &process, &mapping);
-                }
-            }
+        match self.mappings(&process) {
+            Ok(Some(mappings)) => discovery.add_mappings(tgid, &process, &mappings),
+            // The main thread has ended and has no memory any more; others may go on with the process's.
+            Ok(None) => self.add_by_threads(tgid, discovery),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => discovery.processes_denied += 1,
             // It has exited.
             Err(_) => {}
         }
     }
+
+    /// A thread has a directory of its own below `/proc`, though none that a listing shows.
+    fn add_by_threads(&self, tgid: u32, discovery: &mut Discovery) {
+        for tid in numbers_in(&self.proc_root.join(format!("{tgid}/task"))) {
+            let thread = self.proc_root.join(tid.to_string());
+            if let Ok(Some(mappings)) = self.mappings(&thread) {
+                return discovery.add_mappings(tgid, &thread, &mappings);
+            }
+        }
+        // A thread of the kernel, or a process that ends now.
+        discovery.processes += 1;
+    }
+
+    /// The library's mappings of a process or thread; `None` where it has no memory at all.
+    fn mappings(&self, process: &Path) -> io::Result<Option<Vec<Mapping>>> {
+        let mut maps = BufReader::with_capacity(MAPS_BUFFER_BYTES, File::open(process.join("maps"))?);
+        if maps.fill_buf()?.is_empty() {
+            return Ok(None);
+        }
+        maps::library_mappings(maps, &self.stem).map(Some)
+    }
+}
+
+/// The entries of a directory that are numbers, in ascending order.
+fn numbers_in(directory: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 /// One sighting of a file.
@@ -234,6 +251,13 @@ impl Find {
 }
 
 impl Discovery {
+    fn add_mappings(&mut self, tgid: u32, process: &Path, mappings: &[Mapping]) {
+        self.processes += 1;
+        for mapping in mappings {
+            self.add_mapping(tgid, process, mapping);
+        }
+    }
+
     fn add_mapping(&mut self, tgid: u32, process: &Path, mapping: &Mapping) {
         let display = printable(&mapping.path);
         let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false };

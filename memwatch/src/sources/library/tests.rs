@@ -126,6 +126,21 @@ fn without_map_files_the_process_s_root_serves_if_the_inode_agrees() {
 }
 
 #[test]
+fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
+    let machine = Machine::new();
+    let own = machine.file("container/lib/libcuda.so.1", ELF64);
+    // Thread 52 of process 50, whose own files are empty now.
+    machine.process(52, "container", b"/lib/libcuda.so.1", &own);
+    machine.file("proc/50/maps", b"");
+    for tid in [50, 52] {
+        fs::create_dir_all(machine.path(&format!("proc/50/task/{tid}"))).expect("a directory");
+    }
+    let discovery = machine.scan().scan_process(50);
+    assert_eq!(really(only(&discovery.files)), own);
+    assert_eq!((&discovery.files[0].mapped_by[..], discovery.processes), (&[50][..], 1));
+}
+
+#[test]
 fn hostile_paths_are_opened_and_shown_safely() {
     let machine = Machine::new();
     let name = OsStr::from_bytes(b"with space\nand \x1b[31m\xff");
