@@ -30,7 +30,9 @@ fn paths(report: &Report) -> Vec<&str> {
 /// What is told of the library at a path.
 fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
     let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
-    libraries.find(|library| library["path"] == text(path)).unwrap_or_else(|| panic!("no {path:?}: {report:#?}"))
+    libraries
+        .find(|library| library["path"] == text(path))
+        .unwrap_or_else(|| panic!("no {}: {report:#?}", path.display()))
 }
 
 fn assert_probed(report: &Report) {
@@ -281,4 +283,75 @@ fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() 
     watch.until(|report| errors(report).contains(&(text(&mapped), LEFT_OUT)));
     let mut beside = gpu.workload();
     assert_counted_once(&gpu, &mut watch, &mut [&mut beside]);
+}
+
+/// The command on its own overlay over the directory of the machine's library, as a container has one.
+fn on_an_overlay(gpu: &Gpu, empty: &Path) -> Option<Workload> {
+    let overlay = "mount -t overlay overlay -o \"lowerdir=$1:$2\" \"$1\"";
+    let libraries = gpu.libcuda().parent().expect("a directory").to_owned();
+    let command = after_mounting(overlay, &[text(&libraries), text(empty)], &gpu.workload_command())?;
+    Some(ready(Workload::start(command)))
+}
+
+#[test]
+fn a_file_probed_twice_has_each_call_counted_once() {
+    for options in [&[][..], &["--classic-uprobes"]] {
+        let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+        let empty = gpu.directory().join("empty");
+        fs::create_dir(&empty).expect("a directory in the temporary one");
+        let Some(mut first) = on_an_overlay(&gpu, &empty) else { return };
+        // This test's children to come are watched, too.
+        let targets = format!("{},{}", first.tgid(), std::process::id());
+        let words = [options, &["--pid", &targets]].concat();
+        let mut watch = Watch::start(gpu.searching_memwatch(&words));
+        first.run(&["uuid 0", "device 0", "alloc early 2M", "free early"]);
+        // A file that changes under an overlay looks like another one through the next: it gets probes again.
+        let file = fs::File::options().append(true).open(gpu.libcuda()).expect("the library is ours");
+        file.set_modified(std::time::SystemTime::now()).expect("a new time");
+        let Some(mut second) = on_an_overlay(&gpu, &empty) else { return };
+        let report = watch.until(|report| paths(report).len() == 2);
+        assert_probed(&report);
+        for workload in [&mut first, &mut second] {
+            workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
+            let report = assert_agrees(&gpu, &mut watch, workload, Agreement::ExceptPeaks);
+            let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
+            assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
+        }
+        let report = watch.settled();
+        let calls = |workload: &Workload| {
+            let on_gpu = report.process(workload.tgid()).expect("both are reported").only_gpu();
+            (on_gpu.number("allocations"), on_gpu.number("frees"))
+        };
+        assert_eq!((calls(&first), calls(&second)), ((5, 2), (4, 1)), "{report:#?}");
+    }
+}
+
+#[test]
+fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let place = gpu.directory().join("in container");
+    fs::create_dir(&place).expect("a directory in the temporary one");
+    let mut watch = gpu.watch(&[]);
+    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
+    let mut job = gpu.workload_command();
+    job.env("LD_LIBRARY_PATH", &place);
+    let Some(command) = after_mounting(copy, &[text(&place), text(&gpu.libcuda())], &job) else { return };
+    let mut inside = ready(Workload::start(command));
+    let copied = place.join("libcuda.so.1");
+    let report = watch.until(|report| paths(report).contains(&text(&copied)));
+    assert!(library(&report, &copied)["gap_ns"].is_u64(), "{report:#?}");
+    assert_counted_once(&gpu, &mut watch, &mut [&mut inside]);
+}
+
+#[test]
+fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_ones_too() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut old = ready(gpu.workload());
+    let (file, newer) = (gpu.libcuda(), gpu.directory().join("newer"));
+    fs::copy(&file, &newer).expect("a copy of the library");
+    fs::rename(&newer, &file).expect("the library is ours");
+    let mut new = ready(gpu.workload());
+    watch.until(|report| paths(report).iter().filter(|path| **path == text(&file)).count() == 2);
+    assert_counted_once(&gpu, &mut watch, &mut [&mut old, &mut new]);
 }
