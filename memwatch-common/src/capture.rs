@@ -27,6 +27,8 @@ pub struct Frame {
     pub peek_failed: u64,
     /// What the entry took out of the books, to be put back if the call fails.
     pub debited: Booked,
+    /// How often the entry was reported again (one file attached to under two identities): so often its return will be, too.
+    pub echoes: u64,
 }
 
 /// An unused frame.
@@ -38,6 +40,7 @@ pub const NO_FRAME: Frame = Frame {
     peek: [0; PEEK_WORDS],
     peek_failed: 0,
     debited: Booked { bytes: 0, probe: 0 },
+    echoes: 0,
 };
 
 /// An address in the kernel half's own books.
@@ -147,13 +150,37 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
     let mut placed = false;
     for slot in &mut calls.frames {
         if placed {
-            slot.stack_pointer = 0;
+            clear(slot);
         } else if slot.stack_pointer <= frame.stack_pointer {
-            *slot = *frame;
+            let again = slot.stack_pointer == frame.stack_pointer && slot.probe == frame.probe;
+            let echoes = if again { slot.echoes + 1 } else { 0 };
+            // What the first report of this entry took out of the books is what the call frees.
+            let debited = if again { slot.debited } else { frame.debited };
+            *slot = Frame { echoes, debited, ..*frame };
             placed = true;
         }
     }
     placed
+}
+
+/// Nothing of this frame's call is expected any more.
+#[inline(always)]
+fn clear(slot: &mut Frame) {
+    slot.stack_pointer = 0;
+    slot.echoes = 0;
+}
+
+/// Whether this return was reported already: its frame has been taken, and its entry had been reported as often as this.
+#[inline(always)]
+fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
+    let mut found = false;
+    for slot in frames {
+        if !found && slot.stack_pointer == 0 && slot.probe == u64::from(probe) && slot.echoes > 0 {
+            slot.echoes -= 1;
+            found = true;
+        }
+    }
+    found
 }
 
 /// At a watched function's return: completes the record and hands it on.
@@ -167,7 +194,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     let seen = kernel.with_existing_in_flight(thread, |calls| {
         let InFlight { frames, record } = calls;
         let straddles = frames[0].entered_ns < kernel.armed_ns();
-        let index = returning(frames, probe, stack_pointer).ok_or(straddles)?;
+        let index = returning(frames, probe, stack_pointer).ok_or_else(|| straddles || is_echo(frames, probe))?;
         let frame = &mut frames[index];
         *record = CallRecord {
             kind: RecordKind::Call as u8,
@@ -188,7 +215,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     });
     match seen {
         // Not seen entering since all probes are in place, the thread was inside the call when they came, and another tracer's return
-        // probe on the same function brought it here: that call is older than the watch.
+        // probe on the same function brought it here: that call is older than the watch. Or this very return was reported before.
         Some(Ok(()) | Err(true)) | None => {}
         Some(Err(false)) => kernel.lose(thread.tgid, Loss::ReturnWithoutEntry),
     }
@@ -231,7 +258,7 @@ fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> O
     let mut found = None;
     for (index, slot) in frames.iter_mut().enumerate() {
         if found.is_some() {
-            slot.stack_pointer = 0;
+            clear(slot);
         } else if slot.probe == u64::from(probe)
             && slot.stack_pointer != 0
             && stack_pointer.wrapping_sub(slot.stack_pointer) <= 8

@@ -207,6 +207,37 @@ fn one_call_seen_through_two_mounts_gives_one_record() {
     assert_eq!(kernel.emitted.borrow().len(), 1);
     on_return(&kernel, cookie, 0, STACK + 8);
     assert_eq!(kernel.emitted.borrow().len(), 1, "the second report of the return finds no frame");
+    assert!(kernel.lost.borrow().is_empty(), "and is no loss");
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(*kernel.lost.borrow(), [Loss::ReturnWithoutEntry], "a third one was not announced by an entry");
+}
+
+#[test]
+fn nested_calls_seen_through_two_mounts_give_one_record_each() {
+    let kernel = FakeKernel::default();
+    let cookie = |probe| CapturePlan::registers().cookie(probe);
+    for _ in 0..2 {
+        let twice = |probe, depth| (0..2).for_each(|_| on_enter(&kernel, cookie(probe), &[1; 6], STACK - depth));
+        twice(1, 0);
+        twice(2, 64);
+        (0..2).for_each(|_| on_return(&kernel, cookie(2), 0, STACK - 64 + 8));
+        (0..2).for_each(|_| on_return(&kernel, cookie(1), 0, STACK + 8));
+    }
+    let probes: Vec<_> = kernel.emitted.borrow().iter().map(|record| record.probe).collect();
+    assert_eq!(probes, [2, 1, 2, 1]);
+    assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn an_echo_that_never_came_does_not_hide_a_later_loss() {
+    let kernel = FakeKernel::default();
+    let cookie = CapturePlan::registers().cookie(7);
+    on_enter(&kernel, cookie, &[1; 6], STACK);
+    on_enter(&kernel, cookie, &[1; 6], STACK);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    kernel.call(CapturePlan::registers(), [1; 6], 0);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(*kernel.lost.borrow(), [Loss::ReturnWithoutEntry]);
 }
 
 #[test]

@@ -129,6 +129,8 @@ pub struct Coverage {
     pub libraries: Vec<LibraryCoverage>,
     /// How the probes hang in the kernel: `uprobe_multi` or `uprobe`.
     pub mechanism: &'static str,
+    /// How library files that appear later are found: `mapping_records` (the kernel's, within 20 ms) or `polling` (every 2 s).
+    pub discovery: &'static str,
 }
 
 /// The probes on one library file.
@@ -146,4 +148,7 @@ pub struct LibraryCoverage {
     pub probes_missing: Vec<String>,
     /// Why nothing is attached, where nothing is.
     pub error: Option<String>,
+    /// From the first mapping of the file to its last probe: calls of those who had it mapped went unseen so long, nanoseconds.
+    /// `None` where nobody had mapped it, or nobody knows when.
+    pub gap_ns: Option<u64>,
 }

@@ -5,7 +5,7 @@ use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_cgroup_id, bpf_get_current_task};
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::debug;
-use memwatch_common::capture::Kernel;
+use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind};
 
@@ -64,6 +64,10 @@ pub(crate) fn on_new_task(context: &RawTracePointContext) -> i32 {
 #[inline(always)]
 pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
+    // The thread that called exec has the leader's tid from here on: what it was inside of under its old one is gone as well.
+    let old_tid: u32 = context.arg(1);
+    Bpf::drop_in_flight(thread);
+    Bpf::drop_in_flight(Thread { tid: old_tid, ..thread });
     if Bpf::is_known(thread.tgid) {
         let closed = Bpf::close_books(thread.tgid);
         report(context, ProcessEvent::Exec, thread.tgid, 0, closed);
@@ -75,11 +79,12 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
 #[inline(always)]
 pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
+    // Also of a process not known yet: it may end inside its first call.
+    let calls = Bpf::drop_in_flight(thread);
     if !Bpf::is_known(thread.tgid) {
         return 0;
     }
     let task: *const u8 = context.arg(0);
-    let calls = Bpf::drop_in_flight(thread);
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
     let live = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load())
         .and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));

@@ -98,6 +98,7 @@ pub(crate) struct Run {
 /// What every command takes.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Output and libraries")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Common {
     /// Write JSON: one object per report
     #[arg(long, global = true)]
@@ -123,6 +124,9 @@ pub(crate) struct Common {
     /// Attach one uprobe per function, as kernels without uprobe_multi need it
     #[arg(long, global = true, hide = true)]
     pub(crate) classic_uprobes: bool,
+    /// Look for new driver libraries now and then, as kernels that do not report mappings need it
+    #[arg(long, global = true, hide = true)]
+    pub(crate) poll_libraries: bool,
 }
 
 /// When to use colours.

@@ -58,6 +58,7 @@ fn session_options(targets: &Targets, common: &Common) -> SessionOptions {
         nvml_library: common.nvml_lib.clone(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,
+        polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
     }
 }

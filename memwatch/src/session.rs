@@ -23,7 +23,8 @@ use crate::sources::kernel::losses::LossCounters;
 use crate::sources::kernel::ring::Ring;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::LibraryScan;
-use crate::sources::library_watch::{LibraryWatch, NewLibrary};
+use crate::sources::library_sweep::Among;
+use crate::sources::library_watch::{Latecomer, LibraryWatch, library_source};
 use crate::sources::namespace;
 use crate::sources::nvml;
 use crate::sources::procfs::ProcReader;
@@ -34,8 +35,12 @@ const NVML_STALE: Duration = Duration::from_secs(10);
 /// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
 const RHYTHM: Duration = Duration::from_millis(20);
 
+/// `/proc/PID/stat` tells a start to 10 ms, cut off: two readings of one start differ by less.
+const START_RESOLUTION_NS: u64 = 20_000_000;
+
 /// What to watch, and how.
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct SessionOptions {
     /// These processes and their children; empty for every process of the machine.
     pub(crate) targets: Vec<u32>,
@@ -49,6 +54,8 @@ pub(crate) struct SessionOptions {
     pub(crate) ring_bytes: u32,
     /// Use classic uprobes even where `uprobe_multi` works.
     pub(crate) classic_uprobes: bool,
+    /// Look for new libraries now and then, even where the kernel reports them.
+    pub(crate) polls_libraries: bool,
     /// Let the kernel half log.
     pub(crate) diagnostics: bool,
 }
@@ -92,6 +99,7 @@ impl Session {
         let mut rhythm = interval(RHYTHM);
         rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
+        let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
         let mut session = Self {
             kernel,
             diagnostics,
@@ -100,7 +108,7 @@ impl Session {
             losses,
             pipeline: Pipeline::new(!everybody),
             processes: ProcReader::new("/proc"),
-            libraries: LibraryWatch::new(scan, version),
+            libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             devices: nvml::start(options.nvml_library.clone()),
             targets: BTreeSet::new(),
             everybody,
@@ -186,19 +194,30 @@ impl Session {
 
     /// Looks for libraries that have appeared.
     fn discover(&mut self) {
-        let mut new = self.libraries.attach_expected(&mut self.kernel);
-        if self.everybody {
-            new.extend(self.libraries.attach_machine(&mut self.kernel));
-        }
-        if new.is_empty() {
-            return;
-        }
+        let Self { kernel, libraries, pipeline, targets, everybody, .. } = self;
+        // In a watch on targets the pipeline knows them and their children.
+        let wanted = |tgid| *everybody || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
+        let among = || match everybody {
+            true => Among::Everybody,
+            false => Among::Processes(pipeline.watched().map(|tgid| tgid.0).collect()),
+        };
+        let mut late = libraries.attach_mapped(kernel, wanted);
+        late.extend(libraries.attach_expected(kernel));
+        late.extend(libraries.attach_swept(kernel, among));
         self.update_coverage();
-        for tgid in new.iter().flat_map(|NewLibrary { mapped_by }| mapped_by) {
-            if self.everybody || self.pipeline.knows(Tgid(*tgid)) {
-                self.learn(*tgid, self.targets.contains(tgid));
-                self.pipeline.step(Input::ObservedFrom { tgid: Tgid(*tgid), time_ns: clock::boottime_ns() });
+        for Latecomer { tgid, since_ns } in late {
+            if self.everybody || self.pipeline.knows(Tgid(tgid)) {
+                self.learn_late(tgid, since_ns);
             }
+        }
+    }
+
+    /// A process that had its library mapped before the probes: nothing is known of it until then.
+    fn learn_late(&mut self, tgid: u32, since_ns: u64) {
+        let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
+        if facts.start_ns < since_ns {
+            self.pipeline.step(Input::Process(facts));
+            self.pipeline.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
         }
     }
 
@@ -208,18 +227,14 @@ impl Session {
         self.last_reading_ns = reading.end_ns;
         self.nvml_works = reading.state == NvmlState::Ok;
         if self.everybody {
-            let listed: BTreeSet<u32> = if self.nvml_works {
-                reading
-                    .devices
-                    .iter()
-                    .flat_map(|device| device.processes.iter().flatten())
-                    .map(|use_| use_.tgid.0)
-                    .collect()
+            let listed: Vec<u32> = if self.nvml_works {
+                let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
+                uses.map(|use_| use_.tgid.0).collect()
             } else {
                 self.libraries.users()
             };
             for tgid in listed {
-                if !self.pipeline.knows(Tgid(tgid)) {
+                if !self.pipeline.knows(Tgid(tgid)) && (self.nvml_works || self.libraries.is_user(tgid)) {
                     self.learn(tgid, false);
                 }
             }
@@ -230,7 +245,8 @@ impl Session {
     /// Everything known now.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
         self.pump();
-        for loss in self.losses.poll() {
+        let processes = &self.processes;
+        for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
             self.pipeline.step(loss);
         }
         let now_ns = clock::boottime_ns();
@@ -262,8 +278,9 @@ impl Session {
     }
 
     fn update_coverage(&mut self) {
-        let coverage = Coverage { libraries: self.libraries.coverage(), mechanism: self.kernel.mechanism.name() };
-        self.pipeline.step(Input::Coverage(coverage));
+        let Some(libraries) = self.libraries.new_coverage() else { return };
+        let (mechanism, discovery) = (self.kernel.mechanism.name(), self.libraries.source_name());
+        self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery }));
     }
 
     fn drop_stale_devices(&mut self, now_ns: u64) {
@@ -310,7 +327,10 @@ fn feed(
     match record {
         // Read even for a number that is known: its exit may be among the lost records, and this another process.
         Record::Process(event) if event.event() == Some(ProcessEvent::FirstCall) => {
-            if let Some(facts) = processes.facts(event.tgid, targets.contains(&event.tgid)) {
+            let facts = processes.facts(event.tgid, targets.contains(&event.tgid));
+            // The number may be another process's by now, which will have a first call of its own.
+            let own = |facts: &ProcessFacts| facts.start_ns.abs_diff(event.start_ns) <= START_RESOLUTION_NS;
+            if let Some(facts) = facts.filter(|facts| event.start_ns == 0 || own(facts)) {
                 pipeline.step(Input::Process(facts));
             }
         }
@@ -331,6 +351,7 @@ fn feed(
             }
             return;
         }
+        Record::Process(event) if event.event() == Some(ProcessEvent::Exit) => libraries.forget(event.tgid),
         _ => {}
     }
     pipeline.step(Input::Record(record));

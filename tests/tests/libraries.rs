@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::oracle::{Agreement, assert_agrees};
@@ -26,6 +27,14 @@ fn paths(report: &Report) -> Vec<&str> {
     libraries.iter().filter_map(|library| library["path"].as_str()).collect()
 }
 
+/// What is told of the library at a path.
+fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
+    let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
+    libraries
+        .find(|library| library["path"] == text(path))
+        .unwrap_or_else(|| panic!("no {}: {report:#?}", path.display()))
+}
+
 fn assert_probed(report: &Report) {
     for library in report.json()["coverage"]["libraries"].as_array().expect("libraries") {
         assert_eq!(library["error"], Value::Null, "{library:#}");
@@ -43,6 +52,36 @@ fn assert_counted_once(gpu: &Gpu, watch: &mut Watch, workloads: &mut [&mut Workl
         let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
         assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
         assert_eq!((on_gpu.number("allocations"), on_gpu.number("frees")), (4, 1), "{report:#?}");
+    }
+}
+
+mod mapping {
+    use std::fs::File;
+    use std::os::fd::AsRawFd as _;
+    use std::path::Path;
+
+    /// The first page of a file, mapped into this process as code that nobody runs.
+    pub(super) struct Executable(*mut libc::c_void);
+
+    const PAGE_BYTES: usize = 4096;
+
+    impl Executable {
+        pub(super) fn of(path: &Path) -> Self {
+            let file = File::open(path).expect("the file is there");
+            let protection = libc::PROT_READ | libc::PROT_EXEC;
+            let (nowhere, descriptor) = (std::ptr::null_mut(), file.as_raw_fd());
+            // SAFETY: a new mapping, at a place that the kernel chooses, of a file that is open.
+            let address = unsafe { libc::mmap(nowhere, PAGE_BYTES, protection, libc::MAP_PRIVATE, descriptor, 0) };
+            assert_ne!(address, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+            Self(address)
+        }
+    }
+
+    impl Drop for Executable {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is ours, and nothing points into it.
+            unsafe { libc::munmap(self.0, PAGE_BYTES) };
+        }
     }
 }
 
@@ -131,12 +170,29 @@ fn a_library_deleted_or_replaced_under_a_job_is_probed_all_the_same() {
     }
 }
 
-#[test]
-fn a_library_that_appears_while_everybody_is_watched_gets_its_probes() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
-    let mut watch = Watch::start(gpu.searching_memwatch(&[]));
-    let mut workload = gpu.workload();
-    workload.run(&["uuid 0", "device 0", "alloc early 4M"]);
+/// Stops a process while something happens that must be over before it looks.
+fn while_stopped<R>(tgid: u32, happens: impl FnOnce() -> R) -> R {
+    let send = |signal| {
+        let tgid = libc::pid_t::try_from(tgid).expect("a process id");
+        // SAFETY: the process is a child of this test, and was not waited for.
+        assert_eq!(unsafe { libc::kill(tgid, signal) }, 0);
+    };
+    send(libc::SIGSTOP);
+    let result = happens();
+    send(libc::SIGCONT);
+    result
+}
+
+/// A library appears while everybody is watched, and its process allocates before memwatch has had time to look.
+fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Option<(Value, Duration)> {
+    let gpu = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)?;
+    let mut watch = Watch::start(gpu.searching_memwatch(options));
+    let (mut workload, missed) = while_stopped(watch.tgid(), || {
+        let mut workload = ready(gpu.workload());
+        let begin = Instant::now();
+        workload.run(&["uuid 0", "device 0", "alloc early 4M"]);
+        (workload, begin.elapsed())
+    });
     let path = gpu.libcuda();
     watch.until(|report| paths(report).contains(&text(&path)));
     workload.run(&["alloc late 6M"]);
@@ -148,4 +204,154 @@ fn a_library_that_appears_while_everybody_is_watched_gets_its_probes() {
     assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
     assert_eq!(process.only_gpu().number("unexplained_bytes"), 4 * MIB + memwatch_tests::CONTEXT_BYTES);
     assert!(process.is_exact());
+    assert_eq!(report.json()["coverage"]["discovery"], discovery);
+    Some((library(&report, &path).clone(), missed))
+}
+
+#[test]
+fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_told() {
+    let Some((library, missed)) = appears_while_everybody_is_watched(&[], "mapping_records") else { return };
+    let gap_ns = library["gap_ns"].as_u64().unwrap_or_else(|| panic!("no gap: {library:#}"));
+    // It was mapped before the first of the calls that were missed, and probed after the last.
+    assert!(u128::from(gap_ns) > missed.as_nanos(), "{gap_ns} ns, but {missed:?} were missed");
+}
+
+#[test]
+fn without_mapping_records_a_library_that_appears_is_found_by_looking() {
+    let found = appears_while_everybody_is_watched(&["--poll-libraries"], "polling");
+    let Some((library, _)) = found else { return };
+    // Nobody knows when it was mapped.
+    assert_eq!(library["gap_ns"], Value::Null);
+}
+
+#[test]
+fn a_library_probed_before_anybody_mapped_it_has_no_gap() {
+    let Some(gpu) = Gpu::new(Shape::Push).map(Gpu::with_own_libcuda) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    assert_eq!(report.process(workload.tgid()).expect("it is reported").0["from_start"], true);
+    assert_eq!(library(&report, &gpu.libcuda())["gap_ns"], Value::Null);
+}
+
+#[test]
+fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_there() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut workload = ready(gpu.workload());
+    let mut watch = search_for(&gpu, &[&workload]);
+    let next = gpu.directory().join("next");
+    fs::create_dir(&next).expect("a directory in the temporary one");
+    fs::copy(gpu.libcuda(), next.join("libcuda.so.1")).expect("a copy of the library");
+    // The same process, after an exec, with the library of another place.
+    let words = format!("exec /usr/bin/env LD_LIBRARY_PATH={} {}", text(&next), text(&gpu.workload_program()));
+    workload.tell(&words);
+    workload.ask("tgid");
+    watch.until(|report| paths(report).len() == 2);
+    assert_counted_once(&gpu, &mut watch, &mut [&mut workload]);
+}
+
+/// The first bytes of a 32-bit ELF file, and a page to map.
+fn write_32_bit_library(path: &Path) {
+    let mut contents = b"\x7fELF\x01\x01\x01".to_vec();
+    contents.resize(4096, 0);
+    fs::write(path, contents).expect("a file in the temporary directory");
+}
+
+const LEFT_OUT: &str = "32-bit library: only 64-bit processes are watched";
+
+fn errors(report: &Report) -> Vec<(&str, &str)> {
+    let libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries");
+    let left_out = libraries.iter().filter_map(|library| Some((library["path"].as_str()?, library["error"].as_str()?)));
+    left_out.collect()
+}
+
+#[test]
+fn a_32_bit_library_is_left_out_with_a_sentence_whether_it_is_named_or_mapped() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let named = gpu.directory().join("libcuda.so.32");
+    write_32_bit_library(&named);
+    let once = gpu.run_memwatch(&["--libcuda", text(&named), "ps", "--json"]);
+    assert_eq!(once.code, 0, "{once:#?}");
+    assert!(errors(&Report::parse(&once.stdout)).contains(&(text(&named), LEFT_OUT)), "{once:#?}");
+
+    let mut watch = gpu.watch(&[]);
+    let mapped = gpu.directory().join("libcuda.so.1");
+    write_32_bit_library(&mapped);
+    // This test's own process executes it.
+    let _mapping = mapping::Executable::of(&mapped);
+    watch.until(|report| errors(report).contains(&(text(&mapped), LEFT_OUT)));
+    let mut beside = gpu.workload();
+    assert_counted_once(&gpu, &mut watch, &mut [&mut beside]);
+}
+
+/// The command on its own overlay over the directory of the machine's library, as a container has one.
+fn on_an_overlay(gpu: &Gpu, empty: &Path) -> Option<Workload> {
+    let overlay = "mount -t overlay overlay -o \"lowerdir=$1:$2\" \"$1\"";
+    let libraries = gpu.libcuda().parent().expect("a directory").to_owned();
+    let command = after_mounting(overlay, &[text(&libraries), text(empty)], &gpu.workload_command())?;
+    Some(ready(Workload::start(command)))
+}
+
+#[test]
+fn a_file_probed_twice_has_each_call_counted_once() {
+    for options in [&[][..], &["--classic-uprobes"]] {
+        let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+        let empty = gpu.directory().join("empty");
+        fs::create_dir(&empty).expect("a directory in the temporary one");
+        let Some(mut first) = on_an_overlay(&gpu, &empty) else { return };
+        // This test's children to come are watched, too.
+        let targets = format!("{},{}", first.tgid(), std::process::id());
+        let words = [options, &["--pid", &targets]].concat();
+        let mut watch = Watch::start(gpu.searching_memwatch(&words));
+        first.run(&["uuid 0", "device 0", "alloc early 2M", "free early"]);
+        // A file that changes under an overlay looks like another one through the next: it gets probes again.
+        let file = fs::File::options().append(true).open(gpu.libcuda()).expect("the library is ours");
+        file.set_modified(std::time::SystemTime::now()).expect("a new time");
+        let Some(mut second) = on_an_overlay(&gpu, &empty) else { return };
+        let report = watch.until(|report| paths(report).len() == 2);
+        assert_probed(&report);
+        for workload in [&mut first, &mut second] {
+            workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
+            let report = assert_agrees(&gpu, &mut watch, workload, Agreement::ExceptPeaks);
+            let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
+            assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
+        }
+        let report = watch.settled();
+        let calls = |workload: &Workload| {
+            let on_gpu = report.process(workload.tgid()).expect("both are reported").only_gpu();
+            (on_gpu.number("allocations"), on_gpu.number("frees"))
+        };
+        assert_eq!((calls(&first), calls(&second)), ((5, 2), (4, 1)), "{report:#?}");
+    }
+}
+
+#[test]
+fn a_container_that_starts_under_the_watch_with_its_own_copy_is_watched_at_once() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let place = gpu.directory().join("in container");
+    fs::create_dir(&place).expect("a directory in the temporary one");
+    let mut watch = gpu.watch(&[]);
+    let copy = "mount -t tmpfs none \"$1\" && cp \"$2\" \"$1\"";
+    let mut job = gpu.workload_command();
+    job.env("LD_LIBRARY_PATH", &place);
+    let Some(command) = after_mounting(copy, &[text(&place), text(&gpu.libcuda())], &job) else { return };
+    let mut inside = ready(Workload::start(command));
+    let copied = place.join("libcuda.so.1");
+    let report = watch.until(|report| paths(report).contains(&text(&copied)));
+    assert!(library(&report, &copied)["gap_ns"].is_u64(), "{report:#?}");
+    assert_counted_once(&gpu, &mut watch, &mut [&mut inside]);
+}
+
+#[test]
+fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_ones_too() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut old = ready(gpu.workload());
+    let (file, newer) = (gpu.libcuda(), gpu.directory().join("newer"));
+    fs::copy(&file, &newer).expect("a copy of the library");
+    fs::rename(&newer, &file).expect("the library is ours");
+    let mut new = ready(gpu.workload());
+    watch.until(|report| paths(report).iter().filter(|path| **path == text(&file)).count() == 2);
+    assert_counted_once(&gpu, &mut watch, &mut [&mut old, &mut new]);
 }

@@ -284,7 +284,7 @@ fn every_site(file: &LibraryReport) -> Vec<String> {
 
 /// A file that matters to nobody is worth a line, but no concern.
 fn judge_left_out(left_out: &LeftOut, privilege: &Privilege) -> Check {
-    let LeftOut { display, reason, mapped_by } = left_out;
+    let LeftOut { display, reason, mapped_by, named: _ } = left_out;
     let concerns = !mapped_by.is_empty() || matches!(reason, LeftOutReason::Unreadable(_));
     let state = if concerns { State::Degraded } else { State::NotChecked };
     let users = match mapped_by.len() {

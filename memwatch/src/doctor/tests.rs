@@ -30,6 +30,7 @@ pub(super) fn library() -> LibraryReport {
             probes_moved: 2,
             probes_missing: vec!["cuCtxCreate_v4".to_owned()],
             error: None,
+            gap_ns: None,
         },
         deleted: false,
         tgids: vec![7, 9],

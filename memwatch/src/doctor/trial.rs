@@ -16,6 +16,7 @@ use super::permission::{security_module_line, ways};
 use super::privilege::{BPF, PERFMON, Privilege, SYS_ADMIN};
 use crate::sources::kernel::attach::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions, Mechanism, uprobe};
+use crate::sources::mappings::MappingRecords;
 
 /// Room for the test's one record, and for what else happens meanwhile, on any page size.
 const RING_BYTES: u32 = 64 << 10;
@@ -47,7 +48,8 @@ pub(super) fn run(privilege: &Privilege) -> Trial {
         Ok(kernel) => kernel,
         Err(error) => {
             let rest = ["uprobe_multi", "test_call"].map(|id| not_checked(id, "needs the kernel half"));
-            let checks = [judge_load_error(&error, privilege)].into_iter().chain(rest).collect();
+            let checks = [judge_load_error(&error, privilege)].into_iter().chain(rest);
+            let checks = checks.chain([judge_mapping_records(MappingRecords::open())]).collect();
             return Trial { checks, kernel: None };
         }
     };
@@ -55,7 +57,8 @@ pub(super) fn run(privilege: &Privilege) -> Trial {
     let mechanism = kernel.mechanism;
     let call = try_call(&mut kernel);
     let worked = call.is_ok();
-    let checks = vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege)];
+    let mapping = judge_mapping_records(MappingRecords::open());
+    let checks = vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), mapping];
     Trial { checks, kernel: worked.then_some(kernel) }
 }
 
@@ -75,6 +78,19 @@ fn judge_mechanism(mechanism: Mechanism) -> Check {
             "not supported: classic uprobes instead, which need cap_sys_admin and take seconds to detach",
         )
         .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
+    }
+}
+
+/// Whether a library that a process maps later is noticed at once.
+fn judge_mapping_records(records: io::Result<MappingRecords>) -> Check {
+    let check = |state, fact| Check::new(Topic::Trial, "mapping_records", state, fact);
+    match records {
+        Ok(_) => check(State::Ok, "a library that appears later is noticed within about 20 ms".to_owned()),
+        Err(error) => check(
+            State::Degraded,
+            format!("refused ({error}): a library that appears later is noticed within about 2 s"),
+        )
+        .fix(format!("grant {}, and let a seccomp filter pass perf_event_open", PERFMON.name)),
     }
 }
 

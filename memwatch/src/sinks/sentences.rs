@@ -116,6 +116,10 @@ fn coverage(libraries: &[LibraryCoverage]) -> Vec<Sentence> {
             let text = format!("{functions} not watched ({}{})", printable(&names), and_more(missing));
             parts.push(Sentence::new(Tone::Faint, text));
         }
+        if let Some(gap_ns) = library.gap_ns {
+            let text = format!("{path} was mapped {} ms before its probes", gap_ns.div_ceil(1_000_000));
+            parts.push(Sentence::new(Tone::Faint, text));
+        }
     }
     parts
 }

@@ -10,14 +10,19 @@ mod identity;
 mod maps;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub(crate) use identity::FileIdentity;
 use maps::Mapping;
+pub(super) use maps::is_library;
+
+/// How the driver library's file names begin: this alone, or followed by a dot and a version.
+pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
 
 /// One read of a `maps` file; the kernel fills a page or more at a time.
 const MAPS_BUFFER_BYTES: usize = 32 << 10;
@@ -25,8 +30,6 @@ const MAPS_BUFFER_BYTES: usize = 32 << 10;
 /// A driver library file that can be probed.
 #[derive(Debug, Clone)]
 pub(crate) struct LibraryFile {
-    /// A path this process can open. Through `/proc/<tgid>/…` it lasts as long as that process.
-    pub(crate) path: PathBuf,
     /// The file's own path where it was found, printable: control characters are escaped.
     pub(crate) display: String,
     /// Tells whether two finds are one file.
@@ -35,6 +38,15 @@ pub(crate) struct LibraryFile {
     pub(crate) deleted: bool,
     /// The processes that execute it, in ascending order; may be empty for a file of the host.
     pub(crate) mapped_by: Vec<u32>,
+    /// The file itself, opened with `O_PATH`: it stays even if the process it was found through ends.
+    opened: Arc<File>,
+}
+
+impl LibraryFile {
+    /// A path that leads to the file as long as this lives, whoever ends or renames it meanwhile.
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.opened.as_raw_fd()))
+    }
 }
 
 /// A file that carries the name but is not probed.
@@ -46,6 +58,15 @@ pub(crate) struct LeftOut {
     pub(crate) reason: LeftOutReason,
     /// The processes that execute it, in ascending order.
     pub(crate) mapped_by: Vec<u32>,
+    /// The user has named it.
+    pub(crate) named: bool,
+}
+
+impl LeftOut {
+    /// Whether anybody misses it: 32-bit copies that nobody uses lie beside the others on many machines.
+    pub(crate) fn concerns_somebody(&self) -> bool {
+        self.named || !self.mapped_by.is_empty()
+    }
 }
 
 /// Why a library file is not probed.
@@ -91,7 +112,7 @@ impl LibraryScan {
         Self {
             proc_root: proc_root.into(),
             host_root: PathBuf::from("/"),
-            stem: "libcuda.so".to_owned(),
+            stem: LIBRARY_STEM.to_owned(),
             named: Vec::new(),
         }
     }
@@ -125,7 +146,7 @@ impl LibraryScan {
     /// processes the scan goes on and counts them in [`Discovery::processes_denied`].
     pub(crate) fn scan_all(&self) -> Discovery {
         let mut discovery = self.scan_host();
-        for tgid in self.tgids() {
+        for tgid in numbers_in(&self.proc_root) {
             self.add_process(tgid, &mut discovery);
         }
         discovery
@@ -138,6 +159,15 @@ impl LibraryScan {
         discovery
     }
 
+    /// The same for several processes.
+    pub(crate) fn scan_processes(&self, tgids: &[u32]) -> Discovery {
+        let mut discovery = Discovery::default();
+        for &tgid in tgids {
+            self.add_process(tgid, &mut discovery);
+        }
+        discovery
+    }
+
     /// Finds the files the user has named and those in the host's usual places.
     pub(crate) fn scan_host(&self) -> Discovery {
         let mut discovery = Discovery::default();
@@ -145,99 +175,124 @@ impl LibraryScan {
             match open_regular(path) {
                 Ok((file, identity)) => {
                     let path = fs::canonicalize(path).unwrap_or_else(|_| path.clone());
-                    discovery.add(&file, identity, Find::on_host(&path));
+                    discovery.add(file, identity, Find { named: true, ..Find::on_host(&path) });
                 }
-                Err(error) => discovery.leave_out(&Find::on_host(path), LeftOutReason::Unreadable(error.kind())),
+                Err(error) => {
+                    let find = Find { named: true, ..Find::on_host(path) };
+                    discovery.leave_out(&find, LeftOutReason::Unreadable(error.kind()));
+                }
             }
         }
         for path in host::candidates(&self.host_root, &self.stem) {
             // Most of the places do not exist on any one machine.
             if let Ok((file, identity)) = open_regular(&path) {
                 let path = fs::canonicalize(&path).unwrap_or(path);
-                discovery.add(&file, identity, Find::on_host(&path));
+                discovery.add(file, identity, Find::on_host(&path));
             }
         }
         discovery
     }
 
-    fn tgids(&self) -> Vec<u32> {
-        let entries = fs::read_dir(&self.proc_root).into_iter().flatten().flatten();
-        let mut tgids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        tgids.sort_unstable();
-        tgids
-    }
-
     fn add_process(&self, tgid: u32, discovery: &mut Discovery) {
         let process = self.proc_root.join(tgid.to_string());
-        let mappings = File::open(process.join("maps"))
-            .and_then(|maps| maps::library_mappings(BufReader::with_capacity(MAPS_BUFFER_BYTES, maps), &self.stem));
-        match mappings {
-            Ok(mappings) => {
-                discovery.processes += 1;
-                for mapping in mappings {
-                    self.add_mapping(tgid, &process, &mapping, discovery);
-                }
-            }
+        match self.mappings(&process) {
+            Ok(Some(mappings)) => discovery.add_mappings(tgid, &process, &mappings),
+            // The main thread has ended and has no memory any more; others may go on with the process's.
+            Ok(None) => self.add_by_threads(tgid, discovery),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => discovery.processes_denied += 1,
             // It has exited.
             Err(_) => {}
         }
     }
 
-    fn add_mapping(&self, tgid: u32, process: &Path, mapping: &Mapping, discovery: &mut Discovery) {
-        let display = printable(&mapping.path);
-        let mut find = Find { path: PathBuf::new(), display, deleted: mapping.deleted, tgid: Some(tgid) };
-        let Some((path, file, identity)) = open_mapped(process, mapping) else {
-            if process.exists() {
-                discovery.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
+    /// A thread has a directory of its own below `/proc`, though none that a listing shows.
+    fn add_by_threads(&self, tgid: u32, discovery: &mut Discovery) {
+        for tid in numbers_in(&self.proc_root.join(format!("{tgid}/task"))) {
+            let thread = self.proc_root.join(tid.to_string());
+            if let Ok(Some(mappings)) = self.mappings(&thread) {
+                return discovery.add_mappings(tgid, &thread, &mappings);
             }
-            return;
-        };
-        // The host's path, where it leads to the same file, outlives the process.
-        let on_host = host::below(&self.host_root, &mapping.path);
-        let same = open_regular(&on_host).is_ok_and(|(_, other)| other.is_same_file(&identity));
-        find.path = if same { on_host } else { path };
-        discovery.add(&file, identity, find);
+        }
+        // A thread of the kernel, or a process that ends now.
+        discovery.processes += 1;
     }
+
+    /// The library's mappings of a process or thread; `None` where it has no memory at all.
+    fn mappings(&self, process: &Path) -> io::Result<Option<Vec<Mapping>>> {
+        let mut maps = BufReader::with_capacity(MAPS_BUFFER_BYTES, File::open(process.join("maps"))?);
+        if maps.fill_buf()?.is_empty() {
+            return Ok(None);
+        }
+        maps::library_mappings(maps, &self.stem).map(Some)
+    }
+}
+
+/// The entries of a directory that are numbers, in ascending order.
+fn numbers_in(directory: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 /// One sighting of a file.
 struct Find {
-    path: PathBuf,
     display: String,
     deleted: bool,
     tgid: Option<u32>,
+    named: bool,
 }
 
 impl Find {
     fn on_host(path: &Path) -> Self {
         let display = printable(path.as_os_str().as_bytes());
-        Self { path: path.to_owned(), display, deleted: false, tgid: None }
+        Self { display, deleted: false, tgid: None, named: false }
     }
 }
 
 impl Discovery {
-    fn add(&mut self, file: &File, identity: FileIdentity, find: Find) {
+    fn add_mappings(&mut self, tgid: u32, process: &Path, mappings: &[Mapping]) {
+        self.processes += 1;
+        for mapping in mappings {
+            self.add_mapping(tgid, process, mapping);
+        }
+    }
+
+    fn add_mapping(&mut self, tgid: u32, process: &Path, mapping: &Mapping) {
+        let display = printable(&mapping.path);
+        let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false };
+        let Some((file, identity)) = open_mapped(process, mapping) else {
+            if process.exists() {
+                self.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
+            }
+            return;
+        };
+        self.add(file, identity, find);
+    }
+
+    fn add(&mut self, file: File, identity: FileIdentity, find: Find) {
         if let Some(known) = self.files.iter_mut().find(|known| known.identity.is_same_file(&identity)) {
             insert(&mut known.mapped_by, find.tgid);
             return;
         }
-        if let Err(reason) = check_class(file) {
+        if let Err(reason) = check_class(&file) {
             self.leave_out(&find, reason);
             return;
         }
-        let Find { path, display, deleted, tgid } = find;
-        self.files.push(LibraryFile { path, display, identity, deleted, mapped_by: tgid.into_iter().collect() });
+        let Find { display, deleted, tgid, named: _ } = find;
+        let (mapped_by, opened) = (tgid.into_iter().collect(), Arc::new(file));
+        self.files.push(LibraryFile { display, identity, deleted, mapped_by, opened });
     }
 
     fn leave_out(&mut self, find: &Find, reason: LeftOutReason) {
         let same = |known: &&mut LeftOut| known.reason == reason && known.display == find.display;
         if let Some(known) = self.left_out.iter_mut().find(same) {
             insert(&mut known.mapped_by, find.tgid);
+            known.named |= find.named;
             return;
         }
         let mapped_by = find.tgid.into_iter().collect();
-        self.left_out.push(LeftOut { display: find.display.clone(), reason, mapped_by });
+        self.left_out.push(LeftOut { display: find.display.clone(), reason, mapped_by, named: find.named });
     }
 }
 
@@ -251,14 +306,12 @@ fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
 
 /// Opens the file behind a mapping. `map_files` is exact, even for a deleted file; where it is
 /// not permitted, the path below the process's root serves if the inode agrees.
-fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(PathBuf, File, FileIdentity)> {
-    let exact = process.join("map_files").join(&mapping.range);
-    if let Ok((file, identity)) = open_regular(&exact) {
-        return Some((exact, file, identity));
-    }
-    let named = host::below(&process.join("root"), &mapping.path);
-    let (file, identity) = open_regular(&named).ok()?;
-    (identity.inode() == mapping.inode).then_some((named, file, identity))
+fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
+    let exact = open_regular(&process.join("map_files").join(&mapping.range));
+    exact.ok().or_else(|| {
+        let named = host::below(&process.join("root"), &mapping.path);
+        open_regular(&named).ok().filter(|(_, identity)| identity.inode() == mapping.inode)
+    })
 }
 
 /// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)

@@ -3,7 +3,9 @@
 pub(crate) mod clock;
 pub(crate) mod kernel;
 pub(crate) mod library;
+pub(crate) mod library_sweep;
 pub(crate) mod library_watch;
+pub(crate) mod mappings;
 pub(crate) mod namespace;
 pub(crate) mod nvml;
 pub(crate) mod procfs;

@@ -78,6 +78,18 @@ bool worker_start_thread(const char *name)
     return true;
 }
 
+/* The parent's part of a fork. */
+static pid_t adopt(struct worker *worker, const struct ends *ends, pid_t process)
+{
+    close(ends->input);
+    close(ends->output);
+    if (process > 0) {
+        worker->kind = CHILD;
+        worker->process = process;
+    }
+    return process;
+}
+
 pid_t worker_fork(const char *name)
 {
     struct ends ends;
@@ -92,13 +104,25 @@ pid_t worker_fork(const char *name)
         command_loop(ends.input, ends.output);
         exit(0);
     }
-    close(ends.input);
-    close(ends.output);
-    if (process > 0) {
-        worker->kind = CHILD;
-        worker->process = process;
+    return adopt(worker, &ends, process);
+}
+
+pid_t worker_vfork_exec(const char *name)
+{
+    struct ends ends;
+    struct worker *worker = reserve(name, &ends);
+    if (!worker)
+        return -1;
+    pid_t process = vfork();
+    if (process == 0) {
+        close(worker->commands);
+        close(worker->replies);
+        dup2(ends.input, STDIN_FILENO);
+        dup2(ends.output, STDOUT_FILENO);
+        execl("/proc/self/exe", "gpusim-workload", (char *)NULL);
+        _exit(127);
     }
-    return process;
+    return adopt(worker, &ends, process);
 }
 
 int worker_wait(const char *name)

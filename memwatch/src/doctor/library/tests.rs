@@ -93,7 +93,11 @@ fn processes_are_counted_once_over_all_files() {
 #[test]
 fn a_left_out_file_concerns_those_who_use_or_named_it() {
     let state = |reason, mapped_by: &[u32]| {
-        judge_left_out(&LeftOut { display: "/x".to_owned(), reason, mapped_by: mapped_by.to_vec() }, &root()).state
+        judge_left_out(
+            &LeftOut { display: "/x".to_owned(), reason, mapped_by: mapped_by.to_vec(), named: false },
+            &root(),
+        )
+        .state
     };
     assert_eq!(state(LeftOutReason::ThirtyTwoBit, &[]), State::NotChecked);
     assert_eq!(state(LeftOutReason::ThirtyTwoBit, &[7]), State::Degraded);
@@ -103,7 +107,7 @@ fn a_left_out_file_concerns_those_who_use_or_named_it() {
 #[test]
 fn a_library_in_use_that_cannot_be_opened_is_a_matter_of_permission() {
     let reason = LeftOutReason::Unreadable(std::io::ErrorKind::NotFound);
-    let closed = LeftOut { display: "/c/libcuda.so.1".to_owned(), reason, mapped_by: vec![7] };
+    let closed = LeftOut { display: "/c/libcuda.so.1".to_owned(), reason, mapped_by: vec![7], named: false };
     let only = Libraries { left_out: vec![closed.clone()], ..Libraries::default() };
     assert_eq!(only.judge(false, &user()).state, State::Missing(Barrier::Permission));
     assert_eq!(only.traces(&root()), Traces::Unknown);

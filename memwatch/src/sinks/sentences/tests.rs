@@ -41,6 +41,8 @@ fn long_lists_are_cut_and_counted() {
     let mut snapshot = quiet_node();
     snapshot.coverage.libraries[0].probes_missing = ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec();
     assert!(trust_line(&snapshot).ends_with("5 functions not watched (a, b, c and 2 more)"));
+    snapshot.coverage.libraries[0].gap_ns = Some(23_000_001);
+    assert!(trust_line(&snapshot).ends_with("libcuda.so.580.65.06 was mapped 24 ms before its probes"));
 }
 
 #[test]

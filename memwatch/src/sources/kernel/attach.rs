@@ -50,7 +50,7 @@ pub(crate) enum PlanError {
 
 /// Finds the function of every row that is always probed, and chooses its site.
 pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion) -> Result<Plan, PlanError> {
-    let cache = ReadCache::new(File::open(&file.path).map_err(PlanError::Open)?);
+    let cache = ReadCache::new(File::open(file.path()).map_err(PlanError::Open)?);
     let symbols = SymbolTable::parse(&cache)?;
     let mut plan = Plan { probes: Vec::new(), missing: Vec::new(), build_id: symbols.build_id().map(str::to_owned) };
     for probe in PROBES.iter().filter(|probe| probe.when == When::Always) {
@@ -108,6 +108,7 @@ fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan) -> Result<
         Mechanism::UprobeMulti => plan.probes.len(),
         Mechanism::Classic => 1,
     };
+    let path = file.path();
     for probes in plan.probes.chunks(batch) {
         for program in [entry, leave] {
             let points = probes.iter().map(|probe| UProbeAttachPoint {
@@ -115,7 +116,7 @@ fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan) -> Result<
                 cookie: Some(probe.cookie),
             });
             let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-            loaded.attach(points, &file.path, UProbeScope::AllProcesses).map_err(|error| chain(&error))?;
+            loaded.attach(points, &path, UProbeScope::AllProcesses).map_err(|error| chain(&error))?;
         }
     }
     Ok(())

@@ -34,12 +34,17 @@ impl LossCounters {
     /// What was lost since the last call.
     ///
     /// The totals are read first: a loss counted in between is then in the per-process table already, and never seen as ownerless.
-    pub(crate) fn poll(&mut self) -> Vec<Input> {
+    ///
+    /// The counters of processes that are not alive any more are given back once they have been read.
+    pub(crate) fn poll(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<Input> {
+        let new_total = self.new_totals();
+        let inputs = if new_total.is_empty() { Vec::new() } else { self.read(new_total) };
+        self.give_back(is_alive);
+        inputs
+    }
+
+    fn read(&mut self, mut new_total: BTreeMap<Loss, u64>) -> Vec<Input> {
         let mut inputs = Vec::new();
-        let mut new_total = self.new_totals();
-        if new_total.is_empty() {
-            return inputs;
-        }
         let counted: Vec<(u64, u64)> = self.by_process.iter().flatten().collect();
         for (key, count) in counted {
             let (tgid, number) = split(key);
@@ -60,6 +65,20 @@ impl LossCounters {
             inputs.push(Input::Lost { tgid: None, loss, count });
         }
         inputs
+    }
+
+    fn give_back(&mut self, is_alive: impl Fn(u32) -> bool) {
+        let by_process = &mut self.by_process;
+        self.reported.retain(|key, reported| {
+            // A count that has grown since is read by the next poll.
+            let unread = by_process.get(key, 0).is_ok_and(|count| count > *reported);
+            let kept = unread || is_alive(split(*key).0);
+            if !kept {
+                // Absent is as good as removed.
+                let _ = by_process.remove(key);
+            }
+            kept
+        });
     }
 
     fn new_totals(&self) -> BTreeMap<Loss, u64> {

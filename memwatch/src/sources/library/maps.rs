@@ -70,7 +70,7 @@ fn parse_line(line: &[u8], stem: &str) -> Option<Mapping> {
 }
 
 /// Whether the last component of `path` is `stem` or starts with `stem` and a dot.
-pub(super) fn is_library(path: &[u8], stem: &str) -> bool {
+pub(in crate::sources) fn is_library(path: &[u8], stem: &str) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     name.strip_prefix(stem.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
 }

@@ -52,13 +52,18 @@ impl Machine {
     }
 }
 
+/// Where the file that a find leads to really is.
+fn really(found: &LibraryFile) -> PathBuf {
+    fs::read_link(found.path()).expect("the file is open")
+}
+
 fn only<T>(items: &[T]) -> &T {
     assert_eq!(items.len(), 1, "exactly one is expected");
     &items[0]
 }
 
 #[test]
-fn one_file_used_by_many_is_found_once_under_its_host_path() {
+fn one_file_used_by_many_is_found_once() {
     let machine = Machine::new();
     let library = machine.file("host/usr/lib64/libcuda.so.580.95", ELF64);
     symlink("libcuda.so.580.95", machine.path("host/usr/lib64/libcuda.so.1")).expect("a link");
@@ -68,7 +73,7 @@ fn one_file_used_by_many_is_found_once_under_its_host_path() {
     }
     let discovery = machine.scan().scan_all();
     let found = only(&discovery.files);
-    assert_eq!(found.path, library);
+    assert_eq!(really(found), library);
     assert_eq!(found.mapped_by, [4, 30, 100]);
     assert!(!found.deleted);
     assert_eq!((discovery.processes, discovery.processes_denied), (3, 0));
@@ -84,9 +89,8 @@ fn a_container_s_own_copy_is_another_file() {
     // The same file by another path in the container: a bind mount.
     machine.process(8, "container", b"/usr/lib/libcuda.so.1", &host);
     let discovery = machine.scan().scan_all();
-    let found: Vec<_> = discovery.files.iter().map(|file| (&file.path, &file.mapped_by[..])).collect();
-    let mapping = machine.path("proc/7/map_files/7f1000-7f2000");
-    assert_eq!(found, [(&host, &[8][..]), (&mapping, &[7])]);
+    let found: Vec<_> = discovery.files.iter().map(|file| (really(file), &file.mapped_by[..])).collect();
+    assert_eq!(found, [(host, &[8][..]), (own, &[7])]);
     assert_eq!(discovery.files[1].display, "/usr/local/cuda/compat/libcuda.so.1");
 }
 
@@ -98,9 +102,9 @@ fn a_replaced_library_is_reached_through_its_mapping() {
     machine.process(9, "host", b"/usr/lib64/libcuda.so.1 (deleted)", &old);
     let discovery = machine.scan().scan_all();
     assert_eq!(discovery.files.len(), 2);
-    assert_eq!((&discovery.files[0].path, discovery.files[0].deleted), (&new, false));
+    assert_eq!((really(&discovery.files[0]), discovery.files[0].deleted), (new, false));
     let running = &discovery.files[1];
-    assert_eq!(running.path, machine.path("proc/9/map_files/7f1000-7f2000"));
+    assert_eq!(really(running), old);
     assert!(running.deleted);
     assert_eq!(running.display, "/usr/lib64/libcuda.so.1");
 }
@@ -115,10 +119,25 @@ fn without_map_files_the_process_s_root_serves_if_the_inode_agrees() {
         fs::remove_dir_all(machine.path(&format!("proc/{tgid}/map_files"))).expect("removed");
     }
     let discovery = machine.scan().scan_all();
-    assert_eq!(only(&discovery.files).path, machine.path("proc/11/root/lib/libcuda.so.1"));
+    assert_eq!(really(only(&discovery.files)), own);
     let lost = only(&discovery.left_out);
     assert_eq!(lost.reason, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
     assert_eq!(lost.mapped_by, [12]);
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
+    let machine = Machine::new();
+    let own = machine.file("container/lib/libcuda.so.1", ELF64);
+    // Thread 52 of process 50, whose own files are empty now.
+    machine.process(52, "container", b"/lib/libcuda.so.1", &own);
+    machine.file("proc/50/maps", b"");
+    for tid in [50, 52] {
+        fs::create_dir_all(machine.path(&format!("proc/50/task/{tid}"))).expect("a directory");
+    }
+    let discovery = machine.scan().scan_process(50);
+    assert_eq!(really(only(&discovery.files)), own);
+    assert_eq!((&discovery.files[0].mapped_by[..], discovery.processes), (&[50][..], 1));
 }
 
 #[test]
@@ -133,7 +152,7 @@ fn hostile_paths_are_opened_and_shown_safely() {
     fs::remove_dir_all(machine.path("proc/13/map_files")).expect("removed");
     let discovery = machine.scan().scan_process(13);
     let found = only(&discovery.files);
-    assert_eq!(found.path, machine.path("proc/13/root").join(name).join("libcuda.so.1"));
+    assert_eq!(really(found), library);
     assert_eq!(found.display, "/with space\\nand \\u{1b}[31m\u{fffd}/libcuda.so.1");
 }
 
@@ -179,7 +198,7 @@ fn a_named_file_may_have_any_name() {
     let machine = Machine::new();
     let library = machine.file("somewhere/my-driver", ELF64);
     let discovery = machine.scan().with_named(&library).scan_all();
-    assert_eq!(only(&discovery.files).path, library);
+    assert_eq!(really(only(&discovery.files)), library);
 }
 
 #[test]
@@ -215,6 +234,6 @@ fn this_process_has_mapped_its_own_c_library() {
     let discovery = LibraryScan::new("/proc").with_stem("libc.so").scan_process(tgid);
     let found = only(&discovery.files);
     assert_eq!(found.mapped_by, [tgid]);
-    assert!(found.path.exists() && found.display.starts_with('/'));
+    assert!(found.path().exists() && found.display.starts_with('/'));
     assert!(!found.deleted);
 }

@@ -1,0 +1,278 @@
+//! Processes that come and go, change and share their numbers: each keeps its own memory, and nothing stays of the dead.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use jiff::Timestamp;
+use memwatch_tests::kernel_maps::{Table, processes_in};
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::report::{Process, Report};
+use memwatch_tests::{Gpu, MIB, PATIENCE, Shape, Watch, Workload};
+use serde_json::Value;
+
+/// Memory on GPU 0, as a program begins.
+const BEGIN: [&str; 2] = ["uuid 0", "device 0"];
+
+fn exists(tgid: u32) -> bool {
+    Path::new(&format!("/proc/{tgid}")).exists()
+}
+
+/// Waits until no table of the kernel half speaks of a process that is gone.
+fn assert_the_dead_are_forgotten(watch: &mut Watch) {
+    for table in Table::ALL {
+        let dead = |tgids: Vec<u32>| tgids.into_iter().filter(|tgid| !exists(*tgid)).collect::<Vec<u32>>();
+        let begin = std::time::Instant::now();
+        // Losses are read, and given back, with each report.
+        while !dead(processes_in(watch.tgid(), table)).is_empty() && begin.elapsed() < PATIENCE {
+            watch.next_report();
+        }
+        assert_eq!(dead(processes_in(watch.tgid(), table)), Vec::<u32>::new(), "in {table:?}");
+    }
+}
+
+/// Every process told of between now and the first report that is newer than this call, as it was told last.
+fn all_told(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
+    let now = Timestamp::now();
+    let mut told = BTreeMap::new();
+    loop {
+        let report = watch.next_report();
+        for process in report.json()["data"]["processes"].as_array().expect("processes") {
+            let tgid = u32::try_from(process["pid"].as_u64().expect("a number")).expect("a process id");
+            told.insert(tgid, process.clone());
+        }
+        if report.is_newer_than(now) {
+            return (told, report);
+        }
+    }
+}
+
+#[test]
+fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
+    const PROCESSES: u64 = 1000;
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut sizes = BTreeMap::new();
+    for number in 1..=PROCESSES {
+        let script = gpu.directory().join("script");
+        fs::write(&script, format!("device 0\nalloc a {}\n", number * 512)).expect("a script");
+        let mut command = gpu.workload_command();
+        command.stdin(fs::File::open(&script).expect("the script")).stdout(Stdio::null());
+        let mut child = command.spawn().expect("the workload starts");
+        sizes.insert(child.id(), number * 512);
+        assert!(child.wait().expect("it is ours").success());
+    }
+    let (told, report) = all_told(&mut watch);
+    assert!(report.is_complete(), "{:#}", report.json()["losses"]);
+    assert_eq!(sizes.len() as u64, PROCESSES, "a process number came twice");
+    for (tgid, bytes) in sizes {
+        let process = Process(told.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not told of")));
+        assert!(process.is_exact() && process.has_ended() && process.0["from_start"] == true, "{:#}", process.0);
+        let on_gpu = process.only_gpu();
+        let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
+        assert_eq!(numbers, [0, bytes, 1, 0], "{:#}", process.0);
+    }
+    assert_the_dead_are_forgotten(&mut watch);
+}
+
+#[test]
+fn ten_thousand_short_processes_leave_nothing_behind() {
+    const PROCESSES: u64 = 10_000;
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&[]);
+    let before_kib = resident_kib(watch.tgid());
+    let mut workload = gpu.workload();
+    assert_eq!(workload.ask(&format!("herd {PROCESSES} 1M"))["granted"], PROCESSES);
+    let report = watch.settled();
+    assert!(report.is_complete(), "{:#}", report.json()["losses"]);
+    // It never called the driver itself.
+    assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
+    let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
+    let herd: Vec<_> = herd.filter(Process::has_ended).collect();
+    assert!(herd.len() > 1000, "only {} are told of", herd.len());
+    for process in herd {
+        assert!(process.is_exact(), "{:#}", process.0);
+        assert_eq!(process.only_gpu().number("live_bytes"), 0);
+    }
+    assert_the_dead_are_forgotten(&mut watch);
+    eprintln!("memwatch's resident memory: {before_kib} KiB before, {} KiB after", resident_kib(watch.tgid()));
+}
+
+/// Memory that a process occupies, `VmRSS`.
+fn resident_kib(tgid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{tgid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+    line.split_whitespace().next().and_then(|number| number.parse().ok()).expect("a number")
+}
+
+#[test]
+fn losses_of_the_dead_are_told_and_then_forgotten() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&["--ring-bytes", "4K"]);
+    let mut workload = gpu.workload();
+    workload.run(&BEGIN);
+    workload.run(&["loop cuMemAlloc 100000"]);
+    let report = watch.until(|report| report.lost("ring_full") > 0);
+    assert!(!report.is_complete());
+    workload.end();
+    let report = watch.until(|report| report.process(workload.tgid()).is_some_and(|process| process.has_ended()));
+    assert!(!report.process(workload.tgid()).expect("it was there a moment ago").is_exact());
+    assert_the_dead_are_forgotten(&mut watch);
+}
+
+#[test]
+fn a_fork_without_exec_is_a_process_of_its_own_with_nothing_of_its_parents() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut parent = gpu.workload();
+    let child = parent.ask("fork child")["tgid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a child");
+    parent.run(&BEGIN);
+    parent.run(&["alloc a 4M", "@child uuid 0", "@child device 0", "@child alloc b 6M", "free a"]);
+    let report = assert_agrees(&gpu, &mut watch, &parent, Agreement::Exact);
+    let of_child = report.process(child).expect("it has called the driver");
+    assert_eq!(of_child.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(of_child.only_gpu().number("peak_bytes"), 6 * MIB);
+    assert!(of_child.is_exact() && of_child.0["from_start"] == true, "{:#}", of_child.0);
+    assert_eq!(parent.ask("wait child")["exit_code"], 0);
+    watch.until(|report| report.process(child).is_some_and(|process| process.has_ended()));
+    assert_the_dead_are_forgotten(&mut watch);
+}
+
+#[test]
+fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&BEGIN);
+    workload.run(&["alloc a 4M", "thread start other", "@other device 0", "@other alloc b 2M"]);
+    assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    // Nobody is left to answer: that thread becomes the main one of a new program, which reads the same input.
+    workload.tell("@other exec");
+    workload.run(&BEGIN);
+    workload.run(&["alloc c 8M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
+    let process = report.process(workload.tgid()).expect("it is reported");
+    assert_eq!(process.only_gpu().number("live_bytes"), 8 * MIB);
+    assert_eq!(process.number("implicit_frees"), 2);
+    workload.end();
+    assert_the_dead_are_forgotten(&mut watch);
+}
+
+#[test]
+fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let mut first = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&BEGIN);
+    workload.run(&["alloc a 4M", "leaderexit", "device 0", "alloc b 2M"]);
+    let report = assert_agrees(&gpu, &mut first, &workload, Agreement::Exact);
+    assert!(!report.process(workload.tgid()).expect("it lives on").has_ended());
+    // Its library is no longer found through the main thread, which has no memory any more.
+    let mut second = Watch::start(gpu.searching_memwatch(&["--pid", &workload.tgid_word()]));
+    workload.run(&["alloc c 8M", "free b"]);
+    let report = second.settled();
+    let process = report.process(workload.tgid()).expect("it is the target");
+    assert_eq!(process.only_gpu().number("live_bytes"), 8 * MIB, "{report:#?}");
+    assert_eq!(process.number("unknown_frees"), 1);
+    workload.end();
+    let report = first.until(|report| report.process(workload.tgid()).is_none_or(|process| process.has_ended()));
+    assert!(report.is_complete(), "{report:#?}");
+    assert_the_dead_are_forgotten(&mut first);
+}
+
+/// A workload with this process number, if the system gives it out again: others may be quicker.
+fn workload_numbered(gpu: &Gpu, tgid: u32) -> Option<Workload> {
+    for _ in 0..200 {
+        fs::write("/proc/sys/kernel/ns_last_pid", (tgid - 1).to_string()).ok()?;
+        let workload = gpu.workload();
+        if workload.tgid() == tgid {
+            return Some(workload);
+        }
+    }
+    None
+}
+
+#[test]
+fn two_processes_of_one_number_are_two_processes() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut first = gpu.workload();
+    first.run(&BEGIN);
+    first.run(&["alloc a 4M"]);
+    let tgid = first.tgid();
+    first.end();
+    let Some(mut second) = workload_numbered(&gpu, tgid) else {
+        eprintln!("SKIPPED: a process number cannot be had twice here");
+        return;
+    };
+    second.run(&BEGIN);
+    second.run(&["alloc b 6M", "alloc c 2M", "free b"]);
+    let report = assert_agrees(&gpu, &mut watch, &second, Agreement::Exact);
+    let processes = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
+    let of_number: Vec<_> = processes.filter(|process| process.0["pid"] == tgid).collect();
+    let told = |process: &Process<'_>| {
+        let on_gpu = process.only_gpu();
+        let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
+        (process.has_ended(), process.0["from_start"] == true, numbers)
+    };
+    let told: Vec<_> = of_number.iter().map(told).collect();
+    assert_eq!(told, [(true, true, [0, 4 * MIB, 1, 0]), (false, true, [2 * MIB, 8 * MIB, 2, 1])], "{report:#?}");
+}
+
+#[test]
+fn a_thread_that_ends_inside_a_call_is_a_loss_of_its_process_and_leaves_no_trace() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    let mut beside = gpu.workload();
+    beside.run(&BEGIN);
+    workload.run(&BEGIN);
+    workload.run(&["alloc a 4M", "fault thread", "alloc b 2M"]);
+    let report = watch.until(|report| report.lost("thread_ended_in_call") > 0);
+    assert_eq!(report.lost("thread_ended_in_call"), 1);
+    let report = watch.settled();
+    let process = report.process(workload.tgid()).expect("it is reported");
+    assert!(!process.is_exact());
+    assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+    assert!(report.process(beside.tgid()).expect("it is reported").is_exact());
+    workload.end();
+    assert_the_dead_are_forgotten(&mut watch);
+}
+
+#[test]
+fn a_process_killed_inside_a_call_even_its_first_leaves_no_trace() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&[]);
+    for begin in [&["init"][..], &["init", "uuid 0", "device 0", "alloc a 4M"]] {
+        let mut workload = gpu.workload();
+        workload.run(begin);
+        workload.tell("fault process");
+        workload.wait();
+        assert_the_dead_are_forgotten(&mut watch);
+    }
+    assert!(watch.settled().is_complete());
+}
+
+#[test]
+fn a_child_made_by_vfork_and_exec_is_watched_from_its_start() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut parent = gpu.workload();
+    parent.run(&BEGIN);
+    // Also as the child of a target.
+    for words in [vec![], vec!["--pid".to_owned(), parent.tgid_word()]] {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut watch = gpu.watch(&words);
+        let child = parent.ask("vforkexec child")["tgid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok());
+        let child = child.expect("a child");
+        parent.run(&["alloc a 4M", "@child uuid 0", "@child device 0", "@child alloc b 6M"]);
+        let report = watch.settled();
+        let process = report.process(child).unwrap_or_else(|| panic!("not reported: {report:#?}"));
+        assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+        assert!(process.is_exact() && process.0["from_start"] == true, "{:#}", process.0);
+        assert_eq!(report.process(parent.tgid()).expect("it is reported").only_gpu().number("live_bytes"), 4 * MIB);
+        assert_eq!(parent.ask("wait child")["exit_code"], 0);
+        parent.run(&["free a"]);
+        assert_the_dead_are_forgotten(&mut watch);
+    }
+}
