@@ -156,7 +156,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
             let echoes = if again { slot.echoes + 1 } else { 0 };
             // What the first report of this entry took out of the books is what the call frees.
             let debited = if again { slot.debited } else { frame.debited };
-            *slot = Frame { echoes, debited, ..*frame };
+            *slot = Frame { debited, echoes, ..*frame };
             placed = true;
         }
     }

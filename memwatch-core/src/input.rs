@@ -34,6 +34,8 @@ pub enum Input {
     },
     /// A reading of all devices.
     Devices(DeviceReading),
+    /// What a process whose records were lost holds by the kernel half's own books, which miss nothing: the ledger goes by them.
+    Held(HeldAddresses),
     /// Records that did not arrive since the last such input.
     Lost {
         /// Whose they were; `None` when that is not known.
@@ -50,6 +52,28 @@ pub enum Input {
         /// `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
+}
+
+/// An address in the kernel half's books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The address.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The row of the probe table that granted it.
+    pub probe: u16,
+}
+
+/// All addresses of a process at a moment between two of its calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldAddresses {
+    /// The process.
+    pub tgid: Tgid,
+    /// Its linear, managed, pinned and stream-ordered memory.
+    pub held: Vec<Held>,
+    /// How many of its calls have freed addresses without naming them.
+    pub teardowns: u64,
 }
 
 /// What the shell knows of a process from `/proc`.

@@ -41,6 +41,19 @@ const ENDED_KEPT: usize = 4096;
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
+/// Addresses of a process that went without a free that names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unnamed {
+    /// The process.
+    pub tgid: Tgid,
+    /// Which life of its number's books they stand in; `None` for the present one.
+    pub life: Option<u32>,
+    /// The addresses.
+    pub addresses: Vec<u64>,
+    /// There may be more, since records of the process were lost.
+    pub incomplete: bool,
+}
+
 /// The whole line from inputs to the read model.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
@@ -54,6 +67,7 @@ pub struct Pipeline {
     coverage: Coverage,
     losses: Losses,
     sharing: Sharing,
+    unnamed: Vec<Unnamed>,
 }
 
 impl Pipeline {
@@ -71,6 +85,7 @@ impl Pipeline {
             coverage: Coverage::default(),
             losses: Losses::default(),
             sharing: Sharing::default(),
+            unnamed: Vec::new(),
         }
     }
 
@@ -90,6 +105,12 @@ impl Pipeline {
             }
             Input::ProcessGone { tgid, time_ns } => self.end(tgid, time_ns),
             Input::Devices(reading) => self.devices(reading),
+            Input::Held(held) => {
+                let now_ns = self.now_ns;
+                if let Some(process) = self.processes.get_mut(&held.tgid) {
+                    process.anchor(&held, now_ns);
+                }
+            }
             Input::Lost { tgid, loss, count } => self.lose(tgid, loss, count),
             Input::Coverage(coverage) => self.coverage = coverage,
             Input::Tick { time_ns } => self.tick(time_ns),
@@ -104,6 +125,16 @@ impl Pipeline {
     /// The processes watched now.
     pub fn watched(&self) -> impl Iterator<Item = Tgid> {
         self.processes.keys().copied()
+    }
+
+    /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's books.
+    pub fn to_anchor(&self) -> Vec<Tgid> {
+        self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()
+    }
+
+    /// Addresses that went since the last time without a free that names them, by process; the kernel half's books have them still.
+    pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
+        std::mem::take(&mut self.unnamed)
     }
 
     /// The read model at the last tick.
@@ -144,6 +175,10 @@ impl Pipeline {
         let origin = self.sharing.origin_of(&call.action);
         let process = self.process_mut(call.tgid, call.entered_ns);
         process.ledger.apply_import(call, origin);
+        let addresses = process.ledger.take_unnamed();
+        if !addresses.is_empty() {
+            self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, incomplete: false });
+        }
         if call.status != 0 {
             return;
         }
@@ -174,12 +209,18 @@ impl Pipeline {
     fn process_event(&mut self, record: &ProcessRecord) {
         let tgid = Tgid(record.tgid);
         match record.event() {
-            Some(ProcessEvent::Exit) => self.end(tgid, record.time_ns),
+            Some(ProcessEvent::Exit) => {
+                self.end(tgid, record.time_ns);
+                self.note_life(record);
+            }
             Some(ProcessEvent::Exec) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
+                    let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
+                    self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
                 }
+                self.note_life(record);
             }
             Some(ProcessEvent::FirstCall) => {
                 self.process_mut(tgid, record.time_ns).started_at(record.start_ns, record.time_ns);
@@ -217,9 +258,18 @@ impl Pipeline {
         self.processes.insert(tgid, process);
     }
 
+    /// The addresses that a process has just left are those of the books that were closed with it.
+    fn note_life(&mut self, record: &ProcessRecord) {
+        if let Some(last) = self.unnamed.last_mut().filter(|last| last.tgid == Tgid(record.tgid)) {
+            last.life = Some(record.life);
+        }
+    }
+
     fn end(&mut self, tgid: Tgid, time_ns: u64) {
         if let Some(mut process) = self.processes.remove(&tgid) {
             process.end(time_ns);
+            let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
+            self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
             self.reconciliation.forget(tgid);
             self.ended.push(process);
         }

@@ -81,6 +81,8 @@ pub struct ProcessView {
     pub exact: bool,
     /// Its lost records by cause.
     pub losses: BTreeMap<&'static str, u64>,
+    /// When its totals were last taken from the kernel half's own books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    pub anchored_ns: Option<u64>,
     /// When it ended, if it has: `CLOCK_BOOTTIME`, nanoseconds.
     pub ended_ns: Option<u64>,
     /// What it holds on each GPU.

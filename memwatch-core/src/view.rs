@@ -68,6 +68,7 @@ impl Surroundings<'_> {
             from_start: process.from_start,
             exact: process.is_exact(),
             losses: named(&process.losses),
+            anchored_ns: process.anchored_ns,
             ended_ns: process.ended.map(|ended| ended.time_ns),
             gpus: self.gpus_of(process),
             host: host(process),

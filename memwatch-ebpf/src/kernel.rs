@@ -213,13 +213,7 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn credit(&self, tgid: u32, address: u64, booked: &Booked) {
-        if books(tgid).is_none() {
-            #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
-            let life = (self.now_ns() >> 10) as u32 | 1;
-            // A racing thread may have been first; its life counts then.
-            let _ = BOOKS.insert(&tgid, &Books { life, ..NO_BOOKS }, BPF_NOEXIST.into());
-        }
-        let Some(books) = BOOKS.get_ptr_mut(&tgid) else { return };
+        let Some(books) = open_books(tgid) else { return };
         // SAFETY: map values live as long as the program runs; the life is written once, by the insert.
         let place = Place { address, tgid, life: unsafe { (*books).life } };
         let full = ADDRESSES.insert(&place, booked, BPF_ANY.into()).is_err();
@@ -253,7 +247,7 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn note_teardown(&self, tgid: u32) {
-        if let Some(books) = BOOKS.get_ptr_mut(&tgid) {
+        if let Some(books) = open_books(tgid) {
             // SAFETY: as in `credit`.
             unsafe { add(&raw mut (*books).teardowns, 1) };
         }
@@ -280,6 +274,18 @@ impl Kernel for Bpf {
 }
 
 const NO_BOOKS: Books = Books { life: 0, unused: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
+
+/// The books of a process, empty ones where it has none; `None` where there is no room for more.
+#[inline(always)]
+fn open_books(tgid: u32) -> Option<*mut Books> {
+    if books(tgid).is_none() {
+        #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
+        let life = (Bpf.now_ns() >> 10) as u32 | 1;
+        // A racing thread may have been first; its life counts then.
+        let _ = BOOKS.insert(&tgid, &Books { life, ..NO_BOOKS }, BPF_NOEXIST.into());
+    }
+    BOOKS.get_ptr_mut(&tgid)
+}
 
 #[inline(always)]
 fn books(tgid: u32) -> Option<&'static Books> {

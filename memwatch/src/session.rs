@@ -9,15 +9,16 @@ use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, Record};
-use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
+use memwatch_core::{Pipeline, Unnamed};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::exit::Failure;
 use crate::sources::clock;
+use crate::sources::kernel::books::KernelBooks;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
 use crate::sources::kernel::losses::LossCounters;
 use crate::sources::kernel::ring::Ring;
@@ -67,6 +68,7 @@ pub(crate) struct Session {
     ring: Ring,
     rhythm: Interval,
     losses: LossCounters,
+    books: KernelBooks,
     pipeline: Pipeline,
     processes: ProcReader,
     libraries: LibraryWatch,
@@ -96,6 +98,7 @@ impl Session {
         let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
         let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
+        let books = KernelBooks::open(&mut kernel.ebpf).context("the kernel half's books cannot be read")?;
         let mut rhythm = interval(RHYTHM);
         rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
@@ -106,6 +109,7 @@ impl Session {
             ring,
             rhythm,
             losses,
+            books,
             pipeline: Pipeline::new(!everybody),
             processes: ProcReader::new("/proc"),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
@@ -252,6 +256,8 @@ impl Session {
         let now_ns = clock::boottime_ns();
         self.drop_stale_devices(now_ns);
         self.forget_gone(now_ns);
+        self.clean_books();
+        self.anchor_losers();
         self.pipeline.step(Input::Tick { time_ns: now_ns });
         let mut snapshot = self.pipeline.snapshot();
         if !self.everybody {
@@ -281,6 +287,34 @@ impl Session {
         let Some(libraries) = self.libraries.new_coverage() else { return };
         let (mechanism, discovery) = (self.kernel.mechanism.name(), self.libraries.source_name());
         self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery }));
+    }
+
+    /// Processes whose records were lost are taken back to what the kernel half's own books say, at a moment between two of their calls.
+    fn anchor_losers(&mut self) {
+        for tgid in self.pipeline.to_anchor() {
+            let Some(before) = self.books.sums(tgid.0) else { continue };
+            // What had been recorded by then is in the ring, and a ringful is what this fetches.
+            self.pump();
+            self.clean_books();
+            if let Some(held) = self.books.held_since(tgid.0, &before) {
+                self.pipeline.step(Input::Held(held));
+            }
+        }
+    }
+
+    /// What went without a free of its own stands in the kernel half's books still.
+    fn clean_books(&mut self) {
+        for Unnamed { tgid, life, addresses, incomplete } in self.pipeline.take_unnamed() {
+            let life = life.or_else(|| self.books.sums(tgid.0).map(|sums| sums.life));
+            match life {
+                Some(life) => self.books.remove(tgid.0, life, &addresses),
+                None if addresses.is_empty() => {}
+                None => self.books.sweep(tgid.0),
+            }
+            if incomplete {
+                self.books.sweep(tgid.0);
+            }
+        }
     }
 
     fn drop_stale_devices(&mut self, now_ns: u64) {

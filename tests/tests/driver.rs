@@ -177,3 +177,44 @@ fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
     let seen = on_gpu["allocations"].as_u64().unwrap_or(0) + on_gpu["frees"].as_u64().unwrap_or(0);
     assert!(seen < 400, "nothing was lost: {report:#?}");
 }
+
+#[test]
+fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
+    let mut workload = start(&gpu);
+    workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
+    watch.settled();
+    // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
+    let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
+    signal(libc::SIGSTOP);
+    assert_eq!(workload.ask("loop cuMemAlloc 200 2M")["result"], 0);
+    workload.run(&[
+        "free ghost",
+        "alloc unseen 10M",
+        "async pooled 12M",
+        "hostfree pinned",
+        "alloc again 2M",
+        "free m",
+    ]);
+    signal(libc::SIGCONT);
+    let tgid = workload.tgid();
+    let anchored = |report: &memwatch_tests::report::Report| {
+        report.process(tgid).is_some_and(|process| process.0["anchored"].is_string())
+    };
+    watch.until(anchored);
+    let report = watch.settled();
+    let process = report.process(tgid).expect("it is reported");
+    assert!(!process.is_exact() && report.lost("ring_full") > 0, "what was lost stays lost: {report:#?}");
+    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's books");
+    assert_eq!(process.only_gpu().number("live_bytes"), truth.devices[0].owned_live_bytes, "{report:#?}");
+    assert_eq!(process.host("pinned_live_bytes"), truth.pinned_host_bytes);
+    for (kind, balance) in [("device", truth.devices[0].device), ("pool", truth.devices[0].pool_used)] {
+        assert_eq!(process.only_gpu().kind(kind, "live_bytes"), balance.live_bytes, "{kind}: {report:#?}");
+    }
+    assert_eq!(process.only_gpu().kind("managed", "live_bytes"), 0, "{report:#?}");
+    // From here on every record arrives again, and what was adopted is freed like anything else.
+    workload.run(&["free unseen", "asyncfree pooled", "free kept", "free again"]);
+    let report = watch.settled();
+    assert_eq!(report.process(tgid).expect("it is reported").only_gpu().number("live_bytes"), 0, "{report:#?}");
+}

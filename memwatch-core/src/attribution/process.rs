@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
 
-use crate::input::ProcessFacts;
+use crate::input::{HeldAddresses, ProcessFacts};
 use crate::ledger::ProcessLedger;
 use crate::words::Tgid;
 
@@ -37,6 +37,10 @@ pub struct Process {
     pub losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
     pub checkpointed: bool,
+    /// When its totals were last taken from the kernel half's books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    pub anchored_ns: Option<u64>,
+    /// How many records were lost in a full ring by then.
+    anchored_losses: u64,
     /// Set once it has ended.
     pub ended: Option<Ended>,
 }
@@ -53,6 +57,8 @@ impl Process {
             ledger: ProcessLedger::new(from_start),
             losses: BTreeMap::new(),
             checkpointed: false,
+            anchored_ns: None,
+            anchored_losses: 0,
             ended: None,
         }
     }
@@ -87,6 +93,23 @@ impl Process {
     /// Records of it did not arrive.
     pub fn lose(&mut self, loss: Loss, count: u64) {
         *self.losses.entry(loss).or_insert(0) += count;
+    }
+
+    /// Whether records were lost that the kernel half's books can make up for.
+    pub fn needs_anchor(&self) -> bool {
+        self.lost_in_ring() > self.anchored_losses
+    }
+
+    /// Its addresses by the books: see [`ProcessLedger::anchor`].
+    pub fn anchor(&mut self, held: &HeldAddresses, now_ns: u64) {
+        if self.ledger.anchor(&held.held, held.teardowns, now_ns) {
+            self.anchored_ns = Some(now_ns);
+            self.anchored_losses = self.lost_in_ring();
+        }
+    }
+
+    fn lost_in_ring(&self) -> u64 {
+        self.losses.get(&Loss::RingFull).copied().unwrap_or(0)
     }
 
     /// Whether there is anything to tell of it after its end.

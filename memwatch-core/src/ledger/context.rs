@@ -72,6 +72,15 @@ impl Contexts {
         }
     }
 
+    /// The only device the process has ever named, if it is one.
+    pub fn only_device(&self) -> DeviceRef {
+        let mut named = self.devices.values().chain(self.primaries.keys());
+        match named.next() {
+            Some(first) if named.all(|other| other == first) => DeviceRef::Ordinal(*first),
+            _ => DeviceRef::Unknown,
+        }
+    }
+
     fn device_of_context(&self, context: ContextHandle) -> DeviceRef {
         self.devices.get(&context).map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device))
     }

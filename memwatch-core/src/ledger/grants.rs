@@ -3,7 +3,7 @@
 use memwatch_common::meaning::LinearKind;
 
 use crate::decode::{Action, Call};
-use crate::words::ContextHandle;
+use crate::words::{ContextHandle, Span};
 
 use super::ProcessLedger;
 use super::alias::Origin;
@@ -24,6 +24,11 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
+    /// One of whose context nothing is known.
+    pub(super) const fn adopted(bytes: u64, device: DeviceRef, kind: Kind, pool: Option<PoolId>) -> Self {
+        Self { bytes, context: 0, device, pool, kind }
+    }
+
     /// The context it dies with, if that is known.
     pub(super) fn context(&self) -> Option<ContextHandle> {
         (self.context != 0).then_some(ContextHandle(self.context))
@@ -85,35 +90,39 @@ impl ProcessLedger {
         if address == 0 {
             return;
         }
-        self.move_in(call, address, Tenancy::Own(allocation));
+        self.settle_in(call.span(), address, allocation);
+    }
+
+    pub(super) fn settle_in(&mut self, span: Span, address: u64, allocation: Allocation) {
+        self.move_in(span, address, Tenancy::Own(allocation));
         if let Some(pool) = allocation.pool {
             self.pools.take(pool, allocation.bytes);
         }
-        self.totals.allocate(allocation.device, allocation.kind, allocation.bytes, call.span());
+        self.totals.allocate(allocation.device, allocation.kind, allocation.bytes, span);
     }
 
     /// Another owner's memory at an address that is freed like an own one.
     pub(super) fn import_address(&mut self, call: &Call, address: u64, origin: Option<Origin>) {
-        self.move_in(call, address, Tenancy::Foreign);
+        self.move_in(call.span(), address, Tenancy::Foreign);
         self.aliases.open(address, origin);
     }
 
-    fn move_in(&mut self, call: &Call, address: u64, tenancy: Tenancy) {
+    fn move_in(&mut self, span: Span, address: u64, tenancy: Tenancy) {
         if let Some(change) = self.graphs.evict(address) {
             self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
         }
-        if let Some(previous) = self.addresses.grant(address, call.returned_ns, tenancy) {
-            self.move_out(call, address, previous);
+        if let Some(previous) = self.addresses.grant(address, span.returned_ns, tenancy) {
+            self.move_out(span, address, previous);
         }
     }
 
-    fn move_out(&mut self, call: &Call, address: u64, tenancy: Tenancy) {
+    pub(super) fn move_out(&mut self, span: Span, address: u64, tenancy: Tenancy) {
         match tenancy {
             Tenancy::Own(own) => {
                 if let Some(pool) = own.pool {
                     self.pools.give_back(pool, own.bytes);
                 }
-                self.totals.free(own.device, own.kind, own.bytes, call.span());
+                self.totals.free(own.device, own.kind, own.bytes, span);
             }
             Tenancy::Foreign => {
                 self.aliases.close(address);
@@ -151,7 +160,7 @@ impl ProcessLedger {
             return;
         }
         match self.addresses.release(address, call.entered_ns) {
-            Release::Freed(freed) => self.move_out(call, address, freed),
+            Release::Freed(freed) => self.move_out(call.span(), address, freed),
             Release::PreviousTenant => {}
             Release::Unknown => self.unknown_frees += 1,
         }
@@ -193,7 +202,7 @@ impl ProcessLedger {
     }
 }
 
-fn linear_kind(kind: LinearKind) -> Kind {
+pub(super) const fn linear_kind(kind: LinearKind) -> Kind {
     match kind {
         LinearKind::Device => Kind::Device,
         LinearKind::Managed => Kind::Managed,

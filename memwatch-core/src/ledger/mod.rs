@@ -13,10 +13,12 @@
 
 pub mod activity;
 pub mod alias;
+mod anchor;
 pub mod context;
 mod grants;
 pub mod graph;
 pub mod pool;
+mod reading;
 pub mod recent;
 pub mod tenants;
 pub mod totals;
@@ -27,14 +29,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use memwatch_common::meaning::{LinearKind, PoolRole};
 
 use crate::decode::{Action, Call, Location};
-use crate::words::{Ordinal, Span, Tid};
+use crate::words::{Span, Tid};
 
 use activity::{Activity, CallRate};
-use alias::{Aliases, Origin, SharedObject};
+use alias::{Aliases, Origin};
 use context::{Contexts, TornDown};
 use grants::Tenancy;
 use graph::{Graphs, StreamKey};
-use pool::{Backed, Pools};
+use pool::Pools;
 use tenants::Tenants;
 use totals::{DeviceRef, Kind, Totals};
 use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
@@ -77,6 +79,10 @@ pub struct ProcessLedger {
     failures: VecDeque<FailedAllocation>,
     unknown_frees: u64,
     implicit_frees: u64,
+    /// Calls that may have torn a context down.
+    teardowns: u64,
+    /// Addresses that went without being named since the last [`Self::take_unnamed`].
+    unnamed: Vec<u64>,
 }
 
 impl ProcessLedger {
@@ -242,6 +248,13 @@ impl ProcessLedger {
 
     fn apply_context(&mut self, call: &Call) {
         let (tid, contexts) = (call.tid, &mut self.contexts);
+        self.teardowns += u64::from(matches!(
+            call.action,
+            Action::ReleasePrimary { .. }
+                | Action::ResetPrimary { .. }
+                | Action::DestroyContext { .. }
+                | Action::DestroyGreen { .. }
+        ));
         let torn_down = match call.action {
             Action::ReleasePrimary { device } => contexts.release_primary(device),
             Action::ResetPrimary { device } => Some(contexts.reset_primary(device)),
@@ -328,8 +341,9 @@ impl ProcessLedger {
             in_context && allocation.pool.is_none()
         };
         let mut gone = self.addresses.drain_where(call.entered_ns, dies);
+        self.unnamed.extend(gone.iter().map(|(address, _)| *address));
         gone.extend(self.arrays.drain_where(call.entered_ns, dies));
-        for allocation in gone.iter().filter_map(Tenancy::own) {
+        for allocation in gone.iter().filter_map(|(_, tenancy)| tenancy.own()) {
             self.implicit_frees += 1;
             self.totals.free_implicitly(allocation.device, allocation.kind, allocation.bytes, call.span());
         }
@@ -341,6 +355,7 @@ impl ProcessLedger {
         let gone = own + self.arrays.len() + self.registered.len() + self.physical.owned_count();
         self.implicit_frees += u64::try_from(gone).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
+        self.unnamed.extend(self.addresses.keys());
         // What comes after an exec is seen from its start.
         let empty = Self::new(true);
         *self = Self {
@@ -349,8 +364,14 @@ impl ProcessLedger {
             failures: std::mem::take(&mut self.failures),
             unknown_frees: self.unknown_frees,
             implicit_frees: self.implicit_frees,
+            unnamed: std::mem::take(&mut self.unnamed),
             ..empty
         };
+    }
+
+    /// Addresses that went since the last time without a free that names them: with a context, an image or the process.
+    pub fn take_unnamed(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.unnamed)
     }
 
     /// A thread has ended: its number may come back, with another context.
@@ -366,115 +387,6 @@ impl ProcessLedger {
     /// Calls per second between the last two ticks; `None` before the second.
     pub fn rate(&self) -> Option<CallRate> {
         self.activity.rate()
-    }
-
-    /// Current, peak and total bytes.
-    pub fn totals(&self) -> &Totals {
-        &self.totals
-    }
-
-    /// Whether the process was never seen to allocate, to be refused or to free anything.
-    pub fn is_blank(&self) -> bool {
-        let untouched = |totals: &totals::DeviceTotals| totals.allocations == 0 && totals.failed_allocations == 0;
-        untouched(self.totals.whole())
-            && untouched(self.totals.host())
-            && self.failures.is_empty()
-            && self.unknown_frees == 0
-    }
-
-    /// The last failed allocations, oldest first.
-    pub fn failures(&self) -> impl Iterator<Item = &FailedAllocation> {
-        self.failures.iter()
-    }
-
-    /// Frees of memory never seen allocated.
-    pub fn unknown_frees(&self) -> u64 {
-        self.unknown_frees
-    }
-
-    /// Allocations freed by a context's, an image's or the process's end.
-    pub fn implicit_frees(&self) -> u64 {
-        self.implicit_frees
-    }
-
-    /// What pools hold of a device, used or not; `None` where that cannot even be estimated.
-    pub fn pool_backed(&self, device: DeviceRef) -> Option<Backed> {
-        self.pools.backed_on(device)
-    }
-
-    /// Bytes that graphs allocate at fixed addresses when they run.
-    pub fn graph_node_bytes(&self) -> u64 {
-        self.graphs.node_bytes()
-    }
-
-    /// Whether graphs with allocations in them are ready to run.
-    pub fn has_graph_memory(&self) -> bool {
-        self.graphs.has_executables()
-    }
-
-    /// Bytes of addresses set apart without memory.
-    pub fn reservation_bytes(&self) -> u64 {
-        self.reservations.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
-    }
-
-    /// Modules and libraries loaded now: code in device memory, of unknown size.
-    pub fn modules(&self) -> usize {
-        self.modules.len()
-    }
-
-    /// A limit of its contexts (`CUlimit`), if the program has set it.
-    pub fn limit(&self, limit: u32) -> Option<u64> {
-        self.contexts.limit(limit)
-    }
-
-    /// Other processes' memory that this one sees, where the owner is known: once per address or handle.
-    pub fn origins(&self) -> impl Iterator<Item = Origin> {
-        self.aliases.origins().chain(self.physical.origins())
-    }
-
-    /// Addresses and handles of other owners' memory, known or not.
-    pub fn aliases(&self) -> usize {
-        self.aliases.len() + self.physical.imported_count()
-    }
-
-    /// What is offered to others at an address, with its size in bytes.
-    pub fn shared_address(&self, address: u64) -> Option<(SharedObject, u64)> {
-        let allocation = self.addresses.get(address)?.own()?;
-        let granted_ns = self.addresses.granted_ns(address)?;
-        Some((SharedObject::Address { address, granted_ns }, allocation.bytes))
-    }
-
-    /// What is offered to others by a handle, with its size in bytes.
-    pub fn shared_physical(&self, handle: u64) -> Option<(SharedObject, u64)> {
-        let id = self.physical.id(handle)?;
-        let physical = self.physical.get(id)?;
-        let created_ns = physical.created_ns;
-        physical.is_owned().then_some((SharedObject::Physical { id, created_ns }, physical.bytes))
-    }
-
-    /// Whether it still holds what it once offered.
-    pub fn still_holds(&self, object: SharedObject) -> bool {
-        match object {
-            SharedObject::Address { address, granted_ns } => self.addresses.granted_ns(address) == Some(granted_ns),
-            SharedObject::Physical { id, created_ns } => {
-                self.physical.get(id).is_some_and(|physical| physical.created_ns == created_ns)
-            }
-        }
-    }
-
-    /// Whether it is known on which device this thread allocates.
-    pub fn knows_device_of(&self, tid: Tid) -> bool {
-        self.contexts.knows_device_of(tid)
-    }
-
-    /// The first sixteen bytes of the PCI bus id of one of the process's devices, if the program ever asked the driver for it.
-    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.contexts.bus_id_of(device)
-    }
-
-    /// The UUID of one of the process's devices, if the program ever asked the driver for it.
-    pub fn uuid_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.contexts.uuid_of(device)
     }
 }
 

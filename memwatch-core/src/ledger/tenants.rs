@@ -87,10 +87,26 @@ impl<T> Tenants<T> {
         self.live.get(&key).is_some_and(|tenant| tenant.granted_ns <= entered_ns)
     }
 
-    /// Takes out all tenants granted by `until_ns` that `dies` names.
-    pub fn drain_where(&mut self, until_ns: u64, dies: impl Fn(&T) -> bool) -> Vec<T> {
+    /// Takes out all tenants granted by `until_ns` that `dies` names, with their addresses.
+    pub fn drain_where(&mut self, until_ns: u64, dies: impl Fn(&T) -> bool) -> Vec<(u64, T)> {
         let gone = |tenant: &mut Tenant<T>| tenant.granted_ns <= until_ns && dies(&tenant.value);
-        self.live.extract_if(|_, tenant| gone(tenant)).map(|(_, tenant)| tenant.value).collect()
+        self.live.extract_if(|_, tenant| gone(tenant)).map(|(key, tenant)| (key, tenant.value)).collect()
+    }
+
+    /// Takes out all tenants that `goes` names, with their addresses.
+    pub fn extract(&mut self, goes: impl Fn(u64, &T) -> bool) -> Vec<(u64, T)> {
+        let gone = self.live.extract_if(|key, tenant| goes(*key, &tenant.value));
+        gone.map(|(key, tenant)| (key, tenant.value)).collect()
+    }
+
+    /// No free of a replaced tenant is to come any more.
+    pub fn await_nothing(&mut self) {
+        self.awaiting_free.clear();
+    }
+
+    /// All addresses at which somebody lives, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = u64> {
+        self.live.keys().copied()
     }
 
     /// Since when the present tenant lives there: `CLOCK_BOOTTIME`, nanoseconds.
@@ -147,7 +163,7 @@ mod tests {
         let mut tenants = Tenants::default();
         tenants.grant(1, 10, 1);
         tenants.grant(2, 30, 2);
-        assert_eq!(tenants.drain_where(20, |_| true), [1]);
+        assert_eq!(tenants.drain_where(20, |_| true), [(1, 1)]);
         assert_eq!(tenants.len(), 1);
     }
 }

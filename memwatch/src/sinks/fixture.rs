@@ -131,6 +131,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         from_start: false,
         exact: true,
         losses: BTreeMap::new(),
+        anchored_ns: None,
         ended_ns: None,
         gpus: Vec::new(),
         host: HostView::default(),

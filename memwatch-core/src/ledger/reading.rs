@@ -1,0 +1,118 @@
+//! What a ledger can be asked.
+
+use super::alias::{Origin, SharedObject};
+use super::pool::Backed;
+use super::totals::{DeviceRef, DeviceTotals, Totals};
+use super::{FailedAllocation, ProcessLedger};
+use crate::words::{Ordinal, Tid};
+
+impl ProcessLedger {
+    /// Current, peak and total bytes.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Whether the process was never seen to allocate, to be refused or to free anything.
+    pub fn is_blank(&self) -> bool {
+        let untouched = |totals: &DeviceTotals| totals.allocations == 0 && totals.failed_allocations == 0;
+        untouched(self.totals.whole())
+            && untouched(self.totals.host())
+            && self.failures.is_empty()
+            && self.unknown_frees == 0
+    }
+
+    /// The last failed allocations, oldest first.
+    pub fn failures(&self) -> impl Iterator<Item = &FailedAllocation> {
+        self.failures.iter()
+    }
+
+    /// Frees of memory never seen allocated.
+    pub fn unknown_frees(&self) -> u64 {
+        self.unknown_frees
+    }
+
+    /// Allocations freed by a context's, an image's or the process's end.
+    pub fn implicit_frees(&self) -> u64 {
+        self.implicit_frees
+    }
+
+    /// What pools hold of a device, used or not; `None` where that cannot even be estimated.
+    pub fn pool_backed(&self, device: DeviceRef) -> Option<Backed> {
+        self.pools.backed_on(device)
+    }
+
+    /// Bytes that graphs allocate at fixed addresses when they run.
+    pub fn graph_node_bytes(&self) -> u64 {
+        self.graphs.node_bytes()
+    }
+
+    /// Whether graphs with allocations in them are ready to run.
+    pub fn has_graph_memory(&self) -> bool {
+        self.graphs.has_executables()
+    }
+
+    /// Bytes of addresses set apart without memory.
+    pub fn reservation_bytes(&self) -> u64 {
+        self.reservations.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+    }
+
+    /// Modules and libraries loaded now: code in device memory, of unknown size.
+    pub fn modules(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// A limit of its contexts (`CUlimit`), if the program has set it.
+    pub fn limit(&self, limit: u32) -> Option<u64> {
+        self.contexts.limit(limit)
+    }
+
+    /// Other processes' memory that this one sees, where the owner is known: once per address or handle.
+    pub fn origins(&self) -> impl Iterator<Item = Origin> {
+        self.aliases.origins().chain(self.physical.origins())
+    }
+
+    /// Addresses and handles of other owners' memory, known or not.
+    pub fn aliases(&self) -> usize {
+        self.aliases.len() + self.physical.imported_count()
+    }
+
+    /// What is offered to others at an address, with its size in bytes.
+    pub fn shared_address(&self, address: u64) -> Option<(SharedObject, u64)> {
+        let allocation = self.addresses.get(address)?.own()?;
+        let granted_ns = self.addresses.granted_ns(address)?;
+        Some((SharedObject::Address { address, granted_ns }, allocation.bytes))
+    }
+
+    /// What is offered to others by a handle, with its size in bytes.
+    pub fn shared_physical(&self, handle: u64) -> Option<(SharedObject, u64)> {
+        let id = self.physical.id(handle)?;
+        let physical = self.physical.get(id)?;
+        let created_ns = physical.created_ns;
+        physical.is_owned().then_some((SharedObject::Physical { id, created_ns }, physical.bytes))
+    }
+
+    /// Whether it still holds what it once offered.
+    pub fn still_holds(&self, object: SharedObject) -> bool {
+        match object {
+            SharedObject::Address { address, granted_ns } => self.addresses.granted_ns(address) == Some(granted_ns),
+            SharedObject::Physical { id, created_ns } => {
+                self.physical.get(id).is_some_and(|physical| physical.created_ns == created_ns)
+            }
+        }
+    }
+
+    /// Whether it is known on which device this thread allocates.
+    pub fn knows_device_of(&self, tid: Tid) -> bool {
+        self.contexts.knows_device_of(tid)
+    }
+
+    /// The first sixteen bytes of the PCI bus id of one of the process's devices, if the program ever asked the driver for it.
+    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
+        self.contexts.bus_id_of(device)
+    }
+
+    /// The UUID of one of the process's devices, if the program ever asked the driver for it.
+    pub fn uuid_of(&self, device: Ordinal) -> Option<[u8; 16]> {
+        self.contexts.uuid_of(device)
+    }
+}

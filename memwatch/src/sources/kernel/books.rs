@@ -1,0 +1,110 @@
+//! The kernel half's own books of addresses: the truth to go back to when records were lost.
+
+use std::collections::BTreeMap;
+
+use aya::maps::{HashMap, MapData};
+use aya::{Ebpf, Pod};
+use memwatch_common::books::{Books, Place};
+use memwatch_common::capture::Booked;
+use memwatch_core::input::{Held, HeldAddresses};
+use memwatch_core::words::Tgid;
+
+use super::load::LoadError;
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Key(Place);
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Entry(Booked);
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Sums(Books);
+
+// SAFETY: integers without padding (`memwatch_common::books` asserts the sizes); every bit pattern is valid.
+unsafe impl Pod for Key {}
+// SAFETY: as above.
+unsafe impl Pod for Entry {}
+// SAFETY: as above.
+unsafe impl Pod for Sums {}
+
+/// Reads the books, and takes out of them what the kernel half cannot see going.
+pub(crate) struct KernelBooks {
+    sums: HashMap<MapData, u32, Sums>,
+    addresses: HashMap<MapData, Key, Entry>,
+    /// Bytes taken out by [`Self::remove`], by process and life: the kernel half's sums still count them.
+    removed_bytes: BTreeMap<(u32, u32), u64>,
+}
+
+impl KernelBooks {
+    /// Takes the books of the loaded kernel half.
+    pub(crate) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
+        let sums = ebpf.take_map("BOOKS").ok_or(LoadError::Missing("BOOKS"))?;
+        let addresses = ebpf.take_map("ADDRESSES").ok_or(LoadError::Missing("ADDRESSES"))?;
+        Ok(Self {
+            sums: HashMap::try_from(sums)?,
+            addresses: HashMap::try_from(addresses)?,
+            removed_bytes: BTreeMap::new(),
+        })
+    }
+
+    /// The sums of a process, if it has books.
+    pub(crate) fn sums(&self, tgid: u32) -> Option<Books> {
+        self.sums.get(&tgid, 0).ok().map(|sums| sums.0)
+    }
+
+    /// All addresses of a process, if none came or went since `before` was read, and none is missing.
+    ///
+    /// Walks over the addresses of all processes, at about a microsecond each.
+    pub(crate) fn held_since(&self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
+        let held = self.entries().filter(|(place, _)| place.tgid == tgid && place.life == before.life);
+        let held = held.map(|(place, booked)| Held {
+            address: place.address,
+            bytes: booked.bytes,
+            probe: u16::try_from(booked.probe).unwrap_or(0),
+        });
+        let held: Vec<Held> = held.collect();
+        let stood_still = self.sums(tgid).is_some_and(|after| after == *before);
+        let removed_bytes = self.removed_bytes.get(&(tgid, before.life)).copied().unwrap_or(0);
+        let held_bytes = held.iter().fold(removed_bytes, |sum, held| sum.wrapping_add(held.bytes));
+        let complete = held_bytes == before.live_bytes && before.missing == 0;
+        (stood_still && complete).then_some(HeldAddresses { tgid: Tgid(tgid), held, teardowns: before.teardowns })
+    }
+
+    /// Takes out addresses that went without being named: with a context, an image or a process.
+    pub(crate) fn remove(&mut self, tgid: u32, life: u32, addresses: &[u64]) {
+        let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
+        for &address in addresses {
+            let key = Key(Place { address, tgid, life });
+            let bytes = if alive { self.addresses.get(&key, 0).map_or(0, |entry| entry.0.bytes) } else { 0 };
+            // Absent is as good as removed.
+            if self.addresses.remove(&key).is_ok() && alive {
+                let removed = self.removed_bytes.entry((tgid, life)).or_insert(0);
+                *removed = removed.wrapping_add(bytes);
+            }
+        }
+        if !alive {
+            self.removed_bytes.remove(&(tgid, life));
+        }
+    }
+
+    /// Takes out whatever is left of a process's earlier lives.
+    pub(crate) fn sweep(&mut self, tgid: u32) {
+        let now = self.sums(tgid).map(|sums| sums.life);
+        let old: Vec<Place> = self
+            .entries()
+            .map(|(place, _)| place)
+            .filter(|place| place.tgid == tgid && Some(place.life) != now)
+            .collect();
+        for place in old {
+            let _ = self.addresses.remove(&Key(place));
+            self.removed_bytes.remove(&(tgid, place.life));
+        }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (Place, Booked)> {
+        self.addresses.iter().flatten().map(|(key, entry)| (key.0, entry.0))
+    }
+}
