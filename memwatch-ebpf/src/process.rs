@@ -40,6 +40,16 @@ static TABLE_SIZE_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TABLE_FILES_OFFSET: Global<u32> = Global::new(0);
 
+/// Offset of `flags` in `signal_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static SIGNAL_FLAGS_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `group_exec_task` in `signal_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static SIGNAL_EXEC_OFFSET: Global<u32> = Global::new(0);
+
+/// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h: the whole process is ending.
+const SIGNAL_GROUP_EXIT: u32 = 4;
+
 /// `CLONE_THREAD` of include/uapi/linux/sched.h: the new task is a thread, not a process.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
@@ -85,20 +95,27 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
         return 0;
     }
     let task: *const u8 = context.arg(0);
+    let signal = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load());
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
-    let live = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load())
-        .and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
+    let live = signal.and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
     if live == Some(0) {
         let closed = Bpf::close_books(thread.tgid);
         report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);
     } else if let Some(inside_call) = calls {
-        if inside_call {
+        if inside_call && !signal.is_some_and(loses_all_memory) {
             Bpf.lose(thread.tgid, Loss::ThreadEndedInCall);
         }
         send(ProcessEvent::ThreadEnd, thread.tgid, thread.tid, 0, 0);
     }
     0
+}
+
+/// Whether all threads of this process are being ended, by a signal or by an exec: what one of them was doing is of no account.
+#[inline(always)]
+fn loses_all_memory(signal: *const u8) -> bool {
+    let exiting = field::<u32>(signal, SIGNAL_FLAGS_OFFSET.load()).is_some_and(|flags| flags & SIGNAL_GROUP_EXIT != 0);
+    exiting || field::<*const u8>(signal, SIGNAL_EXEC_OFFSET.load()).is_some_and(|task| !task.is_null())
 }
 
 #[inline(always)]

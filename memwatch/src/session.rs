@@ -177,6 +177,7 @@ impl Session {
         tokio::select! {
             _ = self.ring.wake() => self.pump(),
             _ = self.rhythm.tick() => {
+                self.libraries.fetch_mapped();
                 self.pump();
                 self.discover();
             }

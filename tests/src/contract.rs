@@ -47,6 +47,8 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/coverage/libraries/0/build_id", Is::TextOrNull),
     ("/coverage/libraries/0/probes_attached", Is::Number),
     ("/coverage/libraries/0/probes_missing", Is::Array),
+    ("/coverage/libraries/0/gap_ns", Is::NumberOrNull),
+    ("/coverage/discovery", Is::Text),
     ("/coverage/nvml", Is::Text),
     ("/data/gpus/0/uuid", Is::Text),
     ("/data/gpus/0/nvml_index", Is::Number),

@@ -251,7 +251,26 @@ fn a_process_killed_inside_a_call_even_its_first_leaves_no_trace() {
         workload.wait();
         assert_the_dead_are_forgotten(&mut watch);
     }
-    assert!(watch.settled().is_complete());
+    let report = watch.settled();
+    assert!(report.is_complete(), "its memory is gone, whatever it was doing: {:#}", report.json()["losses"]);
+}
+
+#[test]
+fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&BEGIN);
+    workload.run(&["alloc a 4M"]);
+    assert!(processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the main thread has called");
+    // The thread inside the call takes the main thread's number; the new program answers.
+    workload.tell("fault exec");
+    workload.ask("tgid");
+    assert!(!processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the new program has not called");
+    workload.run(&BEGIN);
+    workload.run(&["alloc b 2M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
+    assert_eq!(report.process(workload.tgid()).expect("it is reported").only_gpu().number("live_bytes"), 2 * MIB);
 }
 
 #[test]

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use super::clock;
 use super::library::{Discovery, LibraryScan};
 
+/// Sweeps are no closer than this, even if something may have been missed: on a large machine each takes a while.
+const CLOSEST: Duration = Duration::from_secs(2);
+
 /// Which processes to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Among {
@@ -32,6 +35,7 @@ pub(super) struct Sweeper {
     results: Receiver<Swept>,
     every: Duration,
     last: Instant,
+    next: Instant,
     at_work: bool,
 }
 
@@ -55,12 +59,13 @@ impl Sweeper {
                 }
             }
         })?;
-        Ok(Self { orders, results, every, last: Instant::now(), at_work: false })
+        let last = Instant::now();
+        Ok(Self { orders, results, every, last, next: last + every, at_work: false })
     }
 
     /// Whether the next sweep is to be ordered.
     pub(super) fn is_due(&self) -> bool {
-        !self.at_work && self.last.elapsed() >= self.every
+        !self.at_work && Instant::now() >= self.next
     }
 
     /// Begins a sweep.
@@ -68,11 +73,12 @@ impl Sweeper {
         // The thread ends only with this.
         self.at_work = self.orders.send(among).is_ok();
         self.last = Instant::now();
+        self.next = self.last + self.every;
     }
 
-    /// Lets the next sweep be due at once: something may have been missed.
+    /// Lets the next sweep be due soon: something may have been missed.
     pub(super) fn hurry(&mut self) {
-        self.last = self.last.checked_sub(self.every).unwrap_or(self.last);
+        self.next = self.next.min(self.last + CLOSEST);
     }
 
     /// What a sweep found that has ended.

@@ -50,6 +50,8 @@ pub(crate) struct LibraryWatch {
     /// When the last sweep that was taken in began: `CLOCK_BOOTTIME`, nanoseconds.
     swept_ns: u64,
     met: Vec<Met>,
+    /// Mappings fetched and not looked at yet.
+    mapped: Vec<NewMapping>,
     /// Files with the name that get no probes, by path.
     left_out: BTreeMap<String, LeftOutReason>,
     /// The file behind each inode that a mapping record has named.
@@ -90,6 +92,7 @@ impl LibraryWatch {
             source,
             swept_ns: 0,
             met: Vec::new(),
+            mapped: Vec::new(),
             left_out: BTreeMap::new(),
             inodes: BTreeMap::new(),
             expected: BTreeMap::new(),
@@ -150,16 +153,22 @@ impl LibraryWatch {
         late
     }
 
-    /// Probes what the kernel has reported as mapped since the last call, of the processes that are `wanted`.
-    pub(crate) fn attach_mapped(&mut self, kernel: &mut Kernel, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
-        let LibrarySource::Records(records) = &mut self.source else { return Vec::new() };
+    /// Fetches the kernel's records of mappings. Those of forks come in another ring: drained after this and before
+    /// [`Self::attach_mapped`], it says whose children the processes are that have mapped something.
+    pub(crate) fn fetch_mapped(&mut self) {
+        let LibrarySource::Records(records) = &mut self.source else { return };
         let new = records.take();
         if new.incomplete {
             log::info!("mapping records were lost: looking through the processes");
             self.sweeper.hurry();
         }
+        self.mapped.extend(new.libraries);
+    }
+
+    /// Probes what was fetched, of the processes that are `wanted`.
+    pub(crate) fn attach_mapped(&mut self, kernel: &mut Kernel, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();
-        for mapping in new.libraries.into_iter().filter(|mapping| wanted(mapping.tgid)) {
+        for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
             self.expected.remove(&mapping.tgid);
             self.users.insert(mapping.tgid);
             match self.inodes.get(&mapping.inode) {

@@ -12,13 +12,17 @@
 
 /* ---- fault ---- */
 
-static volatile sig_atomic_t fault_kills;
+enum fault_end { THREAD, PROCESS, PROGRAM };
+
+static volatile sig_atomic_t fault_end;
 
 static void end_at_fault(int signal)
 {
     (void)signal;
-    if (fault_kills)
+    if (fault_end == PROCESS)
         kill(getpid(), SIGKILL);
+    if (fault_end == PROGRAM)
+        execl("/proc/self/exe", "gpusim-workload", (char *)NULL);
     syscall(SYS_exit, 0);
 }
 
@@ -30,16 +34,20 @@ static void *fault_inside_driver(void *argument)
     return NULL;
 }
 
-/* fault thread|process: which ends inside a driver call */
+/* fault thread|process|exec: which ends inside a driver call */
 static void run_fault(struct call *call)
 {
-    if (!call_is(call, 1, "thread") && !call_is(call, 1, "process")) {
-        call_fail(call, "fault thread|process");
+    static const char *const ends[] = {"thread", "process", "exec"};
+    int end = THREAD;
+    while (end <= PROGRAM && !call_is(call, 1, ends[end]))
+        end++;
+    if (end > PROGRAM) {
+        call_fail(call, "fault thread|process|exec");
         return;
     }
+    fault_end = end;
     struct sigaction action = {.sa_handler = end_at_fault};
     sigaction(SIGSEGV, &action, NULL);
-    fault_kills = call_is(call, 1, "process");
     pthread_t thread;
     if (pthread_create(&thread, NULL, fault_inside_driver, (void *)16) != 0) {
         call_fail(call, "no thread to be had");

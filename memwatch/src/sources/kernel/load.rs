@@ -120,6 +120,11 @@ impl Kernel {
         let tgid = btf.member_offset_bytes("task_struct", "tgid")?;
         let signal = btf.member_offset_bytes("task_struct", "signal")?;
         let live = btf.member_offset_bytes("signal_struct", "live")?;
+        let flags = btf.member_offset_bytes("signal_struct", "flags")?;
+        // Linux before 5.17 calls it group_exit_task.
+        let exec = btf
+            .member_offset_bytes("signal_struct", "group_exec_task")
+            .or_else(|_| btf.member_offset_bytes("signal_struct", "group_exit_task"))?;
         let leader = btf.member_offset_bytes("task_struct", "group_leader")?;
         // Linux before 5.5 calls it real_start_time.
         let start = btf
@@ -135,6 +140,8 @@ impl Kernel {
             .override_global("TASK_TGID_OFFSET", &tgid, true)
             .override_global("TASK_SIGNAL_OFFSET", &signal, true)
             .override_global("SIGNAL_LIVE_OFFSET", &live, true)
+            .override_global("SIGNAL_FLAGS_OFFSET", &flags, true)
+            .override_global("SIGNAL_EXEC_OFFSET", &exec, true)
             .override_global("TASK_LEADER_OFFSET", &leader, true)
             .override_global("TASK_START_OFFSET", &start, true)
             .override_global("TASK_FILES_OFFSET", &files, true)
