@@ -6,7 +6,8 @@ use memwatch_common::loss::Loss;
 
 use crate::input::ProcessFacts;
 use crate::ledger::ProcessLedger;
-use crate::words::Tgid;
+use crate::ledger::totals::DeviceRef;
+use crate::words::{GpuUuid, Tgid};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
@@ -37,6 +38,8 @@ pub struct Process {
     pub losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
     pub checkpointed: bool,
+    /// The GPUs behind its devices at the last reading: where it was, once it has ended.
+    pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
     /// Set once it has ended.
     pub ended: Option<Ended>,
 }
@@ -53,6 +56,7 @@ impl Process {
             ledger: ProcessLedger::new(from_start),
             losses: BTreeMap::new(),
             checkpointed: false,
+            last_gpus: BTreeMap::new(),
             ended: None,
         }
     }
@@ -102,6 +106,8 @@ impl Process {
     /// Its image was replaced: everything it held is freed, and nothing of the new one was missed.
     pub fn exec(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
+        self.ledger.forget_devices();
+        self.last_gpus.clear();
         self.from_start = true;
     }
 

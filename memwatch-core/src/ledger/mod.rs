@@ -31,7 +31,7 @@ use crate::words::{Ordinal, Span, Tid};
 
 use activity::{Activity, CallRate};
 use alias::{Aliases, Origin, SharedObject};
-use context::{Contexts, TornDown};
+use context::{Contexts, Told, TornDown};
 use grants::Tenancy;
 use graph::{Graphs, StreamKey};
 use pool::{Backed, Pools};
@@ -341,10 +341,12 @@ impl ProcessLedger {
         let gone = own + self.arrays.len() + self.registered.len() + self.physical.owned_count();
         self.implicit_frees += u64::try_from(gone).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
+        self.contexts.end();
         // What comes after an exec is seen from its start.
         let empty = Self::new(true);
         *self = Self {
             totals: std::mem::take(&mut self.totals),
+            contexts: std::mem::take(&mut self.contexts),
             activity: self.activity,
             failures: std::mem::take(&mut self.failures),
             unknown_frees: self.unknown_frees,
@@ -467,14 +469,14 @@ impl ProcessLedger {
         self.contexts.knows_device_of(tid)
     }
 
-    /// The first sixteen bytes of the PCI bus id of one of the process's devices, if the program ever asked the driver for it.
-    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.contexts.bus_id_of(device)
+    /// What the driver told the program of one of its devices, if it ever asked.
+    pub fn told(&self, device: Ordinal) -> Option<&Told> {
+        self.contexts.told(device)
     }
 
-    /// The UUID of one of the process's devices, if the program ever asked the driver for it.
-    pub fn uuid_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.contexts.uuid_of(device)
+    /// The next image of the process may see other devices under the same numbers.
+    pub fn forget_devices(&mut self) {
+        self.contexts.forget_devices();
     }
 }
 
