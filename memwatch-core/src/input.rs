@@ -93,6 +93,22 @@ pub struct ProcessFacts {
     pub target: bool,
     /// Known to have started under memwatch's eyes, whatever the coarse `start_ns` says.
     pub started_under_watch: bool,
+    /// What decides which GPUs it sees; `None` where its environment cannot be read.
+    pub visibility: Option<GpuVisibility>,
+}
+
+/// What decides under which numbers a process sees which GPUs: its environment when its image was started.
+///
+/// A program that sets these variables itself before its first CUDA call is not shown here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuVisibility {
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub visible_devices: Option<String>,
+    /// `CUDA_DEVICE_ORDER`.
+    pub device_order: Option<String>,
+    /// It runs beside the machine's first process and not in a container or a job that may hide GPUs from it: numbers in
+    /// `visible_devices` are of all the machine's GPUs.
+    pub sees_machine: bool,
 }
 
 /// What NVML says at one moment.
@@ -125,16 +141,47 @@ pub enum NvmlState {
 pub struct DeviceFacts {
     /// Identity.
     pub uuid: GpuUuid,
-    /// NVML's number of the device.
+    /// NVML's number of the device; of an instance, its GPU's.
     pub nvml_index: u32,
     /// Marketing name.
     pub name: String,
+    /// Where the GPU sits, as NVML writes it, such as `00000000:3B:00.0`.
+    pub pci_bus_id: Option<String>,
+    /// What it is a part of; `None` for a whole GPU.
+    pub mig: Option<MigFacts>,
     /// Memory of the device in bytes, if NVML says.
     pub total_bytes: Option<u64>,
     /// Memory in use on the whole device in bytes, if NVML says.
     pub used_bytes: Option<u64>,
     /// Processes with memory on the device; `None` where NVML gives no list (then absence means nothing).
     pub processes: Option<Vec<ProcessUse>>,
+}
+
+impl DeviceFacts {
+    /// Whether its list names the process.
+    pub fn lists(&self, tgid: Tgid) -> bool {
+        self.processes.iter().flatten().any(|entry| entry.tgid == tgid)
+    }
+}
+
+/// A MIG instance: a part of a GPU that programs take for a device. A GPU that is divided so is in no reading itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MigFacts {
+    /// The whole GPU.
+    pub parent_uuid: GpuUuid,
+    /// NVML's number of the instance on its GPU.
+    pub index: u32,
+    /// Such as `1g.10gb`; `None` where the name does not say.
+    pub profile: Option<String>,
+    /// Number of the GPU instance.
+    pub gpu_instance_id: Option<u32>,
+    /// Number of the compute instance in it.
+    pub compute_instance_id: Option<u32>,
+}
+
+/// How people name a device: `1`, or `1:0` for the first MIG instance of GPU 1.
+pub fn place(nvml_index: u32, mig: Option<&MigFacts>) -> String {
+    mig.map_or_else(|| nvml_index.to_string(), |mig| format!("{nvml_index}:{}", mig.index))
 }
 
 /// A process in a device's list.
@@ -144,6 +191,8 @@ pub struct ProcessUse {
     pub tgid: Tgid,
     /// Bytes NVML charges to it on this device; `None` where NVML does not say.
     pub used_bytes: Option<u64>,
+    /// It stands in the list of clients of an MPS server.
+    pub mps_client: bool,
 }
 
 /// What is attached where; shown wherever totals are shown.

@@ -26,6 +26,7 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 use analysis::reconcile::Reconciliation;
+use attribution::device;
 use attribution::losses::Losses;
 use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
@@ -276,7 +277,8 @@ impl Pipeline {
     }
 
     fn devices(&mut self, reading: DeviceReading) {
-        for process in self.processes.values() {
+        for process in self.processes.values_mut() {
+            device::remember(process, &reading.devices);
             self.reconciliation.compare(process, &reading);
         }
         self.reading = reading;

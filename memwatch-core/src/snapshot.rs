@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::input::{Coverage, NvmlState};
+use crate::input::{Coverage, MigFacts, NvmlState};
 use crate::words::{GpuUuid, Tgid};
 
 /// Everything known at one moment.
@@ -35,10 +35,14 @@ pub struct Snapshot {
 pub struct GpuView {
     /// Identity.
     pub uuid: GpuUuid,
-    /// NVML's number of the device.
+    /// NVML's number of the device; of an instance, its GPU's.
     pub nvml_index: u32,
     /// Marketing name.
     pub name: String,
+    /// Where the GPU sits, as NVML writes it.
+    pub pci_bus_id: Option<String>,
+    /// What it is a part of; `None` for a whole GPU.
+    pub mig: Option<MigFacts>,
     /// Memory of the device in bytes.
     pub total_bytes: Option<u64>,
     /// Memory in use on the device in bytes, all processes and the driver.
@@ -73,6 +77,8 @@ pub struct ProcessView {
     pub user: Option<String>,
     /// Named as a target.
     pub target: bool,
+    /// NVML lists it as the client of an MPS server.
+    pub mps_client: bool,
     /// From when on its calls were seen: `CLOCK_BOOTTIME`, nanoseconds.
     pub observed_since_ns: u64,
     /// It was seen from its start: nothing of it is older than the attach.

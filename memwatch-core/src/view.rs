@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
 
-use crate::attribution::device::{OnGpu, by_gpu};
+use crate::attribution::device::{OnGpu, by_gpu, resolve};
 use crate::attribution::process::Process;
 use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
 use crate::ledger::FailedAllocation;
 use crate::ledger::alias::Origin;
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
+use crate::ledger::totals::{DeviceTotals, Kind};
 use crate::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
 };
@@ -53,6 +53,11 @@ impl Surroundings<'_> {
         self.reading.devices.iter().find(|device| device.uuid == *uuid)
     }
 
+    fn is_mps_client(&self, tgid: Tgid) -> bool {
+        let mut entries = self.reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
+        entries.any(|entry| entry.tgid == tgid && entry.mps_client)
+    }
+
     /// One process.
     pub(crate) fn process(&self, process: &Process) -> ProcessView {
         let facts = process.facts.as_ref();
@@ -64,6 +69,7 @@ impl Surroundings<'_> {
             command: facts.map_or_else(String::new, |facts| facts.command.clone()),
             user: facts.and_then(|facts| facts.user.clone()),
             target: facts.is_some_and(|facts| facts.target),
+            mps_client: process.ended.is_none() && self.is_mps_client(process.tgid),
             observed_since_ns: process.observed_since_ns,
             from_start: process.from_start,
             exact: process.is_exact(),
@@ -105,7 +111,7 @@ impl Surroundings<'_> {
         let mut rows = by_gpu(process, &self.reading.devices);
         if process.ended.is_none() {
             for device in &self.reading.devices {
-                let listed = device.processes.iter().flatten().any(|entry| entry.tgid == process.tgid);
+                let listed = device.lists(process.tgid);
                 if listed && !rows.iter().any(|row| row.uuid.as_ref() == Some(&device.uuid)) {
                     let (totals, pool_backed) = (DeviceTotals::default(), None);
                     rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals, pool_backed });
@@ -149,12 +155,7 @@ impl Surroundings<'_> {
             [one] => one.uuid.clone(),
             _ => None,
         };
-        let uuid = |device| match device {
-            DeviceRef::Ordinal(ordinal) => {
-                process.ledger.uuid_of(ordinal).map(GpuUuid::from_bytes).or_else(|| only.clone())
-            }
-            DeviceRef::Unknown => only.clone(),
-        };
+        let uuid = |device| resolve(process, device, &self.reading.devices).or_else(|| only.clone());
         let view = |failure: &FailedAllocation| FailureView {
             time_ns: failure.time_ns,
             symbol: failure.symbol,
@@ -178,6 +179,8 @@ impl Surroundings<'_> {
             uuid: device.uuid.clone(),
             nvml_index: device.nvml_index,
             name: device.name.clone(),
+            pci_bus_id: device.pci_bus_id.clone(),
+            mig: device.mig.clone(),
             total_bytes: device.total_bytes,
             used_bytes: device.used_bytes,
             live_bytes: on_it().map(|gpu| gpu.live_bytes).sum(),

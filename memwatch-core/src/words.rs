@@ -54,9 +54,41 @@ impl GpuUuid {
         Self(text.into())
     }
 
+    /// Whether this is the spelling of these sixteen bytes, whatever it is the UUID of: NVML writes `GPU-…` for a GPU and `MIG-…`
+    /// for an instance of one.
+    pub fn spells(&self, bytes: [u8; 16]) -> bool {
+        let bare = |uuid: &Self| uuid.0.split_once('-').map(|(_, bare)| bare.to_ascii_lowercase());
+        bare(self) == bare(&Self::from_bytes(bytes))
+    }
+
     /// The UUID as text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// Where a GPU sits: the domain, bus and device of its PCI bus id. The function is always 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    domain: u32,
+    bus: u8,
+    device: u8,
+}
+
+impl PciAddress {
+    /// Reads `00000000:3B:00.0`, as NVML writes it, or `0000:3b:00.0`, as `cuDeviceGetPCIBusId` does.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(':');
+        let (domain, bus, place) = (parts.next()?, parts.next()?, parts.next()?);
+        let (device, _function) = place.split_once('.')?;
+        if parts.next().is_some() {
+            return None;
+        }
+        Some(Self {
+            domain: u32::from_str_radix(domain, 16).ok()?,
+            bus: u8::from_str_radix(bus, 16).ok()?,
+            device: u8::from_str_radix(device, 16).ok()?,
+        })
     }
 }
 
@@ -74,11 +106,29 @@ impl Serialize for GpuUuid {
 
 #[cfg(test)]
 mod tests {
-    use super::GpuUuid;
+    use super::{GpuUuid, PciAddress};
 
     #[test]
     fn a_uuid_from_the_driver_is_spelt_as_nvml_spells_it() {
         let bytes = std::array::from_fn(|index| u8::try_from(index).expect("sixteen is small"));
         assert_eq!(GpuUuid::from_bytes(bytes).as_str(), "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f");
+    }
+
+    #[test]
+    fn an_instance_has_the_bytes_of_its_uuid_under_another_prefix() {
+        let bytes = [0xab; 16];
+        assert!(GpuUuid::new("MIG-ABABABAB-abab-abab-abab-abababababab").spells(bytes));
+        assert!(GpuUuid::from_bytes(bytes).spells(bytes));
+        assert!(!GpuUuid::new("MIG-abababab-abab-abab-abab-abababababac").spells(bytes));
+        assert!(!GpuUuid::new("MIG-GPU-abababab-abab-abab-abab-abababababab/1/0").spells(bytes));
+    }
+
+    #[test]
+    fn a_pci_address_is_the_same_in_nvmls_and_in_cudas_spelling() {
+        assert_eq!(PciAddress::parse("00000000:3B:00.0"), PciAddress::parse("0000:3b:00.0"));
+        assert_ne!(PciAddress::parse("0001:3b:00.0"), PciAddress::parse("0000:3b:00.0"));
+        for broken in ["", "3b:00.0", "0000:3b:00", "0000:3b:zz.0", "0000:3b:00.0:1", "0000:13b:00.0"] {
+            assert_eq!(PciAddress::parse(broken), None, "{broken:?}");
+        }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct Targets {
     #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
     #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
     pub(crate) tgids: Vec<Tgid>,
-    /// Show only these GPUs, by index or UUID (or its beginning); may be repeated
+    /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     pub(crate) gpus: Vec<String>,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Pace {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[command(override_usage = "memwatch run [OPTIONS] -- <CMD>...")]
 pub(crate) struct Run {
-    /// Show only these GPUs, by index or UUID (or its beginning); may be repeated
+    /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     #[arg(help_heading = "What to watch")]
     pub(crate) gpus: Vec<String>,

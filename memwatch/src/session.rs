@@ -227,8 +227,12 @@ impl Session {
     }
 
     /// Takes a device reading in, after every record made before it.
-    fn take_devices(&mut self, reading: DeviceReading) {
+    fn take_devices(&mut self, mut reading: DeviceReading) {
         self.pump();
+        // NVML may still list who has just ended, and in some driver's lists there are numbers of other pid namespaces.
+        for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
+            list.retain(|entry| self.pipeline.knows(entry.tgid) || self.processes.exists(entry.tgid.0));
+        }
         self.last_reading_ns = reading.end_ns;
         self.nvml_works = reading.state == NvmlState::Ok;
         if self.everybody {

@@ -14,6 +14,7 @@ enum Is {
     NumberOrNull,
     SignedOrNull,
     Object,
+    ObjectOrNull,
     Array,
     Null,
 }
@@ -28,6 +29,7 @@ impl Is {
             Self::NumberOrNull => value.is_u64() || value.is_null(),
             Self::SignedOrNull => value.is_i64() || value.is_null(),
             Self::Object => value.is_object(),
+            Self::ObjectOrNull => value.is_object() || value.is_null(),
             Self::Array => value.is_array(),
             Self::Null => value.is_null(),
         }
@@ -53,6 +55,8 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/gpus/0/uuid", Is::Text),
     ("/data/gpus/0/nvml_index", Is::Number),
     ("/data/gpus/0/name", Is::Text),
+    ("/data/gpus/0/pci_bus_id", Is::TextOrNull),
+    ("/data/gpus/0/mig", Is::ObjectOrNull),
     ("/data/gpus/0/total_bytes", Is::NumberOrNull),
     ("/data/gpus/0/used_bytes", Is::NumberOrNull),
     ("/data/gpus/0/live_bytes", Is::Number),
@@ -63,6 +67,7 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/processes/0/command", Is::Text),
     ("/data/processes/0/user", Is::Text),
     ("/data/processes/0/container", Is::TextOrNull),
+    ("/data/processes/0/mps_client", Is::Flag),
     ("/data/processes/0/observed_since", Is::Text),
     ("/data/processes/0/exact", Is::Flag),
     ("/data/processes/0/gpus/0/uuid", Is::Text),

@@ -17,6 +17,7 @@ const DEVICES: usize = 8;
 const SLOTS: usize = 256;
 const TOTAL_BYTES_OFFSET: usize = 24;
 const UUID_OFFSET: usize = 88;
+const MIG_OFFSET: usize = 284;
 const HEADER_BYTES: usize = 512;
 const PROCESS_BYTES: usize = 2208;
 const DEVICE_OFFSET: usize = 96;
@@ -133,7 +134,7 @@ impl Ledger {
         Ok(self.header()?.u64(TOTAL_BYTES_OFFSET + 8 * ordinal))
     }
 
-    /// The UUID of a device in NVML's form, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+    /// The UUID of a device in NVML's form, `GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`, or `MIG-…` of an instance.
     ///
     /// # Errors
     /// When the file cannot be read or there is no such device.
@@ -141,7 +142,7 @@ impl Ledger {
         self.check(ordinal)?;
         let header = self.header()?;
         let start = UUID_OFFSET + 16 * ordinal;
-        let mut text = String::from("GPU-");
+        let mut text = String::from(if header.u32(MIG_OFFSET) == 1 { "MIG-" } else { "GPU-" });
         for (index, byte) in header.0[start..start + 16].iter().enumerate() {
             let dash = if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" };
             write!(text, "{dash}{byte:02x}")?;

@@ -32,9 +32,9 @@ impl Prologue {
 }
 
 /// C files that the driver and NVML both contain.
-const SHARED_SOURCES: [&str; 4] = ["ledger.c", "liveness.c", "log.c", "settings.c"];
+const SHARED_SOURCES: [&str; 5] = ["ledger.c", "liveness.c", "log.c", "model.c", "settings.c"];
 /// C files of NVML alone; every other file of `driver/` belongs to the driver.
-const NVML_SOURCES: [&str; 2] = ["nvml.c", "nvml_memory.c"];
+const NVML_SOURCES: [&str; 4] = ["nvml.c", "nvml_memory.c", "nvml_mig.c", "nvml_processes.c"];
 
 const COMPILER_FLAGS: [&str; 8] =
     ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-fcf-protection=none"];

@@ -21,8 +21,9 @@ struct Reading {
     held_bytes: Option<u64>,
     /// The process was seen from its start.
     from_start: bool,
-    /// Every record of it arrived.
-    exact: bool,
+    /// Its remainder is the context of a program that has a GPU for itself, and nothing else: every record of it arrived, and no MPS
+    /// server keeps a part of what its clients have in common.
+    typical: bool,
 }
 
 /// The part of a process's bytes on a GPU that is older than the attach.
@@ -58,8 +59,8 @@ impl Reconciliation {
                 Some(entry) => {
                     let Some(used_bytes) = entry.used_bytes else { continue };
                     let held_bytes = held_during(process, &device.uuid, reading);
-                    let (from_start, exact) = (process.from_start, process.is_exact());
-                    self.observe(process.tgid, &device.uuid, Reading { used_bytes, held_bytes, from_start, exact });
+                    let (from_start, typical) = (process.from_start, process.is_exact() && !entry.mps_client);
+                    self.observe(process.tgid, &device.uuid, Reading { used_bytes, held_bytes, from_start, typical });
                 }
                 None => self.observe_absent(process.tgid, &device.uuid),
             }
@@ -76,7 +77,7 @@ impl Reconciliation {
         if reading.from_start {
             self.older_bytes.insert((tgid, gpu.clone()), 0);
             // A context takes a while to grow. Where something is allocated, it is there.
-            if held_bytes > 0 && reading.exact {
+            if held_bytes > 0 && reading.typical {
                 self.learn_context(gpu, remainder);
             }
         } else {
@@ -133,7 +134,7 @@ mod tests {
     use crate::words::{GpuUuid, Tgid};
 
     fn settled(used_bytes: u64, held_bytes: u64, from_start: bool) -> Reading {
-        Reading { used_bytes, held_bytes: Some(held_bytes), from_start, exact: true }
+        Reading { used_bytes, held_bytes: Some(held_bytes), from_start, typical: true }
     }
 
     #[test]
@@ -163,10 +164,10 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_growing_context_nor_a_process_with_lost_records_teaches_its_size() {
+    fn neither_a_growing_context_nor_a_process_with_lost_records_or_an_mps_server_teaches_its_size() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.observe(Tgid(1), &gpu, settled(40, 0, true));
-        reconciliation.observe(Tgid(2), &gpu, Reading { exact: false, ..settled(400, 300, true) });
+        reconciliation.observe(Tgid(2), &gpu, Reading { typical: false, ..settled(400, 300, true) });
         assert_eq!(reconciliation.context_bytes(&gpu), None);
     }
 

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::input::{DeviceFacts, DeviceReading};
+use crate::ledger::context::Told;
 use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals};
-use crate::words::{GpuUuid, Tgid};
+use crate::words::{GpuUuid, PciAddress, Tgid};
 
 use super::process::Process;
+use super::visible;
 
 /// What a process holds on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,27 +72,98 @@ pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) ->
     Some(sum_bytes)
 }
 
-/// The GPU behind a device reference.
+/// The GPUs behind a living process's devices are kept for when it has ended, and nothing lists it any more.
+pub fn remember(process: &mut Process, devices: &[DeviceFacts]) {
+    let known =
+        process.ledger.totals().devices().filter_map(|(device, _)| Some((device, resolve(process, device, devices)?)));
+    let known: Vec<_> = known.collect();
+    process.last_gpus.extend(known);
+}
+
+/// The GPU behind a device reference; `None` where nothing proves which it is.
 ///
-/// First what the program itself was told (`cuDeviceGetUuid`); then, where NVML shows the process on exactly one GPU or the machine
-/// has but one, that one.
-fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) -> Option<GpuUuid> {
-    if let DeviceRef::Ordinal(ordinal) = device
-        && let Some(bytes) = process.ledger.uuid_of(ordinal)
-    {
-        return Some(GpuUuid::from_bytes(bytes));
+/// First what the program itself was told (`cuDeviceGetUuid`, `cuDeviceGetPCIBusId`); then, where NVML shows the process on exactly
+/// one GPU or the machine has but one, that one; then what its `CUDA_VISIBLE_DEVICES` says, unless NVML contradicts.
+pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) -> Option<GpuUuid> {
+    let told = match device {
+        DeviceRef::Ordinal(ordinal) => process.ledger.told(ordinal),
+        DeviceRef::Unknown => None,
+    };
+    let candidates = match told.map_or(Answer::Silent, |told| by_answers(told, devices)) {
+        Answer::Gpu(uuid) => return Some(uuid),
+        Answer::Elsewhere => return None,
+        Answer::OneOf(instances) => instances,
+        Answer::Silent => devices.iter().collect(),
+    };
+    if process.ended.is_some() {
+        return process.last_gpus.get(&device).cloned().or_else(|| only(&candidates));
     }
-    match devices {
-        [only] => Some(only.uuid.clone()),
-        _ => listed_on(process.tgid, devices),
+    only(&candidates).or_else(|| listed_on(process.tgid, &candidates)).or_else(|| {
+        let DeviceRef::Ordinal(ordinal) = device else { return None };
+        let visibility = process.facts.as_ref()?.visibility.as_ref()?;
+        let named = visible::gpu(process.tgid, ordinal, visibility, devices)?;
+        candidates.iter().any(|device| device.uuid == named).then_some(named)
+    })
+}
+
+/// What the driver's answers to the program say.
+enum Answer<'a> {
+    /// It is this one.
+    Gpu(GpuUuid),
+    /// It is an instance of a GPU that has these.
+    OneOf(Vec<&'a DeviceFacts>),
+    /// It is a GPU whose name cannot be told.
+    Elsewhere,
+    /// Nothing.
+    Silent,
+}
+
+fn by_answers<'a>(told: &Told, devices: &'a [DeviceFacts]) -> Answer<'a> {
+    let latest_first = || told.uuids.iter().rev().copied();
+    let named = latest_first().find_map(|bytes| devices.iter().find(|device| device.uuid.spells(bytes)));
+    if let Some(device) = named {
+        return Answer::Gpu(device.uuid.clone());
+    }
+    let is_parent = |device: &DeviceFacts, bytes| device.mig.as_ref().is_some_and(|mig| mig.parent_uuid.spells(bytes));
+    let instances: Vec<_> =
+        devices.iter().filter(|device| latest_first().any(|bytes| is_parent(device, bytes))).collect();
+    if !instances.is_empty() {
+        return Answer::OneOf(instances);
+    }
+    match (told.uuids.as_slice(), told.pci) {
+        // NVML does not know it, or does not answer.
+        ([uuid], _) => Answer::Gpu(GpuUuid::from_bytes(*uuid)),
+        // An instance and its GPU, and nothing says which is which.
+        ([_, ..], _) => Answer::Elsewhere,
+        ([], Some(pci)) => by_bus_id(pci, devices),
+        ([], None) => Answer::Silent,
     }
 }
 
-fn listed_on(tgid: Tgid, devices: &[DeviceFacts]) -> Option<GpuUuid> {
-    let lists = |device: &&DeviceFacts| device.processes.iter().flatten().any(|entry| entry.tgid == tgid);
-    let mut listing = devices.iter().filter(lists);
+fn by_bus_id(pci: PciAddress, devices: &[DeviceFacts]) -> Answer<'_> {
+    let sits_there = |device: &&DeviceFacts| device.pci_bus_id.as_deref().and_then(PciAddress::parse) == Some(pci);
+    let there: Vec<_> = devices.iter().filter(sits_there).collect();
+    match there.as_slice() {
+        [] => Answer::Silent,
+        [one] if one.mig.is_none() => Answer::Gpu(one.uuid.clone()),
+        _ => Answer::OneOf(there),
+    }
+}
+
+fn only(candidates: &[&DeviceFacts]) -> Option<GpuUuid> {
+    match candidates {
+        [only] => Some(only.uuid.clone()),
+        _ => None,
+    }
+}
+
+fn listed_on(tgid: Tgid, candidates: &[&DeviceFacts]) -> Option<GpuUuid> {
+    let mut listing = candidates.iter().filter(|device| device.lists(tgid));
     match (listing.next(), listing.next()) {
         (Some(only), None) => Some(only.uuid.clone()),
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,3 +4,4 @@ pub mod device;
 pub mod losses;
 pub mod process;
 pub mod sharing;
+mod visible;

@@ -6,7 +6,8 @@ use memwatch_common::loss::Loss;
 
 use crate::input::{HeldAddresses, ProcessFacts};
 use crate::ledger::ProcessLedger;
-use crate::words::Tgid;
+use crate::ledger::totals::DeviceRef;
+use crate::words::{GpuUuid, Tgid};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
@@ -41,6 +42,8 @@ pub struct Process {
     pub anchored_ns: Option<u64>,
     /// How many records were lost in a full ring by then.
     anchored_losses: u64,
+    /// The GPUs behind its devices at the last reading: where it was, once it has ended.
+    pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
     /// Set once it has ended.
     pub ended: Option<Ended>,
 }
@@ -59,6 +62,7 @@ impl Process {
             checkpointed: false,
             anchored_ns: None,
             anchored_losses: 0,
+            last_gpus: BTreeMap::new(),
             ended: None,
         }
     }
@@ -125,6 +129,8 @@ impl Process {
     /// Its image was replaced: everything it held is freed, and nothing of the new one was missed.
     pub fn exec(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
+        self.ledger.forget_devices();
+        self.last_gpus.clear();
         self.from_start = true;
     }
 

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::totals::DeviceRef;
 use crate::decode::Stream;
-use crate::words::{ContextHandle, Ordinal, Tid};
+use crate::words::{ContextHandle, Ordinal, PciAddress, Tid};
+
+/// A device has two UUIDs where it is a MIG instance: its own and its GPU's.
+const UUIDS_OF_DEVICE: usize = 2;
 
 /// A context that has just ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +24,24 @@ struct Primary {
     references: u32,
 }
 
+/// What a program was told by the driver of one of its devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` answers with a MIG instance's own UUID, the first version
+    /// with its GPU's.
+    pub uuids: Vec<[u8; 16]>,
+    /// The answer of `cuDeviceGetPCIBusId`.
+    pub pci: Option<PciAddress>,
+}
+
 /// The contexts of one process.
 #[derive(Clone, Debug, Default)]
 pub struct Contexts {
     devices: BTreeMap<ContextHandle, Ordinal>,
     primaries: BTreeMap<Ordinal, Primary>,
     threads: BTreeMap<Tid, Vec<ContextHandle>>,
-    uuids: BTreeMap<Ordinal, [u8; 16]>,
-    bus_ids: BTreeMap<Ordinal, [u8; 16]>,
+    /// What the driver said of each device.
+    answers: BTreeMap<Ordinal, Told>,
     /// Which context a created stream belongs to.
     streams: HashMap<u64, ContextHandle>,
     /// The device of each green context, and what stands for it as a context: their memory is the primary one's.
@@ -233,21 +246,33 @@ impl Contexts {
 
     /// The program asked the driver for a device's UUID.
     pub fn learn_uuid(&mut self, device: Ordinal, uuid: [u8; 16]) {
-        self.uuids.insert(device, uuid);
+        let uuids = &mut self.answers.entry(device).or_default().uuids;
+        uuids.retain(|known| *known != uuid);
+        uuids.push(uuid);
+        uuids.drain(..uuids.len().saturating_sub(UUIDS_OF_DEVICE));
     }
 
-    /// The program asked the driver for a device's PCI bus id.
+    /// The program asked the driver where a device sits: text that ends with a zero byte, cut off after sixteen bytes.
     pub fn learn_bus_id(&mut self, device: Ordinal, bus_id: [u8; 16]) {
-        self.bus_ids.insert(device, bus_id);
-    }
-
-    /// What it was told: text that ends with a zero byte, cut off after sixteen bytes.
-    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.bus_ids.get(&device).copied()
+        let text = bus_id.split(|byte| *byte == 0).next().and_then(|text| std::str::from_utf8(text).ok());
+        if let Some(pci) = text.and_then(PciAddress::parse) {
+            self.answers.entry(device).or_default().pci = Some(pci);
+        }
     }
 
     /// What it was told.
-    pub fn uuid_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.uuids.get(&device).copied()
+    pub fn told(&self, device: Ordinal) -> Option<&Told> {
+        self.answers.get(&device)
+    }
+
+    /// No contexts any more, and every later call is seen; what was told of the devices stays true.
+    pub fn end(&mut self) {
+        let answers = std::mem::take(&mut self.answers);
+        *self = Self { answers, ..Self::new(true) };
+    }
+
+    /// The next image of the process may see other devices under the same numbers.
+    pub fn forget_devices(&mut self) {
+        self.answers.clear();
     }
 }

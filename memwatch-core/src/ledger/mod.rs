@@ -356,10 +356,12 @@ impl ProcessLedger {
         self.implicit_frees += u64::try_from(gone).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
         self.unnamed.extend(self.addresses.keys());
+        self.contexts.end();
         // What comes after an exec is seen from its start.
         let empty = Self::new(true);
         *self = Self {
             totals: std::mem::take(&mut self.totals),
+            contexts: std::mem::take(&mut self.contexts),
             activity: self.activity,
             failures: std::mem::take(&mut self.failures),
             unknown_frees: self.unknown_frees,
@@ -372,6 +374,11 @@ impl ProcessLedger {
     /// Addresses that went since the last time without a free that names them: with a context, an image or the process.
     pub fn take_unnamed(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.unnamed)
+    }
+
+    /// The next image of the process may see other devices under the same numbers.
+    pub fn forget_devices(&mut self) {
+        self.contexts.forget_devices();
     }
 
     /// A thread has ended: its number may come back, with another context.

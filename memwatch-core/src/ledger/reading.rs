@@ -1,6 +1,7 @@
 //! What a ledger can be asked.
 
 use super::alias::{Origin, SharedObject};
+use super::context::Told;
 use super::pool::Backed;
 use super::totals::{DeviceRef, DeviceTotals, Totals};
 use super::{FailedAllocation, ProcessLedger};
@@ -106,13 +107,8 @@ impl ProcessLedger {
         self.contexts.knows_device_of(tid)
     }
 
-    /// The first sixteen bytes of the PCI bus id of one of the process's devices, if the program ever asked the driver for it.
-    pub fn bus_id_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.contexts.bus_id_of(device)
-    }
-
-    /// The UUID of one of the process's devices, if the program ever asked the driver for it.
-    pub fn uuid_of(&self, device: Ordinal) -> Option<[u8; 16]> {
-        self.contexts.uuid_of(device)
+    /// What the driver told the program of one of its devices, if it ever asked.
+    pub fn told(&self, device: Ordinal) -> Option<&Told> {
+        self.contexts.told(device)
     }
 }

@@ -185,6 +185,13 @@ pub(crate) fn ctx_pop(context: u64) -> TestCall {
 }
 
 /// A device whose UUID is sixteen times `byte`.
+pub(crate) fn device_get_pci_bus_id(device: u32, text: &str) -> TestCall {
+    let mut bytes = [0; 16];
+    bytes[..text.len()].copy_from_slice(text.as_bytes());
+    let word = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("eight bytes"));
+    call("cuDeviceGetPCIBusId", [0x7fff_0000, 64, u64::from(device)]).out([word(&bytes[..8]), word(&bytes[8..])])
+}
+
 pub(crate) fn device_get_uuid(device: u32, byte: u8) -> TestCall {
     let word = u64::from_le_bytes([byte; 8]);
     call("cuDeviceGetUuid_v2", [0x7fff_0000, u64::from(device)]).out([word, word])

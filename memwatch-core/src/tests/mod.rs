@@ -126,11 +126,13 @@ impl Watch {
 
 /// A device in a reading, with the bytes of each process on it.
 fn device<const N: usize>(gpu: u8, used_bytes: u64, processes: [(u32, u64); N]) -> DeviceFacts {
-    let entry = |(tgid, bytes)| ProcessUse { tgid: Tgid(tgid), used_bytes: Some(bytes) };
+    let entry = |(tgid, bytes)| ProcessUse { tgid: Tgid(tgid), used_bytes: Some(bytes), mps_client: false };
     DeviceFacts {
         uuid: uuid(gpu),
         nvml_index: u32::from(gpu == GPU_B),
         name: "NVIDIA H100".to_owned(),
+        pci_bus_id: None,
+        mig: None,
         total_bytes: Some(80 << 30),
         used_bytes: Some(used_bytes),
         processes: Some(processes.map(entry).to_vec()),
@@ -396,7 +398,7 @@ fn without_nvml_nothing_is_used_and_nothing_unexplained_but_the_ledger_stands() 
 fn nvml_without_bytes_of_a_process_leaves_them_unknown() {
     let mut watch = Watch::begin();
     let mut facts = device(GPU_A, 600, [(7, 0)]);
-    facts.processes = Some(vec![ProcessUse { tgid: Tgid(7), used_bytes: None }]);
+    facts.processes = Some(vec![ProcessUse { tgid: Tgid(7), used_bytes: None, mps_client: false }]);
     watch.runs_already(7).reading(vec![facts]);
     let row = watch.on(7, Some(GPU_A)).expect("NVML lists it");
     assert_eq!((row.used_bytes, row.unexplained_bytes, row.before_attach_bytes), (None, None, None));

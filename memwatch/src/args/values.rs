@@ -30,9 +30,9 @@ pub(super) fn tgid(text: &str) -> Result<Tgid, String> {
 /// # Errors
 /// When it can be neither.
 pub(super) fn gpu(text: &str) -> Result<String, String> {
-    let is_name = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/');
+    let is_name = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-/:.".contains(&byte));
     if text.is_empty() || text.starts_with('-') || !is_name {
-        return Err("a GPU is an index such as 0, or a UUID such as GPU-8f3c… or its beginning".to_owned());
+        return Err("a GPU is an index such as 0 (0:1 for a MIG instance), a UUID such as GPU-8f3c… or its beginning, or a PCI bus id".to_owned());
     }
     Ok(text.to_owned())
 }

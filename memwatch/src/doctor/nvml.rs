@@ -4,20 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use memwatch_core::input::{DeviceReading, NvmlState};
+use memwatch_core::input::{DeviceReading, MigFacts, NvmlState, place};
 use serde::Serialize;
 
 use super::check::{Barrier, Check, State, Topic};
 use super::library::count;
+use crate::sources::nvml::processes::{Lists, version};
 use crate::sources::nvml::{DRIVER_VERSION, open, read};
 
 /// A driver in trouble can block NVML for ever; a diagnosis must end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// These drivers fill NVML's process list with garbage from the second entry on: 535.43 up to, not including, 535.104.05.
-const GARBLED_LISTS: (Version, Version) = ((535, 43), (535, 104));
-
-/// The first two numbers of a driver's version.
-type Version = (u32, u32);
 
 /// What NVML says.
 #[derive(Clone, Debug, Serialize)]
@@ -33,8 +29,10 @@ pub(super) struct NvmlReport {
 /// One device.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct GpuReport {
-    /// NVML's number.
+    /// NVML's number; of an instance, its GPU's.
     pub(super) nvml_index: u32,
+    /// What it is a part of, if it is a MIG instance.
+    pub(super) mig: Option<MigFacts>,
     /// Identity.
     pub(super) uuid: String,
     /// Marketing name.
@@ -79,6 +77,7 @@ fn ask_here(library: Option<&Path>) -> Result<NvmlReport, String> {
     }
     let gpu = |device: memwatch_core::input::DeviceFacts| GpuReport {
         nvml_index: device.nvml_index,
+        mig: device.mig,
         uuid: device.uuid.to_string(),
         name: device.name,
         total_bytes: device.total_bytes,
@@ -161,8 +160,7 @@ fn judge_answer(report: &NvmlReport) -> Check {
 fn judge_lists(report: &NvmlReport) -> Check {
     let check = |state, fact: String| Check::new(Topic::Nvml, "nvml_processes", state, fact);
     let without: Vec<String> =
-        report.gpus.iter().filter(|gpu| gpu.processes.is_none()).map(|gpu| gpu.nvml_index.to_string()).collect();
-    let version = report.driver_version.as_deref().and_then(version);
+        report.gpus.iter().filter(|gpu| gpu.processes.is_none()).map(GpuReport::number).collect();
     if report.gpus.is_empty() {
         check(State::NotChecked, "no GPU to ask about".to_owned())
     } else if !without.is_empty() {
@@ -171,9 +169,9 @@ fn judge_lists(report: &NvmlReport) -> Check {
             format!("GPU {} gives no list of processes: used bytes are per GPU only", without.join(", ")),
         )
         .fix("nothing to change here: some virtual GPUs and WSL do not offer it")
-    } else if version.is_some_and(|version| (GARBLED_LISTS.0..GARBLED_LISTS.1).contains(&version)) {
-        check(State::Degraded, "this driver's list is wrong from the second process on".to_owned())
-            .fix("update the driver to 535.104.05 or later")
+    } else if Lists::of(report.driver_version.as_deref()) == Lists::Earlier {
+        let fact = "used bytes per process on every GPU, by NVML's earlier call: this driver's present one is wrong";
+        check(State::Ok, fact.to_owned())
     } else {
         check(State::Ok, "used bytes per process on every GPU".to_owned())
     }
@@ -185,19 +183,17 @@ impl GpuReport {
         let total = self.total_bytes.map_or_else(String::new, gib);
         let name: String = self.name.chars().filter(|character| !character.is_control()).collect();
         let processes = self.processes.map_or_else(String::new, |number| format!(", {}", count(number, "process")));
-        format!("GPU {}: {name}, {total}{}{processes}", self.nvml_index, self.uuid)
+        format!("GPU {}: {name}, {total}{}{processes}", self.number(), self.uuid)
+    }
+
+    fn number(&self) -> String {
+        place(self.nvml_index, self.mig.as_ref())
     }
 }
 
 /// The version in the driver's own words: the first word of numbers and dots.
 fn number(text: &str) -> Option<&str> {
     text.split_ascii_whitespace().find(|word| version(word).is_some())
-}
-
-fn version(text: &str) -> Option<Version> {
-    let mut numbers = text.split('.');
-    let version = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
-    numbers.all(|number| number.parse::<u32>().is_ok()).then_some(version)
 }
 
 #[cfg(test)]
@@ -207,6 +203,7 @@ mod tests {
     fn report(driver: &str, processes: Option<usize>) -> NvmlReport {
         let gpu = GpuReport {
             nvml_index: 0,
+            mig: None,
             uuid: "GPU-1".to_owned(),
             name: "A\u{1b}[31mB".to_owned(),
             total_bytes: Some(25 << 28),
@@ -244,8 +241,9 @@ mod tests {
         let state = |driver, processes| checks(&Ok(report(driver, processes)), None)[1].state;
         assert_eq!(state("595.45.04", Some(0)), State::Ok);
         assert_eq!(state("595.45.04", None), State::Degraded);
-        assert_eq!(state("535.86.10", Some(3)), State::Degraded);
-        assert_eq!(state("535.104.05", Some(3)), State::Ok);
+        let fact = |driver| checks(&Ok(report(driver, Some(3))), None)[1].fact.clone();
+        assert!(fact("535.86.10").contains("this driver's present one is wrong"));
+        assert_eq!(fact("535.104.05"), "used bytes per process on every GPU");
         let none = NvmlReport { gpus: Vec::new(), ..report("595.45.04", None) };
         assert_eq!(checks(&Ok(none), None)[1].state, State::NotChecked);
     }

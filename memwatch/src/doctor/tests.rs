@@ -43,6 +43,7 @@ pub(super) fn library() -> LibraryReport {
 pub(super) fn healthy() -> Diagnosis {
     let gpu = GpuReport {
         nvml_index: 0,
+        mig: None,
         uuid: "GPU-1".to_owned(),
         name: "B200".to_owned(),
         total_bytes: Some(1 << 30),

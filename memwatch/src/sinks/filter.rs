@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use memwatch_core::input::NvmlState;
 use memwatch_core::snapshot::{GpuView, Snapshot};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::words::{GpuUuid, PciAddress};
+
+use super::sentences;
 
 /// A beginning of a UUID without `GPU-` has at least so many letters: less may be meant as an index.
 const SHORTEST_BARE: usize = 4;
@@ -45,7 +47,8 @@ pub(crate) struct GpuFilter {
 }
 
 impl GpuFilter {
-    /// The words of `--gpu`: indexes, UUIDs or beginnings of UUIDs, with or without `GPU-`.
+    /// The words of `--gpu`: indexes, UUIDs or beginnings of UUIDs, with or without `GPU-`, or PCI bus ids. A MIG instance is named by
+    /// its GPU's index and its own (`0:1`) or its UUID; what names its GPU names all its instances.
     pub(crate) fn new(words: &[String]) -> Self {
         Self { words: words.to_vec() }
     }
@@ -75,19 +78,31 @@ impl GpuFilter {
     }
 }
 
-/// The GPU that a word names; `None` while NVML has not answered.
-fn find(word: &str, snapshot: &Snapshot) -> Result<Option<GpuUuid>, UnknownGpu> {
-    let (word_owned, known) = (|| word.to_owned(), || known(&snapshot.gpus));
-    let by_index = word.parse().ok().and_then(|index: u32| snapshot.gpus.iter().find(|gpu| gpu.nvml_index == index));
-    if let Some(gpu) = by_index {
-        return Ok(Some(gpu.uuid.clone()));
+/// What a word names: one GPU, or all instances of one; nothing while NVML has not answered.
+fn find(word: &str, snapshot: &Snapshot) -> Result<BTreeSet<GpuUuid>, UnknownGpu> {
+    let named = |names: &dyn Fn(&GpuView) -> bool| -> BTreeSet<GpuUuid> {
+        snapshot.gpus.iter().filter(|gpu| names(gpu)).map(|gpu| gpu.uuid.clone()).collect()
+    };
+    let address = PciAddress::parse(word);
+    let sits_there = |gpu: &GpuView| gpu.pci_bus_id.as_deref().and_then(PciAddress::parse) == address;
+    let by_place = match address {
+        Some(_) => named(&sits_there),
+        None => named(&|gpu| sentences::place(gpu) == word || word.parse() == Ok(gpu.nvml_index)),
+    };
+    if !by_place.is_empty() {
+        return Ok(by_place);
     }
+    let (word_owned, known) = (|| word.to_owned(), || known(&snapshot.gpus));
     let of_processes = snapshot.processes.iter().flat_map(|process| &process.gpus).filter_map(|gpu| gpu.uuid.as_ref());
-    let uuids: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).chain(of_processes).collect();
+    let parents = snapshot.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).map(|mig| &mig.parent_uuid);
+    let uuids: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).chain(of_processes).chain(parents).collect();
     let begins: Vec<_> = uuids.into_iter().filter(|uuid| begins_with(uuid, word)).collect();
     match (begins.as_slice(), &snapshot.nvml) {
-        ([one], _) => Ok(Some((*one).clone())),
-        ([], NvmlState::Starting) => Ok(None),
+        ([one], _) => {
+            let instances = named(&|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.parent_uuid == **one));
+            Ok(if instances.is_empty() { BTreeSet::from([(*one).clone()]) } else { instances })
+        }
+        ([], NvmlState::Starting) => Ok(BTreeSet::new()),
         ([], NvmlState::Unavailable(reason)) => {
             Err(UnknownGpu::NoIndexes { word: word_owned(), reason: reason.clone() })
         }
@@ -106,14 +121,14 @@ fn known(gpus: &[GpuView]) -> String {
     if gpus.is_empty() {
         return "this machine has none".to_owned();
     }
-    let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.nvml_index, gpu.uuid)).collect();
+    let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", sentences::place(gpu), gpu.uuid)).collect();
     format!("this machine has {}", names.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::fixture::{UUID_0, UUID_1, busy_node};
+    use crate::sinks::fixture::{INSTANCE_0, INSTANCE_1, UUID_0, UUID_1, busy_node, divided_node};
 
     fn filtered(words: &[&str]) -> Result<Snapshot, UnknownGpu> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -133,6 +148,29 @@ mod tests {
         assert_eq!(shown(&["gpu-8F"]), [0]);
         assert_eq!(shown(&[&UUID_1[4..8]]), [1]);
         assert_eq!(shown(&["1", UUID_0]), [0, 1]);
+    }
+
+    #[test]
+    fn instances_are_named_one_by_one_or_all_of_a_gpu_at_once() {
+        let shown = |word: &str| {
+            let mut snapshot = divided_node();
+            let applied = GpuFilter::new(&[word.to_owned()]).apply(&mut snapshot);
+            applied.map(|()| snapshot.gpus.iter().map(|gpu| gpu.uuid.as_str().to_owned()).collect::<Vec<_>>())
+        };
+        let named = |uuids: &[&str]| Ok(uuids.iter().map(|uuid| (*uuid).to_owned()).collect::<Vec<_>>());
+        for (word, uuids) in [
+            ("0", &[UUID_0][..]),
+            ("1", &[INSTANCE_0, INSTANCE_1]),
+            ("1:1", &[INSTANCE_1]),
+            (&INSTANCE_0[..8], &[INSTANCE_0]),
+            (&UUID_1[..8], &[INSTANCE_0, INSTANCE_1]),
+            ("0000:1c:00.0", &[INSTANCE_0, INSTANCE_1]),
+        ] {
+            assert_eq!(shown(word), named(uuids), "{word}");
+        }
+        let refusal = shown("1:2").expect_err("there are two").to_string();
+        assert!(refusal.contains(&format!("1:0 ({INSTANCE_0}), 1:1 ({INSTANCE_1})")), "{refusal}");
+        assert!(matches!(shown("MIG-"), Err(UnknownGpu::Ambiguous { .. })));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use memwatch_core::input::{Coverage, LibraryCoverage, NvmlState};
+use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -14,6 +14,10 @@ use super::wall_clock::WallClock;
 pub(crate) const UUID_0: &str = "GPU-8f3c2a10-71d2-4a0e-9c55-0d1e6b7f2a34";
 /// The second.
 pub(crate) const UUID_1: &str = "GPU-c41b77e9-02aa-4f6b-8d13-5e9f00c2d871";
+/// The first MIG instance of [`divided_node`], on the second GPU.
+pub(crate) const INSTANCE_0: &str = "MIG-30aa41c8-5b1e-5d62-a1f7-6ffb2c0d9e11";
+/// The second.
+pub(crate) const INSTANCE_1: &str = "MIG-57cbf02d-9a30-5c44-8e0a-1b1a7d6c3f02";
 const SECOND_NS: u64 = 1_000_000_000;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -72,6 +76,29 @@ pub(crate) fn quiet_node() -> Snapshot {
     snapshot
 }
 
+/// A whole GPU, and two MIG instances of another, of which the training has one.
+pub(crate) fn divided_node() -> Snapshot {
+    let mut snapshot = quiet_node();
+    let instance = |index: u32, uuid: &str| GpuView {
+        name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".to_owned(),
+        mig: Some(MigFacts {
+            parent_uuid: GpuUuid::new(UUID_1),
+            index,
+            profile: Some("1g.10gb".to_owned()),
+            gpu_instance_id: Some(index + 7),
+            compute_instance_id: Some(0),
+        }),
+        total_bytes: Some(10 * GIB),
+        ..gpu(1, uuid, GIB, GIB)
+    };
+    snapshot.gpus.extend([instance(0, INSTANCE_0), instance(1, INSTANCE_1)]);
+    let process = &mut snapshot.processes[0];
+    process.mps_client = true;
+    process.gpus[0].uuid = Some(GpuUuid::new(INSTANCE_1));
+    process.failures.iter_mut().for_each(|failure| failure.uuid = Some(GpuUuid::new(INSTANCE_1)));
+    snapshot
+}
+
 /// A machine without a GPU, NVML or libcuda.
 pub(crate) fn empty_node() -> Snapshot {
     let mut snapshot = busy_node();
@@ -97,6 +124,8 @@ fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView
         uuid: GpuUuid::new(uuid),
         nvml_index,
         name: "NVIDIA H100 80GB HBM3".to_owned(),
+        pci_bus_id: Some(format!("00000000:{:02X}:00.0", 0x1b + nvml_index)),
+        mig: None,
         total_bytes: Some(80 * GIB - 401 * MIB),
         used_bytes: Some(used_bytes),
         live_bytes,
@@ -127,6 +156,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         command: command.to_owned(),
         user: Some(user.to_owned()),
         target: false,
+        mps_client: false,
         observed_since_ns: at(14, 2, 11),
         from_start: false,
         exact: true,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_common::loss::Loss;
-use memwatch_core::input::{Coverage, NvmlState};
+use memwatch_core::input::{Coverage, MigFacts, NvmlState};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -104,6 +104,8 @@ struct GpuJson<'a> {
     uuid: &'a str,
     nvml_index: u32,
     name: &'a str,
+    pci_bus_id: Option<&'a str>,
+    mig: Option<&'a MigFacts>,
     total_bytes: Option<u64>,
     used_bytes: Option<u64>,
     live_bytes: u64,
@@ -125,6 +127,7 @@ struct ProcessJson<'a> {
     user: Option<&'a str>,
     container: Option<&'a str>,
     target: bool,
+    mps_client: bool,
     observed_since: String,
     from_start: bool,
     exact: bool,
@@ -240,6 +243,8 @@ fn gpu_json<'a>(gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
         uuid: gpu.uuid.as_str(),
         nvml_index: gpu.nvml_index,
         name: &gpu.name,
+        pci_bus_id: gpu.pci_bus_id.as_deref(),
+        mig: gpu.mig.as_ref(),
         total_bytes: gpu.total_bytes,
         used_bytes: gpu.used_bytes,
         live_bytes: gpu.live_bytes,
@@ -261,6 +266,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         user: process.user.as_deref(),
         container: None,
         target: process.target,
+        mps_client: process.mps_client,
         observed_since: time(process.observed_since_ns),
         from_start: process.from_start,
         exact: process.exact,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use memwatch_core::input::{LibraryCoverage, NvmlState};
+use memwatch_core::input::{self, LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{FailureView, GpuView, HostView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
@@ -139,11 +139,16 @@ pub(crate) fn short_uuid(uuid: &GpuUuid) -> String {
     printable(&groups.join("-")).into_owned()
 }
 
+/// The number of a GPU, or of an instance of one.
+pub(crate) fn place(gpu: &GpuView) -> String {
+    input::place(gpu.nvml_index, gpu.mig.as_ref())
+}
+
 /// A GPU's number, or the beginning of its UUID where NVML gives no number; `-` where it cannot be told which it is.
 pub(crate) fn gpu_number(snapshot: &Snapshot, uuid: Option<&GpuUuid>) -> String {
     known(uuid, |uuid| {
         let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid);
-        gpu.map_or_else(|| short_uuid(uuid), |gpu| gpu.nvml_index.to_string())
+        gpu.map_or_else(|| short_uuid(uuid), place)
     })
 }
 
@@ -248,6 +253,10 @@ pub(crate) fn doubts(process: &ProcessView) -> Vec<Sentence> {
         let lost =
             if process.losses.is_empty() { String::new() } else { format!(": lost {}", causes(&process.losses)) };
         doubts.push(Sentence::new(Tone::Warning, format!("its numbers are inexact{lost}")));
+    }
+    if process.mps_client {
+        let text = "a client of an MPS server: what the driver says of it may be incomplete";
+        doubts.push(Sentence::new(Tone::Plain, text));
     }
     if process.unknown_frees > 0 {
         let frees = plural(process.unknown_frees, "free", "frees");

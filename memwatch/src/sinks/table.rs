@@ -77,7 +77,7 @@ fn gpu_line(gpu: &GpuView) -> String {
     };
     format!(
         "GPU {}  {}  used {} of {}  live {}  {}{others}",
-        gpu.nvml_index,
+        sentences::place(gpu),
         sentences::gpu_name(gpu),
         known(gpu.used_bytes, bytes),
         known(gpu.total_bytes, bytes),

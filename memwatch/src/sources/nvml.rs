@@ -1,17 +1,16 @@
 //! NVML on a thread of its own: its process list takes milliseconds and the driver's global lock, so it is asked at most once a second.
 
-use std::collections::BTreeMap;
+mod device;
+pub(crate) mod processes;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use memwatch_core::input::{DeviceFacts, DeviceReading, NvmlState, ProcessUse};
-use memwatch_core::words::{GpuUuid, Tgid};
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
-use nvml_wrapper::{Device, Nvml};
+use memwatch_core::input::{DeviceReading, NvmlState};
+use nvml_wrapper::Nvml;
 use tokio::sync::mpsc;
 
+use self::processes::Lists;
 use super::clock;
 
 /// The shortest time between two readings: the process query holds the driver's global lock.
@@ -77,11 +76,12 @@ pub(crate) fn read(nvml: &Nvml) -> DeviceReading {
         Ok(count) => count,
         Err(error) => return unavailable(format!("device count: {error}")),
     };
+    let lists = Lists::of(nvml.sys_driver_version().ok().as_deref());
     let mut devices = Vec::new();
     let mut failure = None;
     for index in 0..count {
-        match nvml.device_by_index(index).and_then(|device| facts(&device, index)) {
-            Ok(device) => devices.push(device),
+        match nvml.device_by_index(index).and_then(|gpu| device::read(&gpu, index, lists)) {
+            Ok(found) => devices.extend(found),
             Err(error) => failure = Some(format!("device {index}: {error}")),
         }
     }
@@ -91,61 +91,4 @@ pub(crate) fn read(nvml: &Nvml) -> DeviceReading {
         _ => NvmlState::Ok,
     };
     DeviceReading { begin_ns, end_ns: clock::boottime_ns(), state, devices }
-}
-
-fn facts(device: &Device<'_>, nvml_index: u32) -> Result<DeviceFacts, NvmlError> {
-    // NOT_SUPPORTED on devices without memory of their own (GB10): absent, not 0.
-    let memory = device.memory_info().ok();
-    Ok(DeviceFacts {
-        uuid: GpuUuid::new(&device.uuid()?),
-        nvml_index,
-        name: device.name().unwrap_or_default(),
-        total_bytes: memory.as_ref().map(|memory| memory.total),
-        used_bytes: memory.as_ref().map(|memory| memory.used),
-        processes: processes(device),
-    })
-}
-
-/// One of NVML's process lists.
-type ProcessList = fn(&Device<'_>) -> Result<Vec<ProcessInfo>, NvmlError>;
-
-/// All processes with memory on a device. One that is in two of NVML's lists stands in both with the same bytes, so they are not added.
-fn processes(device: &Device<'_>) -> Option<Vec<ProcessUse>> {
-    let lists: [ProcessList; 3] = [
-        |device| device.running_compute_processes(),
-        |device| device.running_graphics_processes(),
-        |device| device.mps_running_compute_processes(),
-    ];
-    // The compute list decides whether there is a list at all; the others are often unsupported.
-    let mut known = None::<BTreeMap<u32, Option<u64>>>;
-    for (position, list) in lists.iter().enumerate() {
-        let Ok(entries) = retrying(|| list(device)) else {
-            if position == 0 {
-                return None;
-            }
-            continue;
-        };
-        let known = known.get_or_insert_default();
-        for entry in entries {
-            let used = match entry.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) => Some(bytes),
-                UsedGpuMemory::Unavailable => None,
-            };
-            let best = known.entry(entry.pid).or_insert(None);
-            *best = (*best).max(used);
-        }
-    }
-    let row = |(tgid, used_bytes)| ProcessUse { tgid: Tgid(tgid), used_bytes };
-    known.map(|known| known.into_iter().map(row).collect())
-}
-
-/// A process may join between NVML's count and its list: `InsufficientSize` then, and the next try is larger.
-fn retrying<T>(mut call: impl FnMut() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
-    let mut tries_left = 4;
-    loop {
-        match call() {
-            Err(NvmlError::InsufficientSize(_)) if tries_left > 0 => tries_left -= 1,
-            answer => return answer,
-        }
-    }
 }

@@ -1,14 +1,17 @@
 //! What `/proc` says of a process. Names and command lines are data of strangers: bounded, and valid UTF-8 before they leave here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use memwatch_core::input::ProcessFacts;
+use memwatch_core::input::{GpuVisibility, ProcessFacts};
 
 /// The longest command line kept, in bytes.
 const COMMAND_BYTES: usize = 4096;
+/// An environment of so many bytes is not looked at.
+const ENVIRONMENT_BYTES: u64 = 1 << 20;
 
 /// Reads processes below a root: `/proc`, or a made-up one in tests.
 #[derive(Debug)]
@@ -58,7 +61,38 @@ impl ProcReader {
             user: user.map(|uid| self.user(uid)),
             target,
             started_under_watch: false,
+            visibility: self.visibility(&directory),
         })
+    }
+
+    /// Two variables of the environment, and nothing else of it; `None` where it cannot be read as a whole.
+    fn visibility(&self, directory: &Path) -> Option<GpuVisibility> {
+        let mut environment = Vec::new();
+        File::open(directory.join("environ")).ok()?.take(ENVIRONMENT_BYTES).read_to_end(&mut environment).ok()?;
+        if environment.len() as u64 == ENVIRONMENT_BYTES {
+            return None;
+        }
+        // As getenv(3): the first of its name counts.
+        let value = |name: &str| {
+            let mut values =
+                environment.split(|byte| *byte == 0).filter_map(|entry| entry.strip_prefix(name.as_bytes()));
+            values.find_map(|rest| rest.strip_prefix(b"=")).map(|value| String::from_utf8_lossy(value).into_owned())
+        };
+        Some(GpuVisibility {
+            visible_devices: value("CUDA_VISIBLE_DEVICES"),
+            device_order: value("CUDA_DEVICE_ORDER"),
+            sees_machine: self.sees_machine(directory),
+        })
+    }
+
+    /// Whether nothing hides GPUs from the process: it has the mounts of the machine's first process (memwatch's own, where that one's
+    /// cannot be seen), and is in no Slurm job, whose device rules need no mounts.
+    fn sees_machine(&self, directory: &Path) -> bool {
+        let mounts = |directory: PathBuf| fs::read_link(directory.join("ns/mnt"));
+        let machine = mounts(self.root.join("1")).or_else(|_| mounts(self.root.join("self")));
+        let in_job = fs::read_to_string(directory.join("cgroup")).map(|groups| groups.contains("slurm"));
+        let same = matches!((mounts(directory.to_owned()), machine), (Ok(own), Ok(machine)) if own == machine);
+        same && matches!(in_job, Ok(false))
     }
 
     /// Whether the process exists.
@@ -128,7 +162,7 @@ fn user_name(uid: u32) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ProcReader, Stat, parse_stat};
+    use super::{GpuVisibility, ProcReader, Stat, parse_stat};
     use std::collections::BTreeSet;
     use std::fs;
 
@@ -170,5 +204,38 @@ mod tests {
         let reader = ProcReader::new(root.path());
         assert_eq!(reader.descendants(&BTreeSet::from([10])), BTreeSet::from([11, 12]));
         assert!(reader.exists(20) && !reader.exists(21));
+    }
+
+    /// A made-up process with this environment, beside a first one, in a job's control group or another.
+    fn seeing(environment: &[u8], mounts: &str, group: &str) -> Option<GpuVisibility> {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        for (tgid, mounts) in [("1", "mnt:[1]"), ("7", mounts)] {
+            let directory = root.path().join(tgid);
+            fs::create_dir_all(directory.join("ns")).expect("a made-up process");
+            std::os::unix::fs::symlink(mounts, directory.join("ns/mnt")).expect("its mounts");
+        }
+        let directory = root.path().join("7");
+        fs::write(directory.join("environ"), environment).expect("environ");
+        fs::write(directory.join("cgroup"), group).expect("cgroup");
+        ProcReader::new(root.path()).visibility(&directory)
+    }
+
+    #[test]
+    fn the_first_of_two_variables_counts_and_longer_names_do_not() {
+        let environment = b"CUDA_VISIBLE_DEVICES_X=5\0XCUDA_VISIBLE_DEVICES=6\0CUDA_VISIBLE_DEVICES=1,0\0SECRET=s\0CUDA_VISIBLE_DEVICES=2\0";
+        let seen = seeing(environment, "mnt:[1]", "0::/user.slice\n").expect("it can be read");
+        assert_eq!((seen.visible_devices.as_deref(), seen.device_order), (Some("1,0"), None));
+        let seen =
+            seeing(b"CUDA_DEVICE_ORDER=PCI_BUS_ID\0CUDA_VISIBLE_DEVICES=\0", "mnt:[1]", "").expect("it can be read");
+        assert_eq!((seen.visible_devices.as_deref(), seen.device_order.as_deref()), (Some(""), Some("PCI_BUS_ID")));
+        assert_eq!(seeing(&vec![b'a'; 1 << 20], "mnt:[1]", ""), None);
+    }
+
+    #[test]
+    fn other_mounts_or_a_slurm_job_may_hide_gpus() {
+        let sees_machine = |mounts, group| seeing(b"", mounts, group).expect("it can be read").sees_machine;
+        assert!(sees_machine("mnt:[1]", "0::/user.slice\n"));
+        assert!(!sees_machine("mnt:[2]", "0::/user.slice\n"));
+        assert!(!sees_machine("mnt:[1]", "0::/system.slice/slurmstepd.scope/job_7/step_0\n"));
     }
 }

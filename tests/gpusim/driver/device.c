@@ -5,6 +5,7 @@
 
 #include "accounting.h"
 #include "driver.h"
+#include "model.h"
 
 enum { ATTRIBUTE_PCI_BUS = 33 };
 
@@ -30,11 +31,22 @@ DRIVER_API(cuDeviceGetName)(char *name, int length, CUdevice ordinal)
     int device;
     CUresult result = device_of_ordinal(ordinal, &device);
     if (result == CUDA_SUCCESS)
-        snprintf(name, (size_t)length, "%s", DEVICE_NAME);
+        model_name(accounting_ledger(), device, name, (size_t)length);
     return result;
 }
 
+/* The first version knows no MIG instances: it answers with the GPU's. */
 DRIVER_API(cuDeviceGetUuid)(CUuuid *uuid, CUdevice ordinal)
+{
+    const struct ledger *ledger = accounting_ledger();
+    int device;
+    CUresult result = device_of_ordinal(ordinal, &device);
+    if (result == CUDA_SUCCESS)
+        memcpy(uuid->bytes, ledger->mig ? ledger->parent_uuid : ledger->uuid[device], sizeof uuid->bytes);
+    return result;
+}
+
+DRIVER_API(cuDeviceGetUuid_v2)(CUuuid *uuid, CUdevice ordinal)
 {
     int device;
     CUresult result = device_of_ordinal(ordinal, &device);
@@ -57,7 +69,7 @@ DRIVER_API(cuDeviceGetPCIBusId)(char *text, int length, CUdevice ordinal)
     int device;
     CUresult result = device_of_ordinal(ordinal, &device);
     if (result == CUDA_SUCCESS)
-        snprintf(text, (size_t)length, "0000:%02X:00.0", FIRST_PCI_BUS + device);
+        snprintf(text, (size_t)length, "0000:%02X:00.0", model_pci_bus(accounting_ledger(), device));
     return result;
 }
 
@@ -66,7 +78,10 @@ DRIVER_API(cuDeviceGetByPCIBusId)(CUdevice *ordinal, const char *text)
     unsigned domain, bus;
     if (sscanf(text, "%x:%x", &domain, &bus) != 2)
         return CUDA_ERROR_INVALID_VALUE;
-    CUdevice found = device_ordinal((int)bus - FIRST_PCI_BUS);
+    int device = (int)bus - FIRST_PCI_BUS;
+    CUdevice found = device_ordinal(device);
+    if (accounting_ledger()->mig)
+        found = device == 0 ? 0 : -1;
     if (found < 0)
         return CUDA_ERROR_INVALID_DEVICE;
     *ordinal = found;
@@ -78,7 +93,7 @@ DRIVER_API(cuDeviceGetAttribute)(int *value, int attribute, CUdevice ordinal)
     int device;
     CUresult result = device_of_ordinal(ordinal, &device);
     if (result == CUDA_SUCCESS)
-        *value = attribute == ATTRIBUTE_PCI_BUS ? FIRST_PCI_BUS + device : device_attribute(attribute);
+        *value = attribute == ATTRIBUTE_PCI_BUS ? model_pci_bus(accounting_ledger(), device) : device_attribute(attribute);
     return result;
 }
 

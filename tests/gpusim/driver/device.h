@@ -4,11 +4,7 @@
 
 #include "cuda_abi.h"
 
-#define DEVICE_NAME "Simulated NVIDIA H100 80GB HBM3"
-/* PCI bus numbers start here: device 0 is 0000:10:00.0. */
-#define FIRST_PCI_BUS 0x10
-
-/* Reads CUDA_VISIBLE_DEVICES; CUDA_ERROR_NO_DEVICE when it leaves none. */
+/* Reads CUDA_VISIBLE_DEVICES; CUDA_ERROR_NO_DEVICE when it leaves none. Of MIG instances a process sees only the first. */
 CUresult devices_start(void);
 
 /* How many devices this process sees. */

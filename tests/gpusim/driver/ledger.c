@@ -33,10 +33,13 @@ static int open_file(const char *path)
 static void write_devices(struct ledger *ledger)
 {
     uint64_t devices = settings_number("GPUSIM_DEVICES", 1);
-    uint64_t total_bytes = settings_number("GPUSIM_TOTAL_MB", 81559) * MEBIBYTE;
+    ledger->mig = settings_number("GPUSIM_MIG", 0) != 0;
+    uint64_t total_bytes = settings_number("GPUSIM_TOTAL_MB", ledger->mig ? 9856 : 81559) * MEBIBYTE;
+    static const uint8_t pattern[16] = {0xA0, 'g', 'p', 'u', 's', 'i', 0x4d, 0x00, 0x80};
+    memcpy(ledger->parent_uuid, pattern, sizeof pattern);
+    ledger->parent_uuid[0] = 0xB0;
     ledger->device_count = devices < LEDGER_DEVICES ? (uint32_t)devices : LEDGER_DEVICES;
     for (int device = 0; device < LEDGER_DEVICES; device++) {
-        static const uint8_t pattern[16] = {0xA0, 'g', 'p', 'u', 's', 'i', 0x4d, 0x00, 0x80};
         memcpy(ledger->uuid[device], pattern, sizeof pattern);
         ledger->uuid[device][0] = (uint8_t)(0xA0 + device);
         ledger->uuid[device][15] = (uint8_t)device;

@@ -79,7 +79,9 @@ struct ledger {
         uint8_t mutex_space[64];
     };
     uint32_t slot_bound; /* every slot in use has a lower index */
-    uint8_t reserved[228];
+    uint32_t mig;        /* 1: the devices are MIG instances of one GPU */
+    uint8_t parent_uuid[16]; /* of that GPU */
+    uint8_t reserved[208];
     struct ledger_process processes[LEDGER_SLOTS];
 };
 
@@ -93,8 +95,8 @@ _Static_assert(offsetof(struct ledger, uuid) == 88, "ledger layout");
 _Static_assert(offsetof(struct ledger, processes) == 512, "ledger layout");
 
 /*
- * Maps the ledger that GPUSIM_LEDGER names and creates it where it is missing; GPUSIM_TOTAL_MB and GPUSIM_DEVICES then give
- * its devices. NULL (and a log line) when it cannot be opened or has another layout.
+ * Maps the ledger that GPUSIM_LEDGER names and creates it where it is missing; GPUSIM_TOTAL_MB, GPUSIM_DEVICES and GPUSIM_MIG
+ * then give its devices. NULL (and a log line) when it cannot be opened or has another layout.
  */
 struct ledger *ledger_open(void);
 

@@ -2,15 +2,17 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "device.h"
+#include "model.h"
 #include "settings.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ledger *ledger; /* mapped once and kept: other threads may be reading it at a shutdown */
 static int users;
 static struct nvml_device devices[LEDGER_DEVICES];
+static struct nvml_device parent = {NVML_PARENT};
 
 struct ledger *nvml_ledger(void)
 {
@@ -22,6 +24,16 @@ nvmlReturn nvml_check(nvmlDevice device)
     if (!nvml_ledger())
         return NVML_ERROR_UNINITIALIZED;
     return device ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+nvmlDevice nvml_device(int index)
+{
+    return index == NVML_PARENT ? &parent : &devices[index];
+}
+
+bool nvml_is_instance(nvmlDevice device)
+{
+    return nvml_ledger()->mig && device->index != NVML_PARENT;
 }
 
 /* ---- library ---- */
@@ -78,7 +90,8 @@ __attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn er
 
 NVML_API nvmlSystemGetDriverVersion(char *text, unsigned length)
 {
-    snprintf(text, length, "595.00");
+    const char *version = getenv("GPUSIM_NVML_DRIVER");
+    snprintf(text, length, "%s", version && *version ? version : "595.00");
     return NVML_SUCCESS;
 }
 
@@ -105,7 +118,7 @@ NVML_API nvmlDeviceGetCount_v2(unsigned *count)
 {
     if (!nvml_ledger())
         return NVML_ERROR_UNINITIALIZED;
-    *count = nvml_ledger()->device_count;
+    *count = nvml_ledger()->mig ? 1 : nvml_ledger()->device_count;
     return NVML_SUCCESS;
 }
 
@@ -118,9 +131,11 @@ NVML_API nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice *device)
 {
     if (!nvml_ledger())
         return NVML_ERROR_UNINITIALIZED;
-    if (index >= nvml_ledger()->device_count)
+    unsigned count;
+    nvmlDeviceGetCount_v2(&count);
+    if (index >= count)
         return NVML_ERROR_INVALID_ARGUMENT;
-    *device = &devices[index];
+    *device = nvml_device(nvml_ledger()->mig ? NVML_PARENT : (int)index);
     return NVML_SUCCESS;
 }
 
@@ -142,22 +157,26 @@ NVML_API nvmlDeviceGetUUID(nvmlDevice device, char *text, unsigned length)
     nvmlReturn result = nvml_check(device);
     if (result != NVML_SUCCESS)
         return result;
-    const uint8_t *b = nvml_ledger()->uuid[device->index];
-    int needed = snprintf(
-        text, length, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2],
-        b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-    return (unsigned)needed < length ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+    char uuid[UUID_TEXT];
+    if (device->index == NVML_PARENT)
+        model_parent_uuid(nvml_ledger(), uuid);
+    else
+        model_uuid(nvml_ledger(), device->index, uuid);
+    return (unsigned)snprintf(text, length, "%s", uuid) < length ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
 NVML_API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device)
 {
     if (!nvml_ledger())
         return NVML_ERROR_UNINITIALIZED;
-    for (unsigned index = 0; index < nvml_ledger()->device_count; index++) {
-        char candidate[64];
-        nvmlDeviceGetUUID(&devices[index], candidate, sizeof candidate);
-        if (strcmp(candidate, uuid) == 0)
-            return nvmlDeviceGetHandleByIndex_v2(index, device);
+    int first = nvml_ledger()->mig ? NVML_PARENT : 0;
+    for (int index = first; index < (int)nvml_ledger()->device_count; index++) {
+        char candidate[UUID_TEXT];
+        nvmlDeviceGetUUID(nvml_device(index), candidate, sizeof candidate);
+        if (strcmp(candidate, uuid) != 0)
+            continue;
+        *device = nvml_device(index);
+        return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;
 }
@@ -166,13 +185,19 @@ NVML_API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice *device)
 
 NVML_API nvmlDeviceGetName(nvmlDevice device, char *text, unsigned length)
 {
-    snprintf(text, length, "%s", DEVICE_NAME);
-    return nvml_check(device);
+    nvmlReturn result = nvml_check(device);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (device->index == NVML_PARENT)
+        snprintf(text, length, "%s", GPU_NAME);
+    else
+        model_name(nvml_ledger(), device->index, text, length);
+    return NVML_SUCCESS;
 }
 
 NVML_API nvmlDeviceGetIndex(nvmlDevice device, unsigned *index)
 {
-    *index = (unsigned)device->index;
+    *index = device->index == NVML_PARENT ? 0 : (unsigned)device->index;
     return nvml_check(device);
 }
 
@@ -183,25 +208,24 @@ NVML_API nvmlDeviceGetMinorNumber(nvmlDevice device, unsigned *minor)
 
 NVML_API nvmlDeviceGetPciInfo_v3(nvmlDevice device, nvmlPciInfo *info)
 {
-    unsigned bus = FIRST_PCI_BUS + (unsigned)device->index;
+    nvmlReturn result = nvml_check(device);
+    if (result != NVML_SUCCESS)
+        return result;
+    if (nvml_is_instance(device))
+        return NVML_ERROR_NOT_SUPPORTED;
+    unsigned bus = FIRST_PCI_BUS + (device->index == NVML_PARENT ? 0 : (unsigned)device->index);
     memset(info, 0, sizeof *info);
     info->bus = bus;
     info->device_id = 0x233010DE;
     snprintf(info->bus_id_legacy, sizeof info->bus_id_legacy, "0000:%02X:00.0", bus);
     snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", bus);
-    return nvml_check(device);
+    return NVML_SUCCESS;
 }
 
 NVML_API nvmlDeviceGetCudaComputeCapability(nvmlDevice device, int *major, int *minor)
 {
     *major = 9;
     *minor = 0;
-    return nvml_check(device);
-}
-
-NVML_API nvmlDeviceGetMigMode(nvmlDevice device, unsigned *current, unsigned *pending)
-{
-    *current = *pending = 0;
     return nvml_check(device);
 }
 

@@ -23,7 +23,8 @@ typedef enum {
     NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn;
 
-typedef struct nvml_device { int index; } *nvmlDevice;
+typedef struct nvml_device { int index; } *nvmlDevice; /* of the ledger, or NVML_PARENT */
+enum { NVML_PARENT = -1 }; /* the GPU whose MIG instances the ledger's devices are */
 
 typedef struct {
     uint64_t total_bytes, free_bytes, used_bytes;
@@ -48,6 +49,12 @@ typedef struct {
 _Static_assert(sizeof(nvmlProcessInfo_v2) == 24, "nvmlProcessInfo_v2");
 
 typedef struct {
+    nvmlProcessInfo_v2 info;
+    uint64_t protected_bytes;
+} nvmlProcessInfo_wide; /* what the _v3 calls of drivers 535.43 to 535.98 write instead */
+_Static_assert(sizeof(nvmlProcessInfo_wide) == 32, "nvmlProcessInfo_wide");
+
+typedef struct {
     char bus_id_legacy[16];
     unsigned domain, bus, device, device_id, subsystem_id;
     char bus_id[32];
@@ -67,5 +74,14 @@ struct ledger *nvml_ledger(void);
 
 /* NVML_SUCCESS for a device of an initialised library; else what its calls return. */
 nvmlReturn nvml_check(nvmlDevice device);
+
+/* The handle of a device of the ledger, or of NVML_PARENT. */
+nvmlDevice nvml_device(int index);
+
+/* Whether it is a MIG instance; of an initialised library. */
+bool nvml_is_instance(nvmlDevice device);
+
+/* The number of the GPU instance of a device of the ledger: as on an H100, the smallest profile's begin at 7. */
+unsigned nvml_gpu_instance(int device);
 
 #endif

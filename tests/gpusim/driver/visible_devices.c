@@ -6,27 +6,18 @@
 
 #include "accounting.h"
 #include "device.h"
+#include "model.h"
 
 static int visible[LEDGER_DEVICES];
 static int visible_count = -1;
-
-static void format_uuid(int device, char text[41])
-{
-    const uint8_t *bytes = accounting_ledger()->uuid[device];
-    int length = sprintf(text, "GPU-");
-    for (int index = 0; index < 16; index++) {
-        const char *dash = index == 4 || index == 6 || index == 8 || index == 10 ? "-" : "";
-        length += sprintf(text + length, "%s%02x", dash, bytes[index]);
-    }
-}
 
 /* A UUID may be shortened to a prefix that only one device has. */
 static int device_with_uuid(const char *prefix)
 {
     int found = -1;
     for (int device = 0; device < (int)accounting_ledger()->device_count; device++) {
-        char uuid[41];
-        format_uuid(device, uuid);
+        char uuid[UUID_TEXT];
+        model_uuid(accounting_ledger(), device, uuid);
         if (strncmp(uuid, prefix, strlen(prefix)) != 0)
             continue;
         if (found >= 0)
@@ -36,10 +27,22 @@ static int device_with_uuid(const char *prefix)
     return found;
 }
 
+/* The GPU's own UUID stands for its first instance, and so does its index. */
+static bool names_parent(const char *name)
+{
+    char uuid[UUID_TEXT];
+    model_parent_uuid(accounting_ledger(), uuid);
+    return strcmp(name, "0") == 0 || (strncmp(name, "GPU-", 4) == 0 && strncmp(uuid, name, strlen(name)) == 0);
+}
+
 static int device_named(const char *name)
 {
-    if (strncmp(name, "GPU-", 4) == 0)
+    if (accounting_ledger()->mig && names_parent(name))
+        return 0;
+    if (strncmp(name, "GPU-", 4) == 0 || strncmp(name, "MIG-", 4) == 0)
         return device_with_uuid(name);
+    if (accounting_ledger()->mig)
+        return -1;
     char *end;
     long index = strtol(name, &end, 10);
     bool is_number = end != name && *end == '\0';
@@ -86,6 +89,8 @@ CUresult devices_start(void)
             visible[visible_count] = visible_count;
             visible_count++;
         }
+    if (accounting_ledger()->mig && visible_count > 1)
+        visible_count = 1;
     return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 

@@ -387,9 +387,17 @@ fn peaks_belong_to_their_moment() {
 #[test]
 fn a_device_tells_its_uuid_once_the_program_has_asked_for_it() {
     let mut story = Story::on_device_0();
-    assert_eq!(story.ledger.uuid_of(Ordinal(1)), None);
+    assert_eq!(story.ledger.told(Ordinal(1)), None);
     story.tell([device_get_uuid(1, 0xab)]);
-    assert_eq!((story.ledger.uuid_of(Ordinal(1)), story.ledger.uuid_of(Ordinal(0))), (Some([0xab; 16]), None));
+    assert_eq!(story.ledger.told(Ordinal(1)).map(|told| &told.uuids[..]), Some(&[[0xab; 16]][..]));
+    assert_eq!(story.ledger.told(Ordinal(0)), None);
+}
+
+#[test]
+fn both_uuids_of_a_device_are_kept_the_latest_last() {
+    let mut story = Story::on_device_0();
+    story.tell([1, 2, 3, 2].map(|byte| device_get_uuid(0, byte)));
+    assert_eq!(story.ledger.told(Ordinal(0)).map(|told| &told.uuids[..]), Some(&[[3; 16], [2; 16]][..]));
 }
 
 #[test]

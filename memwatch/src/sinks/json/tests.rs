@@ -21,6 +21,15 @@ fn a_report_is_one_line_with_the_fields_of_the_contract() {
 }
 
 #[test]
+fn an_instance_says_what_it_is_a_part_of() {
+    let report = value(&fixture::divided_node());
+    let mig = serde_json::json!({"parent_uuid": fixture::UUID_1, "index": 1, "profile": "1g.10gb", "gpu_instance_id": 8, "compute_instance_id": 0});
+    assert_eq!(report["data"]["gpus"][2]["mig"], mig);
+    assert!(report["data"]["gpus"][0]["mig"].is_null());
+    assert_eq!(report["data"]["processes"][0]["mps_client"], true);
+}
+
+#[test]
 fn the_stream_has_its_own_schema() {
     assert!(line(Report::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/1","#));
 }

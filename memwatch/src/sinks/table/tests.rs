@@ -19,6 +19,20 @@ fn a_quiet_node_is_told_in_short() {
 }
 
 #[test]
+fn instances_stand_in_their_gpus_place_with_their_profile() {
+    let told = text(&fixture::divided_node(), TableOptions::default());
+    let heads: Vec<_> = told.lines().filter(|line| line.starts_with("GPU ")).collect();
+    assert_eq!(heads.len(), 3, "{told}");
+    assert!(
+        heads[1].starts_with("GPU 1:0  NVIDIA H100 80GB HBM3 MIG 1g.10gb  MIG-30aa41c8  used 1.0 GiB of 10.0 GiB"),
+        "{told}"
+    );
+    assert!(told.contains("1234  alice  1:1  "), "{told}");
+    assert!(told.contains("cuMemAlloc_v2 asked for 38.0 GiB on GPU 1:1"), "{told}");
+    assert!(told.contains("PID 1234: a client of an MPS server"), "{told}");
+}
+
+#[test]
 fn a_machine_without_a_gpu_says_so() {
     let told = text(&fixture::empty_node(), TableOptions::default());
     assert!(told.starts_with("No process with GPU memory has been seen.\nobserved since"), "{told}");

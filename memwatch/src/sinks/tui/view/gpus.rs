@@ -9,7 +9,7 @@ use super::look::{Fill, Look, ends};
 use super::{Page, Shown, State};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, known, percent, plural, signed_bytes};
-use crate::sinks::sentences::gpu_name;
+use crate::sinks::sentences::{gpu_name, place};
 use crate::sinks::tui::state::ProcessKey;
 
 /// Lines of a GPU with its own bar and legend.
@@ -45,7 +45,7 @@ fn of_page<'a>(state: &State, snapshot: &'a Snapshot) -> Vec<&'a GpuView> {
 }
 
 fn tall(gpu: &GpuView, look: Look, width: usize) -> Vec<Line<'static>> {
-    let number = look.span(Tone::Heading, format!("GPU {}", gpu.nvml_index));
+    let number = look.span(Tone::Heading, format!("GPU {}", place(gpu)));
     let name = look.span(Tone::Faint, format!("  {}", gpu_name(gpu)));
     let share = gpu.used_bytes.zip(gpu.total_bytes).map(|(used, total)| format!("  {}", percent(used, total)));
     let used = vec![
@@ -67,8 +67,9 @@ fn unexplained(gpu: &GpuView) -> String {
 }
 
 fn short(gpu: &GpuView, look: Look, width: usize) -> Line<'static> {
-    let mut spans = vec![look.span(Tone::Heading, format!("GPU {:<2} ", gpu.nvml_index))];
-    let room = width.saturating_sub(BESIDE + 7);
+    let number = format!("GPU {:<2} ", place(gpu));
+    let room = width.saturating_sub(BESIDE + number.len());
+    let mut spans = vec![look.span(Tone::Heading, number)];
     spans.extend(bar(gpu, look, room));
     let gap = if room > 0 { " " } else { "" };
     spans.push(Span::raw(format!("{gap}{:>10}", known(gpu.used_bytes, bytes))));

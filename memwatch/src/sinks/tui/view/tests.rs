@@ -56,6 +56,17 @@ fn with_history(blocks: bool, snapshot: &Snapshot) -> State {
 }
 
 #[test]
+fn instances_have_their_gpus_number_and_their_own() {
+    let snapshot = fixture::divided_node();
+    let blocks = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (100, 30)));
+    assert!(blocks.contains("GPU 1:1  NVIDIA H100 80GB HBM3 MIG 1g.10gb  MIG-57cbf02d"), "{blocks}");
+    let list = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
+    let numbers: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("GPU ")?.split(' ').next()).collect();
+    assert_eq!(numbers, ["0", "1:0", "1:1"], "{list}");
+    assert!(list.lines().any(|line| line.starts_with("GPU 1:0") && line.ends_with("unexplained 0 B")), "{list}");
+}
+
+#[test]
 fn one_process_fills_a_screen_of_80_by_24() {
     let snapshot = fixture::quiet_node();
     let mut state = with_history(true, &snapshot);

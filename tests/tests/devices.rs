@@ -1,0 +1,222 @@
+//! What NVML and the driver say of devices in odd ways: MIG instances, MPS clients, lists with a twist, and numbers of their own.
+
+use memwatch_tests::mounts::after_mounting;
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::report::{Process, Report};
+use memwatch_tests::{Gpu, MIB, Shape, Workload};
+
+/// No process has this number: Linux numbers none beyond 2^22.
+const NOBODY: u32 = (1 << 22) + 1;
+
+fn machine(settings: &[(&'static str, &str)]) -> Option<Gpu> {
+    let gpu = Gpu::new(Shape::Cmp)?;
+    Some(settings.iter().fold(gpu, |gpu, (name, value)| gpu.with(name, value)))
+}
+
+/// A workload that sees these devices, in this order.
+fn seeing(gpu: &Gpu, devices: &str) -> Workload {
+    let mut command = gpu.workload_command();
+    command.env("CUDA_VISIBLE_DEVICES", devices);
+    Workload::start(command)
+}
+
+fn reported<'a>(report: &'a Report, workload: &Workload) -> Process<'a> {
+    report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"))
+}
+
+#[test]
+fn mig_instances_are_told_apart_and_their_gpu_counts_nothing_twice() {
+    let Some(gpu) = machine(&[("GPUSIM_MIG", "1"), ("GPUSIM_DEVICES", "3")]) else { return };
+    let mut first = gpu.workload();
+    first.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let last_uuid = gpu.ledger().uuid(2).expect("the third instance");
+    let mut last = seeing(&gpu, &last_uuid);
+    let mut watch = gpu.watch(&[]);
+    // As an older runtime does: it is told the whole GPU's UUID, and NVML has to say which instance it is on.
+    last.run(&["uuid 0 v1", "device 0", "alloc b 6M", "async c 2M", "create d 2M"]);
+    first.run(&["uuid 0", "alloc e 8M"]);
+    assert_agrees(&gpu, &mut watch, &last, Agreement::Exact);
+    let report = watch.settled();
+    assert_eq!(reported(&report, &first).only_gpu().number("live_bytes"), 8 * MIB);
+    for (index, used_by) in [(0, Some(&first)), (1, None), (2, Some(&last))] {
+        let instance = report.gpu(index);
+        assert_eq!(instance["uuid"], gpu.ledger().uuid(index).expect("an instance"));
+        assert_eq!(instance["name"], "Simulated NVIDIA H100 80GB HBM3 MIG 1g.10gb");
+        assert_eq!((&instance["nvml_index"], &instance["pci_bus_id"]), (&0.into(), &"00000000:10:00.0".into()));
+        let mig = serde_json::json!({
+            "parent_uuid": "GPU-b0677075-7369-4d00-8000-000000000000",
+            "index": index,
+            "profile": "1g.10gb",
+            "gpu_instance_id": index + 7,
+            "compute_instance_id": 0,
+        });
+        assert_eq!(instance["mig"], mig);
+        let used = used_by.map_or(0, |workload| reported(&report, workload).only_gpu().number("used_bytes"));
+        assert_eq!((&instance["used_bytes"], &instance["unwatched_processes"]), (&used.into(), &0.into()));
+    }
+    assert_eq!(report.json()["data"]["gpus"].as_array().map(Vec::len), Some(3));
+    for word in ["0:2", &last_uuid[..6]] {
+        let once = gpu.run_memwatch(&["ps", "--json", "-g", word]);
+        once.assert_ended_with(0, &[]);
+        let chosen = Report::parse(&once.stdout);
+        assert_eq!((&chosen.gpu(0)["uuid"], chosen.gpu(1)), (&last_uuid.as_str().into(), &serde_json::Value::Null));
+        assert!(chosen.process(first.tgid()).is_none() && chosen.process(last.tgid()).is_some(), "{chosen:#?}");
+    }
+}
+
+#[test]
+fn a_job_attached_late_to_an_instance_is_on_the_one_that_nvml_shows() {
+    let Some(gpu) = machine(&[("GPUSIM_MIG", "1"), ("GPUSIM_DEVICES", "2")]) else { return };
+    let mut other = gpu.workload();
+    other.run(&["device 0"]);
+    let uuid = gpu.ledger().uuid(1).expect("the second instance");
+    let mut workload = seeing(&gpu, &uuid);
+    workload.run(&["uuid 0", "device 0"]);
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    workload.run(&["alloc a 4M", "free a", "alloc b 2M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    assert_eq!(reported(&report, &workload).only_gpu().0["uuid"], uuid.as_str());
+}
+
+#[test]
+fn an_mps_client_is_found_in_the_list_of_its_own_and_named_as_one() {
+    let Some(gpu) = machine(&[("GPUSIM_MPS", "1")]) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M", "async b 2M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    assert_eq!(reported(&report, &workload).0["mps_client"], true);
+    // What a server keeps for all its clients is not in their contexts, so theirs say nothing of others'.
+    assert!(report.gpu(0)["context_bytes"].is_null(), "{report:#?}");
+}
+
+#[test]
+fn a_process_in_three_lists_is_counted_once() {
+    let Some(gpu) = machine(&[("GPUSIM_NVML_DUPLICATES", "1")]) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    assert_eq!(report.gpu(0)["used_bytes"], reported(&report, &workload).only_gpu().number("used_bytes"));
+    assert_eq!(report.gpu(0)["unwatched_processes"], 0);
+}
+
+#[test]
+fn a_list_that_grows_while_it_is_read_is_read_again() {
+    // The client list is asked for with just the room counted, so it is the one that a newcomer spoils.
+    let Some(gpu) = machine(&[("GPUSIM_MPS", "1"), ("GPUSIM_NVML_JOINS", "4")]) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
+    once.assert_ended_with(0, &[]);
+    let report = Report::parse(&once.stdout);
+    let used_bytes = gpu.ledger().process(workload.tgid()).expect("it is in the books").devices[0].used_bytes;
+    assert_eq!(reported(&report, &workload).only_gpu().number("used_bytes"), used_bytes, "{report:#?}");
+}
+
+#[test]
+fn a_list_that_never_stops_growing_is_unknown_and_not_empty() {
+    let Some(gpu) = machine(&[("GPUSIM_MPS", "1"), ("GPUSIM_NVML_JOINS", "1000000")]) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = watch.settled();
+    let on_gpu = reported(&report, &workload).only_gpu();
+    assert!(on_gpu.0["used_bytes"].is_null() && report.gpu(0)["unwatched_processes"].is_null(), "{report:#?}");
+    assert_eq!(on_gpu.number("live_bytes"), 4 * MIB);
+    assert!(report.gpu(0)["used_bytes"].as_u64() > Some(4 * MIB), "the GPU's own number is another call");
+}
+
+#[test]
+fn a_driver_with_longer_entries_is_asked_for_the_lists_that_it_gets_right() {
+    let Some(gpu) = machine(&[("GPUSIM_NVML_DRIVER", "535.86.10")]) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workloads = [gpu.workload(), gpu.workload(), gpu.workload()];
+    for (workload, size) in workloads.iter_mut().zip(["alloc a 2M", "alloc a 4M", "alloc a 8M"]) {
+        workload.run(&["uuid 0", "device 0", size]);
+    }
+    for workload in &workloads {
+        assert_agrees(&gpu, &mut watch, workload, Agreement::Exact);
+    }
+    assert_eq!(watch.settled().gpu(0)["unwatched_processes"], 0);
+    let doctor = gpu.run_memwatch(&["doctor", "--json"]);
+    assert!(doctor.stdout.contains("by NVML's earlier call: this driver's present one is wrong"), "{doctor:#?}");
+}
+
+#[test]
+fn a_number_in_nvmls_list_that_nobody_has_is_no_process() {
+    let Some(gpu) = machine(&[]).map(|gpu| gpu.with("GPUSIM_NVML_GHOST", &NOBODY)) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 2M"]);
+    let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
+    assert_eq!(report.gpu(0)["unwatched_processes"], 0);
+    assert!(report.process(NOBODY).is_none());
+}
+
+/// Holds memory on both GPUs, is watched only then, and allocates more under its own numbers of them.
+///
+/// Returns what memwatch reports as live on each GPU, by its UUID; and the rest, whose GPU it does not know.
+fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Option<u64>) {
+    workload.run(&["device 0", "alloc early 4M", "device 1", "alloc older 6M"]);
+    let before = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    workload.run(&["create a 2M 0", "create b 8M 1", "ctx create 1 as own", "alloc c 16M"]);
+    let report = watch.settled();
+    let process = reported(&report, workload);
+    let after = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let told = [0, 1].map(|index| {
+        let uuid = gpu.ledger().uuid(index).expect("there are two");
+        let row = process.on(&uuid).expect("NVML lists it on both");
+        let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
+        let live_bytes = row.number("live_bytes");
+        assert!(live_bytes == grown || live_bytes == 0, "{live_bytes} of {grown} on {uuid}: {report:#?}");
+        (live_bytes > 0).then_some(live_bytes)
+    });
+    let gpus = process.0["gpus"].as_array().expect("a list");
+    let unknown = gpus.iter().find(|row| row["uuid"].is_null()).and_then(|row| row["live_bytes"].as_u64());
+    (told, unknown)
+}
+
+#[test]
+fn a_job_attached_late_on_two_gpus_is_told_apart_by_the_devices_it_was_shown() {
+    let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
+    // Its first device is the machine's second, so more is on the machine's first.
+    let turned = ([Some(24 * MIB), Some(2 * MIB)], None);
+    assert_eq!(late_on_two_gpus(&gpu, &mut seeing(&gpu, "1,0")), turned);
+    let uuids = [1, 0].map(|index| gpu.ledger().uuid(index).expect("there are two"));
+    assert_eq!(late_on_two_gpus(&gpu, &mut seeing(&gpu, &uuids.join(","))), turned);
+    assert_eq!(late_on_two_gpus(&gpu, &mut gpu.workload()), ([Some(2 * MIB), Some(24 * MIB)], None));
+}
+
+#[test]
+fn in_a_container_only_uuids_tell_the_gpus_apart() {
+    let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
+    let contained = |devices: &str| {
+        let mut command = gpu.workload_command();
+        command.env("CUDA_VISIBLE_DEVICES", devices);
+        after_mounting("true", &[], &command).map(Workload::start)
+    };
+    let Some(mut numbered) = contained("1,0") else { return };
+    assert_eq!(late_on_two_gpus(&gpu, &mut numbered), ([None, None], Some(26 * MIB)));
+    drop(numbered);
+    let uuids = [1, 0].map(|index| gpu.ledger().uuid(index).expect("there are two"));
+    let mut named = contained(&uuids.join(",")).expect("it could be made before");
+    assert_eq!(late_on_two_gpus(&gpu, &mut named), ([Some(24 * MIB), Some(2 * MIB)], None));
+}
+
+#[test]
+fn a_job_that_has_ended_stays_on_the_gpu_where_it_was() {
+    let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["device 1"]);
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    workload.run(&["alloc a 4M"]);
+    watch.settled();
+    workload.end();
+    let (last, code) = watch.finish();
+    assert_eq!(code, 0);
+    let on_gpu = reported(&last, &workload).only_gpu();
+    assert_eq!(on_gpu.0["uuid"], gpu.ledger().uuid(1).expect("the second GPU").as_str());
+    assert_eq!(on_gpu.number("peak_bytes"), 4 * MIB);
+}
