@@ -54,3 +54,7 @@ impl ProcessLedger {
         self.settle_in(span, held.address, allocation);
     }
 }
+
+#[cfg(test)]
+#[path = "tests/anchor.rs"]
+mod tests;

@@ -199,7 +199,7 @@ fn training() -> ProcessView {
             failed_allocations: 2,
             kinds: BTreeMap::from([
                 ("device", kind(38 * GIB, 40 * GIB)),
-                ("pool", KindView { backed_bytes: Some(3 * GIB), ..kind(2 * GIB + 512 * MIB, 4 * GIB) }),
+                ("pool", KindView { backed_bytes: Some(2 * GIB + 512 * MIB), ..kind(2 * GIB + 512 * MIB, 4 * GIB) }),
                 ("managed", kind(3 * GIB, 3 * GIB)),
             ]),
         }],

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use memwatch_core::input::{self, LibraryCoverage, NvmlState};
-use memwatch_core::snapshot::{FailureView, GpuView, HostView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
 use super::Tone;
@@ -242,17 +242,51 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallCl
             remarks.push(Sentence::new(Tone::Plain, format!("left {allocations} for the driver to free")));
         }
     }
-    remarks.extend(doubts(process));
+    remarks.extend(holdings(process));
+    remarks.extend(doubts(process, clock));
     remarks
 }
 
+/// What a process holds or sees beside its live bytes.
+pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
+    let mut texts = Vec::new();
+    for gpu in &process.gpus {
+        if let Some(held) = gpu.checkpointed_bytes {
+            texts.push(format!("checkpointed: its {} are in host memory, and off the GPU", bytes(held)));
+        }
+        texts.extend(gpu.kinds.get("pool").and_then(pool_cache));
+        if let Some(graph) = gpu.kinds.get("graph").filter(|graph| graph.live_bytes > 0) {
+            texts.push(format!("its graphs hold about {}", bytes(graph.live_bytes)));
+        }
+    }
+    for import in &process.imports {
+        let orphaned = match import.orphaned_bytes {
+            0 => String::new(),
+            left => format!(", {} of it given up there", bytes(left)),
+        };
+        texts.push(format!("sees {} of PID {}{orphaned}", bytes(import.bytes), import.from_tgid.0));
+    }
+    texts.into_iter().map(|text| Sentence::new(Tone::Plain, text)).collect()
+}
+
+/// `its pools hold 3.0 GiB, 512.0 MiB more than is used`; nothing where they hold no more, or where that is not known.
+fn pool_cache(pool: &KindView) -> Option<String> {
+    let backed = pool.backed_bytes.filter(|backed| *backed > pool.live_bytes)?;
+    let about = if pool.backed_estimated { "about " } else { "" };
+    let more = bytes(backed - pool.live_bytes);
+    Some(format!("its pools hold {about}{}, {more} more than is used", bytes(backed)))
+}
+
 /// Why a process's numbers may not be the whole truth.
-pub(crate) fn doubts(process: &ProcessView) -> Vec<Sentence> {
+pub(crate) fn doubts(process: &ProcessView, clock: &WallClock) -> Vec<Sentence> {
     let mut doubts = Vec::new();
     if !process.exact {
         let lost =
             if process.losses.is_empty() { String::new() } else { format!(": lost {}", causes(&process.losses)) };
-        doubts.push(Sentence::new(Tone::Warning, format!("its numbers are inexact{lost}")));
+        let anchored = process.anchored_ns.map_or_else(String::new, |time_ns| {
+            format!("; live bytes taken from the kernel half's books at {}", clock.time_of_day(time_ns))
+        });
+        doubts.push(Sentence::new(Tone::Warning, format!("its numbers are inexact{lost}{anchored}")));
     }
     if process.mps_client {
         let text = "a client of an MPS server: what the driver says of it may be incomplete";

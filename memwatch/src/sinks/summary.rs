@@ -53,7 +53,8 @@ fn facts(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Vec<(
     if process.ended_ns.is_some() {
         facts.push(("at its end", left(process)));
     }
-    facts.extend(sentences::doubts(process).into_iter().map(|doubt| ("note", doubt.text)));
+    let notes = sentences::holdings(process).into_iter().chain(sentences::doubts(process, clock));
+    facts.extend(notes.map(|note| ("note", note.text)));
     facts
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "driver.h"
@@ -212,6 +213,89 @@ static CUresult loop_set_context(uint64_t count, size_t bytes)
     return result;
 }
 
+static CUresult loop_host(uint64_t count, size_t bytes)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        void *address;
+        result = driver.host_allocate(&address, bytes, 0);
+        if (result == CUDA_SUCCESS)
+            result = driver.host_free(address);
+    }
+    return result;
+}
+
+static const CUmemAllocationProp on_device_0 = {
+    .type = ALLOCATION_TYPE_PINNED, .requested_handle_types = HANDLE_TYPE_POSIX_FD, .location.type = LOCATION_DEVICE};
+
+static CUresult loop_create(uint64_t count, size_t bytes)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        uint64_t handle;
+        result = driver.physical_create(&handle, bytes, &on_device_0, 0);
+        if (result == CUDA_SUCCESS)
+            result = driver.physical_release(handle);
+    }
+    return result;
+}
+
+static CUresult loop_map(uint64_t count, size_t bytes)
+{
+    CUdeviceptr address = 0;
+    uint64_t handle = 0;
+    CUresult result = driver.address_reserve(&address, bytes, 0, 0, 0);
+    if (result == CUDA_SUCCESS)
+        result = driver.physical_create(&handle, bytes, &on_device_0, 0);
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        result = driver.map(address, bytes, 0, handle, 0);
+        if (result == CUDA_SUCCESS)
+            result = driver.unmap(address, bytes);
+    }
+    driver.physical_release(handle);
+    driver.address_free(address, bytes);
+    return result;
+}
+
+static CUresult loop_array(uint64_t count, size_t bytes)
+{
+    CUDA_ARRAY3D_DESCRIPTOR descriptor = {.width = bytes / 4, .height = 1, .format = 0x20, .channels = 1};
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        CUarray array;
+        result = driver.array_create_3d(&array, &descriptor);
+        if (result == CUDA_SUCCESS)
+            result = driver.array_destroy(array);
+    }
+    return result;
+}
+
+static CUresult loop_ipc_get(uint64_t count, size_t bytes)
+{
+    CUdeviceptr address;
+    CUresult result = driver.allocate(&address, bytes);
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        CUipcMemHandle handle;
+        result = driver.ipc_get(&handle, address);
+    }
+    driver.free(address);
+    return result;
+}
+
+static CUresult loop_export(uint64_t count, size_t bytes)
+{
+    uint64_t handle;
+    CUresult result = driver.physical_create(&handle, bytes, &on_device_0, 0);
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++) {
+        int file;
+        result = driver.handle_export(&file, handle, HANDLE_TYPE_POSIX_FD, 0);
+        if (result == CUDA_SUCCESS)
+            close(file);
+    }
+    driver.physical_release(handle);
+    return result;
+}
+
 /* How many driver calls one turn of a loop makes. */
 static const struct {
     const char *function;
@@ -220,6 +304,12 @@ static const struct {
 } loops[] = {
     {"cuMemAlloc", loop_allocate, 2},
     {"cuMemAllocAsync", loop_allocate_async, 2},
+    {"cuMemHostAlloc", loop_host, 2},
+    {"cuMemCreate", loop_create, 2},
+    {"cuMemMap", loop_map, 2},
+    {"cuArray3DCreate", loop_array, 2},
+    {"cuIpcGetMemHandle", loop_ipc_get, 1},
+    {"cuMemExportToShareableHandle", loop_export, 1},
     {"cuCtxSetCurrent", loop_set_context, 1},
 };
 
@@ -241,7 +331,7 @@ static void run_loop(struct call *call)
         call_reply_number(call, "total_ns", total_ns);
         return;
     }
-    call_fail(call, "loop cuMemAlloc|cuMemAllocAsync|cuCtxSetCurrent COUNT [BYTES]");
+    call_fail(call, "loop FUNCTION COUNT [BYTES], with a function of the list");
 }
 
 const struct command bulk_commands[] = {

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "commands.h"
@@ -79,6 +80,18 @@ static void run_kill(struct call *call)
     kill(getpid(), SIGKILL);
 }
 
+/* takefd NAME TGID FD: what SCM_RIGHTS does, without a socket between the two */
+static void run_take_file(struct call *call)
+{
+    int process = (int)syscall(SYS_pidfd_open, (pid_t)call_number(call, 2, 0), 0);
+    int file = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, (int)call_number(call, 3, 0), 0);
+    if (process >= 0)
+        close(process);
+    if (file < 0)
+        call_fail(call, "no such process or file, or not allowed");
+    call_result_variable(call, CUDA_SUCCESS, call_word(call, 1), (uint64_t)file);
+}
+
 static void run_checkpoint(struct call *call)
 {
     call_result(call, driver.checkpoint((int)call_number(call, 1, 0), NULL));
@@ -99,6 +112,7 @@ const struct command process_commands[] = {
     {"sleep", 2, run_sleep},
     {"exit", 2, run_exit},
     {"kill", 1, run_kill},
+    {"takefd", 4, run_take_file},
     {"checkpoint", 2, run_checkpoint},
     {"restore", 2, run_restore},
     {0},

@@ -54,7 +54,7 @@ fn every_kind_has_its_key() {
     assert_eq!(kinds["array"], serde_json::json!({}));
     assert_eq!(
         (&kinds["pool"]["backed_bytes"], &kinds["pool"]["backed_estimated"]),
-        (&(3_u64 << 30).into(), &false.into())
+        (&(5_u64 << 29).into(), &false.into())
     );
     assert_eq!(report["data"]["processes"][2]["gpus"][0]["kinds"]["array"]["estimated"], true);
 }

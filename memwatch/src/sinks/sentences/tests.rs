@@ -1,4 +1,7 @@
 use super::*;
+use memwatch_core::snapshot::ImportView;
+use memwatch_core::words::Tgid;
+
 use crate::sinks::fixture::{busy_node, clock, empty_node, quiet_node};
 
 fn trust_line(snapshot: &Snapshot) -> String {
@@ -103,4 +106,32 @@ fn remarks_tell_of_the_end_losses_and_older_memory() {
     assert_eq!(told(0), [""; 0]);
     assert_eq!(told(1), ["its numbers are inexact: lost 12 (ring full)", "3 frees of memory older than the watch"]);
     assert_eq!(told(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "left 17 allocations for the driver to free"]);
+}
+
+#[test]
+fn what_a_process_holds_beside_its_live_bytes_is_told() {
+    let mut process = quiet_node().processes.remove(0);
+    assert_eq!(holdings(&process), [], "its pools hold just what is used");
+    let pool = process.gpus[0].kinds.get_mut("pool").expect("a pool");
+    (pool.backed_bytes, pool.backed_estimated) = (Some(3 << 30), true);
+    process.gpus[0].checkpointed_bytes = Some(4 << 20);
+    process.imports = vec![ImportView { from_tgid: Tgid(77), aliases: 2, bytes: 3 << 30, orphaned_bytes: 1 << 30 }];
+    let texts: Vec<String> = holdings(&process).into_iter().map(|sentence| sentence.text).collect();
+    assert_eq!(
+        texts,
+        [
+            "checkpointed: its 4.0 MiB are in host memory, and off the GPU",
+            "its pools hold about 3.0 GiB, 512.0 MiB more than is used",
+            "sees 3.0 GiB of PID 77, 1.0 GiB of it given up there",
+        ]
+    );
+}
+
+#[test]
+fn totals_taken_from_the_kernel_say_so() {
+    let mut process = busy_node().processes.remove(1);
+    process.anchored_ns = quiet_node().processes[0].start_ns;
+    assert!(
+        doubts(&process, &clock())[0].text.ends_with("; live bytes taken from the kernel half's books at 14:02:30")
+    );
 }
