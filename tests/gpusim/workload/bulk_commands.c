@@ -212,6 +212,16 @@ static CUresult loop_set_context(uint64_t count, size_t bytes)
     return result;
 }
 
+static CUresult loop_context_device(uint64_t count, size_t bytes)
+{
+    (void)bytes;
+    CUdevice ordinal;
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++)
+        result = driver.context_device(&ordinal);
+    return result;
+}
+
 /* How many driver calls one turn of a loop makes. */
 static const struct {
     const char *function;
@@ -221,6 +231,7 @@ static const struct {
     {"cuMemAlloc", loop_allocate, 2},
     {"cuMemAllocAsync", loop_allocate_async, 2},
     {"cuCtxSetCurrent", loop_set_context, 1},
+    {"cuCtxGetDevice", loop_context_device, 1},
 };
 
 /* loop FUNCTION COUNT [BYTES] */
@@ -241,7 +252,7 @@ static void run_loop(struct call *call)
         call_reply_number(call, "total_ns", total_ns);
         return;
     }
-    call_fail(call, "loop cuMemAlloc|cuMemAllocAsync|cuCtxSetCurrent COUNT [BYTES]");
+    call_fail(call, "loop cuMemAlloc|cuMemAllocAsync|cuCtxSetCurrent|cuCtxGetDevice COUNT [BYTES]");
 }
 
 const struct command bulk_commands[] = {
