@@ -26,7 +26,7 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 use analysis::reconcile::Reconciliation;
-use attribution::device;
+use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
 use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
@@ -136,6 +136,12 @@ impl Pipeline {
     /// Addresses that went since the last time without a free that names them, by process; the kernel half's books have them still.
     pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
         std::mem::take(&mut self.unnamed)
+    }
+
+    /// The processes on several devices of which it is not known on which of them their threads allocate.
+    pub fn unplaced(&self) -> impl Iterator<Item = (Tgid, Unplaced)> {
+        let devices = &self.reading.devices;
+        self.processes.iter().filter_map(|(tgid, process)| Some((*tgid, device::is_unplaced(process, devices)?)))
     }
 
     /// The read model at the last tick.

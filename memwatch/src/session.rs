@@ -18,6 +18,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::exit::Failure;
 use crate::sources::clock;
+use crate::sources::context_probes::ContextProbes;
 use crate::sources::kernel::books::KernelBooks;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
 use crate::sources::kernel::losses::LossCounters;
@@ -72,6 +73,7 @@ pub(crate) struct Session {
     pipeline: Pipeline,
     processes: ProcReader,
     libraries: LibraryWatch,
+    context_probes: ContextProbes,
     devices: mpsc::Receiver<DeviceReading>,
     targets: BTreeSet<u32>,
     everybody: bool,
@@ -113,6 +115,7 @@ impl Session {
             pipeline: Pipeline::new(!everybody),
             processes: ProcReader::new("/proc"),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
+            context_probes: ContextProbes::default(),
             devices: nvml::start(options.nvml_library.clone()),
             targets: BTreeSet::new(),
             everybody,
@@ -197,9 +200,11 @@ impl Session {
         });
     }
 
-    /// Looks for libraries that have appeared.
+    /// Looks for libraries that have appeared, and for threads whose device is not known.
     fn discover(&mut self) {
-        let Self { kernel, libraries, pipeline, targets, everybody, .. } = self;
+        let Self { kernel, libraries, context_probes, pipeline, targets, everybody, .. } = self;
+        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
+        context_probes.update(kernel, libraries, &unplaced);
         // In a watch on targets the pipeline knows them and their children.
         let wanted = |tgid| *everybody || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
         let among = || match everybody {

@@ -220,3 +220,37 @@ fn a_job_that_has_ended_stays_on_the_gpu_where_it_was() {
     assert_eq!(on_gpu.0["uuid"], gpu.ledger().uuid(1).expect("the second GPU").as_str());
     assert_eq!(on_gpu.number("peak_bytes"), 4 * MIB);
 }
+
+/// How many links of uprobes a process has open; each is an entry or a return program on some functions.
+fn uprobe_links(tgid: u32) -> usize {
+    let files = std::fs::read_dir(format!("/proc/{tgid}/fdinfo")).expect("memwatch runs").flatten();
+    let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
+    texts.filter(|text| text.contains("probe_multi")).count()
+}
+
+#[test]
+fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_driver_and_asked_no_longer_than_that() {
+    let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["device 0", "alloc early 4M", "thread start t", "@t device 1", "@t alloc older 6M"]);
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    let memwatch = watch.tgid();
+    let always = 2;
+    watch.until(|_| uprobe_links(memwatch) > always);
+    let before = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    workload.run(&["current", "alloc a 2M", "@t current", "@t alloc b 8M", "@t async c 16M"]);
+    let report = watch.settled();
+    let process = reported(&report, &workload);
+    assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
+    let after = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    for index in 0..2 {
+        let uuid = gpu.ledger().uuid(index).expect("there are two");
+        let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
+        assert_eq!(process.on(&uuid).expect("it is on both").number("live_bytes"), grown, "{report:#?}");
+    }
+    assert_eq!(process.0["gpus"].as_array().map(Vec::len), Some(2), "nothing is on an unknown GPU: {report:#?}");
+    watch.until(|_| uprobe_links(memwatch) == always);
+    workload.run(&["current", "alloc d 2M", "@t alloc e 2M", "free a", "@t free b"]);
+    let report = watch.settled();
+    assert!(reported(&report, &workload).is_exact() && report.is_complete(), "records were lost: {report:#?}");
+}

@@ -106,6 +106,28 @@ pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) ->
     })
 }
 
+/// Whether NVML shows the process on several devices, and it is not known of all its threads on which of them they allocate.
+///
+/// A process attached late has such threads until one of them has shown that it has none.
+pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplaced> {
+    let unplaced = match process.ledger.knows_devices() {
+        Some(true) => None,
+        Some(false) => Some(Unplaced::Allocating),
+        None => (!process.from_start).then_some(Unplaced::Quiet),
+    };
+    let several = || devices.iter().filter(|device| device.lists(process.tgid)).nth(1).is_some();
+    unplaced.filter(|_| several())
+}
+
+/// How much it matters that threads of a process on several devices are not placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unplaced {
+    /// None has allocated yet.
+    Quiet,
+    /// One has, and its memory stands on no device.
+    Allocating,
+}
+
 /// What the driver's answers to the program say.
 enum Answer<'a> {
     /// It is this one.

@@ -195,6 +195,17 @@ pub enum Action {
 }
 
 impl Action {
+    /// Whether it allocates on the device of the calling thread's context, or may: of a stream it is often not known whose it is.
+    pub const fn is_in_context(&self) -> bool {
+        match *self {
+            Self::Allocate { kind, .. } => !matches!(kind, LinearKind::PinnedHost),
+            Self::AllocateFromPool { .. }
+            | Self::CreateArray { .. }
+            | Self::CreatePhysical { location: Location::Unknown, .. } => true,
+            _ => false,
+        }
+    }
+
     /// The bytes asked for, where the call is one whose failure means that memory was not to be had.
     pub const fn requested_bytes(&self) -> Option<u64> {
         match *self {

@@ -1,6 +1,6 @@
 //! Contexts: which device a thread allocates on, and what a teardown takes with it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::totals::DeviceRef;
 use crate::decode::Stream;
@@ -49,6 +49,10 @@ pub struct Contexts {
     views: BTreeMap<ContextHandle, Ordinal>,
     /// The device of a thread whose context was never seen, as the driver told the program.
     told: BTreeMap<Tid, Ordinal>,
+    /// Living threads that have allocated in their context.
+    allocating: BTreeSet<Tid>,
+    /// Whether any thread ever has.
+    allocated: bool,
     limits: BTreeMap<u32, u64>,
     /// Every context call of the process was seen, so reference counts are the driver's.
     complete: bool,
@@ -142,7 +146,7 @@ impl Contexts {
     }
 
     /// Whether it is known on which device the thread allocates.
-    pub fn knows_device_of(&self, tid: Tid) -> bool {
+    fn knows_device_of(&self, tid: Tid) -> bool {
         self.device_of(tid) != DeviceRef::Unknown
     }
 
@@ -150,6 +154,18 @@ impl Contexts {
     pub fn forget_thread(&mut self, tid: Tid) {
         self.threads.remove(&tid);
         self.told.remove(&tid);
+        self.allocating.remove(&tid);
+    }
+
+    /// The thread has allocated in its context.
+    pub fn allocates(&mut self, tid: Tid) {
+        self.allocating.insert(tid);
+        self.allocated = true;
+    }
+
+    /// Whether it is known of every living thread that has allocated on which device it does; `None` before any has.
+    pub fn knows_devices(&self) -> Option<bool> {
+        self.allocated.then(|| self.allocating.iter().all(|tid| self.knows_device_of(*tid)))
     }
 
     /// `cuGreenCtxCreate`: retains the primary context.

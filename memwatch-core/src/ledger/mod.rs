@@ -102,6 +102,9 @@ impl ProcessLedger {
             self.apply_failure(call);
             return;
         }
+        if call.action.is_in_context() {
+            self.contexts.allocates(call.tid);
+        }
         match call.action {
             Action::Allocate { .. }
             | Action::AllocateFromPool { .. }

@@ -5,7 +5,7 @@ use super::context::Told;
 use super::pool::Backed;
 use super::totals::{DeviceRef, DeviceTotals, Totals};
 use super::{FailedAllocation, ProcessLedger};
-use crate::words::{Ordinal, Tid};
+use crate::words::Ordinal;
 
 impl ProcessLedger {
     /// Current, peak and total bytes.
@@ -102,9 +102,9 @@ impl ProcessLedger {
         }
     }
 
-    /// Whether it is known on which device this thread allocates.
-    pub fn knows_device_of(&self, tid: Tid) -> bool {
-        self.contexts.knows_device_of(tid)
+    /// Whether it is known of every living thread that has allocated on which device it does; `None` before any has.
+    pub fn knows_devices(&self) -> Option<bool> {
+        self.contexts.knows_devices()
     }
 
     /// What the driver told the program of one of its devices, if it ever asked.

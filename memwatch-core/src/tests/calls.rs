@@ -172,6 +172,10 @@ pub(crate) fn ctx_destroy(context: u64) -> TestCall {
     call("cuCtxDestroy_v2", [context])
 }
 
+pub(crate) fn ctx_get_device(device: u32) -> TestCall {
+    call("cuCtxGetDevice", [0x7fff_0000]).out([u64::from(device), 0])
+}
+
 pub(crate) fn ctx_set_current(context: u64) -> TestCall {
     call("cuCtxSetCurrent", [context])
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use memwatch_common::probes::PROBES;
+use memwatch_common::probes::{PROBES, When};
 use memwatch_core::input::LibraryCoverage;
 use serde::Serialize;
 
@@ -96,7 +96,7 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
         missing: Vec::new(),
         coverage: LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() },
     };
-    match plan(file, version) {
+    match plan(file, version, When::Always) {
         Ok(Plan { probes, missing, build_id }) => {
             report.functions = probes.iter().map(function).collect();
             report.coverage.build_id = build_id;

@@ -229,6 +229,16 @@ impl LibraryWatch {
         self.users.iter().copied().collect()
     }
 
+    /// The files that a process has mapped now.
+    pub(crate) fn files_of(&self, tgid: u32) -> Vec<LibraryFile> {
+        self.scan.scan_process(tgid).files
+    }
+
+    /// The kernel that the probes are chosen for.
+    pub(crate) fn version(&self) -> KernelVersion {
+        self.version
+    }
+
     /// Whether a process has a library mapped now.
     pub(crate) fn is_user(&mut self, tgid: u32) -> bool {
         let uses = !self.scan.scan_process(tgid).files.is_empty();

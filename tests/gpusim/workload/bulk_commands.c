@@ -296,6 +296,16 @@ static CUresult loop_export(uint64_t count, size_t bytes)
     return result;
 }
 
+static CUresult loop_context_device(uint64_t count, size_t bytes)
+{
+    (void)bytes;
+    CUdevice ordinal;
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t index = 0; index < count && result == CUDA_SUCCESS; index++)
+        result = driver.context_device(&ordinal);
+    return result;
+}
+
 /* How many driver calls one turn of a loop makes. */
 static const struct {
     const char *function;
@@ -311,6 +321,7 @@ static const struct {
     {"cuIpcGetMemHandle", loop_ipc_get, 1},
     {"cuMemExportToShareableHandle", loop_export, 1},
     {"cuCtxSetCurrent", loop_set_context, 1},
+    {"cuCtxGetDevice", loop_context_device, 1},
 };
 
 /* loop FUNCTION COUNT [BYTES] */

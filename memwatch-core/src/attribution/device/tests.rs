@@ -1,8 +1,10 @@
 use super::*;
 use crate::decode::decode;
 use crate::input::{GpuVisibility, MigFacts, ProcessFacts, ProcessUse};
-use crate::test_calls::{ON_DEVICE, TestCall, device_get_pci_bus_id, device_get_uuid, mem_create};
-use crate::words::Ordinal;
+use crate::test_calls::{
+    ON_DEVICE, TestCall, ctx_get_device, device_get_pci_bus_id, device_get_uuid, mem_alloc, mem_create, mem_host_alloc,
+};
+use crate::words::{Ordinal, Tid};
 
 const TGID: Tgid = Tgid(7);
 
@@ -46,6 +48,24 @@ fn process(answers: &[u8]) -> Process {
         tell(&mut process, call);
     }
     process
+}
+
+#[test]
+fn a_late_process_on_two_gpus_is_asked_until_every_thread_that_allocates_has_its_device() {
+    let mut process = process(&[]);
+    let several = [gpu(1, true), gpu(2, true), gpu(3, false)];
+    assert_eq!(is_unplaced(&process, &several), Some(Unplaced::Quiet), "physical memory says itself where it is");
+    assert_eq!(is_unplaced(&process, &[gpu(1, true), gpu(2, false)]), None);
+    tell(&mut process, ctx_get_device(1).thread(8));
+    tell(&mut process, mem_alloc(0xd0, 1).thread(8));
+    assert_eq!(is_unplaced(&process, &several), None);
+    tell(&mut process, mem_alloc(0xd1, 1).thread(9));
+    assert_eq!(is_unplaced(&process, &several), Some(Unplaced::Allocating));
+    tell(&mut process, mem_host_alloc(0xd2, 1).thread(10));
+    process.ledger.end_thread(Tid(9));
+    assert_eq!(is_unplaced(&process, &several), None, "it has ended");
+    process.ledger.end_thread(Tid(8));
+    assert_eq!(is_unplaced(&process, &several), None, "nobody is left to ask");
 }
 
 fn tell(process: &mut Process, call: TestCall) {

@@ -1,8 +1,9 @@
 //! Probes onto a library file: which functions it exports, where in them the probes go, and one attach for the whole table.
 
 use std::fs::File;
+use std::num::NonZeroU32;
 
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use memwatch_common::probes::{PROBES, When};
 use memwatch_core::input::LibraryCoverage;
 use object::ReadCache;
@@ -48,12 +49,12 @@ pub(crate) enum PlanError {
     Resolve(#[from] ResolveError),
 }
 
-/// Finds the function of every row that is always probed, and chooses its site.
-pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion) -> Result<Plan, PlanError> {
+/// Finds the function of every row that is probed at such times, and chooses its site.
+pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion, when: When) -> Result<Plan, PlanError> {
     let cache = ReadCache::new(File::open(file.path()).map_err(PlanError::Open)?);
     let symbols = SymbolTable::parse(&cache)?;
     let mut plan = Plan { probes: Vec::new(), missing: Vec::new(), build_id: symbols.build_id().map(str::to_owned) };
-    for probe in PROBES.iter().filter(|probe| probe.when == When::Always) {
+    for probe in PROBES.iter().filter(|probe| probe.when == when) {
         let Some(function) = symbols.function(probe.symbol) else {
             plan.missing.push(probe.symbol);
             continue;
@@ -68,7 +69,7 @@ pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion) -> Result<Plan, Pl
 /// Attaches all rows to a file and says what is covered. Never fails: what went wrong stands in the coverage.
 pub(crate) fn attach(kernel: &mut Kernel, file: &LibraryFile, version: KernelVersion) -> LibraryCoverage {
     let mut coverage = LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() };
-    let plan = match plan(file, version) {
+    let plan = match plan(file, version, When::Always) {
         Ok(plan) => plan,
         Err(error) => {
             coverage.error = Some(chain(&error));
@@ -81,8 +82,8 @@ pub(crate) fn attach(kernel: &mut Kernel, file: &LibraryFile, version: KernelVer
         coverage.error = Some("exports none of the functions that memwatch probes".to_owned());
         return coverage;
     }
-    match attach_points(kernel, file, &plan) {
-        Ok(()) => {
+    match attach_points(kernel, file, &plan, UProbeScope::AllProcesses) {
+        Ok(_) => {
             coverage.probes_attached = plan.probes.len();
             let moved = |probe: &&PlannedProbe| matches!(probe.site.reason, SiteReason::MovedPast { .. });
             coverage.probes_moved = plan.probes.iter().filter(moved).count();
@@ -92,23 +93,66 @@ pub(crate) fn attach(kernel: &mut Kernel, file: &LibraryFile, version: KernelVer
     coverage
 }
 
-/// Attaches while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
-fn attach_points(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan) -> Result<(), String> {
+/// Probes in one process, until they are taken out of it.
+#[derive(Debug)]
+pub(crate) struct ProcessProbes(Vec<(&'static str, UProbeLinkId)>);
+
+/// Attaches the rows that are probed on demand to one process's file.
+///
+/// # Errors
+/// A sentence that says why nothing is attached.
+pub(crate) fn attach_to_process(
+    kernel: &mut Kernel,
+    file: &LibraryFile,
+    version: KernelVersion,
+    (tgid, when): (NonZeroU32, When),
+) -> Result<ProcessProbes, String> {
+    let plan = plan(file, version, when).map_err(|error| chain(&error))?;
+    if plan.probes.is_empty() {
+        return Err("exports none of these functions".to_owned());
+    }
+    attach_points(kernel, file, &plan, UProbeScope::OneProcess(tgid)).map(ProcessProbes)
+}
+
+/// Takes the probes out. A call that is inside then leaves no record and is no loss.
+///
+/// # Errors
+/// A sentence that says why a probe may still be there.
+pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), String> {
+    rearming(kernel, |kernel| {
+        let detach = |(program, link)| {
+            let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
+            loaded.detach(link).map_err(|error| chain(&error))
+        };
+        // All of them, also after one that fails.
+        probes.0.into_iter().map(detach).fold(Ok(()), Result::and)
+    })
+}
+
+type Links = Vec<(&'static str, UProbeLinkId)>;
+
+fn attach_points(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UProbeScope) -> Result<Links, String> {
+    rearming(kernel, |kernel| attach_pairs(kernel, file, plan, scope))
+}
+
+/// Changes probes while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
+fn rearming<T>(kernel: &mut Kernel, change: impl FnOnce(&mut Kernel) -> Result<T, String>) -> Result<T, String> {
     kernel.arm(0).map_err(|error| chain(&error))?;
-    let attached = attach_pairs(kernel, file, plan);
+    let changed = change(kernel);
     kernel.arm(clock::boottime_ns()).map_err(|error| chain(&error))?;
-    attached
+    changed
 }
 
 /// Entry before return, so that a return probe never fires for a call whose entry was not seen. Classic probes take milliseconds
 /// each, so there each function gets its pair at once.
-fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan) -> Result<(), String> {
+fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UProbeScope) -> Result<Links, String> {
     let (entry, leave) = kernel.mechanism.programs();
     let batch = match kernel.mechanism {
         Mechanism::UprobeMulti => plan.probes.len(),
         Mechanism::Classic => 1,
     };
     let path = file.path();
+    let mut links = Vec::new();
     for probes in plan.probes.chunks(batch) {
         for program in [entry, leave] {
             let points = probes.iter().map(|probe| UProbeAttachPoint {
@@ -116,10 +160,10 @@ fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan) -> Result<
                 cookie: Some(probe.cookie),
             });
             let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-            loaded.attach(points, &path, UProbeScope::AllProcesses).map_err(|error| chain(&error))?;
+            links.push((program, loaded.attach(points, &path, scope).map_err(|error| chain(&error))?));
         }
     }
-    Ok(())
+    Ok(links)
 }
 
 /// An error with its causes, in one line.
