@@ -258,8 +258,9 @@ mod tests {
     /// Peeked words that the decoder reads.
     const fn peeks_of(meaning: Meaning) -> usize {
         match meaning {
-            Meaning::CreatePool | Meaning::AddNode => 5,
-            Meaning::CreateArray(ArrayShape::Solid | ArrayShape::Mipmapped) => 5,
+            Meaning::CreatePool
+            | Meaning::AddNode
+            | Meaning::CreateArray(ArrayShape::Solid | ArrayShape::Mipmapped) => 5,
             Meaning::CreateArray(ArrayShape::Flat) | Meaning::AddAllocationNode => 3,
             Meaning::ExportPoolAddress | Meaning::ImportPoolAddress | Meaning::ExportAddress | Meaning::OpenAlias => 2,
             Meaning::CreatePhysical

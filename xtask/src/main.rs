@@ -8,6 +8,7 @@ mod bench;
 mod binary;
 mod child;
 mod demo;
+mod docs;
 mod gpu_check;
 mod gpusim;
 mod integration;
@@ -70,6 +71,12 @@ const TASKS: &[Task] = &[
         usage: "overhead [--rounds N] [--pairs N]",
         summary: "measure what watching costs per driver call and write docs/overhead.md",
         run: bench::task,
+    },
+    Task {
+        name: "docs",
+        usage: "",
+        summary: "write the documents that are made from code: docs/probes.md",
+        run: docs::task,
     },
     Task {
         name: "gpu-check",

@@ -2,6 +2,7 @@
 
 use crate::args::Args;
 use crate::binary;
+use crate::docs;
 use crate::integration;
 use crate::repo::{self, Profile, Repo};
 use crate::run::{pinned, run};
@@ -37,6 +38,7 @@ const STEPS: &[Step] = &[
     Step { name: "tools", part: "", run: |session| setup::tools(session.repo) },
     Step { name: "format", part: "fmt", run: format },
     Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
+    Step { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
     Step { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
     Step { name: "clippy, kernel half", part: "clippy", run: clippy_kernel_half },
     Step { name: "clippy, user half", part: "clippy", run: clippy_user_half },
