@@ -9,6 +9,7 @@ mod binary;
 mod child;
 mod demo;
 mod docs;
+mod fuzz;
 mod gpu_check;
 mod gpusim;
 mod integration;
@@ -63,7 +64,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is fmt, tidy, clippy, unit or integration, FILTER a test's name",
+        summary: "all checks; PART is fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
         run: suite::task,
     },
     Task {
@@ -77,6 +78,12 @@ const TASKS: &[Task] = &[
         usage: "",
         summary: "write the documents that are made from code: docs/probes.md",
         run: docs::task,
+    },
+    Task {
+        name: "fuzz",
+        usage: "[TARGET] [SECONDS|FILE]",
+        summary: "arbitrary bytes into what memwatch reads, a minute each; FILE repeats an input that failed",
+        run: fuzz::task,
     },
     Task {
         name: "gpu-check",
