@@ -1,5 +1,7 @@
 //! What to capture of a call: one plan per probe, packed into the uprobe's 64-bit attach cookie.
 
+mod words;
+
 pub(crate) const NO_ARGUMENT: u8 = 0xF;
 
 /// What to copy of one call besides its registers, status and times.

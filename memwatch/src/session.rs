@@ -40,6 +40,9 @@ const RHYTHM: Duration = Duration::from_millis(20);
 /// `/proc/PID/stat` tells a start to 10 ms, cut off: two readings of one start differ by less.
 const START_RESOLUTION_NS: u64 = 20_000_000;
 
+/// As many calls are taken in together; more gains nothing.
+const TOGETHER: usize = 64;
+
 /// What to watch, and how.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
@@ -194,10 +197,21 @@ impl Session {
             log.flush();
         }
         let Self { ring, pipeline, processes, libraries, targets, .. } = self;
-        ring.drain(|record| match record {
-            Ok(record) => feed(pipeline, processes, libraries, targets, record),
-            Err(_) => pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
+        let mut calls = Vec::with_capacity(TOGETHER);
+        ring.drain(|record| {
+            let call = if let Ok(Record::Call(call)) = record { Some(call) } else { None };
+            calls.extend(call);
+            if call.is_none() || calls.len() == TOGETHER {
+                pipeline.step_calls(&calls);
+                calls.clear();
+            }
+            match record {
+                Ok(Record::Call(_)) => {}
+                Ok(record) => feed(pipeline, processes, libraries, targets, record),
+                Err(_) => pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
+            }
         });
+        pipeline.step_calls(&calls);
     }
 
     /// Looks for libraries that have appeared, and for threads whose device is not known.

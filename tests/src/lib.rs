@@ -8,6 +8,7 @@ pub mod kernel_maps;
 pub mod ledger;
 pub mod mounts;
 pub mod oracle;
+pub mod real_drivers;
 pub mod report;
 pub mod scenarios;
 

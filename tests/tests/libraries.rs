@@ -355,3 +355,32 @@ fn a_library_replaced_under_the_watch_leaves_the_old_jobs_watched_and_the_new_on
     watch.until(|report| paths(report).iter().filter(|path| **path == text(&file)).count() == 2);
     assert_counted_once(&gpu, &mut watch, &mut [&mut old, &mut new]);
 }
+
+#[test]
+fn exports_of_a_driver_that_this_version_does_not_know_are_named_by_the_doctor() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let unknown = |gpu: &Gpu| {
+        let outcome = gpu.run_memwatch(&["doctor", "--json"]);
+        outcome.assert_ended_with(0, &[]);
+        let report = Report::parse(&outcome.stdout);
+        let libraries = report.json()["data"]["libraries"].as_array().expect("libraries").clone();
+        let own = libraries.into_iter().find(|library| library["path"] == text(&gpu.libcuda()));
+        own.expect("the named library is examined")["unknown_exports"].clone()
+    };
+    assert_eq!(unknown(&gpu), Value::Array(Vec::new()));
+
+    // A newer driver, as far as names go: one that is known becomes one that is not.
+    let mut library = fs::read(gpu.libcuda()).expect("the copy of the driver library");
+    let (known, new) = (b"\0cuMemAdvise\0", b"\0cuMemAddNew\0");
+    let places: Vec<usize> =
+        (0..library.len() - known.len()).filter(|place| library[*place..].starts_with(known)).collect();
+    assert!(!places.is_empty(), "the simulated driver exports cuMemAdvise");
+    for place in places {
+        library[place..place + new.len()].copy_from_slice(new);
+    }
+    fs::write(gpu.libcuda(), library).expect("the copy of the driver library");
+    assert_eq!(unknown(&gpu), Value::Array(vec!["cuMemAddNew".into()]));
+    let words = gpu.run_memwatch(&["doctor"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    let sentence = "1 export of this driver unknown to this version: cuMemAddNew; totals may miss what it allocates";
+    assert!(words.contains(sentence), "{words}");
+}

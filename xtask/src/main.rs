@@ -8,6 +8,8 @@ mod bench;
 mod binary;
 mod child;
 mod demo;
+mod docs;
+mod fuzz;
 mod gpu_check;
 mod gpusim;
 mod integration;
@@ -62,14 +64,26 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is fmt, tidy, clippy, unit or integration, FILTER a test's name",
+        summary: "all checks; PART is fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
         run: suite::task,
     },
     Task {
         name: "bench",
-        usage: "overhead [--rounds N] [--pairs N]",
-        summary: "measure what watching costs per driver call and write docs/overhead.md",
+        usage: "overhead|ledger [--rounds N] [--pairs N]",
+        summary: "measure what watching costs per driver call, or a record in the ledger, and write docs/overhead.md",
         run: bench::task,
+    },
+    Task {
+        name: "docs",
+        usage: "",
+        summary: "write the documents that are made from code: docs/probes.md",
+        run: docs::task,
+    },
+    Task {
+        name: "fuzz",
+        usage: "[TARGET] [SECONDS|FILE]",
+        summary: "arbitrary bytes into what memwatch reads, a minute each; FILE repeats an input that failed",
+        run: fuzz::task,
     },
     Task {
         name: "gpu-check",

@@ -2,6 +2,8 @@
 
 use crate::args::Args;
 use crate::binary;
+use crate::docs;
+use crate::fuzz;
 use crate::integration;
 use crate::repo::{self, Profile, Repo};
 use crate::run::{pinned, run};
@@ -37,10 +39,12 @@ const STEPS: &[Step] = &[
     Step { name: "tools", part: "", run: |session| setup::tools(session.repo) },
     Step { name: "format", part: "fmt", run: format },
     Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
+    Step { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
     Step { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
     Step { name: "clippy, kernel half", part: "clippy", run: clippy_kernel_half },
     Step { name: "clippy, user half", part: "clippy", run: clippy_user_half },
     Step { name: "unit tests", part: "unit", run: unit_tests },
+    Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
     Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(&[Package::PythonVenv]) },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
@@ -116,14 +120,22 @@ fn clippy_kernel_half(session: &mut Session<'_>) -> Result<()> {
 }
 
 fn clippy_user_half(session: &mut Session<'_>) -> Result<()> {
+    // To check the fuzz targets, libFuzzer need not be compiled.
     run(pinned(session.repo, "cargo")
-        .args(["clippy", "--workspace", "--exclude", "memwatch-ebpf", "--all-targets", "--quiet"])
+        .args(["clippy", "--package", "memwatch-fuzz", "--no-default-features", "--all-targets", "--quiet"])
+        .args(["--", "-D", "warnings"]))?;
+    run(pinned(session.repo, "cargo")
+        .args(["clippy", "--workspace", "--exclude", "memwatch-ebpf", "--exclude", "memwatch-fuzz"])
+        .args(["--all-targets", "--quiet"])
         .args(["--", "-D", "warnings"]))
 }
 
 fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     let mut cargo = pinned(session.repo, "cargo");
-    cargo.args(["test", "--workspace", "--exclude", "memwatch-ebpf", "--exclude", "memwatch-tests"]);
+    cargo.args(["test", "--workspace"]);
+    for package in ["memwatch-ebpf", "memwatch-fuzz", "memwatch-tests"] {
+        cargo.args(["--exclude", package]);
+    }
     cargo.args(&session.filter);
     run_tests(&mut cargo, &mut session.closing_lines)
 }

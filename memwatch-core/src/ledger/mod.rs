@@ -15,6 +15,7 @@ pub mod activity;
 pub mod alias;
 mod anchor;
 pub mod context;
+mod foresee;
 mod grants;
 pub mod graph;
 pub mod pool;

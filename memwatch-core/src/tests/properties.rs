@@ -76,6 +76,28 @@ proptest! {
     }
 
     #[test]
+    fn calls_taken_in_together_are_calls_taken_in_one_by_one(
+        first in steps(),
+        second in steps(),
+        turns in vec(any::<bool>(), 0..200),
+        together in 1..70_usize,
+    ) {
+        let mixed = interleave(&records(TGIDS[0], 2, &first), &records(TGIDS[1], 3, &second), &turns);
+        let (mut one_by_one, mut in_batches) = (Pipeline::new(true), Pipeline::new(true));
+        let mut calls = Vec::new();
+        for input in mixed {
+            if let Input::Record(Record::Call(call)) = &input {
+                calls.push(*call);
+            }
+            one_by_one.step(input);
+        }
+        for batch in calls.chunks(together) {
+            in_batches.step_calls(batch);
+        }
+        prop_assert_eq!(format!("{:#?}", one_by_one.snapshot()), format!("{:#?}", in_batches.snapshot()));
+    }
+
+    #[test]
     fn the_order_across_processes_does_not_matter(
         first in steps(),
         second in steps(),

@@ -12,6 +12,7 @@ use super::nvml::Traces;
 use super::permission::{security_module_line, ways};
 use super::privilege::{CHECKPOINT_RESTORE, DAC_READ_SEARCH, Privilege, SYS_PTRACE};
 use crate::sources::kernel::attach::{Plan, PlannedProbe, attach, chain, plan};
+use crate::sources::kernel::exports::{Export, LeftOut as LeftOutExport};
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::kernel::site::{KernelVersion, SiteReason};
 use crate::sources::library::{Discovery, LeftOut, LeftOutReason, LibraryFile, LibraryScan};
@@ -50,6 +51,11 @@ pub(super) struct LibraryReport {
     pub(super) functions: Vec<FunctionReport>,
     /// The functions of the table that it does not export.
     pub(super) missing: Vec<MissingFunction>,
+    /// Exports that deal with memory and are neither in the table nor known to be none of its concern.
+    pub(super) unknown_exports: Vec<String>,
+    /// Exports that are not probed on purpose: why, and how many.
+    #[serde(skip)]
+    pub(super) left_out_exports: BTreeMap<LeftOutExport, usize>,
 }
 
 /// One function and where its probes go.
@@ -94,10 +100,13 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
         tgids: file.mapped_by.clone(),
         functions: Vec::new(),
         missing: Vec::new(),
+        unknown_exports: Vec::new(),
+        left_out_exports: BTreeMap::new(),
         coverage: LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() },
     };
     match plan(file, version, When::Always) {
-        Ok(Plan { probes, missing, build_id }) => {
+        Ok(Plan { probes, missing, exports, build_id }) => {
+            report.sort_exports(exports);
             report.functions = probes.iter().map(function).collect();
             report.coverage.build_id = build_id;
             let since = |symbol| PROBES.iter().find(|probe| probe.symbol == symbol).map_or("", |probe| probe.since);
@@ -116,6 +125,18 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
     report
 }
 
+impl LibraryReport {
+    fn sort_exports(&mut self, exports: Vec<(String, Export)>) {
+        for (name, export) in exports {
+            match export {
+                Export::Probed => {}
+                Export::LeftOut(reason) => *self.left_out_exports.entry(reason).or_default() += 1,
+                Export::Unknown => self.unknown_exports.push(name),
+            }
+        }
+    }
+}
+
 fn function(probe: &PlannedProbe) -> FunctionReport {
     let site = &probe.site;
     let known = !matches!(site.reason, SiteReason::UnsupportedMachine | SiteReason::CodeUnknown);
@@ -132,6 +153,7 @@ impl Libraries {
     /// The judgements on every file, and on what could not be seen.
     pub(super) fn checks(&self, privilege: &Privilege, verbose: bool) -> Vec<Check> {
         let mut checks: Vec<Check> = self.files.iter().map(|file| judge_file(file, verbose)).collect();
+        checks.extend(self.files.iter().filter_map(|file| judge_exports(file, verbose)));
         checks.extend(self.left_out.iter().map(|left_out| judge_left_out(left_out, privilege)));
         checks.push(judge_processes(self.processes, self.processes_denied, privilege));
         checks
@@ -216,7 +238,29 @@ fn judge_file(file: &LibraryReport, verbose: bool) -> Check {
             .details
             .push(format!("missing though the driver has newer ones, so calls may go unseen: {}", listed(&odd, shown)));
     }
+    check.details.extend(left_out_exports(file).filter(|_| verbose));
     check
+}
+
+/// A driver newer than memwatch has ways to allocate that nobody here knows.
+fn judge_exports(file: &LibraryReport, verbose: bool) -> Option<Check> {
+    let unknown = file.unknown_exports.len();
+    let shown = if verbose { usize::MAX } else { NAMES_SHOWN };
+    let (exports, they) = if unknown == 1 { ("export", "it allocates") } else { ("exports", "they allocate") };
+    let fact = format!(
+        "{}: {unknown} {exports} of this driver unknown to this version: {}; totals may miss what {they}",
+        file.coverage.path,
+        listed(&file.unknown_exports, shown)
+    );
+    let fix = "use a newer memwatch, where there is one";
+    (unknown > 0).then(|| Check::new(Topic::Driver, "exports", State::Degraded, fact).fix(fix))
+}
+
+/// How many exports are not probed, and why.
+fn left_out_exports(file: &LibraryReport) -> Option<String> {
+    let reasons = file.left_out_exports.iter().map(|(reason, number)| format!("{number} {}", reason.words()));
+    let reasons: Vec<String> = reasons.collect();
+    (!reasons.is_empty()).then(|| format!("not probed on purpose: {}", reasons.join(", ")))
 }
 
 /// The first names, and how many more there are.

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use memwatch_core::input::LibraryCoverage;
 
 use super::library::{FunctionReport, LibraryReport, MissingFunction};
@@ -7,6 +9,7 @@ use super::{
     Barrier, Check, Diagnosis, DoctorOptions, Exit, Libraries, NvmlReport, State, Topic, Traces, believe_trial,
     examine, nvml, permission,
 };
+use crate::sources::kernel::exports::LeftOut;
 
 const RELEASE: &str = "6.18.0";
 
@@ -36,6 +39,8 @@ pub(super) fn library() -> LibraryReport {
         tgids: vec![7, 9],
         functions: vec![function("cuMemAlloc_v2", 10), function("cuMemFree_v2", 10)],
         missing: vec![MissingFunction { symbol: "cuCtxCreate_v4", since: "12.5" }],
+        unknown_exports: Vec::new(),
+        left_out_exports: BTreeMap::from([(LeftOut::Reads, 7), (LeftOut::Legacy, 2)]),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements that go into the documents.
 
+mod ledger;
 mod overhead;
 mod report;
 mod watcher;
@@ -9,10 +10,16 @@ use crate::args::Args;
 use crate::repo::Repo;
 use anyhow::{Result, bail};
 
-/// `cargo xtask bench overhead`.
+/// Where the measurements stand.
+const DOCUMENT: &str = "docs/overhead.md";
+
+/// `cargo xtask bench`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     match args.word().as_deref() {
         Some("overhead") => overhead::task(repo, args),
-        _ => bail!("there is one benchmark: cargo xtask bench overhead [--rounds N] [--pairs N]"),
+        Some("ledger") => ledger::task(repo, args),
+        _ => bail!(
+            "there are two: cargo xtask bench overhead [--rounds N] [--pairs N], cargo xtask bench ledger [--rounds N]"
+        ),
     }
 }

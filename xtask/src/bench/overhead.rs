@@ -2,6 +2,7 @@
 //!
 //! All modes take turns within one run of one workload process, so that a slow minute of the machine hits all alike.
 
+use super::DOCUMENT;
 use super::report::{self, Measurement};
 use super::watcher::{MODES, Watcher};
 use super::workload::Workload;
@@ -43,7 +44,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     }
     let text = report::text(&measurements, rounds, pairs)?;
     println!("{text}");
-    report::update(&repo.path("docs/overhead.md"), &text)
+    report::update(&repo.path(DOCUMENT), &report::OVERHEAD, &text)
 }
 
 /// One shape: `rounds` rounds of every mode in turn.

@@ -9,28 +9,22 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-const BEGIN: &str = "<!-- measured: begin (cargo xtask bench overhead writes what follows) -->\n";
-const END: &str = "<!-- measured: end -->\n";
-/// The document when there is none yet.
-const EMPTY: &str = "\
-# What watching costs
+/// A measured part of the document, between two markers.
+pub(super) struct Part {
+    begin: &'static str,
+    end: &'static str,
+}
 
-`cargo xtask bench overhead` measures this on the machine it runs on, with the simulated driver, whose functions begin
-as the real driver's do (`cmp first`: the first instruction compares a flag in memory, which the kernel cannot
-emulate; `push first`: it saves a register, which the kernel can). A program allocates and frees in a loop; the time
-of the loop is divided by its calls, of which every round has two per pair: `cuMemAlloc_v2` and `cuMemFree_v2`. All
-modes take turns in one run, on one process.
-
-* **no probe**: nobody watches.
-* **bare uprobe and uretprobe**: bpftrace with an empty body at entry and return of both functions, all at the
-  function's first byte: what the kernel's mechanism costs when nothing is done with it.
-* **memwatch**: `memwatch --pid … --json -i 1`, everything on that is on by default.
-* **bpftrace, same job**: a script that notes size and out-pointer at entry, reads the address at return, keeps a map
-  of live allocations and the live bytes of the process, and looks the address up on free.
-
-*added* is the time per call above *no probe*.
-
-";
+/// What watching costs per driver call.
+pub(super) const OVERHEAD: Part = Part {
+    begin: "<!-- measured: begin (cargo xtask bench overhead writes what follows) -->\n",
+    end: "<!-- measured: end -->\n",
+};
+/// What taking a record in costs.
+pub(super) const LEDGER: Part = Part {
+    begin: "<!-- ledger: begin (cargo xtask bench ledger writes what follows) -->\n",
+    end: "<!-- ledger: end -->\n",
+};
 
 /// One mode on one shape of the driver's functions.
 pub(super) struct Measurement {
@@ -72,7 +66,8 @@ impl Measurement {
 /// # Errors
 /// When the machine does not say what it is.
 pub(super) fn text(measurements: &[Measurement], rounds: u64, pairs: u64) -> Result<String> {
-    let mut text = machine()?;
+    let bpftrace = first_line(Command::new("bpftrace").arg("--version"))?;
+    let mut text = format!("{}, {bpftrace}.\n", machine()?);
     write!(text, "{rounds} rounds of {pairs} pairs; nanoseconds per call.\n\n")?;
     let mut table =
         Table::new(&["functions begin with", "watched by", "min", "median", "added (min)", "added (median)"]);
@@ -126,7 +121,11 @@ fn shapes(measurements: &[Measurement]) -> Vec<&'static str> {
     shapes
 }
 
-fn machine() -> Result<String> {
+/// When and where.
+///
+/// # Errors
+/// When the machine does not say what it is.
+pub(super) fn machine() -> Result<String> {
     let information = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
     let model = information
         .lines()
@@ -135,33 +134,29 @@ fn machine() -> Result<String> {
     let processors = std::thread::available_parallelism().context("cannot count processors")?;
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's version")?;
     let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
-    let bpftrace = first_line(Command::new("bpftrace").arg("--version"))?;
     let is_virtual = information.lines().any(|line| line.starts_with("flags") && line.contains(" hypervisor"));
     let kind = if is_virtual { "virtual machine" } else { "bare machine" };
-    Ok(format!("{date}: {model}, {processors} processors, {kind}, Linux {}, {bpftrace}.\n", kernel.trim()))
+    Ok(format!("{date}: {model}, {processors} processors, {kind}, Linux {}", kernel.trim()))
 }
 
-/// Replaces what stands between the markers of the document; makes the document when there is none.
+/// Replaces what stands between the markers of a part.
 ///
 /// # Errors
-/// When it cannot be read or written, or has lost its markers.
-pub(super) fn update(document: &Path, measured: &str) -> Result<()> {
-    let old = if document.exists() {
-        fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?
-    } else {
-        format!("{EMPTY}{BEGIN}{END}")
-    };
-    let new = replaced(&old, measured).with_context(|| format!("{}", document.display()))?;
+/// When the document cannot be read or written, or has lost its markers.
+pub(super) fn update(document: &Path, part: &Part, measured: &str) -> Result<()> {
+    let old = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
+    let new = replaced(&old, part, measured).with_context(|| format!("{}", document.display()))?;
     fs::write(document, new).with_context(|| format!("cannot write {}", document.display()))?;
     eprintln!("written into {}", document.display());
     Ok(())
 }
 
-fn replaced(old: &str, measured: &str) -> Result<String> {
-    let (Some(begin), Some(end)) = (old.find(BEGIN), old.find(END)) else {
-        bail!("the markers of the measured part are gone: {}{}", BEGIN, END.trim_end());
+fn replaced(old: &str, part: &Part, measured: &str) -> Result<String> {
+    let Part { begin, end } = part;
+    let (Some(from), Some(to)) = (old.find(begin), old.find(end)) else {
+        bail!("the markers of the measured part are gone: {}{}", begin, end.trim_end());
     };
-    Ok(format!("{}{BEGIN}\n{}\n\n{}", &old[..begin], measured.trim(), &old[end..]))
+    Ok(format!("{}{begin}\n{}\n\n{}", &old[..from], measured.trim(), &old[to..]))
 }
 
 #[cfg(test)]
@@ -190,9 +185,11 @@ mod tests {
 
     #[test]
     fn only_the_measured_part_of_the_document_changes() {
-        let first = replaced(&format!("before\n{BEGIN}{END}after\n"), "one").unwrap();
-        let second = replaced(&first, "two").unwrap();
-        assert_eq!(second, format!("before\n{BEGIN}\ntwo\n\n{END}after\n"));
-        assert!(replaced("no markers", "x").is_err());
+        let Part { begin, end } = OVERHEAD;
+        let old = format!("before\n{begin}{end}between\n{}{}after\n", LEDGER.begin, LEDGER.end);
+        let first = replaced(&old, &OVERHEAD, "one").unwrap();
+        let second = replaced(&first, &OVERHEAD, "two").unwrap();
+        assert_eq!(second, old.replace(end, &format!("\ntwo\n\n{end}")));
+        assert!(replaced("no markers", &OVERHEAD, "x").is_err());
     }
 }

@@ -11,6 +11,8 @@ use std::process::Command;
 pub(crate) enum Package {
     /// A C compiler and libc headers: links every Rust program, compiles the simulated GPU.
     CCompiler,
+    /// A C++ compiler: the fuzz targets contain libFuzzer.
+    CxxCompiler,
     /// `python3 -m venv`: the simulated GPU's PyTorch lives in virtual environments.
     PythonVenv,
     /// The program that `bench overhead` compares memwatch with.
@@ -22,6 +24,7 @@ impl Package {
     fn names(self) -> &'static [&'static str] {
         match self {
             Self::CCompiler => &["gcc", "libc6-dev"],
+            Self::CxxCompiler => &["g++"],
             Self::PythonVenv => &["python3-venv"],
             Self::Bpftrace => &["bpftrace"],
         }
@@ -31,6 +34,7 @@ impl Package {
     fn probe(self) -> &'static [&'static str] {
         match self {
             Self::CCompiler => &["cc", "-include", "stdio.h", "-E", "-x", "c", "/dev/null"],
+            Self::CxxCompiler => &["c++", "-include", "vector", "-E", "-x", "c++", "/dev/null"],
             Self::PythonVenv => &["python3", "-c", "import venv, ensurepip"],
             Self::Bpftrace => &["bpftrace", "--version"],
         }

@@ -4,7 +4,7 @@ use super::super::privilege::tests::{root, user};
 use super::super::tests::library;
 use super::{
     Barrier, FunctionReport, LeftOut, LeftOutReason, Libraries, LibraryReport, MissingFunction, State, count, examine,
-    judge_file, judge_left_out, judge_processes, listed,
+    judge_exports, judge_file, judge_left_out, judge_processes, listed,
 };
 
 fn details(file: &LibraryReport, verbose: bool) -> String {
@@ -162,4 +162,32 @@ fn a_named_file_that_is_no_driver_is_reported_and_not_fatal() {
 fn numbers_and_nouns_agree() {
     let texts = [count(0, "file"), count(1, "process"), count(2, "process"), count(3, "GPU")];
     assert_eq!(texts, ["0 files", "1 process", "2 processes", "3 GPUs"]);
+}
+
+#[test]
+fn exports_that_nobody_knows_are_named_with_what_they_may_cost() {
+    let mut file = library();
+    assert_eq!(judge_exports(&file, false), None);
+    file.unknown_exports = vec!["cuMemAllocNew".to_owned()];
+    let check = judge_exports(&file, false).expect("a fact");
+    assert_eq!(
+        (check.state, check.fact.as_str()),
+        (
+            State::Degraded,
+            "/usr/lib/libcuda.so.1: 1 export of this driver unknown to this version: cuMemAllocNew; totals may miss what it allocates"
+        )
+    );
+    file.unknown_exports = (0..10).map(|number| format!("cuMemNew{number}")).collect();
+    let many = judge_exports(&file, false).expect("a fact").fact;
+    assert!(
+        many.contains("10 exports") && many.contains("and 2 more") && many.ends_with("what they allocate"),
+        "{many}"
+    );
+    assert!(judge_exports(&file, true).expect("a fact").fact.contains("cuMemNew9"));
+}
+
+#[test]
+fn why_exports_are_not_probed_is_for_those_who_ask() {
+    let line = "not probed on purpose: 7 only read, 2 legacy forms";
+    assert!(details(&library(), true).contains(line) && !details(&library(), false).contains(line));
 }

@@ -8,6 +8,7 @@ use memwatch_common::probes::{PROBES, When};
 use memwatch_core::input::LibraryCoverage;
 use object::ReadCache;
 
+use super::exports::{Export, classify};
 use super::load::{Kernel, Mechanism, uprobe};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
@@ -34,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) probes: Vec<PlannedProbe>,
     /// Rows it does not export: the driver is older than they are.
     pub(crate) missing: Vec<&'static str>,
+    /// What is known of its exports that deal with memory.
+    pub(crate) exports: Vec<(String, Export)>,
     /// GNU build id, if it has one.
     pub(crate) build_id: Option<String>,
 }
@@ -53,7 +56,12 @@ pub(crate) enum PlanError {
 pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion, when: When) -> Result<Plan, PlanError> {
     let cache = ReadCache::new(File::open(file.path()).map_err(PlanError::Open)?);
     let symbols = SymbolTable::parse(&cache)?;
-    let mut plan = Plan { probes: Vec::new(), missing: Vec::new(), build_id: symbols.build_id().map(str::to_owned) };
+    let mut plan = Plan {
+        probes: Vec::new(),
+        missing: Vec::new(),
+        exports: symbols.names().filter_map(|name| Some((name.to_owned(), classify(name)?))).collect(),
+        build_id: symbols.build_id().map(str::to_owned),
+    };
     for probe in PROBES.iter().filter(|probe| probe.when == when) {
         let Some(function) = symbols.function(probe.symbol) else {
             plan.missing.push(probe.symbol);

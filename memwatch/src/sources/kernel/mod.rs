@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod books;
 pub(crate) mod btf;
+pub(crate) mod exports;
 pub(crate) mod load;
 pub(crate) mod losses;
 pub(crate) mod resolve;

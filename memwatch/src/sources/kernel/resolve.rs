@@ -110,6 +110,11 @@ impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
         self.functions.get(name).copied()
     }
 
+    /// The names of all exported functions, in alphabetical order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'data str> {
+        self.functions.keys().copied()
+    }
+
     /// The machine code of a function, whole.
     ///
     /// Empty when the symbol names no size, when the function is longer than

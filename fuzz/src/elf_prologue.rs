@@ -1,0 +1,77 @@
+//! A driver library as anybody may put one there, and the first instructions of a function.
+//!
+//! The first byte says which: even, the rest is a file; odd, the rest is a function's code.
+
+use std::io::Cursor;
+
+use memwatch_common::probes::PROBES;
+use object::ReadCache;
+
+use crate::sources::kernel::resolve::{Machine, SymbolTable};
+use crate::sources::kernel::site::{KernelVersion, Site, SiteReason, select};
+
+const ADDRESS: u64 = 0x12_3450;
+/// Before and after each change of what the kernel emulates.
+const KERNELS: [KernelVersion; 5] = [
+    KernelVersion { major: 0, minor: 0 },
+    KernelVersion { major: 5, minor: 15 },
+    KernelVersion { major: 6, minor: 15 },
+    KernelVersion { major: 6, minor: 18 },
+    KernelVersion { major: 7, minor: 0 },
+];
+
+/// Resolves the table in the bytes, or selects a site in them.
+///
+/// # Panics
+/// When two readings of one file differ, or a site lies where none may.
+pub fn run(data: &[u8]) {
+    match data.split_first() {
+        Some((selector, file)) if selector % 2 == 0 => resolve(file),
+        Some((_, code)) => sites(code, ADDRESS, Machine::X86_64),
+        None => {}
+    }
+}
+
+fn resolve(file: &[u8]) {
+    let whole = SymbolTable::parse(file);
+    let cache = ReadCache::new(Cursor::new(file));
+    let in_parts = SymbolTable::parse(&cache);
+    let (whole, in_parts) = match (whole, in_parts) {
+        (Ok(whole), Ok(in_parts)) => (whole, in_parts),
+        (whole, in_parts) => {
+            assert_eq!(whole.err(), in_parts.err(), "one file, two readers");
+            return;
+        }
+    };
+    assert_eq!(whole.build_id(), in_parts.build_id());
+    for probe in PROBES {
+        let location = whole.function(probe.symbol);
+        assert_eq!(location, in_parts.function(probe.symbol), "{}", probe.symbol);
+        if let Some(location) = location {
+            let length = u64::try_from(file.len()).expect("a file in memory");
+            assert!(location.file_offset < length, "{}: {location:?}", probe.symbol);
+            let code = whole.code(&location);
+            assert_eq!(code, in_parts.code(&location), "{}", probe.symbol);
+            sites(code, location.address, whole.machine());
+        }
+    }
+}
+
+fn sites(code: &[u8], address: u64, machine: Machine) {
+    let mut moved: Option<Site> = None;
+    for kernel in KERNELS {
+        let site = select(code, address, machine, kernel);
+        let length = u64::try_from(code.len()).expect("code in memory");
+        assert!(site.offset_in_function == 0 || site.offset_in_function < length, "{site:?}");
+        match site.reason {
+            SiteReason::MovedPast { instructions } => {
+                assert!(instructions > 0 && site.offset_in_function > 0 && site.emulated, "{site:?}");
+                let before = moved.replace(site.clone());
+                // A newer kernel emulates more, so the walk ends no later.
+                assert!(before.is_none_or(|before| site.offset_in_function <= before.offset_in_function), "{site:?}");
+            }
+            SiteReason::EntryEmulated => assert!(site.offset_in_function == 0 && site.emulated, "{site:?}"),
+            _ => assert!(site.offset_in_function == 0 && !site.emulated, "{site:?}"),
+        }
+    }
+}

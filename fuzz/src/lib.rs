@@ -1,0 +1,10 @@
+//! What each fuzz target does with its bytes, and what must hold whatever they are.
+//!
+//! memwatch itself is a program, so the files under test are compiled into this crate from where they lie.
+
+pub mod decode_record;
+pub mod elf_prologue;
+mod history;
+pub mod ledger_ops;
+pub mod proc_files;
+mod sources;

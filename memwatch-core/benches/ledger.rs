@@ -1,0 +1,203 @@
+//! How many records a second one core decodes and applies, and what a live allocation takes in RAM.
+//!
+//! A process of four threads with a context frees an allocation at random and makes another, over and over, with a given number of
+//! allocations live. Records are taken from bytes, as from the ring. Freed addresses come again, in any
+//! order: a driver that gives the latest one first is kinder to caches. The sizes take turns within every round, so that a slow moment of
+//! the machine hits all alike. One line of JSON per number of live allocations.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use memwatch_common::probes::PROBES;
+use memwatch_common::record::{CALL_RECORD_BYTES, CallRecord, Record, RecordKind};
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+
+const TGID: u32 = 100;
+const THREADS: u64 = 4;
+const CONTEXT: u64 = 0x55aa_0000;
+/// Records per round and size, half of them frees.
+const RECORDS: usize = 1 << 20;
+/// Records that are taken in together.
+const BATCH: usize = 64;
+/// As many as one fetch from the ring may bring.
+const CHUNK: usize = 1 << 10;
+const ADDRESS: u64 = 0x7f00_0000_0000;
+/// The driver's smallest distance between two allocations.
+const SPACING: u64 = 512;
+
+/// Counts the bytes that are allocated.
+struct Counting;
+
+static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise is the one asked for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the pointer came from `alloc`, which took it from the system.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// A pipeline with allocations in it, and what its program will do next.
+struct Program {
+    pipeline: Pipeline,
+    live: Vec<u64>,
+    /// Addresses that nothing lives at: an eighth more than live.
+    free: Vec<u64>,
+    now_ns: u64,
+    random: u64,
+    per_record_ns: Vec<f64>,
+    bytes_per_live: f64,
+}
+
+fn main() {
+    let mut sizes = vec![1_000_usize, 100_000, 10_000_000];
+    let mut rounds = 9;
+    // `--live N` measures one size, `--rounds N` so often; whatever else cargo passes is not ours.
+    let words: Vec<String> = std::env::args().collect();
+    let number = |name: &str| {
+        let place = words.iter().position(|word| word == name)?;
+        words.get(place + 1)?.parse::<usize>().ok()
+    };
+    if let Some(live) = number("--live") {
+        sizes = vec![live];
+    }
+    rounds = number("--rounds").unwrap_or(rounds);
+    let mut programs: Vec<Program> = sizes.into_iter().map(Program::new).collect();
+    for _ in 0..rounds {
+        programs.iter_mut().for_each(Program::measure);
+    }
+    for program in &mut programs {
+        program.per_record_ns.sort_by(f64::total_cmp);
+        println!(
+            r#"{{"live":{},"min_ns":{:.1},"median_ns":{:.1},"bytes_per_live":{:.1}}}"#,
+            program.live.len(),
+            program.per_record_ns[0],
+            program.per_record_ns[rounds / 2],
+            program.bytes_per_live
+        );
+    }
+}
+
+impl Program {
+    fn new(live: usize) -> Self {
+        let mut program = Self {
+            pipeline: Pipeline::new(false),
+            live: Vec::with_capacity(live),
+            free: (0_u64..).take(live + live / 8 + 8).map(|place| ADDRESS + place * SPACING).collect(),
+            now_ns: 1_000_000_000,
+            random: 0x9e37_79b9_7f4a_7c15,
+            per_record_ns: Vec::new(),
+            bytes_per_live: 0.0,
+        };
+        program.pipeline.step(Input::Attached { time_ns: 1 });
+        let mut bytes = Vec::new();
+        program.write(&mut bytes, "cuDevicePrimaryCtxRetain", [0x7fff_0000, 0], CONTEXT);
+        for _ in 0..THREADS {
+            program.write(&mut bytes, "cuCtxSetCurrent", [CONTEXT, 0], 0);
+        }
+        feed(&mut program.pipeline, &bytes);
+        let before = HELD_BYTES.load(Ordering::Relaxed);
+        for _ in 0..live {
+            bytes.clear();
+            program.allocate(&mut bytes);
+            feed(&mut program.pipeline, &bytes);
+        }
+        let held = HELD_BYTES.load(Ordering::Relaxed) - before;
+        program.bytes_per_live =
+            f64::from(u32::try_from(held).unwrap_or(u32::MAX)) / f64::from(u32::try_from(live).unwrap_or(1));
+        program
+    }
+
+    /// One round: the records are written beforehand, only their way through the pipeline is timed.
+    fn measure(&mut self) {
+        let mut bytes = Vec::with_capacity(RECORDS * CALL_RECORD_BYTES);
+        for _ in 0..RECORDS / 2 {
+            let place = self.place_in(self.live.len());
+            let address = self.live.swap_remove(place);
+            self.write(&mut bytes, "cuMemFree_v2", [address, 0], 0);
+            self.allocate(&mut bytes);
+            self.free.push(address);
+        }
+        let begin = Instant::now();
+        for batch in bytes.chunks(CHUNK * CALL_RECORD_BYTES) {
+            feed(&mut self.pipeline, batch);
+        }
+        self.per_record_ns.push(begin.elapsed().as_secs_f64() * 1e9 / f64::from(u32::try_from(RECORDS).unwrap_or(1)));
+        black_box(&self.pipeline);
+    }
+
+    fn allocate(&mut self, bytes: &mut Vec<u8>) {
+        let place = self.place_in(self.free.len());
+        let address = self.free.swap_remove(place);
+        self.live.push(address);
+        let size = SPACING << (self.next_random() % 12);
+        self.write(bytes, "cuMemAlloc_v2", [0x7fff_0000, size], address);
+    }
+
+    fn write(&mut self, bytes: &mut Vec<u8>, symbol: &str, args: [u64; 2], out: u64) {
+        let probe = PROBES.iter().find(|probe| probe.symbol == symbol).expect("a row of the table");
+        self.now_ns += 700;
+        let tid = TGID + u32::try_from(self.now_ns / 700 % THREADS).unwrap_or(0);
+        let record = CallRecord {
+            kind: RecordKind::Call as u8,
+            probe: probe.id,
+            tgid: TGID,
+            tid,
+            entered_ns: self.now_ns,
+            returned_ns: self.now_ns + 600,
+            args: [args[0], args[1], 0, 0, 0, 0],
+            out: [out, 0],
+            ..CallRecord::default()
+        };
+        let CallRecord { kind, flags, probe, status, tgid, tid, entered_ns, returned_ns, args, out, peek } = record;
+        bytes.extend([kind, flags]);
+        bytes.extend(probe.to_ne_bytes());
+        bytes.extend(status.to_ne_bytes());
+        bytes.extend([tgid, tid].iter().flat_map(|word| word.to_ne_bytes()));
+        bytes.extend(
+            [entered_ns, returned_ns].iter().chain(&args).chain(&out).chain(&peek).flat_map(|word| word.to_ne_bytes()),
+        );
+    }
+
+    fn place_in(&mut self, length: usize) -> usize {
+        usize::try_from(self.next_random()).expect("64-bit machines only") % length
+    }
+
+    /// xorshift64.
+    fn next_random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+/// As the shell does it: calls are taken in together.
+fn feed(pipeline: &mut Pipeline, bytes: &[u8]) {
+    let mut batch = Vec::with_capacity(BATCH);
+    for record in bytes.chunks(CALL_RECORD_BYTES) {
+        match Record::from_bytes(record).expect("a whole record") {
+            Record::Call(call) => batch.push(call),
+            Record::Process(_) => {}
+        }
+        if batch.len() == BATCH {
+            pipeline.step_calls(&batch);
+            batch.clear();
+        }
+    }
+    pipeline.step_calls(&batch);
+}

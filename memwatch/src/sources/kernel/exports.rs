@@ -1,0 +1,169 @@
+//! Which exports of a driver does this version of memwatch know nothing of?
+//!
+//! A driver newer than memwatch may allocate in ways that the table lacks. Of the families of functions that deal with memory, every
+//! export is probed, or left out for a reason that stands here, or unknown; `memwatch doctor` names the unknown ones.
+
+use memwatch_common::probes::PROBES;
+
+/// The families that deal with memory, by the beginning of their names.
+const FAMILIES: [&str; 9] =
+    ["cuMem", "cuArray", "cuMipmapped", "cuIpc", "cuCtx", "cuGraph", "cuImport", "cuExternal", "cuMulticast"];
+
+/// What a name ends with that makes it the variant for the per-thread default stream.
+const PER_THREAD: [&str; 2] = ["_ptsz", "_ptds"];
+
+/// Why a function is not probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum LeftOut {
+    /// It reads or describes.
+    Reads,
+    /// It changes a setting, an order or an access right.
+    Settings,
+    /// It changes what is in memory, or where managed pages are.
+    Contents,
+    /// It builds a graph out of what takes no memory of the device.
+    Graph,
+    /// It makes memory visible that somebody else has allocated.
+    Alias,
+    /// The form that an old header named: programs built since call one with a later number.
+    Legacy,
+    /// It may take memory, and is not followed: that is in the unexplained bytes.
+    Unexplained,
+}
+
+impl LeftOut {
+    /// In the words of a sentence about such functions.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Reads => "only read",
+            Self::Settings => "change settings",
+            Self::Contents => "change contents",
+            Self::Graph => "build graphs",
+            Self::Alias => "show other owners' memory",
+            Self::Legacy => "legacy forms",
+            Self::Unexplained => "not followed, so unexplained",
+        }
+    }
+}
+
+/// What memwatch knows of an export of the families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Export {
+    /// It is a row of the table.
+    Probed,
+    /// It is not probed, on purpose.
+    LeftOut(LeftOut),
+    /// Neither.
+    Unknown,
+}
+
+/// Names with `*` for any characters, by the reason why they are not probed. A new number of an exact name is another function: unknown.
+const RULES: &[(LeftOut, &str)] = &[
+    (
+        LeftOut::Reads,
+        "cuArray*Get* cuCtxGet* cuGraph*NodeGet* cuGraphDebugDotPrint cuGraphExecGet* cuGraphGet* cuGraphNodeFindInClone \
+         cuIpcGetEventHandle cuMemGet* cuMemHostGet* cuMemPoolGet* cuMemRangeGet* cuMipmappedArrayGet* cuMulticastGet*",
+    ),
+    (
+        LeftOut::Settings,
+        "cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuCtxRecordEvent cuCtxResetPersistingL2Cache cuCtxSet* \
+         cuCtxSynchronize* cuCtxWaitEvent cuGraph*NodeCopyAttributes cuGraph*NodeSet* cuImportExternalSemaphore \
+         cuIpcOpenEventHandle cuMemPoolSetAccess cuMemSetAccess",
+    ),
+    (LeftOut::Contents, "cuMemAdvise* cuMemBatchDecompress* cuMemDiscard* cuMemPrefetch* cuMemcpy* cuMemset*"),
+    (
+        LeftOut::Graph,
+        "cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode cuGraphAddDependencies* cuGraphAddEmptyNode \
+         cuGraphAddEvent*Node cuGraphAddExternalSemaphores*Node cuGraphAddHostNode cuGraphAddKernelNode* \
+         cuGraphAddMemcpyNode cuGraphAddMemsetNode cuGraphClone cuGraphConditionalHandleCreate cuGraphCreate \
+         cuGraphDestroyNode cuGraphExecUpdate* cuGraphReleaseUserObject cuGraphRemoveDependencies* \
+         cuGraphRetainUserObject",
+    ),
+    (
+        LeftOut::Alias,
+        "cuExternalMemoryGetMapped* cuGraphics* cuMemPoolExportToShareableHandle cuMulticastAddDevice cuMulticastBindAddr*",
+    ),
+    (
+        LeftOut::Legacy,
+        "cuArray3DCreate cuArrayCreate cuCtxAttach cuCtxCreate cuCtxDestroy cuCtxDetach cuCtxPopCurrent cuCtxPushCurrent \
+         cuGraphInstantiate_v2 cuIpcOpenMemHandle cuMemAlloc cuMemAllocHost cuMemAllocPitch cuMemFree cuMemHostRegister",
+    ),
+    (LeftOut::Unexplained, "cuGraphAddNode_v3 cuGraphUpload cuMemMapArrayAsync"),
+];
+
+/// What is known of an export; `None` for one of no family that deals with memory.
+pub(crate) fn classify(symbol: &str) -> Option<Export> {
+    if !FAMILIES.iter().any(|family| symbol.starts_with(family)) {
+        return None;
+    }
+    if PROBES.iter().any(|probe| probe.symbol == symbol) {
+        return Some(Export::Probed);
+    }
+    let base = PER_THREAD.iter().find_map(|suffix| symbol.strip_suffix(suffix)).unwrap_or(symbol);
+    let rule = RULES.iter().find(|(_, names)| names.split_whitespace().any(|name| matches(name, base)));
+    Some(rule.map_or(Export::Unknown, |(reason, _)| Export::LeftOut(*reason)))
+}
+
+/// Whether a text is the pattern, each `*` of which stands for any characters, or none.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(tail) = text.strip_prefix(head) else { return false };
+    (0..=tail.len()).any(|start| tail.get(start..).is_some_and(|tail| matches(rest, tail)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Export, LeftOut, RULES, classify, matches};
+
+    /// What drivers up to CUDA 13.5 export, as far as its headers name it.
+    fn exports() -> Vec<&'static str> {
+        let table = include_str!("../../../../tests/gpusim/driver/driver-exports.tsv");
+        let rows = table.lines().filter(|line| line.starts_with("cu"));
+        rows.filter_map(|row| row.split('\t').next()).collect()
+    }
+
+    #[test]
+    fn every_export_that_deals_with_memory_is_probed_or_left_out_for_a_reason() {
+        let unknown: Vec<_> =
+            exports().into_iter().filter(|symbol| classify(symbol) == Some(Export::Unknown)).collect();
+        assert_eq!(unknown, Vec::<&str>::new());
+    }
+
+    #[test]
+    fn a_reason_that_no_export_needs_is_deleted() {
+        let left_out: Vec<_> = exports()
+            .into_iter()
+            .filter(|symbol| matches!(classify(symbol), Some(Export::LeftOut(_))))
+            .map(|symbol| symbol.trim_end_matches("_ptsz").trim_end_matches("_ptds"))
+            .collect();
+        for name in RULES.iter().flat_map(|(_, names)| names.split_whitespace()) {
+            assert!(left_out.iter().any(|symbol| matches(name, symbol)), "nothing needs {name} any more");
+        }
+    }
+
+    #[test]
+    fn what_is_new_is_unknown_however_like_it_is_to_what_is_known() {
+        for symbol in
+            ["cuMemAlloc_v3", "cuMemCreate_ptsz", "cuArrayCreate_v3", "cuMemAllocNew", "cuCtxCreate_v5", "cuIpcNew"]
+        {
+            assert_eq!(classify(symbol), Some(Export::Unknown), "{symbol}");
+        }
+        for (symbol, reason) in [
+            ("cuMemcpyNew_v2_ptsz", LeftOut::Contents),
+            ("cuMemAlloc", LeftOut::Legacy),
+            ("cuMemMapArrayAsync_ptsz", LeftOut::Unexplained),
+        ] {
+            assert_eq!(classify(symbol), Some(Export::LeftOut(reason)), "{symbol}");
+        }
+        assert_eq!(classify("cuMemAlloc_v2"), Some(Export::Probed));
+        assert_eq!(classify("cuLaunchKernel"), None);
+    }
+
+    #[test]
+    fn a_star_stands_for_any_characters_or_none() {
+        assert!(matches("cuGraph*NodeGet*", "cuGraphKernelNodeGetParams_v2"));
+        assert!(matches("cuGraph*NodeGet*", "cuGraphNodeGet"));
+        assert!(!matches("cuGraph*NodeGet*", "cuGraphKernelNodeSetParams"));
+        assert!(!matches("cuMemFree", "cuMemFreeHost") && !matches("*Node", "cuNodes"));
+    }
+}

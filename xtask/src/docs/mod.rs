@@ -1,0 +1,45 @@
+//! `cargo xtask docs`: the documents that are made from code, and whether the committed ones are current.
+
+mod probes;
+
+use crate::args::Args;
+use crate::repo::Repo;
+use anyhow::{Context as _, Result, bail};
+use std::fs;
+
+/// A document and what writes it.
+struct Document {
+    /// Relative to the root.
+    path: &'static str,
+    /// All of its text.
+    text: fn() -> String,
+}
+
+const DOCUMENTS: &[Document] = &[Document { path: "docs/probes.md", text: probes::text }];
+
+/// `cargo xtask docs`.
+pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {
+    args.finish()?;
+    for document in DOCUMENTS {
+        let path = repo.path(document.path);
+        fs::write(&path, (document.text)()).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("{}", path.display());
+    }
+    Ok(())
+}
+
+/// Compares the committed documents with what the code says now.
+///
+/// # Errors
+/// When one is missing or differs.
+pub(crate) fn check(repo: &Repo) -> Result<()> {
+    let is_stale = |document: &&Document| match fs::read_to_string(repo.path(document.path)) {
+        Ok(committed) => committed != (document.text)(),
+        Err(_) => true,
+    };
+    let stale: Vec<&str> = DOCUMENTS.iter().filter(is_stale).map(|document| document.path).collect();
+    if !stale.is_empty() {
+        bail!("not what the code says now: {}. To write it anew: cargo xtask docs", stale.join(", "));
+    }
+    Ok(())
+}

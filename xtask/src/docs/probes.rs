@@ -1,0 +1,192 @@
+//! `docs/probes.md`: the probe table in words. The only place that says what a [`Meaning`] is to the ledger in a sentence.
+
+use crate::table::Table;
+use memwatch_common::meaning::{ArrayShape, LinearKind, LinearSize, Meaning, PoolRole};
+use memwatch_common::probes::{PROBES, When};
+
+const HEAD: &str = "\
+# Probed functions
+
+<!-- Written by `cargo xtask docs` from memwatch-common/src/probes.rs: change the table there. -->
+
+Every function of libcuda that memwatch probes, at its entry and at its return. Of each call it copies the six integer
+argument registers, the returned status, and when it was entered and left; *captured besides* says what more. Arguments are
+counted from 0. *since* is the first CUDA version whose driver exports the function: in an older one it is missing, which
+`memwatch doctor` says. A function that failed changes nothing in the ledger; a refused allocation is kept with its size.
+
+";
+
+/// The whole document.
+pub(super) fn text() -> String {
+    let mut table = Table::new(&["id", "function", "since CUDA", "captured besides", "what it is to the ledger"]);
+    for probe in PROBES {
+        table.row(vec![
+            probe.id.to_string(),
+            format!("`{}`", probe.symbol),
+            probe.since.to_owned(),
+            probe.plan.to_string(),
+            words(probe.meaning) + when_words(probe.when),
+        ]);
+    }
+    format!("{HEAD}{}", table.text())
+}
+
+/// A meaning in words. What is not taken here goes to [`plain_words`].
+fn words(meaning: Meaning) -> String {
+    match meaning {
+        Meaning::Allocate { kind, size } => format!("an allocation: {}, of {}", kind_words(kind), size_words(size)),
+        Meaning::AllocateFromPool { pool: None, stream } => {
+            format!("an allocation of argument 1 bytes from the current pool of the device of stream argument {stream}")
+        }
+        Meaning::AllocateFromPool { pool: Some(pool), stream: _ } => {
+            format!("an allocation of argument 1 bytes from pool argument {pool}")
+        }
+        Meaning::GetDevicePool(role) => format!("{} pool of device argument 1", role_words(role)),
+        Meaning::GetLocationPool(role) => format!("{} pool of a location", role_words(role)),
+        Meaning::CreateArray(shape) => format!("an array, {}; its bytes are an estimate", shape_words(shape)),
+        Meaning::BindMulticast { device: _, offset } => {
+            let handle = offset + 1;
+            format!("physical memory argument {handle} in a multicast object, which keeps it alive: 0 bytes more")
+        }
+        Meaning::CreateContext { device } => {
+            format!("a new context on device argument {device}, current on the thread: its allocations are there")
+        }
+        plain => plain_words(plain).to_owned(),
+    }
+}
+
+/// Without a wildcard: a new meaning is given its words before anything builds.
+fn plain_words(meaning: Meaning) -> &'static str {
+    match meaning {
+        Meaning::Initialise => "the process uses CUDA from here on",
+        Meaning::Free => "a free of any device-side address: the allocation's kind says what it frees",
+        Meaning::FreeHost => "a free of page-locked host memory",
+        Meaning::RegisterHost => {
+            "argument 1 bytes of the program's own memory become page-locked: registered host memory"
+        }
+        Meaning::UnregisterHost => "a registered range is page-locked no more",
+        Meaning::FreeAsync => "a free in stream order: counted when it is called",
+        Meaning::CreatePool => "a new pool, on a device or in host memory: 0 bytes until it is allocated from",
+        Meaning::DestroyPool => "a pool that goes with its last allocation",
+        Meaning::TrimPool => "what a pool keeps without using it may shrink",
+        Meaning::SetPoolAttribute => "how much a pool keeps without using it",
+        Meaning::GetPoolAttribute => "the driver's own word on a pool's bytes",
+        Meaning::SetDevicePool => "which pool allocations on device argument 0 come from",
+        Meaning::SetLocationPool => "which pool allocations at a location come from",
+        Meaning::ImportPool => "another process's pool: 0 bytes here",
+        Meaning::ExportPoolAddress | Meaning::ExportAddress => "the allocation at argument 1 may be opened elsewhere",
+        Meaning::ImportPoolAddress | Meaning::OpenAlias => "another process's memory at an address here: 0 bytes here",
+        Meaning::ReserveAddresses => "argument 1 bytes of addresses: no memory",
+        Meaning::FreeAddresses => "such addresses less: nothing is freed",
+        Meaning::CreatePhysical => "physical memory of argument 1 bytes, on a device or in host memory",
+        Meaning::ReleasePhysical => "a reference less: the memory is free once no reference and no mapping is left",
+        Meaning::RetainPhysical => "a reference more to the memory that is mapped at an address",
+        Meaning::Map => "a mapping more: it keeps the physical memory alive",
+        Meaning::Unmap => "all mappings in the range less: what has no reference either is free",
+        Meaning::ExportPhysical => "the physical memory argument 1 may be imported elsewhere",
+        Meaning::ImportPhysical => "a handle to another owner's memory: 0 bytes here",
+        Meaning::CreateMulticast => "a multicast object: no memory of its own",
+        Meaning::UnbindMulticast => "bindings of a multicast object less: what has no reference either is free",
+        Meaning::CloseAlias => "that address is gone: nothing is freed",
+        Meaning::ImportExternal => "another API's memory: 0 bytes here",
+        Meaning::MapExternal => "another API's memory at an address here: 0 bytes here",
+        Meaning::DestroyExternal => "that memory is seen no more: nothing is freed",
+        Meaning::DestroyArray => "a free of an array",
+        Meaning::AddAllocationNode => "graph argument 1 allocates when it runs: no memory yet",
+        Meaning::AddFreeNode => "graph argument 1 frees what it allocated, or what was allocated before",
+        Meaning::AddNode => "a node of any kind: one that allocates or frees counts as the two above do",
+        Meaning::DestroyGraph => "a graph goes; what its executables hold stays",
+        Meaning::InstantiateGraph => "an executable of graph argument 1: memory comes with its first run",
+        Meaning::DestroyExecutable => "an executable goes; what it held is kept by the device until it is trimmed",
+        Meaning::LaunchGraph => {
+            "an executable runs: the memory of its allocation nodes is there from now on, an estimate"
+        }
+        Meaning::TrimGraphs => "what graphs keep on a device without using it goes",
+        Meaning::RetainPrimary => "the primary context of device argument 1, with one reference more",
+        Meaning::ReleasePrimary => {
+            "one reference less to a primary context: the last one frees its memory, but for pools and physical memory"
+        }
+        Meaning::ResetPrimary => "a primary context is torn down: frees its memory, but for pools and physical memory",
+        Meaning::DestroyContext => "a context is torn down: frees its memory, but for pools and physical memory",
+        Meaning::SetContext => "the thread's current context, and with it the device of its next allocations",
+        Meaning::PushContext => "the thread's context stack grows: its next allocations are on that context's device",
+        Meaning::PopContext => "the thread's context stack shrinks",
+        Meaning::CurrentContext | Meaning::CurrentDevice => {
+            "which device the thread allocates on, by the driver's own word"
+        }
+        Meaning::CreateGreen => "a green context on device argument 2: retains the primary one",
+        Meaning::ContextOfGreen => "the context, and with it the device, that a green context stands for",
+        Meaning::DestroyGreen => "a green context goes, and its reference to the primary one",
+        Meaning::SetLimit => "how much a context takes for stacks, output or its heap: part of what is unexplained",
+        Meaning::CreateStream => "a stream of the thread's context: what is allocated on it is on that device",
+        Meaning::BeginCapture => "allocations on this stream become nodes of a graph: no memory yet",
+        Meaning::EndCapture => "and are allocations again; the graph is known",
+        Meaning::LoadModule => "code is loaded: memory of unknown size, counted but not in bytes",
+        Meaning::UnloadModule => "code goes",
+        Meaning::DeviceUuid | Meaning::DeviceBusId => "which GPU the process means by a device number",
+        Meaning::Checkpoint => "the memory of process argument 0 leaves the devices, by the driver's own doing",
+        Meaning::Restore => "and comes back",
+        Meaning::Allocate { .. }
+        | Meaning::AllocateFromPool { .. }
+        | Meaning::GetDevicePool(_)
+        | Meaning::GetLocationPool(_)
+        | Meaning::BindMulticast { .. }
+        | Meaning::CreateArray(_)
+        | Meaning::CreateContext { .. } => "",
+    }
+}
+
+const fn when_words(when: When) -> &'static str {
+    match when {
+        When::Always => "",
+        When::DeviceUnknown => {
+            " (probed in processes on several GPUs, until it is known which of them their threads use)"
+        }
+        When::GraphMemory => " (probed in processes whose graphs allocate)",
+    }
+}
+
+const fn role_words(role: PoolRole) -> &'static str {
+    match role {
+        PoolRole::Default => "the default",
+        PoolRole::Current => "the current",
+    }
+}
+
+const fn kind_words(kind: LinearKind) -> &'static str {
+    match kind {
+        LinearKind::Device => "device memory",
+        LinearKind::Managed => "managed memory, in no GPU's sum",
+        LinearKind::PinnedHost => "page-locked host memory, in no GPU's sum",
+    }
+}
+
+fn size_words(size: LinearSize) -> String {
+    match size {
+        LinearSize::Argument(index) => format!("argument {index} bytes"),
+        LinearSize::Pitched { height } => format!("the granted pitch times argument {height} rows"),
+    }
+}
+
+const fn shape_words(shape: ArrayShape) -> &'static str {
+    match shape {
+        ArrayShape::Flat => "one- or two-dimensional",
+        ArrayShape::Solid => "up to three-dimensional",
+        ArrayShape::Mipmapped => "with all its mipmap levels",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_words_and_stands_once() {
+        let text = text();
+        for probe in PROBES {
+            let name = format!("| `{}` ", probe.symbol);
+            assert_eq!(text.lines().filter(|line| line.contains(&name)).count(), 1, "{}", probe.symbol);
+            assert!(!words(probe.meaning).is_empty(), "{}", probe.symbol);
+        }
+    }
+}
