@@ -136,6 +136,11 @@ impl Pipeline {
         self.processes.keys().copied()
     }
 
+    /// Processes whose graphs have allocations in them and are ready to run: their launches matter.
+    pub fn with_graph_memory(&self) -> impl Iterator<Item = Tgid> {
+        self.processes.values().filter(|process| process.ledger.has_graph_memory()).map(|process| process.tgid)
+    }
+
     /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's books.
     pub fn to_anchor(&self) -> Vec<Tgid> {
         self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()

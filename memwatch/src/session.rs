@@ -19,6 +19,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use crate::exit::Failure;
 use crate::sources::clock;
 use crate::sources::context_probes::ContextProbes;
+use crate::sources::graph_probes::GraphProbes;
 use crate::sources::kernel::books::KernelBooks;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
 use crate::sources::kernel::losses::LossCounters;
@@ -77,6 +78,7 @@ pub(crate) struct Session {
     processes: ProcReader,
     libraries: LibraryWatch,
     context_probes: ContextProbes,
+    graph_probes: GraphProbes,
     devices: mpsc::Receiver<DeviceReading>,
     targets: BTreeSet<u32>,
     everybody: bool,
@@ -119,6 +121,7 @@ impl Session {
             processes: ProcReader::new("/proc"),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
+            graph_probes: GraphProbes::default(),
             devices: nvml::start(options.nvml_library.clone()),
             targets: BTreeSet::new(),
             everybody,
@@ -214,11 +217,12 @@ impl Session {
         pipeline.step_calls(&calls);
     }
 
-    /// Looks for libraries that have appeared, and for threads whose device is not known.
+    /// Looks for libraries that have appeared, and for processes in which more has to be watched.
     fn discover(&mut self) {
-        let Self { kernel, libraries, context_probes, pipeline, targets, everybody, .. } = self;
+        let Self { kernel, libraries, context_probes, graph_probes, pipeline, targets, everybody, .. } = self;
         let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         context_probes.update(kernel, libraries, &unplaced);
+        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
         // In a watch on targets the pipeline knows them and their children.
         let wanted = |tgid| *everybody || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
         let among = || match everybody {

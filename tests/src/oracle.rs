@@ -69,12 +69,13 @@ fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agr
         assert_eq!(on_gpu.0["used_bytes"].as_u64(), used, "used: {report:#?}");
     }
     compare_pools(on_gpu, device, report);
-    let kinds: [(&str, &Balance); 5] = [
+    let kinds: [(&str, &Balance); 6] = [
         ("device", &device.device),
         ("pool", &device.pool_used),
         ("physical", &device.physical),
         ("managed", &device.managed),
         ("array", &device.array),
+        ("graph", &device.graph),
     ];
     for (kind, balance) in kinds {
         assert_eq!(on_gpu.kind(kind, "live_bytes"), balance.live_bytes, "{kind} live: {report:#?}");

@@ -4,15 +4,15 @@
 //! a thread choose its context.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use memwatch_common::probes::When;
 use memwatch_core::attribution::device::Unplaced;
 
-use super::kernel::attach::{ProcessProbes, attach_to_process, detach};
+use super::kernel::attach::ProcessProbes;
 use super::kernel::load::Kernel;
 use super::library_watch::LibraryWatch;
+use super::process_probes::{put_in, take_out};
 
 /// How long a process is asked at most: a thread that has not asked for its device in this time may never do so.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -59,33 +59,11 @@ impl ContextProbes {
                 // A process that was asked while it was quiet may be asked again as soon as it is not.
                 Some(asked) if state == Unplaced::Quiet || (asked.state == state && now < asked.until) => {}
                 _ => {
-                    let probes = put_in(kernel, libraries, tgid);
+                    let probes = put_in(kernel, libraries, tgid, When::DeviceUnknown);
                     let until = now + if probes.is_empty() { REST } else { LONGEST };
                     self.asked.insert(tgid, Asked { state, probes, until });
                 }
             }
-        }
-    }
-}
-
-fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32) -> Vec<ProcessProbes> {
-    let Some(scope) = NonZeroU32::new(tgid) else { return Vec::new() };
-    let version = libraries.version();
-    let mut probes = Vec::new();
-    for file in libraries.files_of(tgid) {
-        match attach_to_process(kernel, &file, version, (scope, When::DeviceUnknown)) {
-            Ok(attached) => probes.push(attached),
-            Err(error) => log::warn!("process {tgid} cannot be asked for its devices: {}: {error}", file.display),
-        }
-    }
-    log::info!("process {tgid} is asked for its devices");
-    probes
-}
-
-fn take_out(kernel: &mut Kernel, tgid: u32, probes: Vec<ProcessProbes>) {
-    for probes in probes {
-        if let Err(error) = detach(kernel, probes) {
-            log::warn!("process {tgid} is still asked for its devices: {error}");
         }
     }
 }

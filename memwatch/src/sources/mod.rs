@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod context_probes;
+pub(crate) mod graph_probes;
 pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod library_sweep;
@@ -9,4 +10,5 @@ pub(crate) mod library_watch;
 pub(crate) mod mappings;
 pub(crate) mod namespace;
 pub(crate) mod nvml;
+mod process_probes;
 pub(crate) mod procfs;

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements that go into the documents.
 
+mod families;
 mod ledger;
 mod overhead;
 mod report;
@@ -18,8 +19,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     match args.word().as_deref() {
         Some("overhead") => overhead::task(repo, args),
         Some("ledger") => ledger::task(repo, args),
-        _ => bail!(
-            "there are two: cargo xtask bench overhead [--rounds N] [--pairs N], cargo xtask bench ledger [--rounds N]"
-        ),
+        Some("families") => families::task(repo, args),
+        _ => bail!("cargo xtask bench overhead [--rounds N] [--pairs N], or bench families|ledger [--rounds N]"),
     }
 }

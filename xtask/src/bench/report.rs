@@ -20,6 +20,11 @@ pub(super) const OVERHEAD: Part = Part {
     begin: "<!-- measured: begin (cargo xtask bench overhead writes what follows) -->\n",
     end: "<!-- measured: end -->\n",
 };
+/// What watching costs per call of each family.
+pub(super) const FAMILIES: Part = Part {
+    begin: "<!-- families: begin (cargo xtask bench families writes what follows) -->\n",
+    end: "<!-- families: end -->\n",
+};
 /// What taking a record in costs.
 pub(super) const LEDGER: Part = Part {
     begin: "<!-- ledger: begin (cargo xtask bench ledger writes what follows) -->\n",
@@ -46,11 +51,11 @@ impl Measurement {
         Self { shape, mode, per_call_ns: Vec::new(), made_calls: 0, recorded_calls: 0 }
     }
 
-    fn minimum(&self) -> f64 {
+    pub(super) fn minimum(&self) -> f64 {
         self.per_call_ns.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    fn median(&self) -> f64 {
+    pub(super) fn median(&self) -> f64 {
         let mut sorted = self.per_call_ns.clone();
         sorted.sort_by(f64::total_cmp);
         let middle = sorted.len() / 2;

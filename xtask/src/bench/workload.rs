@@ -66,7 +66,15 @@ impl Workload {
     /// # Errors
     /// When the program ends, a call fails, or the answer is not the one expected.
     pub(super) fn time_calls(&mut self, pairs: u64) -> Result<Timed> {
-        let answer = self.ask(&format!("loop cuMemAlloc {pairs}"))?;
+        self.time_loop("cuMemAlloc", pairs)
+    }
+
+    /// Runs a loop of the workload program so many times and says how long that took.
+    ///
+    /// # Errors
+    /// As [`Self::time_calls`].
+    pub(super) fn time_loop(&mut self, function: &str, turns: u64) -> Result<Timed> {
+        let answer = self.ask(&format!("loop {function} {turns}"))?;
         let number = |name: &str| {
             let value = answer.get(name).and_then(Value::as_u64);
             value.ok_or_else(|| anyhow!("the workload answered {answer}, without {name}"))
