@@ -295,35 +295,32 @@ fn on_an_overlay(gpu: &Gpu, empty: &Path) -> Option<Workload> {
 
 #[test]
 fn a_file_probed_twice_has_each_call_counted_once() {
-    for options in [&[][..], &["--classic-uprobes"]] {
-        let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
-        let empty = gpu.directory().join("empty");
-        fs::create_dir(&empty).expect("a directory in the temporary one");
-        let Some(mut first) = on_an_overlay(&gpu, &empty) else { return };
-        // This test's children to come are watched, too.
-        let targets = format!("{},{}", first.tgid(), std::process::id());
-        let words = [options, &["--pid", &targets]].concat();
-        let mut watch = Watch::start(gpu.searching_memwatch(&words));
-        first.run(&["uuid 0", "device 0", "alloc early 2M", "free early"]);
-        // A file that changes under an overlay looks like another one through the next: it gets probes again.
-        let file = fs::File::options().append(true).open(gpu.libcuda()).expect("the library is ours");
-        file.set_modified(std::time::SystemTime::now()).expect("a new time");
-        let Some(mut second) = on_an_overlay(&gpu, &empty) else { return };
-        let report = watch.until(|report| paths(report).len() == 2);
-        assert_probed(&report);
-        for workload in [&mut first, &mut second] {
-            workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
-            let report = assert_agrees(&gpu, &mut watch, workload, Agreement::ExceptPeaks);
-            let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
-            assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
-        }
-        let report = watch.settled();
-        let calls = |workload: &Workload| {
-            let on_gpu = report.process(workload.tgid()).expect("both are reported").only_gpu();
-            (on_gpu.number("allocations"), on_gpu.number("frees"))
-        };
-        assert_eq!((calls(&first), calls(&second)), ((5, 2), (4, 1)), "{report:#?}");
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let empty = gpu.directory().join("empty");
+    fs::create_dir(&empty).expect("a directory in the temporary one");
+    let Some(mut first) = on_an_overlay(&gpu, &empty) else { return };
+    // This test's children to come are watched, too.
+    let targets = format!("{},{}", first.tgid(), std::process::id());
+    let mut watch = Watch::start(gpu.searching_memwatch(&["--pid", &targets]));
+    first.run(&["uuid 0", "device 0", "alloc early 2M", "free early"]);
+    // A file that changes under an overlay looks like another one through the next: it gets probes again.
+    let file = fs::File::options().append(true).open(gpu.libcuda()).expect("the library is ours");
+    file.set_modified(std::time::SystemTime::now()).expect("a new time");
+    let Some(mut second) = on_an_overlay(&gpu, &empty) else { return };
+    let report = watch.until(|report| paths(report).len() == 2);
+    assert_probed(&report);
+    for workload in [&mut first, &mut second] {
+        workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
+        let report = assert_agrees(&gpu, &mut watch, workload, Agreement::ExceptPeaks);
+        let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
+        assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
     }
+    let report = watch.settled();
+    let calls = |workload: &Workload| {
+        let on_gpu = report.process(workload.tgid()).expect("both are reported").only_gpu();
+        (on_gpu.number("allocations"), on_gpu.number("frees"))
+    };
+    assert_eq!((calls(&first), calls(&second)), ((5, 2), (4, 1)), "{report:#?}");
 }
 
 #[test]
