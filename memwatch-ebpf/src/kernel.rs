@@ -43,9 +43,9 @@ static LOST_TOTAL: Array<u64> = Array::with_max_entries(16, 0);
 #[map]
 static ARMED_NS: Array<u64> = Array::with_max_entries(1, 0);
 
-/// What each process holds by address, kept here so that lost records do not lose it. Memory is taken per entry.
+/// What each process holds by address, kept here so that lost records do not lose it. Memory is taken per entry, besides 16 MiB of buckets.
 #[map]
-static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(4 << 20, BPF_F_NO_PREALLOC);
+static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(1 << 20, BPF_F_NO_PREALLOC);
 
 /// The sums of [`ADDRESSES`] by process.
 #[map]
