@@ -1,8 +1,11 @@
 //! The kernel half's own books of addresses: the truth to go back to when records were lost.
 
-use std::collections::BTreeMap;
+mod batch;
 
-use aya::maps::{HashMap, MapData};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+
+use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
 use memwatch_common::books::{Books, Place};
 use memwatch_common::capture::Booked;
@@ -57,9 +60,14 @@ impl KernelBooks {
 
     /// All addresses of a process, if none came or went since `before` was read, and none is missing.
     ///
-    /// Walks over the addresses of all processes, at about a microsecond each.
+    /// Walks over the addresses of all processes.
     pub(crate) fn held_since(&self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
-        let held = self.entries().filter(|(place, _)| place.tgid == tgid && place.life == before.life);
+        // Not worth the walk while the process makes calls.
+        if self.sums(tgid) != Some(*before) {
+            return None;
+        }
+        let entries = self.entries().into_iter();
+        let held = entries.filter(|(place, _)| place.tgid == tgid && place.life == before.life);
         let held = held.map(|(place, booked)| Held {
             address: place.address,
             bytes: booked.bytes,
@@ -95,6 +103,7 @@ impl KernelBooks {
         let now = self.sums(tgid).map(|sums| sums.life);
         let old: Vec<Place> = self
             .entries()
+            .into_iter()
             .map(|(place, _)| place)
             .filter(|place| place.tgid == tgid && Some(place.life) != now)
             .collect();
@@ -104,7 +113,11 @@ impl KernelBooks {
         }
     }
 
-    fn entries(&self) -> impl Iterator<Item = (Place, Booked)> {
-        self.addresses.iter().flatten().map(|(key, entry)| (key.0, entry.0))
+    /// All addresses of all processes, but for those that come or go meanwhile.
+    fn entries(&self) -> Vec<(Place, Booked)> {
+        batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
+            log::warn!("the kernel half's books cannot be read: {error}");
+            Vec::new()
+        })
     }
 }
