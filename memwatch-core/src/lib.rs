@@ -285,7 +285,9 @@ impl Pipeline {
         }
         // A process of another start still under this number has ended, and its exit was not seen.
         self.end(tgid, facts.start_ns);
-        let now_ns = self.now_ns.max(facts.start_ns);
+        // The start is told to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
+        let before = self.ended.iter().rfind(|ended| ended.tgid == tgid).and_then(|ended| ended.ended);
+        let now_ns = self.now_ns.max(facts.start_ns).max(before.map_or(0, |ended| ended.time_ns));
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
         self.losses.settle(&mut process);
         self.processes.insert(tgid, process);

@@ -363,7 +363,8 @@ impl Session {
         }
         // Their exit records, if they have any, are in the ring by now and come first.
         self.pump();
-        for tgid in gone {
+        // A number that is in use again belongs to a process that began meanwhile; the old one's exit record has been read.
+        for tgid in gone.into_iter().filter(|tgid| !self.processes.exists(tgid.0)) {
             self.pipeline.step(Input::ProcessGone { tgid, time_ns: now_ns });
         }
     }

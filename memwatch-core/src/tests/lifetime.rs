@@ -26,6 +26,19 @@ fn a_number_used_again_within_one_batch_is_another_process() {
 }
 
 #[test]
+fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_told_too_early() {
+    let mut watch = Watch::begin();
+    let told_ns = watch.later();
+    watch.starts(7).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
+    watch.process(7, told_ns).calls([mem_alloc(0xd0, 30).process(7)]);
+    let processes = watch.snapshot().processes;
+    let ended: Vec<bool> = processes.iter().map(|process| process.ended_ns.is_some()).collect();
+    assert_eq!(ended, [true, false]);
+    assert!(Some(processes[1].observed_since_ns) >= processes[0].ended_ns);
+    assert!(processes[1].from_start);
+}
+
+#[test]
 fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
     let mut watch = Watch::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 200, [(7, 200)])]).event(7, ProcessEvent::Exit);
