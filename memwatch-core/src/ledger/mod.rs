@@ -25,7 +25,7 @@ pub mod tenants;
 pub mod totals;
 pub mod virtual_memory;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use memwatch_common::meaning::{LinearKind, PoolRole};
 
@@ -68,8 +68,8 @@ pub struct ProcessLedger {
     arrays: Tenants<Tenancy>,
     registered: Tenants<u64>,
     /// Addresses without memory: bytes by address.
-    reservations: HashMap<u64, u64>,
-    modules: HashSet<u64>,
+    reservations: Tenants<u64>,
+    modules: Tenants<()>,
     physical: VirtualMemory,
     pools: Pools,
     graphs: Graphs,
@@ -125,16 +125,16 @@ impl ProcessLedger {
             }
             Action::ImportAddress { address, .. } => self.import_address(call, address, origin),
             Action::ReserveAddresses { address, bytes } => {
-                self.reservations.insert(address, bytes);
+                self.reservations.grant(address, call.returned_ns, bytes);
             }
             Action::FreeAddresses { address, .. } => {
-                self.reservations.remove(&address);
+                self.reservations.release(address, call.entered_ns);
             }
             Action::LoadModule { module } => {
-                self.modules.insert(module);
+                self.modules.grant(module, call.returned_ns, ());
             }
             Action::UnloadModule { module } => {
-                self.modules.remove(&module);
+                self.modules.release(module, call.entered_ns);
             }
             _ => {
                 self.apply_virtual_memory(call, origin);
@@ -217,7 +217,8 @@ impl ProcessLedger {
             Action::AddAllocationNode { graph, address, bytes, device: own } => {
                 let device = own.map_or(device, DeviceRef::Ordinal);
                 let before = self.graphs.evict(address);
-                self.graphs.add_allocation(graph, address, bytes, device);
+                self.give_to_graph(call.span(), address);
+                self.graphs.add_allocation(graph, address, bytes, device, call.returned_ns);
                 before.into_iter().collect()
             }
             Action::AddFreeNode { address, .. } => {

@@ -16,7 +16,7 @@ const ENDED_NS: u64 = 1_000_000_000;
 
 /// The records of a process with two devices, of which only the first tells its UUID.
 fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
-    let history = play(Habits { threads, teardown: true, fresh_handles: false }, steps);
+    let history = play(Habits { threads, teardown: true, fresh_handles: false, stateful: true }, steps);
     let told = device_get_uuid(0, GPU_A).process(tgid).input();
     let input = |mut record: CallRecord| {
         record.tgid = tgid;
