@@ -240,10 +240,14 @@ impl Graphs {
             return None;
         }
         let change = graph.shrink();
-        if !graph.alive && graph.backed_bytes == 0 {
-            let nodes = std::mem::take(&mut graph.nodes);
-            self.graphs.remove(&id);
-            self.nodes.retain(|address, _| !nodes.contains_key(address));
+        if !graph.alive {
+            // Of a graph that is gone, only what is still allocated has its address.
+            for (address, _) in graph.nodes.extract_if(.., |_, node| !node.outstanding) {
+                self.nodes.remove(&address);
+            }
+            if graph.nodes.is_empty() {
+                self.graphs.remove(&id);
+            }
         }
         change
     }

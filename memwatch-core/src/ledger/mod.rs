@@ -170,11 +170,11 @@ impl ProcessLedger {
                 self.physical.create(handle, returned_ns, Physical::foreign()).into_iter().collect()
             }
             Action::BindMulticast { object, device, offset_bytes, handle, bytes } => {
-                self.physical.bind(object, Part { device, offset_bytes, bytes }, handle);
+                self.physical.bind(object, Part { device, offset_bytes, bytes }, handle, returned_ns);
                 Vec::new()
             }
             Action::UnbindMulticast { object, device, offset_bytes, bytes } => {
-                self.physical.unbind(object, Part { device: Some(device), offset_bytes, bytes })
+                self.physical.unbind(object, Part { device: Some(device), offset_bytes, bytes }, entered_ns)
             }
             Action::Map { address, bytes, handle } => self.physical.map(address, bytes, handle, returned_ns),
             Action::Unmap { address, bytes } => {

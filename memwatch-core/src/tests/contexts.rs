@@ -4,6 +4,9 @@ use super::{Context, DEVICES, State, World};
 use crate::ledger::totals::Kind;
 use crate::test_calls::*;
 
+/// So many green contexts at a time leave room for others.
+const GREENS: usize = 2;
+
 impl World {
     /// The context in which the thread allocates, if it still exists.
     pub(super) fn current_context(&self, thread: usize) -> Option<&Context> {
@@ -58,6 +61,9 @@ impl World {
     /// A green context, and the one that stands for it. It takes a reference on the primary context.
     pub(super) fn create_green(&mut self, thread: usize, pick: usize) {
         let primary = pick % DEVICES as usize;
+        if self.contexts.iter().filter(|context| context.alive && context.green.is_some()).count() == GREENS {
+            return;
+        }
         let (owner, device) = (self.contexts[primary].handle, self.contexts[primary].device);
         let handle = self.next_context();
         let green = handle + 1;

@@ -52,6 +52,22 @@ pub(crate) struct Habits {
     pub(crate) fresh_handles: bool,
     /// It has pools, streams, graphs and multicast objects: what a call on one of them means depends on calls long before.
     pub(crate) stateful: bool,
+    /// What it does most of.
+    pub(crate) focus: Focus,
+}
+
+/// Families of calls a program may be fond of: those that only matter together are too rare in one that does everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Focus {
+    Everything,
+    Pools,
+    Graphs,
+    Multicast,
+    Contexts,
+}
+
+impl Focus {
+    pub(crate) const ALL: [Self; 5] = [Self::Everything, Self::Pools, Self::Graphs, Self::Multicast, Self::Contexts];
 }
 
 /// A call's record, and what is held when it arrives: at least, and at most where frees in flight are counted in.
@@ -463,6 +479,6 @@ impl World {
         let is_address = |space| matches!(space, Space::Address | Space::Ipc);
         let same = |other: Space| other == space || (is_address(other) && is_address(space));
         let taken = |key: u64| self.holds.iter().any(|hold| same(hold.space) && hold.key == key && hold.in_driver);
-        (1..=6).find(|key| !taken(*key) && !(is_address(space) && self.is_in_a_graph(*key)))
+        (1..=8).find(|key| !taken(*key) && !(is_address(space) && self.is_in_a_graph(*key)))
     }
 }

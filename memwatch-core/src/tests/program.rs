@@ -1,17 +1,32 @@
 //! What the threads of the simulated program decide to do: only what a program without mistakes may.
 
-use super::{Deed, GRANULE, Hold, Running, Space, State, What, World};
+use super::{Deed, Focus, GRANULE, Hold, Running, Space, State, What, World};
 use crate::ledger::totals::Kind;
 
-/// Families of calls, each as often as it stands here.
+/// What there is to choose from.
 const CHOICES: u8 = 40;
+
+impl Focus {
+    /// The choices of a program of this focus, from one random byte.
+    fn choice(self, choice: u8) -> u8 {
+        let among: &[u8] = match self {
+            Self::Everything => return choice % CHOICES,
+            Self::Pools => &[3, 4, 3, 4, 14, 15, 16, 22, 27, 31, 33, 34, 35, 35],
+            Self::Graphs => &[36, 37, 38, 39, 36, 37, 38, 39, 0, 4, 14, 31],
+            Self::Multicast => &[8, 8, 28, 28, 29, 29, 30, 30, 30, 10, 13, 18, 19, 20],
+            Self::Contexts => &[0, 2, 3, 5, 6, 14, 15, 22, 22, 23, 23, 23, 31, 32],
+        };
+        among[usize::from(choice) % among.len()]
+    }
+}
 
 impl World {
     /// Decides what an idle thread does.
     pub(super) fn enter(&mut self, thread: usize, choice: u8, pick: usize, bytes: u64) {
         let stateful = self.habits.stateful;
-        let deed = match choice % CHOICES {
-            0..=9 => self.decide_to_make(thread, choice % CHOICES, pick),
+        let choice = self.habits.focus.choice(choice);
+        let deed = match choice {
+            0..=9 => self.decide_to_make(thread, choice, pick),
             10..=12 => self.idle(&[Space::Handle], pick).map(|source| {
                 let place = u64::try_from(pick % 4).expect("small");
                 Deed::Map { source, address: 0x10_0000 + place * GRANULE, length: (1 + bytes % 2) * GRANULE }

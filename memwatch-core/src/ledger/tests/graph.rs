@@ -129,3 +129,12 @@ fn a_free_seen_after_its_address_became_a_graphs_is_the_former_tenants() {
     story.tell([instantiate(), launch()]);
     assert_eq!((story.live(), held(&story), story.frees()), (0, 2 * MIB, (2, 0, 0)));
 }
+
+#[test]
+fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH]), mem_alloc(0xd1, MIB)]);
+    assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (4 * MIB, MIB, 4 * MIB));
+}

@@ -7,7 +7,7 @@ use super::ProcessLedger;
 use super::pool::Backed;
 use super::totals::{Counter, DeviceRef, Kind};
 use crate::decode::decode;
-use crate::test_driver::{Counts, DEVICES, Habits, History, Moment, Step, Sums, play};
+use crate::test_driver::{Counts, DEVICES, Focus, Habits, History, Moment, Step, Sums, play};
 use crate::words::Ordinal;
 
 const CASES: u32 = 800;
@@ -19,7 +19,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn habits(threads: impl Strategy<Value = usize>, teardown: bool) -> impl Strategy<Value = Habits> {
-    threads.prop_map(move |threads| Habits { threads, teardown, fresh_handles: false, stateful: true })
+    let focus = prop::sample::select(Focus::ALL.as_slice());
+    let habits = move |(threads, focus)| Habits { threads, teardown, fresh_handles: false, stateful: true, focus };
+    (threads, focus).prop_map(habits)
 }
 
 fn counters(ledger: &ProcessLedger) -> impl Iterator<Item = ((Option<u32>, Kind), Counter)> {
@@ -168,7 +170,8 @@ proptest! {
         steps in steps(),
         cut in any::<prop::sample::Index>(),
     ) {
-        let history = play(Habits { threads, teardown: false, fresh_handles: true, stateful: false }, &steps);
+        let focus = Focus::Everything;
+        let history = play(Habits { threads, teardown: false, fresh_handles: true, stateful: false, focus }, &steps);
         let cut = cut.index(history.moments.len());
         let mut ledger = ProcessLedger::new(false);
         for moment in &history.moments[cut..] {
