@@ -408,3 +408,7 @@ mod tests;
 #[cfg(test)]
 #[path = "tests/properties.rs"]
 mod property_tests;
+
+#[cfg(test)]
+#[path = "tests/lossy_properties.rs"]
+mod lossy_property_tests;

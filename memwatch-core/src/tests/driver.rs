@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use memwatch_common::record::CallRecord;
 
+use crate::decode::decode;
 use crate::input::Held;
 use crate::ledger::totals::Kind;
 use crate::test_calls::*;
@@ -111,6 +112,17 @@ pub(crate) struct History {
     pub(crate) survivors: Vec<Survivor>,
     pub(crate) torn_down: u64,
     pub(crate) refused: u64,
+}
+
+impl History {
+    /// The calls up to this one, for a failure to be read.
+    pub(crate) fn told(&self, index: usize) -> String {
+        let call = |moment: &Moment| {
+            let call = decode(&moment.record).expect("a row of the table");
+            format!("\n{} {}..{} {:?} = {}", call.tid.0, call.entered_ns, call.returned_ns, call.action, call.status)
+        };
+        self.moments[..=index].iter().map(call).collect()
+    }
 }
 
 /// What a call makes.

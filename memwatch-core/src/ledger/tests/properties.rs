@@ -77,15 +77,6 @@ fn check_pools(ledger: &ProcessLedger, moment: &Moment, told: impl Fn() -> Strin
     Ok(())
 }
 
-/// The calls up to this one, for a failure to be read.
-fn told(history: &History, index: usize) -> String {
-    let call = |moment: &Moment| {
-        let call = decode(&moment.record).expect("a row of the table");
-        format!("\n{} {}..{} {:?} = {}", call.tid.0, call.entered_ns, call.returned_ns, call.action, call.status)
-    };
-    history.moments[..=index].iter().map(call).collect()
-}
-
 /// Applies a history and holds the ledger against the model after every record.
 fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
     let mut ledger = ProcessLedger::new(true);
@@ -99,16 +90,16 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
             prop_assert!(
                 least <= held && held <= most,
                 "{key:?}: {least} <= {held} <= {most} after{}",
-                told(history, index)
+                history.told(index)
             );
         }
         for (key, counter) in counters(&ledger) {
             let Counter { live_bytes, peak_bytes, total_bytes } = counter;
             prop_assert!(live_bytes <= peak_bytes && peak_bytes <= total_bytes, "record {index}: {key:?}: {counter:?}");
         }
-        check_pools(&ledger, moment, || told(history, index))?;
+        check_pools(&ledger, moment, || history.told(index))?;
         if let Some(counts) = moment.counts {
-            prop_assert_eq!(counted(&ledger), counts, "after{}", told(history, index));
+            prop_assert_eq!(counted(&ledger), counts, "after{}", history.told(index));
         }
         lowest_peak = lowest_peak.max(owned_bytes(&moment.at_least));
         highest_peak = highest_peak.max(owned_bytes(&moment.at_most));
