@@ -25,8 +25,11 @@ impl ProcessLedger {
         }
         let span = Span { entered_ns: now_ns, returned_ns: now_ns };
         let truly: HashMap<u64, &Held> = held.iter().map(|held| (held.address, held)).collect();
-        let is_ghost = |address: u64, tenancy: &Tenancy| {
-            tenancy.own().is_some_and(|own| truly.get(&address).is_none_or(|held| held.bytes != own.bytes))
+        let is_ghost = |address: u64, tenancy: &Tenancy| match (tenancy, truly.get(&address)) {
+            (Tenancy::Own(own), Some(held)) => !is_same(own, held),
+            (Tenancy::Own(_), None) => true,
+            // What is in the books is the process's own.
+            (Tenancy::Foreign, held) => held.is_some(),
         };
         for (address, ghost) in self.addresses.extract(is_ghost) {
             self.move_out(span, address, ghost);
@@ -44,15 +47,26 @@ impl ProcessLedger {
     /// An allocation whose record is lost: its size is known, its context and pool are not.
     fn adopt(&mut self, held: &Held, span: Span) {
         let device = self.contexts.only_device();
-        let kind = match probes::by_id(held.probe).map(|probe| probe.meaning) {
-            Some(Meaning::Allocate { kind, .. }) => linear_kind(kind),
-            _ => Kind::Pool,
-        };
+        let kind = linear_kind_of(held).unwrap_or(Kind::Pool);
         let pool = (kind == Kind::Pool).then(|| self.pools.of(None, device));
         let device = if kind.is_host() { DeviceRef::Unknown } else { device };
         let allocation = Allocation::adopted(held.bytes, device, kind, pool);
         self.settle_in(span, held.address, allocation);
     }
+}
+
+/// The kind of linear memory it is; `None` for stream-ordered memory.
+fn linear_kind_of(held: &Held) -> Option<Kind> {
+    match probes::by_id(held.probe)?.meaning {
+        Meaning::Allocate { kind, .. } => Some(linear_kind(kind)),
+        _ => None,
+    }
+}
+
+/// Whether an allocation may be the one in the books; which pool it is from, they do not say.
+fn is_same(own: &Allocation, held: &Held) -> bool {
+    let is_like = linear_kind_of(held).map_or(own.pool.is_some(), |kind| own.pool.is_none() && own.kind == kind);
+    own.bytes == held.bytes && is_like
 }
 
 #[cfg(test)]

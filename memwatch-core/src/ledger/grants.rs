@@ -130,11 +130,19 @@ impl ProcessLedger {
         }
     }
 
+    /// A graph has this address now.
+    pub(super) fn give_to_graph(&mut self, span: Span, address: u64) {
+        if let Some(previous) = self.addresses.displace(address) {
+            self.move_out(span, address, previous);
+        }
+    }
+
     fn allocate_from_pool(&mut self, call: &Call) {
         let Action::AllocateFromPool { address, bytes, pool, stream } = call.action else { return };
         let key = StreamKey::new(stream, call.tid);
         if self.graphs.is_capturing(key) {
-            self.graphs.capture_allocation(key, address, bytes);
+            self.give_to_graph(call.span(), address);
+            self.graphs.capture_allocation(key, address, bytes, call.returned_ns);
             return;
         }
         let device = self.contexts.device_of_stream(stream, call.tid);
@@ -153,7 +161,7 @@ impl ProcessLedger {
         if address == 0 {
             return;
         }
-        if self.graphs.holds(address) {
+        if self.graphs.is_freed(address, call.entered_ns) {
             if let Some(change) = self.graphs.free(address) {
                 self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
             }

@@ -44,9 +44,17 @@ pub struct Change {
 #[derive(Clone, Copy, Debug)]
 struct Node {
     bytes: u64,
+    /// The return of the call that made it.
+    granted_ns: u64,
     freed_by_graph: bool,
     /// The last launch has allocated it, and nobody has freed it.
     outstanding: bool,
+}
+
+impl Node {
+    const fn new(bytes: u64, granted_ns: u64) -> Self {
+        Self { bytes, granted_ns, freed_by_graph: false, outstanding: false }
+    }
 }
 
 type GraphId = u64;
@@ -105,6 +113,13 @@ impl Graphs {
         self.nodes.contains_key(&address) || self.capturing.values().any(|graph| graph.nodes.contains_key(&address))
     }
 
+    /// Whether a free that was entered at this time is of a graph's node: an earlier one is of whoever lived there before.
+    pub fn is_freed(&self, address: u64, entered_ns: u64) -> bool {
+        let graph = self.nodes.get(&address).and_then(|id| self.graphs.get(id));
+        let mut graphs = graph.into_iter().chain(self.capturing.values());
+        graphs.any(|graph| graph.nodes.get(&address).is_some_and(|node| node.granted_ns <= entered_ns))
+    }
+
     /// Another allocation has an address that was thought a graph's: the graph is gone.
     pub fn evict(&mut self, address: u64) -> Option<Change> {
         let id = self.nodes.remove(&address)?;
@@ -136,9 +151,9 @@ impl Graphs {
     }
 
     /// An allocation asked of a capturing stream.
-    pub fn capture_allocation(&mut self, stream: StreamKey, address: u64, bytes: u64) {
+    pub fn capture_allocation(&mut self, stream: StreamKey, address: u64, bytes: u64, granted_ns: u64) {
         if let Some(graph) = self.capturing.get_mut(&stream) {
-            graph.nodes.insert(address, Node { bytes, freed_by_graph: false, outstanding: false });
+            graph.nodes.insert(address, Node::new(bytes, granted_ns));
         }
     }
 
@@ -159,10 +174,10 @@ impl Graphs {
     }
 
     /// `cuGraphAddMemAllocNode`, or `cuGraphAddNode` of that kind.
-    pub fn add_allocation(&mut self, handle: u64, address: u64, bytes: u64, device: DeviceRef) {
+    pub fn add_allocation(&mut self, handle: u64, address: u64, bytes: u64, device: DeviceRef, granted_ns: u64) {
         let id = self.handles.get(&handle).copied().unwrap_or_else(|| self.name(handle, device));
         if let Some(graph) = self.graphs.get_mut(&id) {
-            graph.nodes.insert(address, Node { bytes, freed_by_graph: false, outstanding: false });
+            graph.nodes.insert(address, Node::new(bytes, granted_ns));
             self.nodes.insert(address, id);
         }
     }
@@ -225,10 +240,14 @@ impl Graphs {
             return None;
         }
         let change = graph.shrink();
-        if !graph.alive && graph.backed_bytes == 0 {
-            let nodes = std::mem::take(&mut graph.nodes);
-            self.graphs.remove(&id);
-            self.nodes.retain(|address, _| !nodes.contains_key(address));
+        if !graph.alive {
+            // Of a graph that is gone, only what is still allocated has its address.
+            for (address, _) in graph.nodes.extract_if(.., |_, node| !node.outstanding) {
+                self.nodes.remove(&address);
+            }
+            if graph.nodes.is_empty() {
+                self.graphs.remove(&id);
+            }
         }
         change
     }

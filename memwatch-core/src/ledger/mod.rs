@@ -25,7 +25,7 @@ pub mod tenants;
 pub mod totals;
 pub mod virtual_memory;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use memwatch_common::meaning::{LinearKind, PoolRole};
 
@@ -68,8 +68,8 @@ pub struct ProcessLedger {
     arrays: Tenants<Tenancy>,
     registered: Tenants<u64>,
     /// Addresses without memory: bytes by address.
-    reservations: HashMap<u64, u64>,
-    modules: HashSet<u64>,
+    reservations: Tenants<u64>,
+    modules: Tenants<()>,
     physical: VirtualMemory,
     pools: Pools,
     graphs: Graphs,
@@ -125,16 +125,16 @@ impl ProcessLedger {
             }
             Action::ImportAddress { address, .. } => self.import_address(call, address, origin),
             Action::ReserveAddresses { address, bytes } => {
-                self.reservations.insert(address, bytes);
+                self.reservations.grant(address, call.returned_ns, bytes);
             }
             Action::FreeAddresses { address, .. } => {
-                self.reservations.remove(&address);
+                self.reservations.release(address, call.entered_ns);
             }
             Action::LoadModule { module } => {
-                self.modules.insert(module);
+                self.modules.grant(module, call.returned_ns, ());
             }
             Action::UnloadModule { module } => {
-                self.modules.remove(&module);
+                self.modules.release(module, call.entered_ns);
             }
             _ => {
                 self.apply_virtual_memory(call, origin);
@@ -170,11 +170,11 @@ impl ProcessLedger {
                 self.physical.create(handle, returned_ns, Physical::foreign()).into_iter().collect()
             }
             Action::BindMulticast { object, device, offset_bytes, handle, bytes } => {
-                self.physical.bind(object, Part { device, offset_bytes, bytes }, handle);
+                self.physical.bind(object, Part { device, offset_bytes, bytes }, handle, returned_ns);
                 Vec::new()
             }
             Action::UnbindMulticast { object, device, offset_bytes, bytes } => {
-                self.physical.unbind(object, Part { device: Some(device), offset_bytes, bytes })
+                self.physical.unbind(object, Part { device: Some(device), offset_bytes, bytes }, entered_ns)
             }
             Action::Map { address, bytes, handle } => self.physical.map(address, bytes, handle, returned_ns),
             Action::Unmap { address, bytes } => {
@@ -217,7 +217,8 @@ impl ProcessLedger {
             Action::AddAllocationNode { graph, address, bytes, device: own } => {
                 let device = own.map_or(device, DeviceRef::Ordinal);
                 let before = self.graphs.evict(address);
-                self.graphs.add_allocation(graph, address, bytes, device);
+                self.give_to_graph(call.span(), address);
+                self.graphs.add_allocation(graph, address, bytes, device, call.returned_ns);
                 before.into_iter().collect()
             }
             Action::AddFreeNode { address, .. } => {
@@ -407,3 +408,7 @@ mod tests;
 #[cfg(test)]
 #[path = "tests/properties.rs"]
 mod property_tests;
+
+#[cfg(test)]
+#[path = "tests/lossy_properties.rs"]
+mod lossy_property_tests;

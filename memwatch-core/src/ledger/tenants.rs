@@ -48,6 +48,13 @@ impl<T> Tenants<T> {
         Some(previous.value)
     }
 
+    /// Something that is no tenant has this address now: the one still there must have been freed, by a record that is yet to come.
+    pub fn displace(&mut self, key: u64) -> Option<T> {
+        let previous = self.live.remove(&key)?;
+        self.await_frees(key, 1);
+        Some(previous.value)
+    }
+
     /// So many more frees of replaced tenants of `key` are yet to come.
     pub fn await_frees(&mut self, key: u64, count: u32) {
         if count > 0 {

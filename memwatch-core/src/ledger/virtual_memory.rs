@@ -86,6 +86,7 @@ pub struct Part {
 struct Binding {
     object: PhysicalId,
     part: Part,
+    bound_ns: u64,
     physical: PhysicalId,
 }
 
@@ -218,21 +219,29 @@ impl VirtualMemory {
     }
 
     /// Binds the memory under a handle to a multicast object: it stays while it is bound.
-    pub fn bind(&mut self, object: u64, part: Part, handle: u64) {
+    ///
+    /// A call that names no device binds the memory to its own one's share of the object.
+    pub fn bind(&mut self, object: u64, part: Part, handle: u64, bound_ns: u64) {
         let (Some(object), Some(physical)) = (self.id(object), self.id(handle)) else { return };
         if let Some(memory) = self.memory.get_mut(&physical) {
             memory.mappings += 1;
-            self.bindings.push(Binding { object, part, physical });
+            let own = match memory.device {
+                DeviceRef::Ordinal(ordinal) => Some(ordinal),
+                DeviceRef::Unknown => None,
+            };
+            let part = Part { device: part.device.or(own), ..part };
+            self.bindings.push(Binding { object, part, bound_ns, physical });
         }
     }
 
-    /// Ends the bindings in a part of a multicast object. Returns the memory that this frees.
-    pub fn unbind(&mut self, object: u64, part: Part) -> Vec<Physical> {
+    /// Ends the bindings in a part of a multicast object that were made before `entered_ns`. Returns the memory that this frees.
+    pub fn unbind(&mut self, object: u64, part: Part, entered_ns: u64) -> Vec<Physical> {
         let Some(object) = self.id(object) else { return Vec::new() };
         let end = part.offset_bytes.saturating_add(part.bytes);
         self.unbind_where(|binding| {
             let own = binding.part;
             binding.object == object
+                && binding.bound_ns <= entered_ns
                 && (own.device.is_none() || own.device == part.device)
                 && own.offset_bytes >= part.offset_bytes
                 && own.offset_bytes.saturating_add(own.bytes) <= end

@@ -200,3 +200,156 @@ pub(crate) fn device_get_uuid(device: u32, byte: u8) -> TestCall {
     let word = u64::from_le_bytes([byte; 8]);
     call("cuDeviceGetUuid_v2", [0x7fff_0000, u64::from(device)]).out([word, word])
 }
+
+/// The same call on a stream; without a stream it is made on the default one.
+pub(crate) fn mem_alloc_async_on(address: u64, bytes: u64, stream: u64) -> TestCall {
+    call("cuMemAllocAsync", [0x7fff_0000, bytes, stream]).out([address, 0])
+}
+
+pub(crate) fn mem_alloc_from_pool_async_on(address: u64, bytes: u64, pool: u64, stream: u64) -> TestCall {
+    call("cuMemAllocFromPoolAsync", [0x7fff_0000, bytes, pool, stream]).out([address, 0])
+}
+
+pub(crate) fn mem_free_async_on(address: u64, stream: u64) -> TestCall {
+    call("cuMemFreeAsync", [address, stream])
+}
+
+pub(crate) fn stream_create(stream: u64) -> TestCall {
+    call("cuStreamCreate", [0x7fff_0000, 0]).out([stream, 0])
+}
+
+/// `allocation_type` is a `CUmemAllocationType`, `location` a `CUmemLocation`.
+pub(crate) fn mem_pool_create(pool: u64, allocation_type: u32, location: (u32, u32)) -> TestCall {
+    let words = [pair(allocation_type, 0), pair(location.0, location.1), 0, 0, 0];
+    call("cuMemPoolCreate", [0x7fff_0000, 0x7fff_0100]).out([pool, 0]).peek(words)
+}
+
+pub(crate) fn mem_pool_destroy(pool: u64) -> TestCall {
+    call("cuMemPoolDestroy", [pool])
+}
+
+pub(crate) fn mem_pool_trim_to(pool: u64, keep_bytes: u64) -> TestCall {
+    call("cuMemPoolTrimTo", [pool, keep_bytes])
+}
+
+/// `attribute` is a `CUmemPool_attribute`.
+pub(crate) fn mem_pool_set_attribute(pool: u64, attribute: u64, value: u64) -> TestCall {
+    call("cuMemPoolSetAttribute", [pool, attribute, 0x7fff_0000]).peek([value])
+}
+
+pub(crate) fn mem_pool_get_attribute(pool: u64, attribute: u64, value: u64) -> TestCall {
+    call("cuMemPoolGetAttribute", [pool, attribute, 0x7fff_0000]).out([value, 0])
+}
+
+pub(crate) fn mem_pool_import(pool: u64) -> TestCall {
+    call("cuMemPoolImportFromShareableHandle", [0x7fff_0000, 5, 1, 0]).out([pool, 0])
+}
+
+pub(crate) fn mem_pool_import_pointer(address: u64, pool: u64) -> TestCall {
+    call("cuMemPoolImportPointer", [0x7fff_0000, pool, 0x7fff_0100]).out([address, 0])
+}
+
+pub(crate) fn device_set_mem_pool(device: u32, pool: u64) -> TestCall {
+    call("cuDeviceSetMemPool", [u64::from(device), pool])
+}
+
+pub(crate) fn device_get_mem_pool(device: u32, pool: u64) -> TestCall {
+    call("cuDeviceGetMemPool", [0x7fff_0000, u64::from(device)]).out([pool, 0])
+}
+
+pub(crate) fn device_get_default_mem_pool(device: u32, pool: u64) -> TestCall {
+    call("cuDeviceGetDefaultMemPool", [0x7fff_0000, u64::from(device)]).out([pool, 0])
+}
+
+pub(crate) fn ipc_open(address: u64) -> TestCall {
+    call("cuIpcOpenMemHandle_v2", [0x7fff_0000, 1]).out([address, 0])
+}
+
+pub(crate) fn ipc_close(address: u64) -> TestCall {
+    call("cuIpcCloseMemHandle", [address])
+}
+
+pub(crate) fn external_memory_get_mapped_buffer(address: u64) -> TestCall {
+    call("cuExternalMemoryGetMappedBuffer", [0x7fff_0000, 0xe7, 0x7fff_0100]).out([address, 0])
+}
+
+pub(crate) fn multicast_create(handle: u64) -> TestCall {
+    call("cuMulticastCreate", [0x7fff_0000, 0x7fff_0100]).out([handle, 0])
+}
+
+/// The first version of the call names no device.
+pub(crate) fn multicast_bind(object: u64, device: Option<u32>, offset: u64, handle: u64, bytes: u64) -> TestCall {
+    match device {
+        None => call("cuMulticastBindMem", [object, offset, handle, 0, bytes, 0]),
+        Some(device) => call("cuMulticastBindMem_v2", [object, u64::from(device), offset, handle, 0, bytes]),
+    }
+}
+
+pub(crate) fn multicast_unbind(object: u64, device: u32, offset: u64, bytes: u64) -> TestCall {
+    call("cuMulticastUnbind", [object, u64::from(device), offset, bytes])
+}
+
+pub(crate) fn mem_address_reserve(address: u64, bytes: u64) -> TestCall {
+    call("cuMemAddressReserve", [0x7fff_0000, bytes, 0, 0, 0]).out([address, 0])
+}
+
+pub(crate) fn mem_address_free(address: u64, bytes: u64) -> TestCall {
+    call("cuMemAddressFree", [address, bytes])
+}
+
+pub(crate) fn library_load_data(library: u64) -> TestCall {
+    call("cuLibraryLoadData", [0x7fff_0000, 0x7fff_0100]).out([library, 0])
+}
+
+pub(crate) fn library_unload(library: u64) -> TestCall {
+    call("cuLibraryUnload", [library])
+}
+
+pub(crate) fn green_ctx_create(green: u64, device: u32) -> TestCall {
+    call("cuGreenCtxCreate", [0x7fff_0000, 0, u64::from(device), 1]).out([green, 0])
+}
+
+pub(crate) fn ctx_from_green_ctx(context: u64, green: u64) -> TestCall {
+    call("cuCtxFromGreenCtx", [0x7fff_0000, green]).out([context, 0])
+}
+
+pub(crate) fn green_ctx_destroy(green: u64) -> TestCall {
+    call("cuGreenCtxDestroy", [green])
+}
+
+pub(crate) fn stream_begin_capture(stream: u64) -> TestCall {
+    call("cuStreamBeginCapture_v2", [stream, 0])
+}
+
+pub(crate) fn stream_end_capture(stream: u64, graph: u64) -> TestCall {
+    call("cuStreamEndCapture", [stream, 0x7fff_0000]).out([graph, 0])
+}
+
+pub(crate) fn graph_add_mem_alloc_node(graph: u64, address: u64, bytes: u64, device: u32) -> TestCall {
+    let words = [1, pair(ON_DEVICE, device), 0];
+    call("cuGraphAddMemAllocNode", [0x7fff_0000, graph, 0, 0, 0x7fff_0100]).out([bytes, address]).peek(words)
+}
+
+pub(crate) fn graph_add_mem_free_node(graph: u64, address: u64) -> TestCall {
+    call("cuGraphAddMemFreeNode", [0x7fff_0000, graph, 0, 0, address])
+}
+
+pub(crate) fn graph_instantiate(executable: u64, graph: u64) -> TestCall {
+    call("cuGraphInstantiateWithFlags", [0x7fff_0000, graph, 0]).out([executable, 0])
+}
+
+pub(crate) fn graph_launch(executable: u64) -> TestCall {
+    call("cuGraphLaunch", [executable, 0])
+}
+
+pub(crate) fn graph_exec_destroy(executable: u64) -> TestCall {
+    call("cuGraphExecDestroy", [executable])
+}
+
+pub(crate) fn graph_destroy(graph: u64) -> TestCall {
+    call("cuGraphDestroy", [graph])
+}
+
+pub(crate) fn device_graph_mem_trim(device: u32) -> TestCall {
+    call("cuDeviceGraphMemTrim", [u64::from(device)])
+}

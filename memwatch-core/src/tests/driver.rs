@@ -3,19 +3,34 @@
 //! Each call is entered, has its effect at one later moment, and returns still later; other threads' calls go on between. The driver
 //! hands out an address or handle only while it is free at that moment, and the program makes no mistakes: it uses only what a call has
 //! returned to it, and gives nothing back twice. What is then held is told by looking at every thing there ever was.
+//!
+//! Calls that change what other calls mean (contexts, pools, graphs) are made while nothing runs that they matter to.
 
 use std::collections::BTreeMap;
 
 use memwatch_common::record::CallRecord;
 
+use crate::decode::decode;
+use crate::input::Held;
 use crate::ledger::totals::Kind;
 use crate::test_calls::*;
+
+use graphs::{Capture, Graph};
+use pools::{Pool, PoolTruth, Stream};
 
 /// Devices of the simulated machine.
 pub(crate) const DEVICES: u32 = 2;
 
+#[path = "contexts.rs"]
+mod contexts;
+#[path = "graphs.rs"]
+mod graphs;
+#[path = "pools.rs"]
+mod pools;
 #[path = "program.rs"]
 mod program;
+#[path = "reported.rs"]
+mod reported;
 
 const NO_CONTEXT: i32 = 201;
 const GRANULE: u64 = 0x1000;
@@ -31,10 +46,29 @@ pub(crate) type Sums = BTreeMap<(Option<u32>, Kind), u64>;
 pub(crate) struct Habits {
     /// Threads that call the driver.
     pub(crate) threads: usize,
-    /// It tears contexts down, while no other call runs.
+    /// It tears contexts down, while no other call runs. It then sees no other process's memory by address: what becomes of that, the
+    /// driver's documents do not say.
     pub(crate) teardown: bool,
     /// A handle value is never used again.
     pub(crate) fresh_handles: bool,
+    /// It has pools, streams, graphs and multicast objects: what a call on one of them means depends on calls long before.
+    pub(crate) stateful: bool,
+    /// What it does most of.
+    pub(crate) focus: Focus,
+}
+
+/// Families of calls a program may be fond of: those that only matter together are too rare in one that does everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Focus {
+    Everything,
+    Pools,
+    Graphs,
+    Multicast,
+    Contexts,
+}
+
+impl Focus {
+    pub(crate) const ALL: [Self; 5] = [Self::Everything, Self::Pools, Self::Graphs, Self::Multicast, Self::Contexts];
 }
 
 /// A call's record, and what is held when it arrives: at least, and at most where frees in flight are counted in.
@@ -43,6 +77,23 @@ pub(crate) struct Moment {
     pub(crate) record: CallRecord,
     pub(crate) at_least: Sums,
     pub(crate) at_most: Sums,
+    pub(crate) pools: Vec<PoolTruth>,
+    /// Told only while no call is running: then they are exact.
+    pub(crate) counts: Option<Counts>,
+    /// What the kernel half's books say.
+    pub(crate) books: Vec<Held>,
+    /// The books make up for the loss of this record.
+    pub(crate) losable: bool,
+}
+
+/// What is counted and not measured in bytes of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) aliases: usize,
+    pub(crate) reservation_bytes: u64,
+    pub(crate) modules: usize,
+    pub(crate) graph_node_bytes: u64,
+    pub(crate) has_graph_memory: bool,
 }
 
 /// Something that is live in the end.
@@ -63,12 +114,46 @@ pub(crate) struct History {
     pub(crate) refused: u64,
 }
 
-/// Memory, held by one address or handle, or by several: physical memory.
+impl History {
+    /// The calls up to this one, for a failure to be read.
+    pub(crate) fn told(&self, index: usize) -> String {
+        let call = |moment: &Moment| {
+            let call = decode(&moment.record).expect("a row of the table");
+            format!("\n{} {}..{} {:?} = {}", call.tid.0, call.entered_ns, call.returned_ns, call.action, call.status)
+        };
+        self.moments[..=index].iter().map(call).collect()
+    }
+}
+
+/// What a call makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// Memory of a kind, but for stream-ordered memory.
+    Own(Kind),
+    /// Stream-ordered memory; without a pool from the current one.
+    Pooled {
+        pool: Option<usize>,
+        stream: u64,
+    },
+    ImportedHandle,
+    ImportedPointer {
+        pool: usize,
+    },
+    ExternalBuffer,
+    OpenedByIpc,
+    Multicast,
+    Reservation,
+    Library,
+}
+
+/// Whatever is held by one address or handle, or by several: physical memory.
 struct Thing {
-    /// `None`: imported.
+    what: What,
+    /// `None`: no memory of the process's own.
     kind: Option<Kind>,
     device: Option<u32>,
     context: Option<u64>,
+    pool: Option<usize>,
     bytes: u64,
     since: Option<usize>,
 }
@@ -76,10 +161,15 @@ struct Thing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Space {
     Address,
+    Ipc,
     Array,
     Registered,
     Handle,
     Range,
+    /// Parts of a multicast object.
+    Bound,
+    Reservation,
+    Library,
 }
 
 /// A way in which a thing is held.
@@ -89,6 +179,8 @@ struct Hold {
     key: u64,
     /// Addresses it takes from `key` on.
     length: u64,
+    /// The multicast object without which it is nothing.
+    object: Option<usize>,
     in_driver: bool,
     state: State,
 }
@@ -120,8 +212,8 @@ impl State {
 
 #[derive(Clone, Debug)]
 enum Deed {
-    /// A new thing of a kind on a device; `None` imports.
-    Make(Option<Kind>, u32),
+    /// A new thing, on a device where the call names one.
+    Make(What, u32),
     /// One hold more on a thing that is already held.
     Map {
         source: usize,
@@ -131,7 +223,43 @@ enum Deed {
     Retain {
         source: usize,
     },
+    /// What is open is opened once more.
+    Reopen {
+        source: usize,
+    },
+    /// Physical memory becomes part of a multicast object, by a call that names its device or by one that does not.
+    Bind {
+        source: usize,
+        object: usize,
+        offset: u64,
+        named: bool,
+    },
+    /// And is no longer.
+    Unbind {
+        bound: usize,
+        object: usize,
+    },
     End(Vec<usize>),
+}
+
+impl Deed {
+    /// Holds that must stay while it runs.
+    fn needs(&self) -> Vec<usize> {
+        match self {
+            Self::Make(..) | Self::End(_) => Vec::new(),
+            Self::Map { source, .. } | Self::Retain { source } | Self::Reopen { source } => vec![*source],
+            Self::Bind { source, object, .. } => vec![*source, *object],
+            Self::Unbind { object, .. } => vec![*object],
+        }
+    }
+
+    fn ends(&self) -> Vec<usize> {
+        match self {
+            Self::End(holds) => holds.clone(),
+            Self::Unbind { bound, .. } => vec![*bound],
+            _ => Vec::new(),
+        }
+    }
 }
 
 struct Running {
@@ -146,6 +274,10 @@ struct Context {
     handle: u64,
     device: u32,
     alive: bool,
+    /// The context whose memory is what is allocated in it: itself, unless it stands for a green one.
+    owner: u64,
+    /// The green context it stands for.
+    green: Option<u64>,
 }
 
 #[derive(Default)]
@@ -162,20 +294,44 @@ struct World {
     holds: Vec<Hold>,
     contexts: Vec<Context>,
     primary_references: [u32; DEVICES as usize],
+    streams: Vec<Stream>,
+    pools: Vec<Pool>,
+    /// By device.
+    current_pools: [usize; DEVICES as usize],
+    graphs: Vec<Graph>,
+    captures: Vec<Capture>,
     last_handle: u64,
     history: History,
 }
 
+impl World {
+    fn new(habits: Habits) -> Self {
+        let context = |device| {
+            let handle = 0xc0 + u64::from(device);
+            Context { handle, device, alive: true, owner: handle, green: None }
+        };
+        Self {
+            habits,
+            now_ns: 1000,
+            threads: (0..habits.threads).map(|_| Thread::default()).collect(),
+            things: Vec::new(),
+            holds: Vec::new(),
+            contexts: (0..DEVICES).map(context).collect(),
+            primary_references: [1; DEVICES as usize],
+            streams: Vec::new(),
+            pools: (0..DEVICES).map(Pool::default_of).collect(),
+            current_pools: [0, 1],
+            graphs: Vec::new(),
+            captures: Vec::new(),
+            last_handle: 0,
+            history: History { moments: Vec::new(), survivors: Vec::new(), torn_down: 0, refused: 0 },
+        }
+    }
+}
+
 /// Lets a program with these habits take these steps, and every call return in the end.
 pub(crate) fn play(habits: Habits, steps: &[Step]) -> History {
-    let history = History { moments: Vec::new(), survivors: Vec::new(), torn_down: 0, refused: 0 };
-    let contexts =
-        (0..DEVICES).map(|device| Context { handle: 0xc0 + u64::from(device), device, alive: true }).collect();
-    let threads = (0..habits.threads).map(|_| Thread::default()).collect();
-    let (things, holds) = (Vec::new(), Vec::new());
-    let primary_references = [1; DEVICES as usize];
-    let mut world =
-        World { habits, now_ns: 1000, threads, things, holds, contexts, primary_references, last_handle: 0, history };
+    let mut world = World::new(habits);
     for device in 0..DEVICES {
         world.instant(0, primary_ctx_retain(0xc0 + u64::from(device), device));
     }
@@ -210,29 +366,21 @@ impl World {
     }
 
     fn finish(mut self) -> History {
-        let live = |index: usize| self.holds.iter().any(|hold| hold.thing == index && hold.state.is_held());
         let survivor = |(index, thing): (usize, &Thing)| {
             let (kind, since) = (thing.kind?, thing.since?);
-            live(index).then_some(Survivor { kind, bytes: thing.bytes, since })
+            self.is_held(index, &State::is_held).then_some(Survivor { kind, bytes: thing.bytes, since })
         };
         let survivors = self.things.iter().enumerate().filter_map(survivor).collect();
         self.history.survivors = survivors;
         self.history
     }
 
-    // What the driver does.
-
-    /// Everything that lives in a context goes.
-    fn empty(&mut self, context: u64) {
-        for hold in &mut self.holds {
-            let thing = &self.things[hold.thing];
-            let dies = matches!(thing.kind, Some(Kind::Device | Kind::Managed | Kind::PinnedHost | Kind::Array));
-            if dies && thing.context == Some(context) && hold.state.is_held() {
-                (hold.in_driver, hold.state) = (false, State::Ended);
-                self.history.torn_down += 1;
-            }
-        }
+    /// Whether no call is running.
+    fn is_quiet(&self) -> bool {
+        self.threads.iter().all(|thread| thread.running.is_none())
     }
+
+    // What the driver does.
 
     /// The status, and the hold that came of it.
     fn effect(&mut self, thread: usize, running: &Running, fails: bool) -> (i32, Option<usize>) {
@@ -240,16 +388,10 @@ impl World {
             return (INVALID_VALUE, None);
         }
         match &running.deed {
-            Deed::Make(kind, device) => self.make(thread, *kind, *device, running.bytes),
+            Deed::Make(what, device) => self.make(thread, *what, *device, running.bytes),
             Deed::Map { source, address, length } => {
-                let taken = |hold: &Hold| {
-                    let apart = hold.key + hold.length <= *address || address + length <= hold.key;
-                    hold.space == Space::Range && hold.in_driver && !apart
-                };
-                if self.holds.iter().any(taken) {
-                    return (INVALID_VALUE, None);
-                }
-                (0, Some(self.hold(self.holds[*source].thing, Space::Range, *address, *length)))
+                let thing = self.holds[*source].thing;
+                self.hold_range(thing, Space::Range, (*address, *length), None)
             }
             Deed::Retain { source } => {
                 let thing = self.holds[*source].thing;
@@ -260,133 +402,95 @@ impl World {
                     None => (OUT_OF_MEMORY, None),
                 }
             }
-            Deed::End(holds) => {
-                for hold in holds {
-                    self.holds[*hold].in_driver = false;
+            Deed::Reopen { source } => {
+                let Hold { thing, key, .. } = self.holds[*source];
+                (0, Some(self.hold(thing, Space::Ipc, key, 0)))
+            }
+            Deed::Bind { source, object, offset, .. } => {
+                let (thing, object) = (self.holds[*source].thing, self.holds[*object].thing);
+                self.hold_range(thing, Space::Bound, (*offset, GRANULE), Some(object))
+            }
+            Deed::Unbind { .. } | Deed::End(_) => {
+                for hold in running.deed.ends() {
+                    self.holds[hold].in_driver = false;
                 }
                 (0, None)
             }
         }
     }
 
-    fn make(&mut self, thread: usize, kind: Option<Kind>, device: u32, bytes: u64) -> (i32, Option<usize>) {
-        let (space, needs_context) = match kind {
-            None | Some(Kind::Physical | Kind::HostPhysical) => (Space::Handle, false),
-            Some(Kind::Array) => (Space::Array, true),
-            Some(Kind::Registered) => (Space::Registered, true),
-            Some(_) => (Space::Address, true),
+    /// Fails where a part of the range is taken: of the address space, or of a device's share of a multicast object.
+    fn hold_range(
+        &mut self,
+        thing: usize,
+        space: Space,
+        (key, length): (u64, u64),
+        object: Option<usize>,
+    ) -> (i32, Option<usize>) {
+        let device = self.things[thing].device;
+        let taken = |hold: &Hold| {
+            let apart = hold.key + hold.length <= key || key + length <= hold.key;
+            let same_device = space == Space::Range || self.things[hold.thing].device == device;
+            hold.space == space && hold.object == object && same_device && hold.in_driver && !apart
         };
-        let current = self.threads[thread].stack.last();
-        let current = self.contexts.iter().find(|context| Some(&context.handle) == current && context.alive);
-        let (context, current_device) = (current.map(|own| own.handle), current.map(|own| own.device));
-        if needs_context && context.is_none() {
+        if self.holds.iter().any(taken) {
+            return (INVALID_VALUE, None);
+        }
+        let hold = self.hold(thing, space, key, length);
+        self.holds[hold].object = object;
+        (0, Some(hold))
+    }
+
+    fn make(&mut self, thread: usize, what: What, device: u32, bytes: u64) -> (i32, Option<usize>) {
+        let space = match what {
+            What::ImportedHandle | What::Multicast | What::Own(Kind::Physical | Kind::HostPhysical) => Space::Handle,
+            What::Own(Kind::Array) => Space::Array,
+            What::Own(Kind::Registered) => Space::Registered,
+            What::OpenedByIpc => Space::Ipc,
+            What::Reservation => Space::Reservation,
+            What::Library => Space::Library,
+            What::Own(_) | What::Pooled { .. } | What::ImportedPointer { .. } | What::ExternalBuffer => Space::Address,
+        };
+        let current = self.current_context(thread);
+        let (context, current_device) = (current.map(|own| own.owner), current.map(|own| own.device));
+        let pool = match what {
+            What::Pooled { pool, stream } => pool.or_else(|| self.pool_of_stream(stream, current_device)),
+            _ => None,
+        };
+        let needs_context = !matches!(space, Space::Handle | Space::Reservation | Space::Library);
+        let is_lost = if let What::Pooled { .. } = what { pool.is_none() } else { needs_context && context.is_none() };
+        if is_lost {
             return (NO_CONTEXT, None);
         }
-        let device = match kind {
-            Some(kind) if kind.is_host() => None,
-            Some(Kind::Physical) => Some(device),
-            _ => current_device,
+        let (kind, device) = match (what, pool) {
+            (_, Some(pool)) => (self.pools[pool].kind, self.pools[pool].device),
+            (What::Own(kind), _) if kind.is_host() => (Some(kind), None),
+            (What::Own(Kind::Physical), _) => (Some(Kind::Physical), Some(device)),
+            (What::Own(kind), _) => (Some(kind), current_device),
+            _ => (None, None),
         };
         let Some(key) = self.free_key(space) else { return (OUT_OF_MEMORY, None) };
-        self.things.push(Thing { kind, device, context, bytes, since: None });
-        (0, Some(self.hold(self.things.len() - 1, space, key, 0)))
+        self.things.push(Thing { what, kind, device, context, pool, bytes, since: None });
+        let hold = self.hold(self.things.len() - 1, space, key, 0);
+        if let Some(pool) = pool {
+            self.grow_pool(pool);
+        }
+        (0, Some(hold))
     }
 
     fn hold(&mut self, thing: usize, space: Space, key: u64, length: u64) -> usize {
-        self.holds.push(Hold { thing, space, key, length, in_driver: true, state: State::Coming });
+        self.holds.push(Hold { thing, space, key, length, object: None, in_driver: true, state: State::Coming });
         self.holds.len() - 1
     }
 
     fn free_key(&mut self, space: Space) -> Option<u64> {
-        let taken = |key: &u64| self.holds.iter().any(|hold| hold.space == space && hold.key == *key && hold.in_driver);
         if space == Space::Handle && self.habits.fresh_handles {
             self.last_handle += 1;
             return Some(self.last_handle);
         }
-        (1..=4).find(|key| !taken(key))
-    }
-
-    // What the kernel half sees.
-
-    fn leave(&mut self, thread: usize, running: Running) {
-        let (status, made) = running.effect.unwrap_or_default();
-        let key = made.map_or(0, |made| self.holds[made].key);
-        let call = self.call(&running, key);
-        let asked = matches!(running.deed, Deed::Make(Some(kind), _) if kind != Kind::Registered);
-        self.history.refused += u64::from(asked && status != 0);
-        if let Some(made) = made {
-            self.holds[made].state = State::Idle;
-            self.things[self.holds[made].thing].since.get_or_insert(self.history.moments.len());
-        }
-        match running.deed {
-            Deed::Make(..) => {}
-            Deed::Map { source, .. } | Deed::Retain { source } => self.holds[source].state = State::Idle,
-            Deed::End(holds) => {
-                let state = if status == 0 { State::Ended } else { State::Idle };
-                for hold in holds {
-                    self.holds[hold].state = state;
-                }
-            }
-        }
-        let call = if status == 0 { call } else { call.failing(status) };
-        self.report(thread, call, running.entered_ns);
-    }
-
-    fn call(&self, running: &Running, key: u64) -> TestCall {
-        let bytes = running.bytes;
-        match &running.deed {
-            Deed::Make(None, _) => mem_import(key),
-            Deed::Make(Some(kind), device) => match kind {
-                Kind::Device => mem_alloc(key, bytes),
-                Kind::Managed => mem_alloc_managed(key, bytes),
-                Kind::Pool => mem_alloc_async(key, bytes),
-                Kind::PinnedHost => mem_host_alloc(key, bytes),
-                Kind::Array => array_create(key, bytes),
-                Kind::Registered => mem_host_register(key, bytes),
-                Kind::Physical => mem_create(key, bytes, (ON_DEVICE, *device)),
-                Kind::HostPhysical => mem_create(key, bytes, (ON_HOST, 0)),
-                Kind::Graph => panic!("nothing in the model is a graph's"),
-            },
-            Deed::Map { source, address, length } => mem_map(*address, *length, 0, self.holds[*source].key),
-            Deed::Retain { source } => mem_retain(key, self.holds[*source].key + self.holds[*source].length - 1),
-            Deed::End(holds) => {
-                let (first, last) = (&self.holds[holds[0]], &self.holds[holds[holds.len() - 1]]);
-                match (first.space, self.things[first.thing].kind) {
-                    (Space::Address, Some(Kind::PinnedHost)) => mem_free_host(first.key),
-                    (Space::Address, Some(Kind::Pool)) if bytes.is_multiple_of(2) => mem_free_async(first.key),
-                    (Space::Address, _) => mem_free(first.key),
-                    (Space::Array, _) => array_destroy(first.key),
-                    (Space::Registered, _) => mem_host_unregister(first.key),
-                    (Space::Handle, _) => mem_release(first.key),
-                    (Space::Range, _) => mem_unmap(first.key, last.key + last.length - first.key),
-                }
-            }
-        }
-    }
-
-    /// A call that overlaps nothing that matters to it.
-    fn instant(&mut self, thread: usize, call: TestCall) {
-        let entered_ns = self.now_ns;
-        self.report(thread, call, entered_ns);
-    }
-
-    fn report(&mut self, thread: usize, call: TestCall, entered_ns: u64) {
-        self.now_ns += 1;
-        let tid = TID + u32::try_from(thread).expect("few threads");
-        let record = call.thread(tid).at(entered_ns, self.now_ns).0;
-        let at_least = self.sums(State::is_held);
-        let at_most = self.sums(State::is_held_or_ending);
-        self.history.moments.push(Moment { record, at_least, at_most });
-    }
-
-    fn sums(&self, counts: impl Fn(State) -> bool) -> Sums {
-        let mut sums = Sums::new();
-        for (index, thing) in self.things.iter().enumerate() {
-            let held = self.holds.iter().any(|hold| hold.thing == index && counts(hold.state));
-            if let (Some(kind), true) = (thing.kind, held) {
-                *sums.entry((thing.device, kind)).or_insert(0) += thing.bytes;
-            }
-        }
-        sums
+        let is_address = |space| matches!(space, Space::Address | Space::Ipc);
+        let same = |other: Space| other == space || (is_address(other) && is_address(space));
+        let taken = |key: u64| self.holds.iter().any(|hold| same(hold.space) && hold.key == key && hold.in_driver);
+        (1..=8).find(|key| !taken(*key) && !(is_address(space) && self.is_in_a_graph(*key)))
     }
 }

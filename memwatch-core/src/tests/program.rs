@@ -1,49 +1,128 @@
 //! What the threads of the simulated program decide to do: only what a program without mistakes may.
 
-use super::{Context, Deed, GRANULE, Hold, Running, Space, State, World};
+use super::{Deed, Focus, GRANULE, Hold, Running, Space, State, What, World};
 use crate::ledger::totals::Kind;
-use crate::test_calls::*;
+
+/// What there is to choose from.
+const CHOICES: u8 = 40;
+
+impl Focus {
+    /// The choices of a program of this focus, from one random byte.
+    fn choice(self, choice: u8) -> u8 {
+        let among: &[u8] = match self {
+            Self::Everything => return choice % CHOICES,
+            Self::Pools => &[3, 4, 3, 4, 14, 15, 16, 22, 27, 31, 33, 34, 35, 35],
+            Self::Graphs => &[36, 37, 38, 39, 36, 37, 38, 39, 0, 4, 14, 31],
+            Self::Multicast => &[8, 8, 28, 28, 29, 29, 30, 30, 30, 10, 13, 18, 19, 20],
+            Self::Contexts => &[0, 2, 3, 5, 6, 14, 15, 22, 22, 23, 23, 23, 31, 32],
+        };
+        among[usize::from(choice) % among.len()]
+    }
+}
 
 impl World {
     /// Decides what an idle thread does.
     pub(super) fn enter(&mut self, thread: usize, choice: u8, pick: usize, bytes: u64) {
-        let device = u32::from(pick % 2 == 1);
-        let deed = match choice % 24 {
-            0 | 1 => Some(Deed::Make(Some(Kind::Device), device)),
-            2 => Some(Deed::Make(Some(Kind::Managed), device)),
-            3 | 4 => Some(Deed::Make(Some(Kind::Pool), device)),
-            5 => Some(Deed::Make(Some(Kind::PinnedHost), device)),
-            6 => Some(Deed::Make(Some(Kind::Array), device)),
-            7 => Some(Deed::Make(Some(Kind::Registered), device)),
-            8 => Some(Deed::Make(Some(Kind::Physical), device)),
-            9 => Some(Deed::Make(if pick.is_multiple_of(3) { None } else { Some(Kind::HostPhysical) }, device)),
+        let stateful = self.habits.stateful;
+        let choice = self.habits.focus.choice(choice);
+        let deed = match choice {
+            0..=9 => self.decide_to_make(thread, choice, pick),
             10..=12 => self.idle(&[Space::Handle], pick).map(|source| {
                 let place = u64::try_from(pick % 4).expect("small");
                 Deed::Map { source, address: 0x10_0000 + place * GRANULE, length: (1 + bytes % 2) * GRANULE }
             }),
             13 => self.idle(&[Space::Range], pick).map(|source| Deed::Retain { source }),
             14..=17 => {
-                self.idle(&[Space::Address, Space::Array, Space::Registered], pick).map(|hold| Deed::End(vec![hold]))
+                let spaces = [Space::Address, Space::Array, Space::Registered, Space::Reservation, Space::Library];
+                self.idle(&spaces, pick).map(|hold| Deed::End(vec![hold]))
             }
             18 | 19 => self.idle(&[Space::Handle], pick).map(|hold| Deed::End(vec![hold])),
             20 | 21 => self.idle(&[Space::Range], pick).map(|first| Deed::End(self.neighbours(first, 1 + pick % 3))),
             22 => return self.select_context(thread, pick),
-            _ => return self.tear_down(thread, pick),
+            23 => return self.tear_down(thread, pick),
+            24 => self.decide_to_see_others_memory(pick),
+            25 => self.idle(&[Space::Ipc], pick).map(|hold| Deed::End(vec![hold])),
+            26 => Some(Deed::Make(if pick.is_multiple_of(2) { What::Reservation } else { What::Library }, 0)),
+            _ if !stateful => None,
+            27 => self.import_pointer(pick),
+            28 if pick.is_multiple_of(2) => Some(Deed::Make(What::Multicast, 0)),
+            28 | 29 => self.decide_to_bind(pick),
+            30 => self.decide_to_unbind(pick),
+            31 => return self.change_streams(thread, pick),
+            32 => return self.create_green(thread, pick),
+            33..=35 => return self.change_pools(thread, pick, bytes),
+            _ => return self.change_graphs(thread, pick, bytes),
         };
         let Some(deed) = deed else { return };
-        match &deed {
-            Deed::Make(..) => {}
-            Deed::Map { source, .. } | Deed::Retain { source } => self.holds[*source].state = State::InUse,
-            Deed::End(holds) => holds.iter().for_each(|hold| self.holds[*hold].state = State::Ending),
+        for hold in deed.needs() {
+            self.holds[hold].state = State::InUse;
+        }
+        for hold in deed.ends() {
+            self.holds[hold].state = State::Ending;
         }
         self.threads[thread].running = Some(Running { deed, entered_ns: self.now_ns, bytes, effect: None });
     }
 
-    /// One of the holds in these spaces that no call is at work on.
-    fn idle(&self, spaces: &[Space], pick: usize) -> Option<usize> {
+    fn decide_to_make(&self, thread: usize, choice: u8, pick: usize) -> Option<Deed> {
+        let what = match choice {
+            0 | 1 => What::Own(Kind::Device),
+            2 => What::Own(Kind::Managed),
+            3 | 4 => return self.allocate_stream_ordered(thread, pick),
+            5 => What::Own(Kind::PinnedHost),
+            6 => What::Own(Kind::Array),
+            7 => What::Own(Kind::Registered),
+            8 => What::Own(Kind::Physical),
+            _ if pick.is_multiple_of(3) => What::ImportedHandle,
+            _ => What::Own(Kind::HostPhysical),
+        };
+        Some(Deed::Make(what, u32::from(pick % 2 == 1)))
+    }
+
+    fn decide_to_see_others_memory(&self, pick: usize) -> Option<Deed> {
+        let open = self.idle(&[Space::Ipc], pick / 3);
+        match (pick % 3, open) {
+            _ if self.habits.teardown => None,
+            (0, Some(source)) => Some(Deed::Reopen { source }),
+            (1, _) => Some(Deed::Make(What::ExternalBuffer, 0)),
+            _ => Some(Deed::Make(What::OpenedByIpc, 0)),
+        }
+    }
+
+    /// A handle of a multicast object that no call is at work on.
+    fn multicast_object(&self, pick: usize, is_it: impl Fn(usize) -> bool) -> Option<usize> {
+        let is_object = |hold: &&usize| {
+            let thing = self.holds[**hold].thing;
+            self.things[thing].what == What::Multicast && is_it(thing)
+        };
+        let handles = self.all_idle(&[Space::Handle]);
+        let objects: Vec<usize> = handles.iter().filter(is_object).copied().collect();
+        objects.get(pick % objects.len().max(1)).copied()
+    }
+
+    fn decide_to_bind(&self, pick: usize) -> Option<Deed> {
+        let mut sources = self.all_idle(&[Space::Handle]);
+        sources.retain(|hold| self.things[self.holds[*hold].thing].kind == Some(Kind::Physical));
+        let source = sources.get(pick / 4 % sources.len().max(1)).copied()?;
+        let object = self.multicast_object(pick, |_| true)?;
+        let offset = u64::try_from(pick % 2).expect("small") * GRANULE;
+        Some(Deed::Bind { source, object, offset, named: pick / 2 % 2 == 0 })
+    }
+
+    fn decide_to_unbind(&self, pick: usize) -> Option<Deed> {
+        let bound = self.idle(&[Space::Bound], pick)?;
+        let object = self.multicast_object(pick, |thing| self.holds[bound].object == Some(thing))?;
+        Some(Deed::Unbind { bound, object })
+    }
+
+    fn all_idle(&self, spaces: &[Space]) -> Vec<usize> {
         let wanted =
             |index: &usize| self.holds[*index].state == State::Idle && spaces.contains(&self.holds[*index].space);
-        let found: Vec<usize> = (0..self.holds.len()).filter(wanted).collect();
+        (0..self.holds.len()).filter(wanted).collect()
+    }
+
+    /// One of the holds in these spaces that no call is at work on.
+    fn idle(&self, spaces: &[Space], pick: usize) -> Option<usize> {
+        let found = self.all_idle(spaces);
         found.get(pick % found.len().max(1)).copied()
     }
 
@@ -57,72 +136,5 @@ impl World {
             run.push(next);
         }
         run
-    }
-
-    fn select_context(&mut self, thread: usize, pick: usize) {
-        let alive: Vec<u64> =
-            self.contexts.iter().filter(|context| context.alive).map(|context| context.handle).collect();
-        let Some(&context) = alive.get(pick / 4 % alive.len().max(1)) else { return };
-        let stack = &mut self.threads[thread].stack;
-        let call = match pick % 4 {
-            0 => {
-                stack.pop();
-                stack.push(context);
-                ctx_set_current(context)
-            }
-            1 if !stack.is_empty() => {
-                stack.pop();
-                ctx_set_current(0)
-            }
-            2 if stack.pop().is_some() => ctx_pop(context),
-            _ => {
-                stack.push(context);
-                ctx_push(context)
-            }
-        };
-        self.instant(thread, call);
-    }
-
-    fn tear_down(&mut self, thread: usize, pick: usize) {
-        if !self.habits.teardown || self.threads.iter().any(|thread| thread.running.is_some()) {
-            return;
-        }
-        let primary = pick / 8 % 2;
-        let device = u32::from(primary == 1);
-        match pick % 5 {
-            0 => {
-                let handle = 0xd0 + u64::try_from(self.contexts.len()).expect("few contexts");
-                self.contexts.push(Context { handle, device, alive: true });
-                self.threads[thread].stack.push(handle);
-                self.instant(thread, ctx_create(handle, device));
-            }
-            1 => {
-                let made = self.contexts.iter_mut().skip(2).find(|context| context.alive);
-                let Some(context) = made else { return };
-                context.alive = false;
-                let handle = context.handle;
-                self.empty(handle);
-                self.threads[thread].stack.pop_if(|top| *top == handle);
-                self.instant(thread, ctx_destroy(handle));
-            }
-            2 => {
-                self.primary_references[primary] += 1;
-                self.contexts[primary].alive = true;
-                self.instant(thread, primary_ctx_retain(self.contexts[primary].handle, device));
-            }
-            3 => {
-                self.empty(self.contexts[primary].handle);
-                self.instant(thread, primary_ctx_reset(device));
-            }
-            _ if self.primary_references[primary] > 0 => {
-                self.primary_references[primary] -= 1;
-                if self.primary_references[primary] == 0 {
-                    self.contexts[primary].alive = false;
-                    self.empty(self.contexts[primary].handle);
-                }
-                self.instant(thread, primary_ctx_release(device));
-            }
-            _ => {}
-        }
     }
 }

@@ -9,14 +9,15 @@ use crate::Pipeline;
 use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
 use crate::snapshot::Snapshot;
 use crate::test_calls::device_get_uuid;
-use crate::test_driver::{Habits, Step, play};
+use crate::test_driver::{Focus, Habits, Step, play};
 
 const TGIDS: [u32; 2] = [7, 8];
 const ENDED_NS: u64 = 1_000_000_000;
 
 /// The records of a process with two devices, of which only the first tells its UUID.
 fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
-    let history = play(Habits { threads, teardown: true, fresh_handles: false }, steps);
+    let habits = Habits { threads, teardown: true, fresh_handles: false, stateful: true, focus: Focus::Everything };
+    let history = play(habits, steps);
     let told = device_get_uuid(0, GPU_A).process(tgid).input();
     let input = |mut record: CallRecord| {
         record.tgid = tgid;

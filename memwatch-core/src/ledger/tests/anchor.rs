@@ -39,6 +39,16 @@ fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_size() {
 }
 
 #[test]
+fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_kind() {
+    let mut story = Story::on_device_0();
+    story.tell([mem_alloc(0xd0, MIB), external_memory_get_mapped_buffer(0xd1)]);
+    let truth = [held("cuMemAllocManaged", 0xd0, MIB), held("cuMemAlloc_v2", 0xd1, 2 * MIB)];
+    assert!(story.ledger.anchor(&truth, 0, 1085));
+    assert_eq!((story.live(), story.ledger.aliases()), (2 * MIB, 0), "nor is it another owner's any more");
+    assert_eq!(story.ledger.totals().whole().kind(Kind::Managed).live_bytes, MIB);
+}
+
+#[test]
 fn a_teardown_whose_record_is_lost_cannot_be_made_up_for() {
     let mut story = Story::on_device_0();
     story.tell([mem_alloc(0xd0, 4 * MIB)]);

@@ -119,3 +119,22 @@ fn an_address_that_something_else_gets_is_a_graphs_no_longer() {
     story.tell([mem_free(0xd0)]);
     assert_eq!((story.live(), story.frees()), (0, (1, 0, 0)));
 }
+
+#[test]
+fn a_free_seen_after_its_address_became_a_graphs_is_the_former_tenants() {
+    let mut story = Story::on_device_0();
+    story.tell([mem_alloc(0xd0, MIB), mem_alloc(0xd1, MIB), begin_capture()]);
+    story.tell([alloc_on(STREAM, 0xd0, 4 * MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
+    story.tell([add_allocation_node(GRAPH, 0xd1, 2 * MIB).at(3010, 3020), mem_free(0xd1).at(3000, 3030)]);
+    story.tell([instantiate(), launch()]);
+    assert_eq!((story.live(), held(&story), story.frees()), (0, 2 * MIB, (2, 0, 0)));
+}
+
+#[test]
+fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH]), mem_alloc(0xd1, MIB)]);
+    assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (4 * MIB, MIB, 4 * MIB));
+}

@@ -4,9 +4,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::ProcessLedger;
+use super::pool::Backed;
 use super::totals::{Counter, DeviceRef, Kind};
 use crate::decode::decode;
-use crate::test_driver::{DEVICES, Habits, History, Moment, Step, Sums, play};
+use crate::test_driver::{Counts, DEVICES, Focus, Habits, History, Moment, Step, Sums, play};
 use crate::words::Ordinal;
 
 const CASES: u32 = 800;
@@ -18,7 +19,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn habits(threads: impl Strategy<Value = usize>, teardown: bool) -> impl Strategy<Value = Habits> {
-    threads.prop_map(move |threads| Habits { threads, teardown, fresh_handles: false })
+    let focus = prop::sample::select(Focus::ALL.as_slice());
+    let habits = move |(threads, focus)| Habits { threads, teardown, fresh_handles: false, stateful: true, focus };
+    (threads, focus).prop_map(habits)
 }
 
 fn counters(ledger: &ProcessLedger) -> impl Iterator<Item = ((Option<u32>, Kind), Counter)> {
@@ -48,6 +51,32 @@ fn owned_on(sums: &Sums, device: u32) -> u64 {
     owned_bytes(&sums.iter().filter(|((own, _), _)| *own == Some(device)).map(|(key, bytes)| (*key, *bytes)).collect())
 }
 
+fn counted(ledger: &ProcessLedger) -> Counts {
+    Counts {
+        aliases: ledger.aliases(),
+        reservation_bytes: ledger.reservation_bytes(),
+        modules: ledger.modules(),
+        graph_node_bytes: ledger.graph_node_bytes(),
+        has_graph_memory: ledger.has_graph_memory(),
+    }
+}
+
+/// What pools hold is at least what is used of them; what the ledger calls exact is what the driver holds; what the program has asked
+/// for is exact.
+fn check_pools(ledger: &ProcessLedger, moment: &Moment, told: impl Fn() -> String) -> Result<(), TestCaseError> {
+    for (device, truth) in (0..DEVICES).zip(&moment.pools) {
+        let backed =
+            ledger.pool_backed(DeviceRef::Ordinal(Ordinal(device.cast_signed()))).expect("seen from the start");
+        prop_assert!(truth.used_bytes <= backed.bytes, "device {device}: {truth:?}, {backed:?} after{}", told());
+        if let Some(held_bytes) = truth.held_bytes {
+            let is_true = backed == Backed { bytes: held_bytes, estimated: false };
+            let is_told = truth.is_asked || !backed.estimated;
+            prop_assert!(is_true || !is_told, "device {device}: {truth:?}, {backed:?} after{}", told());
+        }
+    }
+    Ok(())
+}
+
 /// Applies a history and holds the ledger against the model after every record.
 fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
     let mut ledger = ProcessLedger::new(true);
@@ -58,11 +87,19 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
         let of = |sums: &Sums, key| sums.get(key).copied().unwrap_or(0);
         for key in held.keys().chain(moment.at_least.keys()) {
             let (least, held, most) = (of(&moment.at_least, key), of(&held, key), of(&moment.at_most, key));
-            prop_assert!(least <= held && held <= most, "record {index}: {key:?}: {least} <= {held} <= {most}");
+            prop_assert!(
+                least <= held && held <= most,
+                "{key:?}: {least} <= {held} <= {most} after{}",
+                history.told(index)
+            );
         }
         for (key, counter) in counters(&ledger) {
             let Counter { live_bytes, peak_bytes, total_bytes } = counter;
             prop_assert!(live_bytes <= peak_bytes && peak_bytes <= total_bytes, "record {index}: {key:?}: {counter:?}");
+        }
+        check_pools(&ledger, moment, || history.told(index))?;
+        if let Some(counts) = moment.counts {
+            prop_assert_eq!(counted(&ledger), counts, "after{}", history.told(index));
         }
         lowest_peak = lowest_peak.max(owned_bytes(&moment.at_least));
         highest_peak = highest_peak.max(owned_bytes(&moment.at_most));
@@ -124,7 +161,8 @@ proptest! {
         steps in steps(),
         cut in any::<prop::sample::Index>(),
     ) {
-        let history = play(Habits { threads, teardown: false, fresh_handles: true }, &steps);
+        let focus = Focus::Everything;
+        let history = play(Habits { threads, teardown: false, fresh_handles: true, stateful: false, focus }, &steps);
         let cut = cut.index(history.moments.len());
         let mut ledger = ProcessLedger::new(false);
         for moment in &history.moments[cut..] {

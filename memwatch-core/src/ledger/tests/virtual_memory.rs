@@ -179,3 +179,24 @@ fn memory_retained_under_a_second_handle_outlives_the_use_of_its_first_for_other
     story.tell([mem_release(0x55), mem_release(0x40)]);
     assert_eq!((story.live(), story.frees()), (0, (2, 0, 0)));
 }
+
+#[test]
+fn one_device_leaves_a_multicast_object_and_the_others_memory_stays_bound_to_it() {
+    let mut story = Story::on_device_0();
+    story.tell([multicast_create(0x60), mem_create(0x40, 1, DEVICE_0), mem_create(0x41, 10, (ON_DEVICE, 1))]);
+    story.tell([multicast_bind(0x60, None, 0, 0x40, 0x1000), multicast_bind(0x60, None, 0, 0x41, 0x1000)]);
+    story.tell([mem_release(0x40), mem_release(0x41), multicast_unbind(0x60, 1, 0, 0x1000)]);
+    assert_eq!((story.live(), story.frees()), (1, (1, 0, 0)), "neither call that bound has named its device");
+}
+
+#[test]
+fn an_unbind_seen_after_its_part_was_bound_again_ends_the_former_binding() {
+    let mut story = Story::on_device_0();
+    story.tell([multicast_create(0x60), mem_create(0x40, 1, DEVICE_0), mem_create(0x41, 10, DEVICE_0)]);
+    story.tell([multicast_bind(0x60, Some(0), 0, 0x40, 0x1000), mem_release(0x40)]);
+    story.tell([multicast_bind(0x60, Some(0), 0, 0x41, 0x1000).at(2010, 2020), mem_release(0x41)]);
+    story.tell([multicast_unbind(0x60, 0, 0, 0x1000).thread(102).at(2000, 2090)]);
+    assert_eq!(story.live(), 10);
+    story.tell([multicast_unbind(0x60, 0, 0, 0x1000)]);
+    assert_eq!((story.live(), story.frees()), (0, (2, 0, 0)));
+}

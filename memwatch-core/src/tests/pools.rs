@@ -1,0 +1,231 @@
+//! Pools and streams of the simulated program, and what the driver keeps for a pool.
+
+use super::{DEVICES, Deed, State, What, World};
+use crate::ledger::totals::Kind;
+use crate::test_calls::*;
+
+/// `CUmemPool_attribute`.
+const RELEASE_THRESHOLD: u64 = 4;
+const HELD_BYTES: u64 = 5;
+/// `CUmemAllocationType`.
+const PINNED: u32 = 1;
+const MANAGED: u32 = 2;
+
+/// The driver takes memory for a pool in pieces of this size.
+const PIECE: u64 = 0x4000;
+
+/// What is true of a device's pools.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolTruth {
+    /// Surely in use.
+    pub(crate) used_bytes: u64,
+    /// What the pools hold, told only while no call is running.
+    pub(crate) held_bytes: Option<u64>,
+    /// The program has asked for all of it, and nothing has happened to these pools since.
+    pub(crate) is_asked: bool,
+}
+
+pub(super) struct Pool {
+    pub(super) handle: u64,
+    /// `None`: another process's.
+    pub(super) kind: Option<Kind>,
+    pub(super) device: Option<u32>,
+    alive: bool,
+    /// The program knows the handle.
+    known: bool,
+    ever_used: bool,
+    held_bytes: u64,
+    pub(super) asked: bool,
+}
+
+pub(super) struct Stream {
+    pub(super) handle: u64,
+    /// The context that owns what is allocated on it.
+    pub(super) context: u64,
+    /// The context it goes with.
+    pub(super) made_in: u64,
+    pub(super) device: u32,
+    pub(super) alive: bool,
+}
+
+impl Pool {
+    pub(super) fn default_of(device: u32) -> Self {
+        Self { known: false, ..Self::made(0x80 + u64::from(device), Some(Kind::Pool), Some(device)) }
+    }
+
+    fn made(handle: u64, kind: Option<Kind>, device: Option<u32>) -> Self {
+        Self { handle, kind, device, alive: true, known: true, ever_used: false, held_bytes: 0, asked: false }
+    }
+}
+
+impl World {
+    /// The pool that serves what names none; `None` without a context.
+    pub(super) fn pool_of_stream(&self, stream: u64, current_device: Option<u32>) -> Option<usize> {
+        let own = self.streams.iter().find(|own| own.handle == stream && own.alive);
+        let device = own.map(|own| own.device).or(current_device)?;
+        Some(self.current_pools[usize::try_from(device).expect("a device")])
+    }
+
+    fn used_bytes(&self, pool: usize, counts: &dyn Fn(State) -> bool) -> u64 {
+        let of_pool = (0..self.things.len()).filter(|thing| self.things[*thing].pool == Some(pool));
+        of_pool.filter(|thing| self.is_held(*thing, counts)).map(|thing| self.things[thing].bytes).sum()
+    }
+
+    /// Something was taken from it.
+    pub(super) fn grow_pool(&mut self, pool: usize) {
+        let in_driver = self.holds.iter().filter(|hold| hold.in_driver).map(|hold| &self.things[hold.thing]);
+        let used_bytes: u64 = in_driver.filter(|thing| thing.pool == Some(pool)).map(|thing| thing.bytes).sum();
+        let pool = &mut self.pools[pool];
+        pool.ever_used = true;
+        pool.held_bytes = pool.held_bytes.max(used_bytes.next_multiple_of(PIECE));
+    }
+
+    pub(super) fn pool_truth(&self, device: u32) -> PoolTruth {
+        let on_it =
+            |pool: &usize| self.pools[*pool].kind == Some(Kind::Pool) && self.pools[*pool].device == Some(device);
+        let pools: Vec<usize> = (0..self.pools.len()).filter(on_it).collect();
+        let used = |pool| self.used_bytes(pool, &State::is_held);
+        // What is left of a destroyed pool is what is left in it.
+        let held = |pool: usize| if self.pools[pool].alive { self.pools[pool].held_bytes } else { used(pool) };
+        let sure = |pool: &Pool, used| pool.asked || !pool.ever_used || (!pool.alive && used == 0);
+        PoolTruth {
+            used_bytes: pools.iter().map(|pool| used(*pool)).sum(),
+            held_bytes: self.is_quiet().then(|| pools.iter().map(|pool| held(*pool)).sum()),
+            is_asked: pools.iter().all(|pool| sure(&self.pools[*pool], used(*pool))),
+        }
+    }
+
+    /// Pools whose handle the program may use, of its own or of another process.
+    fn usable_pools(&self, imported: bool) -> Vec<usize> {
+        let usable = |pool: &Pool| pool.alive && pool.known && pool.kind.is_none() == imported;
+        (0..self.pools.len()).filter(|pool| usable(&self.pools[*pool])).collect()
+    }
+
+    /// A stream that captures nothing: a created one, the legacy one or the thread's own.
+    pub(super) fn idle_stream(&self, thread: usize, pick: usize) -> Option<u64> {
+        let created = self.streams.iter().filter(|stream| stream.alive).map(|stream| stream.handle);
+        let streams: Vec<u64> = created.chain([0, 2]).filter(|stream| !self.is_capturing(*stream, thread)).collect();
+        streams.get(pick % streams.len().max(1)).copied()
+    }
+
+    /// Stream-ordered memory, from any pool.
+    pub(super) fn allocate_stream_ordered(&self, thread: usize, pick: usize) -> Option<Deed> {
+        let stream = if self.habits.stateful { self.idle_stream(thread, pick / 2)? } else { 0 };
+        let pools = self.usable_pools(false);
+        let explicit = self.habits.stateful && pick.is_multiple_of(2);
+        let pool = pools.get(pick / 8 % pools.len().max(1)).copied().filter(|_| explicit);
+        Some(Deed::Make(What::Pooled { pool, stream }, 0))
+    }
+
+    pub(super) fn import_pointer(&self, pick: usize) -> Option<Deed> {
+        let pools = self.usable_pools(true);
+        let pool = *pools.get(pick % pools.len().max(1))?;
+        (!self.habits.teardown).then_some(Deed::Make(What::ImportedPointer { pool }, 0))
+    }
+
+    /// A new stream of the thread's context, or the end of one, which no record tells.
+    pub(super) fn change_streams(&mut self, thread: usize, pick: usize) {
+        if pick.is_multiple_of(4) {
+            let idle = |handle: u64| self.is_quiet() && !self.is_capturing(handle, thread);
+            let ending = (0..self.streams.len()).find(|stream| self.streams[*stream].alive);
+            if let Some(stream) = ending.filter(|stream| idle(self.streams[*stream].handle)) {
+                self.streams[stream].alive = false;
+            }
+            return;
+        }
+        let taken = |handle: u64| self.streams.iter().any(|stream| stream.handle == handle && stream.alive);
+        let Some(handle) = (0x51..=0x53).find(|handle| !taken(*handle)) else { return };
+        let Some(context) = self.current_context(thread) else { return };
+        let (context, made_in, device) = (context.owner, context.handle, context.device);
+        self.streams.push(Stream { handle, context, made_in, device, alive: true });
+        self.instant(thread, stream_create(handle));
+    }
+
+    /// A new pool, or one of another process.
+    fn create_pool(&mut self, thread: usize, pick: usize) {
+        let taken = |handle: u64| self.pools.iter().any(|pool| pool.handle == handle && pool.alive);
+        let Some(handle) = (0x91..=0x95).find(|handle| !taken(*handle)) else { return };
+        let device = u32::from(pick % 2 == 1);
+        let (kind, on, call) = match pick / 2 % 5 {
+            0 | 1 => (Some(Kind::Pool), Some(device), mem_pool_create(handle, PINNED, (ON_DEVICE, device))),
+            2 => (Some(Kind::HostPhysical), None, mem_pool_create(handle, PINNED, (ON_HOST, 0))),
+            3 => (Some(Kind::Managed), Some(device), mem_pool_create(handle, MANAGED, (ON_DEVICE, device))),
+            _ => (None, None, mem_pool_import(handle)),
+        };
+        self.pools.push(Pool::made(handle, kind, on));
+        self.instant(thread, call);
+    }
+
+    /// Calls that change pools, or ask for them, while no other call is running.
+    pub(super) fn change_pools(&mut self, thread: usize, pick: usize, bytes: u64) {
+        if !self.is_quiet() {
+            return;
+        }
+        let device = pick / 8 % DEVICES as usize;
+        let on = u32::from(device == 1);
+        match pick % 8 {
+            0 | 1 => self.create_pool(thread, pick / 8),
+            2 => {
+                self.pools[device].known = true;
+                self.instant(thread, device_get_default_mem_pool(on, self.pools[device].handle));
+            }
+            3 => {
+                let pool = self.current_pools[device];
+                self.pools[pool].known = true;
+                self.instant(thread, device_get_mem_pool(on, self.pools[pool].handle));
+            }
+            4 => {
+                let fits =
+                    |pool: &usize| self.pools[*pool].kind == Some(Kind::Pool) && self.pools[*pool].device == Some(on);
+                let pools: Vec<usize> = self.usable_pools(false).into_iter().filter(fits).collect();
+                let Some(&pool) = pools.get(pick / 16 % pools.len().max(1)) else { return };
+                self.current_pools[device] = pool;
+                self.instant(thread, device_set_mem_pool(on, self.pools[pool].handle));
+            }
+            5 => self.destroy_pool(thread, pick / 8),
+            _ => self.tune_pool(thread, pick / 8, bytes),
+        }
+    }
+
+    fn destroy_pool(&mut self, thread: usize, pick: usize) {
+        let mut pools = self.usable_pools(pick.is_multiple_of(4));
+        pools.retain(|pool| *pool >= DEVICES as usize);
+        let Some(&pool) = pools.get(pick % pools.len().max(1)) else { return };
+        self.pools[pool].alive = false;
+        self.pools[pool].asked = false;
+        for (device, current) in self.current_pools.iter_mut().enumerate() {
+            if *current == pool {
+                *current = device;
+            }
+        }
+        self.instant(thread, mem_pool_destroy(self.pools[pool].handle));
+    }
+
+    fn tune_pool(&mut self, thread: usize, pick: usize, bytes: u64) {
+        let pools = self.usable_pools(false);
+        let Some(&pool) = pools.get(pick / 4 % pools.len().max(1)) else { return };
+        let used_bytes = self.used_bytes(pool, &State::is_held);
+        let Pool { handle, held_bytes, .. } = self.pools[pool];
+        let call = match pick % 4 {
+            0 => {
+                let keep_bytes = if bytes.is_multiple_of(2) { 0 } else { bytes };
+                self.pools[pool].held_bytes = held_bytes.min(keep_bytes).max(used_bytes);
+                self.pools[pool].asked = false;
+                mem_pool_trim_to(handle, keep_bytes)
+            }
+            1 => mem_pool_set_attribute(
+                handle,
+                RELEASE_THRESHOLD,
+                if bytes.is_multiple_of(2) { u64::MAX } else { bytes },
+            ),
+            _ => {
+                // A synchronisation that nobody has seen may have taken from it what is not used.
+                let kept_bytes = if bytes.is_multiple_of(3) { used_bytes } else { held_bytes };
+                self.pools[pool].held_bytes = kept_bytes;
+                self.pools[pool].asked = true;
+                mem_pool_get_attribute(handle, HELD_BYTES, kept_bytes)
+            }
+        };
+        self.instant(thread, call);
+    }
+}

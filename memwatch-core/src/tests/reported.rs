@@ -1,0 +1,191 @@
+//! What the kernel half reports of the simulated program, and what is then truly held.
+
+use memwatch_common::probes::PROBES;
+
+use super::{Counts, DEVICES, Deed, Moment, Running, Space, State, Sums, What, World};
+use crate::input::Held;
+use crate::ledger::totals::Kind;
+use crate::test_calls::*;
+
+impl World {
+    pub(super) fn leave(&mut self, thread: usize, running: Running) {
+        let (status, made) = running.effect.unwrap_or_default();
+        let key = made.map_or(0, |made| self.holds[made].key);
+        let call = self.call(&running, key);
+        let asked = match running.deed {
+            Deed::Make(What::Own(kind), _) => kind != Kind::Registered,
+            Deed::Make(What::Pooled { .. }, _) => true,
+            _ => false,
+        };
+        self.history.refused += u64::from(asked && status != 0);
+        if let Some(made) = made {
+            self.holds[made].state = State::Idle;
+            self.things[self.holds[made].thing].since.get_or_insert(self.history.moments.len());
+        }
+        for hold in running.deed.needs() {
+            self.holds[hold].state = State::Idle;
+        }
+        let ended = if status == 0 { State::Ended } else { State::Idle };
+        for hold in running.deed.ends() {
+            self.holds[hold].state = ended;
+        }
+        let touched = made.into_iter().chain(running.deed.ends()).collect::<Vec<usize>>();
+        for pool in touched.iter().filter_map(|hold| self.things[self.holds[*hold].thing].pool) {
+            self.pools[pool].asked = false;
+        }
+        let losable = !touched.is_empty() && touched.iter().all(|hold| self.is_in_the_books(*hold));
+        let call = if status == 0 { call } else { call.failing(status) };
+        self.report(thread, call, running.entered_ns, losable);
+    }
+
+    /// Whether all that the ledger must know of an allocation is its address, size and function.
+    fn is_in_the_books(&self, hold: usize) -> bool {
+        let kind = self.things[self.holds[hold].thing].kind;
+        let pooled = self.things[self.holds[hold].thing].pool.is_some();
+        self.holds[hold].space == Space::Address && kind.is_some() && (kind == Some(Kind::Pool)) == pooled
+    }
+
+    fn call(&self, running: &Running, key: u64) -> TestCall {
+        let bytes = running.bytes;
+        match &running.deed {
+            Deed::Make(what, device) => self.call_that_makes(*what, *device, key, bytes),
+            Deed::Map { source, address, length } => mem_map(*address, *length, 0, self.holds[*source].key),
+            Deed::Retain { source } => mem_retain(key, self.holds[*source].key + self.holds[*source].length - 1),
+            Deed::Reopen { .. } => ipc_open(key),
+            Deed::Bind { source, object, offset, named } => {
+                let (object, source) = (&self.holds[*object], &self.holds[*source]);
+                let device = self.things[source.thing].device.filter(|_| *named);
+                multicast_bind(object.key, device, *offset, source.key, super::GRANULE)
+            }
+            Deed::Unbind { bound, object } => {
+                let (object, bound) = (&self.holds[*object], &self.holds[*bound]);
+                let device = self.things[bound.thing].device.expect("only memory of a device is bound");
+                multicast_unbind(object.key, device, bound.key, bound.length)
+            }
+            Deed::End(holds) => self.call_that_ends(holds, bytes),
+        }
+    }
+
+    fn call_that_makes(&self, what: What, device: u32, key: u64, bytes: u64) -> TestCall {
+        match what {
+            What::ImportedHandle => mem_import(key),
+            What::ImportedPointer { pool } => mem_pool_import_pointer(key, self.pools[pool].handle),
+            What::ExternalBuffer => external_memory_get_mapped_buffer(key),
+            What::OpenedByIpc => ipc_open(key),
+            What::Multicast => multicast_create(key),
+            What::Reservation => mem_address_reserve(key, bytes),
+            What::Library => library_load_data(key),
+            What::Pooled { pool: None, stream } => mem_alloc_async_on(key, bytes, stream),
+            What::Pooled { pool: Some(pool), stream } => {
+                mem_alloc_from_pool_async_on(key, bytes, self.pools[pool].handle, stream)
+            }
+            What::Own(kind) => match kind {
+                Kind::Device => mem_alloc(key, bytes),
+                Kind::Managed => mem_alloc_managed(key, bytes),
+                Kind::PinnedHost => mem_host_alloc(key, bytes),
+                Kind::Array => array_create(key, bytes),
+                Kind::Registered => mem_host_register(key, bytes),
+                Kind::Physical => mem_create(key, bytes, (ON_DEVICE, device)),
+                Kind::HostPhysical => mem_create(key, bytes, (ON_HOST, 0)),
+                Kind::Graph | Kind::Pool => panic!("no call of its own makes {kind:?}"),
+            },
+        }
+    }
+
+    fn call_that_ends(&self, holds: &[usize], bytes: u64) -> TestCall {
+        let (first, last) = (&self.holds[holds[0]], &self.holds[holds[holds.len() - 1]]);
+        let thing = &self.things[first.thing];
+        let is_stream_ordered = matches!(thing.what, What::Pooled { .. } | What::ImportedPointer { .. });
+        match (first.space, thing.what) {
+            (Space::Address, What::Own(Kind::PinnedHost)) => mem_free_host(first.key),
+            (Space::Address, _) if is_stream_ordered && bytes.is_multiple_of(2) => mem_free_async(first.key),
+            (Space::Address, _) => mem_free(first.key),
+            (Space::Ipc, _) => ipc_close(first.key),
+            (Space::Array, _) => array_destroy(first.key),
+            (Space::Registered, _) => mem_host_unregister(first.key),
+            (Space::Handle, _) => mem_release(first.key),
+            (Space::Range, _) => mem_unmap(first.key, last.key + last.length - first.key),
+            (Space::Reservation, _) => mem_address_free(first.key, thing.bytes),
+            (Space::Library, _) => library_unload(first.key),
+            (Space::Bound, _) => panic!("what is bound is unbound"),
+        }
+    }
+
+    /// A call that overlaps nothing that matters to it.
+    pub(super) fn instant(&mut self, thread: usize, call: TestCall) {
+        let entered_ns = self.now_ns;
+        self.report(thread, call, entered_ns, false);
+    }
+
+    fn report(&mut self, thread: usize, call: TestCall, entered_ns: u64, losable: bool) {
+        self.now_ns += 1;
+        let tid = TID + u32::try_from(thread).expect("few threads");
+        let record = call.thread(tid).at(entered_ns, self.now_ns).0;
+        let moment = Moment {
+            record,
+            at_least: self.sums(State::is_held),
+            at_most: self.sums(State::is_held_or_ending),
+            pools: (0..DEVICES).map(|device| self.pool_truth(device)).collect(),
+            counts: self.is_quiet().then(|| self.counts()),
+            books: self.books(),
+            losable,
+        };
+        self.history.moments.push(moment);
+    }
+
+    /// Whether anything that counts still holds it.
+    pub(super) fn is_held(&self, thing: usize, counts: &dyn Fn(State) -> bool) -> bool {
+        let holds = |thing| self.holds.iter().filter(move |hold| hold.thing == thing && counts(hold.state));
+        holds(thing).any(|hold| hold.object.is_none_or(|object| holds(object).next().is_some()))
+    }
+
+    fn sums(&self, counts: impl Fn(State) -> bool) -> Sums {
+        let mut sums = Sums::new();
+        for (index, thing) in self.things.iter().enumerate() {
+            if let (Some(kind), true) = (thing.kind, self.is_held(index, &counts)) {
+                *sums.entry((thing.device, kind)).or_insert(0) += thing.bytes;
+            }
+        }
+        for (device, bytes) in self.bytes_of_graphs() {
+            *sums.entry((Some(device), Kind::Graph)).or_insert(0) += bytes;
+        }
+        sums
+    }
+
+    fn counts(&self) -> Counts {
+        let held = || (0..self.things.len()).filter(|thing| self.is_held(*thing, &State::is_held));
+        let held = || held().map(|thing| &self.things[thing]);
+        let is_alias = |what: What| {
+            let by_address = matches!(what, What::ImportedPointer { .. } | What::ExternalBuffer | What::OpenedByIpc);
+            by_address || what == What::ImportedHandle
+        };
+        Counts {
+            aliases: held().filter(|thing| is_alias(thing.what)).count(),
+            reservation_bytes: held().filter(|thing| thing.what == What::Reservation).map(|thing| thing.bytes).sum(),
+            modules: held().filter(|thing| thing.what == What::Library).count(),
+            graph_node_bytes: self.bytes_of_nodes(),
+            has_graph_memory: self.has_graph_memory(),
+        }
+    }
+
+    /// The kernel half credits an address when it is granted, and debits it when it is freed.
+    fn books(&self) -> Vec<Held> {
+        let probe = |symbol: &str| PROBES.iter().find(|probe| probe.symbol == symbol).expect("a row").id;
+        let in_books = self.holds.iter().filter(|hold| hold.space == Space::Address && hold.state.is_held());
+        let held = in_books.filter_map(|hold| {
+            let thing = &self.things[hold.thing];
+            let symbol = match thing.what {
+                What::Own(Kind::Device) => "cuMemAlloc_v2",
+                What::Own(Kind::Managed) => "cuMemAllocManaged",
+                What::Own(Kind::PinnedHost) => "cuMemHostAlloc",
+                What::Pooled { pool: None, .. } => "cuMemAllocAsync",
+                What::Pooled { .. } => "cuMemAllocFromPoolAsync",
+                _ => return None,
+            };
+            Some(Held { address: hold.key, bytes: thing.bytes, probe: probe(symbol) })
+        });
+        let probe_id = probe("cuMemAllocAsync");
+        let captured = self.captured_nodes().map(|(address, bytes)| Held { address, bytes, probe: probe_id });
+        held.chain(captured).collect()
+    }
+}
