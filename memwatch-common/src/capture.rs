@@ -39,7 +39,7 @@ pub const NO_FRAME: Frame = Frame {
     args: [0; 6],
     peek: [0; PEEK_WORDS],
     peek_failed: 0,
-    debited: Booked { bytes: 0, probe: 0 },
+    debited: NOT_BOOKED,
     echoes: 0,
 };
 
@@ -51,7 +51,12 @@ pub struct Booked {
     pub bytes: u64,
     /// Row of the probe table that granted it; 0 for none.
     pub probe: u64,
+    /// When the granting call returned: `CLOCK_BOOTTIME`, nanoseconds.
+    pub granted_ns: u64,
 }
+
+/// No address at all.
+pub const NOT_BOOKED: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
 
 /// The watched calls one thread is inside of, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -291,7 +296,11 @@ fn keep_books<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, de
         Book::CreditRows => record.out[1].wrapping_mul(record.args[3]),
     };
     if succeeded && record.out[0] != 0 {
-        kernel.credit(record.tgid, record.out[0], &Booked { bytes, probe: u64::from(record.probe) });
+        kernel.credit(
+            record.tgid,
+            record.out[0],
+            &Booked { bytes, probe: u64::from(record.probe), granted_ns: record.returned_ns },
+        );
     }
 }
 

@@ -51,6 +51,8 @@ pub struct Unnamed {
     pub life: Option<u32>,
     /// The addresses.
     pub addresses: Vec<u64>,
+    /// What was granted there later is not meant: `CLOCK_BOOTTIME`, nanoseconds.
+    pub until_ns: u64,
     /// There may be more, since records of the process were lost.
     pub incomplete: bool,
 }
@@ -210,7 +212,8 @@ impl Pipeline {
         process.ledger.apply_import(call, origin);
         let addresses = process.ledger.take_unnamed();
         if !addresses.is_empty() {
-            self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, incomplete: false });
+            let until_ns = call.entered_ns;
+            self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, until_ns, incomplete: false });
         }
         if call.status != 0 {
             return;
@@ -251,7 +254,7 @@ impl Pipeline {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
                     let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
-                    self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
+                    self.unnamed.push(Unnamed { tgid, life: None, addresses, until_ns: u64::MAX, incomplete });
                 }
                 self.note_life(record);
             }
@@ -293,10 +296,10 @@ impl Pipeline {
         self.processes.insert(tgid, process);
     }
 
-    /// The addresses that a process has just left are those of the books that were closed with it.
+    /// The addresses that a process has left so far are those of the books that were closed with it.
     fn note_life(&mut self, record: &ProcessRecord) {
-        if let Some(last) = self.unnamed.last_mut().filter(|last| last.tgid == Tgid(record.tgid)) {
-            last.life = Some(record.life);
+        for unnamed in self.unnamed.iter_mut().filter(|unnamed| unnamed.tgid == Tgid(record.tgid)) {
+            unnamed.life.get_or_insert(record.life);
         }
     }
 
@@ -304,7 +307,7 @@ impl Pipeline {
         if let Some(mut process) = self.processes.remove(&tgid) {
             process.end(time_ns);
             let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
-            self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
+            self.unnamed.push(Unnamed { tgid, life: None, addresses, until_ns: u64::MAX, incomplete });
             self.reconciliation.forget(tgid);
             self.ended.push(process);
         }

@@ -11,7 +11,7 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
 use memwatch_common::books::{Books, Place};
-use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, Thread};
+use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, NOT_BOOKED, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
 
@@ -216,7 +216,15 @@ impl Kernel for Bpf {
         let Some(books) = open_books(tgid) else { return };
         // SAFETY: map values live as long as the program runs; the life is written once, by the insert.
         let place = Place { address, tgid, life: unsafe { (*books).life } };
-        let full = ADDRESSES.insert(&place, booked, BPF_ANY.into()).is_err();
+        let mut full = false;
+        if ADDRESSES.insert(&place, booked, BPF_NOEXIST.into()).is_err() {
+            // No room, or somebody lives there still who went without being named: with a context, that is, and a moment ago.
+            if let Some(previous) = ADDRESSES.get_ptr(&place) {
+                // SAFETY: as in `debit`, and the counter as below.
+                unsafe { add(&raw mut (*books).live_bytes, (*previous).bytes.wrapping_neg()) };
+            }
+            full = ADDRESSES.insert(&place, booked, BPF_ANY.into()).is_err();
+        }
         // SAFETY: as above, and aligned to eight bytes.
         unsafe {
             add(&raw mut (*books).live_bytes, booked.bytes);
@@ -229,11 +237,10 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn debit(&self, tgid: u32, address: u64) -> Booked {
-        let nothing = Booked { bytes: 0, probe: 0 };
-        let Some(books) = BOOKS.get_ptr_mut(&tgid) else { return nothing };
+        let Some(books) = BOOKS.get_ptr_mut(&tgid) else { return NOT_BOOKED };
         // SAFETY: as in `credit`.
         let place = Place { address, tgid, life: unsafe { (*books).life } };
-        let Some(booked) = ADDRESSES.get_ptr(&place) else { return nothing };
+        let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_BOOKED };
         // SAFETY: the value is copied at once; only a free of the same address by another thread could remove it meanwhile.
         let booked = unsafe { *booked };
         let _ = ADDRESSES.remove(&place);

@@ -9,10 +9,10 @@ use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, Record};
+use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
-use memwatch_core::{Pipeline, Unnamed};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -332,15 +332,15 @@ impl Session {
 
     /// What went without a free of its own stands in the kernel half's books still.
     fn clean_books(&mut self) {
-        for Unnamed { tgid, life, addresses, incomplete } in self.pipeline.take_unnamed() {
-            let life = life.or_else(|| self.books.sums(tgid.0).map(|sums| sums.life));
-            match life {
-                Some(life) => self.books.remove(tgid.0, life, &addresses),
-                None if addresses.is_empty() => {}
-                None => self.books.sweep(tgid.0),
+        for unnamed in self.pipeline.take_unnamed() {
+            let tgid = unnamed.tgid.0;
+            match unnamed.life.or_else(|| self.books.sums(tgid).map(|sums| sums.life)) {
+                Some(life) => self.books.remove((tgid, life), &unnamed),
+                None if unnamed.addresses.is_empty() => {}
+                None => self.books.sweep(tgid),
             }
-            if incomplete {
-                self.books.sweep(tgid.0);
+            if unnamed.incomplete {
+                self.books.sweep(tgid);
             }
         }
     }

@@ -184,6 +184,8 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
+    // What goes with its context goes without a free: the books must not bring it back.
+    workload.run(&["ctx create 0 as own", "alloc gone 3M", "alloc gone2 1M", "ctx destroy own"]);
     watch.settled();
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
@@ -217,4 +219,25 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     workload.run(&["free unseen", "asyncfree pooled", "free kept", "free again"]);
     let report = watch.settled();
     assert_eq!(report.process(tgid).expect("it is reported").only_gpu().number("live_bytes"), 0, "{report:#?}");
+}
+
+#[test]
+fn totals_stay_as_they_were_told_where_a_lost_teardown_makes_the_truth_unknown() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
+    let mut workload = start(&gpu);
+    workload.run(&["alloc kept 6M", "ctx create 0 as own", "alloc gone 3M"]);
+    watch.settled();
+    // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
+    let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
+    signal(libc::SIGSTOP);
+    assert_eq!(workload.ask("loop cuMemAlloc 200 2M")["result"], 0);
+    workload.run(&["ctx destroy own"]);
+    signal(libc::SIGCONT);
+    let tgid = workload.tgid();
+    watch.until(|report| report.process(tgid).is_some_and(|process| !process.is_exact()));
+    let report = watch.settled();
+    let process = report.process(tgid).expect("it is reported");
+    assert!(process.0["anchored"].is_null() && !process.is_exact(), "{report:#?}");
+    assert!(process.only_gpu().number("live_bytes") >= 6 * MIB, "{report:#?}");
 }

@@ -9,6 +9,7 @@ use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
 use memwatch_common::books::{Books, Place};
 use memwatch_common::capture::Booked;
+use memwatch_core::Unnamed;
 use memwatch_core::input::{Held, HeldAddresses};
 use memwatch_core::words::Tgid;
 
@@ -82,15 +83,14 @@ impl KernelBooks {
     }
 
     /// Takes out addresses that went without being named: with a context, an image or a process.
-    pub(crate) fn remove(&mut self, tgid: u32, life: u32, addresses: &[u64]) {
+    pub(crate) fn remove(&mut self, (tgid, life): (u32, u32), unnamed: &Unnamed) {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
-        for &address in addresses {
+        for &address in &unnamed.addresses {
             let key = Key(Place { address, tgid, life });
-            let bytes = if alive { self.addresses.get(&key, 0).map_or(0, |entry| entry.0.bytes) } else { 0 };
-            // Absent is as good as removed.
-            if self.addresses.remove(&key).is_ok() && alive {
+            let Ok(Entry(booked)) = self.addresses.get(&key, 0) else { continue };
+            if booked.granted_ns <= unnamed.until_ns && self.addresses.remove(&key).is_ok() && alive {
                 let removed = self.removed_bytes.entry((tgid, life)).or_insert(0);
-                *removed = removed.wrapping_add(bytes);
+                *removed = removed.wrapping_add(booked.bytes);
             }
         }
         if !alive {
