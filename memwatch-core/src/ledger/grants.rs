@@ -108,6 +108,8 @@ impl ProcessLedger {
     }
 
     fn move_in(&mut self, span: Span, address: u64, tenancy: Tenancy) {
+        // What a graph still had there has been freed, by a record that is yet to come.
+        self.addresses.await_frees(address, u32::from(self.graphs.is_outstanding(address)));
         if let Some(change) = self.graphs.evict(address) {
             self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
         }

@@ -135,8 +135,16 @@ impl Graphs {
     pub fn evict(&mut self, address: u64) -> Option<Change> {
         let id = self.nodes.remove(&address)?;
         let graph = self.graphs.get_mut(&id)?;
-        let bytes = graph.nodes.remove(&address).map_or(0, |node| node.bytes);
-        graph.back(graph.backed_bytes.saturating_sub(bytes))
+        graph.nodes.remove(&address);
+        // Whether there was memory behind this node is not known, only that the others have no more than they asked for.
+        let bytes = graph.nodes.values().fold(0_u64, |sum, node| sum.saturating_add(node.bytes));
+        graph.back(graph.backed_bytes.min(bytes))
+    }
+
+    /// Whether what a launch has allocated at an address has not been freed.
+    pub fn is_outstanding(&self, address: u64) -> bool {
+        let graph = self.nodes.get(&address).and_then(|id| self.graphs.get(id));
+        graph.and_then(|graph| graph.nodes.get(&address)).is_some_and(|node| node.outstanding)
     }
 
     /// `cuStreamBeginCapture`.
