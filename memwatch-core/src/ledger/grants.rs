@@ -7,7 +7,7 @@ use crate::words::{ContextHandle, Span};
 
 use super::ProcessLedger;
 use super::alias::Origin;
-use super::graph::StreamKey;
+use super::graph::{NodeGrant, StreamKey};
 use super::pool::PoolId;
 use super::tenants::Release;
 use super::totals::{DeviceRef, Kind};
@@ -108,6 +108,8 @@ impl ProcessLedger {
     }
 
     fn move_in(&mut self, span: Span, address: u64, tenancy: Tenancy) {
+        // What a graph still had there has been freed, by a record that is yet to come.
+        self.addresses.await_frees(address, u32::from(self.graphs.is_outstanding(address)));
         if let Some(change) = self.graphs.evict(address) {
             self.totals.hold_for_graphs(change.device, change.before_bytes, change.after_bytes);
         }
@@ -142,7 +144,7 @@ impl ProcessLedger {
         let key = StreamKey::new(stream, call.tid);
         if self.graphs.is_capturing(key) {
             self.give_to_graph(call.span(), address);
-            self.graphs.capture_allocation(key, address, bytes, call.returned_ns);
+            self.graphs.capture_allocation(key, NodeGrant { address, bytes, granted_ns: call.returned_ns });
             return;
         }
         let device = self.contexts.device_of_stream(stream, call.tid);

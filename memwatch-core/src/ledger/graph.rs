@@ -41,6 +41,17 @@ pub struct Change {
     pub after_bytes: u64,
 }
 
+/// A graph is given an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeGrant {
+    /// Where its memory will be when it runs.
+    pub address: u64,
+    /// And how much.
+    pub bytes: u64,
+    /// The return of the call: `CLOCK_BOOTTIME`, nanoseconds.
+    pub granted_ns: u64,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Node {
     bytes: u64,
@@ -52,8 +63,8 @@ struct Node {
 }
 
 impl Node {
-    const fn new(bytes: u64, granted_ns: u64) -> Self {
-        Self { bytes, granted_ns, freed_by_graph: false, outstanding: false }
+    const fn new(grant: NodeGrant) -> Self {
+        Self { bytes: grant.bytes, granted_ns: grant.granted_ns, freed_by_graph: false, outstanding: false }
     }
 }
 
@@ -124,8 +135,16 @@ impl Graphs {
     pub fn evict(&mut self, address: u64) -> Option<Change> {
         let id = self.nodes.remove(&address)?;
         let graph = self.graphs.get_mut(&id)?;
-        let bytes = graph.nodes.remove(&address).map_or(0, |node| node.bytes);
-        graph.back(graph.backed_bytes.saturating_sub(bytes))
+        graph.nodes.remove(&address);
+        // Whether there was memory behind this node is not known, only that the others have no more than they asked for.
+        let bytes = graph.nodes.values().fold(0_u64, |sum, node| sum.saturating_add(node.bytes));
+        graph.back(graph.backed_bytes.min(bytes))
+    }
+
+    /// Whether what a launch has allocated at an address has not been freed.
+    pub fn is_outstanding(&self, address: u64) -> bool {
+        let graph = self.nodes.get(&address).and_then(|id| self.graphs.get(id));
+        graph.and_then(|graph| graph.nodes.get(&address)).is_some_and(|node| node.outstanding)
     }
 
     /// `cuStreamBeginCapture`.
@@ -151,9 +170,9 @@ impl Graphs {
     }
 
     /// An allocation asked of a capturing stream.
-    pub fn capture_allocation(&mut self, stream: StreamKey, address: u64, bytes: u64, granted_ns: u64) {
+    pub fn capture_allocation(&mut self, stream: StreamKey, grant: NodeGrant) {
         if let Some(graph) = self.capturing.get_mut(&stream) {
-            graph.nodes.insert(address, Node::new(bytes, granted_ns));
+            graph.nodes.insert(grant.address, Node::new(grant));
         }
     }
 
@@ -174,11 +193,11 @@ impl Graphs {
     }
 
     /// `cuGraphAddMemAllocNode`, or `cuGraphAddNode` of that kind.
-    pub fn add_allocation(&mut self, handle: u64, address: u64, bytes: u64, device: DeviceRef, granted_ns: u64) {
+    pub fn add_allocation(&mut self, handle: u64, grant: NodeGrant, device: DeviceRef) {
         let id = self.handles.get(&handle).copied().unwrap_or_else(|| self.name(handle, device));
         if let Some(graph) = self.graphs.get_mut(&id) {
-            graph.nodes.insert(address, Node::new(bytes, granted_ns));
-            self.nodes.insert(address, id);
+            graph.nodes.insert(grant.address, Node::new(grant));
+            self.nodes.insert(grant.address, id);
         }
     }
 

@@ -36,7 +36,7 @@ use activity::{Activity, CallRate};
 use alias::{Aliases, Origin};
 use context::{Contexts, TornDown};
 use grants::Tenancy;
-use graph::{Graphs, StreamKey};
+use graph::{Graphs, NodeGrant, StreamKey};
 use pool::Pools;
 use tenants::Tenants;
 use totals::{DeviceRef, Kind, Totals};
@@ -218,7 +218,8 @@ impl ProcessLedger {
                 let device = own.map_or(device, DeviceRef::Ordinal);
                 let before = self.graphs.evict(address);
                 self.give_to_graph(call.span(), address);
-                self.graphs.add_allocation(graph, address, bytes, device, call.returned_ns);
+                let grant = NodeGrant { address, bytes, granted_ns: call.returned_ns };
+                self.graphs.add_allocation(graph, grant, device);
                 before.into_iter().collect()
             }
             Action::AddFreeNode { address, .. } => {

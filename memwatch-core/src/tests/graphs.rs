@@ -15,10 +15,17 @@ struct Node {
     freed_inside: bool,
     /// The kernel half has seen it granted, and not freed.
     in_books: bool,
-    /// Launched, and not freed by anybody.
-    outstanding: bool,
-    /// There is memory behind it.
-    backed: bool,
+    memory: Memory,
+}
+
+/// What is behind the address of a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Nothing,
+    /// It was launched, and has been freed since.
+    Unused,
+    /// It was launched, and nobody has freed it.
+    Allocated,
 }
 
 pub(super) struct Graph {
@@ -43,14 +50,14 @@ impl Graph {
         if self.executable.is_none() {
             self.shrink();
             if !self.alive {
-                self.nodes.retain(|node| node.outstanding);
+                self.nodes.retain(|node| node.memory == Memory::Allocated);
             }
         }
     }
 
     fn shrink(&mut self) {
-        for node in &mut self.nodes {
-            node.backed &= node.outstanding;
+        for node in self.nodes.iter_mut().filter(|node| node.memory == Memory::Unused) {
+            node.memory = Memory::Nothing;
         }
     }
 }
@@ -71,7 +78,9 @@ impl World {
     }
 
     pub(super) fn bytes_of_graphs(&self) -> Vec<(u32, u64)> {
-        let backed = |graph: &Graph| graph.nodes.iter().filter(|node| node.backed).map(|node| node.bytes).sum();
+        let backed = |graph: &Graph| {
+            graph.nodes.iter().filter(|node| node.memory != Memory::Nothing).map(|node| node.bytes).sum()
+        };
         let held = self.graphs.iter().map(|graph| (graph.device, backed(graph)));
         held.filter(|(_, bytes)| *bytes > 0).collect()
     }
@@ -139,7 +148,7 @@ impl World {
 
     fn node(&mut self, bytes: u64, in_books: bool) -> Option<Node> {
         let address = self.free_key(Space::Address)?;
-        Some(Node { address, bytes, freed_inside: false, in_books, outstanding: false, backed: false })
+        Some(Node { address, bytes, freed_inside: false, in_books, memory: Memory::Nothing })
     }
 
     fn capture_allocation(&mut self, thread: usize, pick: usize, bytes: u64) -> Option<TestCall> {
@@ -179,16 +188,17 @@ impl World {
         (0..self.graphs.len()).filter(|graph| is_open(&self.graphs[*graph])).collect()
     }
 
+    /// Which no record tells.
+    fn create_graph(&mut self, thread: usize) -> Option<usize> {
+        let handle = self.free_graph_handle()?;
+        let device = self.current_context(thread)?.device;
+        self.graphs.push(Graph { handle, alive: true, executable: None, device, nodes: Vec::new() });
+        Some(self.graphs.len() - 1)
+    }
+
     fn add_allocation(&mut self, thread: usize, pick: usize, bytes: u64) -> Option<TestCall> {
-        let graph = match nth(&self.open_graphs(), pick / 2).filter(|_| pick.is_multiple_of(2)) {
-            Some(graph) => graph,
-            None => {
-                let handle = self.free_graph_handle()?;
-                let device = self.current_context(thread)?.device;
-                self.graphs.push(Graph { handle, alive: true, executable: None, device, nodes: Vec::new() });
-                self.graphs.len() - 1
-            }
-        };
+        let known = nth(&self.open_graphs(), pick / 2).filter(|_| pick.is_multiple_of(2));
+        let graph = known.or_else(|| self.create_graph(thread))?;
         let node = self.node(bytes, false)?;
         let graph = &mut self.graphs[graph];
         graph.nodes.push(node);
@@ -198,7 +208,7 @@ impl World {
     fn add_free(&mut self, pick: usize) -> Option<TestCall> {
         let graph = nth(&self.open_graphs(), pick)?;
         let graph = &mut self.graphs[graph];
-        let node = graph.nodes.iter_mut().find(|node| !node.freed_inside && !node.outstanding)?;
+        let node = graph.nodes.iter_mut().find(|node| !node.freed_inside && node.memory != Memory::Allocated)?;
         node.freed_inside = true;
         Some(graph_add_mem_free_node(graph.handle, node.address))
     }
@@ -219,7 +229,7 @@ impl World {
     fn launch(&mut self, pick: usize) -> Option<TestCall> {
         let (graph, executable) = self.executable(pick)?;
         for node in &mut self.graphs[graph].nodes {
-            (node.backed, node.outstanding) = (true, !node.freed_inside);
+            node.memory = if node.freed_inside { Memory::Unused } else { Memory::Allocated };
         }
         Some(graph_launch(executable))
     }
@@ -241,11 +251,12 @@ impl World {
     }
 
     fn free_node(&mut self, pick: usize, bytes: u64) -> Option<TestCall> {
-        let outstanding = |graph: &usize| self.graphs[*graph].nodes.iter().any(|node| node.outstanding);
+        let is_allocated = |node: &Node| node.memory == Memory::Allocated;
+        let outstanding = |graph: &usize| self.graphs[*graph].nodes.iter().any(is_allocated);
         let graph = nth(&(0..self.graphs.len()).filter(outstanding).collect::<Vec<_>>(), pick)?;
         let graph = &mut self.graphs[graph];
-        let node = graph.nodes.iter_mut().find(|node| node.outstanding)?;
-        (node.outstanding, node.in_books) = (false, false);
+        let node = graph.nodes.iter_mut().find(|node| is_allocated(node))?;
+        (node.memory, node.in_books) = (Memory::Unused, false);
         let address = node.address;
         graph.settle();
         Some(if bytes.is_multiple_of(2) { mem_free(address) } else { mem_free_async(address) })

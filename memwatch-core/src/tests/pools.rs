@@ -21,7 +21,7 @@ pub(crate) struct PoolTruth {
     pub(crate) used_bytes: u64,
     /// What the pools hold, told only while no call is running.
     pub(crate) held_bytes: Option<u64>,
-    /// The program has asked for all of it, and nothing has happened to these pools since.
+    /// Of each, the program has asked for it and nothing has happened since, or it is nothing.
     pub(crate) is_asked: bool,
 }
 
@@ -33,7 +33,6 @@ pub(super) struct Pool {
     alive: bool,
     /// The program knows the handle.
     known: bool,
-    ever_used: bool,
     held_bytes: u64,
     pub(super) asked: bool,
 }
@@ -54,7 +53,7 @@ impl Pool {
     }
 
     fn made(handle: u64, kind: Option<Kind>, device: Option<u32>) -> Self {
-        Self { handle, kind, device, alive: true, known: true, ever_used: false, held_bytes: 0, asked: false }
+        Self { handle, kind, device, alive: true, known: true, held_bytes: 0, asked: false }
     }
 }
 
@@ -76,7 +75,6 @@ impl World {
         let in_driver = self.holds.iter().filter(|hold| hold.in_driver).map(|hold| &self.things[hold.thing]);
         let used_bytes: u64 = in_driver.filter(|thing| thing.pool == Some(pool)).map(|thing| thing.bytes).sum();
         let pool = &mut self.pools[pool];
-        pool.ever_used = true;
         pool.held_bytes = pool.held_bytes.max(used_bytes.next_multiple_of(PIECE));
     }
 
@@ -87,7 +85,7 @@ impl World {
         let used = |pool| self.used_bytes(pool, &State::is_held);
         // What is left of a destroyed pool is what is left in it.
         let held = |pool: usize| if self.pools[pool].alive { self.pools[pool].held_bytes } else { used(pool) };
-        let sure = |pool: &Pool, used| pool.asked || !pool.ever_used || (!pool.alive && used == 0);
+        let sure = |pool: &Pool, used| pool.asked || pool.held_bytes == 0 || (!pool.alive && used == 0);
         PoolTruth {
             used_bytes: pools.iter().map(|pool| used(*pool)).sum(),
             held_bytes: self.is_quiet().then(|| pools.iter().map(|pool| held(*pool)).sum()),

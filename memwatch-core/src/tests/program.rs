@@ -105,7 +105,7 @@ impl World {
         let source = sources.get(pick / 4 % sources.len().max(1)).copied()?;
         let object = self.multicast_object(pick, |_| true)?;
         let offset = u64::try_from(pick % 2).expect("small") * GRANULE;
-        Some(Deed::Bind { source, object, offset, named: pick / 2 % 2 == 0 })
+        Some(Deed::Bind { source, object, offset, named: (pick / 2).is_multiple_of(2) })
     }
 
     fn decide_to_unbind(&self, pick: usize) -> Option<Deed> {

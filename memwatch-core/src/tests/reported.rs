@@ -8,10 +8,10 @@ use crate::ledger::totals::Kind;
 use crate::test_calls::*;
 
 impl World {
-    pub(super) fn leave(&mut self, thread: usize, running: Running) {
+    pub(super) fn leave(&mut self, thread: usize, running: &Running) {
         let (status, made) = running.effect.unwrap_or_default();
         let key = made.map_or(0, |made| self.holds[made].key);
-        let call = self.call(&running, key);
+        let call = self.call(running, key);
         let asked = match running.deed {
             Deed::Make(What::Own(kind), _) => kind != Kind::Registered,
             Deed::Make(What::Pooled { .. }, _) => true,

@@ -138,3 +138,21 @@ fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
     story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH]), mem_alloc(0xd1, MIB)]);
     assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (4 * MIB, MIB, 4 * MIB));
 }
+
+#[test]
+fn a_free_of_a_graphs_memory_seen_after_its_address_was_granted_again_is_no_unknown_free() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
+    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
+    story.tell([mem_alloc(0xd0, MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
+    assert_eq!((held(&story), story.live(), story.frees()), (0, MIB, (0, 0, 0)));
+}
+
+#[test]
+fn an_address_that_a_graph_never_had_memory_at_takes_none_with_it() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
+    story.tell([call("cuGraphExecDestroy", [RUN]), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.tell([mem_alloc(0xd1, MIB).at(2010, 2020), call("cuGraphDestroy", [GRAPH]).at(2000, 2030)]);
+    assert_eq!((held(&story), story.live()), (4 * MIB, MIB));
+}
