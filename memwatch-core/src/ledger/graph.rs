@@ -70,6 +70,13 @@ impl Node {
 
 type GraphId = u64;
 
+/// A graph made ready to run, with the nodes it had then.
+#[derive(Clone, Copy, Debug)]
+struct Executable {
+    graph: GraphId,
+    made_ns: u64,
+}
+
 #[derive(Clone, Debug)]
 struct Graph {
     alive: bool,
@@ -103,7 +110,7 @@ pub struct Graphs {
     graphs: BTreeMap<GraphId, Graph>,
     nodes: HashMap<u64, GraphId>,
     handles: HashMap<u64, GraphId>,
-    executables: HashMap<u64, GraphId>,
+    executables: HashMap<u64, Executable>,
     capturing: HashMap<StreamKey, Graph>,
     next_id: GraphId,
 }
@@ -116,7 +123,8 @@ impl Graphs {
 
     /// Whether there are executables with allocations in them: their launches matter.
     pub fn has_executables(&self) -> bool {
-        self.executables.values().any(|id| self.graphs.get(id).is_some_and(|graph| !graph.nodes.is_empty()))
+        let mut graphs = self.executables.values().filter_map(|executable| self.graphs.get(&executable.graph));
+        graphs.any(|graph| !graph.nodes.is_empty())
     }
 
     /// Whether an address is a graph's.
@@ -206,20 +214,21 @@ impl Graphs {
         self.mark_freed(address);
     }
 
-    /// `cuGraphInstantiate…`.
-    pub fn instantiate(&mut self, executable: u64, handle: u64) {
+    /// `cuGraphInstantiate…`, at a time.
+    pub fn instantiate(&mut self, executable: u64, handle: u64, made_ns: u64) {
         let Some(id) = self.handles.get(&handle) else { return };
         if let Some(graph) = self.graphs.get_mut(id) {
             graph.executables += 1;
-            self.executables.insert(executable, *id);
+            self.executables.insert(executable, Executable { graph: *id, made_ns });
         }
     }
 
-    /// `cuGraphLaunch`: every node gets its memory.
+    /// `cuGraphLaunch`: every node of the executable gets its memory.
     pub fn launch(&mut self, executable: u64) -> Option<Change> {
-        let graph = self.graphs.get_mut(self.executables.get(&executable)?)?;
+        let Executable { graph, made_ns } = *self.executables.get(&executable)?;
+        let graph = self.graphs.get_mut(&graph)?;
         let mut bytes = 0_u64;
-        for node in graph.nodes.values_mut() {
+        for node in graph.nodes.values_mut().filter(|node| node.granted_ns <= made_ns) {
             bytes = bytes.saturating_add(node.bytes);
             node.outstanding = !node.freed_by_graph;
         }
@@ -228,7 +237,7 @@ impl Graphs {
 
     /// `cuGraphExecDestroy`.
     pub fn destroy_executable(&mut self, executable: u64) -> Option<Change> {
-        let id = self.executables.remove(&executable)?;
+        let id = self.executables.remove(&executable)?.graph;
         let graph = self.graphs.get_mut(&id)?;
         graph.executables = graph.executables.saturating_sub(1);
         self.settle(id)

@@ -236,7 +236,7 @@ impl ProcessLedger {
                 Vec::new()
             }
             Action::InstantiateGraph { executable, graph } => {
-                self.graphs.instantiate(executable, graph);
+                self.graphs.instantiate(executable, graph, call.entered_ns);
                 Vec::new()
             }
             Action::LaunchGraph { executable } => self.graphs.launch(executable).into_iter().collect(),

@@ -33,6 +33,8 @@ pub(super) struct Graph {
     alive: bool,
     /// A graph with memory in it has at most one executable at a time (CUDA programming guide).
     executable: Option<u64>,
+    /// Nodes that it had when that was made: the executable knows no later ones.
+    ready: usize,
     device: u32,
     nodes: Vec<Node>,
 }
@@ -45,7 +47,7 @@ pub(super) struct Capture {
 }
 
 impl Graph {
-    /// Without an executable it keeps what is still allocated; destroyed, it is nothing else.
+    /// Without an executable it keeps what is still allocated; destroyed, it is nothing else. With one it keeps all its addresses.
     fn settle(&mut self) {
         if self.executable.is_none() {
             self.shrink();
@@ -90,7 +92,7 @@ impl World {
     }
 
     pub(super) fn has_graph_memory(&self) -> bool {
-        self.graphs.iter().any(|graph| graph.executable.is_some() && !graph.nodes.is_empty())
+        self.graphs.iter().any(|graph| graph.executable.is_some())
     }
 
     /// Address and bytes of what was asked of a capturing stream and not given back.
@@ -173,7 +175,7 @@ impl World {
         if pick.is_multiple_of(5) {
             return Some(stream_end_capture(stream, 0).failing(INVALID_VALUE));
         }
-        self.graphs.push(Graph { handle, alive: true, executable: None, device, nodes });
+        self.graphs.push(Graph { handle, alive: true, executable: None, ready: 0, device, nodes });
         Some(stream_end_capture(stream, handle))
     }
 
@@ -192,12 +194,13 @@ impl World {
     fn create_graph(&mut self, thread: usize) -> Option<usize> {
         let handle = self.free_graph_handle()?;
         let device = self.current_context(thread)?.device;
-        self.graphs.push(Graph { handle, alive: true, executable: None, device, nodes: Vec::new() });
+        self.graphs.push(Graph { handle, alive: true, executable: None, ready: 0, device, nodes: Vec::new() });
         Some(self.graphs.len() - 1)
     }
 
     fn add_allocation(&mut self, thread: usize, pick: usize, bytes: u64) -> Option<TestCall> {
-        let known = nth(&self.open_graphs(), pick / 2).filter(|_| pick.is_multiple_of(2));
+        let alive: Vec<usize> = (0..self.graphs.len()).filter(|graph| self.graphs[*graph].alive).collect();
+        let known = nth(&alive, pick / 2).filter(|_| pick.is_multiple_of(2));
         let graph = known.or_else(|| self.create_graph(thread))?;
         let node = self.node(bytes, false)?;
         let graph = &mut self.graphs[graph];
@@ -216,8 +219,10 @@ impl World {
     fn instantiate(&mut self) -> Option<TestCall> {
         let taken = |handle: u64| self.graphs.iter().any(|graph| graph.executable == Some(handle));
         let executable = (0x7a..=0x7d).find(|handle| !taken(*handle))?;
-        let graph = *self.open_graphs().first()?;
+        // What is ready without memory in it, the kernel half is not asked to watch.
+        let graph = self.open_graphs().into_iter().find(|graph| !self.graphs[*graph].nodes.is_empty())?;
         self.graphs[graph].executable = Some(executable);
+        self.graphs[graph].ready = self.graphs[graph].nodes.len();
         Some(graph_instantiate(executable, self.graphs[graph].handle))
     }
 
@@ -228,7 +233,8 @@ impl World {
 
     fn launch(&mut self, pick: usize) -> Option<TestCall> {
         let (graph, executable) = self.executable(pick)?;
-        for node in &mut self.graphs[graph].nodes {
+        let ready = self.graphs[graph].ready;
+        for node in &mut self.graphs[graph].nodes[..ready] {
             node.memory = if node.freed_inside { Memory::Unused } else { Memory::Allocated };
         }
         Some(graph_launch(executable))

@@ -156,3 +156,13 @@ fn an_address_that_a_graph_never_had_memory_at_takes_none_with_it() {
     story.tell([mem_alloc(0xd1, MIB).at(2010, 2020), call("cuGraphDestroy", [GRAPH]).at(2000, 2030)]);
     assert_eq!((held(&story), story.live()), (4 * MIB, MIB));
 }
+
+#[test]
+fn a_node_added_after_a_graph_was_made_ready_is_in_the_next_executable() {
+    let mut story = Story::on_device_0();
+    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.tell([launch()]);
+    assert_eq!(held(&story), 4 * MIB);
+    story.tell([call("cuGraphExecDestroy", [RUN]), instantiate(), launch()]);
+    assert_eq!(held(&story), 6 * MIB);
+}
