@@ -172,10 +172,13 @@ fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
     assert_eq!(report.json()["complete"], false);
     let process = report.process(tgid).expect("the loser is named");
     assert!(!process.is_exact());
-    // 400 calls of the loop and what came before them: each is either counted or lost.
+    // The calls before the loop were the first in the ring, and all there was room for some of the loop's: each of its 400 calls is
+    // either counted or lost.
     let on_gpu = process.0["gpus"][0].clone();
-    let seen = on_gpu["allocations"].as_u64().unwrap_or(0) + on_gpu["frees"].as_u64().unwrap_or(0);
-    assert!(seen < 400, "nothing was lost: {report:#?}");
+    let number = |field: &str| on_gpu[field].as_u64().expect("a number");
+    let lost = process.0["losses"]["ring_full"].as_u64().expect("a number");
+    assert_eq!(number("allocations") + number("frees") + lost, 400, "{report:#?}");
+    assert!(lost > 300, "{report:#?}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ impl ProcessLedger {
             (Tenancy::Foreign, held) => held.is_some(),
         };
         for (address, ghost) in self.addresses.extract(is_ghost) {
-            self.move_out(span, address, ghost);
+            self.bury(span, address, ghost);
         }
         // Frees of replaced tenants whose records are lost will never come.
         self.addresses.await_nothing();
@@ -51,7 +51,26 @@ impl ProcessLedger {
         let pool = (kind == Kind::Pool).then(|| self.pools.of(None, device));
         let device = if kind.is_host() { DeviceRef::Unknown } else { device };
         let allocation = Allocation::adopted(held.bytes, device, kind, pool);
-        self.settle_in(span, held.address, allocation);
+        self.addresses.grant(held.address, span.returned_ns, Tenancy::Own(allocation));
+        if let Some(pool) = pool {
+            self.pools.take(pool, held.bytes);
+        }
+        self.totals.adopt(device, kind, held.bytes, span);
+    }
+
+    /// An allocation whose free is lost: it counts as no free that was seen.
+    fn bury(&mut self, span: Span, address: u64, ghost: Tenancy) {
+        match ghost {
+            Tenancy::Own(own) => {
+                if let Some(pool) = own.pool {
+                    self.pools.give_back(pool, own.bytes);
+                }
+                self.totals.free_implicitly(own.device, own.kind, own.bytes, span);
+            }
+            Tenancy::Foreign => {
+                self.aliases.close(address);
+            }
+        }
     }
 }
 

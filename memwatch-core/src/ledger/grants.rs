@@ -90,15 +90,11 @@ impl ProcessLedger {
         if address == 0 {
             return;
         }
-        self.settle_in(call.span(), address, allocation);
-    }
-
-    pub(super) fn settle_in(&mut self, span: Span, address: u64, allocation: Allocation) {
-        self.move_in(span, address, Tenancy::Own(allocation));
+        self.move_in(call.span(), address, Tenancy::Own(allocation));
         if let Some(pool) = allocation.pool {
             self.pools.take(pool, allocation.bytes);
         }
-        self.totals.allocate(allocation.device, allocation.kind, allocation.bytes, span);
+        self.totals.allocate(allocation.device, allocation.kind, allocation.bytes, call.span());
     }
 
     /// Another owner's memory at an address that is freed like an own one.

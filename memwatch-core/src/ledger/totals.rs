@@ -109,6 +109,10 @@ impl DeviceTotals {
 
     fn allocate(&mut self, kind: Kind, bytes: u64) {
         self.allocations += 1;
+        self.adopt(kind, bytes);
+    }
+
+    fn adopt(&mut self, kind: Kind, bytes: u64) {
         self.kinds[kind as usize].add(bytes);
         if kind.is_owned_device_memory() {
             self.owned.add(bytes);
@@ -173,6 +177,16 @@ impl Totals {
         } else {
             self.changing(device, kind, span).allocate(kind, bytes);
             self.whole.allocate(kind, bytes);
+        }
+    }
+
+    /// An allocation whose call was not seen.
+    pub(super) fn adopt(&mut self, device: DeviceRef, kind: Kind, bytes: u64, span: Span) {
+        if kind.is_host() {
+            self.host.adopt(kind, bytes);
+        } else {
+            self.changing(device, kind, span).adopt(kind, bytes);
+            self.whole.adopt(kind, bytes);
         }
     }
 

@@ -28,6 +28,8 @@ fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
     assert_eq!(story.ledger.totals().whole().kind(Kind::Managed).live_bytes, 16 * MIB);
     story.tell([mem_free(0xd1), mem_free_async(0xd2), mem_free_host(0xd3), mem_free(0xd4)]);
     assert_eq!((story.live(), story.ledger.unknown_frees()), (0, 0), "what was adopted is freed like anything else");
+    let whole = story.ledger.totals().whole();
+    assert_eq!((whole.allocations, whole.frees), (2, 3), "only calls that were seen are counted");
 }
 
 #[test]
