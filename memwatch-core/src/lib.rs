@@ -212,7 +212,9 @@ impl Pipeline {
         process.ledger.apply_import(call, origin);
         let addresses = process.ledger.take_unnamed();
         if !addresses.is_empty() {
-            let until_ns = call.entered_ns;
+            // What a call tears down was granted before it; what it puts into a graph, by it.
+            let is_grant = matches!(call.action, Action::AllocateFromPool { .. });
+            let until_ns = if is_grant { call.returned_ns } else { call.entered_ns };
             self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, until_ns, incomplete: false });
         }
         if call.status != 0 {

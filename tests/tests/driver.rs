@@ -189,6 +189,8 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
     // What goes with its context goes without a free: the books must not bring it back.
     workload.run(&["ctx create 0 as own", "alloc gone 3M", "alloc gone2 1M", "ctx destroy own"]);
+    // And what a graph was to allocate was never memory.
+    workload.run(&["stream s", "capture s", "async never 5M s", "endcapture g s", "graphdestroy g"]);
     watch.settled();
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };

@@ -141,6 +141,8 @@ impl ProcessLedger {
         if self.graphs.is_capturing(key) {
             self.give_to_graph(call.span(), address);
             self.graphs.capture_allocation(key, NodeGrant { address, bytes, granted_ns: call.returned_ns });
+            // The kernel half has booked it: it cannot know of graphs.
+            self.unnamed.push(address);
             return;
         }
         let device = self.contexts.device_of_stream(stream, call.tid);
