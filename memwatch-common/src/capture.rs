@@ -55,6 +55,8 @@ pub struct Booked {
     pub granted_ns: u64,
 }
 
+const _: () = assert!(size_of::<Booked>() == 24);
+
 /// No address at all.
 pub const NOT_BOOKED: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
 

@@ -32,6 +32,7 @@ use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use ledger::Gone;
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
 use words::{Tgid, Tid};
@@ -42,7 +43,7 @@ const ENDED_KEPT: usize = 4096;
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
-/// Addresses of a process that went without a free that names them.
+/// Addresses of a process that the kernel half's books have to be told of: see [`Gone`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
     /// The process.
@@ -50,9 +51,7 @@ pub struct Unnamed {
     /// Which life of its number's books they stand in; `None` for the present one.
     pub life: Option<u32>,
     /// The addresses.
-    pub addresses: Vec<u64>,
-    /// What was granted there later is not meant: `CLOCK_BOOTTIME`, nanoseconds.
-    pub until_ns: u64,
+    pub addresses: Vec<Gone>,
     /// There may be more, since records of the process were lost.
     pub incomplete: bool,
 }
@@ -148,7 +147,7 @@ impl Pipeline {
         self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()
     }
 
-    /// Addresses that went since the last time without a free that names them, by process; the kernel half's books have them still.
+    /// What has gone since the last time without a free that names it, by process; the kernel half's books have it still.
     pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
         std::mem::take(&mut self.unnamed)
     }
@@ -212,10 +211,7 @@ impl Pipeline {
         process.ledger.apply_import(call, origin);
         let addresses = process.ledger.take_unnamed();
         if !addresses.is_empty() {
-            // What a call tears down was granted before it; what it puts into a graph, by it.
-            let is_grant = matches!(call.action, Action::AllocateFromPool { .. });
-            let until_ns = if is_grant { call.returned_ns } else { call.entered_ns };
-            self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, until_ns, incomplete: false });
+            self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, incomplete: false });
         }
         if call.status != 0 {
             return;
@@ -256,7 +252,7 @@ impl Pipeline {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
                     let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
-                    self.unnamed.push(Unnamed { tgid, life: None, addresses, until_ns: u64::MAX, incomplete });
+                    self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
                 }
                 self.note_life(record);
             }
@@ -309,7 +305,7 @@ impl Pipeline {
         if let Some(mut process) = self.processes.remove(&tgid) {
             process.end(time_ns);
             let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
-            self.unnamed.push(Unnamed { tgid, life: None, addresses, until_ns: u64::MAX, incomplete });
+            self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
             self.reconciliation.forget(tgid);
             self.ended.push(process);
         }

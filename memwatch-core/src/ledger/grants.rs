@@ -5,12 +5,12 @@ use memwatch_common::meaning::LinearKind;
 use crate::decode::{Action, Call};
 use crate::words::{ContextHandle, Span};
 
-use super::ProcessLedger;
 use super::alias::Origin;
 use super::graph::{NodeGrant, StreamKey};
 use super::pool::PoolId;
 use super::tenants::Release;
 use super::totals::{DeviceRef, Kind};
+use super::{Gone, ProcessLedger};
 
 /// A grant at an address. Millions of them may be live, so it is small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +142,7 @@ impl ProcessLedger {
             self.give_to_graph(call.span(), address);
             self.graphs.capture_allocation(key, NodeGrant { address, bytes, granted_ns: call.returned_ns });
             // The kernel half has booked it: it cannot know of graphs.
-            self.unnamed.push(address);
+            self.unnamed.push(Gone { address, until_ns: call.returned_ns });
             return;
         }
         let device = self.contexts.device_of_stream(stream, call.tid);
@@ -193,7 +193,7 @@ impl ProcessLedger {
 
     fn create_array(&mut self, call: &Call, handle: u64, bytes: u64) {
         let array = self.allocation(call, Kind::Array, bytes, self.contexts.device_of(call.tid));
-        if let Some(Tenancy::Own(previous)) = self.arrays.grant(handle, call.returned_ns, Tenancy::Own(array)) {
+        if let Some(previous) = self.arrays.grant(handle, call.returned_ns, array) {
             self.totals.free(previous.device, Kind::Array, previous.bytes, call.span());
         }
         self.totals.allocate(array.device, Kind::Array, bytes, call.span());
@@ -201,10 +201,10 @@ impl ProcessLedger {
 
     fn destroy_array(&mut self, call: &Call, handle: u64) {
         match self.arrays.release(handle, call.entered_ns) {
-            Release::Freed(Tenancy::Own(array)) => {
+            Release::Freed(array) => {
                 self.totals.free(array.device, Kind::Array, array.bytes, call.span());
             }
-            Release::Freed(Tenancy::Foreign) | Release::PreviousTenant => {}
+            Release::PreviousTenant => {}
             Release::Unknown => self.unknown_frees += 1,
         }
     }

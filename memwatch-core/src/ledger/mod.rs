@@ -35,7 +35,7 @@ use crate::words::{Span, Tid};
 use activity::{Activity, CallRate};
 use alias::{Aliases, Origin};
 use context::{Contexts, TornDown};
-use grants::Tenancy;
+use grants::{Allocation, Tenancy};
 use graph::{Graphs, NodeGrant, StreamKey};
 use pool::Pools;
 use tenants::Tenants;
@@ -60,12 +60,22 @@ pub struct FailedAllocation {
     pub device: Option<DeviceRef>,
 }
 
+/// An address that is no allocation any more, though no free names it: gone with a context, an image or the process; or none that ever
+/// was one, since a graph has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// The address.
+    pub address: u64,
+    /// What is granted there later is not meant: `CLOCK_BOOTTIME`, nanoseconds.
+    pub until_ns: u64,
+}
+
 /// What one process holds.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessLedger {
     /// Grants with an address: device, managed, pool and pinned host memory share one address space, and one free function.
     addresses: Tenants<Tenancy>,
-    arrays: Tenants<Tenancy>,
+    arrays: Tenants<Allocation>,
     registered: Tenants<u64>,
     /// Addresses without memory: bytes by address.
     reservations: Tenants<u64>,
@@ -82,8 +92,8 @@ pub struct ProcessLedger {
     implicit_frees: u64,
     /// Calls that may have torn a context down.
     teardowns: u64,
-    /// Addresses that went without being named since the last [`Self::take_unnamed`].
-    unnamed: Vec<u64>,
+    /// Since the last [`Self::take_unnamed`].
+    unnamed: Vec<Gone>,
 }
 
 impl ProcessLedger {
@@ -338,18 +348,19 @@ impl ProcessLedger {
     /// Frees what dies with a context: linear, managed, pinned and array memory, but no pool and no physical memory (cuda.h).
     fn tear_down(&mut self, torn_down: TornDown, call: &Call) {
         let contexts = &self.contexts;
-        let dies = |tenancy: &Tenancy| {
-            let Tenancy::Own(allocation) = tenancy else { return false };
+        let dies = |allocation: &Allocation| {
             let known = allocation
                 .context()
                 .filter(|context| contexts.is_known(*context) || torn_down.context == Some(*context));
             let in_context = known.map_or(torn_down.takes_unknown, |own| torn_down.context == Some(own));
             in_context && allocation.pool.is_none()
         };
-        let mut gone = self.addresses.drain_where(call.entered_ns, dies);
-        self.unnamed.extend(gone.iter().map(|(address, _)| *address));
-        gone.extend(self.arrays.drain_where(call.entered_ns, dies));
-        for allocation in gone.iter().filter_map(|(_, tenancy)| tenancy.own()) {
+        let until_ns = call.entered_ns;
+        let gone = self.addresses.drain_where(until_ns, |tenancy| tenancy.own().is_some_and(dies));
+        self.unnamed.extend(gone.iter().map(|(address, _)| Gone { address: *address, until_ns }));
+        let arrays = self.arrays.drain_where(until_ns, dies);
+        let own = gone.iter().filter_map(|(_, tenancy)| tenancy.own());
+        for allocation in own.chain(arrays.iter().map(|(_, array)| array)) {
             self.implicit_frees += 1;
             self.totals.free_implicitly(allocation.device, allocation.kind, allocation.bytes, call.span());
         }
@@ -361,7 +372,7 @@ impl ProcessLedger {
         let gone = own + self.arrays.len() + self.registered.len() + self.physical.owned_count();
         self.implicit_frees += u64::try_from(gone).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
-        self.unnamed.extend(self.addresses.keys());
+        self.unnamed.extend(self.addresses.keys().map(|address| Gone { address, until_ns: u64::MAX }));
         self.contexts.end();
         // What comes after an exec is seen from its start.
         let empty = Self::new(true);
@@ -377,8 +388,8 @@ impl ProcessLedger {
         };
     }
 
-    /// Addresses that went since the last time without a free that names them: with a context, an image or the process.
-    pub fn take_unnamed(&mut self) -> Vec<u64> {
+    /// What has gone since the last time without a free that names it.
+    pub fn take_unnamed(&mut self) -> Vec<Gone> {
         std::mem::take(&mut self.unnamed)
     }
 

@@ -11,6 +11,7 @@ use memwatch_common::books::{Books, Place};
 use memwatch_common::capture::Booked;
 use memwatch_core::Unnamed;
 use memwatch_core::input::{Held, HeldAddresses};
+use memwatch_core::ledger::Gone;
 use memwatch_core::words::Tgid;
 
 use super::load::LoadError;
@@ -27,7 +28,7 @@ struct Entry(Booked);
 #[repr(transparent)]
 struct Sums(Books);
 
-// SAFETY: integers without padding (`memwatch_common::books` asserts the sizes); every bit pattern is valid.
+// SAFETY: integers without padding (memwatch-common asserts the sizes); every bit pattern is valid.
 unsafe impl Pod for Key {}
 // SAFETY: as above.
 unsafe impl Pod for Entry {}
@@ -85,10 +86,10 @@ impl KernelBooks {
     /// Takes out addresses that went without being named: with a context, an image or a process.
     pub(crate) fn remove(&mut self, (tgid, life): (u32, u32), unnamed: &Unnamed) {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
-        for &address in &unnamed.addresses {
+        for &Gone { address, until_ns } in &unnamed.addresses {
             let key = Key(Place { address, tgid, life });
             let Ok(Entry(booked)) = self.addresses.get(&key, 0) else { continue };
-            if booked.granted_ns <= unnamed.until_ns && self.addresses.remove(&key).is_ok() && alive {
+            if booked.granted_ns <= until_ns && self.addresses.remove(&key).is_ok() && alive {
                 let removed = self.removed_bytes.entry((tgid, life)).or_insert(0);
                 *removed = removed.wrapping_add(booked.bytes);
             }
