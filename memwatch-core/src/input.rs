@@ -2,9 +2,10 @@
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::words::{GpuUuid, Tgid};
+use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise};
+use crate::words::{GpuUuid, Name, Tgid};
 
 /// One thing that happened outside. The order of inputs decides everything.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,19 @@ pub enum Input {
     Devices(DeviceReading),
     /// What a process whose records were lost holds by the kernel half's own books, which miss nothing: the ledger goes by them.
     Held(HeldAddresses),
+    /// A process's control groups now: it was moved, or was gone before `/proc` could be read and the kernel half knew its group.
+    Cgroups {
+        /// The process.
+        tgid: Tgid,
+        /// As `/proc/PID/cgroup` writes them.
+        cgroups: String,
+    },
+    /// What runtimes call containers that have processes here; a later answer replaces an earlier one.
+    Names(Vec<ContainerNames>),
+    /// All that the kubelet has promised.
+    Promised(Vec<Promise>),
+    /// Device memory of control groups by the kernel's account: all of it.
+    CgroupMemory(Vec<CgroupMemory>),
     /// Records that did not arrive since the last such input.
     Lost {
         /// Whose they were; `None` when that is not known.
@@ -89,6 +103,16 @@ pub struct ProcessFacts {
     pub command: String,
     /// Owner's name, or its number where it has none.
     pub user: Option<String>,
+    /// Owner's number: the real user id.
+    pub uid: Option<u32>,
+    /// Process id in the innermost pid namespace it is in, where that is another than the machine's.
+    pub inner_tgid: Option<u32>,
+    /// Who started it: its parent, the parent's parent and so on, without the machine's first process.
+    pub ancestors: Vec<Ancestor>,
+    /// Its control groups, as `/proc/PID/cgroup` writes them.
+    pub cgroups: Option<String>,
+    /// What it has of the variables that tell whose it is.
+    pub environment: Environment,
     /// Named as a target by the user.
     pub target: bool,
     /// Known to have started under memwatch's eyes, whatever the coarse `start_ns` says.
@@ -125,7 +149,7 @@ pub struct DeviceReading {
 }
 
 /// How NVML is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state", content = "reason")]
 pub enum NvmlState {
     /// It answers.
@@ -165,7 +189,7 @@ impl DeviceFacts {
 }
 
 /// A MIG instance: a part of a GPU that programs take for a device. A GPU that is divided so is in no reading itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigFacts {
     /// The whole GPU.
     pub parent_uuid: GpuUuid,
@@ -196,18 +220,18 @@ pub struct ProcessUse {
 }
 
 /// What is attached where; shown wherever totals are shown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coverage {
     /// One entry per libcuda file.
     pub libraries: Vec<LibraryCoverage>,
     /// How the probes hang in the kernel: `uprobe_multi` or `uprobe`.
-    pub mechanism: &'static str,
+    pub mechanism: Name,
     /// How library files that appear later are found: `mapping_records` (the kernel's, within 20 ms) or `polling` (every 2 s).
-    pub discovery: &'static str,
+    pub discovery: Name,
 }
 
 /// The probes on one library file.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LibraryCoverage {
     /// Where it was found.
     pub path: String,

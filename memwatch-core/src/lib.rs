@@ -10,6 +10,7 @@ pub mod attribution;
 pub mod decode;
 pub mod input;
 pub mod ledger;
+pub mod owner;
 pub mod snapshot;
 #[cfg(test)]
 #[path = "tests/calls.rs"]
@@ -28,11 +29,13 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
+use attribution::names::Names;
 use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
+use owner::{CgroupMemory, Container, ContainerNames, Promise};
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
 use words::{Tgid, Tid};
@@ -70,6 +73,9 @@ pub struct Pipeline {
     losses: Losses,
     sharing: Sharing,
     unnamed: Vec<Unnamed>,
+    names: Names,
+    promised: Vec<Promise>,
+    cgroup_memory: Vec<CgroupMemory>,
 }
 
 impl Pipeline {
@@ -88,6 +94,9 @@ impl Pipeline {
             losses: Losses::default(),
             sharing: Sharing::default(),
             unnamed: Vec::new(),
+            names: Names::default(),
+            promised: Vec::new(),
+            cgroup_memory: Vec::new(),
         }
     }
 
@@ -113,6 +122,10 @@ impl Pipeline {
                     process.anchor(&held, now_ns);
                 }
             }
+            Input::Cgroups { tgid, cgroups } => self.move_to(tgid, &cgroups),
+            Input::Names(names) => self.name(&names),
+            Input::Promised(promised) => self.promised = promised,
+            Input::CgroupMemory(memory) => self.cgroup_memory = memory,
             Input::Lost { tgid, loss, count } => self.lose(tgid, loss, count),
             Input::Coverage(coverage) => self.coverage = coverage,
             Input::Tick { time_ns } => self.tick(time_ns),
@@ -152,6 +165,11 @@ impl Pipeline {
         std::mem::take(&mut self.unnamed)
     }
 
+    /// The containers that have living processes: runtimes know their names.
+    pub fn containers(&self) -> impl Iterator<Item = &Container> {
+        self.names.containers()
+    }
+
     /// The processes on several devices of which it is not known on which of them their threads allocate.
     pub fn unplaced(&self) -> impl Iterator<Item = (Tgid, Unplaced)> {
         let devices = &self.reading.devices;
@@ -175,6 +193,9 @@ impl Pipeline {
             attached_ns: self.attached_ns,
             gpus,
             processes,
+            workloads: Vec::new(),
+            promised: self.promised.clone(),
+            cgroup_memory: self.cgroup_memory.clone(),
         }
     }
 
@@ -282,6 +303,7 @@ impl Pipeline {
         let tgid = Tgid(facts.tgid);
         if let Some(known) = self.processes.get_mut(&tgid).filter(|known| known.is_of(&facts)) {
             known.learn(facts);
+            self.own(tgid);
             return;
         }
         // A process of another start still under this number has ended, and its exit was not seen.
@@ -292,6 +314,34 @@ impl Pipeline {
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
         self.losses.settle(&mut process);
         self.processes.insert(tgid, process);
+        self.own(tgid);
+    }
+
+    /// Whose a process is, by what `/proc` said of it last.
+    fn own(&mut self, tgid: Tgid) {
+        let facts = self.processes.get(&tgid).and_then(|process| process.facts.as_ref());
+        if let Some(cgroups) = facts.and_then(|facts| facts.cgroups.clone()) {
+            self.move_to(tgid, &cgroups);
+        }
+    }
+
+    fn move_to(&mut self, tgid: Tgid, cgroups: &str) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            let before = std::mem::take(&mut process.owner);
+            process.owner = self.names.enter(process.owner_in(cgroups));
+            self.names.leave(&before);
+        }
+    }
+
+    fn name(&mut self, answers: &[ContainerNames]) {
+        for names in answers {
+            self.names.learn(names);
+            for process in self.processes.values_mut() {
+                if process.owner.container.as_ref().is_some_and(|container| container.id == names.id) {
+                    process.owner = std::mem::take(&mut process.owner).named(Some(names));
+                }
+            }
+        }
     }
 
     /// The addresses that a process has left so far are those of the books that were closed with it.
@@ -303,6 +353,7 @@ impl Pipeline {
 
     fn end(&mut self, tgid: Tgid, time_ns: u64) {
         if let Some(mut process) = self.processes.remove(&tgid) {
+            self.names.leave(&process.owner);
             process.end(time_ns);
             let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
             self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });

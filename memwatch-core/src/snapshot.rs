@@ -4,20 +4,21 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::input::{Coverage, MigFacts, NvmlState};
-use crate::words::{GpuUuid, Tgid};
+use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
+use crate::words::{GpuUuid, Name, Tgid};
 
 /// Everything known at one moment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The moment: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// No record of anybody was lost.
     pub complete: bool,
     /// Lost records by cause; causes that never happened are left out.
-    pub losses: BTreeMap<&'static str, u64>,
+    pub losses: BTreeMap<Name, u64>,
     /// What is attached where.
     pub coverage: Coverage,
     /// How NVML is.
@@ -28,10 +29,16 @@ pub struct Snapshot {
     pub gpus: Vec<GpuView>,
     /// By tgid; ended ones are kept for a while.
     pub processes: Vec<ProcessView>,
+    /// All workloads with processes in this snapshot, or that had some lately.
+    pub workloads: Vec<WorkloadView>,
+    /// What the kubelet has promised; empty where there is none.
+    pub promised: Vec<Promise>,
+    /// Device memory by the kernel's account of control groups; empty where it keeps none.
+    pub cgroup_memory: Vec<CgroupMemory>,
 }
 
 /// One GPU.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuView {
     /// Identity.
     pub uuid: GpuUuid,
@@ -62,7 +69,7 @@ pub struct GpuView {
 }
 
 /// One process.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON contract with a meaning of its own")]
 pub struct ProcessView {
     /// Process id.
@@ -73,8 +80,16 @@ pub struct ProcessView {
     pub comm: String,
     /// Command line.
     pub command: String,
-    /// Owner.
+    /// Name of the user it runs as, or the number.
     pub user: Option<String>,
+    /// The user's number.
+    pub uid: Option<u32>,
+    /// Process id inside its container, where that is another.
+    pub inner_tgid: Option<u32>,
+    /// Who started it, parent first.
+    pub ancestors: Vec<Ancestor>,
+    /// Container, pod, job, unit and rank.
+    pub owner: Owner,
     /// Named as a target.
     pub target: bool,
     /// NVML lists it as the client of an MPS server.
@@ -86,7 +101,7 @@ pub struct ProcessView {
     /// Every record of it arrived.
     pub exact: bool,
     /// Its lost records by cause.
-    pub losses: BTreeMap<&'static str, u64>,
+    pub losses: BTreeMap<Name, u64>,
     /// When its totals were last taken from the kernel half's own books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
     /// When it ended, if it has: `CLOCK_BOOTTIME`, nanoseconds.
@@ -131,7 +146,7 @@ impl ProcessView {
 }
 
 /// One owner's memory as another process sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportView {
     /// The owner.
     #[serde(rename = "from_pid")]
@@ -145,7 +160,7 @@ pub struct ImportView {
 }
 
 /// What a program has set with `cuCtxSetLimit`: memory that the driver takes for itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContextLimits {
     /// Stack of each GPU thread.
     pub stack_bytes_per_thread: Option<u64>,
@@ -156,7 +171,7 @@ pub struct ContextLimits {
 }
 
 /// One process on one GPU.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessGpuView {
     /// The GPU; `None` where it cannot be told.
     pub uuid: Option<GpuUuid>,
@@ -183,11 +198,11 @@ pub struct ProcessGpuView {
     /// Allocations the driver refused.
     pub failed_allocations: u64,
     /// By kind; kinds never seen are left out.
-    pub kinds: BTreeMap<&'static str, KindView>,
+    pub kinds: BTreeMap<Name, KindView>,
 }
 
 /// One kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindView {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
@@ -196,18 +211,15 @@ pub struct KindView {
     /// Requested bytes of all allocations since the attach.
     pub total_bytes: u64,
     /// The sizes are estimates, from shapes or from what graphs will allocate.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub estimated: bool,
     /// Of pools: what they hold of the GPU, used or not; `None` where that cannot even be estimated.
-    #[serde(skip_serializing)]
     pub backed_bytes: Option<u64>,
     /// The program has not asked the driver for it lately, so it is an estimate.
-    #[serde(skip_serializing)]
     pub backed_estimated: bool,
 }
 
 /// Page-locked host memory of a process: in no GPU's sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostView {
     /// Allocated through the driver.
     pub pinned_live_bytes: u64,
@@ -220,16 +232,79 @@ pub struct HostView {
 }
 
 /// A refused allocation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// The function.
-    pub symbol: &'static str,
+    pub symbol: Name,
     /// What it asked for, in bytes.
     pub requested_bytes: u64,
     /// `CUresult`.
     pub status: i32,
     /// The GPU it asked on; `None` for host memory, and where it cannot be told.
     pub uuid: Option<GpuUuid>,
+}
+
+/// Processes that belong together for whoever runs them: a pod's container, a job, a container, a unit, a session, or the rest of the machine.
+///
+/// Counters only grow while a workload is listed, also when its processes end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadView {
+    /// `kubernetes`, `slurm`, `container`, `systemd`, `session` or `host`.
+    pub kind: Name,
+    /// The pod's namespace.
+    pub namespace: Option<String>,
+    /// The pod's name; its uid where that is all that is known.
+    pub pod: Option<String>,
+    /// The container's name in its pod, or by its runtime; the beginning of its id where that is all that is known.
+    pub container: Option<String>,
+    /// The job's number; its SLUID where that is all that is known.
+    pub slurm_job: Option<String>,
+    /// The unit or the session's scope.
+    pub unit: Option<String>,
+    /// Living processes.
+    pub processes: u64,
+    /// When its last process ended; `None` while it has one. `CLOCK_BOOTTIME`, nanoseconds.
+    pub ended_ns: Option<u64>,
+    /// Every record of it arrived.
+    pub exact: bool,
+    /// By GPU.
+    pub gpus: Vec<WorkloadGpuView>,
+}
+
+/// A workload on one GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadGpuView {
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// NVML's bytes of its living processes; `None` where NVML says of none of them.
+    pub used_bytes: Option<u64>,
+    /// Live bytes of its living processes.
+    pub live_bytes: u64,
+    /// The most that was live together at the moments memwatch looked, and at least every single process's peak.
+    pub peak_bytes: u64,
+    /// What its living processes had before the attach; `None` where that is known of none of them.
+    pub before_attach_bytes: Option<u64>,
+    /// Allocations the driver refused, by `CUresult`.
+    pub failed_allocations: BTreeMap<i32, u64>,
+    /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
+    pub last_oom_ns: Option<u64>,
+    /// By kind; kinds never seen are left out.
+    pub kinds: BTreeMap<Name, WorkloadKindView>,
+}
+
+/// One kind of memory of a workload on one GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadKindView {
+    /// Requested bytes of live allocations.
+    pub live_bytes: u64,
+    /// Allocations since the workload was first seen.
+    pub allocations: u64,
+    /// Frees of them, implicit ones included.
+    pub frees: u64,
+    /// Requested bytes of `allocations`.
+    pub allocated_bytes: u64,
+    /// Requested bytes of `frees`.
+    pub freed_bytes: u64,
 }

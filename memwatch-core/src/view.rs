@@ -14,7 +14,7 @@ use crate::ledger::totals::{DeviceTotals, Kind};
 use crate::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
 };
-use crate::words::{GpuUuid, Tgid};
+use crate::words::{GpuUuid, Name, Tgid};
 
 use crate::analysis::reconcile::Reconciliation;
 
@@ -44,8 +44,8 @@ fn difference(used: u64, live: u64) -> i64 {
 }
 
 /// Names with counts, for JSON.
-pub(crate) fn named(losses: &BTreeMap<Loss, u64>) -> BTreeMap<&'static str, u64> {
-    losses.iter().map(|(loss, count)| (loss.name(), *count)).collect()
+pub(crate) fn named(losses: &BTreeMap<Loss, u64>) -> BTreeMap<Name, u64> {
+    losses.iter().map(|(loss, count)| (loss.name().into(), *count)).collect()
 }
 
 impl Surroundings<'_> {
@@ -68,6 +68,10 @@ impl Surroundings<'_> {
             comm: facts.map_or_else(String::new, |facts| facts.comm.clone()),
             command: facts.map_or_else(String::new, |facts| facts.command.clone()),
             user: facts.and_then(|facts| facts.user.clone()),
+            uid: facts.and_then(|facts| facts.uid),
+            inner_tgid: facts.and_then(|facts| facts.inner_tgid),
+            ancestors: facts.map_or_else(Vec::new, |facts| facts.ancestors.clone()),
+            owner: process.owner.clone(),
             target: facts.is_some_and(|facts| facts.target),
             mps_client: process.ended.is_none() && self.is_mps_client(process.tgid),
             observed_since_ns: process.observed_since_ns,
@@ -158,7 +162,7 @@ impl Surroundings<'_> {
         let uuid = |device| resolve(process, device, &self.reading.devices).or_else(|| only.clone());
         let view = |failure: &FailedAllocation| FailureView {
             time_ns: failure.time_ns,
-            symbol: failure.symbol,
+            symbol: failure.symbol.into(),
             requested_bytes: failure.requested_bytes,
             status: failure.status,
             uuid: failure.device.and_then(uuid),
@@ -193,9 +197,9 @@ impl Surroundings<'_> {
     }
 }
 
-fn kinds(row: &OnGpu) -> BTreeMap<&'static str, KindView> {
+fn kinds(row: &OnGpu) -> BTreeMap<Name, KindView> {
     let seen = Kind::ALL.into_iter().filter(|kind| row.totals.kind(*kind).total_bytes > 0);
-    seen.map(|kind| (kind_name(kind), kind_view(row, kind))).collect()
+    seen.map(|kind| (kind_name(kind).into(), kind_view(row, kind))).collect()
 }
 
 fn kind_view(row: &OnGpu, kind: Kind) -> KindView {

@@ -313,7 +313,7 @@ impl Session {
 
     fn update_coverage(&mut self) {
         let Some(libraries) = self.libraries.new_coverage() else { return };
-        let (mechanism, discovery) = (self.kernel.mechanism.name(), self.libraries.source_name());
+        let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
         self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery }));
     }
 

@@ -2,6 +2,7 @@
 
 pub mod device;
 pub mod losses;
+pub mod names;
 pub mod process;
 pub mod sharing;
 mod visible;

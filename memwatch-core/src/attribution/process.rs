@@ -7,6 +7,7 @@ use memwatch_common::loss::Loss;
 use crate::input::{HeldAddresses, ProcessFacts};
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
+use crate::owner::{Environment, Owner};
 use crate::words::{GpuUuid, Tgid};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
@@ -32,6 +33,8 @@ pub struct Process {
     pub from_start: bool,
     /// What `/proc` said; `None` where the process was gone too soon.
     pub facts: Option<ProcessFacts>,
+    /// Whose it is.
+    pub owner: Owner,
     /// What it holds.
     pub ledger: ProcessLedger,
     /// Records of it that did not arrive.
@@ -57,6 +60,7 @@ impl Process {
             observed_since_ns: if from_start { now_ns } else { attached_ns },
             from_start,
             facts,
+            owner: Owner::default(),
             ledger: ProcessLedger::new(from_start),
             losses: BTreeMap::new(),
             checkpointed: false,
@@ -83,6 +87,12 @@ impl Process {
         let seen_whole = facts.started_under_watch || facts.start_ns >= self.observed_since_ns;
         self.from_start |= self.facts.is_none() && seen_whole;
         self.facts = Some(facts);
+    }
+
+    /// Whose it is by these control groups, as `/proc/PID/cgroup` writes them, and its environment; without names.
+    pub fn owner_in(&self, cgroups: &str) -> Owner {
+        let none = Environment::new();
+        Owner::decide(cgroups, self.facts.as_ref().map_or(&none, |facts| &facts.environment))
     }
 
     /// The kernel's own word on its start, finer than `/proc`'s; before any of its calls. 0 says nothing.

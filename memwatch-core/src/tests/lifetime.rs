@@ -152,9 +152,9 @@ fn a_loss_makes_its_process_inexact_and_the_whole_incomplete() {
     watch.starts(7).starts(8).lost(Some(7), Loss::RingFull, 3).lost(Some(7), Loss::RingFull, 2);
     let snapshot = watch.snapshot();
     assert!(!snapshot.complete);
-    assert_eq!(snapshot.losses.into_iter().collect::<Vec<_>>(), [("ring_full", 5)]);
+    assert_eq!(snapshot.losses.into_iter().collect::<Vec<_>>(), [("ring_full".into(), 5)]);
     assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, true));
-    assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("ring_full", 5)]);
+    assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("ring_full".into(), 5)]);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_record_of_no_row_and_an_event_of_no_name_are_losses_of_their_process() {
     watch.pipeline.step(Input::Record(Record::Call(call)));
     let event = ProcessRecord { kind: RecordKind::Process as u8, event: 99, tgid: 7, ..ProcessRecord::default() };
     watch.pipeline.step(Input::Record(Record::Process(event)));
-    assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("undecodable_record", 2)]);
+    assert_eq!(watch.running(7).losses.into_iter().collect::<Vec<_>>(), [("undecodable_record".into(), 2)]);
 }
 
 #[test]

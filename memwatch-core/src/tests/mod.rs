@@ -333,7 +333,7 @@ fn kinds_are_named_and_those_never_seen_left_out() {
     watch.calls([mem_host_register(0xd3, 16).process(7), mem_create(0x40, 32, (ON_HOST, 0)).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)])]);
     let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
-    let kinds: Vec<_> = row.kinds.iter().map(|(name, kind)| (*name, kind.live_bytes, kind.estimated)).collect();
+    let kinds: Vec<_> = row.kinds.iter().map(|(name, kind)| (name.as_ref(), kind.live_bytes, kind.estimated)).collect();
     assert_eq!(kinds, [("array", 4, true), ("managed", 1, false), ("pool", 2, false)]);
     assert_eq!(row.live_bytes, 6, "managed pages may be anywhere");
     let host = watch.running(7).host;

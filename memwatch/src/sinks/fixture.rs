@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState};
+use memwatch_core::owner::Owner;
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -38,7 +39,7 @@ pub(crate) fn busy_node() -> Snapshot {
     Snapshot {
         time_ns: at(14, 3, 21),
         complete: false,
-        losses: BTreeMap::from([("ring_full", 12)]),
+        losses: BTreeMap::from([("ring_full".into(), 12)]),
         coverage: Coverage {
             libraries: vec![LibraryCoverage {
                 path: "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06".to_owned(),
@@ -49,13 +50,16 @@ pub(crate) fn busy_node() -> Snapshot {
                 error: None,
                 gap_ns: None,
             }],
-            mechanism: "uprobe_multi",
-            discovery: "mapping_records",
+            mechanism: "uprobe_multi".into(),
+            discovery: "mapping_records".into(),
         },
         nvml: NvmlState::Ok,
         attached_ns: at(14, 2, 11),
         gpus: vec![gpu(0, UUID_0, 78 * GIB, 72 * GIB), gpu(1, UUID_1, 21 * GIB, 20 * GIB)],
         processes: vec![training(), server(), ended()],
+        workloads: Vec::new(),
+        promised: Vec::new(),
+        cgroup_memory: Vec::new(),
     }
 }
 
@@ -155,6 +159,10 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         comm: "python3".to_owned(),
         command: command.to_owned(),
         user: Some(user.to_owned()),
+        uid: Some(1000),
+        inner_tgid: None,
+        ancestors: Vec::new(),
+        owner: Owner::default(),
         target: false,
         mps_client: false,
         observed_since_ns: at(14, 2, 11),
@@ -198,9 +206,12 @@ fn training() -> ProcessView {
             frees: 1_234_001,
             failed_allocations: 2,
             kinds: BTreeMap::from([
-                ("device", kind(38 * GIB, 40 * GIB)),
-                ("pool", KindView { backed_bytes: Some(2 * GIB + 512 * MIB), ..kind(2 * GIB + 512 * MIB, 4 * GIB) }),
-                ("managed", kind(3 * GIB, 3 * GIB)),
+                ("device".into(), kind(38 * GIB, 40 * GIB)),
+                (
+                    "pool".into(),
+                    KindView { backed_bytes: Some(2 * GIB + 512 * MIB), ..kind(2 * GIB + 512 * MIB, 4 * GIB) },
+                ),
+                ("managed".into(), kind(3 * GIB, 3 * GIB)),
             ]),
         }],
         host: HostView { pinned_live_bytes: 2 * GIB, pinned_peak_bytes: 3 * GIB, ..HostView::default() },
@@ -213,7 +224,7 @@ fn training() -> ProcessView {
 
 fn failure(time_ns: u64, requested_bytes: u64) -> FailureView {
     let uuid = Some(GpuUuid::new(UUID_0));
-    FailureView { time_ns, symbol: "cuMemAlloc_v2", requested_bytes, status: 2, uuid }
+    FailureView { time_ns, symbol: "cuMemAlloc_v2".into(), requested_bytes, status: 2, uuid }
 }
 
 fn server() -> ProcessView {
@@ -230,11 +241,11 @@ fn server() -> ProcessView {
         allocations: 310,
         frees: 12,
         failed_allocations: 0,
-        kinds: BTreeMap::from([("physical", kind(live_bytes, live_bytes))]),
+        kinds: BTreeMap::from([("physical".into(), kind(live_bytes, live_bytes))]),
     };
     ProcessView {
         exact: false,
-        losses: BTreeMap::from([("ring_full", 12)]),
+        losses: BTreeMap::from([("ring_full".into(), 12)]),
         gpus: vec![on(UUID_0, 36 * GIB, 31 * GIB + 512 * MIB, 4 * GIB), on(UUID_1, 20 * GIB, 20 * GIB, 0)],
         unknown_frees: 3,
         allocations_per_second: Some(4.2),
@@ -261,7 +272,7 @@ fn ended() -> ProcessView {
             allocations: 20,
             frees: 3,
             failed_allocations: 0,
-            kinds: BTreeMap::from([("array", KindView { estimated: true, ..kind(0, 12 * GIB + 307 * MIB) })]),
+            kinds: BTreeMap::from([("array".into(), KindView { estimated: true, ..kind(0, 12 * GIB + 307 * MIB) })]),
         }],
         ..process(4321, "./render", "nobody")
     }

@@ -10,6 +10,7 @@ use memwatch_core::input::{Coverage, MigFacts, NvmlState};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
+use memwatch_core::words::Name;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -73,7 +74,7 @@ struct Envelope<'a> {
 }
 
 /// Every cause: one that never happened is known to be 0.
-struct Losses<'a>(&'a BTreeMap<&'static str, u64>);
+struct Losses<'a>(&'a BTreeMap<Name, u64>);
 
 impl Serialize for Losses<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -131,7 +132,7 @@ struct ProcessJson<'a> {
     observed_since: String,
     from_start: bool,
     exact: bool,
-    losses: &'a BTreeMap<&'static str, u64>,
+    losses: &'a BTreeMap<Name, u64>,
     anchored: Option<String>,
     ended: Option<String>,
     gpus: Vec<ProcessGpuJson<'a>>,
@@ -168,14 +169,14 @@ struct ProcessGpuJson<'a> {
 }
 
 /// Every kind of [`KINDS`], `{}` where it was never seen.
-struct Kinds<'a>(&'a BTreeMap<&'static str, KindView>);
+struct Kinds<'a>(&'a BTreeMap<Name, KindView>);
 
 impl Serialize for Kinds<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let others = self.0.keys().filter(|name| !KINDS.contains(name));
+        let others = self.0.keys().map(AsRef::as_ref).filter(|name| !KINDS.contains(name));
         let mut map = serializer.serialize_map(None)?;
-        for name in KINDS.iter().chain(others) {
-            map.serialize_entry(name, &KindJson { view: self.0.get(name), is_pool: *name == "pool" })?;
+        for name in KINDS.into_iter().chain(others) {
+            map.serialize_entry(name, &KindJson { view: self.0.get(name), is_pool: name == "pool" })?;
         }
         map.end()
     }
@@ -311,7 +312,7 @@ fn process_gpu_json(gpu: &ProcessGpuView) -> ProcessGpuJson<'_> {
 fn failure_json<'a>(failure: &'a FailureView, clock: &WallClock) -> FailureJson<'a> {
     FailureJson {
         time: clock.rfc3339(failure.time_ns),
-        symbol: failure.symbol,
+        symbol: &failure.symbol,
         requested_bytes: failure.requested_bytes,
         status: failure.status,
         error: status::name(failure.status),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use memwatch_core::input::{self, LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::words::{GpuUuid, Name};
 
 use super::Tone;
 use super::format::{bytes, count, known, percent, plural, printable, signed_bytes};
@@ -66,8 +66,8 @@ fn lost(snapshot: &Snapshot) -> Sentence {
 }
 
 /// `12 (ring full), 1 (nested too deep)`.
-fn causes(losses: &BTreeMap<&'static str, u64>) -> String {
-    let cause = |(name, lost): (&&str, &u64)| format!("{} ({})", count(*lost), name.replace('_', " "));
+fn causes(losses: &BTreeMap<Name, u64>) -> String {
+    let cause = |(name, lost): (&Name, &u64)| format!("{} ({})", count(*lost), name.replace('_', " "));
     losses.iter().map(cause).collect::<Vec<_>>().join(", ")
 }
 

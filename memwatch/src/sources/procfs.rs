@@ -62,6 +62,7 @@ impl ProcReader {
             target,
             started_under_watch: false,
             visibility: self.visibility(&directory),
+            ..ProcessFacts::default()
         })
     }
 

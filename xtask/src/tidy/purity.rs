@@ -30,13 +30,14 @@ const DICTIONARY: &str = "words";
 /// `snapshot` is what the sinks read, so only `view`, which fills it, and the crate's root know it in here.
 const ROOMS: &[(&str, &[&str])] = &[
     (DICTIONARY, &[]),
-    ("input", &[]),
+    ("owner", &[]),
+    ("input", &["owner"]),
     ("decode", &["input"]),
     ("ledger", &["input", "decode"]),
-    ("attribution", &["input", "decode", "ledger"]),
+    ("attribution", &["owner", "input", "decode", "ledger"]),
     ("analysis", &["input", "decode", "ledger", "attribution"]),
-    ("snapshot", &["input", "decode", "ledger", "attribution", "analysis"]),
-    ("view", &["input", "decode", "ledger", "attribution", "analysis", "snapshot"]),
+    ("snapshot", &["owner", "input", "decode", "ledger", "attribution", "analysis"]),
+    ("view", &["owner", "input", "decode", "ledger", "attribution", "analysis", "snapshot"]),
     ("recording", &["input"]),
 ];
 const CORE: &str = "memwatch-core/src";

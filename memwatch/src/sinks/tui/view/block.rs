@@ -127,7 +127,7 @@ impl Block<'_> {
         let pieces: Vec<_> = KINDS
             .iter()
             .filter(|name| **name != MANAGED)
-            .filter_map(|name| Some((Fill::Kind(name), gpu.kinds.get(name)?.live_bytes)))
+            .filter_map(|name| Some((Fill::Kind(name), gpu.kinds.get(*name)?.live_bytes)))
             .collect();
         self.look().bar(&pieces, gpu.peak_bytes, self.width)
     }

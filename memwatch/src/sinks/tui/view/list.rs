@@ -159,7 +159,7 @@ fn kinds_bar(entry: &Entry, columns: usize) -> Vec<Span<'static>> {
     let pieces: Vec<_> = KINDS
         .iter()
         .filter(|name| **name != MANAGED)
-        .filter_map(|name| Some((Fill::Kind(name), gpu.kinds.get(name)?.live_bytes)))
+        .filter_map(|name| Some((Fill::Kind(name), gpu.kinds.get(*name)?.live_bytes)))
         .collect();
     look.bar(&pieces, gpu.peak_bytes, columns)
 }
