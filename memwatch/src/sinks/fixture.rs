@@ -146,6 +146,8 @@ fn kind(live_bytes: u64, peak_bytes: u64) -> KindView {
         live_bytes,
         peak_bytes,
         total_bytes: peak_bytes * 3,
+        allocations: 30,
+        frees: 20,
         estimated: false,
         backed_bytes: None,
         backed_estimated: false,
@@ -205,6 +207,8 @@ fn training() -> ProcessView {
             allocations: 1_234_567,
             frees: 1_234_001,
             failed_allocations: 2,
+            refusals: BTreeMap::from([(2, 2)]),
+            last_oom_ns: Some(at(14, 3, 20)),
             kinds: BTreeMap::from([
                 ("device".into(), kind(38 * GIB, 40 * GIB)),
                 (
@@ -241,6 +245,8 @@ fn server() -> ProcessView {
         allocations: 310,
         frees: 12,
         failed_allocations: 0,
+        refusals: BTreeMap::new(),
+        last_oom_ns: None,
         kinds: BTreeMap::from([("physical".into(), kind(live_bytes, live_bytes))]),
     };
     ProcessView {
@@ -272,6 +278,8 @@ fn ended() -> ProcessView {
             allocations: 20,
             frees: 3,
             failed_allocations: 0,
+            refusals: BTreeMap::new(),
+            last_oom_ns: None,
             kinds: BTreeMap::from([("array".into(), KindView { estimated: true, ..kind(0, 12 * GIB + 307 * MIB) })]),
         }],
         ..process(4321, "./render", "nobody")

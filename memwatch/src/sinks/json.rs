@@ -194,6 +194,8 @@ impl Serialize for KindJson<'_> {
             map.serialize_entry("live_bytes", &view.live_bytes)?;
             map.serialize_entry("peak_bytes", &view.peak_bytes)?;
             map.serialize_entry("total_bytes", &view.total_bytes)?;
+            map.serialize_entry("allocations", &view.allocations)?;
+            map.serialize_entry("frees", &view.frees)?;
             if self.is_pool {
                 map.serialize_entry("backed_bytes", &view.backed_bytes)?;
                 map.serialize_entry("backed_estimated", &view.backed_estimated)?;
