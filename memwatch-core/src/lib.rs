@@ -196,6 +196,8 @@ impl Pipeline {
             workloads: Vec::new(),
             promised: self.promised.clone(),
             cgroup_memory: self.cgroup_memory.clone(),
+            hidden: None,
+            from_agent: false,
         }
     }
 
