@@ -2,12 +2,16 @@
 
 mod values;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use memwatch_core::words::Tgid;
+
+/// Where the agent of this machine listens, unless told otherwise.
+pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
 /// What follows `--help`'s list of options.
 const AFTER_HELP: &str = "\
@@ -53,6 +57,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,
+    /// Watch this machine for as long as it runs, and answer memwatch for users without privilege
+    Agent(Agent),
 }
 
 /// Whom to show.
@@ -93,6 +99,18 @@ pub(crate) struct Run {
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(help_heading = "Arguments")]
     pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+/// The agent of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Agent")]
+pub(crate) struct Agent {
+    /// Where memwatch asks it
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+    /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
+    #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
+    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// What every command takes.
@@ -187,6 +205,7 @@ impl Args {
             Command::Ps(_) => "ps",
             Command::Run(_) => "run",
             Command::Doctor => "doctor",
+            Command::Agent(_) => "agent",
         };
         let typed = |id: &str| matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
         [

@@ -29,6 +29,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Doctor) = args.command {
         return Ok(doctor(common));
     }
+    if let Some(Command::Agent(agent)) = &args.command {
+        return crate::agent::run(agent, common);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
@@ -48,6 +51,11 @@ fn doctor(common: &Common) -> Exit {
         color: crate::output::use_color(common),
         verbose: common.verbose > 0,
     })
+}
+
+/// A watch on every process of the machine.
+pub(crate) fn everybody(common: &Common) -> SessionOptions {
+    session_options(&Targets::default(), common)
 }
 
 fn session_options(targets: &Targets, common: &Common) -> SessionOptions {

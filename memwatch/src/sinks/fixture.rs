@@ -60,6 +60,8 @@ pub(crate) fn busy_node() -> Snapshot {
         workloads: Vec::new(),
         promised: Vec::new(),
         cgroup_memory: Vec::new(),
+        hidden: None,
+        from_agent: false,
     }
 }
 
