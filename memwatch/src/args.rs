@@ -1,5 +1,6 @@
 //! The command line: says what was typed, does nothing.
 
+mod choice;
 mod values;
 
 use std::net::SocketAddr;
@@ -10,6 +11,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use memwatch_core::words::Tgid;
 
+pub(crate) use self::choice::{Choice, Rows};
+
 /// Where the agent of this machine listens, unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
@@ -19,6 +22,8 @@ Examples:
   sudo memwatch                          every process that uses a GPU, live
   sudo memwatch --pid 1234               one process: what it holds, of which kind, since when
   sudo memwatch run -- python3 train.py  from the first allocation; ends with a summary
+  sudo memwatch ps --by container        who holds it, summed by container, pod, job, user or GPU
+  sudo memwatch --slurm-job 4242         one job; also --container, --pod, --user, --cgroup, --name
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
   sudo memwatch doctor                   what works on this machine and how to fix the rest
@@ -52,7 +57,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print one table (or one JSON report) and leave
-    Ps(Targets),
+    Ps(Ps),
     /// Start a program, watch it from its first allocation and print a summary
     Run(Run),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
@@ -72,6 +77,18 @@ pub(crate) struct Targets {
     /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     pub(crate) gpus: Vec<String>,
+    #[command(flatten)]
+    pub(crate) choice: Choice,
+}
+
+/// One report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Ps {
+    #[command(flatten)]
+    pub(crate) targets: Targets,
+    /// What a row is: sums by owner add up to each GPU's used bytes, with a row for what is charged to nobody
+    #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t)]
+    pub(crate) rows: Rows,
 }
 
 /// How often and how long.
@@ -211,6 +228,13 @@ impl Args {
         [
             ("tgids", "--pid"),
             ("gpus", "--gpu"),
+            ("containers", "--container"),
+            ("pods", "--pod"),
+            ("slurm_jobs", "--slurm-job"),
+            ("users", "--user"),
+            ("cgroups", "--cgroup"),
+            ("names", "--name"),
+            ("no_children", "--no-children"),
             ("interval", "--interval"),
             ("duration", "--duration"),
             ("once", "--once"),
