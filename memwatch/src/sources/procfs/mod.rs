@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use memwatch_common::record::ProcessRecord;
 use memwatch_core::input::{GpuVisibility, ProcessFacts};
 use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
@@ -79,6 +80,25 @@ impl ProcReader {
             started_under_watch: false,
             visibility,
         })
+    }
+
+    /// What a record of the kernel half says of a process that `/proc` has no more; its command line and its environment are gone.
+    pub(crate) fn facts_of_gone(
+        &mut self,
+        record: &ProcessRecord,
+        cgroups: Option<String>,
+        target: bool,
+    ) -> ProcessFacts {
+        ProcessFacts {
+            tgid: record.tgid,
+            start_ns: record.start_ns,
+            comm: String::from_utf8_lossy(record.comm()).into_owned(),
+            user: Some(self.user(record.uid)),
+            uid: Some(record.uid),
+            cgroups,
+            target,
+            ..ProcessFacts::default()
+        }
     }
 
     /// The control groups of a process, as the kernel writes them.
