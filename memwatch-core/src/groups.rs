@@ -24,6 +24,8 @@ pub enum By {
 /// Processes of one owner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group<'a> {
+    /// The owner's id; `None` for processes without such an owner, and where the rows are GPUs.
+    pub id: Option<String>,
     /// One of them that shows whose they are; `None` for processes without such an owner.
     pub owner: Option<&'a ProcessView>,
     /// By GPU, those that cannot be told last.
@@ -51,6 +53,8 @@ pub struct GroupGpu {
     pub at_most_peak_bytes: u64,
     /// What is older than the attach; `None` where that is known of none of them.
     pub before_attach_bytes: Option<u64>,
+    /// Contexts' own memory is part of that.
+    pub before_attach_includes_context: bool,
     /// Allocations the driver refused.
     pub failed_allocations: u64,
 }
@@ -71,12 +75,12 @@ pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
         if by == By::Gpu {
             for gpu in &process.gpus {
                 let key = Key { gpu: gpu.uuid.clone(), ..Key::default() };
-                add(groups.entry(key).or_insert_with(|| blank(None)), process, [gpu]);
+                add(groups.entry(key).or_insert_with(|| blank(None, None)), process, [gpu]);
             }
         } else {
             let key = Key { owner: owner(by, process), gpu: None };
-            let shown = key.owner.is_some().then_some(process);
-            add(groups.entry(key).or_insert_with(|| blank(shown)), process, &process.gpus);
+            let (id, shown) = (key.owner.clone(), key.owner.is_some().then_some(process));
+            add(groups.entry(key).or_insert_with(|| blank(id, shown)), process, &process.gpus);
         }
     }
     let mut groups: Vec<_> = groups.into_values().collect();
@@ -104,8 +108,8 @@ fn owner(by: By, process: &ProcessView) -> Option<String> {
     }
 }
 
-fn blank(owner: Option<&ProcessView>) -> Group<'_> {
-    Group { owner, gpus: Vec::new(), processes: 0, exact: true }
+fn blank(id: Option<String>, owner: Option<&ProcessView>) -> Group<'_> {
+    Group { id, owner, gpus: Vec::new(), processes: 0, exact: true }
 }
 
 fn add<'g>(group: &mut Group<'_>, process: &ProcessView, gpus: impl IntoIterator<Item = &'g ProcessGpuView>) {
@@ -129,6 +133,7 @@ fn add_gpu(row: &mut GroupGpu, gpu: &ProcessGpuView) {
     row.processes += 1;
     row.used_bytes = sum(row.used_bytes, gpu.used_bytes);
     row.before_attach_bytes = sum(row.before_attach_bytes, gpu.before_attach_bytes);
+    row.before_attach_includes_context |= gpu.before_attach_includes_context;
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
     row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.accounted_bytes));
     row.at_most_peak_bytes = row.at_most_peak_bytes.saturating_add(gpu.peak_bytes);

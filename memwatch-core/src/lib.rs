@@ -202,6 +202,8 @@ impl Pipeline {
             workloads,
             promised: self.promised.clone(),
             cgroup_memory: self.cgroup_memory.clone(),
+            hidden: None,
+            from_agent: false,
         }
     }
 

@@ -2,6 +2,10 @@
 //!
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
+mod viewer;
+
+pub use viewer::{HiddenGpuView, HiddenView, Viewer};
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -35,6 +39,10 @@ pub struct Snapshot {
     pub promised: Vec<Promise>,
     /// Device memory by the kernel's account of control groups; empty where it keeps none.
     pub cgroup_memory: Vec<CgroupMemory>,
+    /// What this viewer does not get to see; `None` for who sees everything.
+    pub hidden: Option<HiddenView>,
+    /// An agent watches, and not this program itself.
+    pub from_agent: bool,
 }
 
 /// One GPU.

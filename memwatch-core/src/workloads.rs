@@ -28,9 +28,10 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
     for gpu in own().flat_map(|process| &process.gpus) {
         add_living(row(&mut gpus, gpu.uuid.as_ref()), gpu);
     }
-    for (uuid, peak_bytes) in &workload.peaks_bytes {
-        let row = row(&mut gpus, uuid.as_ref());
-        row.peak_bytes = row.peak_bytes.max(*peak_bytes);
+    for row in gpus.values_mut() {
+        // A peak from when a process's GPU could not be told has no row; that process's own peak counts where it now stands.
+        let together = workload.peaks_bytes.get(&row.uuid).copied();
+        row.peak_bytes = row.peak_bytes.max(together.unwrap_or(0));
     }
     let mut gpus: Vec<_> = gpus.into_values().collect();
     gpus.sort_by_key(|row| row.uuid.is_none());

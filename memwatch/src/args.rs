@@ -1,7 +1,9 @@
 //! The command line: says what was typed, does nothing.
 
+mod choice;
 mod values;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,12 +13,19 @@ use memwatch_core::words::Tgid;
 
 use crate::sources::containers::RuntimeSockets;
 
+pub(crate) use self::choice::{Choice, Rows};
+
+/// Where the agent of this machine listens, unless told otherwise.
+pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
+
 /// What follows `--help`'s list of options.
 const AFTER_HELP: &str = "\
 Examples:
   sudo memwatch                          every process that uses a GPU, live
   sudo memwatch --pid 1234               one process: what it holds, of which kind, since when
   sudo memwatch run -- python3 train.py  from the first allocation; ends with a summary
+  sudo memwatch ps --by container        who holds it, summed by container, pod, job, user or GPU
+  sudo memwatch --slurm-job 4242         one job; also --container, --pod, --user, --cgroup, --name
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
   sudo memwatch doctor                   what works on this machine and how to fix the rest
@@ -50,11 +59,13 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print one table (or one JSON report) and leave
-    Ps(Targets),
+    Ps(Ps),
     /// Start a program, watch it from its first allocation and print a summary
     Run(Run),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,
+    /// Watch this machine for as long as it runs, and answer memwatch for users without privilege
+    Agent(Agent),
 }
 
 /// Whom to show.
@@ -68,6 +79,18 @@ pub(crate) struct Targets {
     /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     pub(crate) gpus: Vec<String>,
+    #[command(flatten)]
+    pub(crate) choice: Choice,
+}
+
+/// One report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Ps {
+    #[command(flatten)]
+    pub(crate) targets: Targets,
+    /// What a row is: sums by owner add up to each GPU's used bytes, with a row for what is charged to nobody
+    #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t)]
+    pub(crate) rows: Rows,
 }
 
 /// How often and how long.
@@ -95,6 +118,18 @@ pub(crate) struct Run {
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(help_heading = "Arguments")]
     pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+/// The agent of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Agent")]
+pub(crate) struct Agent {
+    /// Where memwatch asks it
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+    /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
+    #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
+    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// What every command takes.
@@ -213,11 +248,19 @@ impl Args {
             Command::Ps(_) => "ps",
             Command::Run(_) => "run",
             Command::Doctor => "doctor",
+            Command::Agent(_) => "agent",
         };
         let typed = |id: &str| matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
         [
             ("tgids", "--pid"),
             ("gpus", "--gpu"),
+            ("containers", "--container"),
+            ("pods", "--pod"),
+            ("slurm_jobs", "--slurm-job"),
+            ("users", "--user"),
+            ("cgroups", "--cgroup"),
+            ("names", "--name"),
+            ("no_children", "--no-children"),
             ("interval", "--interval"),
             ("duration", "--duration"),
             ("once", "--once"),

@@ -2,6 +2,7 @@
 //!
 //! `args` says what was typed, `run` does it, `exit` says how it ended.
 
+mod agent;
 mod args;
 mod command;
 mod doctor;

@@ -7,13 +7,14 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::args::{Args, Command, Common, Pace, Run, Targets};
+use crate::args::{Args, Command, Common, Pace, Ps, Rows, Run, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
 use crate::session::{Session, SessionOptions, has_reading};
 use crate::sinks::filter::GpuFilter;
 use crate::sinks::json::{self, Origin, Report};
+use crate::sinks::selection::Selection;
 use crate::sinks::summary;
 use crate::sinks::wall_clock::WallClock;
 use crate::sources::clock;
@@ -29,12 +30,15 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Doctor) = args.command {
         return Ok(doctor(common));
     }
+    if let Some(Command::Agent(agent)) = &args.command {
+        return crate::agent::run(agent, common);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
             Some(Command::Run(run)) => run_command(run, common).await,
-            Some(Command::Ps(targets)) => report_once(targets, common).await,
-            None if args.once => report_once(&args.targets, common).await,
+            Some(Command::Ps(Ps { targets, rows })) => report_once(targets, *rows, common).await,
+            None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
         }
     })
@@ -48,6 +52,11 @@ fn doctor(common: &Common) -> Exit {
         color: crate::output::use_color(common),
         verbose: common.verbose > 0,
     })
+}
+
+/// A watch on every process of the machine.
+pub(crate) fn everybody(common: &Common) -> SessionOptions {
+    session_options(&Targets::default(), common)
 }
 
 fn session_options(targets: &Targets, common: &Common) -> SessionOptions {
@@ -81,7 +90,7 @@ enum Stop {
 async fn watch(args: &Args) -> Result<Exit, Failure> {
     let options = session_options(&args.targets, &args.common);
     let mut session = Session::open(&options)?;
-    let filter = GpuFilter::new(&args.targets.gpus);
+    let filter = Filter::new(&args.targets);
     for tgid in session.targets_without_library() {
         eprintln!("memwatch: {}; waiting for its first CUDA call", without_library(tgid));
     }
@@ -108,7 +117,7 @@ fn without_library(tgid: u32) -> String {
 }
 
 /// The loop of a watch: records, readings, libraries, keys, signals and time, until one of them ends it.
-async fn drive(session: &mut Session, output: &mut Output, filter: &GpuFilter, pace: Pace) -> Result<Stop, Failure> {
+async fn drive(session: &mut Session, output: &mut Output, filter: &Filter, pace: Pace) -> Result<Stop, Failure> {
     let mut ticks = interval(pace.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let deadline = pace.duration.map(|duration| Instant::now() + duration);
@@ -142,14 +151,29 @@ async fn drive(session: &mut Session, output: &mut Output, filter: &GpuFilter, p
     }
 }
 
-fn show(session: &mut Session, output: &mut Output, filter: &GpuFilter) -> Result<bool, Failure> {
+fn show(session: &mut Session, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
     let snapshot = filtered(session, filter)?;
     output.show(&snapshot)
 }
 
-fn filtered(session: &mut Session, filter: &GpuFilter) -> Result<Snapshot, Failure> {
+/// What of a snapshot is shown.
+struct Filter {
+    gpus: GpuFilter,
+    selection: Selection,
+}
+
+impl Filter {
+    /// The session watches the processes that are named by number, and their children, and no others.
+    fn new(targets: &Targets) -> Self {
+        let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
+        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
+    }
+}
+
+fn filtered(session: &mut Session, filter: &Filter) -> Result<Snapshot, Failure> {
     let mut snapshot = session.snapshot();
-    filter.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    filter.selection.apply(&mut snapshot);
     Ok(snapshot)
 }
 
@@ -161,7 +185,7 @@ async fn at(deadline: Option<Instant>) {
 }
 
 /// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
-async fn report_once(targets: &Targets, common: &Common) -> Result<Exit, Failure> {
+async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
     let mut session = Session::open(&session_options(targets, common))?;
     let deadline = Instant::now() + NVML_PATIENCE;
     let mut snapshot = session.snapshot();
@@ -172,10 +196,15 @@ async fn report_once(targets: &Targets, common: &Common) -> Result<Exit, Failure
         }
         snapshot = session.snapshot();
     }
-    let snapshot = filtered(&mut session, &GpuFilter::new(&targets.gpus))?;
-    Output::once(common).show(&snapshot)?;
+    let filter = Filter::new(targets);
+    let snapshot = filtered(&mut session, &filter)?;
+    Output::once(common, rows.by()).show(&snapshot)?;
     match session.targets_without_library()[..] {
         [tgid, ..] => Err(Failure::new(Exit::NoTarget, without_library(tgid))),
+        [] if snapshot.processes.is_empty() && !filter.selection.is_everybody() => {
+            let wanted = filter.selection.describe();
+            Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
+        }
         [] => Ok(Exit::Ok),
     }
 }
@@ -213,7 +242,8 @@ async fn follow(session: &mut Session, command: &mut Running, signals: &mut Sign
 }
 
 fn summarise(session: &mut Session, run: &Run, common: &Common) -> Result<(), Failure> {
-    let snapshot = filtered(session, &GpuFilter::new(&run.gpus))?;
+    let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
+    let snapshot = filtered(session, &filter)?;
     let boottime_to_unix_ns = clock::boottime_to_unix_ns();
     if common.json {
         let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));

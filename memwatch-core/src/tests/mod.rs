@@ -11,6 +11,7 @@ use crate::words::{GpuUuid, Tgid};
 
 mod lifetime;
 mod properties;
+mod viewer;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const ATTACHED_NS: u64 = 100 * SECOND_NS;

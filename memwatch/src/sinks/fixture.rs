@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState};
-use memwatch_core::owner::Owner;
+use memwatch_core::owner::{Ancestor, Container, Owner, Pod, SlurmJob};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -60,7 +60,31 @@ pub(crate) fn busy_node() -> Snapshot {
         workloads: Vec::new(),
         promised: Vec::new(),
         cgroup_memory: Vec::new(),
+        hidden: None,
+        from_agent: false,
     }
+}
+
+/// [`busy_node`], its training in a Docker container that a shell started, its server in a pod, and its third process in a job.
+pub(crate) fn owned_node() -> Snapshot {
+    let mut snapshot = busy_node();
+    let [training, server, render] = snapshot.processes.as_mut_slice() else { panic!("three processes") };
+    training.owner.container =
+        Some(Container { id: "17db96a24ae1e9dd".to_owned(), name: Some("train".to_owned()), ..Container::default() });
+    training.owner.cgroup = Some("/docker/17db96a24ae1e9dd".to_owned());
+    training.ancestors = vec![Ancestor { tgid: Tgid(50), comm: "launch.sh".to_owned() }];
+    training.command = "/usr/bin/python3 -u train.py --seed 1".to_owned();
+    server.owner.pod = Some(Pod {
+        uid: "8712f785-1a3e-41ec".to_owned(),
+        namespace: Some("ml".to_owned()),
+        name: Some("serve-0".to_owned()),
+        container: Some("vllm".to_owned()),
+        ..Pod::default()
+    });
+    server.uid = Some(1001);
+    render.owner.slurm =
+        Some(SlurmJob { job_id: Some("42".to_owned()), step: Some("0".to_owned()), ..SlurmJob::default() });
+    snapshot
 }
 
 /// One process on one GPU, everything known and exact.

@@ -2,11 +2,15 @@
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
+mod groups;
+
 use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_common::loss::Loss;
+use memwatch_core::groups::By;
 use memwatch_core::input::{Coverage, MigFacts, NvmlState};
+use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -14,6 +18,7 @@ use memwatch_core::words::Name;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
+use self::groups::GroupsJson;
 use super::status;
 use super::wall_clock::WallClock;
 
@@ -23,8 +28,8 @@ const KINDS: [&str; 5] = ["device", "pool", "physical", "managed", "array"];
 /// Which report it is: its name and its major version are the envelope's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// One report of `memwatch ps`.
-    Ps,
+    /// One report of `memwatch ps`, with sums by owner if they are asked for.
+    Ps(Option<By>),
     /// One of the reports that a watch writes per interval.
     Watch,
     /// The last report of `memwatch run`.
@@ -34,7 +39,7 @@ pub(crate) enum Report {
 impl Report {
     const fn schema(self) -> &'static str {
         match self {
-            Self::Ps => "memwatch.ps/1",
+            Self::Ps(_) => "memwatch.ps/1",
             Self::Watch => "memwatch.watch/1",
             Self::Run => "memwatch.run/1",
         }
@@ -98,6 +103,12 @@ struct CoverageJson<'a> {
 struct Data<'a> {
     gpus: Vec<GpuJson<'a>>,
     processes: Vec<ProcessJson<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    promised: &'a [Promise],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    cgroup_memory: &'a [CgroupMemory],
+    #[serde(flatten)]
+    groups: Option<GroupsJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -126,7 +137,10 @@ struct ProcessJson<'a> {
     comm: &'a str,
     command: &'a str,
     user: Option<&'a str>,
-    container: Option<&'a str>,
+    uid: Option<u32>,
+    inner_pid: Option<u32>,
+    #[serde(flatten)]
+    owner: &'a Owner,
     target: bool,
     mps_client: bool,
     observed_since: String,
@@ -220,6 +234,7 @@ struct FailureJson<'a> {
 
 fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> Envelope<'a> {
     let clock = origin.clock;
+    let by = if let Report::Ps(by) = report { by } else { None };
     let (nvml, nvml_reason) = match &snapshot.nvml {
         NvmlState::Ok => ("ok", None),
         NvmlState::Starting => ("starting", None),
@@ -237,6 +252,9 @@ fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> E
         data: Data {
             gpus: snapshot.gpus.iter().map(|gpu| gpu_json(gpu, clock)).collect(),
             processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
+            promised: &snapshot.promised,
+            cgroup_memory: &snapshot.cgroup_memory,
+            groups: by.map(|by| groups::of(snapshot, by)),
         },
     }
 }
@@ -267,7 +285,9 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         comm: &process.comm,
         command: &process.command,
         user: process.user.as_deref(),
-        container: None,
+        uid: process.uid,
+        inner_pid: process.inner_tgid,
+        owner: &process.owner,
         target: process.target,
         mps_client: process.mps_client,
         observed_since: time(process.observed_since_ns),

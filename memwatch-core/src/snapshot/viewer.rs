@@ -1,0 +1,178 @@
+//! What a person gets to see of a machine that others use, too: their own processes, and of the others how much they hold.
+//!
+//! Whoever is not known is somebody else. A GPU's own numbers stay, so that what is seen and what is hidden add up to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ProcessView, Snapshot, WorkloadView};
+use crate::input::{Coverage, LibraryCoverage};
+use crate::owner::{Owner, Promise};
+use crate::words::{GpuUuid, Tgid};
+
+/// Where systems keep the driver library. A path elsewhere may name somebody's project or container.
+const SYSTEM_FOLDERS: [&str; 9] = [
+    "/usr/lib/",
+    "/usr/lib64/",
+    "/lib/",
+    "/lib64/",
+    "/usr/local/cuda",
+    "/usr/local/nvidia/",
+    "/run/opengl-driver/",
+    "/run/nvidia/",
+    "/var/lib/snapd/lib/gl/",
+];
+
+/// What stands for a path that is nobody else's business.
+const ELSEWHERE: &str = "(a libcuda outside of the system's folders)";
+
+/// As many letters of a container's id stand for a name that is not known, as in [`WorkloadView::container`].
+const SHORT_ID: usize = 12;
+
+/// Who looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Viewer {
+    /// Somebody who may see everything.
+    Everything,
+    /// A user who sees what is their own: the user's number.
+    User(u32),
+}
+
+/// Living processes that this viewer does not get to see.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HiddenView {
+    /// Their number.
+    pub processes: u64,
+    /// What they hold, by GPU.
+    pub gpus: Vec<HiddenGpuView>,
+}
+
+/// What hidden processes hold on one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HiddenGpuView {
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// How many of them are there.
+    pub processes: u64,
+    /// NVML's bytes of them; `None` where NVML says of none of them.
+    pub used_bytes: Option<u64>,
+    /// Their live bytes.
+    pub live_bytes: u64,
+    /// Their live bytes at the time of the NVML reading.
+    pub accounted_bytes: u64,
+}
+
+impl Snapshot {
+    /// What this viewer gets to see of it.
+    #[must_use]
+    pub fn seen_by(&self, viewer: Viewer) -> Self {
+        let Viewer::User(uid) = viewer else { return self.clone() };
+        let (own, others): (Vec<_>, Vec<_>) =
+            self.processes.iter().partition(|process| process.uid.is_some_and(|owner| owner == uid));
+        let seen: BTreeSet<Tgid> = own.iter().map(|process| process.tgid).collect();
+        let show = |process: &&ProcessView| {
+            let mut process = (*process).clone();
+            process.imports.retain(|import| seen.contains(&import.from_tgid));
+            process
+        };
+        // Lists of all losses, GPUs and probes say nothing of anybody.
+        Self {
+            processes: own.iter().map(show).collect(),
+            hidden: Some(hidden(&others)),
+            workloads: self.workloads.iter().filter(|workload| is_own(&own, &others, workload)).cloned().collect(),
+            promised: self.promised.iter().filter(|promise| is_promised_to(&own, promise)).cloned().collect(),
+            cgroup_memory: {
+                let groups = self.cgroup_memory.iter();
+                groups.filter(|memory| is_group_of(&own, &others, &memory.cgroup)).cloned().collect()
+            },
+            coverage: Coverage {
+                libraries: self.coverage.libraries.iter().map(public).collect(),
+                ..self.coverage.clone()
+            },
+            gpus: self.gpus.clone(),
+            losses: self.losses.clone(),
+            nvml: self.nvml.clone(),
+            ..*self
+        }
+    }
+}
+
+fn hidden(others: &[&ProcessView]) -> HiddenView {
+    let living = || others.iter().filter(|process| process.ended_ns.is_none());
+    let mut gpus: BTreeMap<Option<GpuUuid>, HiddenGpuView> = BTreeMap::new();
+    for gpu in living().flat_map(|process| &process.gpus) {
+        let blank = || HiddenGpuView { uuid: gpu.uuid.clone(), ..HiddenGpuView::default() };
+        let sum = gpus.entry(gpu.uuid.clone()).or_insert_with(blank);
+        sum.processes += 1;
+        sum.used_bytes =
+            gpu.used_bytes.map_or(sum.used_bytes, |used| Some(sum.used_bytes.unwrap_or(0).saturating_add(used)));
+        sum.live_bytes = sum.live_bytes.saturating_add(gpu.live_bytes);
+        sum.accounted_bytes = sum.accounted_bytes.saturating_add(gpu.accounted_bytes);
+    }
+    HiddenView { processes: u64::try_from(living().count()).unwrap_or(u64::MAX), gpus: gpus.into_values().collect() }
+}
+
+/// Whether a workload has processes of the viewer's, and of nobody else.
+fn is_own(own: &[&ProcessView], others: &[&ProcessView], workload: &WorkloadView) -> bool {
+    let within = |process: &&ProcessView| names(&process.owner) == names_of(workload);
+    own.iter().any(within) && !others.iter().any(within)
+}
+
+/// Namespace, pod, container, job and unit of a workload: what tells it from others.
+type WorkloadNames<'a> = [Option<&'a str>; 5];
+
+fn names_of(workload: &WorkloadView) -> WorkloadNames<'_> {
+    let WorkloadView { namespace, pod, container, slurm_job, unit, .. } = workload;
+    [namespace, pod, container, slurm_job, unit].map(Option::as_deref)
+}
+
+/// What the workload of a process of this owner is called.
+fn names(owner: &Owner) -> WorkloadNames<'_> {
+    let pod = owner.pod.as_ref();
+    let in_pod = pod.and_then(|pod| pod.container.as_deref());
+    let container = owner.container.as_ref();
+    let by_itself = || container.map(|container| container.name.as_deref().unwrap_or_else(|| shortened(&container.id)));
+    let job = owner.slurm.as_ref().and_then(|job| job.job_id.as_deref().or(job.sluid.as_deref()));
+    let bare = pod.is_none() && container.is_none() && job.is_none();
+    let unit = owner.unit.as_deref().or(owner.session.as_deref()).filter(|_| bare);
+    [
+        pod.and_then(|pod| pod.namespace.as_deref()),
+        pod.map(|pod| pod.name.as_deref().unwrap_or(&pod.uid)),
+        in_pod.or_else(by_itself),
+        job,
+        unit,
+    ]
+}
+
+/// The beginning of an id, which stands for a container without a name.
+fn shortened(id: &str) -> &str {
+    id.char_indices().nth(SHORT_ID).map_or(id, |(end, _)| &id[..end])
+}
+
+fn is_promised_to(own: &[&ProcessView], promise: &Promise) -> bool {
+    own.iter()
+        .filter_map(|process| process.owner.pod.as_ref())
+        .any(|pod| pod.namespace.as_ref() == Some(&promise.namespace) && pod.name.as_ref() == Some(&promise.pod))
+}
+
+/// Whether a control group, with those below it, has processes of the viewer's and of nobody else.
+fn is_group_of(own: &[&ProcessView], others: &[&ProcessView], group: &str) -> bool {
+    let within = |process: &&ProcessView| {
+        let rest = process.owner.cgroup.as_deref().and_then(|path| path.strip_prefix(group.trim_end_matches('/')));
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    // Whose group is not known may be in any.
+    let unknown = |process: &&ProcessView| process.ended_ns.is_none() && process.owner.cgroup.is_none();
+    own.iter().any(within) && !others.iter().any(|process| within(process) || unknown(process))
+}
+
+/// A library file without what it tells of others.
+fn public(library: &LibraryCoverage) -> LibraryCoverage {
+    if SYSTEM_FOLDERS.iter().any(|folder| library.path.starts_with(folder)) && !library.path.contains("/../") {
+        return library.clone();
+    }
+    let error = library.error.as_ref().map(|_| "the reason is for its owner".to_owned());
+    LibraryCoverage { path: ELSEWHERE.to_owned(), build_id: None, error, ..library.clone() }
+}

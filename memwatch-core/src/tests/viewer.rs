@@ -1,0 +1,141 @@
+//! What one user of a machine gets to see of the others.
+
+use super::*;
+use crate::input::{Coverage, LibraryCoverage};
+use crate::owner::{CgroupMemory, Container, Owner, Pod, Promise, SlurmJob};
+use crate::snapshot::{ImportView, Viewer, WorkloadView};
+
+const ANN: u32 = 1000;
+const BOB: u32 = 1001;
+
+/// Ann's process 7 with 300 bytes, Bob's 8 with 500, and 9 with 50 of which nobody knows whose it is; NVML says 100 more of each.
+fn shared_gpu() -> Snapshot {
+    let mut watch = Watch::begin();
+    for (tgid, bytes) in [(7, 300), (8, 500), (9, 50)] {
+        watch.starts(tgid).calls(on_gpu_a(tgid)).calls([mem_alloc(0xd1, bytes).process(tgid)]);
+    }
+    watch.reading(vec![device(GPU_A, 1200, [(7, 400), (8, 600), (9, 150)])]).tick();
+    let mut snapshot = watch.snapshot();
+    for (process, uid) in snapshot.processes.iter_mut().zip([Some(ANN), Some(BOB), None]) {
+        process.uid = uid;
+    }
+    snapshot
+}
+
+fn tgids(snapshot: &Snapshot) -> Vec<u32> {
+    snapshot.processes.iter().map(|process| process.tgid.0).collect()
+}
+
+#[test]
+fn who_may_see_everything_sees_the_same() {
+    let all = shared_gpu();
+    assert_eq!(all.seen_by(Viewer::Everything), all);
+    assert_eq!(all.hidden, None);
+}
+
+#[test]
+fn a_user_sees_only_own_processes_and_the_hidden_ones_add_up() {
+    let all = shared_gpu();
+    let seen = all.seen_by(Viewer::User(ANN));
+    assert_eq!(tgids(&seen), [7]);
+    assert_eq!(seen.gpus, all.gpus);
+    let hidden = seen.hidden.expect("there are others");
+    let [on_gpu] = hidden.gpus.as_slice() else { panic!("one GPU: {hidden:?}") };
+    assert_eq!((hidden.processes, on_gpu.processes), (2, 2));
+    assert_eq!((on_gpu.used_bytes, on_gpu.live_bytes, on_gpu.accounted_bytes), (Some(750), 550, 550));
+    assert_eq!(seen.processes[0].gpus[0].live_bytes + on_gpu.live_bytes, seen.gpus[0].live_bytes);
+    let nothing = all.seen_by(Viewer::User(4242));
+    assert_eq!((tgids(&nothing), nothing.hidden.map(|hidden| hidden.processes)), (vec![], Some(3)));
+}
+
+#[test]
+fn what_nvml_does_not_say_of_the_hidden_is_not_zero_and_the_ended_are_not_counted() {
+    let mut all = shared_gpu();
+    for process in &mut all.processes[1..] {
+        process.gpus[0].used_bytes = None;
+    }
+    let hidden = all.seen_by(Viewer::User(ANN)).hidden.expect("there are others");
+    assert_eq!(hidden.gpus[0].used_bytes, None);
+    all.processes[1].ended_ns = Some(all.time_ns);
+    let hidden = all.seen_by(Viewer::User(ANN)).hidden.expect("there is another");
+    assert_eq!((hidden.processes, hidden.gpus[0].live_bytes), (1, 50));
+}
+
+/// A container of this runtime's id.
+fn container(id: &str) -> Option<Container> {
+    Some(Container { id: id.repeat(16), ..Container::default() })
+}
+
+fn workload(names: [Option<&str>; 5]) -> WorkloadView {
+    let [namespace, pod, container, slurm_job, unit] = names.map(|name| name.map(str::to_owned));
+    let (kind, gpus) = ("container".into(), Vec::new());
+    WorkloadView { kind, namespace, pod, container, slurm_job, unit, processes: 1, ended_ns: None, exact: true, gpus }
+}
+
+#[test]
+fn workloads_of_others_and_those_shared_with_them_are_not_seen() {
+    let mut all = shared_gpu();
+    let pod = |name: Option<&str>| Pod {
+        uid: "u1".to_owned(),
+        namespace: Some("ml".to_owned()),
+        name: name.map(str::to_owned),
+        container: Some("main".to_owned()),
+        ..Pod::default()
+    };
+    let job = |id: &str| SlurmJob { job_id: Some(id.to_owned()), ..SlurmJob::default() };
+    let in_pod = [Some("ml"), Some("train-0"), Some("main"), None, None];
+    let unnamed_pod = [Some("ml"), Some("u1"), Some("main"), None, None];
+    let owners = [
+        (Owner { container: container("abcd"), ..Owner::default() }, [None, None, Some("abcdabcdabcd"), None, None]),
+        (Owner { pod: Some(pod(Some("train-0"))), container: container("ef"), ..Owner::default() }, in_pod),
+        (Owner { pod: Some(pod(None)), ..Owner::default() }, unnamed_pod),
+        (
+            Owner { slurm: Some(job("17")), unit: Some("slurmd.service".into()), ..Owner::default() },
+            [None, None, None, Some("17"), None],
+        ),
+        (Owner { unit: Some("hub.service".into()), ..Owner::default() }, [None, None, None, None, Some("hub.service")]),
+        (
+            Owner { session: Some("session-3.scope".into()), ..Owner::default() },
+            [None, None, None, None, Some("session-3.scope")],
+        ),
+        (Owner::default(), [None; 5]),
+    ];
+    all.workloads = owners.iter().map(|(_, names)| workload(*names)).collect();
+    for (owner, names) in owners {
+        all.processes[0].owner = owner.clone();
+        all.processes[1].owner = Owner { unit: Some("of-bob.service".into()), ..Owner::default() };
+        all.processes[2].owner = all.processes[1].owner.clone();
+        assert_eq!(all.seen_by(Viewer::User(ANN)).workloads, [workload(names)], "{owner:?}");
+        all.processes[1].owner = owner;
+        assert_eq!(all.seen_by(Viewer::User(ANN)).workloads, [], "it is Bob's, too");
+    }
+}
+
+#[test]
+fn promises_control_groups_imports_and_paths_of_others_are_not_seen() {
+    let mut all = shared_gpu();
+    let pod = |name: &str| Pod { namespace: Some("ml".to_owned()), name: Some(name.to_owned()), ..Pod::default() };
+    for (process, name) in all.processes.iter_mut().zip(["a", "b", "c"]) {
+        process.owner = Owner { cgroup: Some(format!("/pods/{name}/main")), pod: Some(pod(name)), ..Owner::default() };
+        let import = |from_tgid| ImportView { from_tgid: Tgid(from_tgid), aliases: 1, bytes: 5, orphaned_bytes: 0 };
+        process.imports = vec![import(7), import(8)];
+    }
+    all.promised =
+        ["a", "b"].map(|pod| Promise { namespace: "ml".into(), pod: pod.into(), ..Promise::default() }).into();
+    let memory = |cgroup: &str| CgroupMemory { cgroup: cgroup.into(), region: "r".into(), current_bytes: 1 };
+    all.cgroup_memory = ["/", "/pods", "/pods/a", "/pods/a/main", "/pods/b", "/pods/ab"].map(memory).into();
+    let library =
+        |path: &str| LibraryCoverage { path: path.into(), error: Some("why".into()), ..LibraryCoverage::default() };
+    let paths = ["/usr/lib64/libcuda.so.1", "/home/bob/secret/libcuda.so.1", "/usr/lib/../../home/bob/libcuda.so.1"];
+    all.coverage = Coverage { libraries: paths.map(library).into(), ..Coverage::default() };
+
+    let seen = all.seen_by(Viewer::User(ANN));
+    assert_eq!(seen.processes[0].imports.iter().map(|import| import.from_tgid.0).collect::<Vec<_>>(), [7]);
+    assert_eq!(seen.promised.iter().map(|promise| promise.pod.as_str()).collect::<Vec<_>>(), ["a"]);
+    let groups: Vec<_> = seen.cgroup_memory.iter().map(|memory| memory.cgroup.as_str()).collect();
+    assert_eq!(groups, ["/pods/a", "/pods/a/main"]);
+    assert_eq!(seen.coverage.libraries[0], all.coverage.libraries[0]);
+    assert!(seen.coverage.libraries[1..].iter().all(|library| !format!("{library:?}").contains("bob")), "{seen:#?}");
+    assert!(seen.coverage.libraries[1..].iter().all(|library| library.error.as_deref() != Some("why")));
+    assert_eq!(seen.coverage.libraries.len(), 3);
+}

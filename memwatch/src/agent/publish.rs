@@ -1,0 +1,104 @@
+//! How the one task that owns the watch gives snapshots to everybody else.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memwatch_core::snapshot::Snapshot;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::session::Session;
+use crate::sources::clock;
+
+/// A snapshot younger than this answers the next question, too: any number of readers makes no more work than one.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// So many questions wait for the loop before the next one has to wait to be asked.
+const WAITING: usize = 64;
+
+/// Everything known at one moment, and what turns its times into dates.
+#[derive(Debug)]
+pub(crate) struct Published {
+    /// What the watch knows, of everybody.
+    pub(crate) snapshot: Snapshot,
+    /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
+    pub(crate) boottime_to_unix_ns: i128,
+    /// The agent itself.
+    pub(crate) agent: AgentState,
+}
+
+/// What the agent says of itself. What is attached where stands in the snapshot's coverage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AgentState {
+    /// When it began to watch: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) started_ns: u64,
+    /// Clients at its socket now.
+    pub(crate) clients: u64,
+    /// Clients that it has answered since its start, `clients` included.
+    pub(crate) clients_total: u64,
+    /// Clients that it has turned away: too many, of another version, or not speaking the protocol.
+    pub(crate) clients_refused_total: u64,
+    /// Clients that it has dropped because they did not read or ask in time.
+    pub(crate) clients_dropped_total: u64,
+    /// Snapshots made since its start.
+    pub(crate) snapshots_total: u64,
+    /// How long the last snapshot took to make, in nanoseconds.
+    pub(crate) last_snapshot_ns: u64,
+}
+
+/// Where snapshots come from; may be cloned freely.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotSource {
+    requests: mpsc::Sender<oneshot::Sender<Arc<Published>>>,
+}
+
+/// The questions, for the task that owns the watch.
+pub(crate) type Requests = mpsc::Receiver<oneshot::Sender<Arc<Published>>>;
+
+impl SnapshotSource {
+    /// A source, and where its questions arrive.
+    pub(crate) fn new() -> (Self, Requests) {
+        let (requests, receiver) = mpsc::channel(WAITING);
+        (Self { requests }, receiver)
+    }
+
+    /// A snapshot no older than 100 ms; `None` when the agent is about to end.
+    pub(crate) async fn latest(&self) -> Option<Arc<Published>> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(reply).await.ok()?;
+        answer.await.ok()
+    }
+}
+
+/// Makes snapshots, and keeps the last one for as long as it is fresh.
+#[derive(Debug, Default)]
+pub(crate) struct Publisher {
+    last: Option<(Instant, Arc<Published>)>,
+    snapshots_total: u64,
+}
+
+impl Publisher {
+    /// What a question is answered with.
+    pub(crate) fn fresh(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
+        match &self.last {
+            Some((made, published)) if made.elapsed() < FRESH => Arc::clone(published),
+            _ => self.renew(session, agent),
+        }
+    }
+
+    /// Makes a snapshot now.
+    pub(crate) fn renew(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
+        let begin_ns = clock::boottime_ns();
+        let snapshot = session.snapshot();
+        self.snapshots_total += 1;
+        let agent = AgentState {
+            started_ns: snapshot.attached_ns,
+            snapshots_total: self.snapshots_total,
+            last_snapshot_ns: clock::boottime_ns().saturating_sub(begin_ns),
+            ..agent
+        };
+        let boottime_to_unix_ns = clock::boottime_to_unix_ns();
+        let published = Arc::new(Published { snapshot, boottime_to_unix_ns, agent });
+        self.last = Some((Instant::now(), Arc::clone(&published)));
+        published
+    }
+}
