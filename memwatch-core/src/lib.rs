@@ -38,7 +38,7 @@ use attribution::workload::Workloads;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
-use owner::{CgroupMemory, Container, ContainerNames, Promise};
+use owner::{CgroupMemory, ContainerNames, Promise};
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
 use words::{Tgid, Tid};
@@ -175,9 +175,9 @@ impl Pipeline {
         std::mem::take(&mut self.unnamed)
     }
 
-    /// The containers that have living processes: runtimes know their names.
-    pub fn containers(&self) -> impl Iterator<Item = &Container> {
-        self.names.containers()
+    /// The containers that have living processes, and which of them have no names: runtimes know those.
+    pub fn names(&self) -> &Names {
+        &self.names
     }
 
     /// The processes on several devices of which it is not known on which of them their threads allocate.

@@ -11,6 +11,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use memwatch_core::words::Tgid;
 
+use crate::sources::containers::RuntimeSockets;
+
 pub(crate) use self::choice::{Choice, Rows};
 
 /// Where the agent of this machine listens, unless told otherwise.
@@ -128,7 +130,14 @@ pub(crate) struct Agent {
     /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Serve metrics of the N largest processes, too: off, or N up to 1000
+    #[arg(long, value_name = "N", default_value = "off", value_parser = values::process_metrics)]
+    pub(crate) process_metrics: ProcessMetrics,
 }
+
+/// So many pairs of process and GPU have metrics of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessMetrics(pub(crate) usize);
 
 /// What every command takes.
 #[derive(Clone, Debug, clap::Args)]
@@ -150,6 +159,8 @@ pub(crate) struct Common {
     /// Load NVML from this file
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) nvml_lib: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) sockets: Sockets,
     /// Log more, on stderr; may be repeated
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -162,6 +173,28 @@ pub(crate) struct Common {
     /// Look for new driver libraries now and then, as kernels that do not report mappings need it
     #[arg(long, global = true, hide = true)]
     pub(crate) poll_libraries: bool,
+}
+
+/// Where names of containers and pods come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Names of containers")]
+pub(crate) struct Sockets {
+    /// Ask this Docker or Podman for names (default: the usual sockets of both, users' own among them); may be repeated
+    #[arg(long = "docker-socket", global = true, value_name = "FILE")]
+    docker: Vec<PathBuf>,
+    /// Ask this Kubernetes runtime for names (default: the usual sockets of containerd, CRI-O and others); may be repeated
+    #[arg(long = "cri-socket", global = true, value_name = "FILE")]
+    cri: Vec<PathBuf>,
+    /// Ask this kubelet what it has promised to pods (default: /var/lib/kubelet/pod-resources/kubelet.sock)
+    #[arg(long = "kubelet-socket", global = true, value_name = "FILE")]
+    kubelet: Option<PathBuf>,
+}
+
+impl Sockets {
+    /// As the session wants them.
+    pub(crate) fn places(&self) -> RuntimeSockets {
+        RuntimeSockets { docker: self.docker.clone(), cri: self.cri.clone(), kubelet: self.kubelet.clone() }
+    }
 }
 
 /// When to use colours.

@@ -65,6 +65,7 @@ fn session_options(targets: &Targets, common: &Common) -> SessionOptions {
         expects_command: false,
         libraries: common.libcuda.clone(),
         nvml_library: common.nvml_lib.clone(),
+        sockets: common.sockets.places(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,
         polls_libraries: common.poll_libraries,
@@ -183,12 +184,12 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// `memwatch ps`: one report, as soon as NVML has answered once since the attach.
+/// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
 async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
     let mut session = Session::open(&session_options(targets, common))?;
     let deadline = Instant::now() + NVML_PATIENCE;
     let mut snapshot = session.snapshot();
-    while !has_reading(&snapshot) {
+    while !has_reading(&snapshot) || !session.has_asked_for_names() {
         tokio::select! {
             () = session.advance() => {}
             () = sleep_until(deadline) => break,

@@ -2,6 +2,7 @@
 
 pub(crate) mod cgroup;
 pub(crate) mod clock;
+pub(crate) mod containers;
 pub(crate) mod context_probes;
 pub(crate) mod graph_probes;
 pub(crate) mod kernel;
