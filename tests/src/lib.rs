@@ -4,6 +4,7 @@
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
 pub mod contract;
+pub mod groups;
 pub mod kernel_maps;
 pub mod ledger;
 pub mod mounts;

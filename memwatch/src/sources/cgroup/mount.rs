@@ -51,7 +51,7 @@ impl Mount {
         let group = unsafe { OwnedFd::from_raw_fd(group) };
         let path = std::fs::read_link(format!("/proc/self/fd/{}", group.as_raw_fd()))?;
         // A group outside of what is mounted has a path elsewhere; one that was removed just now is marked.
-        let below = path.strip_prefix(&self.point).map_err(|_| io::ErrorKind::NotFound)?;
+        let below = path.strip_prefix(&self.point).ok().ok_or(io::ErrorKind::NotFound)?;
         let below = String::from_utf8_lossy(below.as_os_str().as_bytes());
         if below.ends_with(" (deleted)") {
             return Err(io::ErrorKind::NotFound.into());

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use memwatch_common::record::ProcessRecord;
 use memwatch_core::input::{GpuVisibility, ProcessFacts};
 use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
@@ -55,6 +56,25 @@ fn hostile_names_and_long_command_lines_become_bounded_valid_text() {
     assert_eq!((facts.uid, facts.user, facts.cgroups), (None, None, None));
     let proc = proc.file(7, "comm", vec![b'a'; 100_000]).file(7, "cmdline", b"a\0b c\0\0\0");
     assert_eq!((proc.facts(7).comm.len(), proc.facts(7).command.as_str()), (64, "a b c"));
+}
+
+#[test]
+fn of_a_process_that_is_gone_the_record_tells_what_it_can() {
+    let mut comm = [0; 16];
+    comm[..4].copy_from_slice(b"a\xff\x1bb");
+    let record = ProcessRecord { tgid: 7, start_ns: 12, uid: 4_000_000_000, comm, ..ProcessRecord::default() };
+    let facts = ProcReader::new("/nowhere").facts_of_gone(&record, Some("0::/x\n".into()), true);
+    let expected = ProcessFacts {
+        tgid: 7,
+        start_ns: 12,
+        comm: "a\u{fffd}\u{1b}b".into(),
+        user: Some("4000000000".into()),
+        uid: Some(4_000_000_000),
+        cgroups: Some("0::/x\n".into()),
+        target: true,
+        ..ProcessFacts::default()
+    };
+    assert_eq!(facts, expected);
 }
 
 #[test]
