@@ -8,6 +8,7 @@
 pub mod analysis;
 pub mod attribution;
 pub mod decode;
+pub mod groups;
 pub mod input;
 pub mod ledger;
 pub mod owner;
@@ -20,8 +21,9 @@ mod test_calls;
 mod test_driver;
 mod view;
 pub mod words;
+mod workloads;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
@@ -32,10 +34,11 @@ use attribution::losses::Losses;
 use attribution::names::Names;
 use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
+use attribution::workload::Workloads;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
-use owner::{CgroupMemory, Container, ContainerNames, Promise};
+use owner::{CgroupMemory, ContainerNames, Promise};
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
 use words::{Tgid, Tid};
@@ -74,6 +77,7 @@ pub struct Pipeline {
     sharing: Sharing,
     unnamed: Vec<Unnamed>,
     names: Names,
+    workloads: Workloads,
     promised: Vec<Promise>,
     cgroup_memory: Vec<CgroupMemory>,
 }
@@ -95,6 +99,7 @@ impl Pipeline {
             sharing: Sharing::default(),
             unnamed: Vec::new(),
             names: Names::default(),
+            workloads: Workloads::default(),
             promised: Vec::new(),
             cgroup_memory: Vec::new(),
         }
@@ -165,9 +170,9 @@ impl Pipeline {
         std::mem::take(&mut self.unnamed)
     }
 
-    /// The containers that have living processes: runtimes know their names.
-    pub fn containers(&self) -> impl Iterator<Item = &Container> {
-        self.names.containers()
+    /// The containers that have living processes, and which of them have no names: runtimes know those.
+    pub fn names(&self) -> &Names {
+        &self.names
     }
 
     /// The processes on several devices of which it is not known on which of them their threads allocate.
@@ -184,6 +189,7 @@ impl Pipeline {
         let mut processes: Vec<ProcessView> = all.map(|process| surroundings.process(process)).collect();
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
         let gpus = self.reading.devices.iter().map(|device| surroundings.gpu(device, &processes)).collect();
+        let workloads = workloads::views(&self.workloads, &processes);
         Snapshot {
             time_ns: self.now_ns,
             complete: self.losses.all().is_empty(),
@@ -193,7 +199,7 @@ impl Pipeline {
             attached_ns: self.attached_ns,
             gpus,
             processes,
-            workloads: Vec::new(),
+            workloads,
             promised: self.promised.clone(),
             cgroup_memory: self.cgroup_memory.clone(),
             hidden: None,
@@ -231,6 +237,7 @@ impl Pipeline {
     fn apply(&mut self, call: &Call) {
         let origin = self.sharing.origin_of(&call.action);
         let process = self.process_mut(call.tgid, call.entered_ns);
+        process.changed = true;
         process.ledger.apply_import(call, origin);
         let addresses = process.ledger.take_unnamed();
         if !addresses.is_empty() {
@@ -297,6 +304,7 @@ impl Pipeline {
         self.processes.entry(tgid).or_insert_with(|| {
             let mut process = Process::new(tgid, None, now_ns, self.attached_ns);
             self.losses.settle(&mut process);
+            self.workloads.enter(tgid, &process.owner);
             process
         })
     }
@@ -315,6 +323,7 @@ impl Pipeline {
         let now_ns = self.now_ns.max(facts.start_ns).max(before.map_or(0, |ended| ended.time_ns));
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
         self.losses.settle(&mut process);
+        self.workloads.enter(tgid, &process.owner);
         self.processes.insert(tgid, process);
         self.own(tgid);
     }
@@ -332,6 +341,12 @@ impl Pipeline {
             let before = std::mem::take(&mut process.owner);
             process.owner = self.names.enter(process.owner_in(cgroups));
             self.names.leave(&before);
+            if self.workloads.is_elsewhere(tgid, &process.owner) {
+                self.workloads.leave(process, &self.reading.devices, self.now_ns);
+                self.workloads.enter(tgid, &process.owner);
+            } else {
+                self.workloads.rename(tgid, &process.owner);
+            }
         }
     }
 
@@ -341,6 +356,7 @@ impl Pipeline {
             for process in self.processes.values_mut() {
                 if process.owner.container.as_ref().is_some_and(|container| container.id == names.id) {
                     process.owner = std::mem::take(&mut process.owner).named(Some(names));
+                    self.workloads.rename(process.tgid, &process.owner);
                 }
             }
         }
@@ -357,6 +373,7 @@ impl Pipeline {
         if let Some(mut process) = self.processes.remove(&tgid) {
             self.names.leave(&process.owner);
             process.end(time_ns);
+            self.workloads.leave(&process, &self.reading.devices, time_ns);
             let (addresses, incomplete) = (process.ledger.take_unnamed(), !process.is_exact());
             self.unnamed.push(Unnamed { tgid, life: None, addresses, incomplete });
             self.reconciliation.forget(tgid);
@@ -400,7 +417,15 @@ impl Pipeline {
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
         self.ended.retain(|process| kept(process) || process.ended.is_some_and(fresh));
         self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
-        self.processes.values_mut().chain(&mut self.ended).for_each(|process| process.ledger.tick(now_ns));
+        let mut changed = BTreeSet::new();
+        for process in self.processes.values_mut() {
+            process.ledger.tick(now_ns);
+            if std::mem::take(&mut process.changed) {
+                changed.insert(process.tgid);
+            }
+        }
+        self.ended.iter_mut().for_each(|process| process.ledger.tick(now_ns));
+        self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
     }
 }
 

@@ -205,6 +205,10 @@ pub struct ProcessGpuView {
     pub frees: u64,
     /// Allocations the driver refused.
     pub failed_allocations: u64,
+    /// The same by `CUresult`.
+    pub refusals: BTreeMap<i32, u64>,
+    /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
+    pub last_oom_ns: Option<u64>,
     /// By kind; kinds never seen are left out.
     pub kinds: BTreeMap<Name, KindView>,
 }
@@ -218,6 +222,10 @@ pub struct KindView {
     pub peak_bytes: u64,
     /// Requested bytes of all allocations since the attach.
     pub total_bytes: u64,
+    /// Their number; 0 for what no call allocates.
+    pub allocations: u64,
+    /// Of these the freed ones, by a call or not.
+    pub frees: u64,
     /// The sizes are estimates, from shapes or from what graphs will allocate.
     pub estimated: bool,
     /// Of pools: what they hold of the GPU, used or not; `None` where that cannot even be estimated.
@@ -295,7 +303,7 @@ pub struct WorkloadGpuView {
     /// What its living processes had before the attach; `None` where that is known of none of them.
     pub before_attach_bytes: Option<u64>,
     /// Allocations the driver refused, by `CUresult`.
-    pub failed_allocations: BTreeMap<i32, u64>,
+    pub refusals: BTreeMap<i32, u64>,
     /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
     pub last_oom_ns: Option<u64>,
     /// By kind; kinds never seen are left out.

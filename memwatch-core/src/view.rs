@@ -10,7 +10,7 @@ use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
 use crate::ledger::FailedAllocation;
 use crate::ledger::alias::Origin;
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceTotals, Kind};
+use crate::ledger::totals::{DeviceTotals, Kind, Refusals};
 use crate::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
 };
@@ -117,8 +117,8 @@ impl Surroundings<'_> {
             for device in &self.reading.devices {
                 let listed = device.lists(process.tgid);
                 if listed && !rows.iter().any(|row| row.uuid.as_ref() == Some(&device.uuid)) {
-                    let (totals, pool_backed) = (DeviceTotals::default(), None);
-                    rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals, pool_backed });
+                    let (totals, refusals) = (DeviceTotals::default(), Refusals::default());
+                    rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals, pool_backed: None, refusals });
                 }
             }
         }
@@ -149,6 +149,8 @@ impl Surroundings<'_> {
             allocations: totals.allocations,
             frees: totals.frees,
             failed_allocations: totals.failed_allocations,
+            refusals: row.refusals.by_status.clone(),
+            last_oom_ns: row.refusals.last_oom_ns,
             kinds: kinds(row),
         }
     }
@@ -209,6 +211,8 @@ fn kind_view(row: &OnGpu, kind: Kind) -> KindView {
         live_bytes: counter.live_bytes,
         peak_bytes: counter.peak_bytes,
         total_bytes: counter.total_bytes,
+        allocations: counter.allocations,
+        frees: counter.frees,
         estimated: matches!(kind, Kind::Array | Kind::Graph),
         backed_bytes: backed.map(|Backed { bytes, .. }| bytes),
         backed_estimated: backed.is_some_and(|backed| backed.estimated),
@@ -222,7 +226,7 @@ fn context_limits(process: &Process) -> ContextLimits {
 }
 
 /// The name of a kind in JSON and on screen.
-fn kind_name(kind: Kind) -> &'static str {
+pub(crate) fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Device => "device",
         Kind::Pool => "pool",

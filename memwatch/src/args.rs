@@ -1,5 +1,6 @@
 //! The command line: says what was typed, does nothing.
 
+mod choice;
 mod values;
 
 use std::net::SocketAddr;
@@ -10,6 +11,10 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use memwatch_core::words::Tgid;
 
+use crate::sources::containers::RuntimeSockets;
+
+pub(crate) use self::choice::{Choice, Rows};
+
 /// Where the agent of this machine listens, unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
@@ -19,6 +24,8 @@ Examples:
   sudo memwatch                          every process that uses a GPU, live
   sudo memwatch --pid 1234               one process: what it holds, of which kind, since when
   sudo memwatch run -- python3 train.py  from the first allocation; ends with a summary
+  sudo memwatch ps --by container        who holds it, summed by container, pod, job, user or GPU
+  sudo memwatch --slurm-job 4242         one job; also --container, --pod, --user, --cgroup, --name
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
   sudo memwatch doctor                   what works on this machine and how to fix the rest
@@ -52,7 +59,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Print one table (or one JSON report) and leave
-    Ps(Targets),
+    Ps(Ps),
     /// Start a program, watch it from its first allocation and print a summary
     Run(Run),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
@@ -72,6 +79,18 @@ pub(crate) struct Targets {
     /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     pub(crate) gpus: Vec<String>,
+    #[command(flatten)]
+    pub(crate) choice: Choice,
+}
+
+/// One report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Ps {
+    #[command(flatten)]
+    pub(crate) targets: Targets,
+    /// What a row is: sums by owner add up to each GPU's used bytes, with a row for what is charged to nobody
+    #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t)]
+    pub(crate) rows: Rows,
 }
 
 /// How often and how long.
@@ -111,7 +130,14 @@ pub(crate) struct Agent {
     /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Serve metrics of the N largest processes, too: off, or N up to 1000
+    #[arg(long, value_name = "N", default_value = "off", value_parser = values::process_metrics)]
+    pub(crate) process_metrics: ProcessMetrics,
 }
+
+/// So many pairs of process and GPU have metrics of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessMetrics(pub(crate) usize);
 
 /// What every command takes.
 #[derive(Clone, Debug, clap::Args)]
@@ -139,6 +165,8 @@ pub(crate) struct Common {
     /// Watch by oneself, even where an agent runs
     #[arg(long, global = true)]
     pub(crate) no_agent: bool,
+    #[command(flatten)]
+    pub(crate) sockets: Sockets,
     /// Log more, on stderr; may be repeated
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -151,6 +179,28 @@ pub(crate) struct Common {
     /// Look for new driver libraries now and then, as kernels that do not report mappings need it
     #[arg(long, global = true, hide = true)]
     pub(crate) poll_libraries: bool,
+}
+
+/// Where names of containers and pods come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Names of containers")]
+pub(crate) struct Sockets {
+    /// Ask this Docker or Podman for names (default: the usual sockets of both, users' own among them); may be repeated
+    #[arg(long = "docker-socket", global = true, value_name = "FILE")]
+    docker: Vec<PathBuf>,
+    /// Ask this Kubernetes runtime for names (default: the usual sockets of containerd, CRI-O and others); may be repeated
+    #[arg(long = "cri-socket", global = true, value_name = "FILE")]
+    cri: Vec<PathBuf>,
+    /// Ask this kubelet what it has promised to pods (default: /var/lib/kubelet/pod-resources/kubelet.sock)
+    #[arg(long = "kubelet-socket", global = true, value_name = "FILE")]
+    kubelet: Option<PathBuf>,
+}
+
+impl Sockets {
+    /// As the session wants them.
+    pub(crate) fn places(&self) -> RuntimeSockets {
+        RuntimeSockets { docker: self.docker.clone(), cri: self.cri.clone(), kubelet: self.kubelet.clone() }
+    }
 }
 
 /// When to use colours.
@@ -217,6 +267,13 @@ impl Args {
         [
             ("tgids", "--pid"),
             ("gpus", "--gpu"),
+            ("containers", "--container"),
+            ("pods", "--pod"),
+            ("slurm_jobs", "--slurm-job"),
+            ("users", "--user"),
+            ("cgroups", "--cgroup"),
+            ("names", "--name"),
+            ("no_children", "--no-children"),
             ("interval", "--interval"),
             ("duration", "--duration"),
             ("once", "--once"),

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal as _};
 
+use memwatch_core::groups::By;
 use memwatch_core::snapshot::Snapshot;
 use ratatui::crossterm::terminal;
 use tokio::sync::mpsc;
@@ -19,6 +20,8 @@ pub(crate) enum Output {
     Screen(Box<Screen>),
     /// Plain text, one table per snapshot.
     Table(TableOptions),
+    /// Plain text: sums by owner.
+    Groups(TableOptions, By),
     /// JSON, one line per snapshot.
     Json {
         /// Which report it is.
@@ -29,9 +32,13 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    /// The form for one report.
-    pub(crate) fn once(common: &Common) -> Self {
-        if common.json { Self::json(Report::Ps) } else { Self::Table(style(common, false)) }
+    /// The form for one report, with sums by owner if they are asked for.
+    pub(crate) fn once(common: &Common, by: Option<By>) -> Self {
+        match by {
+            _ if common.json => Self::json(Report::Ps(by)),
+            Some(by) => Self::Groups(style(common, false), by),
+            None => Self::Table(style(common, false)),
+        }
     }
 
     /// The form for a watch: a screen on a terminal, otherwise what [`Output::once`] writes, again and again.
@@ -62,6 +69,7 @@ impl Output {
         let written = match self {
             Self::Screen(screen) => screen.draw(snapshot, &clock),
             Self::Table(style) => table::write(&mut io::stdout().lock(), snapshot, &clock, style),
+            Self::Groups(style, by) => table::groups::write(&mut io::stdout().lock(), snapshot, *by, &clock, style),
             Self::Json { report, host } => {
                 json::write(&mut io::stdout().lock(), *report, snapshot, Origin { host, clock: &clock })
             }

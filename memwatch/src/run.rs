@@ -8,13 +8,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Pace, Run, Targets};
+use crate::args::{Args, Command, Common, Pace, Ps, Rows, Run, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
-use crate::session::{Session, SessionOptions, has_reading};
+use crate::session::{Session, SessionOptions};
 use crate::sinks::filter::GpuFilter;
 use crate::sinks::json::{self, Origin, Report};
+use crate::sinks::selection::Selection;
 use crate::sinks::summary;
 use crate::sinks::wall_clock::WallClock;
 use crate::source::{Rhythm, Source};
@@ -38,8 +39,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     runtime.block_on(async {
         match &args.command {
             Some(Command::Run(run)) => run_command(run, common).await,
-            Some(Command::Ps(targets)) => report_once(targets, common).await,
-            None if args.once => report_once(&args.targets, common).await,
+            Some(Command::Ps(Ps { targets, rows })) => report_once(targets, *rows, common).await,
+            None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
         }
     })
@@ -66,6 +67,7 @@ fn session_options(targets: &Targets, common: &Common) -> SessionOptions {
         expects_command: false,
         libraries: common.libcuda.clone(),
         nvml_library: common.nvml_lib.clone(),
+        sockets: common.sockets.places(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,
         polls_libraries: common.poll_libraries,
@@ -91,7 +93,7 @@ async fn watch(args: &Args) -> Result<Exit, Failure> {
     let options = session_options(&args.targets, &args.common);
     let mut source = Source::open(&options, &args.targets, &args.common).await?;
     source.persist();
-    let filter = GpuFilter::new(&args.targets.gpus);
+    let filter = Filter::new(&args.targets);
     for idle in source.idle_targets() {
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
@@ -113,7 +115,7 @@ async fn watch(args: &Args) -> Result<Exit, Failure> {
 }
 
 /// The loop of a watch: snapshots, keys, signals and time, until one of them ends it.
-async fn drive(source: &mut Source, output: &mut Output, filter: &GpuFilter, pace: Pace) -> Result<Stop, Failure> {
+async fn drive(source: &mut Source, output: &mut Output, filter: &Filter, pace: Pace) -> Result<Stop, Failure> {
     let mut rhythm = Rhythm::new(pace.interval);
     let deadline = pace.duration.map(|duration| Instant::now() + duration);
     let mut keys = output.keys();
@@ -143,13 +145,28 @@ async fn drive(source: &mut Source, output: &mut Output, filter: &GpuFilter, pac
     Ok(stop)
 }
 
-fn show(seen: Seen, output: &mut Output, filter: &GpuFilter) -> Result<bool, Failure> {
+fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
     let boottime_to_unix_ns = seen.boottime_to_unix_ns;
     output.show(&filtered(seen.snapshot, filter)?, boottime_to_unix_ns)
 }
 
-fn filtered(mut snapshot: Snapshot, filter: &GpuFilter) -> Result<Snapshot, Failure> {
-    filter.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+/// What of a snapshot is shown.
+struct Filter {
+    gpus: GpuFilter,
+    selection: Selection,
+}
+
+impl Filter {
+    /// The source shows the processes that are named by number, and their children, and no others.
+    fn new(targets: &Targets) -> Self {
+        let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
+        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
+    }
+}
+
+fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
+    filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    filter.selection.apply(&mut snapshot);
     Ok(snapshot)
 }
 
@@ -160,13 +177,19 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// `memwatch ps`: one report, as soon as NVML has answered once since the attach.
-async fn report_once(targets: &Targets, common: &Common) -> Result<Exit, Failure> {
+/// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
+async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
     let mut source = Source::open(&session_options(targets, common), targets, common).await?;
-    let seen = source.until(Instant::now() + NVML_PATIENCE, has_reading).await?;
-    show(seen, &mut Output::once(common), &GpuFilter::new(&targets.gpus))?;
+    let seen = source.settled(Instant::now() + NVML_PATIENCE).await?;
+    let filter = Filter::new(targets);
+    let snapshot = filtered(seen.snapshot, &filter)?;
+    Output::once(common, rows.by()).show(&snapshot, seen.boottime_to_unix_ns)?;
     match &source.idle_targets()[..] {
         [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
+        [] if snapshot.processes.is_empty() && !filter.selection.is_everybody() => {
+            let wanted = filter.selection.describe();
+            Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
+        }
         [] => Ok(Exit::Ok),
     }
 }
@@ -204,7 +227,8 @@ async fn follow(session: &mut Session, command: &mut Running, signals: &mut Sign
 }
 
 fn summarise(session: &mut Session, run: &Run, common: &Common) -> Result<(), Failure> {
-    let snapshot = filtered(session.snapshot(), &GpuFilter::new(&run.gpus))?;
+    let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
+    let snapshot = filtered(session.snapshot(), &filter)?;
     let boottime_to_unix_ns = clock::boottime_to_unix_ns();
     if common.json {
         let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));

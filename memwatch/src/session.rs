@@ -18,6 +18,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::exit::Failure;
 use crate::sources::clock;
+use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
 use crate::sources::context_probes::ContextProbes;
 use crate::sources::graph_probes::GraphProbes;
 use crate::sources::kernel::books::KernelBooks;
@@ -56,6 +57,8 @@ pub(crate) struct SessionOptions {
     pub(crate) libraries: Vec<PathBuf>,
     /// The NVML library to use instead of the system's.
     pub(crate) nvml_library: Option<PathBuf>,
+    /// Where runtimes are asked for names.
+    pub(crate) sockets: RuntimeSockets,
     /// Size of the ring buffer in bytes.
     pub(crate) ring_bytes: u32,
     /// Use classic uprobes even where `uprobe_multi` works.
@@ -80,6 +83,7 @@ pub(crate) struct Session {
     context_probes: ContextProbes,
     graph_probes: GraphProbes,
     devices: mpsc::Receiver<DeviceReading>,
+    names: RuntimeNames,
     targets: BTreeSet<u32>,
     everybody: bool,
     last_reading_ns: u64,
@@ -123,6 +127,7 @@ impl Session {
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
             devices: nvml::start(options.nvml_library.clone()),
+            names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
             everybody,
             last_reading_ns: clock::boottime_ns(),
@@ -179,7 +184,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for what comes next, records, a device reading or the time to look for libraries, and takes it in.
+    /// Waits for what comes next, records, a device reading, names or the time to look for libraries, and takes it in.
     ///
     /// Dropped while it waits, it has taken nothing.
     pub(crate) async fn advance(&mut self) {
@@ -191,6 +196,7 @@ impl Session {
                 self.discover();
             }
             Some(reading) = self.devices.recv() => self.take_devices(reading),
+            found = self.names.next() => self.take_names(found),
         }
     }
 
@@ -219,6 +225,7 @@ impl Session {
 
     /// Looks for libraries that have appeared, and for processes in which more has to be watched.
     fn discover(&mut self) {
+        self.names.want(self.pipeline.names());
         let Self { kernel, libraries, context_probes, graph_probes, pipeline, targets, everybody, .. } = self;
         let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         context_probes.update(kernel, libraries, &unplaced);
@@ -238,6 +245,18 @@ impl Session {
                 self.learn_late(tgid, since_ns);
             }
         }
+    }
+
+    fn take_names(&mut self, found: Found) {
+        if let Some(input) = self.names.take(found, self.pipeline.names()) {
+            self.pipeline.step(input);
+        }
+    }
+
+    /// Whether every runtime that may know a container of this watch has been asked for its name.
+    pub(crate) fn has_asked_for_names(&self) -> bool {
+        self.names.want(self.pipeline.names());
+        self.names.is_settled()
     }
 
     /// A process that had its library mapped before the probes: nothing is known of it until then.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use crate::agent::client::{Client, NoAgent, Seen};
 use crate::args::{Common, DEFAULT_SOCKET, Targets};
 use crate::exit::{Exit, Failure};
-use crate::session::{Session, SessionOptions};
+use crate::session::{Session, SessionOptions, has_reading};
 use crate::sources::clock;
 
 /// How long a last snapshot may take when the watch is over.
@@ -30,7 +30,7 @@ pub(crate) enum Source {
 /// A view of what the agent sees.
 pub(crate) struct AgentWatch {
     client: Client,
-    selection: Selection,
+    family: Family,
     last: Option<Seen>,
 }
 
@@ -43,8 +43,8 @@ impl Source {
         let Some(path) = agent_to_ask(common) else { return Self::own(options) };
         match Client::meet(path).await {
             Ok(client) => {
-                let selection = Selection::new(&targets.tgids, client.viewer())?;
-                Ok(Self::Agent(Box::new(AgentWatch { client, selection, last: None })))
+                let family = Family::new(&targets.tgids, client.viewer())?;
+                Ok(Self::Agent(Box::new(AgentWatch { client, family, last: None })))
             }
             Err(NoAgent::Absent) if common.agent.is_none() => Self::own(options),
             Err(NoAgent::Absent) => {
@@ -94,21 +94,17 @@ impl Source {
         }
     }
 
-    /// The first snapshot of which `holds` is true, or that of the deadline.
+    /// The first snapshot that says all that is asked about when a watch begins, or that of the deadline.
     ///
     /// # Errors
     /// When the agent is gone.
-    pub(crate) async fn until(
-        &mut self,
-        deadline: Instant,
-        holds: impl Fn(&Snapshot) -> bool,
-    ) -> Result<Seen, Failure> {
+    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<Seen, Failure> {
         loop {
-            let found = match self {
-                Self::Watch(session) => seen(session),
-                Self::Agent(agent) => agent.snapshot().await?,
+            let (found, has_asked) = match self {
+                Self::Watch(session) => (seen(session), session.has_asked_for_names()),
+                Self::Agent(agent) => (agent.snapshot().await?, true),
             };
-            if holds(&found.snapshot) || Instant::now() >= deadline {
+            if (has_asked && has_reading(&found.snapshot)) || Instant::now() >= deadline {
                 return Ok(found);
             }
             let wait = async {
@@ -118,7 +114,7 @@ impl Source {
                 }
             };
             // At the deadline there is one more look.
-            let _ = tokio::time::timeout_at(deadline, wait).await;
+            let _ = timeout_at(deadline, wait).await;
         }
     }
 
@@ -133,7 +129,7 @@ impl Source {
     pub(crate) fn is_anybody_left(&self) -> bool {
         match self {
             Self::Watch(session) => session.is_anybody_left(),
-            Self::Agent(agent) => agent.selection.is_anybody_left(),
+            Self::Agent(agent) => agent.family.is_anybody_left(),
         }
     }
 
@@ -145,7 +141,7 @@ impl Source {
                 idle.map(|tgid| format!("process {tgid} ({}) has not loaded libcuda.so", comm(tgid))).collect()
             }
             Self::Agent(agent) => {
-                let idle = agent.selection.unseen();
+                let idle = agent.family.unseen();
                 idle.map(|tgid| format!("process {tgid} ({}) has not used a GPU", comm(tgid))).collect()
             }
         }
@@ -157,7 +153,7 @@ impl AgentWatch {
         let gone = |path: &Path, why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         match self.client.snapshot().await {
             Ok(mut seen) => {
-                self.selection.apply(&mut seen.snapshot);
+                self.family.apply(&mut seen.snapshot);
                 self.last = Some(seen.clone());
                 Ok(seen)
             }
@@ -222,10 +218,10 @@ impl Rhythm {
 
 /// The processes to be shown of all that the agent shows; without targets it is all of them.
 #[derive(Debug, Default)]
-struct Selection {
+struct Family {
     targets: Vec<Target>,
     /// Living targets and children of targets: a child stays one when its parent is gone. With starts, since numbers are used again.
-    family: BTreeSet<(Tgid, Option<u64>)>,
+    living: BTreeSet<(Tgid, Option<u64>)>,
 }
 
 #[derive(Debug)]
@@ -237,7 +233,7 @@ struct Target {
     ended: bool,
 }
 
-impl Selection {
+impl Family {
     /// # Errors
     /// When a target is not there, or this viewer does not get to see it.
     fn new(tgids: &[Tgid], viewer: Viewer) -> Result<Self, Failure> {
@@ -250,7 +246,7 @@ impl Selection {
             }
         }
         let target = |&tgid| Target { tgid, seen: false, start_ns: None, ended: false };
-        Ok(Self { targets: tgids.iter().map(target).collect(), family: BTreeSet::new() })
+        Ok(Self { targets: tgids.iter().map(target).collect(), living: BTreeSet::new() })
     }
 
     fn apply(&mut self, snapshot: &mut Snapshot) {
@@ -263,7 +259,7 @@ impl Selection {
             let key = (process.tgid, process.start_ns);
             // What has ended is shown for as long as the agent shows it.
             let is_child = || process.ancestors.iter().any(|ancestor| self.is_living_target(ancestor.tgid));
-            process.target || self.family.contains(&key) || is_child()
+            process.target || self.living.contains(&key) || is_child()
         });
         for target in &mut self.targets {
             let shown = snapshot.processes.iter().find(|process| process.target && process.tgid == target.tgid);
@@ -271,7 +267,7 @@ impl Selection {
             target.ended |= has_ended || !exists(target.tgid.0);
         }
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
-        self.family = living.map(|process| (process.tgid, process.start_ns)).collect();
+        self.living = living.map(|process| (process.tgid, process.start_ns)).collect();
     }
 
     fn is_living_target(&self, tgid: Tgid) -> bool {
@@ -280,7 +276,7 @@ impl Selection {
 
     fn is_anybody_left(&self) -> bool {
         let is_left = |target: &Target| !target.ended;
-        self.targets.is_empty() || !self.family.is_empty() || self.targets.iter().any(is_left)
+        self.targets.is_empty() || !self.living.is_empty() || self.targets.iter().any(is_left)
     }
 
     fn unseen(&self) -> impl Iterator<Item = u32> {

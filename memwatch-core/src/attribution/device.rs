@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::input::{DeviceFacts, DeviceReading};
 use crate::ledger::context::Told;
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceRef, DeviceTotals};
+use crate::ledger::totals::{DeviceRef, DeviceTotals, Refusals};
 use crate::words::{GpuUuid, PciAddress, Tgid};
 
 use super::process::Process;
@@ -20,12 +20,15 @@ pub struct OnGpu {
     pub totals: DeviceTotals,
     /// What pools hold there, used or not; `None` where that cannot even be estimated.
     pub pool_backed: Option<Backed>,
+    /// What the driver refused there.
+    pub refusals: Refusals,
 }
 
 impl OnGpu {
     /// Another name of the same GPU.
     fn add(&mut self, other: &Self) {
         self.totals = self.totals.merged(&other.totals);
+        self.refusals.add(&other.refusals);
         self.pool_backed = self.pool_backed.zip(other.pool_backed).map(|(own, other)| Backed {
             bytes: own.bytes.saturating_add(other.bytes),
             estimated: own.estimated || other.estimated,
@@ -42,7 +45,8 @@ pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
     for (device, totals) in process.ledger.totals().devices() {
         let uuid = resolve(process, device, devices);
         let pool_backed = process.ledger.pool_backed(device);
-        let own = OnGpu { uuid: uuid.clone(), totals: *totals, pool_backed };
+        let refusals = process.ledger.totals().refusals(device).cloned().unwrap_or_default();
+        let own = OnGpu { uuid: uuid.clone(), totals: *totals, pool_backed, refusals };
         gpus.entry(uuid).and_modify(|sum| sum.add(&own)).or_insert(own);
     }
     if gpus.len() == 1 {

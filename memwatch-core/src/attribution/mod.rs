@@ -6,3 +6,4 @@ pub mod names;
 pub mod process;
 pub mod sharing;
 mod visible;
+pub mod workload;

@@ -9,13 +9,28 @@ use crate::owner::{Container, ContainerNames, Owner};
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     containers: BTreeMap<String, Known>,
+    lives: u64,
+    revision: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Known {
     container: Container,
+    cgroup: Option<String>,
+    life: u64,
     processes: u64,
     names: Option<ContainerNames>,
+}
+
+/// A container with processes of which no runtime has said anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nameless<'a> {
+    /// What its path says of it.
+    pub container: &'a Container,
+    /// The path of the process by which it was first seen.
+    pub cgroup: Option<&'a str>,
+    /// Its number among all containers that memwatch has seen: an id that is used again is another life.
+    pub life: u64,
 }
 
 impl Names {
@@ -23,8 +38,13 @@ impl Names {
     #[must_use]
     pub fn enter(&mut self, owner: Owner) -> Owner {
         let Some(container) = &owner.container else { return owner };
-        let blank = || Known { container: container.clone(), processes: 0, names: None };
-        let known = self.containers.entry(container.id.clone()).or_insert_with(blank);
+        let Self { containers, lives, revision } = self;
+        let known = containers.entry(container.id.clone()).or_insert_with(|| {
+            *lives += 1;
+            *revision += 1;
+            let (container, cgroup) = (container.clone(), owner.cgroup.clone());
+            Known { container, cgroup, life: *lives, processes: 0, names: None }
+        });
         known.processes += 1;
         owner.named(known.names.as_ref())
     }
@@ -36,6 +56,7 @@ impl Names {
             known.processes -= 1;
             if known.processes == 0 {
                 self.containers.remove(id);
+                self.revision += 1;
             }
         }
     }
@@ -44,12 +65,34 @@ impl Names {
     pub fn learn(&mut self, names: &ContainerNames) {
         if let Some(known) = self.containers.get_mut(&names.id) {
             known.names = Some(names.clone());
+            self.revision += 1;
         }
     }
 
     /// The containers that have processes.
     pub fn containers(&self) -> impl Iterator<Item = &Container> {
         self.containers.values().map(|known| &known.container)
+    }
+
+    /// The containers that have processes and no names, by id.
+    pub fn nameless(&self) -> impl Iterator<Item = Nameless<'_>> {
+        self.containers.values().filter(|known| known.names.is_none()).map(Known::nameless)
+    }
+
+    /// Whether this container has processes and no names, and is still the one with this [`Nameless::life`].
+    pub fn lacks(&self, id: &str, life: u64) -> bool {
+        self.containers.get(id).is_some_and(|known| known.names.is_none() && known.life == life)
+    }
+
+    /// Another number whenever [`Self::nameless`] may say something else.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+}
+
+impl Known {
+    fn nameless(&self) -> Nameless<'_> {
+        Nameless { container: &self.container, cgroup: self.cgroup.as_deref(), life: self.life }
     }
 }
 
@@ -92,5 +135,38 @@ mod tests {
         names.learn(&called("a1", "train"));
         assert_eq!(name(&names.enter(process_in("a1"))), None);
         assert_eq!(names.enter(Owner::default()), Owner::default());
+    }
+
+    #[test]
+    fn an_id_used_again_is_another_life_and_lacks_names_again() {
+        let mut names = Names::default();
+        let first = names.enter(process_in("a1"));
+        let lives = |names: &Names| names.nameless().map(|nameless| nameless.life).collect::<Vec<_>>();
+        assert_eq!(lives(&names), [1]);
+        names.learn(&called("a1", "train"));
+        assert_eq!(lives(&names), []);
+        assert!(!names.lacks("a1", 1));
+        names.leave(&first);
+        let _ = names.enter(process_in("a1"));
+        assert_eq!(lives(&names), [2]);
+        assert!(names.lacks("a1", 2) && !names.lacks("a1", 1));
+    }
+
+    #[test]
+    fn the_revision_is_another_whenever_the_nameless_are_others() {
+        let mut names = Names::default();
+        let mut seen = vec![names.revision()];
+        let first = names.enter(process_in("a1"));
+        seen.push(names.revision());
+        let second = names.enter(process_in("a1"));
+        assert_eq!(names.revision(), seen[1]);
+        names.learn(&called("a1", "train"));
+        seen.push(names.revision());
+        names.leave(&second);
+        assert_eq!(names.revision(), seen[2]);
+        names.leave(&first);
+        seen.push(names.revision());
+        seen.dedup();
+        assert_eq!(seen.len(), 4);
     }
 }

@@ -47,6 +47,8 @@ pub struct Process {
     anchored_losses: u64,
     /// The GPUs behind its devices at the last reading: where it was, once it has ended.
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
+    /// Its ledger has changed since the last tick.
+    pub changed: bool,
     /// Set once it has ended.
     pub ended: Option<Ended>,
 }
@@ -67,6 +69,7 @@ impl Process {
             anchored_ns: None,
             anchored_losses: 0,
             last_gpus: BTreeMap::new(),
+            changed: false,
             ended: None,
         }
     }

@@ -314,7 +314,7 @@ impl ProcessLedger {
             Action::AllocateFromPool { stream, .. } => Some(self.contexts.device_of_stream(stream, call.tid)),
             _ => Some(self.contexts.device_of(call.tid)),
         };
-        self.totals.count_failure(device);
+        self.totals.count_failure(device, call.status, call.returned_ns);
         if self.failures.len() == FAILURES_KEPT {
             self.failures.pop_front();
         }

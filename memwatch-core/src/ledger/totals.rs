@@ -71,13 +71,32 @@ pub struct Counter {
     pub peak_bytes: u64,
     /// Requested bytes of all allocations ever.
     pub total_bytes: u64,
+    /// Allocations ever, those whose calls were not seen included.
+    pub allocations: u64,
+    /// Of these the freed ones, by a call or not.
+    pub frees: u64,
 }
 
 impl Counter {
+    fn allocate(&mut self, bytes: u64) {
+        self.allocations += 1;
+        self.add(bytes);
+    }
+
+    fn free(&mut self, bytes: u64) {
+        self.frees += 1;
+        self.take(bytes);
+    }
+
     fn add(&mut self, bytes: u64) {
         self.live_bytes = self.live_bytes.saturating_add(bytes);
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
         self.total_bytes = self.total_bytes.saturating_add(bytes);
+    }
+
+    fn end(&mut self) {
+        self.live_bytes = 0;
+        self.frees = self.allocations;
     }
 
     fn take(&mut self, bytes: u64) {
@@ -113,25 +132,23 @@ impl DeviceTotals {
     }
 
     fn adopt(&mut self, kind: Kind, bytes: u64) {
-        self.kinds[kind as usize].add(bytes);
+        self.kinds[kind as usize].allocate(bytes);
         if kind.is_owned_device_memory() {
-            self.owned.add(bytes);
+            self.owned.allocate(bytes);
         }
     }
 
     fn free(&mut self, kind: Kind, bytes: u64) {
-        self.kinds[kind as usize].take(bytes);
+        self.kinds[kind as usize].free(bytes);
         if kind.is_owned_device_memory() {
-            self.owned.take(bytes);
+            self.owned.free(bytes);
         }
     }
 
     /// Everything goes at once.
     fn end(&mut self) {
-        self.owned.live_bytes = 0;
-        for counter in &mut self.kinds {
-            counter.live_bytes = 0;
-        }
+        self.owned.end();
+        self.kinds.iter_mut().for_each(Counter::end);
     }
 
     /// Two names of one device as one. The peak is then an upper bound: the two need not have peaked together.
@@ -141,6 +158,8 @@ impl DeviceTotals {
             own.live_bytes = own.live_bytes.saturating_add(other.live_bytes);
             own.peak_bytes = own.peak_bytes.saturating_add(other.peak_bytes);
             own.total_bytes = own.total_bytes.saturating_add(other.total_bytes);
+            own.allocations += other.allocations;
+            own.frees += other.frees;
         };
         join(&mut self.owned, &other.owned);
         for (own, other) in self.kinds.iter_mut().zip(&other.kinds) {
@@ -153,12 +172,42 @@ impl DeviceTotals {
     }
 }
 
+/// Allocations that the driver refused on one device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusals {
+    /// By `CUresult`.
+    pub by_status: BTreeMap<i32, u64>,
+    /// When the last one was refused for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
+    pub last_oom_ns: Option<u64>,
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+const OUT_OF_MEMORY: i32 = 2;
+
+impl Refusals {
+    fn count(&mut self, status: i32, time_ns: u64) {
+        *self.by_status.entry(status).or_insert(0) += 1;
+        if status == OUT_OF_MEMORY {
+            self.last_oom_ns = self.last_oom_ns.max(Some(time_ns));
+        }
+    }
+
+    /// Those of another device as well.
+    pub fn add(&mut self, other: &Self) {
+        for (status, count) in &other.by_status {
+            *self.by_status.entry(*status).or_insert(0) += count;
+        }
+        self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
+    }
+}
+
 /// The totals of one device as it changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Part {
     totals: DeviceTotals,
     /// Of [`DeviceTotals::owned`].
     recent: Recent,
+    refusals: Refusals,
 }
 
 /// The totals of one process.
@@ -230,10 +279,12 @@ impl Totals {
     }
 
     /// A refused allocation on a device, or of host memory.
-    pub(super) fn count_failure(&mut self, device: Option<DeviceRef>) {
+    pub(super) fn count_failure(&mut self, device: Option<DeviceRef>, status: i32, time_ns: u64) {
         if let Some(device) = device {
             self.whole.failed_allocations += 1;
-            self.devices.entry(device).or_default().totals.failed_allocations += 1;
+            let part = self.devices.entry(device).or_default();
+            part.totals.failed_allocations += 1;
+            part.refusals.count(status, time_ns);
         } else {
             self.host.failed_allocations += 1;
         }
@@ -261,6 +312,11 @@ impl Totals {
     /// Each device the process has named, in order.
     pub fn devices(&self) -> impl Iterator<Item = (DeviceRef, &DeviceTotals)> {
         self.devices.iter().map(|(device, part)| (*device, &part.totals))
+    }
+
+    /// What the driver refused on a device.
+    pub fn refusals(&self, device: DeviceRef) -> Option<&Refusals> {
+        self.devices.get(&device).map(|part| &part.refusals)
     }
 
     /// The live bytes ([`DeviceTotals::owned`]) on a device all through a time that is not long ago; `None` where a call was at work on

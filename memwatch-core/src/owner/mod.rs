@@ -1,11 +1,20 @@
 //! Whose a process is: its container, pod, job, unit, rank and user, from its control group's path and a few variables of its
 //! environment. String work only; what runtimes call these things comes later, as [`ContainerNames`].
 
+mod cgroup;
+mod environment;
+mod path;
+mod slurm;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Name, Tgid};
+use cgroup::Groups;
+use path::Place;
 
 /// The variables of a program's environment that memwatch reads; nothing else of it is kept.
 ///
@@ -43,9 +52,9 @@ pub struct Owner {
     pub pod: Option<Pod>,
     /// Its Slurm job.
     pub slurm: Option<SlurmJob>,
-    /// Its systemd service, such as `jupyterhub.service`.
+    /// Its systemd service, such as `jupyterhub.service`; the one inside its container or job, where it is in one.
     pub unit: Option<String>,
-    /// Its login session's scope, such as `session-3.scope`.
+    /// Its login session's scope, such as `session-3.scope`; not of what is in a container or job.
     pub session: Option<String>,
     /// Its place among the processes of a distributed program.
     pub rank: Option<Rank>,
@@ -173,10 +182,15 @@ pub struct CgroupMemory {
 }
 
 impl Owner {
-    /// Whose a process with this `/proc/PID/cgroup` and environment is.
+    /// Whose a process with this `/proc/PID/cgroup` and environment is, without names that only a runtime knows.
+    ///
+    /// Any text is fine: what is not understood tells nothing.
     pub fn decide(cgroups: &str, environment: &Environment) -> Self {
-        let _ = (cgroups, environment);
-        Self::default()
+        let Groups { path, place } = Groups::of(cgroups);
+        let Place { container, pod, slurm, unit, session, .. } = place;
+        let mut owner = Self { cgroup: path, container, pod, slurm, unit, session, rank: None };
+        environment::add(&mut owner, environment);
+        owner
     }
 
     /// The same with what its container's runtime calls things.

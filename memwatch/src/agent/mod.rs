@@ -4,12 +4,14 @@
 
 pub(crate) mod client;
 pub(crate) mod protocol;
-pub(crate) mod publish;
 
 mod conversation;
 mod credentials;
+mod http;
+mod metrics;
 mod notify;
 mod privileges;
+mod publish;
 mod socket;
 
 use std::net::TcpListener;
@@ -59,8 +61,11 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         let writer = std::sync::Arc::default();
         let reception = Reception { source: source.clone(), door: door.clone(), group, patience: PATIENCE, writer };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
-        // The HTTP server: tokio::spawn(http::serve(listener, source.clone()));
-        drop(listener);
+        if let Some(listener) = listener {
+            listener.set_nonblocking(true).map_err(anyhow::Error::from)?;
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(anyhow::Error::from)?;
+            tokio::spawn(http::serve(listener, source, agent.process_metrics.0));
+        }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
         let mut agent = Loop { session: &mut session, publisher: Publisher::default(), notifier, door: &door };

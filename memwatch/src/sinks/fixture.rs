@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState};
-use memwatch_core::owner::Owner;
+use memwatch_core::owner::{Ancestor, Container, Owner, Pod, SlurmJob};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
 };
@@ -63,6 +63,28 @@ pub(crate) fn busy_node() -> Snapshot {
         hidden: None,
         from_agent: false,
     }
+}
+
+/// [`busy_node`], its training in a Docker container that a shell started, its server in a pod, and its third process in a job.
+pub(crate) fn owned_node() -> Snapshot {
+    let mut snapshot = busy_node();
+    let [training, server, render] = snapshot.processes.as_mut_slice() else { panic!("three processes") };
+    training.owner.container =
+        Some(Container { id: "17db96a24ae1e9dd".to_owned(), name: Some("train".to_owned()), ..Container::default() });
+    training.owner.cgroup = Some("/docker/17db96a24ae1e9dd".to_owned());
+    training.ancestors = vec![Ancestor { tgid: Tgid(50), comm: "launch.sh".to_owned() }];
+    training.command = "/usr/bin/python3 -u train.py --seed 1".to_owned();
+    server.owner.pod = Some(Pod {
+        uid: "8712f785-1a3e-41ec".to_owned(),
+        namespace: Some("ml".to_owned()),
+        name: Some("serve-0".to_owned()),
+        container: Some("vllm".to_owned()),
+        ..Pod::default()
+    });
+    server.uid = Some(1001);
+    render.owner.slurm =
+        Some(SlurmJob { job_id: Some("42".to_owned()), step: Some("0".to_owned()), ..SlurmJob::default() });
+    snapshot
 }
 
 /// One process on one GPU, everything known and exact.
@@ -148,6 +170,8 @@ fn kind(live_bytes: u64, peak_bytes: u64) -> KindView {
         live_bytes,
         peak_bytes,
         total_bytes: peak_bytes * 3,
+        allocations: 30,
+        frees: 20,
         estimated: false,
         backed_bytes: None,
         backed_estimated: false,
@@ -207,6 +231,8 @@ fn training() -> ProcessView {
             allocations: 1_234_567,
             frees: 1_234_001,
             failed_allocations: 2,
+            refusals: BTreeMap::from([(2, 2)]),
+            last_oom_ns: Some(at(14, 3, 20)),
             kinds: BTreeMap::from([
                 ("device".into(), kind(38 * GIB, 40 * GIB)),
                 (
@@ -243,6 +269,8 @@ fn server() -> ProcessView {
         allocations: 310,
         frees: 12,
         failed_allocations: 0,
+        refusals: BTreeMap::new(),
+        last_oom_ns: None,
         kinds: BTreeMap::from([("physical".into(), kind(live_bytes, live_bytes))]),
     };
     ProcessView {
@@ -274,6 +302,8 @@ fn ended() -> ProcessView {
             allocations: 20,
             frees: 3,
             failed_allocations: 0,
+            refusals: BTreeMap::new(),
+            last_oom_ns: None,
             kinds: BTreeMap::from([("array".into(), KindView { estimated: true, ..kind(0, 12 * GIB + 307 * MIB) })]),
         }],
         ..process(4321, "./render", "nobody")

@@ -2,11 +2,15 @@
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
+mod groups;
+
 use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_common::loss::Loss;
+use memwatch_core::groups::By;
 use memwatch_core::input::{Coverage, MigFacts, NvmlState};
+use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HiddenView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
     Snapshot,
@@ -15,6 +19,7 @@ use memwatch_core::words::Name;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
+use self::groups::GroupsJson;
 use super::status;
 use super::wall_clock::WallClock;
 
@@ -24,8 +29,8 @@ const KINDS: [&str; 5] = ["device", "pool", "physical", "managed", "array"];
 /// Which report it is: its name and its major version are the envelope's schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// One report of `memwatch ps`.
-    Ps,
+    /// One report of `memwatch ps`, with sums by owner if they are asked for.
+    Ps(Option<By>),
     /// One of the reports that a watch writes per interval.
     Watch,
     /// The last report of `memwatch run`.
@@ -35,7 +40,7 @@ pub(crate) enum Report {
 impl Report {
     const fn schema(self) -> &'static str {
         match self {
-            Self::Ps => "memwatch.ps/1",
+            Self::Ps(_) => "memwatch.ps/1",
             Self::Watch => "memwatch.watch/1",
             Self::Run => "memwatch.run/1",
         }
@@ -101,6 +106,12 @@ struct Data<'a> {
     gpus: Vec<GpuJson<'a>>,
     processes: Vec<ProcessJson<'a>>,
     hidden: Option<&'a HiddenView>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    promised: &'a [Promise],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    cgroup_memory: &'a [CgroupMemory],
+    #[serde(flatten)]
+    groups: Option<GroupsJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -129,7 +140,10 @@ struct ProcessJson<'a> {
     comm: &'a str,
     command: &'a str,
     user: Option<&'a str>,
-    container: Option<&'a str>,
+    uid: Option<u32>,
+    inner_pid: Option<u32>,
+    #[serde(flatten)]
+    owner: &'a Owner,
     target: bool,
     mps_client: bool,
     observed_since: String,
@@ -197,6 +211,8 @@ impl Serialize for KindJson<'_> {
             map.serialize_entry("live_bytes", &view.live_bytes)?;
             map.serialize_entry("peak_bytes", &view.peak_bytes)?;
             map.serialize_entry("total_bytes", &view.total_bytes)?;
+            map.serialize_entry("allocations", &view.allocations)?;
+            map.serialize_entry("frees", &view.frees)?;
             if self.is_pool {
                 map.serialize_entry("backed_bytes", &view.backed_bytes)?;
                 map.serialize_entry("backed_estimated", &view.backed_estimated)?;
@@ -221,6 +237,7 @@ struct FailureJson<'a> {
 
 fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> Envelope<'a> {
     let clock = origin.clock;
+    let by = if let Report::Ps(by) = report { by } else { None };
     let (nvml, nvml_reason) = match &snapshot.nvml {
         NvmlState::Ok => ("ok", None),
         NvmlState::Starting => ("starting", None),
@@ -240,6 +257,9 @@ fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> E
             gpus: snapshot.gpus.iter().map(|gpu| gpu_json(gpu, clock)).collect(),
             processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
             hidden: snapshot.hidden.as_ref(),
+            promised: &snapshot.promised,
+            cgroup_memory: &snapshot.cgroup_memory,
+            groups: by.map(|by| groups::of(snapshot, by)),
         },
     }
 }
@@ -270,7 +290,9 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         comm: &process.comm,
         command: &process.command,
         user: process.user.as_deref(),
-        container: None,
+        uid: process.uid,
+        inner_pid: process.inner_tgid,
+        owner: &process.owner,
         target: process.target,
         mps_client: process.mps_client,
         observed_since: time(process.observed_since_ns),

@@ -2,6 +2,7 @@
 
 pub(crate) mod filter;
 pub(crate) mod json;
+pub(crate) mod selection;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod tui;
@@ -9,6 +10,7 @@ pub(crate) mod wall_clock;
 
 mod format;
 mod order;
+mod owners;
 mod sentences;
 mod status;
 

@@ -1,6 +1,7 @@
 //! Plain text: `memwatch ps`, and one table per interval in a pipe.
 
 mod grid;
+pub(crate) mod groups;
 
 use std::io;
 
@@ -10,14 +11,18 @@ use self::grid::{Align, Grid};
 use super::Tone;
 use super::format::{UNKNOWN, bytes, count, known, plural, rate, signed_bytes};
 use super::order::by_holding;
+use super::owners;
 use super::sentences::{self, Sentence};
 use super::wall_clock::WallClock;
 
+/// A column that is left out where no process has one.
+const WORKLOAD: &str = "WORKLOAD";
 /// How many refused allocations of a process are listed.
 const LISTED_FAILURES: usize = 3;
-const COLUMNS: [(&str, Align); 13] = [
+const COLUMNS: [(&str, Align); 14] = [
     ("PID", Align::Right),
     ("USER", Align::Left),
+    (WORKLOAD, Align::Left),
     ("GPU", Align::Right),
     ("USED", Align::Right),
     ("LIVE", Align::Right),
@@ -122,15 +127,26 @@ impl Page {
             self.line(&Sentence::new(Tone::Plain, "No process with GPU memory has been seen."));
             return;
         }
-        let mut grid = Grid::new(&COLUMNS);
+        let has_workloads = owners::any(snapshot);
+        let columns: Vec<_> = COLUMNS.into_iter().filter(|(title, _)| has_workloads || *title != WORKLOAD).collect();
+        let mut grid = Grid::new(&columns);
         for process in &processes {
-            if process.gpus.is_empty() {
-                grid.push(self.row(snapshot, process, None));
-            }
-            for gpu in &process.gpus {
-                grid.push(self.row(snapshot, process, Some(gpu)));
+            let rows = match process.gpus.as_slice() {
+                [] => vec![self.row(snapshot, process, None)],
+                gpus => gpus.iter().map(|gpu| self.row(snapshot, process, Some(gpu))).collect(),
+            };
+            for row in rows {
+                let cells = COLUMNS.iter().zip(row).filter(|((title, _), _)| has_workloads || *title != WORKLOAD);
+                grid.push(cells.map(|(_, cell)| cell).collect());
             }
         }
+        self.grid(&grid);
+        for process in processes {
+            self.details(snapshot, process, clock);
+        }
+    }
+
+    fn grid(&mut self, grid: &Grid) {
         let mark = if self.options.ascii { ".." } else { "…" };
         let mut lines = grid.lines(self.options.columns, mark).into_iter();
         if let Some(titles) = lines.next() {
@@ -139,9 +155,6 @@ impl Page {
         for line in lines {
             self.line(&Sentence::new(Tone::Plain, line));
         }
-        for process in processes {
-            self.details(snapshot, process, clock);
-        }
     }
 
     fn row(&self, snapshot: &Snapshot, process: &ProcessView, gpu: Option<&ProcessGpuView>) -> Vec<String> {
@@ -149,6 +162,7 @@ impl Page {
         vec![
             process.tgid.0.to_string(),
             process.user.as_deref().map_or(UNKNOWN.into(), super::format::printable).into_owned(),
+            known(owners::workload(&process.owner), |text| text),
             sentences::gpu_number(snapshot, gpu.and_then(|gpu| gpu.uuid.as_ref())),
             on_gpu(&|gpu| known(gpu.used_bytes, bytes)),
             on_gpu(&|gpu| bytes(gpu.live_bytes)),

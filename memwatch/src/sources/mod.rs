@@ -1,6 +1,7 @@
 //! The outside world: each source turns what it sees into [`memwatch_core::input::Input`].
 
 pub(crate) mod clock;
+pub(crate) mod containers;
 pub(crate) mod context_probes;
 pub(crate) mod graph_probes;
 pub(crate) mod kernel;

@@ -38,6 +38,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("analysis", &["input", "decode", "ledger", "attribution"]),
     ("snapshot", &["owner", "input", "decode", "ledger", "attribution", "analysis"]),
     ("view", &["owner", "input", "decode", "ledger", "attribution", "analysis", "snapshot"]),
+    ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
+    ("groups", &["owner", "snapshot"]),
     ("recording", &["input"]),
 ];
 const CORE: &str = "memwatch-core/src";

@@ -94,8 +94,10 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
             );
         }
         for (key, counter) in counters(&ledger) {
-            let Counter { live_bytes, peak_bytes, total_bytes } = counter;
+            let Counter { live_bytes, peak_bytes, total_bytes, allocations, frees } = counter;
             prop_assert!(live_bytes <= peak_bytes && peak_bytes <= total_bytes, "record {index}: {key:?}: {counter:?}");
+            prop_assert!(frees <= allocations, "record {index}: {key:?}: {counter:?}");
+            prop_assert!(frees < allocations || key.1 == Kind::Graph || live_bytes == 0, "{key:?}: {counter:?}");
         }
         check_pools(&ledger, moment, || history.told(index))?;
         if let Some(counts) = moment.counts {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::sinks::fixture;
+use serde_json::Value;
 
 fn line(report: Report, snapshot: &Snapshot) -> String {
     let mut out = Vec::new();
@@ -9,12 +10,12 @@ fn line(report: Report, snapshot: &Snapshot) -> String {
 }
 
 fn value(snapshot: &Snapshot) -> serde_json::Value {
-    serde_json::from_str(&line(Report::Ps, snapshot)).expect("valid JSON")
+    serde_json::from_str(&line(Report::Ps(None), snapshot)).expect("valid JSON")
 }
 
 #[test]
 fn a_report_is_one_line_with_the_fields_of_the_contract() {
-    let text = line(Report::Ps, &fixture::quiet_node());
+    let text = line(Report::Ps(None), &fixture::quiet_node());
     let golden = include_str!("quiet_node.json").replace('\n', "").replace("VERSION", env!("CARGO_PKG_VERSION"));
     assert_eq!(text.trim_end(), golden);
     assert_eq!(text.matches('\n').count(), 1);
@@ -73,7 +74,25 @@ fn losses_and_a_missing_nvml_stand_in_every_report() {
 
 #[test]
 fn a_hostile_command_line_is_valid_json() {
-    let report = line(Report::Ps, &fixture::busy_node());
+    let report = line(Report::Ps(None), &fixture::busy_node());
     assert!(!report.contains('\x1b'));
     assert_eq!(value(&fixture::busy_node())["data"]["processes"][1]["command"], "vllm serve \x1b[2J日本");
+}
+
+#[test]
+fn sums_by_owner_add_up_to_what_the_driver_says() {
+    for by in [By::Container, By::Pod, By::Job, By::User, By::Gpu] {
+        let snapshot = fixture::owned_node();
+        let report: Value = serde_json::from_str(&line(Report::Ps(Some(by)), &snapshot)).expect("valid JSON");
+        let data = &report["data"];
+        for gpu in data["gpus"].as_array().expect("GPUs") {
+            let on_it = |row: &&Value| row["uuid"] == gpu["uuid"];
+            let groups = data["groups"].as_array().expect("groups").iter();
+            let rows = groups.flat_map(|group| group["gpus"].as_array().expect("rows")).filter(on_it);
+            let charged: i64 = rows.map(|row| row["charged_bytes"].as_i64().expect("bytes")).sum();
+            let rest = data["rest"].as_array().expect("rest").iter().find(on_it).expect("a rest for each GPU");
+            let rest = rest["bytes"].as_i64().expect("the driver says what is used");
+            assert_eq!(gpu["used_bytes"].as_i64(), Some(charged + rest), "{by:?}: {data:#}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::sinks::fixture;
+use memwatch_core::groups::By;
 
 fn text(snapshot: &Snapshot, options: TableOptions) -> String {
     let mut out = Vec::new();
@@ -67,4 +68,28 @@ fn a_target_without_memory_has_a_row() {
     snapshot.processes[0].gpus.clear();
     let told = text(&snapshot, TableOptions::default());
     assert!(told.contains("1234  alice    -     -     -"), "{told}");
+}
+
+#[test]
+fn workloads_have_a_column_where_a_process_has_one() {
+    let told = text(&fixture::owned_node(), TableOptions::default());
+    let starts = |start: &str| told.lines().any(|line| line.starts_with(start));
+    assert!(starts(" PID  USER   WORKLOAD         GPU"), "{told}");
+    assert!(starts("1234  alice  train              0"), "{told}");
+    assert!(starts("2002  bob    ml/serve-0/vllm    1"), "{told}");
+    assert!(starts("4321  -      job 42.0           1"), "{told}");
+}
+
+fn summed(by: By) -> String {
+    let mut out = Vec::new();
+    groups::write(&mut out, &fixture::owned_node(), by, &fixture::clock(), &TableOptions::default())
+        .expect("memory takes all");
+    String::from_utf8(out).expect("text is UTF-8")
+}
+
+#[test]
+fn sums_by_owner_are_told_with_what_nobody_is_charged_with() {
+    let told: String = [By::Container, By::Pod, By::Job, By::User, By::Gpu].map(summed).concat();
+    let rows = told.lines().filter(|line| !line.starts_with("GPU ") && !line.starts_with("observed"));
+    assert_eq!(rows.collect::<Vec<_>>().join("\n") + "\n", include_str!("groups.txt"));
 }

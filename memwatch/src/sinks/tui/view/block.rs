@@ -8,6 +8,7 @@ use super::{Page, Shown, State};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, fit, known, plural, printable, rate, signed_bytes};
 use crate::sinks::order::by_holding;
+use crate::sinks::owners;
 use crate::sinks::sentences::{self, KINDS, MANAGED};
 use crate::sinks::tui::state::ProcessKey;
 
@@ -58,6 +59,7 @@ impl Block<'_> {
     fn lines(&self) -> Vec<Line<'static>> {
         let Shown { snapshot, clock, look } = *self.shown;
         let mut lines = vec![self.title()];
+        lines.extend(self.owner());
         if self.process.gpus.is_empty() {
             lines.push(Line::from(look.span(Tone::Faint, "no GPU memory has been allocated yet")));
         } else {
@@ -96,6 +98,12 @@ impl Block<'_> {
             None => look.span(Tone::Faint, format!("seen since {}", time(process.observed_since_ns))),
         };
         ends(left, vec![right], self.width)
+    }
+
+    fn owner(&self) -> Option<Line<'static>> {
+        let details = owners::details(self.process);
+        let text = details.join(if self.look().ascii { " - " } else { " · " });
+        (!details.is_empty()).then(|| Line::from(self.look().span(Tone::Plain, fit(&text, self.width, ""))))
     }
 
     fn heads(&self) -> Line<'static> {

@@ -8,7 +8,11 @@ use super::look::{Fill, Look};
 use super::{Shown, State};
 use crate::sinks::Tone;
 use crate::sinks::format::{UNKNOWN, bytes, count, fit, known, printable, rate, signed_bytes, width};
+use crate::sinks::owners;
 use crate::sinks::sentences::{self, KINDS, MANAGED};
+
+/// A column that is left out where no process has one.
+const WORKLOAD: &str = "WORKLOAD";
 
 /// What a row is made from.
 struct Entry<'a> {
@@ -27,9 +31,10 @@ struct Column {
 }
 
 /// In the order of the screen; the command takes what room is left.
-const COLUMNS: [Column; 11] = [
+const COLUMNS: [Column; 12] = [
     Column { title: "PID", width: 7, right: true, from: 0, text: |entry| entry.process.tgid.0.to_string() },
     Column { title: "USER", width: 8, right: false, from: 60, text: user },
+    Column { title: WORKLOAD, width: 20, right: false, from: 100, text: workload },
     Column { title: "GPU", width: 4, right: true, from: 0, text: gpu_number },
     Column {
         title: "USED",
@@ -88,28 +93,68 @@ pub(super) fn lines(state: &mut State, shown: &Shown, columns: usize, room: usiz
     if state.rows().is_empty() {
         return vec![Line::raw("No process with GPU memory has been seen yet.")];
     }
-    let mut lines = vec![titles(shown.look, columns)];
+    let shape = Shape::of(shown, columns);
+    let mut lines = vec![shape.titles(shown.look)];
     let visible = (0..).zip(state.rows()).skip(state.top()).take(room - 1);
     for (place, row) in visible {
         // The rows were made from this snapshot; a row whose process is missing is left out rather than believed.
         let Some(process) = shown.snapshot.processes.get(row.process) else { continue };
         let gpu = row.gpu.and_then(|gpu| process.gpus.get(gpu));
-        let line = line(&Entry { shown, process, gpu }, columns);
+        let line = shape.line(&Entry { shown, process, gpu });
         lines.push(if place == state.selected() { selected(line, columns) } else { line });
     }
     lines
 }
 
-fn titles(look: Look, columns: usize) -> Line<'static> {
-    let mut text = String::new();
-    for column in COLUMNS.iter().filter(|column| column.from <= columns) {
-        text.push_str(&cell(column.title, column));
+/// What of a row fits on the screen.
+struct Shape {
+    columns: usize,
+    shown: Vec<&'static Column>,
+    kinds: bool,
+}
+
+impl Shape {
+    /// The workload is shown where a process has one; what else is only for wide screens then takes as much more.
+    fn of(shown: &Shown, columns: usize) -> Self {
+        let has_workloads = owners::any(shown.snapshot);
+        let workload = COLUMNS.iter().find(|column| column.title == WORKLOAD);
+        let taken =
+            workload.filter(|workload| has_workloads && workload.from <= columns).map_or(0, |own| own.width + 1);
+        let fits = |from: usize| from <= columns && (from <= 100 || from + taken <= columns);
+        let shown = COLUMNS.iter().filter(|column| fits(column.from) && (has_workloads || column.title != WORKLOAD));
+        Self { columns, shown: shown.collect(), kinds: fits(KINDS_BAR.1) }
     }
-    if columns >= KINDS_BAR.1 {
-        text.extend([format!("{:<1$}", "KINDS", KINDS_BAR.0), " ".to_owned()]);
+
+    fn titles(&self, look: Look) -> Line<'static> {
+        let mut text: String = self.shown.iter().map(|column| cell(column.title, column)).collect();
+        if self.kinds {
+            text.extend([format!("{:<1$}", "KINDS", KINDS_BAR.0), " ".to_owned()]);
+        }
+        text.push_str("COMMAND");
+        Line::from(look.span(Tone::Faint, fit(&text, self.columns, "")))
     }
-    text.push_str("COMMAND");
-    Line::from(look.span(Tone::Faint, fit(&text, columns, "")))
+
+    fn line(&self, entry: &Entry) -> Line<'static> {
+        let look = entry.shown.look;
+        let row_tone = if entry.process.ended_ns.is_some() { Tone::Faint } else { Tone::Plain };
+        let refused = entry.gpu.is_some_and(|gpu| gpu.failed_allocations > 0);
+        let mut line = Line::default();
+        for column in &self.shown {
+            let tone = match column.title {
+                "FAILED" if refused => Tone::Bad,
+                "USED" if row_tone == Tone::Plain => Tone::Heading,
+                _ => row_tone,
+            };
+            line.push_span(look.span(tone, cell(&(column.text)(entry), column)));
+        }
+        if self.kinds {
+            line.spans.extend(kinds_bar(entry, KINDS_BAR.0));
+            line.push_span(Span::raw(" "));
+        }
+        let room = self.columns.saturating_sub(line.width());
+        line.push_span(look.span(row_tone, fit(&command(entry), room, look.mark())));
+        line
+    }
 }
 
 /// A cell with the gap behind it.
@@ -117,28 +162,6 @@ fn cell(text: &str, column: &Column) -> String {
     let text = fit(text, column.width, "");
     let padding = " ".repeat(column.width - width(&text));
     if column.right { format!("{padding}{text} ") } else { format!("{text}{padding} ") }
-}
-
-fn line(entry: &Entry, columns: usize) -> Line<'static> {
-    let look = entry.shown.look;
-    let row_tone = if entry.process.ended_ns.is_some() { Tone::Faint } else { Tone::Plain };
-    let refused = entry.gpu.is_some_and(|gpu| gpu.failed_allocations > 0);
-    let mut line = Line::default();
-    for column in COLUMNS.iter().filter(|column| column.from <= columns) {
-        let tone = match column.title {
-            "FAILED" if refused => Tone::Bad,
-            "USED" if row_tone == Tone::Plain => Tone::Heading,
-            _ => row_tone,
-        };
-        line.push_span(look.span(tone, cell(&(column.text)(entry), column)));
-    }
-    if columns >= KINDS_BAR.1 {
-        line.spans.extend(kinds_bar(entry, KINDS_BAR.0));
-        line.push_span(Span::raw(" "));
-    }
-    let room = columns.saturating_sub(line.width());
-    line.push_span(look.span(row_tone, fit(&command(entry), room, look.mark())));
-    line
 }
 
 fn selected(line: Line<'static>, columns: usize) -> Line<'static> {
@@ -174,6 +197,10 @@ fn command(entry: &Entry) -> String {
 
 fn on_gpu(entry: &Entry, text: fn(&ProcessGpuView) -> String) -> String {
     known(entry.gpu, text)
+}
+
+fn workload(entry: &Entry) -> String {
+    owners::workload(&entry.process.owner).unwrap_or_else(|| UNKNOWN.to_owned())
 }
 
 fn user(entry: &Entry) -> String {

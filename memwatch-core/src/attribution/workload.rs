@@ -1,0 +1,222 @@
+//! Workloads: processes that belong together for whoever runs them. Their counters outlive their processes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::input::DeviceFacts;
+use crate::ledger::totals::{Kind, Refusals};
+use crate::owner::Owner;
+use crate::words::{GpuUuid, Tgid};
+
+use super::device::{OnGpu, by_gpu};
+use super::process::Process;
+
+/// How long a workload is kept after its last process, nanoseconds.
+const KEPT_NS: u64 = 300_000_000_000;
+
+/// How many workloads without a process are kept at most.
+const ENDED_KEPT: usize = 1024;
+
+/// What a workload is, strongest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorkloadKind {
+    /// A Slurm job, in whatever pod or container it runs.
+    Slurm,
+    /// A container of a Kubernetes pod.
+    Kubernetes,
+    /// Another container.
+    Container,
+    /// A systemd service.
+    Systemd,
+    /// A user's login session.
+    Session,
+    /// None of these.
+    #[default]
+    Host,
+}
+
+impl WorkloadKind {
+    /// Its name in JSON and in labels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Slurm => "slurm",
+            Self::Kubernetes => "kubernetes",
+            Self::Container => "container",
+            Self::Systemd => "systemd",
+            Self::Session => "session",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// What tells workloads apart: ids, which do not change when names are learnt.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WorkloadKey {
+    kind: WorkloadKind,
+    job: Option<String>,
+    pod: Option<String>,
+    container: Option<String>,
+    unit: Option<String>,
+}
+
+impl WorkloadKey {
+    /// The workload of a process of this owner.
+    pub fn of(owner: &Owner) -> Self {
+        let job = owner.slurm.as_ref().and_then(|job| job.job_id.clone().or_else(|| job.sluid.clone()));
+        let pod = owner.pod.as_ref().map(|pod| pod.uid.clone());
+        let container = owner.container.as_ref().map(|container| container.id.clone());
+        let (kind, unit) = match (&job, &pod, &container, &owner.unit, &owner.session) {
+            (Some(_), ..) => (WorkloadKind::Slurm, None),
+            (_, Some(_), ..) => (WorkloadKind::Kubernetes, None),
+            (_, _, Some(_), ..) => (WorkloadKind::Container, None),
+            (_, _, _, Some(unit), _) => (WorkloadKind::Systemd, Some(unit.clone())),
+            (_, _, _, _, Some(session)) => (WorkloadKind::Session, Some(session.clone())),
+            _ => (WorkloadKind::Host, None),
+        };
+        Self { kind, job, pod, container, unit }
+    }
+
+    /// What it is.
+    pub const fn kind(&self) -> WorkloadKind {
+        self.kind
+    }
+
+    /// The service, or the session's scope.
+    pub fn unit(&self) -> Option<&str> {
+        self.unit.as_deref()
+    }
+}
+
+/// What processes that are gone had on a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gone {
+    /// Allocations and their requested bytes, by kind: all freed.
+    pub kinds: BTreeMap<Kind, (u64, u64)>,
+    /// What the driver refused.
+    pub refusals: Refusals,
+}
+
+impl Gone {
+    fn add(&mut self, row: &OnGpu) {
+        for kind in Kind::ALL {
+            let counter = row.totals.kind(kind);
+            if counter.total_bytes > 0 {
+                let (allocations, bytes) = self.kinds.entry(kind).or_default();
+                *allocations += counter.allocations;
+                *bytes = bytes.saturating_add(counter.total_bytes);
+            }
+        }
+        self.refusals.add(&row.refusals);
+    }
+}
+
+/// One workload.
+#[derive(Clone, Debug, Default)]
+pub struct Workload {
+    /// Of its latest process, with names.
+    pub owner: Owner,
+    /// Its living processes.
+    pub processes: BTreeSet<Tgid>,
+    /// What those that are gone had.
+    pub gone: BTreeMap<Option<GpuUuid>, Gone>,
+    /// The most that was live together at a tick, and at least the peak of each process that is gone.
+    pub peaks_bytes: BTreeMap<Option<GpuUuid>, u64>,
+    /// When its last process went: `CLOCK_BOOTTIME`, nanoseconds; `None` while it has one.
+    pub ended_ns: Option<u64>,
+    /// A process that is gone lost records.
+    pub lost: bool,
+}
+
+impl Workload {
+    fn raise_peak(&mut self, gpu: Option<GpuUuid>, bytes: u64) {
+        let peak = self.peaks_bytes.entry(gpu).or_insert(0);
+        *peak = bytes.max(*peak);
+    }
+
+    fn measure(&mut self, processes: &BTreeMap<Tgid, Process>, devices: &[DeviceFacts]) {
+        let mut live: BTreeMap<Option<GpuUuid>, u64> = BTreeMap::new();
+        for process in self.processes.iter().filter_map(|tgid| processes.get(tgid)) {
+            for row in by_gpu(process, devices) {
+                let sum_bytes = live.entry(row.uuid).or_insert(0);
+                *sum_bytes = sum_bytes.saturating_add(row.totals.owned.live_bytes);
+            }
+        }
+        for (gpu, bytes) in live {
+            self.raise_peak(gpu, bytes);
+        }
+    }
+}
+
+/// All workloads that have processes, or had some lately.
+#[derive(Clone, Debug, Default)]
+pub struct Workloads {
+    known: BTreeMap<WorkloadKey, Workload>,
+    of: BTreeMap<Tgid, WorkloadKey>,
+}
+
+impl Workloads {
+    /// This process lives and has this owner from here on.
+    pub fn enter(&mut self, tgid: Tgid, owner: &Owner) {
+        let key = WorkloadKey::of(owner);
+        let workload = self.known.entry(key.clone()).or_default();
+        workload.owner.clone_from(owner);
+        workload.processes.insert(tgid);
+        workload.ended_ns = None;
+        self.of.insert(tgid, key);
+    }
+
+    /// This process has ended, or another owner's from here on. What it had allocated stays counted where it was; a process that moves
+    /// takes what is live along, and is counted as a whole where it goes to.
+    pub fn leave(&mut self, process: &Process, devices: &[DeviceFacts], time_ns: u64) {
+        let Some(workload) = self.of.remove(&process.tgid).and_then(|key| self.known.get_mut(&key)) else { return };
+        for row in by_gpu(process, devices) {
+            workload.gone.entry(row.uuid.clone()).or_default().add(&row);
+            workload.raise_peak(row.uuid, row.totals.owned.peak_bytes);
+        }
+        workload.lost |= !process.is_exact();
+        workload.processes.remove(&process.tgid);
+        if workload.processes.is_empty() {
+            workload.ended_ns = Some(time_ns);
+        }
+    }
+
+    /// Whether a process of this owner belongs to another workload than it did.
+    pub fn is_elsewhere(&self, tgid: Tgid, owner: &Owner) -> bool {
+        self.of.get(&tgid).is_none_or(|key| *key != WorkloadKey::of(owner))
+    }
+
+    /// Its names have become known.
+    pub fn rename(&mut self, tgid: Tgid, owner: &Owner) {
+        if let Some(workload) = self.of.get(&tgid).and_then(|key| self.known.get_mut(key)) {
+            workload.owner.clone_from(owner);
+        }
+    }
+
+    /// Time has passed, and meanwhile these processes have changed.
+    pub fn tick(
+        &mut self,
+        changed: &BTreeSet<Tgid>,
+        processes: &BTreeMap<Tgid, Process>,
+        devices: &[DeviceFacts],
+        now_ns: u64,
+    ) {
+        let keys: BTreeSet<&WorkloadKey> = changed.iter().filter_map(|tgid| self.of.get(tgid)).collect();
+        for key in keys {
+            if let Some(workload) = self.known.get_mut(key) {
+                workload.measure(processes, devices);
+            }
+        }
+        self.known.retain(|_, workload| workload.ended_ns.is_none_or(|ended_ns| now_ns < ended_ns + KEPT_NS));
+        let ended = self.known.values().filter_map(|workload| workload.ended_ns);
+        let mut ended: Vec<u64> = ended.collect();
+        if let Some(surplus) = ended.len().checked_sub(ENDED_KEPT).filter(|surplus| *surplus > 0) {
+            let (_, last_dropped_ns, _) = ended.select_nth_unstable(surplus - 1);
+            let last_dropped_ns = *last_dropped_ns;
+            self.known.retain(|_, workload| workload.ended_ns.is_none_or(|ended_ns| ended_ns > last_dropped_ns));
+        }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&WorkloadKey, &Workload)> {
+        self.known.iter()
+    }
+}

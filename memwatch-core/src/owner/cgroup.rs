@@ -1,0 +1,122 @@
+//! The lines of `/proc/PID/cgroup`: which of them tells whose the process is.
+//!
+//! cgroup v2 has one line, `0::/path`; v1 one per hierarchy, `4:memory:/path`; hybrid machines have both (cgroups(7)). A manager may
+//! use some hierarchies only, and leaves a process in the others where its parent was.
+
+use super::path::Place;
+
+/// So many lines are read: Linux has 13 v1 controllers, and a few named hierarchies.
+const LINES: usize = 64;
+/// A longer path is not one that the kernel writes (`PATH_MAX`).
+const PATH_BYTES: usize = 4096;
+/// What the kernel puts behind the path of a v2 group that has been removed.
+const REMOVED: &str = " (deleted)";
+
+/// What the lines tell together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Groups {
+    /// The path that tells most.
+    pub(super) path: Option<String>,
+    /// What it tells, and of its container and its job what another path tells where it says nothing: a process is in all its groups.
+    pub(super) place: Place,
+}
+
+/// One line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Line<'a> {
+    /// How far it is trusted among those that tell as much.
+    order: u8,
+    path: &'a str,
+}
+
+impl Groups {
+    /// Reads the whole text.
+    pub(super) fn of(text: &str) -> Self {
+        let mut seen: Vec<(Line<'_>, Place)> = Vec::new();
+        for line in text.split('\n').take(LINES).filter_map(Line::of) {
+            match seen.iter_mut().find(|(known, _)| known.path == line.path) {
+                Some((known, _)) => known.order = known.order.min(line.order),
+                None => seen.push((line, Place::of(line.path))),
+            }
+        }
+        let rank = |line: &Line<'_>, place: &Place| (place.weight(), line.path != "/", u8::MAX - line.order);
+        seen.sort_by(|(line, place), (other, other_place)| {
+            rank(other, other_place).cmp(&rank(line, place)).then_with(|| line.path.cmp(other.path))
+        });
+        let path = seen.first().map(|(line, _)| line.path.to_owned());
+        let mut places = seen.into_iter().map(|(_, place)| place);
+        let Some(mut place) = places.next() else { return Self::default() };
+        places.for_each(|other| place.add(other));
+        Self { path, place }
+    }
+}
+
+impl<'a> Line<'a> {
+    /// `ID:CONTROLLERS:PATH`; the path may hold colons.
+    fn of(line: &'a str) -> Option<Self> {
+        let mut fields = line.splitn(3, ':');
+        let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let order = match controllers {
+            "" if id == "0" => 0,
+            "name=systemd" => 1,
+            "memory" => 2,
+            "cpu" | "cpu,cpuacct" | "cpuacct,cpu" => 3,
+            _ => 4,
+        };
+        let path = if order == 0 { path.strip_suffix(REMOVED).unwrap_or(path) } else { path };
+        (path.starts_with('/') && path.len() <= PATH_BYTES).then_some(Self { order, path })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(text: &str) -> Option<String> {
+        Groups::of(text).path
+    }
+
+    #[test]
+    fn the_path_that_tells_most_is_chosen_whatever_the_order_of_lines() {
+        let id = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
+        let docker = format!("/docker/{id}");
+        let lines =
+            [format!("0::{docker}"), "4:memory:/session/x".into(), "1:name=systemd:/system.slice/a.service".into()];
+        for turn in 0..3 {
+            let mut lines = lines.clone();
+            lines.rotate_left(turn);
+            assert_eq!(path(&lines.join("\n")).as_ref(), Some(&docker), "{lines:?}");
+        }
+        assert_eq!(
+            path("4:memory:/session/x\n1:name=systemd:/a.slice/b.service\n0::/").as_deref(),
+            Some("/a.slice/b.service")
+        );
+        assert_eq!(path("4:memory:/session/x\n0::/").as_deref(), Some("/session/x"));
+        assert_eq!(path("4:memory:/\n0::/\n").as_deref(), Some("/"));
+    }
+
+    #[test]
+    fn of_paths_that_tell_as_much_the_unified_one_is_chosen_then_systemds_then_the_memory_controllers() {
+        assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c\n1:name=systemd:/b\n0::/a").as_deref(), Some("/a"));
+        assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c\n1:name=systemd:/b\n0::/").as_deref(), Some("/b"));
+        assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c").as_deref(), Some("/c"));
+        assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d").as_deref(), Some("/d"));
+        assert_eq!(path("5:pids:/e\n3:blkio:/d").as_deref(), Some("/d"));
+    }
+
+    #[test]
+    fn a_removed_group_is_known_by_its_name() {
+        assert_eq!(path("0::/a.slice/b.service (deleted)").as_deref(), Some("/a.slice/b.service"));
+        assert_eq!(path("4:memory:/a (deleted)").as_deref(), Some("/a (deleted)"));
+    }
+
+    #[test]
+    fn lines_that_are_none_and_paths_beyond_any_kernels_are_passed_over() {
+        for text in ["", "\n\n", "0", "0:", "0::", "0::relative", "a/b"] {
+            assert_eq!(Groups::of(text), Groups::default(), "{text:?}");
+        }
+        let long = format!("0::/{}\n1:cpu:/short", "x".repeat(PATH_BYTES));
+        assert_eq!(path(&long).as_deref(), Some("/short"));
+        assert_eq!(path("0::/with:colons:in:it").as_deref(), Some("/with:colons:in:it"));
+    }
+}

@@ -1,0 +1,150 @@
+use std::path::Path;
+
+use super::super::cri::{
+    ContainerMetadata, ContainerStatus, ContainerStatusResponse, ListContainersResponse, Listed, PodSandboxMetadata,
+    PodSandboxStatus, PodSandboxStatusResponse,
+};
+use super::super::listener::{Answer, Listener};
+use super::super::sockets::RuntimeSockets;
+use super::*;
+
+const ID: &str = "0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b";
+
+fn wanted(runtime: Option<&'static str>, life: u64) -> Wanted {
+    Wanted { id: ID.to_owned(), runtime: runtime.map(Into::into), user: None, life }
+}
+
+fn engines(docker: &[&Path], cri: &[&Path]) -> Engines {
+    let own = |paths: &[&Path]| paths.iter().map(|path| path.to_path_buf()).collect();
+    RuntimeSockets { docker: own(docker), cri: own(cri), kubelet: None }.engines()
+}
+
+async fn asked(engines: &Engines, wanted: &Wanted) -> Option<ContainerNames> {
+    ask(engines, &mut BTreeMap::new(), wanted).await
+}
+
+fn called(name: &str) -> String {
+    format!(r#"{{"Id":"{ID}","Name":"/{name}","Config":{{"Image":"ml:7"}}}}"#)
+}
+
+#[tokio::test]
+async fn a_docker_container_has_its_name_from_docker() {
+    let docker = Listener::telling(&called("train"));
+    let names = asked(&engines(&[&docker.path()], &[]), &wanted(Some("docker"), 1)).await.unwrap();
+    assert_eq!((names.name.as_deref(), names.image.as_deref()), (Some("train"), Some("ml:7")));
+}
+
+/// A runtime with one container in one pod; the container has these labels.
+fn runtime(labels: &'static [(&'static str, &'static str)]) -> Listener {
+    Listener::calls(move |method| match method.rsplit('/').next() {
+        Some("ContainerStatus") => {
+            let metadata = Some(ContainerMetadata { name: "main".to_owned() });
+            let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let status = ContainerStatus { id: ID.to_owned(), metadata, labels, image: None };
+            Answer::of(&ContainerStatusResponse { status: Some(status) })
+        }
+        Some("ListContainers") => {
+            let listed = Listed { id: ID.to_owned(), pod_sandbox_id: "77".to_owned() };
+            Answer::of(&ListContainersResponse { containers: vec![listed] })
+        }
+        Some("PodSandboxStatus") => {
+            let name = |text: &str| text.to_owned();
+            let metadata = PodSandboxMetadata { name: name("sandbox-0"), uid: name("u"), namespace: name("test") };
+            Answer::of(&PodSandboxStatusResponse { status: Some(PodSandboxStatus { metadata: Some(metadata) }) })
+        }
+        _ => Answer::refusal("12"),
+    })
+}
+
+#[tokio::test]
+async fn a_pods_container_has_its_names_from_the_kubelets_labels() {
+    let runtime = runtime(&[
+        ("io.kubernetes.pod.name", "train-0"),
+        ("io.kubernetes.pod.namespace", "ml"),
+        ("io.kubernetes.pod.uid", "8712f785"),
+        ("io.kubernetes.container.name", "worker"),
+    ]);
+    let names = asked(&engines(&[], &[&runtime.path()]), &wanted(Some("containerd"), 1)).await.unwrap();
+    let pod = names.pod.unwrap();
+    assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("ml", "train-0"));
+    assert_eq!((pod.container.as_deref(), names.name.as_deref()), (Some("worker"), Some("main")));
+}
+
+#[tokio::test]
+async fn without_the_kubelets_labels_the_pod_is_asked_for() {
+    let runtime = runtime(&[]);
+    let names = asked(&engines(&[], &[&runtime.path()]), &wanted(Some("containerd"), 1)).await.unwrap();
+    let pod = names.pod.unwrap();
+    assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()), ("test", "sandbox-0", "u"));
+    assert_eq!(pod.container.as_deref(), Some("main"));
+}
+
+#[tokio::test]
+async fn a_bare_id_is_asked_for_everywhere_until_somebody_knows_it() {
+    let runtime = Listener::calls(|_| Answer::refusal("5"));
+    let docker = Listener::telling(&called("train"));
+    let names = asked(&engines(&[&docker.path()], &[&runtime.path()]), &wanted(None, 1)).await;
+    assert_eq!(names.unwrap().name.as_deref(), Some("train"));
+    assert_eq!(runtime.asked(), 1);
+}
+
+#[tokio::test]
+async fn who_hangs_is_not_asked_again_at_once_and_does_not_keep_others_from_answering() {
+    let (hung, docker) = (Listener::saying("", true), Listener::telling(&called("train")));
+    let engines = engines(&[&hung.path(), &docker.path()], &[]);
+    let mut resting = BTreeMap::new();
+    for _ in 0..3 {
+        let names = ask(&engines, &mut resting, &wanted(Some("docker"), 1)).await;
+        assert_eq!(names.unwrap().name.as_deref(), Some("train"));
+    }
+    assert_eq!(hung.asked(), 1);
+    assert_eq!(resting.len(), 1);
+}
+
+#[tokio::test]
+async fn rests_grow_to_their_longest_and_end_with_an_answer() {
+    let now = Instant::now();
+    let mut rest = Rest::after(None, now);
+    assert_eq!(rest.length, FIRST_REST);
+    for _ in 0..20 {
+        rest = Rest::after(Some(rest), now);
+    }
+    assert_eq!(rest.length, LONGEST_REST);
+    let docker = Listener::telling(&called("train"));
+    let mut resting = BTreeMap::from([(docker.path(), Rest { until: now, length: LONGEST_REST })]);
+    assert!(ask(&engines(&[&docker.path()], &[]), &mut resting, &wanted(Some("docker"), 1)).await.is_some());
+    assert_eq!(resting.len(), 0);
+}
+
+#[tokio::test]
+async fn an_id_that_means_something_in_a_path_is_asked_for_nowhere() {
+    let docker = Listener::telling(&called("train"));
+    let hostile = Wanted { id: "../../../images/json?".to_owned(), ..wanted(Some("docker"), 1) };
+    assert_eq!(asked(&engines(&[&docker.path()], &[]), &hostile).await, None);
+    assert_eq!(docker.asked(), 0);
+}
+
+#[tokio::test]
+async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
+    let docker = Listener::telling(&called("train"));
+    let (wishes, receiver) = watch::channel(Wish { revision: 1, containers: vec![wanted(Some("docker"), 1)] });
+    let (sender, mut found) = mpsc::channel(4);
+    let task = tokio::spawn(ask_forever(engines(&[&docker.path()], &[]), receiver, sender));
+    let lives = |found: Option<Found>| match found {
+        Some(Found::Names(names)) => names.into_iter().map(|(life, _)| life).collect::<Vec<_>>(),
+        other => panic!("names were expected, not {other:?}"),
+    };
+    assert_eq!(lives(found.recv().await), [1]);
+    assert_eq!(found.recv().await, Some(Found::Asked { revision: 1 }));
+    // Another container has appeared beside it.
+    let other = Wanted { id: "no id".to_owned(), ..wanted(None, 2) };
+    let both = vec![wanted(Some("docker"), 1), other];
+    wishes.send(Wish { revision: 2, containers: both }).expect("somebody asks");
+    assert_eq!(found.recv().await, Some(Found::Asked { revision: 2 }));
+    // The first one has ended, and its id is used again.
+    wishes.send(Wish { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
+    assert_eq!(lives(found.recv().await), [3]);
+    assert_eq!(docker.asked(), 2);
+    drop(wishes);
+    task.await.expect("it ends when nobody wishes anything");
+}

@@ -1,0 +1,216 @@
+//! One question to a socket of this machine and its answer, within a time and a size.
+//!
+//! Whoever listens may hang, send garbage or never stop sending: that costs the answer and nothing else. Each question has a connection of
+//! its own, which is closed with the answer.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::Duration;
+
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Collected, Empty, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::{http1, http2};
+use hyper::{Request, Response, StatusCode, Version, header};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// How long an answer may take, from the connection on.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Headers of an answer may take as much, bytes.
+const HEADERS_BYTES: usize = 16 << 10;
+
+/// Where somebody may listen.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// The socket's file.
+    pub(super) path: PathBuf,
+    /// Nobody named it: in a container that shares the machine's processes, it is the machine's file of this path that is meant.
+    pub(super) well_known: bool,
+    /// Only this user may answer; `None` for everybody who could make the socket.
+    pub(super) user: Option<u32>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Nobody listens there.
+    Absent,
+    /// Who listens there does not know what was asked for, or does not want to say it.
+    Unknown(String),
+    /// It took too long, or makes no sense: why.
+    Failed(String),
+}
+
+impl Refusal {
+    fn failed(error: impl std::fmt::Display) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// `GET target` over HTTP/1.1: a JSON body of at most `most_bytes`.
+pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Result<Bytes, Refusal> {
+    let request = Request::get(target)
+        .header(header::HOST, "localhost")
+        .header(header::ACCEPT, "application/json")
+        .header(header::CONNECTION, "close")
+        .body(Empty::<Bytes>::new())
+        .map_err(Refusal::failed)?;
+    within_patience(async {
+        let stream = TokioIo::new(connect(place).await?);
+        let (mut sender, connection) = http1::Builder::new()
+            .max_buf_size(HEADERS_BYTES)
+            .max_headers(64)
+            .handshake(stream)
+            .await
+            .map_err(Refusal::failed)?;
+        driven(connection, async move {
+            let response = sender.send_request(request).await.map_err(Refusal::failed)?;
+            match response.status() {
+                StatusCode::OK => check_content(&response, "application/json")?,
+                status @ (StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST | StatusCode::FORBIDDEN) => {
+                    return Err(Refusal::Unknown(status.to_string()));
+                }
+                status => return Err(Refusal::Failed(status.to_string())),
+            }
+            Ok(collect(response, most_bytes).await?.to_bytes())
+        })
+        .await
+    })
+    .await
+}
+
+/// One call of gRPC (PROTOCOL-HTTP2.md of the gRPC project): a message of at most `most_bytes`.
+pub(super) async fn call<A: Message + Default>(
+    place: &Place,
+    method: &str,
+    question: &impl Message,
+    most_bytes: usize,
+) -> Result<A, Refusal> {
+    let request = Request::post(format!("http://localhost{method}"))
+        .version(Version::HTTP_2)
+        .header(header::CONTENT_TYPE, "application/grpc")
+        .header(header::TE, "trailers")
+        .header("grpc-timeout", format!("{}m", PATIENCE.as_millis()))
+        .body(BoxBody::new(Full::new(framed(question))))
+        .map_err(Refusal::failed)?;
+    within_patience(async {
+        let stream = TokioIo::new(connect(place).await?);
+        let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .max_header_list_size(u32::try_from(HEADERS_BYTES).unwrap_or(u32::MAX))
+            .handshake(stream)
+            .await
+            .map_err(Refusal::failed)?;
+        driven(connection, async move {
+            let response = sender.send_request(request).await.map_err(Refusal::failed)?;
+            if response.status() != StatusCode::OK {
+                return Err(Refusal::Failed(response.status().to_string()));
+            }
+            check_content(&response, "application/grpc")?;
+            let early = response.headers().clone();
+            let body = collect(response, most_bytes.saturating_add(PREFIX_BYTES)).await?;
+            check_status(body.trailers().unwrap_or(&early))?;
+            unframed(&body.to_bytes())
+        })
+        .await
+    })
+    .await
+}
+
+async fn within_patience<T>(exchange: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+    let late = |_| Refusal::Failed(format!("no answer within {PATIENCE:?}"));
+    timeout(PATIENCE, exchange).await.map_err(late)?
+}
+
+async fn connect(place: &Place) -> Result<UnixStream, Refusal> {
+    let stream = match UnixStream::connect(&place.path).await {
+        // Whoever may not look into the first process's files has only those of this path.
+        Err(absent) if place.well_known && absent.kind() == ErrorKind::NotFound => {
+            UnixStream::connect(on_the_machine(&place.path)).await.or(Err(absent))
+        }
+        outcome => outcome,
+    };
+    let stream = stream.map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => Refusal::Absent,
+        _ => Refusal::failed(error),
+    })?;
+    if let Some(user) = place.user {
+        let peer = stream.peer_cred().map_err(Refusal::failed)?.uid();
+        if peer != user {
+            return Err(Refusal::Failed(format!("user {peer} listens there, not {user}")));
+        }
+    }
+    Ok(stream)
+}
+
+/// The file of the machine's first process under this path, whatever is mounted for us: proc_pid_root(5).
+fn on_the_machine(path: &Path) -> PathBuf {
+    Path::new("/proc/1/root").join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// What `answer` comes to while `connection` does the reading and writing.
+async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> T {
+    let (mut connection, mut answer) = (pin!(connection), pin!(answer));
+    tokio::select! {
+        biased;
+        answer = &mut answer => return answer,
+        _ = &mut connection => {}
+    }
+    // Whoever closes after the answer has sent all of it; the answer is told of an end before.
+    answer.await
+}
+
+fn check_content(response: &Response<Incoming>, wanted: &str) -> Result<(), Refusal> {
+    let content = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let is_wanted =
+        content.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with([';', '+', ' ']));
+    if is_wanted { Ok(()) } else { Err(Refusal::Failed(format!("{content:?} is not {wanted}"))) }
+}
+
+async fn collect(response: Response<Incoming>, most_bytes: usize) -> Result<Collected<Bytes>, Refusal> {
+    Limited::new(response.into_body(), most_bytes).collect().await.map_err(Refusal::failed)
+}
+
+/// A byte that tells whether the message is compressed, and its length in four.
+const PREFIX_BYTES: usize = 5;
+
+fn framed(message: &impl Message) -> Bytes {
+    let mut frame = vec![0; PREFIX_BYTES];
+    let length = u32::try_from(message.encoded_len()).expect("a question is short");
+    frame[1..].copy_from_slice(&length.to_be_bytes());
+    frame.extend(message.encode_to_vec());
+    frame.into()
+}
+
+fn unframed<A: Message + Default>(body: &[u8]) -> Result<A, Refusal> {
+    let cut = || Refusal::Failed("not one whole message".to_owned());
+    let ([compressed, length @ ..], message) = body.split_first_chunk::<PREFIX_BYTES>().ok_or_else(cut)?;
+    if *compressed != 0 {
+        return Err(Refusal::Failed("compressed, which was not asked for".to_owned()));
+    }
+    if usize::try_from(u32::from_be_bytes(*length)) != Ok(message.len()) {
+        return Err(cut());
+    }
+    A::decode(message).map_err(Refusal::failed)
+}
+
+/// Of gRPC: 0 is success; all else comes from somebody who works and says no.
+fn check_status(headers: &header::HeaderMap) -> Result<(), Refusal> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    match text("grpc-status") {
+        Some("0") => Ok(()),
+        Some(status) => {
+            let why = text("grpc-message").unwrap_or("");
+            Err(Refusal::Unknown(format!("status {status} {why}")))
+        }
+        None => Err(Refusal::Failed("no gRPC status".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! Where runtimes listen: by their own defaults, or where the user says.
+
+use std::path::PathBuf;
+
+use super::exchange::Place;
+
+/// Docker's socket (dockerd(8), `--host`), and Podman's with the same API (podman-system-service(1)).
+const DOCKER: &str = "/run/docker.sock";
+const PODMAN: &str = "/run/podman/podman.sock";
+
+/// Sockets of the Container Runtime Interface: containerd and CRI-O (their configuration manuals), cri-dockerd, and containerd as k3s and
+/// RKE2, k0s and MicroK8s bring it.
+const CRI: [&str; 6] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/cri-dockerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+    "/run/k0s/containerd.sock",
+    "/var/snap/microk8s/common/run/containerd.sock",
+];
+
+/// The kubelet's (Kubernetes' documentation, "Monitoring device plugin resources").
+const KUBELET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
+
+/// Sockets that the user named; where there are none of a kind, the usual places.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RuntimeSockets {
+    /// Of Docker, or of Podman with Docker's API.
+    pub(crate) docker: Vec<PathBuf>,
+    /// Of Kubernetes' runtimes.
+    pub(crate) cri: Vec<PathBuf>,
+    /// Of the kubelet's pod resources.
+    pub(crate) kubelet: Option<PathBuf>,
+}
+
+/// Whom to ask for names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Engines {
+    docker: Vec<Place>,
+    podman: Vec<Place>,
+    cri: Vec<Place>,
+    /// Also those that users run for themselves.
+    of_users: bool,
+}
+
+/// How to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Language {
+    /// Docker's HTTP API.
+    Docker,
+    /// The Container Runtime Interface.
+    Cri,
+}
+
+impl RuntimeSockets {
+    pub(super) fn engines(&self) -> Engines {
+        let or_usual = |paths: &[PathBuf], usual: &[&str]| -> Vec<Place> {
+            let usual = || usual.iter().map(|path| well_known(path, None)).collect();
+            if paths.is_empty() { usual() } else { paths.iter().cloned().map(named).collect() }
+        };
+        let (docker, podman) = (or_usual(&self.docker, &[DOCKER]), or_usual(&self.docker, &[PODMAN]));
+        let cri = or_usual(&self.cri, &CRI);
+        Engines { docker, podman, cri, of_users: self.docker.is_empty() }
+    }
+
+    pub(super) fn kubelet(&self) -> Place {
+        self.kubelet.clone().map_or_else(|| well_known(KUBELET, None), named)
+    }
+}
+
+impl Engines {
+    /// Whom to ask for a container whose path names this runtime, in whose slice it is; who is likelier to know it comes first.
+    pub(super) fn of(&self, runtime: Option<&str>, user: Option<u32>) -> Vec<(Language, Place)> {
+        let docker = || match user.filter(|_| self.of_users) {
+            Some(user) => vec![well_known(&format!("/run/user/{user}/docker.sock"), Some(user))],
+            None => self.docker.clone(),
+        };
+        let podman = || match user.filter(|_| self.of_users) {
+            Some(user) => vec![well_known(&format!("/run/user/{user}/podman/podman.sock"), Some(user))],
+            None => self.podman.clone(),
+        };
+        let speaking = |language: Language, places: Vec<Place>| places.into_iter().map(move |place| (language, place));
+        match runtime {
+            Some("docker") => speaking(Language::Docker, docker()).collect(),
+            Some("podman") => speaking(Language::Docker, podman()).collect(),
+            Some("containerd" | "cri-o") => speaking(Language::Cri, self.cri.clone()).collect(),
+            // A bare id: Kubernetes without systemd's cgroups, or Docker with a parent group of the user's choice.
+            None => speaking(Language::Cri, self.cri.clone()).chain(speaking(Language::Docker, docker())).collect(),
+            Some(_) => Vec::new(),
+        }
+    }
+}
+
+fn well_known(path: &str, user: Option<u32>) -> Place {
+    Place { path: PathBuf::from(path), well_known: true, user }
+}
+
+fn named(path: PathBuf) -> Place {
+    Place { path, well_known: false, user: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(asked: &[(Language, Place)]) -> Vec<&str> {
+        asked.iter().filter_map(|(_, place)| place.path.to_str()).collect()
+    }
+
+    #[test]
+    fn a_path_that_names_its_runtime_has_only_that_asked() {
+        let engines = RuntimeSockets::default().engines();
+        assert_eq!(paths(&engines.of(Some("docker"), None)), [DOCKER]);
+        assert_eq!(paths(&engines.of(Some("podman"), None)), [PODMAN]);
+        assert_eq!(paths(&engines.of(Some("containerd"), None)), CRI);
+        assert_eq!(engines.of(Some("lxc"), None), []);
+        assert_eq!(paths(&engines.of(None, None)).len(), CRI.len() + 1);
+    }
+
+    #[test]
+    fn for_a_users_container_only_that_users_own_engine_is_asked() {
+        let engines = RuntimeSockets::default().engines();
+        let asked = engines.of(Some("podman"), Some(1000));
+        assert_eq!(paths(&asked), ["/run/user/1000/podman/podman.sock"]);
+        assert_eq!(asked[0].1.user, Some(1000));
+        assert_eq!(paths(&engines.of(Some("docker"), Some(1000))), ["/run/user/1000/docker.sock"]);
+    }
+
+    #[test]
+    fn sockets_that_were_named_stand_for_all_of_their_kind() {
+        let sockets = RuntimeSockets { docker: vec!["/a".into()], cri: vec!["/b".into()], kubelet: Some("/c".into()) };
+        let engines = sockets.engines();
+        for runtime in ["docker", "podman"] {
+            assert_eq!(paths(&engines.of(Some(runtime), Some(1000))), ["/a"], "{runtime}");
+        }
+        assert_eq!(paths(&engines.of(None, None)), ["/b", "/a"]);
+        assert_eq!(sockets.kubelet(), named("/c".into()));
+    }
+}
