@@ -12,6 +12,7 @@ use crate::words::{GpuUuid, Tgid};
 mod lifetime;
 mod properties;
 mod viewer;
+mod workloads;
 
 const SECOND_NS: u64 = 1_000_000_000;
 const ATTACHED_NS: u64 = 100 * SECOND_NS;

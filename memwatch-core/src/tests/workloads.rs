@@ -1,0 +1,121 @@
+//! Workloads over the life of their processes, and the names they get.
+
+use super::*;
+use crate::owner::{Container, ContainerNames};
+use crate::snapshot::{WorkloadGpuView, WorkloadView};
+
+const TRAIN: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
+const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1b";
+
+impl Watch {
+    /// A process of this Docker container, seen from its start, that works on GPU A.
+    fn starts_in(&mut self, container: &str, tgid: u32) -> &mut Self {
+        let start_ns = self.later();
+        let cgroups = Some(format!("0::/system.slice/docker-{container}.scope\n"));
+        self.pipeline.step(Input::Process(ProcessFacts { tgid, start_ns, cgroups, ..ProcessFacts::default() }));
+        self.calls(on_gpu_a(tgid))
+    }
+
+    fn named(&mut self, container: &str, name: &str) -> &mut Self {
+        let (id, name) = (container.to_owned(), Some(name.to_owned()));
+        self.pipeline.step(Input::Names(vec![ContainerNames { id, name, ..ContainerNames::default() }]));
+        self
+    }
+
+    fn workload(&self, name: &str) -> Option<WorkloadView> {
+        self.snapshot().workloads.into_iter().find(|workload| workload.container.as_deref() == Some(name))
+    }
+
+    fn workload_on_a(&self, name: &str) -> WorkloadGpuView {
+        let workload = self.workload(name).expect("it is listed");
+        workload.gpus.into_iter().find(|row| row.uuid == Some(uuid(GPU_A))).expect("it has worked there")
+    }
+}
+
+#[test]
+fn a_workloads_counters_go_on_when_its_processes_end() {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8);
+    watch.calls([mem_alloc(0xd1, 100).process(7), mem_alloc(0xd2, 30).process(8), mem_free(0xd1).process(7)]).tick();
+    watch.calls([mem_alloc(0xd3, 50).process(7)]).event(7, ProcessEvent::Exit).tick();
+    let row = watch.workload_on_a("17db96a24ae1");
+    let device = row.kinds["device"];
+    assert_eq!((device.allocations, device.frees, device.allocated_bytes, device.freed_bytes), (3, 2, 180, 150));
+    assert_eq!((row.live_bytes, device.live_bytes), (30, 30));
+    let workload = watch.workload("17db96a24ae1").expect("it is listed");
+    assert_eq!((workload.kind.as_ref(), workload.processes, workload.ended_ns), ("container", 1, None));
+}
+
+#[test]
+fn a_workloads_peak_is_what_was_live_together_and_at_least_each_processs_own() {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8);
+    watch.calls([mem_alloc(0xd1, 100).process(7), mem_free(0xd1).process(7), mem_alloc(0xd2, 30).process(8)]).tick();
+    assert_eq!(watch.workload_on_a("17db96a24ae1").peak_bytes, 100);
+    watch.calls([mem_alloc(0xd1, 90).process(7)]).tick().event(7, ProcessEvent::Exit).tick();
+    assert_eq!(watch.workload_on_a("17db96a24ae1").peak_bytes, 120);
+}
+
+#[test]
+fn refusals_are_counted_by_status_and_outlive_the_process() {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch
+        .starts_in(TRAIN, 7)
+        .calls([mem_alloc(0, 1 << 40).failing(2).process(7), mem_alloc(0, 1).failing(201).process(7)]);
+    let refused_ns = watch.running(7).gpus[0].last_oom_ns.expect("one was refused for want of memory");
+    watch.event(7, ProcessEvent::Exit).tick();
+    let row = watch.workload_on_a("17db96a24ae1");
+    assert_eq!(row.refusals.into_iter().collect::<Vec<_>>(), [(2, 1), (201, 1)]);
+    assert_eq!(row.last_oom_ns, Some(refused_ns));
+}
+
+#[test]
+fn a_workload_is_forgotten_five_minutes_after_its_last_process() {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch.starts_in(TRAIN, 7).calls([mem_alloc(0xd1, 100).process(7)]).event(7, ProcessEvent::Exit).ticks(299);
+    let workload = watch.workload("17db96a24ae1").expect("it is still listed");
+    assert_eq!((workload.processes, workload.ended_ns.is_some()), (0, true));
+    assert!(watch.ticks(2).workload("17db96a24ae1").is_none());
+}
+
+#[test]
+fn a_name_that_comes_late_is_the_same_workloads_and_a_later_container_of_its_id_has_none_of_it() {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch.starts_in(TRAIN, 7).starts_in(SERVE, 9).calls([mem_alloc(0xd1, 100).process(7)]);
+    let wanted: Vec<_> = watch.pipeline.names().containers().map(|container| container.id.clone()).collect();
+    assert_eq!(wanted, [TRAIN, SERVE]);
+    watch.named(TRAIN, "train").tick();
+    assert!(watch.workload("17db96a24ae1").is_none());
+    assert_eq!(watch.workload_on_a("train").live_bytes, 100);
+    let name = |process: ProcessView| process.owner.container.and_then(|container: Container| container.name);
+    assert_eq!(name(watch.running(7)).as_deref(), Some("train"));
+    watch.event(7, ProcessEvent::Exit).starts_in(TRAIN, 8);
+    assert_eq!(name(watch.running(8)), None);
+}
+
+#[test]
+fn a_process_that_is_moved_takes_its_live_memory_along_and_leaves_its_counters() {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    watch.starts_in(TRAIN, 7).calls([mem_alloc(0xd1, 100).process(7)]).tick();
+    let cgroups = format!("0::/system.slice/docker-{SERVE}.scope\n");
+    watch.pipeline.step(Input::Cgroups { tgid: Tgid(7), cgroups });
+    watch.tick();
+    let (left, joined) = (watch.workload_on_a("17db96a24ae1"), watch.workload_on_a("27db96a24ae1"));
+    assert_eq!((left.live_bytes, left.kinds["device"].allocations, left.kinds["device"].frees), (0, 1, 1));
+    assert_eq!((joined.live_bytes, joined.kinds["device"].allocations), (100, 1));
+}
+
+#[test]
+fn a_lost_record_makes_its_workload_inexact_for_good() {
+    let mut watch = Watch::begin();
+    watch.starts_in(TRAIN, 7).starts_in(TRAIN, 8).lost(Some(7), Loss::RingFull, 1);
+    assert!(!watch.workload("17db96a24ae1").expect("it is listed").exact);
+    watch.event(7, ProcessEvent::Exit).tick();
+    assert!(!watch.workload("17db96a24ae1").expect("it is listed").exact);
+}
