@@ -117,7 +117,7 @@ fn check_snapshot(snapshot: &Snapshot) {
 
 fn check_gpu(process: &ProcessView, gpu: &ProcessGpuView) {
     assert!(gpu.live_bytes <= gpu.peak_bytes, "{gpu:?}");
-    let owned = gpu.kinds.iter().filter(|(name, _)| OWNED.contains(name));
+    let owned = gpu.kinds.iter().filter(|(name, _)| OWNED.contains(&name.as_ref()));
     // What a checkpoint has taken off the device stays with its kind.
     let held_bytes = gpu.live_bytes + gpu.checkpointed_bytes.unwrap_or(0);
     assert_eq!(owned.map(|(_, kind)| kind.live_bytes).sum::<u64>(), held_bytes, "{gpu:?}");

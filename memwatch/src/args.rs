@@ -130,7 +130,14 @@ pub(crate) struct Agent {
     /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Serve metrics of the N largest processes, too: off, or N up to 1000
+    #[arg(long, value_name = "N", default_value = "off", value_parser = values::process_metrics)]
+    pub(crate) process_metrics: ProcessMetrics,
 }
+
+/// So many pairs of process and GPU have metrics of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessMetrics(pub(crate) usize);
 
 /// What every command takes.
 #[derive(Clone, Debug, clap::Args)]

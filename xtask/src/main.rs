@@ -76,7 +76,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "docs",
         usage: "",
-        summary: "write the documents that are made from code: docs/probes.md",
+        summary: "write the documents that are made from code: docs/probes.md and docs/metrics.md",
         run: docs::task,
     },
     Task {

@@ -20,5 +20,5 @@ pub(crate) mod library {
 }
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
-#[path = "../../../memwatch/src/sources/procfs.rs"]
+#[path = "../../../memwatch/src/sources/procfs/mod.rs"]
 pub(crate) mod procfs;

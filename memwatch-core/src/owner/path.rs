@@ -93,7 +93,7 @@ impl Place {
         } else if part.len() > ".service".len() && part.ends_with(".service") {
             self.told += 1;
             self.unit = Some(part.to_owned());
-        } else if part.starts_with("session-") && part.ends_with(".scope") {
+        } else if part.starts_with("session-") && without_scope(part) != part {
             self.told += 1;
             self.session = Some(part.to_owned());
         }

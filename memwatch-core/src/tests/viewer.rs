@@ -62,8 +62,8 @@ fn what_nvml_does_not_say_of_the_hidden_is_not_zero_and_the_ended_are_not_counte
 }
 
 /// A container of this runtime's id.
-fn container(id: &str) -> Option<Container> {
-    Some(Container { id: id.repeat(16), ..Container::default() })
+fn container(id: &str) -> Container {
+    Container { id: id.repeat(16), ..Container::default() }
 }
 
 fn workload(names: [Option<&str>; 5]) -> WorkloadView {
@@ -86,8 +86,11 @@ fn workloads_of_others_and_those_shared_with_them_are_not_seen() {
     let in_pod = [Some("ml"), Some("train-0"), Some("main"), None, None];
     let unnamed_pod = [Some("ml"), Some("u1"), Some("main"), None, None];
     let owners = [
-        (Owner { container: container("abcd"), ..Owner::default() }, [None, None, Some("abcdabcdabcd"), None, None]),
-        (Owner { pod: Some(pod(Some("train-0"))), container: container("ef"), ..Owner::default() }, in_pod),
+        (
+            Owner { container: Some(container("abcd")), ..Owner::default() },
+            [None, None, Some("abcdabcdabcd"), None, None],
+        ),
+        (Owner { pod: Some(pod(Some("train-0"))), container: Some(container("ef")), ..Owner::default() }, in_pod),
         (Owner { pod: Some(pod(None)), ..Owner::default() }, unnamed_pod),
         (
             Owner { slurm: Some(job("17")), unit: Some("slurmd.service".into()), ..Owner::default() },

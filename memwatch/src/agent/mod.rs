@@ -2,6 +2,8 @@
 //!
 //! One task owns the watch; all others get snapshots through [`SnapshotSource`].
 
+mod http;
+mod metrics;
 mod publish;
 
 use std::net::TcpListener;
@@ -29,8 +31,9 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         let mut session = Session::open(&crate::run::everybody(common))?;
         let (source, requests) = SnapshotSource::new();
         if let Some(listener) = listener {
-            // The HTTP server: tokio::spawn(http::serve(listener, source.clone()));
-            drop((listener, source.clone()));
+            listener.set_nonblocking(true).map_err(anyhow::Error::from)?;
+            let listener = tokio::net::TcpListener::from_std(listener).map_err(anyhow::Error::from)?;
+            tokio::spawn(http::serve(listener, source.clone(), agent.process_metrics.0));
         }
         drive(&mut session, requests).await?;
         drop(source);

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use memwatch_core::words::Tgid;
 
+use super::ProcessMetrics;
+
 /// Faster refreshes cost more than they show.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 /// Longer times are typing errors, and keep clear of the clock's end.
@@ -22,6 +24,18 @@ pub(super) fn tgid(text: &str) -> Result<Tgid, String> {
     match text.parse::<i32>() {
         Ok(number) if number > 0 => Ok(Tgid(number.unsigned_abs())),
         _ => Err("a process id is a number from 1 on".to_owned()),
+    }
+}
+
+/// How many processes have metrics of their own.
+///
+/// # Errors
+/// When it is neither `off` nor a number of series that a Prometheus can bear.
+pub(super) fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
+    match text.parse() {
+        _ if text == "off" => Ok(ProcessMetrics(0)),
+        Ok(number @ 1..=1000) => Ok(ProcessMetrics(number)),
+        _ => Err("off, or a number from 1 to 1000".to_owned()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask docs`: the documents that are made from code, and whether the committed ones are current.
 
+mod metrics;
 mod probes;
 
 use crate::args::Args;
@@ -15,7 +16,10 @@ struct Document {
     text: fn() -> String,
 }
 
-const DOCUMENTS: &[Document] = &[Document { path: "docs/probes.md", text: probes::text }];
+const DOCUMENTS: &[Document] = &[
+    Document { path: "docs/probes.md", text: probes::text },
+    Document { path: "docs/metrics.md", text: metrics::text },
+];
 
 /// `cargo xtask docs`.
 pub(crate) fn task(repo: &Repo, args: Args) -> Result<()> {

@@ -17,7 +17,7 @@ fn hybrid(lines: &[(&str, &str)]) -> String {
         (0, ""),
     ];
     let path = |name| lines.iter().find(|(other, _)| *other == name).map_or("/", |(_, path)| path);
-    numbers.iter().map(|(number, name)| format!("{number}:{name}:{}\n", written(path(*name)))).collect()
+    numbers.map(|(number, name)| format!("{number}:{name}:{}\n", written(path(name)))).concat()
 }
 
 fn decided(lines: &[(&str, &str)]) -> (String, String) {

@@ -1,0 +1,182 @@
+//! The text that a Prometheus reads: OpenMetrics 1.0 or its own older form 0.0.4, from the same samples. It knows no metric.
+//!
+//! OpenMetrics: <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>. The older form:
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+
+use std::fmt::Write as _;
+
+use super::families::{Family, Kind};
+
+/// The longest value of a label, in bytes.
+pub(super) const LABEL_BYTES: usize = 256;
+
+/// The two forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Form {
+    /// Prometheus' own text, 0.0.4: every Prometheus reads it.
+    Plain,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Form {
+    /// The `Content-Type` of an answer in it.
+    pub(crate) const fn content_type(self) -> &'static str {
+        match self {
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+/// A text being written, family by family.
+#[derive(Debug)]
+pub(super) struct Exposition {
+    text: String,
+    form: Form,
+}
+
+/// A series' number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Number {
+    /// Bytes and counts: written in full, though a Prometheus keeps 53 bits of them.
+    Whole(u64),
+    /// Differences.
+    Signed(i64),
+    /// Seconds.
+    Real(f64),
+}
+
+impl Exposition {
+    /// An empty text.
+    pub(super) fn new(form: Form) -> Self {
+        Self { text: String::new(), form }
+    }
+
+    /// Writes a family; nothing at all where it has no samples. Each sample has the values of the family's labels, in its order.
+    pub(super) fn family<'a, const LABELS: usize>(
+        &mut self,
+        family: &Family,
+        samples: impl IntoIterator<Item = ([&'a str; LABELS], Number)>,
+    ) {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_some() {
+            self.head(family);
+        }
+        for (values, number) in samples {
+            self.sample(family, &values, number);
+        }
+    }
+
+    /// The whole text.
+    pub(super) fn finish(mut self) -> String {
+        if self.form == Form::OpenMetrics {
+            self.text.push_str("# EOF\n");
+        }
+        self.text
+    }
+
+    /// OpenMetrics names the family, the older form the series, and that knows neither facts nor units.
+    fn head(&mut self, family: &Family) {
+        let Family { name, kind, unit, help, .. } = family;
+        let (suffix, word) = match (self.form, kind) {
+            (_, Kind::Gauge) => ("", "gauge"),
+            (Form::OpenMetrics, Kind::Counter) => ("", "counter"),
+            (Form::OpenMetrics, Kind::Facts) => ("", "info"),
+            (Form::Plain, Kind::Counter) => (kind.suffix(), "counter"),
+            (Form::Plain, Kind::Facts) => (kind.suffix(), "gauge"),
+        };
+        self.write(format_args!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {word}\n"));
+        if self.form == Form::OpenMetrics && !unit.is_empty() {
+            self.write(format_args!("# UNIT {name} {unit}\n"));
+        }
+    }
+
+    fn sample(&mut self, family: &Family, values: &[&str], number: Number) {
+        assert_eq!(values.len(), family.labels.len(), "a value for each label of {}", family.name);
+        self.write(format_args!("{}{}", family.name, family.kind.suffix()));
+        for (index, (label, value)) in family.labels.iter().zip(values).enumerate() {
+            self.write(format_args!("{}{label}=\"", if index == 0 { '{' } else { ',' }));
+            self.escape(value);
+            self.text.push('"');
+        }
+        self.text.push_str(if values.is_empty() { " " } else { "} " });
+        match number {
+            Number::Whole(number) => self.write(format_args!("{number}\n")),
+            Number::Signed(number) => self.write(format_args!("{number}\n")),
+            Number::Real(number) => self.write(format_args!("{number}\n")),
+        }
+    }
+
+    /// Values are words of strangers. Both forms take any UTF-8 with these three escaped.
+    fn escape(&mut self, value: &str) {
+        for letter in value.chars() {
+            match letter {
+                '\\' => self.text.push_str("\\\\"),
+                '"' => self.text.push_str("\\\""),
+                '\n' => self.text.push_str("\\n"),
+                letter => self.text.push(letter),
+            }
+        }
+    }
+
+    fn write(&mut self, words: std::fmt::Arguments<'_>) {
+        self.text.write_fmt(words).expect("a String takes any text");
+    }
+}
+
+/// A word of a stranger as the value of a label: bounded, and without what a terminal would obey.
+pub(super) fn label_value(word: &str) -> String {
+    let mut value: String = word.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect();
+    let cut = (0..=LABEL_BYTES.min(value.len())).rev().find(|end| value.is_char_boundary(*end));
+    value.truncate(cut.unwrap_or_default());
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FACTS: Family = Family { name: "a", kind: Kind::Facts, unit: "", labels: &["x"], help: "Facts." };
+    const COUNTER: Family =
+        Family { name: "b_bytes", kind: Kind::Counter, unit: "bytes", labels: &["x", "y"], help: "Bytes." };
+    const GAUGE: Family = Family { name: "c", kind: Kind::Gauge, unit: "", labels: &[], help: "Level." };
+
+    fn text(form: Form) -> String {
+        let mut exposition = Exposition::new(form);
+        exposition.family(&FACTS, [(["1"], Number::Whole(1))]);
+        exposition.family(&COUNTER, [(["\"\\\n", "é"], Number::Whole(u64::MAX)), (["", ""], Number::Real(0.5))]);
+        exposition.family(&GAUGE, [([], Number::Signed(-7))]);
+        exposition.family(&GAUGE, std::iter::empty::<([&str; 0], Number)>());
+        exposition.finish()
+    }
+
+    #[test]
+    fn openmetrics_names_the_family_its_unit_and_the_end() {
+        let expected = concat!(
+            "# HELP a Facts.\n# TYPE a info\na_info{x=\"1\"} 1\n",
+            "# HELP b_bytes Bytes.\n# TYPE b_bytes counter\n# UNIT b_bytes bytes\n",
+            "b_bytes_total{x=\"\\\"\\\\\\n\",y=\"é\"} 18446744073709551615\nb_bytes_total{x=\"\",y=\"\"} 0.5\n",
+            "# HELP c Level.\n# TYPE c gauge\nc -7\n# EOF\n"
+        );
+        assert_eq!(text(Form::OpenMetrics), expected);
+    }
+
+    #[test]
+    fn the_older_form_names_the_series_and_calls_facts_a_gauge() {
+        let expected = concat!(
+            "# HELP a_info Facts.\n# TYPE a_info gauge\na_info{x=\"1\"} 1\n",
+            "# HELP b_bytes_total Bytes.\n# TYPE b_bytes_total counter\n",
+            "b_bytes_total{x=\"\\\"\\\\\\n\",y=\"é\"} 18446744073709551615\nb_bytes_total{x=\"\",y=\"\"} 0.5\n",
+            "# HELP c Level.\n# TYPE c gauge\nc -7\n"
+        );
+        assert_eq!(text(Form::Plain), expected);
+    }
+
+    #[test]
+    fn a_strangers_word_is_cut_between_letters_and_obeyed_by_no_terminal() {
+        assert_eq!(label_value("\x1b[2J\u{9b}x"), "\u{fffd}[2J\u{fffd}x");
+        let cut = label_value(&"é".repeat(1000));
+        assert!(cut.len() <= LABEL_BYTES && cut.chars().all(|letter| letter == 'é'), "{cut}");
+    }
+}

@@ -1,0 +1,291 @@
+//! Every metric that the agent serves: name, type, unit, labels and what it means. Data only, in the order of the exposition:
+//! `cargo xtask docs` reads it, too.
+
+/// A metric, with all its series.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    /// Without the `_total` of a counter and the `_info` of facts.
+    pub(crate) name: &'static str,
+    /// What it is.
+    pub(crate) kind: Kind,
+    /// `bytes` or `seconds`, which the name ends with; empty where the metric counts things.
+    pub(crate) unit: &'static str,
+    /// The labels of its series, in order.
+    pub(crate) labels: &'static [&'static str],
+    /// What it means, in a sentence.
+    pub(crate) help: &'static str,
+}
+
+/// What a metric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A number that goes up and down.
+    Gauge,
+    /// A number that only grows, but for a start from 0.
+    Counter,
+    /// Facts in labels; the number is always 1.
+    Facts,
+}
+
+impl Kind {
+    /// What a series' name has behind the family's.
+    pub(crate) const fn suffix(self) -> &'static str {
+        match self {
+            Self::Gauge => "",
+            Self::Counter => "_total",
+            Self::Facts => "_info",
+        }
+    }
+}
+
+const NONE: &[&str] = &[];
+const GPU: &[&str] = &["gpu", "uuid"];
+const WORKLOAD: &[&str] = &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit"];
+const WORKLOAD_KIND: &[&str] =
+    &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "kind"];
+const WORKLOAD_ERROR: &[&str] =
+    &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "error"];
+const PROCESS: &[&str] = &["gpu", "uuid", "pid", "comm"];
+
+const fn gauge(name: &'static str, unit: &'static str, labels: &'static [&'static str], help: &'static str) -> Family {
+    Family { name, kind: Kind::Gauge, unit, labels, help }
+}
+
+const fn counter(
+    name: &'static str,
+    unit: &'static str,
+    labels: &'static [&'static str],
+    help: &'static str,
+) -> Family {
+    Family { name, kind: Kind::Counter, unit, labels, help }
+}
+
+/// The program.
+pub(crate) const BUILD: Family = Family {
+    name: "memwatch_build",
+    kind: Kind::Facts,
+    unit: "",
+    labels: &["version", "revision"],
+    help: "Build of the running agent.",
+};
+/// What does not change about a GPU.
+pub(crate) const GPU_FACTS: Family = Family {
+    name: "memwatch_gpu",
+    kind: Kind::Facts,
+    unit: "",
+    labels: &["gpu", "uuid", "UUID", "pci_bus_id", "model", "mig_profile", "driver_version"],
+    help: "A GPU or MIG instance. UUID repeats uuid, so that series of DCGM can be joined.",
+};
+/// Whether NVML answers.
+pub(crate) const GPU_UP: Family = gauge(
+    "memwatch_gpu_up",
+    "",
+    GPU,
+    "1 where NVML lists the GPU; 0 where it does not any more or does not answer: the GPU's other series are absent then.",
+);
+/// All its memory.
+pub(crate) const GPU_LIMIT: Family =
+    gauge("memwatch_gpu_memory_limit_bytes", "bytes", GPU, "Memory of the GPU, as NVML reports it.");
+/// What is in use.
+pub(crate) const GPU_USED: Family = gauge(
+    "memwatch_gpu_memory_used_bytes",
+    "bytes",
+    GPU,
+    "Memory in use on the GPU by all processes and the driver, as NVML reports it.",
+);
+/// The gap.
+pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
+    "memwatch_gpu_memory_unattributed_bytes",
+    "bytes",
+    GPU,
+    "Used memory that no allocation seen by the agent explains: contexts, code, caches of the driver, what is older than the agent \
+     (memwatch_workload_memory_preexisting_bytes tells that part), and what nobody accounts for. Never rounded to 0: a little below 0 \
+     where NVML and the calls were read at slightly different moments.",
+);
+/// NVML's bytes of a workload.
+pub(crate) const WORKLOAD_DRIVER: Family = gauge(
+    "memwatch_workload_memory_driver_bytes",
+    "bytes",
+    WORKLOAD,
+    "Memory that NVML charges to the workload's processes; absent where it charges them nothing that it tells.",
+);
+/// Live bytes.
+pub(crate) const WORKLOAD_LIVE: Family = gauge(
+    "memwatch_workload_memory_live_bytes",
+    "bytes",
+    WORKLOAD_KIND,
+    "Requested bytes of live allocations by kind, from the calls that the agent saw. Kinds managed and pinned are no part of the \
+     GPU's memory.",
+);
+/// The most of them.
+pub(crate) const WORKLOAD_PEAK: Family = gauge(
+    "memwatch_workload_memory_peak_bytes",
+    "bytes",
+    WORKLOAD,
+    "The most live bytes on the GPU at a time since the workload or the agent began, as far as looked at once a second.",
+);
+/// What is older.
+pub(crate) const WORKLOAD_PREEXISTING: Family = gauge(
+    "memwatch_workload_memory_preexisting_bytes",
+    "bytes",
+    WORKLOAD,
+    "Memory that the workload's processes had before the agent began; absent while that is not known.",
+);
+/// Living processes.
+pub(crate) const WORKLOAD_PROCESSES: Family = gauge(
+    "memwatch_workload_processes",
+    "",
+    WORKLOAD,
+    "Living processes of the workload, the same on each of its GPUs; 0 for up to five minutes after the last has ended.",
+);
+/// Allocations.
+pub(crate) const WORKLOAD_ALLOCATIONS: Family =
+    counter("memwatch_workload_allocations", "", WORKLOAD_KIND, "Successful allocations.");
+/// Frees.
+pub(crate) const WORKLOAD_FREES: Family = counter(
+    "memwatch_workload_frees",
+    "",
+    WORKLOAD_KIND,
+    "Frees of allocations, by a call or by the end of a context or process.",
+);
+/// Bytes of allocations.
+pub(crate) const WORKLOAD_ALLOCATED: Family =
+    counter("memwatch_workload_allocated_bytes", "bytes", WORKLOAD_KIND, "Bytes requested by successful allocations.");
+/// Bytes of frees.
+pub(crate) const WORKLOAD_FREED: Family =
+    counter("memwatch_workload_freed_bytes", "bytes", WORKLOAD_KIND, "Requested bytes of what was freed.");
+/// Refusals.
+pub(crate) const WORKLOAD_FAILURES: Family = counter(
+    "memwatch_workload_allocation_failures",
+    "",
+    WORKLOAD_ERROR,
+    "Allocations that the driver refused, by its reason.",
+);
+/// Refusals for want of memory.
+pub(crate) const WORKLOAD_OOM: Family = counter(
+    "memwatch_workload_oom_events",
+    "",
+    WORKLOAD,
+    "Allocations that the driver refused with CUDA_ERROR_OUT_OF_MEMORY.",
+);
+/// The last of them.
+pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
+    "memwatch_workload_last_oom_timestamp_seconds",
+    "seconds",
+    WORKLOAD,
+    "When the last of these was, in seconds since 1970; absent before the first.",
+);
+/// NVML's bytes of a process.
+pub(crate) const PROCESS_DRIVER: Family = gauge(
+    "memwatch_process_memory_driver_bytes",
+    "bytes",
+    PROCESS,
+    "Memory that NVML charges to a process. Only with --process-metrics, for the largest.",
+);
+/// Live bytes of a process.
+pub(crate) const PROCESS_LIVE: Family = gauge(
+    "memwatch_process_memory_live_bytes",
+    "bytes",
+    PROCESS,
+    "Requested bytes of live allocations of a process. Only with --process-metrics, for the largest.",
+);
+/// Losses.
+pub(crate) const AGENT_DROPPED: Family = counter(
+    "memwatch_agent_events_dropped",
+    "",
+    &["reason"],
+    "Records of calls that were lost before they were counted: allocations and frees may be missing in the counters.",
+);
+/// Probes.
+pub(crate) const AGENT_PROBES: Family = gauge(
+    "memwatch_agent_probes_attached",
+    "",
+    &["library"],
+    "Functions with probes, by driver library; beyond 32 libraries the rest is other.",
+);
+/// Probes that are not there.
+pub(crate) const AGENT_PROBE_FAILURES: Family = counter(
+    "memwatch_agent_probe_failures",
+    "",
+    &["reason"],
+    "Driver libraries that got no probes (library_refused), and functions without probes because a library does not export them or \
+     they could not be attached (function_missing).",
+);
+/// Processes.
+pub(crate) const AGENT_PROCESSES: Family =
+    gauge("memwatch_agent_tracked_processes", "", NONE, "Living processes that use a GPU, or have called its driver.");
+/// Pairs without series of their own.
+pub(crate) const AGENT_SUPPRESSED: Family = gauge(
+    "memwatch_agent_series_suppressed",
+    "",
+    NONE,
+    "Pairs of workload and GPU beyond the 200 with series of their own: they are summed under workload_kind other.",
+);
+/// When the numbers were made.
+pub(crate) const AGENT_SNAPSHOT: Family = gauge(
+    "memwatch_agent_snapshot_timestamp_seconds",
+    "seconds",
+    NONE,
+    "When the numbers of workloads and GPUs were taken, in seconds since 1970.",
+);
+/// What that took.
+pub(crate) const AGENT_COLLECT: Family = gauge(
+    "memwatch_agent_collect_duration_seconds",
+    "seconds",
+    NONE,
+    "How long it took to take the numbers of workloads and GPUs together.",
+);
+/// Processor time.
+pub(crate) const OWN_CPU: Family =
+    counter("process_cpu_seconds", "seconds", NONE, "Processor time that the agent has used, in user and kernel mode.");
+/// Resident memory.
+pub(crate) const OWN_RESIDENT: Family =
+    gauge("process_resident_memory_bytes", "bytes", NONE, "Resident memory of the agent.");
+/// Address space.
+pub(crate) const OWN_VIRTUAL: Family =
+    gauge("process_virtual_memory_bytes", "bytes", NONE, "Address space of the agent.");
+/// Its start.
+pub(crate) const OWN_START: Family =
+    gauge("process_start_time_seconds", "seconds", NONE, "When the agent was started, in seconds since 1970.");
+/// Its open files.
+pub(crate) const OWN_FILES: Family = gauge("process_open_fds", "", NONE, "Open files of the agent.");
+/// How many it may open.
+pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "Files that the agent may have open.");
+
+/// All of them, in the order in which they are written.
+#[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
+pub(crate) const ALL: [&Family; 33] = [
+    &BUILD,
+    &GPU_FACTS,
+    &GPU_UP,
+    &GPU_LIMIT,
+    &GPU_USED,
+    &GPU_UNATTRIBUTED,
+    &WORKLOAD_DRIVER,
+    &WORKLOAD_LIVE,
+    &WORKLOAD_PEAK,
+    &WORKLOAD_PREEXISTING,
+    &WORKLOAD_PROCESSES,
+    &WORKLOAD_ALLOCATIONS,
+    &WORKLOAD_FREES,
+    &WORKLOAD_ALLOCATED,
+    &WORKLOAD_FREED,
+    &WORKLOAD_FAILURES,
+    &WORKLOAD_OOM,
+    &WORKLOAD_LAST_OOM,
+    &PROCESS_DRIVER,
+    &PROCESS_LIVE,
+    &AGENT_DROPPED,
+    &AGENT_PROBES,
+    &AGENT_PROBE_FAILURES,
+    &AGENT_PROCESSES,
+    &AGENT_SUPPRESSED,
+    &AGENT_SNAPSHOT,
+    &AGENT_COLLECT,
+    &OWN_CPU,
+    &OWN_RESIDENT,
+    &OWN_VIRTUAL,
+    &OWN_START,
+    &OWN_FILES,
+    &OWN_FILES_LIMIT,
+];

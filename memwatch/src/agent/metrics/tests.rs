@@ -1,0 +1,219 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use memwatch_core::input::{LibraryCoverage, NvmlState};
+use memwatch_core::snapshot::{Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView};
+use memwatch_core::words::GpuUuid;
+
+use super::*;
+use crate::sinks::fixture::{self, UUID_0, UUID_1};
+
+const GIB: u64 = 1 << 30;
+
+/// A workload of no name with this much on the first GPU.
+pub(super) fn workload(pod: &str, live_bytes: u64) -> WorkloadView {
+    WorkloadView {
+        kind: "kubernetes".into(),
+        namespace: Some("ml".to_owned()),
+        pod: Some(pod.to_owned()),
+        container: Some("trainer".to_owned()),
+        slurm_job: None,
+        unit: None,
+        processes: 2,
+        ended_ns: None,
+        exact: true,
+        gpus: vec![on(UUID_0, live_bytes)],
+    }
+}
+
+/// A workload's part of a GPU.
+pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
+    let kind = WorkloadKindView {
+        live_bytes,
+        allocations: 10,
+        frees: 4,
+        allocated_bytes: 3 * live_bytes,
+        freed_bytes: 2 * live_bytes,
+    };
+    WorkloadGpuView {
+        uuid: Some(GpuUuid::new(uuid)),
+        used_bytes: Some(live_bytes + GIB),
+        live_bytes,
+        peak_bytes: live_bytes + GIB,
+        before_attach_bytes: None,
+        refusals: BTreeMap::new(),
+        last_oom_ns: None,
+        kinds: BTreeMap::from([("device".into(), kind)]),
+    }
+}
+
+/// Two pods' containers, of which one was refused memory; a job on both GPUs; a hostile unit on no known GPU.
+fn node() -> Snapshot {
+    let mut snapshot = fixture::busy_node();
+    let mut refused = workload("train-0", 40 * GIB);
+    let gpu = &mut refused.gpus[0];
+    gpu.refusals = BTreeMap::from([(2, 3), (700, 1), (12_345, 4)]);
+    gpu.last_oom_ns = Some(fixture::at(14, 3, 20));
+    gpu.kinds.insert("pool".into(), WorkloadKindView { live_bytes: 7, allocations: 1, ..WorkloadKindView::default() });
+    let job = WorkloadView {
+        kind: "slurm".into(),
+        namespace: None,
+        pod: None,
+        container: None,
+        slurm_job: Some("4242".to_owned()),
+        gpus: vec![
+            WorkloadGpuView { before_attach_bytes: Some(GIB), ..on(UUID_0, GIB) },
+            WorkloadGpuView { used_bytes: None, ..on(UUID_1, 2 * GIB) },
+        ],
+        ..workload("", 0)
+    };
+    let hostile = WorkloadView {
+        kind: "systemd".into(),
+        namespace: None,
+        pod: None,
+        container: None,
+        unit: Some("a\"b\\c\nd\x1b[2J.service".to_owned()),
+        gpus: vec![WorkloadGpuView { uuid: None, used_bytes: None, kinds: BTreeMap::new(), ..on("", 0) }],
+        ..workload("", 0)
+    };
+    snapshot.workloads = vec![refused, workload("train-1", GIB), job, hostile];
+    snapshot
+}
+
+fn own() -> OwnUse {
+    OwnUse {
+        cpu_seconds: Some(1.5),
+        resident_bytes: Some(20 << 20),
+        virtual_bytes: Some(1 << 30),
+        start_ns: Some(fixture::at(14, 2, 10)),
+        open_files: Some(40),
+        open_files_limit: Some(1024),
+    }
+}
+
+fn facts(snapshot: &Snapshot) -> Facts<'_> {
+    let boottime_to_unix_ns = fixture::clock().boottime_to_unix_ns;
+    Facts { snapshot, boottime_to_unix_ns, collect_ns: 250_000, driver_version: "580.65.06", own: own() }
+}
+
+fn text(snapshot: &Snapshot, form: Form) -> String {
+    Metrics::new(2).text(&facts(snapshot), form)
+}
+
+/// The series of a text, names with labels.
+pub(super) fn series(text: &str) -> Vec<(&str, &str)> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.rsplit_once(' ').expect("a name and a number")).collect()
+}
+
+#[test]
+fn a_busy_node_in_both_forms() {
+    for (form, expected) in
+        [(Form::Plain, include_str!("tests/node.txt")), (Form::OpenMetrics, include_str!("tests/node.openmetrics"))]
+    {
+        let text = text(&node(), form);
+        let differing = text.lines().zip(expected.lines()).find(|(line, expected)| line != expected);
+        assert!(text == expected, "{form:?}: {differing:#?}");
+    }
+}
+
+#[test]
+fn every_metric_of_the_table_is_written_once_and_in_its_order() {
+    let text = text(&node(), Form::OpenMetrics);
+    let written: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let table: Vec<&str> = families::ALL.iter().map(|family| family.name).collect();
+    assert_eq!(written, table);
+}
+
+#[test]
+fn names_units_labels_and_sentences_follow_the_rules() {
+    let mut names = BTreeSet::new();
+    for Family { name, kind, unit, labels, help } in families::ALL {
+        assert!(names.insert(*name), "{name} twice");
+        assert!(name.starts_with("memwatch_") || name.starts_with("process_"), "{name}");
+        let ends = ["_total", "_info", "_count", "_sum", "_bucket", "_created"];
+        assert!(!ends.iter().any(|end| name.ends_with(end)), "{name} ends with what a kind adds");
+        let is_unit = ["bytes", "seconds"].iter().find(|unit| name.ends_with(*unit)).copied().unwrap_or_default();
+        assert_eq!(*unit, is_unit, "{name}");
+        assert!(help.ends_with('.') && !help.contains(['\n', '\\', '"']), "{name}: {help}");
+        // `job` and `instance` are the scraper's own, `hostname` and `cluster` belong to the target.
+        assert!(!["job", "instance", "hostname", "cluster", "type"].iter().any(|word| labels.contains(word)), "{name}");
+        assert!(labels.len() < 10 && (*kind == families::Kind::Facts || !labels.contains(&"UUID")), "{name}");
+    }
+}
+
+#[test]
+fn a_gpu_is_down_and_says_nothing_where_nvml_does_not_answer() {
+    let mut metrics = Metrics::new(0);
+    let mut snapshot = node();
+    metrics.text(&facts(&snapshot), Form::Plain);
+    snapshot.nvml = NvmlState::Unavailable("NVML has not answered for 10 s".to_owned());
+    snapshot.gpus.clear();
+    let text = metrics.text(&facts(&snapshot), Form::Plain);
+    let of_gpus: Vec<_> = series(&text).into_iter().filter(|(name, _)| name.starts_with("memwatch_gpu")).collect();
+    let [first, second] =
+        [(0, UUID_0), (1, UUID_1)].map(|(number, uuid)| format!("memwatch_gpu_up{{gpu=\"{number}\",uuid=\"{uuid}\"}}"));
+    assert_eq!(of_gpus, [(first.as_str(), "0"), (&second, "0")]);
+}
+
+#[test]
+fn a_gpu_that_nvml_lists_no_more_is_down_for_five_minutes_and_then_gone() {
+    let mut metrics = Metrics::new(0);
+    let mut snapshot = node();
+    metrics.text(&facts(&snapshot), Form::Plain);
+    snapshot.gpus.remove(1);
+    let down = format!("memwatch_gpu_up{{gpu=\"1\",uuid=\"{UUID_1}\"}} 0\n");
+    snapshot.time_ns += 299_000_000_000;
+    assert!(metrics.text(&facts(&snapshot), Form::Plain).contains(&down));
+    snapshot.time_ns += 2_000_000_000;
+    assert!(!metrics.text(&facts(&snapshot), Form::Plain).contains(&down));
+}
+
+#[test]
+fn what_is_not_known_is_absent() {
+    let mut snapshot = node();
+    snapshot.gpus[0].used_bytes = None;
+    snapshot.gpus[0].unexplained_bytes = None;
+    let text = Metrics::new(0).text(&Facts { own: OwnUse::default(), ..facts(&snapshot) }, Form::Plain);
+    let lines = |name: &str, part: &str| {
+        series(&text).iter().filter(|(series, _)| series.starts_with(name) && series.contains(part)).count()
+    };
+    assert_eq!(lines("memwatch_gpu_memory_used_bytes", UUID_0), 0);
+    assert_eq!(lines("memwatch_gpu_memory_unattributed_bytes", UUID_0), 0);
+    assert_eq!(lines("memwatch_gpu_memory_limit_bytes", UUID_0), 1);
+    assert_eq!(lines("memwatch_workload_memory_driver_bytes", "slurm_job=\"4242\""), 1);
+    assert_eq!(lines("memwatch_workload_memory_preexisting_bytes", ""), 1);
+    assert_eq!(lines("memwatch_workload_last_oom_timestamp_seconds", ""), 1);
+    assert_eq!((lines("memwatch_process_", ""), lines("process_", "")), (0, 0));
+}
+
+#[test]
+fn libraries_beyond_the_first_are_summed_and_one_path_is_one_series() {
+    let mut snapshot = node();
+    let library = snapshot.coverage.libraries[0].clone();
+    let path = |number: usize| format!("/{}/{number}", "x".repeat(if number == 40 { 5000 } else { 3 }));
+    let libraries = (0..50).map(|number| LibraryCoverage { path: path(number % 45), ..library.clone() });
+    snapshot.coverage.libraries = libraries.collect();
+    let text = text(&snapshot, Form::Plain);
+    let probes: Vec<_> =
+        series(&text).into_iter().filter(|(name, _)| name.starts_with("memwatch_agent_probes")).collect();
+    assert_eq!(probes.len(), OWN_LIBRARIES + 1, "{probes:#?}");
+    let sum: u64 = probes.iter().map(|(_, count)| count.parse::<u64>().expect("a number")).sum();
+    assert_eq!(sum, 50 * 78);
+    assert!(probes.iter().all(|(name, _)| name.len() < 400));
+}
+
+#[test]
+fn no_series_stands_twice_and_all_are_few_whatever_runs() {
+    let mut snapshot = node();
+    let names = ["a", "a", "\u{1b}a", "\u{7}a", "", "é", "\"", "\\"];
+    let many = (0..3000).map(|number| workload(&format!("{}{}", names[number % 8], number / 20), number as u64));
+    snapshot.workloads = many.collect();
+    for form in [Form::Plain, Form::OpenMetrics] {
+        let text = text(&snapshot, form);
+        let all = series(&text);
+        let different: BTreeSet<&str> = all.iter().map(|(name, _)| *name).collect();
+        assert_eq!(different.len(), all.len());
+        // 201 workloads of 4 gauges, 1 kind of 5 numbers and 2 of refusals, and what the node has in any case.
+        assert!(all.len() <= 201 * 11 + 100, "{}", all.len());
+    }
+}

@@ -1,0 +1,313 @@
+//! Which pairs of workload and GPU have series of their own, and what those say.
+//!
+//! A node may have any number of pairs: 200 have series, the smallest beyond that are summed by GPU. A pair keeps its place until
+//! another is more than twice as large, and what it counts is credited to where it stands at that moment, so that no counter goes
+//! backwards when a pair changes places or ends, and all of them together count everything once.
+
+use std::collections::BTreeMap;
+
+use memwatch_core::input::NvmlState;
+use memwatch_core::snapshot::{Snapshot, WorkloadGpuView, WorkloadView};
+use memwatch_core::words::GpuUuid;
+
+use super::exposition::label_value;
+use super::gpus::Gpus;
+
+/// So many pairs have series of their own.
+pub(super) const OWN_SERIES: usize = 200;
+
+/// How long a workload has series after its last process has ended, nanoseconds.
+const GONE_KEPT_NS: u64 = 300_000_000_000;
+
+/// What stands in `workload_kind` for those without series of their own.
+const OTHER: &str = "other";
+
+/// The refusal that alerts are made of.
+pub(super) const OUT_OF_MEMORY: &str = "out_of_memory";
+
+/// The snapshot's names of kinds, and the metrics'.
+const KINDS: [(&str, &str); 7] = [
+    ("array", "array"),
+    ("device", "device"),
+    ("graph", "graph"),
+    ("managed", "managed"),
+    ("physical", "vmm"),
+    ("pinned", "pinned"),
+    ("pool", "async_pool"),
+];
+
+/// Names of `CUresult` without their `CUDA_ERROR_`: what allocations are refused with. The rest is other.
+const ERRORS: [(i32, &str); 14] = [
+    (1, "invalid_value"),
+    (2, OUT_OF_MEMORY),
+    (3, "not_initialized"),
+    (4, "deinitialized"),
+    (100, "no_device"),
+    (101, "invalid_device"),
+    (201, "invalid_context"),
+    (400, "invalid_handle"),
+    (700, "illegal_address"),
+    (719, "launch_failed"),
+    (800, "not_permitted"),
+    (801, "not_supported"),
+    (900, "stream_capture_unsupported"),
+    (999, "unknown"),
+];
+
+/// `gpu, uuid, workload_kind, namespace, pod, container, slurm_job, unit`.
+pub(super) type Labels = [String; 8];
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Counted {
+    /// Allocations, by kind.
+    Allocations,
+    /// Frees, by kind.
+    Frees,
+    /// Bytes of allocations, by kind.
+    AllocatedBytes,
+    /// Bytes of frees, by kind.
+    FreedBytes,
+    /// Refusals, by reason.
+    Failures,
+}
+
+/// One counter: what, and its kind or reason.
+pub(super) type Count = (Counted, &'static str);
+
+type Counts = BTreeMap<Count, u64>;
+
+/// What the series of a pair say; absent is not known, or not applicable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Row {
+    pub(super) driver_bytes: Option<u64>,
+    /// By kind.
+    pub(super) live_bytes: BTreeMap<&'static str, u64>,
+    pub(super) peak_bytes: Option<u64>,
+    pub(super) preexisting_bytes: Option<u64>,
+    pub(super) processes: Option<u64>,
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    pub(super) last_oom_ns: Option<u64>,
+    pub(super) counts: Counts,
+    size_bytes: u64,
+}
+
+/// A pair that has been met.
+#[derive(Debug, Default)]
+struct Pair {
+    /// It has series of its own.
+    is_own: bool,
+    /// What those count.
+    own: Counts,
+    /// What the snapshot counted last, for each of the workloads with these labels.
+    seen: Vec<Counts>,
+}
+
+/// All pairs.
+#[derive(Debug, Default)]
+pub(super) struct Workloads {
+    pairs: BTreeMap<Labels, Pair>,
+    /// What was credited to the sum of the others, by its labels.
+    others: BTreeMap<Labels, Counts>,
+    rows: BTreeMap<Labels, Row>,
+    suppressed: usize,
+}
+
+impl Workloads {
+    /// Takes a snapshot in. The same one twice changes nothing.
+    pub(super) fn update(&mut self, snapshot: &Snapshot, gpus: &Gpus) {
+        let mut present: BTreeMap<Labels, Vec<Row>> = BTreeMap::new();
+        // Until NVML has been asked, nobody knows the GPUs' numbers, which are part of the labels.
+        let known = snapshot.workloads.iter().filter(|_| snapshot.nvml != NvmlState::Starting);
+        for workload in known.filter(|workload| is_recent(workload, snapshot.time_ns)) {
+            for gpu in &workload.gpus {
+                present.entry(labels(workload, gpu, gpus)).or_default().push(Row::of(workload, gpu));
+            }
+        }
+        if snapshot.nvml != NvmlState::Starting {
+            self.pairs.retain(|labels, _| present.contains_key(labels));
+        }
+        let is_known = |labels: &Labels| gpus.knows(&labels[1]) || present.keys().any(|pair| pair[1] == labels[1]);
+        self.others.retain(|labels, _| is_known(labels));
+        let sizes = present.iter().map(|(labels, rows)| (labels, rows.iter().map(|row| row.size_bytes).sum()));
+        self.admit(sizes.collect());
+        self.credit(present);
+    }
+
+    /// What each pair's series say; the sums of the others are among them.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&Labels, &Row)> + Clone {
+        self.rows.iter()
+    }
+
+    /// How many pairs have no series of their own.
+    pub(super) fn suppressed(&self) -> usize {
+        self.suppressed
+    }
+
+    /// Decides who has series.
+    fn admit(&mut self, sizes: BTreeMap<&Labels, u64>) {
+        let is_own = |labels: &Labels| self.pairs.get(labels).is_some_and(|pair| pair.is_own);
+        let (mut own, mut waiting): (Vec<_>, Vec<_>) =
+            sizes.into_iter().map(|(labels, size)| (size, labels)).partition(|(_, labels)| is_own(labels));
+        // Smallest last among those that have series, largest last among those that want them; ties in the order of labels.
+        own.sort_by(|one, other| other.cmp(one));
+        waiting.sort_by(|one, other| one.0.cmp(&other.0).then_with(|| other.1.cmp(one.1)));
+        let mut changes = Vec::new();
+        while let Some((size, labels)) = waiting.pop() {
+            let has_room = own.len() + changes.iter().filter(|(_, is_own)| *is_own).count() < OWN_SERIES;
+            if !has_room {
+                let Some((smallest, out)) = own.pop().filter(|(smallest, _)| size / 2 > *smallest) else {
+                    changes.push((labels.clone(), false));
+                    changes.extend(waiting.drain(..).map(|(_, labels)| (labels.clone(), false)));
+                    break;
+                };
+                log::debug!("{smallest} bytes make room for {size}");
+                changes.push((out.clone(), false));
+            }
+            changes.push((labels.clone(), true));
+        }
+        for (labels, is_own) in changes {
+            self.pairs.entry(labels).or_default().is_own = is_own;
+        }
+    }
+
+    /// Credits what was counted since the last snapshot, and makes the rows.
+    fn credit(&mut self, present: BTreeMap<Labels, Vec<Row>>) {
+        self.rows.clear();
+        self.suppressed = 0;
+        for (labels, rows) in present {
+            let pair = self.pairs.entry(labels.clone()).or_default();
+            let grown = grown(&mut pair.seen, rows.iter().map(|row| row.counts.clone()).collect());
+            let place = if pair.is_own { labels } else { other(&labels) };
+            let counts = if pair.is_own { &mut pair.own } else { self.others.entry(place.clone()).or_default() };
+            add(counts, grown);
+            self.suppressed += usize::from(!pair.is_own);
+            let sum = self.rows.entry(place).or_default();
+            for row in rows {
+                sum.add(row);
+            }
+            if pair.is_own {
+                sum.counts.clone_from(&pair.own);
+            }
+        }
+        for (labels, counts) in &self.others {
+            self.rows.entry(labels.clone()).or_default().counts.clone_from(counts);
+        }
+    }
+}
+
+impl Row {
+    fn of(workload: &WorkloadView, gpu: &WorkloadGpuView) -> Self {
+        let mut row = Self {
+            driver_bytes: gpu.used_bytes,
+            peak_bytes: Some(gpu.peak_bytes),
+            preexisting_bytes: gpu.before_attach_bytes,
+            processes: Some(workload.processes),
+            last_oom_ns: gpu.last_oom_ns,
+            size_bytes: gpu.live_bytes.max(gpu.used_bytes.unwrap_or_default()),
+            ..Self::default()
+        };
+        for (name, view) in &gpu.kinds {
+            let kind = kind_label(name);
+            *row.live_bytes.entry(kind).or_default() += view.live_bytes;
+            let counts = [
+                ((Counted::Allocations, kind), view.allocations),
+                ((Counted::Frees, kind), view.frees),
+                ((Counted::AllocatedBytes, kind), view.allocated_bytes),
+                ((Counted::FreedBytes, kind), view.freed_bytes),
+            ];
+            add(&mut row.counts, counts);
+        }
+        // There from the start, so that the first refusal is an increase.
+        row.counts.insert((Counted::Failures, OUT_OF_MEMORY), 0);
+        let failures = gpu.refusals.iter();
+        add(&mut row.counts, failures.map(|(status, count)| ((Counted::Failures, error_label(*status)), *count)));
+        row
+    }
+
+    /// What is counted of one sort, by kind or reason.
+    pub(super) fn counts_of(&self, what: Counted) -> impl Iterator<Item = (&'static str, u64)> {
+        self.counts.iter().filter(move |((counted, _), _)| *counted == what).map(|((_, label), count)| (*label, *count))
+    }
+
+    fn add(&mut self, other: Self) {
+        let sum = |one: Option<u64>, other: Option<u64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one.saturating_add(other)),
+            (one, other) => one.or(other),
+        };
+        self.driver_bytes = sum(self.driver_bytes, other.driver_bytes);
+        self.peak_bytes = sum(self.peak_bytes, other.peak_bytes);
+        self.preexisting_bytes = sum(self.preexisting_bytes, other.preexisting_bytes);
+        self.processes = sum(self.processes, other.processes);
+        self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
+        for (kind, bytes) in other.live_bytes {
+            let sum = self.live_bytes.entry(kind).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+}
+
+fn is_recent(workload: &WorkloadView, now_ns: u64) -> bool {
+    workload.ended_ns.is_none_or(|ended_ns| now_ns.saturating_sub(ended_ns) < GONE_KEPT_NS)
+}
+
+fn labels(workload: &WorkloadView, gpu: &WorkloadGpuView, gpus: &Gpus) -> Labels {
+    let word = |word: &Option<String>| label_value(word.as_deref().unwrap_or_default());
+    let uuid = gpu.uuid.as_ref().map_or("", GpuUuid::as_str);
+    [
+        gpus.place(uuid).to_owned(),
+        label_value(uuid),
+        label_value(&workload.kind),
+        word(&workload.namespace),
+        word(&workload.pod),
+        word(&workload.container),
+        word(&workload.slurm_job),
+        word(&workload.unit),
+    ]
+}
+
+/// The labels under which a pair without series is summed.
+fn other(labels: &Labels) -> Labels {
+    let mut other = Labels::default();
+    other[0].clone_from(&labels[0]);
+    other[1].clone_from(&labels[1]);
+    OTHER.clone_into(&mut other[2]);
+    other
+}
+
+fn kind_label(name: &str) -> &'static str {
+    KINDS.iter().find(|(kind, _)| *kind == name).map_or(OTHER, |(_, label)| label)
+}
+
+fn error_label(status: i32) -> &'static str {
+    ERRORS.iter().find(|(number, _)| *number == status).map_or(OTHER, |(_, label)| label)
+}
+
+fn add(counts: &mut Counts, more: impl IntoIterator<Item = (Count, u64)>) {
+    for (count, number) in more {
+        let sum = counts.entry(count).or_default();
+        *sum = sum.saturating_add(number);
+    }
+}
+
+/// What was counted since the last snapshot by workloads that have the same labels. They have nothing else to be told by, so each is
+/// taken for the one that had counted the most of what it counts now; one that has begun anew counts from 0.
+fn grown(seen: &mut Vec<Counts>, mut now: Vec<Counts>) -> Counts {
+    let total = |counts: &Counts| counts.values().fold(0_u64, |sum, number| sum.saturating_add(*number));
+    let mut before = std::mem::take(seen);
+    let mut grown = Counts::new();
+    now.sort_by_key(|counts| std::cmp::Reverse(total(counts)));
+    for counts in &now {
+        let fits = |earlier: &Counts| earlier.iter().all(|(count, number)| counts.get(count) >= Some(number));
+        let fitting = before.iter().enumerate().filter(|(_, earlier)| fits(earlier));
+        let earlier = fitting.max_by_key(|(_, earlier)| total(earlier)).map(|(index, _)| index);
+        let earlier = earlier.map(|index| before.swap_remove(index)).unwrap_or_default();
+        let since = counts.iter().map(|(count, number)| (*count, number - earlier.get(count).unwrap_or(&0)));
+        add(&mut grown, since);
+    }
+    *seen = now;
+    grown
+}
+
+#[cfg(test)]
+mod tests;

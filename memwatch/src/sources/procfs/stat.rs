@@ -1,0 +1,101 @@
+//! Two of the kernel's tables of a process: `/proc/PID/stat` and `/proc/PID/status` (proc_pid_stat(5), proc_pid_status(5)).
+
+/// The fields of `/proc/PID/stat` that memwatch needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stat {
+    pub(super) comm: String,
+    pub(super) parent_tgid: u32,
+    pub(super) start_ticks: u64,
+}
+
+impl Stat {
+    /// The name may hold spaces and parentheses, so fields are counted from the last `)`.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let name_end = bytes.iter().rposition(|byte| *byte == b')')?;
+        let name_start = bytes[..name_end].iter().position(|byte| *byte == b'(')? + 1;
+        let fields = std::str::from_utf8(&bytes[name_end + 1..]).ok()?;
+        let mut fields = fields.split_ascii_whitespace();
+        // Field 3 (state) is the first after the name; 4 is the parent, 22 the start.
+        let parent_tgid = fields.nth(1)?.parse().ok()?;
+        let start_ticks = fields.nth(17)?.parse().ok()?;
+        Some(Self { comm: unescaped(&bytes[name_start..name_end]), parent_tgid, start_ticks })
+    }
+}
+
+/// The fields of `/proc/PID/status` that memwatch needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Status {
+    /// The real user id. The directory's owner is another for processes that may not be dumped: root.
+    pub(super) uid: Option<u32>,
+    /// The process id in the innermost pid namespace, where that is another than `/proc`'s.
+    pub(super) inner_tgid: Option<u32>,
+}
+
+impl Status {
+    /// The name is escaped there: no line of it can look like another field.
+    pub(super) fn parse(bytes: &[u8]) -> Self {
+        let mut status = Self::default();
+        for line in bytes.split(|byte| *byte == b'\n') {
+            let Ok(line) = std::str::from_utf8(line) else { continue };
+            let mut words = line.split_ascii_whitespace();
+            match words.next() {
+                Some("Uid:") => status.uid = words.next().and_then(|uid| uid.parse().ok()),
+                Some("NSpid:") => status.inner_tgid = words.skip(1).last().and_then(|tgid| tgid.parse().ok()),
+                _ => {}
+            }
+        }
+        status
+    }
+}
+
+/// A name as `stat` and `status` write it: line feeds and backslashes are escaped (fs/proc/array.c, `proc_task_name`).
+fn unescaped(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(name);
+    if !text.contains('\\') {
+        return text.into_owned();
+    }
+    let mut plain = String::with_capacity(text.len());
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (letter, letters.as_str().chars().next()) {
+            ('\\', Some(next @ ('n' | '\\'))) => {
+                plain.push(if next == 'n' { '\n' } else { '\\' });
+                letters.next();
+            }
+            _ => plain.push(letter),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Stat, Status};
+
+    #[test]
+    fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
+        let line = b"7 (a) S 1 (b) S 42 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615";
+        let stat = Stat { comm: "a) S 1 (b".into(), parent_tgid: 42, start_ticks: 1234 };
+        assert_eq!(Stat::parse(line), Some(stat));
+        for broken in ["", "7 (x", "7 (x) S", "7 (x) S a b c", ")", ")("] {
+            assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn an_escaped_name_is_the_name_itself() {
+        let line = b"7 (a\\nb\\\\n\\x) S 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12 1000 10 18446744073709551615";
+        assert_eq!(Stat::parse(line).map(|stat| stat.comm).as_deref(), Some("a\nb\\n\\x"));
+    }
+
+    #[test]
+    fn the_user_is_the_real_one_and_the_inner_number_that_of_the_innermost_namespace() {
+        let status = |text: &str| Status::parse(text.as_bytes());
+        let whole = "Name:\tUid:\\n\nUmask:\t0022\nNSpid:\t4711\t12\t1\nUid:\t1000\t0\t0\t0\n";
+        assert_eq!(status(whole), Status { uid: Some(1000), inner_tgid: Some(1) });
+        assert_eq!(status("Uid:\t0\t0\t0\t0\nNSpid:\t4711\n"), Status { uid: Some(0), inner_tgid: None });
+        assert_eq!(status("Uid:\nNSpid:\n"), Status::default());
+        assert_eq!(status("Uid:\t4294967296\nNSpid:\t1\t-1"), Status::default());
+        assert_eq!(Status::parse(b"\xff\nUid:\t7\n"), Status { uid: Some(7), inner_tgid: None });
+    }
+}

@@ -1,0 +1,68 @@
+//! `docs/metrics.md`: the agent's table of metrics, and what holds for all of them.
+
+use crate::table::Table;
+use families::{ALL, Family, Kind};
+
+#[path = "../../../memwatch/src/agent/metrics/families.rs"]
+mod families;
+
+const HEAD: &str = "\
+# Metrics
+
+<!-- Written by `cargo xtask docs` from memwatch/src/agent/metrics/families.rs: change the table there. -->
+
+`memwatch agent --listen 127.0.0.1:9747` serves these at `/metrics`, as OpenMetrics 1.0 or as Prometheus' older text (0.0.4),
+whichever the scraper's `Accept` likes better. `/healthz` answers while the watch does; `/readyz` once all probes are attached and
+NVML has been asked. Nothing else is served, without encryption and to anybody who can connect: listen on loopback, or where the
+network is yours. `deploy/prometheus/` holds a scrape configuration and alert rules, `deploy/kubernetes/` a DaemonSet.
+
+* **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU cannot be told.
+* **A workload** is a pod's container, a Slurm job, a container, a systemd unit or session, or the rest of the machine
+  (`workload_kind` `kubernetes`, `slurm`, `container`, `systemd`, `session`, `host`); labels that do not apply are empty. Two workloads
+  with the same labels are summed. Where a scraper's own labels are called `pod` or `namespace`, too, set `honor_labels: true`.
+* **`kind`** is `device`, `async_pool`, `vmm`, `managed`, `pinned`, `array` or `graph`, and appears once it was seen.
+* **Absent is not known**, never 0. `memwatch_gpu_up` is 0 where NVML fails, and the GPU's other series are absent then.
+* **Bounded**: 200 pairs of workload and GPU have series of their own, the smallest beyond that are summed by GPU under `workload_kind`
+  `other`; a pair keeps its place until another is more than twice as large. What is counted while a pair stands there belongs to
+  `other`, so no counter goes backwards. Series of a workload go five minutes after its last process. Values of labels are at most
+  256 bytes, with control characters replaced.
+* Per-process series, which are many and short-lived, are off: `--process-metrics N` turns them on for the N largest.
+
+";
+
+/// The whole document.
+pub(super) fn text() -> String {
+    let mut table = Table::new(&["metric", "type", "labels", "what it says"]);
+    for family in ALL {
+        let Family { name, kind, labels, help, .. } = family;
+        table.row(vec![
+            format!("`{name}{}`", kind.suffix()),
+            type_word(*kind).to_owned(),
+            labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(" "),
+            (*help).to_owned(),
+        ]);
+    }
+    format!("{HEAD}{}", table.text())
+}
+
+const fn type_word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Gauge => "gauge",
+        Kind::Counter => "counter",
+        Kind::Facts => "info",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_has_a_row() {
+        let text = text();
+        for family in ALL {
+            let name = format!("| `{}{}` ", family.name, family.kind.suffix());
+            assert_eq!(text.lines().filter(|line| line.starts_with(&name)).count(), 1, "{name}");
+        }
+    }
+}
