@@ -13,6 +13,7 @@ mod printable;
 mod run;
 mod session;
 mod sinks;
+mod source;
 mod sources;
 
 use std::process::ExitCode;

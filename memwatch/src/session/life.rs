@@ -61,8 +61,9 @@ impl Life<'_> {
         let target = self.targets.contains(&event.tgid);
         let own = |facts: &ProcessFacts| facts.start_ns.abs_diff(event.start_ns) <= START_RESOLUTION_NS;
         match self.processes.facts(event.tgid, target) {
-            Some(facts) if event.start_ns == 0 || own(&facts) => {
+            Some(mut facts) if event.start_ns == 0 || own(&facts) => {
                 self.groups.note(event.cgroup_id, facts.cgroups.as_deref().unwrap_or_default());
+                facts.cgroups = facts.cgroups.or_else(|| self.groups.of_gone(event.cgroup_id));
                 Some(facts)
             }
             _ if event.start_ns == 0 => None,

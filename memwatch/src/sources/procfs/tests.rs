@@ -117,6 +117,21 @@ fn control_groups_are_read_line_by_line_to_a_limit() {
     assert_eq!(proc.file(7, "cgroup", b"0::/\xff\n").facts(7).cgroups.as_deref(), Some("0::/\u{fffd}\n"));
 }
 
+#[test]
+fn of_who_has_ended_only_the_unified_group_is_believed() {
+    let ended = |text: &str| {
+        let proc = Proc::new().process(7, "x", 1, 1).file(7, "cgroup", text);
+        let stat = fs::read_to_string(proc.folder(7).join("stat")).expect("it was written");
+        let proc = proc.file(7, "stat", stat.replace(") S ", ") Z "));
+        (ProcReader::new(proc.0.path()).cgroups(7), proc.facts(7).cgroups)
+    };
+    assert_eq!(
+        ended("4:memory:/\n0::/a (deleted)\n"),
+        (Some("0::/a (deleted)\n".into()), Some("0::/a (deleted)\n".into()))
+    );
+    assert_eq!(ended("4:memory:/\n0::/\n"), (None, None));
+}
+
 /// A made-up process with this environment, beside a first one, in a job's control group or another.
 fn seeing(environ: &[u8], mounts: &str, group: &str) -> Option<GpuVisibility> {
     let proc = Proc::new().process(1, "init", 0, 0).process(7, "x", 1, 1);
