@@ -5,6 +5,7 @@
 
 pub mod contract;
 pub mod enclosure;
+pub mod groups;
 pub mod kernel_maps;
 pub mod ledger;
 pub mod mounts;
