@@ -106,6 +106,12 @@ pub fn as_user(gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
         fs::copy(told.get_program(), &program).expect("a copy of memwatch");
     }
     let mut command = Command::new(program);
+    for (name, value) in told.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
     command.args(told.get_args()).uid(uid).gid(uid);
     command
 }

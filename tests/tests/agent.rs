@@ -46,7 +46,8 @@ fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
         let report = report(&agent.ask(gpu, uid, &["ps", "--json"]));
-        if report.gpu(0)["accounted_bytes"] == live_bytes {
+        let gpu = report.gpu(0);
+        if gpu["accounted_bytes"] == live_bytes && gpu["used_bytes"].as_u64() > Some(live_bytes) {
             return report;
         }
     }
@@ -237,6 +238,11 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     let mut command = workload_command_of(&gpu, BOB);
     command.env("LD_LIBRARY_PATH", &closed);
     let mut bobs = Workload::start(command);
+    let begin = Instant::now();
+    let probed = |report: &Report| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
+    while !probed(&report(&agent.ask(&gpu, ROOT, &["ps", "--json"]))) {
+        assert!(begin.elapsed() < PATIENCE, "the second library is not found");
+    }
     bobs.run(&["uuid 0", "device 0", "alloc a 8M"]);
     let report = settled(&gpu, &agent, ROOT, 8 * MIB);
     assert_eq!(report.json()["coverage"]["discovery"], "mapping_records");
@@ -323,7 +329,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
     own.assert_ended_with(0, &["cannot be used: it has not answered in 5 s"]);
     let own = Report::parse(&own.stdout);
     assert_eq!(own.json()["from_agent"], false);
-    assert!(own.process(workload.tgid()).is_some());
+    assert!(own.process(workload.tgid()).is_some(), "{:#}", own.json());
     agent.signal(libc::SIGCONT);
     drop(agent);
 
