@@ -3,6 +3,7 @@
 //! A test makes a [`Gpu`], starts jobs on it and a [`Watch`] over them, and compares the watch's reports with what the job says
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
+pub mod agent;
 pub mod contract;
 pub mod enclosure;
 pub mod groups;
