@@ -3,11 +3,15 @@
 //! A test makes a [`Gpu`], starts jobs on it and a [`Watch`] over them, and compares the watch's reports with what the job says
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
+pub mod cgroup;
 pub mod contract;
+pub mod http;
 pub mod kernel_maps;
 pub mod ledger;
 pub mod mounts;
+pub mod network;
 pub mod oracle;
+pub mod prometheus;
 pub mod real_drivers;
 pub mod report;
 pub mod scenarios;
