@@ -17,12 +17,12 @@ impl Cgroup {
     /// `NAME-<this process>.slice` below the root of the machine's second hierarchy; `None` where there is none to write to.
     pub fn slice(name: &str) -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
-        let root = mounts.lines().filter_map(|line| {
+        let mut root = mounts.lines().filter_map(|line| {
             let mut fields = line.split(' ').skip(1);
             let (place, kind) = (fields.next()?, fields.next()?);
             (kind == "cgroup2").then_some(place)
         });
-        let directory = Path::new(root.last()?).join(format!("{name}-{}.slice", std::process::id()));
+        let directory = Path::new(root.next_back()?).join(format!("{name}-{}.slice", std::process::id()));
         match fs::create_dir(&directory) {
             Ok(()) => Some(Self { directory }),
             Err(error) => {

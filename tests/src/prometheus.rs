@@ -105,6 +105,9 @@ impl Prometheus {
     }
 
     /// Waits for an expression to have exactly this value, as one series.
+    ///
+    /// # Panics
+    /// When it does not.
     pub fn until_is(&self, expression: &str, expected: f64) {
         let mut last = Vec::new();
         let is = |samples: &[(Value, f64)]| matches!(samples, [(_, value)] if (value - expected).abs() < 1e-6);
@@ -120,6 +123,9 @@ impl Prometheus {
     }
 
     /// Waits for an alert to fire; its labels.
+    ///
+    /// # Panics
+    /// When it does not.
     pub fn until_fires(&self, alert: &str) -> Vec<Value> {
         let expression = format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}");
         until(alert, || {
