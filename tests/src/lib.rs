@@ -4,13 +4,17 @@
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
 pub mod agent;
+pub mod cgroup;
 pub mod contract;
 pub mod enclosure;
 pub mod groups;
+pub mod http;
 pub mod kernel_maps;
 pub mod ledger;
 pub mod mounts;
+pub mod network;
 pub mod oracle;
+pub mod prometheus;
 pub mod real_drivers;
 pub mod report;
 pub mod rootfs;
