@@ -86,9 +86,11 @@ pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
 pub(crate) fn ensure_daemons(wanted: &[Package]) {
     let missing = wanted.iter().filter(|package| !package.is_there()).flat_map(|package| package.names());
     let names_line = missing.copied().collect::<Vec<_>>().join(" ");
-    let outcome = match Path::new("/run/systemd/system").exists() && !names_line.is_empty() {
-        true => Err(anyhow!("missing: {names_line}. On Debian or Ubuntu: sudo apt-get install -y {names_line}")),
-        false => ensure(wanted),
+    let would_start = Path::new("/run/systemd/system").exists();
+    let outcome = if would_start && !names_line.is_empty() {
+        Err(anyhow!("missing: {names_line}. On Debian or Ubuntu: sudo apt-get install -y {names_line}"))
+    } else {
+        ensure(wanted)
     };
     if let Err(error) = outcome {
         eprintln!("set-up: the tests that need them are SKIPPED. {error:#}");
