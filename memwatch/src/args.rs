@@ -159,6 +159,12 @@ pub(crate) struct Common {
     /// Load NVML from this file
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) nvml_lib: Option<PathBuf>,
+    /// Ask the agent that listens here, even if an option asks for an own watch (default: /run/memwatch/memwatch.sock, if one does)
+    #[arg(long, global = true, value_name = "PATH", env = "MEMWATCH_AGENT")]
+    pub(crate) agent: Option<PathBuf>,
+    /// Watch by oneself, even where an agent runs
+    #[arg(long, global = true)]
+    pub(crate) no_agent: bool,
     #[command(flatten)]
     pub(crate) sockets: Sockets,
     /// Log more, on stderr; may be repeated

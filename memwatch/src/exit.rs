@@ -119,7 +119,9 @@ pub(crate) fn permission_advice() -> String {
     let program = program.as_deref().map_or_else(|| "memwatch".into(), Path::to_string_lossy);
     let mut advice = format!(
         "Run it as root: sudo {program} …\n\
-         or give the file the capabilities it needs: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep {program}"
+         or give the file the capabilities it needs: sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep {program}\n\
+         or start the agent once, which shows every user their own processes: sudo systemctl start memwatch-agent\n\
+         (where that is not installed: sudo {program} agent)"
     );
     if Path::new("/.dockerenv").exists() || Path::new("/run/.containerenv").exists() {
         advice.push_str(

@@ -12,6 +12,7 @@ mod output;
 mod run;
 mod session;
 mod sinks;
+mod source;
 mod sources;
 
 use std::process::ExitCode;

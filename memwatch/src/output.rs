@@ -13,7 +13,6 @@ use crate::sinks::json::{self, Origin, Report};
 use crate::sinks::table::{self, TableOptions};
 use crate::sinks::tui::{self, Event, Flow, Screen, ScreenOptions};
 use crate::sinks::wall_clock::WallClock;
-use crate::sources::clock;
 
 /// Where snapshots go.
 pub(crate) enum Output {
@@ -61,18 +60,17 @@ impl Output {
         Self::Json { report, host: host_name() }
     }
 
-    /// Shows a snapshot. False when nobody reads any more.
+    /// Shows a snapshot; `boottime_to_unix_ns` turns its times into dates. False when nobody reads any more.
     ///
     /// # Errors
     /// When it cannot be written for another reason.
-    pub(crate) fn show(&mut self, snapshot: &Snapshot) -> Result<bool, Failure> {
-        let clock = WallClock::local(clock::boottime_to_unix_ns());
+    pub(crate) fn show(&mut self, snapshot: &Snapshot, boottime_to_unix_ns: i128) -> Result<bool, Failure> {
+        let clock = WallClock::local(boottime_to_unix_ns);
         let written = match self {
             Self::Screen(screen) => screen.draw(snapshot, &clock),
             Self::Table(style) => table::write(&mut io::stdout().lock(), snapshot, &clock, style),
             Self::Groups(style, by) => table::groups::write(&mut io::stdout().lock(), snapshot, *by, &clock, style),
             Self::Json { report, host } => {
-                let clock = WallClock::local(clock::boottime_to_unix_ns());
                 json::write(&mut io::stdout().lock(), *report, snapshot, Origin { host, clock: &clock })
             }
         };

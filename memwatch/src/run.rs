@@ -5,18 +5,20 @@ use std::time::Duration;
 
 use memwatch_core::snapshot::Snapshot;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
+use crate::agent::client::Seen;
 use crate::args::{Args, Command, Common, Pace, Ps, Rows, Run, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
-use crate::session::{Session, SessionOptions, has_reading};
+use crate::session::{Session, SessionOptions};
 use crate::sinks::filter::GpuFilter;
 use crate::sinks::json::{self, Origin, Report};
 use crate::sinks::selection::Selection;
 use crate::sinks::summary;
 use crate::sinks::wall_clock::WallClock;
+use crate::source::{Rhythm, Source};
 use crate::sources::clock;
 
 /// How long one report waits for NVML.
@@ -49,6 +51,7 @@ fn doctor(common: &Common) -> Exit {
         json: common.json,
         nvml_library: common.nvml_lib.clone(),
         libraries: common.libcuda.clone(),
+        sockets: common.sockets.places(),
         color: crate::output::use_color(common),
         verbose: common.verbose > 0,
     })
@@ -89,71 +92,63 @@ enum Stop {
 /// The live view: `memwatch`, `memwatch --pid …`.
 async fn watch(args: &Args) -> Result<Exit, Failure> {
     let options = session_options(&args.targets, &args.common);
-    let mut session = Session::open(&options)?;
+    let mut source = Source::open(&options, &args.targets, &args.common).await?;
+    source.persist();
     let filter = Filter::new(&args.targets);
-    for tgid in session.targets_without_library() {
-        eprintln!("memwatch: {}; waiting for its first CUDA call", without_library(tgid));
+    for idle in source.idle_targets() {
+        eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(&args.common, options.targets.len() == 1)?;
-    let stop = drive(&mut session, &mut output, &filter, args.pace).await?;
+    let stop = drive(&mut source, &mut output, &filter, args.pace).await?;
     drop(output);
     if stop == Stop::OutputClosed {
         return Ok(Exit::Ok);
     }
-    if let [tgid, ..] = session.targets_without_library()[..] {
-        return Err(Failure::new(Exit::NoTarget, format_args!("{} in all this time", without_library(tgid))));
+    if let [idle, ..] = &source.idle_targets()[..] {
+        return Err(Failure::new(Exit::NoTarget, format_args!("{idle} in all this time")));
     }
     if stop == Stop::NobodyLeft && !args.common.json {
-        let snapshot = session.snapshot();
-        print!("{}", summary::render(&snapshot, &WallClock::local(clock::boottime_to_unix_ns())));
+        if let Some(seen) = source.last_word().await {
+            print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns)));
+        }
     }
     Ok(Exit::Ok)
 }
 
-fn without_library(tgid: u32) -> String {
-    let comm = std::fs::read(format!("/proc/{tgid}/comm")).unwrap_or_default();
-    let comm = String::from_utf8_lossy(&comm);
-    format!("process {tgid} ({}) has not loaded libcuda.so", comm.trim().escape_debug())
-}
-
-/// The loop of a watch: records, readings, libraries, keys, signals and time, until one of them ends it.
-async fn drive(session: &mut Session, output: &mut Output, filter: &Filter, pace: Pace) -> Result<Stop, Failure> {
-    let mut ticks = interval(pace.interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// The loop of a watch: snapshots, keys, signals and time, until one of them ends it.
+async fn drive(source: &mut Source, output: &mut Output, filter: &Filter, pace: Pace) -> Result<Stop, Failure> {
+    let mut rhythm = Rhythm::new(pace.interval);
     let deadline = pace.duration.map(|duration| Instant::now() + duration);
     let mut keys = output.keys();
     let mut signals = Signals::listen()?;
-    loop {
+    let stop = loop {
         tokio::select! {
-            () = session.advance() => {}
+            seen = source.next(&mut rhythm) => {
+                if !show(seen?, output, filter)? {
+                    return Ok(Stop::OutputClosed);
+                }
+                if !source.is_anybody_left() {
+                    return Ok(Stop::NobodyLeft);
+                }
+            }
             Some(event) = keys.recv() => {
                 if !output.key(event) {
                     return Ok(Stop::Asked);
                 }
             }
-            _ = signals.any() => {
-                show(session, output, filter)?;
-                return Ok(Stop::Asked);
-            }
-            () = at(deadline) => {
-                show(session, output, filter)?;
-                return Ok(Stop::TimeUp);
-            }
-            _ = ticks.tick() => {
-                if !show(session, output, filter)? {
-                    return Ok(Stop::OutputClosed);
-                }
-                if !session.is_anybody_left() {
-                    return Ok(Stop::NobodyLeft);
-                }
-            }
+            _ = signals.any() => break Stop::Asked,
+            () = at(deadline) => break Stop::TimeUp,
         }
+    };
+    if let Some(seen) = source.last_word().await {
+        show(seen, output, filter)?;
     }
+    Ok(stop)
 }
 
-fn show(session: &mut Session, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
-    let snapshot = filtered(session, filter)?;
-    output.show(&snapshot)
+fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
+    let boottime_to_unix_ns = seen.boottime_to_unix_ns;
+    output.show(&filtered(seen.snapshot, filter)?, boottime_to_unix_ns)
 }
 
 /// What of a snapshot is shown.
@@ -163,15 +158,14 @@ struct Filter {
 }
 
 impl Filter {
-    /// The session watches the processes that are named by number, and their children, and no others.
+    /// The source shows the processes that are named by number, and their children, and no others.
     fn new(targets: &Targets) -> Self {
         let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
         Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
     }
 }
 
-fn filtered(session: &mut Session, filter: &Filter) -> Result<Snapshot, Failure> {
-    let mut snapshot = session.snapshot();
+fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
     filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
     filter.selection.apply(&mut snapshot);
     Ok(snapshot)
@@ -186,21 +180,13 @@ async fn at(deadline: Option<Instant>) {
 
 /// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
 async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
-    let mut session = Session::open(&session_options(targets, common))?;
-    let deadline = Instant::now() + NVML_PATIENCE;
-    let mut snapshot = session.snapshot();
-    while !has_reading(&snapshot) || !session.has_asked_for_names() {
-        tokio::select! {
-            () = session.advance() => {}
-            () = sleep_until(deadline) => break,
-        }
-        snapshot = session.snapshot();
-    }
+    let mut source = Source::open(&session_options(targets, common), targets, common).await?;
+    let seen = source.settled(Instant::now() + NVML_PATIENCE).await?;
     let filter = Filter::new(targets);
-    let snapshot = filtered(&mut session, &filter)?;
-    Output::once(common, rows.by()).show(&snapshot)?;
-    match session.targets_without_library()[..] {
-        [tgid, ..] => Err(Failure::new(Exit::NoTarget, without_library(tgid))),
+    let snapshot = filtered(seen.snapshot, &filter)?;
+    Output::once(common, rows.by()).show(&snapshot, seen.boottime_to_unix_ns)?;
+    match &source.idle_targets()[..] {
+        [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
         [] if snapshot.processes.is_empty() && !filter.selection.is_everybody() => {
             let wanted = filter.selection.describe();
             Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
@@ -243,7 +229,7 @@ async fn follow(session: &mut Session, command: &mut Running, signals: &mut Sign
 
 fn summarise(session: &mut Session, run: &Run, common: &Common) -> Result<(), Failure> {
     let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
-    let snapshot = filtered(session, &filter)?;
+    let snapshot = filtered(session.snapshot(), &filter)?;
     let boottime_to_unix_ns = clock::boottime_to_unix_ns();
     if common.json {
         let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));

@@ -1,69 +1,172 @@
 //! `memwatch agent`: one watch on everybody for as long as the machine runs, and those who may ask it.
 //!
-//! One task owns the watch; all others get snapshots through [`SnapshotSource`].
+//! One task owns the watch; all others get snapshots through [`publish::SnapshotSource`]. docs/agent.md is for those who run it.
 
+pub(crate) mod client;
+pub(crate) mod protocol;
+
+mod conversation;
+mod credentials;
 mod http;
 mod metrics;
+mod notify;
+mod privileges;
 mod publish;
+mod socket;
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::signal::unix::{SignalKind, signal};
+use memwatch_core::snapshot::Snapshot;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use self::publish::{AgentState, Publisher, Requests, SnapshotSource};
+use self::conversation::{PATIENCE, Reception};
+use self::notify::Notifier;
+use self::privileges::Capabilities;
+use self::publish::{Publisher, Requests, SnapshotSource};
+use self::socket::{Door, OpenSocket, ROOM};
 use crate::args::{Agent, Common};
 use crate::exit::{Exit, Failure};
-use crate::session::Session;
+use crate::session::{Session, SessionOptions};
+use crate::sources::kernel::load;
 
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
 /// `memwatch agent`, until it is told to end.
+///
+/// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
-    let listener =
-        agent.listen.map(|address| TcpListener::bind(address).with_context(|| format!("cannot listen on {address}")));
+    let options = crate::run::everybody(common);
+    let notifier = Notifier::of_this_process();
+    let listener = agent
+        .listen
+        .map(|address| TcpListener::bind(address).with_context(|| format!("HTTP cannot be served on {address}")));
     let listener = listener.transpose()?;
+    let group = credentials::group_number(credentials::GROUP);
+    let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
+    let lacking = restrict(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
-    runtime.block_on(async {
-        let mut session = Session::open(&crate::run::everybody(common))?;
+    let ended = runtime.block_on(async {
+        let signals = Signals::listen().map_err(anyhow::Error::from)?;
+        let mut session = Session::open(&options)?;
+        if let Some(sentence) = lacking {
+            eprintln!("memwatch: {sentence}");
+        }
         let (source, requests) = SnapshotSource::new();
+        let door = Door::new(ROOM);
+        let writer = std::sync::Arc::default();
+        let reception = Reception { source: source.clone(), door: door.clone(), group, patience: PATIENCE, writer };
+        tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
             listener.set_nonblocking(true).map_err(anyhow::Error::from)?;
             let listener = tokio::net::TcpListener::from_std(listener).map_err(anyhow::Error::from)?;
-            tokio::spawn(http::serve(listener, source.clone(), agent.process_metrics.0));
+            tokio::spawn(http::serve(listener, source, agent.process_metrics.0));
         }
-        drive(&mut session, requests).await?;
-        drop(source);
+        notifier.ready();
+        eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
+        let mut agent = Loop { session: &mut session, publisher: Publisher::default(), notifier, door: &door };
+        agent.turn(requests, signals).await;
+        agent.notifier.stopping();
         Ok(Exit::Ok)
-    })
+    });
+    // A thread may be at work for a client that nobody will answer any more.
+    runtime.shutdown_background();
+    ended
 }
 
-/// The loop of the agent: records, readings, libraries, questions and signals, until one of the last ends it.
-///
-/// SIGHUP is ignored: there is no configuration to read again, and a terminal that closes must not end a service.
-async fn drive(session: &mut Session, mut requests: Requests) -> Result<(), Failure> {
-    let mut publisher = Publisher::default();
-    let mut ticks = interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let listen = |kind| signal(kind).map_err(anyhow::Error::from);
-    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-    let mut hangup = listen(SignalKind::hangup())?;
-    loop {
-        tokio::select! {
-            () = session.advance() => {}
-            Some(reply) = requests.recv() => {
-                // Whoever asked may have gone.
-                let _ = reply.send(publisher.fresh(session, AgentState::default()));
+/// Gives up what watching does not take; says what of that was not there in the first place.
+fn restrict(options: &SessionOptions) -> Result<Option<String>, Failure> {
+    let needed = Capabilities::needed(load::takes_sys_admin(options.classic_uprobes));
+    let lacking = privileges::keep_only(needed).context("privileges cannot be given up")?;
+    Ok(privileges::cost_of(lacking))
+}
+
+/// The one task that owns the watch.
+struct Loop<'a> {
+    session: &'a mut Session,
+    publisher: Publisher,
+    notifier: Notifier,
+    door: &'a Door,
+}
+
+impl Loop<'_> {
+    /// Records, readings, libraries, questions and signals, until one of the last ends it.
+    ///
+    /// The signs of life come from here and nowhere else: a loop that hangs gives none.
+    async fn turn(&mut self, mut requests: Requests, mut signals: Signals) {
+        let mut ticks = interval(self.notifier.longest_pause().map_or(TICK, |pause| pause.min(TICK)));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.session.advance() => {}
+                Some(reply) = requests.recv() => {
+                    // Whoever asked may have gone.
+                    let _ = reply.send(self.publisher.fresh(self.session, self.door.state()));
+                }
+                _ = ticks.tick() => {
+                    let published = self.publisher.renew(self.session, self.door.state());
+                    self.notifier.alive();
+                    self.notifier.status(status(&published.snapshot, published.agent.clients));
+                }
+                () = signals.end() => return,
             }
-            _ = ticks.tick() => {
-                publisher.renew(session, AgentState::default());
+        }
+    }
+}
+
+/// `12 processes on 2 GPUs, 1 client`.
+fn status(snapshot: &Snapshot, clients: u64) -> String {
+    let plural = |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
+    let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();
+    let clients = usize::try_from(clients).unwrap_or(usize::MAX);
+    format!(
+        "{} on {}, {}",
+        plural(living, "process", "processes"),
+        plural(snapshot.gpus.len(), "GPU", "GPUs"),
+        plural(clients, "client", "clients"),
+    )
+}
+
+impl Failure {
+    /// The socket could not be made.
+    fn from_socket(error: anyhow::Error, path: &Path) -> Self {
+        let denied = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+        if denied.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied) {
+            let elsewhere = format!("or let it listen elsewhere than on {}: --socket PATH", path.display());
+            let advice = format!("{}\n{elsewhere}", crate::exit::permission_advice());
+            return Self { exit: Exit::NotPermitted, error, advice: Some(advice) };
+        }
+        error.into()
+    }
+}
+
+/// SIGINT and SIGTERM end the agent. SIGHUP is ignored: there is nothing to read again, and a terminal that closes is no end.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn end(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.interrupt.recv() => return,
+                _ = self.terminate.recv() => return,
+                _ = self.hangup.recv() => {}
             }
-            _ = hangup.recv() => {}
-            _ = interrupt.recv() => return Ok(()),
-            _ = terminate.recv() => return Ok(()),
         }
     }
 }

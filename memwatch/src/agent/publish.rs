@@ -88,7 +88,7 @@ impl Publisher {
     /// Makes a snapshot now.
     pub(crate) fn renew(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         let begin_ns = clock::boottime_ns();
-        let snapshot = session.snapshot();
+        let snapshot = Snapshot { from_agent: true, ..session.snapshot() };
         self.snapshots_total += 1;
         let agent = AgentState {
             started_ns: snapshot.attached_ns,

@@ -12,7 +12,8 @@ use memwatch_core::groups::By;
 use memwatch_core::input::{Coverage, MigFacts, NvmlState};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::{
-    ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView, Snapshot,
+    ContextLimits, FailureView, GpuView, HiddenView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
+    Snapshot,
 };
 use memwatch_core::words::Name;
 use serde::ser::SerializeMap as _;
@@ -72,6 +73,7 @@ struct Envelope<'a> {
     host: &'a str,
     time: String,
     attached_time: String,
+    from_agent: bool,
     complete: bool,
     losses: Losses<'a>,
     coverage: CoverageJson<'a>,
@@ -103,6 +105,7 @@ struct CoverageJson<'a> {
 struct Data<'a> {
     gpus: Vec<GpuJson<'a>>,
     processes: Vec<ProcessJson<'a>>,
+    hidden: Option<&'a HiddenView>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     promised: &'a [Promise],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -246,12 +249,14 @@ fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> E
         host: origin.host,
         time: clock.rfc3339(snapshot.time_ns),
         attached_time: clock.rfc3339(snapshot.attached_ns),
+        from_agent: snapshot.from_agent,
         complete: snapshot.complete,
         losses: Losses(&snapshot.losses),
         coverage: CoverageJson { coverage: &snapshot.coverage, nvml, nvml_reason },
         data: Data {
             gpus: snapshot.gpus.iter().map(|gpu| gpu_json(gpu, clock)).collect(),
             processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
+            hidden: snapshot.hidden.as_ref(),
             promised: &snapshot.promised,
             cgroup_memory: &snapshot.cgroup_memory,
             groups: by.map(|by| groups::of(snapshot, by)),

@@ -36,14 +36,26 @@ impl Sentence {
 
 /// The trust line in parts: since when, whether everything arrived, and what the driver says against it.
 pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
-    let mut parts =
-        vec![Sentence::new(Tone::Faint, format!("observed since {}", clock.time_of_day(snapshot.attached_ns)))];
+    let since = clock.moment(snapshot.attached_ns, snapshot.time_ns);
+    let since =
+        if snapshot.from_agent { format!("from the agent, since {since}") } else { format!("observed since {since}") };
+    let mut parts = vec![Sentence::new(Tone::Faint, since)];
+    parts.extend(hidden(snapshot));
     parts.push(exactness(snapshot));
     parts.push(lost(snapshot));
     parts.extend(older(snapshot));
     parts.extend(driver(snapshot));
     parts.extend(coverage(&snapshot.coverage.libraries));
     parts
+}
+
+/// `2 processes of others hold 3.0 GiB`; nothing where there are none, or all are shown.
+fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
+    let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
+    let held = hidden.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes));
+    let processes = plural(hidden.processes, "process", "processes");
+    let hold = if hidden.processes == 1 { "holds" } else { "hold" };
+    Some(Sentence::new(Tone::Faint, format!("{processes} of others {hold} {}", bytes(held.sum()))))
 }
 
 fn exactness(snapshot: &Snapshot) -> Sentence {

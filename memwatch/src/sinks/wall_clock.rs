@@ -34,6 +34,13 @@ impl WallClock {
         format!("{:02}:{:02}:{:02}{zone}", time.hour(), time.minute(), time.second())
     }
 
+    /// [`Self::time_of_day`], with the date where that is not the date at `now_ns`: `2026-11-20 14:02:11`.
+    pub(crate) fn moment(&self, boottime_ns: u64, now_ns: u64) -> String {
+        let date = |time_ns| self.zone.to_datetime(self.timestamp(time_ns)).date();
+        let time = self.time_of_day(boottime_ns);
+        if date(boottime_ns) == date(now_ns) { time } else { format!("{} {time}", date(boottime_ns)) }
+    }
+
     /// A time beyond the calendar's end is shown as the end.
     fn timestamp(&self, boottime_ns: u64) -> Timestamp {
         Timestamp::from_nanosecond(i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns))
@@ -50,6 +57,13 @@ mod tests {
         let clock = WallClock::utc(1_795_223_863_000_000_000);
         assert_eq!(clock.rfc3339(1_500_000), "2026-11-21T01:17:43.001500Z");
         assert_eq!(clock.time_of_day(2_000_000_000), "01:17:45");
+    }
+
+    #[test]
+    fn a_moment_of_another_day_has_its_date() {
+        let clock = WallClock::utc(1_795_223_863_000_000_000);
+        assert_eq!(clock.moment(0, 1_000_000_000), "01:17:43");
+        assert_eq!(clock.moment(0, 86_400_000_000_000), "2026-11-21 01:17:43");
     }
 
     #[test]

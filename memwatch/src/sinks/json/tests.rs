@@ -69,7 +69,7 @@ fn losses_and_a_missing_nvml_stand_in_every_report() {
     let report = value(&fixture::empty_node());
     assert_eq!(report["coverage"]["nvml"], "unavailable");
     assert_eq!(report["coverage"]["nvml_reason"], "no NVIDIA driver is loaded");
-    assert_eq!(report["data"], serde_json::json!({"gpus": [], "processes": []}));
+    assert_eq!(report["data"], serde_json::json!({"gpus": [], "processes": [], "hidden": null}));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use super::*;
-use memwatch_core::snapshot::ImportView;
+use memwatch_core::snapshot::{HiddenGpuView, HiddenView, ImportView};
 use memwatch_core::words::Tgid;
 
 use crate::sinks::fixture::{busy_node, clock, empty_node, quiet_node};
@@ -134,4 +134,17 @@ fn totals_taken_from_the_kernel_say_so() {
     assert!(
         doubts(&process, &clock())[0].text.ends_with("; live bytes taken from the kernel half's books at 14:02:30")
     );
+}
+
+#[test]
+fn the_trust_line_of_an_agent_says_so_and_what_it_hides() {
+    let mut snapshot = quiet_node();
+    snapshot.from_agent = true;
+    assert!(trust_line(&snapshot).starts_with("from the agent, since 14:02:11 · exact"), "{}", trust_line(&snapshot));
+    let gpu = |used_bytes, live_bytes| HiddenGpuView { used_bytes, live_bytes, ..HiddenGpuView::default() };
+    snapshot.hidden = Some(HiddenView { processes: 2, gpus: vec![gpu(Some(3 << 30), 1 << 30), gpu(None, 1 << 30)] });
+    let shown = trust_line(&snapshot);
+    assert!(shown.contains("since 14:02:11 · 2 processes of others hold 4.0 GiB · exact"), "{shown}");
+    snapshot.hidden = Some(HiddenView::default());
+    assert!(!trust_line(&snapshot).contains("others"));
 }

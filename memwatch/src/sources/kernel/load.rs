@@ -153,7 +153,7 @@ impl Kernel {
             .map_max_entries("RECORDS", options.ring_bytes)
             .load(OBJECT)
             .map_err(|cause| LoadError::Object(Box::new(cause)))?;
-        let mechanism = mechanism(options);
+        let mechanism = mechanism(options.classic_uprobes);
         let (entry, leave) = mechanism.programs();
         for program in [entry, leave] {
             uprobe(&mut ebpf, program)?.load().map_err(refused(program))?;
@@ -202,8 +202,13 @@ fn refused(program: &'static str) -> impl Fn(ProgramError) -> LoadError {
     move |cause| LoadError::Program { program, cause: Box::new(cause) }
 }
 
-fn mechanism(options: LoadOptions) -> Mechanism {
-    let multi =
-        !options.classic_uprobes && is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation).unwrap_or(false);
+/// Whether attaching probes takes CAP_SYS_ADMIN here, since they are classic uprobes: because the kernel knows no others (which only
+/// the privileged can ask it), or on demand.
+pub(crate) fn takes_sys_admin(classic_uprobes: bool) -> bool {
+    mechanism(classic_uprobes) == Mechanism::Classic
+}
+
+fn mechanism(classic_uprobes: bool) -> Mechanism {
+    let multi = !classic_uprobes && is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation).unwrap_or(false);
     if multi { Mechanism::UprobeMulti } else { Mechanism::Classic }
 }

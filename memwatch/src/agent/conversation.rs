@@ -1,0 +1,233 @@
+//! The agent's side of a conversation. Every step has a time limit, so that a slow, silent or hostile client costs its own answer
+//! and nothing else.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use memwatch_core::snapshot::Viewer;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
+
+use super::credentials::Peer;
+use super::protocol::{self, Answer, Inbox, PROTOCOL, Request, Told, Welcome};
+use super::publish::{Published, SnapshotSource};
+use super::socket::Door;
+
+/// How long a client has for each step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// From connecting to the end of its hello.
+    pub(super) hello: Duration,
+    /// From one request to the next.
+    pub(super) idle: Duration,
+    /// For reading an answer.
+    pub(super) answer: Duration,
+}
+
+/// What clients get, unless a test wants less.
+pub(super) const PATIENCE: Patience =
+    Patience { hello: Duration::from_secs(2), idle: Duration::from_secs(60), answer: Duration::from_secs(5) };
+
+/// Answers to one client are no closer.
+const CLOSEST: Duration = Duration::from_millis(50);
+/// The shortest and the longest time between two snapshots of a following client.
+const FOLLOW_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
+/// After a connection that could not be taken (no descriptor is free, say), before the next try.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// What all conversations share.
+#[derive(Clone)]
+pub(super) struct Reception {
+    /// Where snapshots come from.
+    pub(super) source: SnapshotSource,
+    /// Who is inside.
+    pub(super) door: Arc<Door>,
+    /// The number of the group that sees everything, where there is one.
+    pub(super) group: Option<u32>,
+    /// The time limits.
+    pub(super) patience: Patience,
+    /// The last answers.
+    pub(super) writer: Arc<Writer>,
+}
+
+/// How a conversation ends, but for the client's leaving.
+enum End {
+    /// With a sentence for the client.
+    Refusal(String),
+    /// The client took too long.
+    Impatience,
+    /// The connection is gone.
+    Gone,
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::InvalidData => Self::Refusal(format!("not understood: {error}")),
+            _ => Self::Gone,
+        }
+    }
+}
+
+impl Reception {
+    /// Takes clients in for as long as it is polled.
+    pub(super) async fn serve(self, listener: UnixListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    tokio::spawn(self.clone().receive(stream));
+                }
+                Err(error) => {
+                    log::warn!("a client could not be taken in: {error}");
+                    sleep(BREATH).await;
+                }
+            }
+        }
+    }
+
+    async fn receive(self, stream: UnixStream) {
+        let end = match Peer::of(&stream) {
+            Ok(peer) => self.admit(&stream, &peer).await,
+            Err(error) => Err(End::Refusal(format!("the kernel does not say who you are: {error}"))),
+        };
+        match end {
+            Ok(()) | Err(End::Gone) => {}
+            Err(End::Impatience) => self.door.lose_patience(),
+            Err(End::Refusal(why)) => {
+                self.door.refuse();
+                if let Ok(frame) = protocol::frame(&Answer::Refused { why: Cow::Owned(why) }) {
+                    let _ = timeout(self.patience.answer, protocol::send(&stream, &frame)).await;
+                }
+            }
+        }
+    }
+
+    async fn admit(&self, stream: &UnixStream, peer: &Peer) -> Result<(), End> {
+        let viewer = peer.viewer(self.group);
+        let is_user = viewer != Viewer::Everything;
+        let _ticket = self.door.enter(peer.uid, is_user).map_err(|why| End::Refusal(why.to_owned()))?;
+        let mut inbox = Inbox::new(protocol::REQUEST_BYTES);
+        let hello = timeout(self.patience.hello, inbox.receive(stream)).await.map_err(|_| End::Impatience)??;
+        let Some(hello) = hello else { return Ok(()) };
+        greet(&hello)?;
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        let welcome = protocol::frame(&Answer::Welcome(Welcome { protocol: PROTOCOL, program, viewer }))?;
+        self.send(stream, &welcome).await?;
+        self.converse(stream, inbox, viewer).await
+    }
+
+    async fn converse(&self, stream: &UnixStream, mut inbox: Inbox, viewer: Viewer) -> Result<(), End> {
+        let mut follow: Option<Interval> = None;
+        let mut idle_until = Instant::now() + self.patience.idle;
+        loop {
+            tokio::select! {
+                frame = inbox.receive(stream) => match frame? {
+                    None => return Ok(()),
+                    Some(frame) => match understand(&frame)? {
+                        Request::Snapshot => self.tell(stream, viewer).await?,
+                        Request::Follow { every_ms } => follow = Some(pace(every_ms)),
+                        Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
+                    },
+                },
+                () = next(&mut follow) => self.tell(stream, viewer).await?,
+                () = sleep_until(idle_until), if follow.is_none() => return Err(End::Impatience),
+            }
+            idle_until = Instant::now() + self.patience.idle;
+        }
+    }
+
+    /// A snapshot for this client.
+    async fn tell(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+        let earliest = Instant::now() + CLOSEST;
+        let published = self.source.latest().await.ok_or(End::Gone)?;
+        let frame = self.writer.write(published, viewer).await?;
+        self.send(stream, &frame).await?;
+        sleep_until(earliest).await;
+        Ok(())
+    }
+
+    async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), End> {
+        Ok(timeout(self.patience.answer, protocol::send(stream, frame)).await.map_err(|_| End::Impatience)??)
+    }
+}
+
+fn greet(frame: &[u8]) -> Result<(), End> {
+    match understand(frame)? {
+        Request::Hello { protocol, .. } if protocol.major == PROTOCOL.major => Ok(()),
+        Request::Hello { protocol, program } => Err(End::Refusal(format!(
+            "this agent is memwatch {} and speaks protocol {}, memwatch {} speaks {}: use the same version of both",
+            env!("CARGO_PKG_VERSION"),
+            PROTOCOL.major,
+            program.escape_debug(),
+            protocol.major,
+        ))),
+        _ => Err(End::Refusal("not understood: no hello".to_owned())),
+    }
+}
+
+fn understand(frame: &[u8]) -> Result<Request, End> {
+    serde_json::from_slice(frame).map_err(|error| End::Refusal(format!("not understood: {error}")))
+}
+
+fn pace(every_ms: u64) -> Interval {
+    let every_ms = every_ms.clamp(*FOLLOW_MS.start(), *FOLLOW_MS.end());
+    let mut pace = interval(Duration::from_millis(every_ms));
+    pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pace
+}
+
+async fn next(follow: &mut Option<Interval>) {
+    match follow {
+        Some(interval) => {
+            interval.tick().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Writes snapshots as frames, on a thread of its own: a large one takes longer than records may wait.
+///
+/// One at a time, and once for all clients that see the same.
+#[derive(Default)]
+pub(super) struct Writer {
+    written: Mutex<Written>,
+}
+
+#[derive(Default)]
+struct Written {
+    snapshot: u64,
+    frames: BTreeMap<Viewer, Arc<[u8]>>,
+}
+
+impl Writer {
+    async fn write(&self, published: Arc<Published>, viewer: Viewer) -> io::Result<Arc<[u8]>> {
+        let mut written = self.written.lock().await;
+        let snapshot = published.agent.snapshots_total;
+        if written.snapshot != snapshot {
+            *written = Written { snapshot, ..Written::default() };
+        }
+        if let Some(frame) = written.frames.get(&viewer) {
+            return Ok(Arc::clone(frame));
+        }
+        let frame = tokio::task::spawn_blocking(move || told(&published, viewer)).await??;
+        let frame: Arc<[u8]> = frame.into();
+        written.frames.insert(viewer, Arc::clone(&frame));
+        Ok(frame)
+    }
+}
+
+fn told(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
+    let snapshot = match viewer {
+        Viewer::Everything => Cow::Borrowed(&published.snapshot),
+        Viewer::User(_) => Cow::Owned(published.snapshot.seen_by(viewer)),
+    };
+    let boottime_to_unix_ns = published.boottime_to_unix_ns;
+    protocol::frame(&Answer::Snapshot(Told { snapshot, boottime_to_unix_ns }))
+}
+
+#[cfg(test)]
+mod tests;

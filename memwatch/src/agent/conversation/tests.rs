@@ -1,0 +1,226 @@
+use super::*;
+use crate::agent::client::{Client, NoAgent};
+use crate::agent::publish::{AgentState, Requests};
+use crate::agent::socket::{OpenSocket, Room};
+use crate::sinks::fixture;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tempfile::TempDir;
+
+const ROOMY: Room = Room { clients: 8, users: 6, per_user: 6 };
+const QUICK: Patience = Patience {
+    hello: Duration::from_millis(200),
+    idle: Duration::from_millis(300),
+    answer: Duration::from_millis(300),
+};
+
+/// An agent without a watch: it hands out a made-up machine.
+struct Made {
+    directory: TempDir,
+    door: Arc<Door>,
+    _socket: OpenSocket,
+}
+
+impl Made {
+    fn start(processes: u32, room: Room, patience: Patience) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let socket = OpenSocket::open(&path, None).expect("nobody is there");
+        let (source, requests) = SnapshotSource::new();
+        tokio::spawn(hand_out(requests, processes));
+        let door = Door::new(room);
+        let reception = Reception { source, door: Arc::clone(&door), group: None, patience, writer: Arc::default() };
+        tokio::spawn(reception.serve(socket.listener().expect("a runtime")));
+        Self { directory, door, _socket: socket }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    async fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.path()).await.expect("it listens")
+    }
+
+    /// What the agent answers to these bytes until it hangs up.
+    async fn last_answer_to(&self, bytes: &[u8]) -> Option<String> {
+        let stream = self.connect().await;
+        protocol::send(&stream, bytes).await.expect("it fits");
+        let mut inbox = Inbox::new(protocol::ANSWER_BYTES);
+        let mut last = None;
+        while let Ok(Some(frame)) = inbox.receive(&stream).await {
+            last = Some(String::from_utf8(frame).expect("JSON is UTF-8"));
+        }
+        last
+    }
+
+    async fn until(&self, holds: impl Fn(AgentState) -> bool) {
+        for _ in 0..1000 {
+            if holds(self.door.state()) {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{:?}", self.door.state());
+    }
+}
+
+async fn hand_out(mut requests: Requests, processes: u32) {
+    let made = AtomicU64::new(0);
+    while let Some(reply) = requests.recv().await {
+        let snapshots_total = made.fetch_add(1, Ordering::Relaxed) + 1;
+        let agent = AgentState { snapshots_total, ..AgentState::default() };
+        let snapshot = fixture::crowded_node(processes);
+        let _ = reply.send(Arc::new(Published { snapshot, boottime_to_unix_ns: 5, agent }));
+    }
+}
+
+fn hello(major: u32) -> Vec<u8> {
+    let protocol = protocol::Version { major, minor: 0 };
+    protocol::frame(&Request::Hello { protocol, program: "9.9\u{1b}[31m".to_owned() }).expect("it can be written")
+}
+
+fn followed(every_ms: u64) -> Vec<u8> {
+    let follow = protocol::frame(&Request::Follow { every_ms }).expect("it can be written");
+    [hello(PROTOCOL.major), follow].concat()
+}
+
+#[tokio::test]
+async fn a_client_is_welcomed_and_told() {
+    let agent = Made::start(3, ROOMY, PATIENCE);
+    let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
+    for _ in 0..2 {
+        let seen = client.snapshot().await.expect("it answers");
+        // The tests run as root in places, and as somebody else in others, who owns none of these.
+        let shown = match client.viewer() {
+            Viewer::Everything => 3,
+            Viewer::User(_) => 0,
+        };
+        assert_eq!((seen.snapshot.processes.len(), seen.boottime_to_unix_ns), (shown, 5));
+    }
+    agent.until(|state| state.clients == 1).await;
+    drop(client);
+    agent.until(|state| (state.clients, state.clients_total) == (0, 1)).await;
+    assert_eq!((agent.door.state().clients_refused_total, agent.door.state().clients_dropped_total), (0, 0));
+}
+
+#[tokio::test]
+async fn a_follower_gets_one_snapshot_after_another() {
+    let agent = Made::start(1, ROOMY, QUICK);
+    let stream = agent.connect().await;
+    protocol::send(&stream, &followed(0)).await.expect("it fits");
+    let mut inbox = Inbox::new(protocol::ANSWER_BYTES);
+    for expected in ["welcome", "snapshot", "snapshot", "snapshot", "snapshot", "snapshot"] {
+        let frame = inbox.receive(&stream).await.expect("it answers").expect("it goes on");
+        assert!(String::from_utf8_lossy(&frame).starts_with(&format!("{{\"{expected}\"")), "{expected}");
+    }
+}
+
+#[tokio::test]
+async fn another_version_gets_a_sentence_without_its_escapes() {
+    let agent = Made::start(1, ROOMY, PATIENCE);
+    let answer = agent.last_answer_to(&hello(PROTOCOL.major + 1)).await.expect("a sentence");
+    assert!(answer.contains("refused") && answer.contains("use the same version of both"), "{answer}");
+    assert!(answer.contains("9.9") && !answer.contains("\\u001b["), "{answer}");
+    agent.until(|state| state.clients_refused_total == 1 && state.clients == 0).await;
+}
+
+#[tokio::test]
+async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
+    let agent = Made::start(2, ROOMY, PATIENCE);
+    let valid = hello(PROTOCOL.major);
+    let snapshot = protocol::frame(&Request::Snapshot).expect("it can be written");
+    for garbage in [
+        b"GET /metrics HTTP/1.1\r\n\r\n".to_vec(),
+        vec![0xff; 100],
+        vec![0, 0, 0, 2, b'{', b'}'],
+        vec![0, 0, 0, 0],
+        snapshot,
+        [valid.clone(), valid.clone()].concat(),
+        [valid.clone(), vec![0, 0, 0x10, 1]].concat(),
+        [valid, vec![0, 0, 0, 1, 0xff]].concat(),
+    ] {
+        let answer = agent.last_answer_to(&garbage).await.unwrap_or_else(|| panic!("no answer to {garbage:?}"));
+        assert!(answer.contains("not understood"), "{answer}");
+    }
+    assert_eq!(agent.door.state().clients_refused_total, 8);
+    let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
+    assert!(client.snapshot().await.is_ok());
+}
+
+#[tokio::test]
+async fn the_silent_and_the_slow_are_dropped() {
+    let agent = Made::start(1000, ROOMY, QUICK);
+    let mute = agent.connect().await;
+    agent.until(|state| state.clients_dropped_total == 1).await;
+    let idle = agent.connect().await;
+    protocol::send(&idle, &hello(PROTOCOL.major)).await.expect("it fits");
+    agent.until(|state| state.clients_dropped_total == 2).await;
+    // A user's view of a machine of others is small: it takes many to fill a socket that nobody reads.
+    let slow = agent.connect().await;
+    protocol::send(&slow, &followed(100)).await.expect("it fits");
+    let mut reader = Client::meet(&agent.path()).await.expect("it welcomes");
+    while agent.door.state().clients_dropped_total < 3 {
+        assert!(reader.snapshot().await.is_ok(), "others are answered meanwhile");
+    }
+    drop((mute, idle, slow));
+}
+
+#[tokio::test]
+async fn the_door_is_closed_where_there_is_no_room() {
+    let agent = Made::start(1, Room { clients: 1, users: 1, per_user: 1 }, PATIENCE);
+    let first = Client::meet(&agent.path()).await.expect("it welcomes");
+    let Err(NoAgent::Unusable(why)) = Client::meet(&agent.path()).await else { panic!("a second one") };
+    assert!(why.contains("as many clients"), "{why}");
+    drop(first);
+    agent.until(|state| state.clients == 0).await;
+    assert!(Client::meet(&agent.path()).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_client_says_what_is_wrong_with_an_agent() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("socket");
+    assert_eq!(Client::meet(&path).await.map(drop), Err(NoAgent::Absent));
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    assert!(Client::meet(&path).await.expect_err("dead").to_string().contains("nobody listens"));
+    std::fs::remove_file(&path).expect("it is there");
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let later = Welcome {
+        protocol: protocol::Version { major: PROTOCOL.major + 1, minor: 0 },
+        program: "9.9".to_owned(),
+        viewer: Viewer::User(7),
+    };
+    for (answer, sentence) in [
+        (protocol::frame(&Answer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 2, this is"),
+        (protocol::frame(&Answer::Refused { why: "go \u{1b}[2Jaway".into() }), "it says: go \\u{1b}[2Jaway"),
+        (protocol::frame(&"something else"), "its answer is not understood"),
+        (Ok(vec![0xff; 8]), "4294967295 bytes"),
+        (Ok(Vec::new()), "it has hung up"),
+    ] {
+        let answer = answer.expect("it can be written");
+        let one_client = async {
+            let (stream, _) = listener.accept().await.expect("a client");
+            protocol::send(&stream, &answer).await.expect("it fits");
+        };
+        let (met, ()) = tokio::join!(Client::meet(&path), one_client);
+        let why = met.expect_err(sentence).to_string();
+        assert!(why.contains(sentence), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn snapshots_of_a_thousand_processes_are_written_once_for_all_that_see_the_same() {
+    let published = |snapshots_total| {
+        let agent = AgentState { snapshots_total, ..AgentState::default() };
+        Arc::new(Published { snapshot: fixture::crowded_node(1000), boottime_to_unix_ns: 5, agent })
+    };
+    let writer = Writer::default();
+    let first = writer.write(published(1), Viewer::Everything).await.expect("it can be written");
+    let again = writer.write(published(1), Viewer::Everything).await.expect("it can be written");
+    assert!(Arc::ptr_eq(&first, &again));
+    let other = writer.write(published(1), Viewer::User(4242)).await.expect("it can be written");
+    assert!(other.len() < first.len() / 10, "{} of {}", other.len(), first.len());
+    let next = writer.write(published(2), Viewer::Everything).await.expect("it can be written");
+    assert!(!Arc::ptr_eq(&first, &next));
+}

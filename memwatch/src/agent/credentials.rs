@@ -1,0 +1,115 @@
+//! Who is at the other end of a socket, by the kernel's word (unix(7)), and what they get to see.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use memwatch_core::snapshot::Viewer;
+
+/// Whoever is in this group sees all processes.
+pub(crate) const GROUP: &str = "memwatch";
+
+/// So many supplementary groups of a peer are asked for at once; the kernel says where there are more.
+const GROUPS: usize = 64;
+
+/// Who connected, as it was when they did. User ids of other user namespaces arrive as what they are on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    /// Effective user id.
+    pub(super) uid: u32,
+    /// Effective group id, and the supplementary ones.
+    groups: Vec<u32>,
+}
+
+impl Peer {
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub(super) fn of(socket: &impl AsRawFd) -> io::Result<Self> {
+        let socket = socket.as_raw_fd();
+        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let length = option(socket, libc::SO_PEERCRED, std::slice::from_mut(&mut credentials))?;
+        if length != size_of::<libc::ucred>() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut groups = vec![0_u32; GROUPS];
+        let length = loop {
+            match option(socket, libc::SO_PEERGROUPS, &mut groups) {
+                // The kernel's NGROUPS_MAX.
+                Err(error) if error.raw_os_error() == Some(libc::ERANGE) && groups.len() < 65_536 => {
+                    groups.resize(groups.len() * 4, 0);
+                }
+                answer => break answer?,
+            }
+        };
+        groups.truncate(length / size_of::<u32>());
+        groups.push(credentials.gid);
+        Ok(Self { uid: credentials.uid, groups })
+    }
+
+    /// What they get to see; `group` is the number of [`GROUP`], where there is one.
+    pub(super) fn viewer(&self, group: Option<u32>) -> Viewer {
+        let is_member = group.is_some_and(|group| self.groups.contains(&group));
+        if self.uid == 0 || is_member { Viewer::Everything } else { Viewer::User(self.uid) }
+    }
+}
+
+/// The bytes that the kernel has written.
+fn option<T>(socket: i32, name: i32, values: &mut [T]) -> io::Result<usize> {
+    let mut length = libc::socklen_t::try_from(size_of_val(values)).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `values` is as long as `length` says, and both live until the call returns.
+    let status =
+        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, name, values.as_mut_ptr().cast(), &raw mut length) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    usize::try_from(length).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The number of a group; `None` where there is no such group.
+pub(crate) fn group_number(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: an all-zero group is a valid value to be overwritten.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut buffer = vec![0; 64 << 10];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are to live locals, and the length is the buffer's.
+    let status =
+        unsafe { libc::getgrnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
+    (status == 0 && !found.is_null()).then_some(entry.gr_gid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_other_end_of_a_pair_is_this_very_process() {
+        let (near, _far) = UnixStream::pair().expect("a pair");
+        let peer = Peer::of(&near).expect("the kernel says");
+        // SAFETY: these have no preconditions.
+        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+        assert_eq!((peer.uid, peer.groups.last()), (uid, Some(&gid)));
+        // SAFETY: with 0 it only counts.
+        let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
+        assert_eq!(peer.groups.len(), usize::try_from(count).expect("a count") + 1);
+    }
+
+    #[test]
+    fn root_and_members_of_the_group_see_all_and_nobody_else_does() {
+        let peer = |uid, groups: &[u32]| Peer { uid, groups: groups.to_vec() };
+        assert_eq!(peer(0, &[0]).viewer(None), Viewer::Everything);
+        assert_eq!(peer(1000, &[27, 990, 1000]).viewer(Some(990)), Viewer::Everything);
+        assert_eq!(peer(1000, &[27, 1000]).viewer(Some(990)), Viewer::User(1000));
+        assert_eq!(peer(1000, &[0, 1000]).viewer(None), Viewer::User(1000));
+    }
+
+    #[test]
+    fn groups_have_numbers_and_others_are_not_there() {
+        assert_eq!(group_number("root"), Some(0));
+        assert_eq!(group_number("no-such-group-here"), None);
+        assert_eq!(group_number("no\0group"), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! What the agent tells systemd: that it is ready, how it is, and that it is alive. sd_notify(3), sd_watchdog_enabled(3).
+
+use std::ffi::{OsStr, OsString};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
+
+/// The service manager, if there is one.
+#[derive(Debug, Default)]
+pub(crate) struct Notifier {
+    socket: Option<UnixDatagram>,
+    /// Without a sign of life for so long, the manager ends the agent.
+    watchdog: Option<Duration>,
+    last_sign: Option<Instant>,
+    status: String,
+}
+
+impl Notifier {
+    /// What this process's environment says of its service manager.
+    pub(crate) fn of_this_process() -> Self {
+        let tgid = std::process::id().to_string();
+        Self::of(|name| std::env::var_os(name), &tgid)
+    }
+
+    fn of(variable: impl Fn(&str) -> Option<OsString>, tgid: &str) -> Self {
+        let text = |name| variable(name).and_then(|value| value.into_string().ok());
+        // The variable is inherited; it is for the process it names.
+        let is_ours = text("WATCHDOG_PID").is_none_or(|of| of == tgid);
+        let watchdog = text("WATCHDOG_USEC").filter(|_| is_ours).and_then(|time| time.parse().ok());
+        Self {
+            socket: variable("NOTIFY_SOCKET").and_then(|name| connect(&name)),
+            watchdog: watchdog.filter(|time| *time > 0).map(Duration::from_micros),
+            ..Self::default()
+        }
+    }
+
+    /// The longest time between two looks at whether a sign of life is due.
+    pub(crate) fn longest_pause(&self) -> Option<Duration> {
+        self.watchdog.map(|time| time / 4)
+    }
+
+    /// The probes are attached and the socket is open.
+    pub(crate) fn ready(&self) {
+        self.send("READY=1");
+    }
+
+    /// The agent is about to end.
+    pub(crate) fn stopping(&self) {
+        self.send("STOPPING=1");
+    }
+
+    /// How it is, in a line; said when it has changed.
+    pub(crate) fn status(&mut self, status: String) {
+        if status != self.status {
+            self.send(&format!("STATUS={status}"));
+            self.status = status;
+        }
+    }
+
+    /// The loop turns: a sign of life, where one is due. Manager and manual want one every half of the time.
+    pub(crate) fn alive(&mut self) {
+        let Some(watchdog) = self.watchdog else { return };
+        if self.last_sign.is_none_or(|last| last.elapsed() >= watchdog / 4) {
+            self.send("WATCHDOG=1");
+            self.last_sign = Some(Instant::now());
+        }
+    }
+
+    /// A manager that does not listen is no reason to stop.
+    fn send(&self, message: &str) {
+        if let Some(socket) = &self.socket {
+            if let Err(error) = socket.send(message.as_bytes()) {
+                log::warn!("the service manager cannot be told {message}: {error}");
+            }
+        }
+    }
+}
+
+/// A path, or a name in the abstract namespace where it begins with `@`.
+fn connect(name: &OsStr) -> Option<UnixDatagram> {
+    let address = match name.as_bytes() {
+        [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+        _ => SocketAddr::from_pathname(name),
+    };
+    let connected = address.and_then(|address| {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(&address)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    });
+    connected.inspect_err(|error| log::warn!("the service manager's socket {}: {error}", name.display())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(socket: &UnixDatagram) -> Vec<String> {
+        socket.set_nonblocking(true).expect("a socket");
+        let mut buffer = [0; 256];
+        let next =
+            || socket.recv(&mut buffer).ok().map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned());
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn without_a_manager_nothing_is_said_and_nothing_fails() {
+        let mut notifier = Notifier::of(|_| None, "7");
+        notifier.ready();
+        notifier.alive();
+        notifier.status("fine".to_owned());
+        notifier.stopping();
+        assert_eq!(notifier.longest_pause(), None);
+    }
+
+    #[test]
+    fn a_manager_hears_what_is_new_by_path_and_by_abstract_name() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("notify");
+        let name = format!("memwatch-notify-{}", std::process::id());
+        let abstract_name = SocketAddr::from_abstract_name(&name).expect("a name");
+        let sockets = [
+            (UnixDatagram::bind(&path).expect("a socket"), path.into_os_string()),
+            (UnixDatagram::bind_addr(&abstract_name).expect("a socket"), format!("@{name}").into()),
+        ];
+        for (socket, address) in sockets {
+            let variable = |name: &str| match name {
+                "NOTIFY_SOCKET" => Some(address.clone()),
+                "WATCHDOG_USEC" => Some("3600000000".into()),
+                "WATCHDOG_PID" => Some("7".into()),
+                _ => None,
+            };
+            let mut notifier = Notifier::of(variable, "7");
+            notifier.ready();
+            for status in ["1 process", "1 process", "2 processes"] {
+                notifier.status(status.to_owned());
+                notifier.alive();
+            }
+            notifier.stopping();
+            let want = ["READY=1", "STATUS=1 process", "WATCHDOG=1", "STATUS=2 processes", "STOPPING=1"];
+            assert_eq!(heard(&socket), want);
+            assert_eq!(notifier.longest_pause(), Some(Duration::from_mins(15)));
+        }
+    }
+
+    #[test]
+    fn another_processs_watchdog_and_one_that_makes_no_sense_are_not_ours() {
+        for (of, time) in [("8", "1000000"), ("7", "0"), ("7", "soon")] {
+            let variable = |name: &str| match name {
+                "WATCHDOG_USEC" => Some(time.into()),
+                "WATCHDOG_PID" => Some(of.into()),
+                _ => None,
+            };
+            assert_eq!(Notifier::of(variable, "7").longest_pause(), None, "{of} {time}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The agent's socket: one file that one living agent listens on, and the door to it.
+//!
+//! Everybody may connect (mode 0666): who sees what is decided by who they are, in `credentials`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown,
+};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context as _, bail};
+
+use super::publish::AgentState;
+
+/// The mode of a directory that is made for the socket, and of the socket.
+const DIRECTORY_MODE: u32 = 0o755;
+const SOCKET_MODE: u32 = 0o666;
+
+/// A socket that this process listens on; its file goes with it.
+#[derive(Debug)]
+pub(crate) struct OpenSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the file: another agent's is not to be removed.
+    file: (u64, u64),
+    /// Held for as long as the agent lives; the kernel lets go of it with the process, however that ends.
+    _lock: File,
+}
+
+impl OpenSocket {
+    /// Listens on `path`. What a dead agent has left there is replaced.
+    ///
+    /// # Errors
+    /// When another agent lives there, something else is there, or the file cannot be made.
+    pub(crate) fn open(path: &Path, group: Option<u32>) -> anyhow::Result<Self> {
+        make_directory(path)?;
+        let lock = lock(path)?;
+        remove_stale(path)?;
+        let listener =
+            UnixListener::bind(path).with_context(|| format!("no socket can be made at {}", path.display()))?;
+        // Fails where the agent is not root; then whoever started it has chosen the group.
+        let _ = chown(path, None, group);
+        fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).context("the socket's mode cannot be set")?;
+        listener.set_nonblocking(true)?;
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self { listener, path: path.to_owned(), file: (metadata.dev(), metadata.ino()), _lock: lock })
+    }
+
+    /// For a runtime.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn listener(&self) -> io::Result<tokio::net::UnixListener> {
+        tokio::net::UnixListener::from_std(self.listener.try_clone()?)
+    }
+}
+
+impl Drop for OpenSocket {
+    fn drop(&mut self) {
+        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.file);
+        if is_ours {
+            if let Err(error) = fs::remove_file(&self.path) {
+                log::warn!("{} cannot be removed, the next agent will: {error}", self.path.display());
+            }
+        }
+    }
+}
+
+fn make_directory(path: &Path) -> anyhow::Result<()> {
+    let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) else { return Ok(()) };
+    match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
+        // Whatever the umask has taken away.
+        Ok(()) => fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            return Err(error).with_context(|| format!("the directory {} cannot be made", directory.display()));
+        }
+    }
+    Ok(())
+}
+
+/// A lock beside the socket, so that two agents that start together do not take each other's socket for a dead one's.
+fn lock(path: &Path) -> anyhow::Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(&name).with_context(|| format!("{} cannot be opened", name.display()))?;
+    // SAFETY: a plain system call on a descriptor that is open.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() == io::ErrorKind::WouldBlock {
+            bail!("another agent is running: it listens on {}", path.display());
+        }
+        return Err(error).with_context(|| format!("{} cannot be locked", name.display()));
+    }
+    Ok(file)
+}
+
+fn remove_stale(path: &Path) -> anyhow::Result<()> {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        bail!("{} is there already, and is no socket", path.display());
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).with_context(|| format!("{} of a dead agent cannot be removed", path.display()))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => bail!("another program is running that listens on {}", path.display()),
+    }
+}
+
+/// How many may be connected at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// In all; of these, some are kept for those who see everything.
+    pub(super) clients: usize,
+    /// Of them, for those who see only their own.
+    pub(super) users: usize,
+    /// Of one user.
+    pub(super) per_user: usize,
+}
+
+/// The room there is, unless a test wants less.
+pub(super) const ROOM: Room = Room { clients: 80, users: 64, per_user: 8 };
+
+/// Counts who is connected, and who was.
+#[derive(Debug)]
+pub(super) struct Door {
+    room: Room,
+    inside: Mutex<BTreeMap<(bool, u32), usize>>,
+    total: AtomicU64,
+    refused: AtomicU64,
+    dropped: AtomicU64,
+}
+
+/// A client that was let in; it leaves when this is dropped.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    door: Arc<Door>,
+    /// Whether it sees only its own, and whose it is.
+    who: (bool, u32),
+}
+
+impl Door {
+    /// Nobody is inside.
+    pub(super) fn new(room: Room) -> Arc<Self> {
+        let none = || AtomicU64::new(0);
+        Arc::new(Self { room, inside: Mutex::default(), total: none(), refused: none(), dropped: none() })
+    }
+
+    /// Lets a client in where there is room; else says why not. `is_user`: it sees only its own.
+    pub(super) fn enter(self: &Arc<Self>, uid: u32, is_user: bool) -> Result<Ticket, &'static str> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_all = inside.values().sum::<usize>();
+        let of_users = inside.iter().filter(|((is_user, _), _)| *is_user).map(|(_, count)| *count).sum::<usize>();
+        let of_this = inside.get(&(is_user, uid)).copied().unwrap_or(0);
+        if of_all >= self.room.clients || (is_user && of_users >= self.room.users) {
+            return Err("the agent has as many clients as it takes");
+        }
+        if is_user && of_this >= self.room.per_user {
+            return Err("the agent has as many clients of this user as it takes");
+        }
+        inside.insert((is_user, uid), of_this + 1);
+        self.total.fetch_add(1, Ordering::Relaxed);
+        Ok(Ticket { door: Arc::clone(self), who: (is_user, uid) })
+    }
+
+    /// A client was turned away.
+    pub(super) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A client was dropped because it did not read or ask in time.
+    pub(super) fn lose_patience(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What the agent says of its clients.
+    pub(super) fn state(&self) -> AgentState {
+        let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        AgentState {
+            clients: u64::try_from(inside.values().sum::<usize>()).unwrap_or(u64::MAX),
+            clients_total: self.total.load(Ordering::Relaxed),
+            clients_refused_total: self.refused.load(Ordering::Relaxed),
+            clients_dropped_total: self.dropped.load(Ordering::Relaxed),
+            ..AgentState::default()
+        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut inside = self.door.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        match inside.get_mut(&self.who) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                inside.remove(&self.who);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_agents_socket_is_replaced_and_a_living_ones_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("made/memwatch.sock");
+        let first = OpenSocket::open(&path, None).expect("nobody is there");
+        assert_eq!(fs::metadata(&path).expect("it is there").mode() & 0o777, SOCKET_MODE);
+        assert_eq!(
+            fs::metadata(path.parent().expect("a directory")).expect("it is there").mode() & 0o777,
+            DIRECTORY_MODE
+        );
+        let refusal = OpenSocket::open(&path, None).expect_err("one is there").to_string();
+        assert!(refusal.contains("another agent is running") && refusal.contains("memwatch.sock"), "{refusal}");
+        assert!(UnixStream::connect(&path).is_ok(), "and the first one still listens");
+        drop(first);
+        assert!(!path.exists());
+        // As a killed agent leaves it.
+        drop(UnixListener::bind(&path).expect("a socket"));
+        assert!(path.exists() && UnixStream::connect(&path).is_err());
+        let second = OpenSocket::open(&path, None).expect("nobody lives there");
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(second);
+    }
+
+    #[test]
+    fn what_is_no_agents_socket_is_left_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("file");
+        fs::write(&file, "precious").expect("a file");
+        let refusal = OpenSocket::open(&file, None).expect_err("a file").to_string();
+        assert!(refusal.contains("is no socket"), "{refusal}");
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), "precious");
+        let other = directory.path().join("other");
+        let _listener = UnixListener::bind(&other).expect("a socket");
+        let refusal = OpenSocket::open(&other, None).expect_err("somebody's").to_string();
+        assert!(refusal.contains("another program is running"), "{refusal}");
+    }
+
+    #[test]
+    fn a_socket_that_is_another_agents_by_now_is_not_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("socket");
+        let first = OpenSocket::open(&path, None).expect("nobody is there");
+        fs::remove_file(&path).expect("it is there");
+        let _other = UnixListener::bind(&path).expect("a socket");
+        drop(first);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn no_user_takes_the_room_of_others_and_no_users_that_of_root() {
+        let door = Door::new(Room { clients: 5, users: 3, per_user: 2 });
+        let mut inside = vec![door.enter(1, true).expect("room"), door.enter(1, true).expect("room")];
+        assert!(door.enter(1, true).expect_err("two are enough").contains("of this user"));
+        inside.push(door.enter(2, true).expect("room"));
+        assert!(door.enter(3, true).is_err(), "the users' part is full");
+        inside.extend([door.enter(0, false).expect("room"), door.enter(0, false).expect("room")]);
+        assert!(door.enter(0, false).is_err(), "all is full");
+        assert_eq!((door.state().clients, door.state().clients_total), (5, 5));
+        inside.remove(0);
+        assert!(door.enter(3, true).is_ok(), "who leaves makes room");
+        inside.clear();
+        assert_eq!((door.state().clients, door.state().clients_total), (0, 6));
+        assert!(door.inside.lock().expect("nobody panicked").is_empty());
+    }
+}
