@@ -46,11 +46,14 @@ const STEPS: &[Step] = &[
     Step { name: "unit tests", part: "unit", run: unit_tests },
     Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
-    Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(&[Package::PythonVenv]) },
+    Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(INTEGRATION_PACKAGES) },
+    Step { name: "container engines, Slurm", part: INTEGRATION, run: daemons },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
 ];
+/// What the tests run beside memwatch.
+const INTEGRATION_PACKAGES: &[Package] = &[Package::PythonVenv, Package::Prometheus];
 const INTEGRATION: &str = "integration";
 /// The parts whose tests a name filter reaches.
 const FILTERED: &[&str] = &["unit", INTEGRATION];
@@ -138,6 +141,15 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     }
     cargo.args(&session.filter);
     run_tests(&mut cargo, &mut session.closing_lines)
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "steps have one form; the tests that want these daemons skip without them"
+)]
+fn daemons(_: &mut Session<'_>) -> Result<()> {
+    setup::daemons(&[Package::Containers, Package::Slurm]);
+    Ok(())
 }
 
 fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
