@@ -239,7 +239,8 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     command.env("LD_LIBRARY_PATH", &closed);
     let mut bobs = Workload::start(command);
     let begin = Instant::now();
-    let probed = |report: &Report| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
+    let probed =
+        |report: &Report| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
     while !probed(&report(&agent.ask(&gpu, ROOT, &["ps", "--json"]))) {
         assert!(begin.elapsed() < PATIENCE, "the second library is not found");
     }

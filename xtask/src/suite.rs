@@ -46,7 +46,11 @@ const STEPS: &[Step] = &[
     Step { name: "unit tests", part: "unit", run: unit_tests },
     Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
-    Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(&[Package::PythonVenv]) },
+    Step {
+        name: "system packages",
+        part: INTEGRATION,
+        run: |_| setup::packages(&[Package::PythonVenv, Package::Systemd]),
+    },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
