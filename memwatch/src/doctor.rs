@@ -7,6 +7,7 @@ mod check;
 mod json;
 mod library;
 mod nvml;
+mod owners;
 mod permission;
 mod privilege;
 mod system;
@@ -22,6 +23,7 @@ use nvml::{NvmlReport, Traces};
 use privilege::Privilege;
 
 use crate::exit::Exit;
+use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::site::KernelVersion;
 
 /// What to examine, and how to say it.
@@ -33,6 +35,8 @@ pub(crate) struct DoctorOptions {
     pub(crate) nvml_library: Option<PathBuf>,
     /// Further driver library files.
     pub(crate) libraries: Vec<PathBuf>,
+    /// Where runtimes are asked for names.
+    pub(crate) sockets: RuntimeSockets,
     /// Colours in the text.
     pub(crate) color: bool,
     /// One line per probed function in the text.
@@ -85,6 +89,7 @@ fn examine(options: &DoctorOptions) -> Diagnosis {
     checks.push(libraries.judge(driver.is_some() || nvml.is_ok(), &privilege));
     checks.extend(libraries.checks(&privilege, options.verbose));
     checks.extend(nvml::checks(&nvml, driver.as_deref()));
+    checks.extend(owners::checks(&options.sockets));
     Diagnosis { release, program: privilege.program(), checks, mechanism, libraries, nvml }
 }
 

@@ -51,6 +51,7 @@ fn doctor(common: &Common) -> Exit {
         json: common.json,
         nvml_library: common.nvml_lib.clone(),
         libraries: common.libcuda.clone(),
+        sockets: common.sockets.places(),
         color: crate::output::use_color(common),
         verbose: common.verbose > 0,
     })

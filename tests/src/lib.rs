@@ -4,21 +4,30 @@
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
 pub mod agent;
+pub mod cgroup;
 pub mod contract;
+pub mod enclosure;
+pub mod groups;
+pub mod http;
 pub mod kernel_maps;
 pub mod ledger;
 pub mod mounts;
+pub mod network;
 pub mod oracle;
+pub mod prometheus;
 pub mod real_drivers;
 pub mod report;
+pub mod rootfs;
 pub mod scenarios;
 
+mod docker;
 mod gpu;
 mod program;
 mod torch_job;
 mod watch;
 mod workload;
 
+pub use docker::Docker;
 pub use gpu::{Gpu, Shape};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};
@@ -26,7 +35,7 @@ pub use watch::{Outcome, Watch};
 pub use workload::Workload;
 
 /// How long a test waits for something that must happen, before it fails.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;

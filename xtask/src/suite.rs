@@ -46,15 +46,13 @@ const STEPS: &[Step] = &[
     Step { name: "unit tests", part: "unit", run: unit_tests },
     Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
-    Step {
-        name: "system packages",
-        part: INTEGRATION,
-        run: |_| setup::packages(&[Package::PythonVenv, Package::Systemd]),
-    },
+    Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(INTEGRATION_PACKAGES) },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
 ];
+/// What the tests run beside memwatch.
+const INTEGRATION_PACKAGES: &[Package] = &[Package::Systemd, Package::PythonVenv, Package::Prometheus];
 const INTEGRATION: &str = "integration";
 /// The parts whose tests a name filter reaches.
 const FILTERED: &[&str] = &["unit", INTEGRATION];

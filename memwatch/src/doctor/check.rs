@@ -59,11 +59,14 @@ pub(super) enum Topic {
     Driver,
     /// NVIDIA's management library.
     Nvml,
+    /// Names of owners, and the agent.
+    Owners,
 }
 
 impl Topic {
     /// All topics, in the order of the report.
-    pub(super) const ALL: [Self; 5] = [Self::Kernel, Self::Permission, Self::Trial, Self::Driver, Self::Nvml];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Kernel, Self::Permission, Self::Trial, Self::Driver, Self::Nvml, Self::Owners];
 
     /// The heading on screen.
     pub(super) const fn title(self) -> &'static str {
@@ -73,6 +76,7 @@ impl Topic {
             Self::Trial => "Trial run",
             Self::Driver => "CUDA driver",
             Self::Nvml => "NVML",
+            Self::Owners => "Owners and the agent",
         }
     }
 }

@@ -40,11 +40,22 @@ static bool parse_status(char *text, struct process_status *status)
     return status->start_time_ticks != 0;
 }
 
+/* The machine's first pid namespace (include/linux/proc_ns.h of the kernel). */
+static const uint64_t FIRST_PID_NAMESPACE = 0xEFFFFFFC;
+
+/* Where the machine's own /proc is, for a process in a pid namespace of its own: a container. Else its own. */
+static const char *machine_proc(void)
+{
+    const char *directory = getenv("GPUSIM_PROC");
+    return directory && *directory ? directory : NULL;
+}
+
 static bool read_status(int tgid, struct process_status *status)
 {
-    char path[64];
+    char path[256];
     char text[2048];
-    snprintf(path, sizeof path, "/proc/%d/stat", tgid);
+    const char *machine = machine_proc();
+    snprintf(path, sizeof path, "%s/%d/stat", machine ? machine : "/proc", tgid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
         return false;
@@ -56,15 +67,33 @@ static bool read_status(int tgid, struct process_status *status)
     return parse_status(text, status);
 }
 
+/* The number by which the machine knows this process: what `self` is called there. */
+static int own_tgid(void)
+{
+    char path[256];
+    char number[16];
+    const char *machine = machine_proc();
+    if (!machine)
+        return getpid();
+    snprintf(path, sizeof path, "%s/self", machine);
+    ssize_t length = readlink(path, number, sizeof number - 1);
+    if (length <= 0)
+        return getpid();
+    number[length] = '\0';
+    return atoi(number);
+}
+
 static uint64_t pid_namespace(void)
 {
+    if (machine_proc())
+        return FIRST_PID_NAMESPACE;
     struct stat information;
     return stat("/proc/self/ns/pid", &information) == 0 ? information.st_ino : 0;
 }
 
 struct process_identity identity_of_this_process(void)
 {
-    struct process_identity identity = {.tgid = getpid(), .pid_namespace = pid_namespace()};
+    struct process_identity identity = {.tgid = own_tgid(), .pid_namespace = pid_namespace()};
     struct process_status status;
     if (read_status(identity.tgid, &status)) {
         identity.start_time_ticks = status.start_time_ticks;
@@ -79,7 +108,7 @@ bool identity_is_alive(const struct process_identity *identity)
         return true;
     struct process_status status;
     if (!read_status(identity->tgid, &status))
-        return !(kill(identity->tgid, 0) < 0 && errno == ESRCH);
+        return !machine_proc() && !(kill(identity->tgid, 0) < 0 && errno == ESRCH);
     bool ended = (status.state == 'Z' || status.state == 'X') && status.threads <= 1;
     bool reused = identity->start_time_ticks && identity->start_time_ticks != status.start_time_ticks;
     bool replaced = identity->stack_start && status.stack_start && identity->stack_start != status.stack_start;

@@ -19,6 +19,8 @@ pub(crate) enum Package {
     Systemd,
     /// The program that `bench overhead` compares memwatch with.
     Bpftrace,
+    /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
+    Prometheus,
 }
 
 impl Package {
@@ -30,6 +32,7 @@ impl Package {
             Self::PythonVenv => &["python3-venv"],
             Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
+            Self::Prometheus => &["prometheus", "iproute2"],
         }
     }
 
@@ -41,6 +44,15 @@ impl Package {
             Self::PythonVenv => &["python3", "-c", "import venv, ensurepip"],
             Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
+            Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
+        }
+    }
+
+    /// A service that Debian starts with the package, and nobody asked for.
+    fn service(self) -> Option<&'static str> {
+        match self {
+            Self::Prometheus => Some("prometheus"),
+            _ => None,
         }
     }
 
@@ -70,6 +82,10 @@ pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
             |words: &[&str]| run_quietly(Command::new("apt-get").args(words).env("DEBIAN_FRONTEND", "noninteractive"));
         apt(&["update"])?;
         apt(&[["install", "-y", "--no-install-recommends"].as_slice(), &names].concat())?;
+        for service in missing.iter().filter_map(|package| package.service()) {
+            // Where there is no systemd, it was not started.
+            succeeds(Command::new("systemctl").args(["disable", "--now", service]));
+        }
         Ok(format!("installed {names_line}"))
     })
 }

@@ -63,6 +63,22 @@ impl RuntimeSockets {
         Engines { docker, podman, cri, of_users: self.docker.is_empty() }
     }
 
+    /// Every socket that may be asked, with who listens there; users' own are not among them.
+    pub(crate) fn places(&self) -> Vec<(&'static str, PathBuf)> {
+        let Engines { docker, podman, cri, .. } = self.engines();
+        let kinds = [("Docker", docker), ("Podman", podman), ("a Kubernetes runtime", cri)];
+        let mut places: Vec<(&'static str, PathBuf)> = Vec::new();
+        for (what, place) in
+            kinds.into_iter().flat_map(|(what, of_kind)| of_kind.into_iter().map(move |place| (what, place)))
+        {
+            if !places.iter().any(|(_, known)| *known == place.path) {
+                places.push((what, place.path));
+            }
+        }
+        places.push(("the kubelet", self.kubelet().path));
+        places
+    }
+
     pub(super) fn kubelet(&self) -> Place {
         self.kubelet.clone().map_or_else(|| well_known(KUBELET, None), named)
     }

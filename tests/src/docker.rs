@@ -1,0 +1,107 @@
+//! A Docker engine of the test's own: no network, no state beyond the test.
+
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
+use crate::{Gpu, Workload, rootfs};
+
+/// A running engine.
+#[derive(Debug)]
+pub struct Docker {
+    // Before the directory: its processes use that.
+    enclosure: Enclosure,
+    directory: TempDir,
+    machine: String,
+}
+
+impl Docker {
+    /// Starts an engine; `None`, with the reason on standard error, where there is none.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(gpu: &Gpu, cgroups: Cgroups) -> Option<Self> {
+        if !has_program("dockerd") || !has_program("docker") {
+            return None;
+        }
+        let directory = TempDir::with_prefix("memwatch-docker-").expect("a temporary directory");
+        // In the namespaces the files that it leaves in /run are not the machine's.
+        let script = "mount -t tmpfs tmpfs /run && exec dockerd --storage-driver=vfs --bridge=none --iptables=false --ip-masq=false \
+            --data-root=\"$1/root\" --exec-root=/run/docker --pidfile=/run/docker.pid --host=\"unix://$1/docker.sock\"";
+        let enclosure = Enclosure::start(directory.path(), cgroups, script, &["docker"])?;
+        let machine = gpu.directory().to_str().expect("a plain path").to_owned();
+        let mut docker = Self { enclosure, directory, machine };
+        let version = docker.client(&["version"]);
+        let version = std::cell::RefCell::new(version);
+        docker.enclosure.wait_until(|| {
+            let mut version = version.borrow_mut();
+            version.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+        });
+        Some(docker)
+    }
+
+    /// Its socket, as a word of a command line.
+    ///
+    /// # Panics
+    /// When the temporary directory's path is no text.
+    pub fn socket(&self) -> String {
+        self.directory.path().join("docker.sock").to_str().expect("a plain path").to_owned()
+    }
+
+    /// `docker` with these words, to be started.
+    pub fn client(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("docker");
+        command.env("DOCKER_HOST", format!("unix://{}", self.socket())).args(words);
+        command
+    }
+
+    /// What `docker` with these words prints, without the line's end.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn ask(&self, words: &[&str]) -> String {
+        let output = self.client(words).output().expect("docker starts");
+        assert!(output.status.success(), "docker {words:?}: {output:#?}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Makes an image with the simulator's workload.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn import(&self, gpu: &Gpu, image: &str) {
+        let root = rootfs::make(gpu, self.directory.path());
+        let mut tar = Command::new("tar")
+            .arg("-C")
+            .arg(root)
+            .args(["-c", "."])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("tar starts");
+        let contents = tar.stdout.take().expect("standard output is piped");
+        let imported = self.client(&["import", "-", image]).stdin(contents).output().expect("docker starts");
+        assert!(imported.status.success() && tar.wait().is_ok_and(|status| status.success()), "{imported:#?}");
+    }
+
+    /// Starts the workload in a container of its own, with every namespace that Docker gives it. [`Workload::tgid`] is that of the client.
+    pub fn run(&mut self, name: &str, image: &str) -> Workload {
+        let machine = format!("{}:{}", self.machine, rootfs::MACHINE);
+        let proc = format!("{}:/machine-proc", machine_proc(self.directory.path()).display());
+        let libraries = format!("LD_LIBRARY_PATH={}", rootfs::LIBRARIES);
+        let mut command = self.client(&["run", "--interactive", "--network", "none", "--name", name]);
+        command.args(["--volume", &machine, "--volume", &proc, "--env", &libraries]);
+        command.args(["--env", "GPUSIM_LEDGER=/machine/ledger", "--env", "GPUSIM_PROC=/machine-proc"]);
+        command.args([image, rootfs::WORKLOAD]);
+        let mut workload = Workload::start(command);
+        workload.ask("tgid");
+        let id = self.id(name);
+        self.enclosure.owns_group(format!("docker/{id}"));
+        workload
+    }
+
+    /// The id of a container.
+    pub fn id(&self, name: &str) -> String {
+        self.ask(&["inspect", "--format", "{{.Id}}", name])
+    }
+}

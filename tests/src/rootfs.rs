@@ -1,0 +1,56 @@
+//! The files of a container image: the simulator's workload with everything it needs, and its own copy of the driver library.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::Gpu;
+
+/// Where the workload program lies in the image.
+pub const WORKLOAD: &str = "/opt/gpu/gpusim-workload";
+
+/// Where the image's driver library lies.
+pub const LIBRARIES: &str = "/opt/gpu";
+
+/// Where the machine's directory is to be mounted.
+pub const MACHINE: &str = "/machine";
+
+/// Makes the image's root directory below `directory`.
+///
+/// # Panics
+/// When a file cannot be copied.
+pub fn make(gpu: &Gpu, directory: &Path) -> PathBuf {
+    let root = directory.join("rootfs");
+    for folder in ["opt/gpu", "bin", "proc", "sys", "dev", "etc", "tmp", "machine"] {
+        fs::create_dir_all(root.join(folder)).expect("a directory in the temporary one");
+    }
+    let shell = fs::canonicalize("/bin/sh").expect("a shell");
+    let sleep = fs::canonicalize("/bin/sleep").expect("sleep");
+    let files = [
+        (gpu.workload_program(), WORKLOAD),
+        (gpu.libcuda(), "/opt/gpu/libcuda.so.1"),
+        (shell, "/bin/sh"),
+        (sleep, "/bin/sleep"),
+    ];
+    for (file, place) in &files {
+        copy(file, &root, Path::new(place));
+        for library in libraries_of(file) {
+            copy(&library, &root, &library);
+        }
+    }
+    root
+}
+
+fn copy(file: &Path, root: &Path, place: &Path) {
+    let target = root.join(place.strip_prefix("/").expect("an absolute path"));
+    fs::create_dir_all(target.parent().expect("a file")).expect("a directory in the temporary one");
+    fs::copy(file, &target).unwrap_or_else(|error| panic!("{error}: {} to {}", file.display(), target.display()));
+}
+
+/// The libraries that a program or a library is linked with: ldd(1).
+fn libraries_of(file: &Path) -> Vec<PathBuf> {
+    let output = Command::new("ldd").arg(file).output().expect("ldd runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let paths = text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    paths.map(PathBuf::from).collect()
+}
