@@ -107,10 +107,9 @@ async fn watch(args: &Args) -> Result<Exit, Failure> {
     if let [idle, ..] = &source.idle_targets()[..] {
         return Err(Failure::new(Exit::NoTarget, format_args!("{idle} in all this time")));
     }
-    if stop == Stop::NobodyLeft && !args.common.json {
-        if let Some(seen) = source.last_word().await {
-            print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns)));
-        }
+    let has_summary = stop == Stop::NobodyLeft && !args.common.json;
+    if let Some(seen) = if has_summary { source.last_word().await } else { None } {
+        print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns)));
     }
     Ok(Exit::Ok)
 }
