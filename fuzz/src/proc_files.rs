@@ -1,10 +1,12 @@
 //! Files below `/proc`: names, paths and command lines are whatever a stranger made them.
 //!
-//! The first byte says which file; for a process, the second and third are the lengths of `stat` and `comm`, and the rest is `cmdline`.
+//! The first byte says which file. For a process, the next are the lengths of its files but the last; for an owner, the next one is the length of
+//! `environ`, and the rest is `cgroup`.
 
 use std::cell::RefCell;
 use std::fs;
 
+use memwatch_core::owner::{Environment, Owner, VARIABLES};
 use tempfile::TempDir;
 
 use crate::sources::library::driver_libraries;
@@ -13,6 +15,11 @@ use crate::sources::procfs::ProcReader;
 const TGID: u32 = 7;
 /// What the reader promises of a command line.
 const COMMAND_BYTES: usize = 4096;
+/// What the kernel's longest path is, and what an owner's names are cut at.
+const PATH_BYTES: usize = 4096;
+const NAME_BYTES: usize = 256;
+/// The files of a process, each at most 255 bytes but the last.
+const FILES: [&str; 6] = ["stat", "comm", "status", "cgroup", "environ", "cmdline"];
 
 thread_local! {
     static PROC: RefCell<Option<(TempDir, ProcReader)>> = const { RefCell::new(None) };
@@ -23,10 +30,11 @@ thread_local! {
 /// # Panics
 /// When something is read from them that is not what the reader promises, or the made-up tree cannot be written.
 pub fn run(data: &[u8]) {
-    match data.split_first() {
-        Some((selector, rest)) if selector % 2 == 0 => maps(rest),
-        Some((_, rest)) => process(rest),
-        None => {}
+    let Some((selector, rest)) = data.split_first() else { return };
+    match selector % 4 {
+        0 => maps(rest),
+        2 => owner(rest),
+        _ => process(rest),
     }
 }
 
@@ -39,9 +47,8 @@ fn maps(file: &[u8]) {
 }
 
 fn process(data: &[u8]) {
-    let [stat_bytes, comm_bytes, files @ ..] = data else { return };
-    let (stat, files) = files.split_at(usize::from(*stat_bytes).min(files.len()));
-    let (comm, cmdline) = files.split_at(usize::from(*comm_bytes).min(files.len()));
+    let Some((lengths, mut rest)) = data.split_at_checked(FILES.len() - 1) else { return };
+    let lengths = lengths.iter().map(|length| usize::from(*length)).chain([usize::MAX]);
     PROC.with_borrow_mut(|made| {
         let (root, reader) = made.get_or_insert_with(|| {
             let root = TempDir::new().expect("a temporary directory");
@@ -50,8 +57,10 @@ fn process(data: &[u8]) {
             (root, reader)
         });
         let folder = root.path().join(TGID.to_string());
-        for (name, bytes) in [("stat", stat), ("comm", comm), ("cmdline", cmdline)] {
+        for (name, length) in FILES.into_iter().zip(lengths) {
+            let (bytes, after) = rest.split_at(length.min(rest.len()));
             fs::write(folder.join(name), bytes).expect("a made-up file");
+            rest = after;
         }
         let facts = reader.facts(TGID, false);
         assert_eq!(facts, reader.facts(TGID, false), "the same files say the same");
@@ -59,6 +68,32 @@ fn process(data: &[u8]) {
             assert_eq!(facts.tgid, TGID);
             // A byte that is no UTF-8 becomes a character of three.
             assert!(facts.command.len() <= 3 * COMMAND_BYTES && !facts.command.contains('\0'), "{facts:?}");
+            assert!(facts.environment.keys().all(|name| VARIABLES.contains(&&**name)), "{facts:?}");
+            assert!(facts.environment.values().all(|value| !value.contains('\0')), "{facts:?}");
+            check(&facts.cgroups.unwrap_or_default(), &facts.environment);
         }
     });
+}
+
+fn owner(data: &[u8]) {
+    let Some((length, rest)) = data.split_first() else { return };
+    let (environ, groups) = rest.split_at(usize::from(*length).min(rest.len()));
+    let values = environ.split(|byte| *byte == 0).map(|value| String::from_utf8_lossy(value).into_owned());
+    let environment = VARIABLES.into_iter().map(Into::into).zip(values).collect();
+    check(&String::from_utf8_lossy(groups), &environment);
+}
+
+fn check(groups: &str, environment: &Environment) {
+    let owner = Owner::decide(groups, environment);
+    assert_eq!(owner, Owner::decide(groups, environment), "the same groups have the same owner");
+    assert!(owner.cgroup.as_ref().is_none_or(|path| path.starts_with('/') && path.len() <= PATH_BYTES), "{owner:?}");
+    let container = owner.container.iter().map(|container| &container.id);
+    let pod = owner.pod.iter().map(|pod| &pod.uid);
+    let parts = container.chain(pod).chain(&owner.unit).chain(&owner.session);
+    assert!(parts.map(String::len).sum::<usize>() <= PATH_BYTES, "{owner:?}");
+    if let Some(job) = &owner.slurm {
+        let names =
+            [&job.job_id, &job.sluid, &job.step, &job.task, &job.name, &job.account, &job.partition, &job.cluster];
+        assert!(names.into_iter().flatten().all(|name| (1..=NAME_BYTES).contains(&name.len())), "{owner:?}");
+    }
 }

@@ -58,19 +58,27 @@ pub enum ProcessEvent {
     Exit = 3,
     /// The process is about to report its first watched call.
     FirstCall = 4,
+    /// The process, or a thread of it, was put into another control group.
+    Move = 5,
     /// A thread that has made watched calls ended, and its process goes on; `parent_tgid` is the thread.
     ThreadEnd = 6,
 }
 
 impl ProcessEvent {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Fork, Self::Exec, Self::Exit, Self::FirstCall, Self::ThreadEnd]
+        [Self::Fork, Self::Exec, Self::Exit, Self::FirstCall, Self::Move, Self::ThreadEnd]
             .into_iter()
             .find(|event| *event as u8 == number)
     }
 }
 
-/// The first call, a fork, exec or exit of a process that memwatch knows.
+/// Bytes of a thread's name, with the zero that ends it (`TASK_COMM_LEN` of include/linux/sched.h).
+pub const COMM_BYTES: usize = 16;
+
+/// The first call, a fork, exec, exit or move of a process that memwatch knows.
+///
+/// Group, name and user are those of who it happened in: of a fork the parent, which the child has them from. A move happens in whoever moves, and
+/// has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ProcessRecord {
@@ -92,6 +100,12 @@ pub struct ProcessRecord {
     pub cgroup_id: u64,
     /// When the process started: `task_struct.start_boottime` of its first thread, nanoseconds; 0 where the kernel gives none.
     pub start_ns: u64,
+    /// The name of the process's first thread, ended by a zero.
+    pub comm: [u8; COMM_BYTES],
+    /// Real user id, in the initial user namespace.
+    pub uid: u32,
+    /// Always zero.
+    pub unused: u32,
 }
 
 impl ProcessRecord {
@@ -99,12 +113,17 @@ impl ProcessRecord {
     pub fn event(&self) -> Option<ProcessEvent> {
         ProcessEvent::from_number(self.event)
     }
+
+    /// The name without what ends it.
+    pub fn comm(&self) -> &[u8] {
+        self.comm.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
 }
 
 /// Size of a [`CallRecord`] in the ring, in bytes.
 pub const CALL_RECORD_BYTES: usize = 136;
 /// Size of a [`ProcessRecord`] in the ring, in bytes.
-pub const PROCESS_RECORD_BYTES: usize = 40;
+pub const PROCESS_RECORD_BYTES: usize = 64;
 
 const _: () = assert!(size_of::<CallRecord>() == CALL_RECORD_BYTES);
 const _: () = assert!(size_of::<ProcessRecord>() == PROCESS_RECORD_BYTES);
@@ -114,7 +133,7 @@ const _: () = assert!(size_of::<ProcessRecord>() == PROCESS_RECORD_BYTES);
 pub enum Record {
     /// A returned call.
     Call(CallRecord),
-    /// A first call, fork, exec or exit.
+    /// A first call, fork, exec, exit or move.
     Process(ProcessRecord),
 }
 
@@ -217,12 +236,15 @@ fn read_process(words: &mut Words<'_>) -> ProcessRecord {
         time_ns: words.u64(),
         cgroup_id: words.u64(),
         start_ns: words.u64(),
+        comm: words.take(),
+        uid: words.u32(),
+        unused: words.u32(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CALL_RECORD_BYTES, PROCESS_RECORD_BYTES, ProcessEvent, Record, RecordError};
+    use super::{CALL_RECORD_BYTES, PROCESS_RECORD_BYTES, ProcessEvent, ProcessRecord, Record, RecordError};
 
     fn numbered<const N: usize>(kind: u8) -> [u8; N] {
         let mut bytes = core::array::from_fn(|index| u8::try_from(index).expect("records are short"));
@@ -248,13 +270,23 @@ mod tests {
         bytes[1] = 3;
         let Ok(Record::Process(process)) = Record::from_bytes(&bytes) else { panic!("a process record must be read") };
         assert_eq!(process.event(), Some(ProcessEvent::Exit));
+        assert_eq!((process.comm[0], process.uid), (40, u32::from_ne_bytes([56, 57, 58, 59])));
+    }
+
+    #[test]
+    fn a_name_ends_at_its_first_zero_or_with_its_field() {
+        let named = |comm: &[u8; 16]| ProcessRecord { comm: *comm, ..ProcessRecord::default() }.comm().to_vec();
+        assert_eq!(named(b"python3\0\0\0\0\0\0\0\0\0"), b"python3");
+        assert_eq!(named(b"a\0rest of before"), b"a");
+        assert_eq!(named(&[b'x'; 16]), [b'x'; 16]);
+        assert_eq!(named(&[0; 16]), b"");
     }
 
     #[test]
     fn short_long_empty_and_unknown_bytes_are_errors_and_no_panic() {
         assert_eq!(Record::from_bytes(&[9; 136]), Err(RecordError::UnknownKind(9)));
-        assert_eq!(Record::from_bytes(&[1; 40]), Err(RecordError::Length { expected: 136, got: 40 }));
-        assert_eq!(Record::from_bytes(&[2; 136]), Err(RecordError::Length { expected: 40, got: 136 }));
-        assert_eq!(Record::from_bytes(&[]), Err(RecordError::Length { expected: 40, got: 0 }));
+        assert_eq!(Record::from_bytes(&[1; 64]), Err(RecordError::Length { expected: 136, got: 64 }));
+        assert_eq!(Record::from_bytes(&[2; 136]), Err(RecordError::Length { expected: 64, got: 136 }));
+        assert_eq!(Record::from_bytes(&[]), Err(RecordError::Length { expected: 64, got: 0 }));
     }
 }

@@ -228,6 +228,8 @@ pub struct Coverage {
     pub mechanism: Name,
     /// How library files that appear later are found: `mapping_records` (the kernel's, within 20 ms) or `polling` (every 2 s).
     pub discovery: Name,
+    /// How it is noticed that a process is put into another control group: `tracepoint` (at once) or `polling` (with NVML's readings).
+    pub moves: Name,
 }
 
 /// The probes on one library file.

@@ -166,6 +166,11 @@ impl Pipeline {
         self.reading.devices.len()
     }
 
+    /// The control groups in which there are processes watched now.
+    pub fn cgroups(&self) -> BTreeSet<&str> {
+        self.processes.values().filter_map(|process| process.owner.cgroup.as_deref()).collect()
+    }
+
     /// Processes whose graphs have allocations in them and are ready to run: their launches matter.
     pub fn with_graph_memory(&self) -> impl Iterator<Item = Tgid> {
         let has = |tgid: &Tgid| self.processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory());
@@ -305,7 +310,8 @@ impl Pipeline {
                 self.process_mut(tgid, record.time_ns).started_at(record.start_ns, record.time_ns);
             }
             // A child starts with nothing: CUDA's memory does not survive a fork. It appears with its own first call.
-            Some(ProcessEvent::Fork) => {}
+            // Where it was moved to is asked of `/proc`.
+            Some(ProcessEvent::Fork | ProcessEvent::Move) => {}
             Some(ProcessEvent::ThreadEnd) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.ledger.end_thread(Tid(record.parent_tgid));

@@ -1,7 +1,7 @@
 //! memwatch's kernel half: it copies what a probed call did, and knows nothing of what the call means.
 //!
 //! Two programs serve the whole probe table (the capture plan travels in the attach cookie), each in two sections: one for
-//! `uprobe_multi` links, one for classic uprobes. Three raw tracepoints report process life; they need no tracefs.
+//! `uprobe_multi` links, one for classic uprobes. Four raw tracepoints report process life; they need no tracefs.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -53,6 +53,11 @@ fn mw_exec(context: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn mw_exit(context: RawTracePointContext) -> i32 {
     process::on_exit(&context)
+}
+
+#[raw_tracepoint(tracepoint = "cgroup_attach_task")]
+fn mw_move(context: RawTracePointContext) -> i32 {
+    process::on_move(&context)
 }
 
 #[inline(always)]

@@ -1,13 +1,13 @@
-//! Fork, exec and exit of the processes memwatch knows.
+//! Fork, exec, exit and moves between control groups of the processes memwatch knows.
 
 use aya_ebpf::Global;
-use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_cgroup_id, bpf_get_current_task};
+use aya_ebpf::helpers::{bpf_get_current_uid_gid, bpf_probe_read_kernel};
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::debug;
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{ProcessEvent, ProcessRecord, RecordKind};
+use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKind};
 
 use crate::kernel::Bpf;
 
@@ -23,6 +23,9 @@ static TASK_LEADER_OFFSET: Global<u32> = Global::new(0);
 /// Offset of `start_boottime` in `task_struct`, from the running kernel's BTF.
 #[unsafe(no_mangle)]
 static TASK_START_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `comm` in `task_struct`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static TASK_COMM_OFFSET: Global<u32> = Global::new(0);
 /// Offset of `live` in `signal_struct`, from the running kernel's BTF.
 #[unsafe(no_mangle)]
 static SIGNAL_LIVE_OFFSET: Global<u32> = Global::new(0);
@@ -111,6 +114,16 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     0
 }
 
+/// `cgroup_attach_task(group, path, task, threadgroup)`, in whoever moves the task: user space looks where it is now.
+#[inline(always)]
+pub(crate) fn on_move(context: &RawTracePointContext) -> i32 {
+    let task: *const u8 = context.arg(2);
+    if let Some(tgid) = field::<u32>(task, TASK_TGID_OFFSET.load()).filter(|tgid| Bpf::is_known(*tgid)) {
+        emit(&ProcessRecord { tgid, ..blank(ProcessEvent::Move) });
+    }
+    0
+}
+
 /// Whether all threads of this process are being ended, by a signal or by an exec: what one of them was doing is of no account.
 #[inline(always)]
 fn loses_all_memory(signal: *const u8) -> bool {
@@ -127,8 +140,20 @@ fn field<T: Copy>(base: *const u8, offset: u32) -> Option<T> {
 /// When a process started, by its first thread.
 #[inline(always)]
 fn start_ns(task: *const u8) -> u64 {
-    let leader = field::<*const u8>(task, TASK_LEADER_OFFSET.load());
-    leader.and_then(|leader| field::<u64>(leader, TASK_START_OFFSET.load())).unwrap_or(0)
+    leader(task).and_then(|leader| field::<u64>(leader, TASK_START_OFFSET.load())).unwrap_or(0)
+}
+
+/// A process's name: that of its first thread.
+#[inline(always)]
+fn comm(task: *const u8) -> [u8; COMM_BYTES] {
+    leader(task)
+        .and_then(|leader| field::<[u8; COMM_BYTES]>(leader, TASK_COMM_OFFSET.load()))
+        .unwrap_or([0; COMM_BYTES])
+}
+
+#[inline(always)]
+fn leader(task: *const u8) -> Option<*const u8> {
+    field::<*const u8>(task, TASK_LEADER_OFFSET.load())
 }
 
 /// The `struct file` behind a descriptor of the running process, as a number.
@@ -166,20 +191,49 @@ fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent
 
 #[inline(always)]
 fn send(event: ProcessEvent, tgid: u32, parent_tgid: u32, start_ns: u64, life: u32) {
-    let record = ProcessRecord {
-        kind: RecordKind::Process as u8,
-        event: event as u8,
-        reserved: 0,
+    emit(&ProcessRecord {
         tgid,
         parent_tgid,
         life,
-        time_ns: Bpf.now_ns(),
         // SAFETY: the helper has no preconditions.
         cgroup_id: unsafe { bpf_get_current_cgroup_id() },
         start_ns,
-    };
-    let urgent = event as u8 != ProcessEvent::ThreadEnd as u8;
-    if !Bpf::output(&record, urgent) {
-        Bpf.lose(tgid, Loss::RingFull);
+        comm: comm(current()),
+        uid: user(),
+        ..blank(event)
+    });
+}
+
+/// The real user id of the running process.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word: the upper half is the group")]
+fn user() -> u32 {
+    bpf_get_current_uid_gid() as u32
+}
+
+#[inline(always)]
+fn blank(event: ProcessEvent) -> ProcessRecord {
+    ProcessRecord {
+        kind: RecordKind::Process as u8,
+        event: event as u8,
+        reserved: 0,
+        tgid: 0,
+        parent_tgid: 0,
+        life: 0,
+        time_ns: Bpf.now_ns(),
+        cgroup_id: 0,
+        start_ns: 0,
+        comm: [0; COMM_BYTES],
+        uid: 0,
+        unused: 0,
+    }
+}
+
+#[inline(always)]
+fn emit(record: &ProcessRecord) {
+    // Nobody waits for the end of a thread; where a process was moved to can be read later as well.
+    let urgent = record.event != ProcessEvent::ThreadEnd as u8 && record.event != ProcessEvent::Move as u8;
+    if !Bpf::output(record, urgent) {
+        Bpf.lose(record.tgid, Loss::RingFull);
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::printable::printable_lines;
 use crate::sources::kernel::load::LoadError;
 
 /// The exit codes of `memwatch`; `run` passes the command's own on. A wrong command line ends with 2 inside clap.
@@ -69,9 +70,9 @@ impl Failure {
 
     /// Says it on standard error.
     pub(crate) fn tell(&self) {
-        eprintln!("memwatch: {:#}", self.error);
+        eprintln!("memwatch: {}", printable_lines(&format!("{:#}", self.error)));
         if let Some(advice) = &self.advice {
-            eprintln!("{advice}");
+            eprintln!("{}", printable_lines(advice));
         }
     }
 

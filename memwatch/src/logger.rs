@@ -2,6 +2,8 @@
 
 use log::{LevelFilter, Log, Metadata, Record};
 
+use crate::printable::printable;
+
 struct Stderr;
 
 static STDERR: Stderr = Stderr;
@@ -15,7 +17,8 @@ impl Log for Stderr {
 
     fn log(&self, record: &Record<'_>) {
         if self.enabled(record.metadata()) {
-            eprintln!("memwatch: {}: {}", record.level().as_str().to_ascii_lowercase(), record.args());
+            let message = record.args().to_string();
+            eprintln!("memwatch: {}: {}", record.level().as_str().to_ascii_lowercase(), printable(&message));
         }
     }
 

@@ -9,6 +9,7 @@ mod doctor;
 mod exit;
 mod logger;
 mod output;
+mod printable;
 mod run;
 mod session;
 mod sinks;

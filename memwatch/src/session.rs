@@ -1,5 +1,7 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
+mod life;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -8,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{ProcessEvent, Record};
+use memwatch_common::record::Record;
 use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
@@ -16,7 +18,9 @@ use memwatch_core::words::Tgid;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use self::life::Life;
 use crate::exit::Failure;
+use crate::sources::cgroup::Groups;
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
 use crate::sources::context_probes::ContextProbes;
@@ -39,9 +43,6 @@ const NVML_STALE: Duration = Duration::from_secs(10);
 
 /// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
 const RHYTHM: Duration = Duration::from_millis(20);
-
-/// `/proc/PID/stat` tells a start to 10 ms, cut off: two readings of one start differ by less.
-const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// As many calls are taken in together; more gains nothing.
 const TOGETHER: usize = 64;
@@ -81,6 +82,7 @@ pub(crate) struct Session {
     pipeline: Pipeline,
     processes: ProcReader,
     presence: Presence,
+    groups: Groups,
     libraries: LibraryWatch,
     context_probes: ContextProbes,
     graph_probes: GraphProbes,
@@ -126,6 +128,7 @@ impl Session {
             pipeline: Pipeline::new(!everybody),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
+            groups: Groups::open(),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
@@ -208,13 +211,14 @@ impl Session {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
         }
-        let Self { ring, pipeline, processes, presence, libraries, targets, .. } = self;
+        let Self { ring, pipeline, processes, presence, libraries, groups, targets, .. } = self;
+        let mut life = Life { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
         ring.drain(|record| {
             let call = if let Ok(Record::Call(call)) = record { Some(call) } else { None };
             calls.extend(call);
             if call.is_none() || calls.len() == TOGETHER {
-                pipeline.step_calls(&calls);
+                life.pipeline.step_calls(&calls);
                 calls.clear();
             }
             match record {
@@ -223,12 +227,15 @@ impl Session {
                     if let Record::Process(event) = record {
                         presence.reported(event.tgid);
                     }
-                    feed(pipeline, processes, libraries, targets, record);
+                    life.take(record);
                 }
-                Err(_) => pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
+                Err(_) => life.pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
             }
         });
-        pipeline.step_calls(&calls);
+        life.pipeline.step_calls(&calls);
+        for moved in self.groups.take_moved(&self.processes) {
+            self.pipeline.step(moved);
+        }
     }
 
     /// Looks for libraries that have appeared, and for processes in which more has to be watched.
@@ -306,6 +313,17 @@ impl Session {
             }
         }
         self.pipeline.step(Input::Devices(reading));
+        self.take_groups();
+    }
+
+    /// What control groups hold by the kernel's account, and where processes are now, if nobody reports that they were moved.
+    fn take_groups(&mut self) {
+        if let Some(memory) = self.groups.device_memory(self.pipeline.cgroups().into_iter()) {
+            self.pipeline.step(Input::CgroupMemory(memory));
+        }
+        if !self.kernel.reports_moves {
+            self.pipeline.watched().for_each(|tgid| self.groups.note_move(tgid.0));
+        }
     }
 
     /// Everything known now.
@@ -360,7 +378,8 @@ impl Session {
     fn update_coverage(&mut self) {
         let Some(libraries) = self.libraries.new_coverage() else { return };
         let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
-        self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery }));
+        let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
+        self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery, moves }));
     }
 
     /// Processes whose records were lost are taken back to what the kernel half's own books say, at a moment between two of their calls.
@@ -424,47 +443,6 @@ pub(crate) fn has_reading(snapshot: &Snapshot) -> bool {
         NvmlState::Ok => snapshot.gpus.iter().all(|gpu| gpu.sampled_ns >= snapshot.attached_ns),
         NvmlState::Unavailable(_) => true,
     }
-}
-
-/// One record into the pipeline, after what `/proc` says of a process that is new.
-fn feed(
-    pipeline: &mut Pipeline,
-    processes: &mut ProcReader,
-    libraries: &mut LibraryWatch,
-    targets: &BTreeSet<u32>,
-    record: Record,
-) {
-    match record {
-        // Read even for a number that is known: its exit may be among the lost records, and this another process.
-        Record::Process(event) if event.event() == Some(ProcessEvent::FirstCall) => {
-            let facts = processes.facts(event.tgid, targets.contains(&event.tgid));
-            // The number may be another process's by now, which will have a first call of its own.
-            let own = |facts: &ProcessFacts| facts.start_ns.abs_diff(event.start_ns) <= START_RESOLUTION_NS;
-            if let Some(facts) = facts.filter(|facts| event.start_ns == 0 || own(facts)) {
-                pipeline.step(Input::Process(facts));
-            }
-        }
-        // In a watch on everybody a child is of interest from its own first call on.
-        Record::Process(event) if event.event() == Some(ProcessEvent::Fork) && !targets.is_empty() => {
-            libraries.expect(event.tgid);
-            if let Some(mut facts) = processes.facts(event.tgid, false) {
-                facts.started_under_watch = true;
-                pipeline.step(Input::Process(facts));
-            }
-        }
-        Record::Process(event) if event.event() == Some(ProcessEvent::Exec) => {
-            libraries.expect(event.tgid);
-            pipeline.step(Input::Record(record));
-            if let Some(mut facts) = processes.facts(event.tgid, targets.contains(&event.tgid)) {
-                facts.started_under_watch = true;
-                pipeline.step(Input::Process(facts));
-            }
-            return;
-        }
-        Record::Process(event) if event.event() == Some(ProcessEvent::Exit) => libraries.forget(event.tgid),
-        _ => {}
-    }
-    pipeline.step(Input::Record(record));
 }
 
 fn kernel_version() -> Result<KernelVersion, Failure> {

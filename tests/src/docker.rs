@@ -100,6 +100,13 @@ impl Docker {
         workload
     }
 
+    /// Starts a container anew that has ended. [`Workload::tgid`] is that of the client.
+    pub fn restart(&self, name: &str) -> Workload {
+        let mut workload = Workload::start(self.client(&["start", "--attach", "--interactive", name]));
+        workload.ask("tgid");
+        workload
+    }
+
     /// The id of a container.
     pub fn id(&self, name: &str) -> String {
         self.ask(&["inspect", "--format", "{{.Id}}", name])

@@ -3,9 +3,12 @@
 //! A test makes a [`Gpu`], starts jobs on it and a [`Watch`] over them, and compares the watch's reports with what the job says
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
+pub mod agent;
 pub mod cgroup;
+pub mod containerd;
 pub mod contract;
 pub mod enclosure;
+pub mod groups;
 pub mod http;
 pub mod kernel_maps;
 pub mod ledger;
@@ -17,6 +20,7 @@ pub mod real_drivers;
 pub mod report;
 pub mod rootfs;
 pub mod scenarios;
+pub mod slurm;
 
 mod docker;
 mod gpu;
@@ -33,7 +37,7 @@ pub use watch::{Outcome, Watch};
 pub use workload::Workload;
 
 /// How long a test waits for something that must happen, before it fails.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;

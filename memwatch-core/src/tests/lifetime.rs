@@ -233,3 +233,20 @@ fn of_a_targets_children_only_those_that_touched_a_gpu_are_remembered() {
     let remembered: Vec<_> = watch.pipeline.snapshot().processes.iter().map(|process| process.tgid).collect();
     assert_eq!(remembered, [Tgid(7)]);
 }
+
+#[test]
+fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
+    let job = |step: &str| format!("4:memory:/slurm/uid_0/job_7/step_{step}\n0::/\n");
+    let mut watch = Watch::begin();
+    let (tgid, cgroups) = (Tgid(7), Some(job("0")));
+    watch.pipeline.step(Input::Process(ProcessFacts { tgid: 7, cgroups, ..ProcessFacts::default() }));
+    let step = |watch: &Watch| watch.running(7).owner.slurm.and_then(|job| job.step);
+    assert_eq!(step(&watch).as_deref(), Some("0"));
+    watch.event(7, ProcessEvent::Move);
+    assert_eq!((step(&watch).as_deref(), watch.snapshot().complete), (Some("0"), true));
+    watch.pipeline.step(Input::Cgroups { tgid, cgroups: job("1") });
+    assert_eq!(step(&watch).as_deref(), Some("1"));
+    assert_eq!(watch.pipeline.cgroups().into_iter().collect::<Vec<_>>(), ["/slurm/uid_0/job_7/step_1"]);
+    watch.event(7, ProcessEvent::Exit);
+    assert!(watch.pipeline.cgroups().is_empty());
+}

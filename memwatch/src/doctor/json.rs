@@ -11,6 +11,7 @@ use super::check::{Barrier, Check, Topic};
 use super::library::LibraryReport;
 use super::nvml::NvmlReport;
 use crate::output::host_name;
+use crate::printable::write_json;
 use crate::sinks::wall_clock::WallClock;
 use crate::sources::clock;
 
@@ -80,9 +81,10 @@ pub(super) fn render(diagnosis: &Diagnosis) -> String {
         coverage: coverage(diagnosis),
         data: data(diagnosis),
     };
-    let mut line = serde_json::to_string(&envelope).expect("maps with text keys and plain values always serialise");
-    line.push('\n');
-    line
+    let mut line = Vec::new();
+    write_json(&mut line, &envelope).expect("maps with text keys and plain values always serialise");
+    line.push(b'\n');
+    String::from_utf8(line).expect("JSON is UTF-8")
 }
 
 fn coverage(diagnosis: &Diagnosis) -> CoverageJson<'_> {

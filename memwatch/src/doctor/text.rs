@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::check::{Check, State, Topic};
 use super::{Barrier, Diagnosis};
 use crate::output::host_name;
+use crate::printable::printable;
 
 /// Longer lines are wrapped at spaces; command lines never are.
 const COLUMNS: usize = 110;
@@ -56,11 +57,11 @@ fn write_check(text: &mut String, check: &Check, label_columns: usize, paint: Pa
     let (mark, color) = look(check.state);
     let margin = margin(label_columns);
     let label = format!("{:<label_columns$}", check.id);
-    let fact = wrapped(&check.fact, margin);
+    let fact = wrapped(&printable(&check.fact), margin);
     // Writing to a string cannot fail.
     let _ = writeln!(text, "  {}  {label}  {fact}", paint.with(color, mark));
     for detail in &check.details {
-        let _ = writeln!(text, "{:margin$}{}", "", paint.with("2", &wrapped(detail, margin)));
+        let _ = writeln!(text, "{:margin$}{}", "", paint.with("2", &wrapped(&printable(detail), margin)));
     }
 }
 
@@ -72,7 +73,7 @@ fn write_fixes(text: &mut String, check: &Check, told: Option<&str>, margin: usi
     }
     for (position, fix) in check.fixes.iter().enumerate() {
         let lead = if position == 0 { "fix: " } else { "or:  " };
-        let _ = writeln!(text, "{:margin$}{}{fix}", "", paint.with("36", lead));
+        let _ = writeln!(text, "{:margin$}{}{}", "", paint.with("36", lead), printable(fix));
     }
 }
 

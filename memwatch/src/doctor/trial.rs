@@ -57,8 +57,9 @@ pub(super) fn run(privilege: &Privilege) -> Trial {
     let mechanism = kernel.mechanism;
     let call = try_call(&mut kernel);
     let worked = call.is_ok();
+    let moves = judge_moves(kernel.reports_moves);
     let mapping = judge_mapping_records(MappingRecords::open());
-    let checks = vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), mapping];
+    let checks = vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), mapping, moves];
     Trial { checks, kernel: worked.then_some(kernel) }
 }
 
@@ -78,6 +79,17 @@ fn judge_mechanism(mechanism: Mechanism) -> Check {
             "not supported: classic uprobes instead, which need cap_sys_admin and take seconds to detach",
         )
         .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
+    }
+}
+
+/// Whether a process that is put into another control group is noticed at once.
+fn judge_moves(reported: bool) -> Check {
+    let check = |state, fact| Check::new(Topic::Trial, "group_moves", state, fact);
+    if reported {
+        check(State::Ok, "a process that is put into another control group is noticed within about 20 ms")
+    } else {
+        check(State::Degraded, "this kernel does not tell: control groups are read again with each reading of NVML")
+            .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
     }
 }
 

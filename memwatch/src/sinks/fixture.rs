@@ -52,6 +52,7 @@ pub(crate) fn busy_node() -> Snapshot {
             }],
             mechanism: "uprobe_multi".into(),
             discovery: "mapping_records".into(),
+            moves: "tracepoint".into(),
         },
         nvml: NvmlState::Ok,
         attached_ns: at(14, 2, 11),

@@ -22,6 +22,7 @@ use serde::{Serialize, Serializer};
 use self::groups::GroupsJson;
 use super::status;
 use super::wall_clock::WallClock;
+use crate::printable::write_json;
 
 /// The kinds of device memory that stand in every report, seen or not.
 const KINDS: [&str; 5] = ["device", "pool", "physical", "managed", "array"];
@@ -61,7 +62,7 @@ pub(crate) struct Origin<'a> {
 /// # Errors
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, report: Report, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, &envelope(report, snapshot, origin))?;
+    write_json(out, &envelope(report, snapshot, origin))?;
     out.write_all(b"\n")?;
     out.flush()
 }

@@ -17,6 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
 use maps::Mapping;
 pub(super) use maps::is_library;
@@ -245,7 +246,7 @@ struct Find {
 
 impl Find {
     fn on_host(path: &Path) -> Self {
-        let display = printable(path.as_os_str().as_bytes());
+        let display = shown(path.as_os_str().as_bytes());
         Self { display, deleted: false, tgid: None, named: false }
     }
 }
@@ -259,7 +260,7 @@ impl Discovery {
     }
 
     fn add_mapping(&mut self, tgid: u32, process: &Path, mapping: &Mapping) {
-        let display = printable(&mapping.path);
+        let display = shown(&mapping.path);
         let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false };
         let Some((file, identity)) = open_mapped(process, mapping) else {
             if process.exists() {
@@ -337,16 +338,9 @@ fn check_class(file: &File) -> Result<(), LeftOutReason> {
     }
 }
 
-/// A path for the screen: a newline or an escape sequence in it must not reach the terminal.
-fn printable(path: &[u8]) -> String {
-    String::from_utf8_lossy(path)
-        .chars()
-        .flat_map(|character| {
-            let escaped = character.is_control().then(|| character.escape_default());
-            let plain = escaped.is_none().then_some(character);
-            escaped.into_iter().flatten().chain(plain)
-        })
-        .collect()
+/// A path for people to read.
+fn shown(path: &[u8]) -> String {
+    printable(&String::from_utf8_lossy(path)).into_owned()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The outside world: each source turns what it sees into [`memwatch_core::input::Input`].
 
+pub(crate) mod cgroup;
 pub(crate) mod clock;
 pub(crate) mod containers;
 pub(crate) mod context_probes;

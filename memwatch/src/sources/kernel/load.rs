@@ -5,6 +5,7 @@ use aya::programs::{ProgramError, RawTracePoint, UProbe};
 use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
 
+use super::attach::chain;
 use super::btf::{Btf, BtfError};
 
 static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"));
@@ -110,6 +111,8 @@ pub(crate) struct Kernel {
     pub(crate) ebpf: Ebpf,
     /// How its probes are attached.
     pub(crate) mechanism: Mechanism,
+    /// It tells when a process it knows is put into another control group.
+    pub(crate) reports_moves: bool,
 }
 
 impl Kernel {
@@ -134,6 +137,7 @@ impl Kernel {
         let table = btf.member_offset_bytes("files_struct", "fdt")?;
         let table_size = btf.member_offset_bytes("fdtable", "max_fds")?;
         let table_files = btf.member_offset_bytes("fdtable", "fd")?;
+        let comm = btf.member_offset_bytes("task_struct", "comm")?;
         let watch_all = u8::from(options.all_processes);
         let level = if options.diagnostics { aya_log::Level::Debug as u8 } else { 0 };
         let mut ebpf = EbpfLoader::new()
@@ -144,6 +148,7 @@ impl Kernel {
             .override_global("SIGNAL_EXEC_OFFSET", &exec, true)
             .override_global("TASK_LEADER_OFFSET", &leader, true)
             .override_global("TASK_START_OFFSET", &start, true)
+            .override_global("TASK_COMM_OFFSET", &comm, true)
             .override_global("TASK_FILES_OFFSET", &files, true)
             .override_global("FILES_TABLE_OFFSET", &table, true)
             .override_global("TABLE_SIZE_OFFSET", &table_size, true)
@@ -163,7 +168,12 @@ impl Kernel {
         {
             start_tracepoint(&mut ebpf, program, tracepoint)?;
         }
-        Ok(Self { ebpf, mechanism })
+        // A kernel without control groups has no such tracepoint, and nothing to tell.
+        let moves = start_tracepoint(&mut ebpf, "mw_move", "cgroup_attach_task");
+        if let Err(error) = &moves {
+            log::info!("moves between control groups are not reported: {}", chain(error));
+        }
+        Ok(Self { ebpf, mechanism, reports_moves: moves.is_ok() })
     }
 
     /// Tells the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.

@@ -153,7 +153,7 @@ fn hostile_paths_are_opened_and_shown_safely() {
     let discovery = machine.scan().scan_process(13);
     let found = only(&discovery.files);
     assert_eq!(really(found), library);
-    assert_eq!(found.display, "/with space\\nand \\u{1b}[31m\u{fffd}/libcuda.so.1");
+    assert_eq!(found.display, "/with space\\nand \\x1b[31m\u{fffd}/libcuda.so.1");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use memwatch_common::record::ProcessRecord;
 use memwatch_core::input::{GpuVisibility, ProcessFacts};
 use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
@@ -55,7 +56,7 @@ impl ProcReader {
         let command = command(beginning(&directory.join("cmdline"), COMMAND_BYTES).unwrap_or_default());
         let status = beginning(&directory.join("status"), TABLE_BYTES).unwrap_or_default();
         let status = Status::parse(&status);
-        let cgroups = self.cgroups(tgid);
+        let cgroups = self.groups(tgid, &stat);
         let environ = beginning(&directory.join("environ"), ENVIRONMENT_BYTES);
         let variables = environ.as_deref().filter(|environ| environ.len() < ENVIRONMENT_BYTES).map(Variables::parse);
         let visible = variables.as_ref().and_then(Variables::of_visibility);
@@ -81,14 +82,42 @@ impl ProcReader {
         })
     }
 
-    /// The control groups of a process, as the kernel writes them.
+    /// What a record of the kernel half says of a process that `/proc` has no more; its command line and its environment are gone.
+    pub(crate) fn facts_of_gone(
+        &mut self,
+        record: &ProcessRecord,
+        cgroups: Option<String>,
+        target: bool,
+    ) -> ProcessFacts {
+        ProcessFacts {
+            tgid: record.tgid,
+            start_ns: record.start_ns,
+            comm: String::from_utf8_lossy(record.comm()).into_owned(),
+            user: Some(self.user(record.uid)),
+            uid: Some(record.uid),
+            cgroups,
+            target,
+            ..ProcessFacts::default()
+        }
+    }
+
+    /// The control groups of a process, as the kernel writes them; `None` if it has ended, or none are told.
     pub(crate) fn cgroups(&self, tgid: u32) -> Option<String> {
+        let stat = self.stat(tgid)?;
+        self.groups(tgid, &stat)
+    }
+
+    fn groups(&self, tgid: u32, stat: &Stat) -> Option<String> {
         let mut text = beginning(&self.directory(tgid).join("cgroup"), CGROUPS_BYTES)?;
         if text.len() == CGROUPS_BYTES {
             // A line that is cut would be another group's.
             text.truncate(text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
         }
-        Some(String::from_utf8_lossy(&text).into_owned())
+        // Who has ended is in the roots of v1's hierarchies, and where it was only in the unified one (kernel/cgroup/cgroup.c, `proc_cgroup_show`).
+        let tells = |line: &&[u8]| !stat.ended || (line.starts_with(b"0::") && *line != b"0::/\n");
+        let lines = text.split_inclusive(|byte| *byte == b'\n').filter(tells);
+        let told = lines.map(String::from_utf8_lossy).collect::<String>();
+        (!stat.ended || !told.is_empty()).then_some(told)
     }
 
     /// Parent, parent's parent and so on, without the machine's first process, as they are now.

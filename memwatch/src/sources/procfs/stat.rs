@@ -4,6 +4,8 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) comm: String,
+    /// It has ended, and waits for its parent to notice.
+    pub(super) ended: bool,
     pub(super) parent_tgid: u32,
     pub(super) start_ticks: u64,
 }
@@ -16,9 +18,10 @@ impl Stat {
         let fields = std::str::from_utf8(&bytes[name_end + 1..]).ok()?;
         let mut fields = fields.split_ascii_whitespace();
         // Field 3 (state) is the first after the name; 4 is the parent, 22 the start.
-        let parent_tgid = fields.nth(1)?.parse().ok()?;
+        let ended = matches!(fields.next()?, "Z" | "X");
+        let parent_tgid = fields.next()?.parse().ok()?;
         let start_ticks = fields.nth(17)?.parse().ok()?;
-        Some(Self { comm: unescaped(&bytes[name_start..name_end]), parent_tgid, start_ticks })
+        Some(Self { comm: unescaped(&bytes[name_start..name_end]), ended, parent_tgid, start_ticks })
     }
 }
 
@@ -75,11 +78,20 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
         let line = b"7 (a) S 1 (b) S 42 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615";
-        let stat = Stat { comm: "a) S 1 (b".into(), parent_tgid: 42, start_ticks: 1234 };
+        let stat = Stat { comm: "a) S 1 (b".into(), ended: false, parent_tgid: 42, start_ticks: 1234 };
         assert_eq!(Stat::parse(line), Some(stat));
         for broken in ["", "7 (x", "7 (x) S", "7 (x) S a b c", ")", ")("] {
             assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken:?}");
         }
+    }
+
+    #[test]
+    fn who_has_ended_is_told_from_who_runs() {
+        let line = |state| {
+            format!("7 (x) {state} 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615")
+        };
+        let ended = |state| Stat::parse(line(state).as_bytes()).expect("it is whole").ended;
+        assert_eq!(["R", "S", "D", "T", "Z", "X"].map(ended), [false, false, false, false, true, true]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use memwatch_common::record::ProcessRecord;
 use memwatch_core::input::{GpuVisibility, ProcessFacts};
 use memwatch_core::owner::Ancestor;
 use memwatch_core::words::Tgid;
@@ -58,6 +59,25 @@ fn hostile_names_and_long_command_lines_become_bounded_valid_text() {
 }
 
 #[test]
+fn of_a_process_that_is_gone_the_record_tells_what_it_can() {
+    let mut comm = [0; 16];
+    comm[..4].copy_from_slice(b"a\xff\x1bb");
+    let record = ProcessRecord { tgid: 7, start_ns: 12, uid: 4_000_000_000, comm, ..ProcessRecord::default() };
+    let facts = ProcReader::new("/nowhere").facts_of_gone(&record, Some("0::/x\n".into()), true);
+    let expected = ProcessFacts {
+        tgid: 7,
+        start_ns: 12,
+        comm: "a\u{fffd}\u{1b}b".into(),
+        user: Some("4000000000".into()),
+        uid: Some(4_000_000_000),
+        cgroups: Some("0::/x\n".into()),
+        target: true,
+        ..ProcessFacts::default()
+    };
+    assert_eq!(facts, expected);
+}
+
+#[test]
 fn descendants_are_found_over_generations_and_strangers_are_not() {
     let proc = [(10, 1), (11, 10), (12, 11), (20, 1)]
         .into_iter()
@@ -95,6 +115,21 @@ fn control_groups_are_read_line_by_line_to_a_limit() {
     let proc = proc.file(7, "cgroup", long);
     assert_eq!(proc.facts(7).cgroups.as_deref(), Some("1:cpu:/a\n"));
     assert_eq!(proc.file(7, "cgroup", b"0::/\xff\n").facts(7).cgroups.as_deref(), Some("0::/\u{fffd}\n"));
+}
+
+#[test]
+fn of_who_has_ended_only_the_unified_group_is_believed() {
+    let ended = |text: &str| {
+        let proc = Proc::new().process(7, "x", 1, 1).file(7, "cgroup", text);
+        let stat = fs::read_to_string(proc.folder(7).join("stat")).expect("it was written");
+        let proc = proc.file(7, "stat", stat.replace(") S ", ") Z "));
+        (ProcReader::new(proc.0.path()).cgroups(7), proc.facts(7).cgroups)
+    };
+    assert_eq!(
+        ended("4:memory:/\n0::/a (deleted)\n"),
+        (Some("0::/a (deleted)\n".into()), Some("0::/a (deleted)\n".into()))
+    );
+    assert_eq!(ended("4:memory:/\n0::/\n"), (None, None));
 }
 
 /// A made-up process with this environment, beside a first one, in a job's control group or another.

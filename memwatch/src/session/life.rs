@@ -1,0 +1,73 @@
+//! Records of process life on their way into the pipeline: what `/proc` says of a process at that moment goes before them.
+
+use std::collections::BTreeSet;
+
+use memwatch_common::record::{ProcessEvent, ProcessRecord, Record};
+use memwatch_core::Pipeline;
+use memwatch_core::input::{Input, ProcessFacts};
+
+use crate::sources::cgroup::Groups;
+use crate::sources::library_watch::LibraryWatch;
+use crate::sources::procfs::ProcReader;
+
+/// `/proc/PID/stat` tells a start to 10 ms, cut off: two readings of one start differ by less.
+const START_RESOLUTION_NS: u64 = 20_000_000;
+
+/// What such a record concerns.
+pub(super) struct Life<'a> {
+    pub(super) pipeline: &'a mut Pipeline,
+    pub(super) processes: &'a mut ProcReader,
+    pub(super) libraries: &'a mut LibraryWatch,
+    pub(super) groups: &'a mut Groups,
+    pub(super) targets: &'a BTreeSet<u32>,
+}
+
+impl Life<'_> {
+    /// Takes one record in that is no call.
+    pub(super) fn take(&mut self, record: Record) {
+        let Record::Process(event) = record else { return self.pipeline.step(Input::Record(record)) };
+        match event.event() {
+            // Read even for a number that is known: its exit may be among the lost records, and this another process.
+            Some(ProcessEvent::FirstCall) => {
+                if let Some(facts) = self.facts(&event) {
+                    self.pipeline.step(Input::Process(facts));
+                }
+            }
+            // In a watch on everybody a child is of interest from its own first call on.
+            Some(ProcessEvent::Fork) if !self.targets.is_empty() => {
+                self.libraries.expect(event.tgid);
+                if let Some(facts) = self.processes.facts(event.tgid, false) {
+                    self.pipeline.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));
+                }
+            }
+            Some(ProcessEvent::Exec) => {
+                self.libraries.expect(event.tgid);
+                self.pipeline.step(Input::Record(record));
+                if let Some(facts) = self.facts(&event) {
+                    self.pipeline.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));
+                }
+                return;
+            }
+            Some(ProcessEvent::Exit) => self.libraries.forget(event.tgid),
+            Some(ProcessEvent::Move) => self.groups.note_move(event.tgid),
+            _ => {}
+        }
+        self.pipeline.step(Input::Record(record));
+    }
+
+    /// What `/proc` says of the process, or else the record itself: it may have ended since, and its number may be another's by now, who will have
+    /// a first call of his own.
+    fn facts(&mut self, event: &ProcessRecord) -> Option<ProcessFacts> {
+        let target = self.targets.contains(&event.tgid);
+        let own = |facts: &ProcessFacts| facts.start_ns.abs_diff(event.start_ns) <= START_RESOLUTION_NS;
+        match self.processes.facts(event.tgid, target) {
+            Some(mut facts) if event.start_ns == 0 || own(&facts) => {
+                self.groups.note(event.cgroup_id, facts.cgroups.as_deref().unwrap_or_default());
+                facts.cgroups = facts.cgroups.or_else(|| self.groups.of_gone(event.cgroup_id));
+                Some(facts)
+            }
+            _ if event.start_ns == 0 => None,
+            _ => Some(self.processes.facts_of_gone(event, self.groups.of_gone(event.cgroup_id), target)),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Whose a process is, by real control groups: at first sight, after a move, and of processes that are gone before anybody looks.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::Stdio;
+
+use memwatch_tests::groups::Group;
+use memwatch_tests::report::{Process, Report};
+use memwatch_tests::{Gpu, MIB, Shape, Workload};
+use serde_json::Value;
+
+const FIRST: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
+const SECOND: &str = "a1c70e2750b78e0747c477c569e36c53d2d0bc1e26b34175dd9e1ea42a69bd71";
+
+fn container(id: &str) -> String {
+    format!("/memwatch-test/docker/{id}")
+}
+
+fn owner(report: &Report, tgid: u32) -> Value {
+    report.process(tgid).map_or(Value::Null, |Process(process)| process.clone())
+}
+
+#[test]
+fn a_process_moved_between_two_groups_changes_its_owner() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let (Some(first), Some(second)) = (Group::new(&container(FIRST)), Group::new(&container(SECOND))) else { return };
+    let mut watch = gpu.watch(&[]);
+    let mut command = gpu.workload_command();
+    first.start_in(&mut command);
+    let mut workload = Workload::start(command);
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let before = watch.until(|report| !owner(report, workload.tgid()).is_null());
+    let before = owner(&before, workload.tgid());
+    assert_eq!((&before["container"]["id"], &before["container"]["runtime"]), (&FIRST.into(), &"docker".into()));
+    assert_eq!(before["cgroup"], first.path());
+    second.take(workload.tgid());
+    let moved = watch.until(|report| owner(report, workload.tgid())["container"]["id"] == SECOND);
+    assert_eq!(owner(&moved, workload.tgid())["cgroup"], second.path());
+    assert_eq!(moved.process(workload.tgid()).expect("it runs").only_gpu().number("live_bytes"), 4 * MIB);
+    assert_eq!(moved.json()["coverage"]["moves"], "tracepoint");
+    workload.end();
+}
+
+#[test]
+fn processes_that_are_gone_at_once_are_told_with_their_container_user_and_name() {
+    const PROCESSES: usize = 200;
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(group) = Group::new(&container(FIRST)) else { return };
+    let mut watch = gpu.watch(&[]);
+    let script = gpu.directory().join("script");
+    // Ended from within by SIGKILL: nothing is between the last call and the end.
+    std::fs::write(&script, "device 0\nalloc a 1M\nkill\n").expect("a script");
+    let mut tgids = Vec::new();
+    for _ in 0..PROCESSES {
+        let mut command = gpu.workload_command();
+        command.stdin(File::open(&script).expect("the script")).stdout(Stdio::null());
+        group.start_in(&mut command);
+        let mut child = command.spawn().expect("the workload starts");
+        tgids.push(child.id());
+        child.wait().expect("it is ours");
+    }
+    let report =
+        watch.until(|report| tgids.iter().all(|tgid| report.process(*tgid).is_some_and(|process| process.has_ended())));
+    // SAFETY: getuid has no preconditions.
+    let uid = unsafe { libc::getuid() };
+    let mut gone_before_proc_was_read = 0;
+    for tgid in tgids {
+        let process = report.process(tgid).expect("it was there a moment ago").0;
+        assert_eq!(process["container"]["id"], FIRST, "{process:#}");
+        assert_eq!((&process["uid"], &process["comm"]), (&uid.into(), &"gpusim-workload".into()), "{process:#}");
+        gone_before_proc_was_read += usize::from(process["command"] == "");
+    }
+    eprintln!("{gone_before_proc_was_read} of {PROCESSES} were gone before /proc was read");
+}
+
+#[test]
+fn a_group_of_a_hostile_name_reaches_no_terminal_unescaped() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(group) = Group::new("/memwatch-test/\u{1b}[31m\u{9b}2J\u{202e}evil\u{ad}.service") else { return };
+    let mut command = gpu.workload_command();
+    command.arg0(OsStr::from_bytes(b"\x1b]0;owned\x07\xe2\x80\xae\xff"));
+    group.start_in(&mut command);
+    let mut workload = Workload::start(command);
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let tgid = workload.tgid_word();
+    let harmful = |letter: char| letter.is_control() || matches!(letter, '\u{ad}' | '\u{202e}');
+    for words in [&["ps"][..], &["ps", "--by", "container"], &["ps", "--by", "user"], &["ps", "--json"]] {
+        let outcome = gpu.run_memwatch(&[words, &["--pid", &tgid, "--color=never"]].concat());
+        outcome.assert_ended_with(0, &[]);
+        assert!(!outcome.stdout.replace('\n', "").contains(harmful), "{outcome:#?}");
+        assert!(!outcome.stderr.replace('\n', "").contains(harmful), "{outcome:#?}");
+        if words.contains(&"--json") {
+            let report = Report::parse(&outcome.stdout);
+            assert_eq!(owner(&report, workload.tgid())["cgroup"], group.path());
+            assert_eq!(owner(&report, workload.tgid())["unit"], "\u{1b}[31m\u{9b}2J\u{202e}evil\u{ad}.service");
+        }
+    }
+    workload.end();
+}
