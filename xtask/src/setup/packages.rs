@@ -37,7 +37,7 @@ impl Package {
             Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
-            Self::Containers => &["docker.io", "containerd", "runc"],
+            Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
         }
     }
@@ -51,9 +51,11 @@ impl Package {
             Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
-            Self::Containers => {
-                &["sh", "-c", "docker --version && dockerd --version && containerd --version && runc --version"]
-            }
+            Self::Containers => &[
+                "sh",
+                "-c",
+                "docker --version && dockerd --version && containerd --version && runc --version && podman --version",
+            ],
             Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
         }
     }
