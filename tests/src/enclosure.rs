@@ -100,7 +100,14 @@ impl Drop for Enclosure {
         if std::thread::panicking() {
             eprintln!("the daemons' last words:\n{}", self.end_of_log());
         }
-        let _ = self.child.kill();
+        // The namespaces' first process first: `unshare` waits for it, and nobody else might.
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let first = fs::read_to_string(children).ok().and_then(|children| children.trim().parse().ok());
+        match first {
+            // SAFETY: a plain system call; `unshare` has not waited for its child, or it would not be listed.
+            Some(first) => drop(unsafe { libc::kill(first, libc::SIGKILL) }),
+            None => drop(self.child.kill()),
+        }
         let _ = self.child.wait();
         for group in &self.groups {
             remove_group(group);
@@ -159,15 +166,20 @@ pub fn has_program(name: &str) -> bool {
 pub fn workload_in_group(part: &str) -> u32 {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
-        let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
-        let workload = processes.filter(|entry| {
-            let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
-            text("comm").starts_with("gpusim") && text("cgroup").contains(part)
-        });
-        if let Some(tgid) = workload.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).next() {
+        if let Some(&tgid) = workloads_in_group(part).first() {
             return tgid;
         }
         std::thread::sleep(POLL);
     }
     panic!("no workload in a control group with {part}")
+}
+
+/// The same for all that are there now.
+pub fn workloads_in_group(part: &str) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let is_workload = |entry: &fs::DirEntry| {
+        let text = |file: &str| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+        text("comm").starts_with("gpusim") && text("cgroup").contains(part)
+    };
+    processes.filter(is_workload).filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }

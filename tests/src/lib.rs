@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod cgroup;
+pub mod containerd;
 pub mod contract;
 pub mod enclosure;
 pub mod groups;
@@ -19,6 +20,7 @@ pub mod real_drivers;
 pub mod report;
 pub mod rootfs;
 pub mod scenarios;
+pub mod slurm;
 
 mod docker;
 mod gpu;
@@ -27,7 +29,7 @@ mod torch_job;
 mod watch;
 mod workload;
 
-pub use docker::Docker;
+pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Shape};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};
@@ -35,7 +37,7 @@ pub use watch::{Outcome, Watch};
 pub use workload::Workload;
 
 /// How long a test waits for something that must happen, before it fails.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(15);
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;

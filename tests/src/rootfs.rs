@@ -1,8 +1,11 @@
 //! The files of a container image: the simulator's workload with everything it needs, and its own copy of the driver library.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use serde_json::json;
 
 use crate::Gpu;
 
@@ -41,6 +44,36 @@ pub fn make(gpu: &Gpu, directory: &Path) -> PathBuf {
     root
 }
 
+/// An image with this root directory as `docker save` writes it (Docker Image Specification v1.2): the file.
+///
+/// # Panics
+/// When a program that makes it is missing or fails.
+pub fn archive(root: &Path, directory: &Path, image: &str) -> PathBuf {
+    let parts = directory.join("parts");
+    fs::create_dir(&parts).expect("a directory in the temporary one");
+    tar(root, &[OsStr::new(".")], &parts.join("layer.tar"));
+    let sum = Command::new("sha256sum").arg(parts.join("layer.tar")).output().expect("sha256sum runs");
+    let sum = String::from_utf8_lossy(&sum.stdout).split(' ').next().expect("a sum").to_owned();
+    let configuration = json!({
+        "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+        "os": "linux",
+        "config": { "Entrypoint": ["/bin/sleep", "1000000"] },
+        "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
+    });
+    let manifest = json!([{ "Config": "config.json", "RepoTags": [image], "Layers": ["layer.tar"] }]);
+    for (name, value) in [("config.json", configuration), ("manifest.json", manifest)] {
+        fs::write(parts.join(name), value.to_string()).expect("a file in the temporary directory");
+    }
+    let archive = directory.join("image.tar");
+    tar(&parts, &["manifest.json", "config.json", "layer.tar"].map(OsStr::new), &archive);
+    archive
+}
+
+fn tar(directory: &Path, names: &[&OsStr], archive: &Path) {
+    let status = Command::new("tar").arg("-C").arg(directory).arg("-cf").arg(archive).args(names).status();
+    assert!(status.is_ok_and(|status| status.success()), "tar of {}", directory.display());
+}
+
 fn copy(file: &Path, root: &Path, place: &Path) {
     let target = root.join(place.strip_prefix("/").expect("an absolute path"));
     fs::create_dir_all(target.parent().expect("a file")).expect("a directory in the temporary one");
@@ -48,7 +81,10 @@ fn copy(file: &Path, root: &Path, place: &Path) {
 }
 
 /// The libraries that a program or a library is linked with: ldd(1).
-fn libraries_of(file: &Path) -> Vec<PathBuf> {
+///
+/// # Panics
+/// When ldd cannot be started.
+pub fn libraries_of(file: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(file).output().expect("ldd runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let paths = text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));

@@ -1,18 +1,16 @@
 //! Whose a process is, with real runtimes: Docker, containerd through the CRI, Slurm.
 
-use memwatch_tests::enclosure::{Cgroups, workload_in_group};
+use std::os::unix::net::UnixListener;
+
+use memwatch_tests::containerd::{self, Containerd, PodNames};
+use memwatch_tests::enclosure::{Cgroups, workload_in_group, workloads_in_group};
 use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Docker, Gpu, MIB, Shape, Watch, Workload};
+use memwatch_tests::slurm::Slurm;
+use memwatch_tests::{Docker, Engine, Gpu, MIB, Shape, Watch, Workload, rootfs};
 use serde_json::{Value, json};
 
 fn process(report: &Report, tgid: u32) -> Process<'_> {
     report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"))
-}
-
-/// What is reported of a process's container: name and image.
-fn container(report: &Report, tgid: u32) -> (Value, Value) {
-    let container = &process(report, tgid).0["container"];
-    (container["name"].clone(), container["image"].clone())
 }
 
 /// Every process of the simulator's books is reported with what these say, and together they are what the GPU has in use.
@@ -30,62 +28,208 @@ fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
     assert!(report.is_complete(), "{report:#?}");
 }
 
-/// Some calls, of which 8 MiB and a bit stay.
+/// Some calls, of which 8 MiB and so many bytes stay.
 fn allocate(workload: &mut Workload, bytes: u64) {
-    workload.run(&[
-        "uuid 0",
-        "device 0",
-        "alloc a 4M",
-        "alloc b 6M",
-        "free a",
-        "async c 2M",
-        &format!("alloc d {bytes}"),
-    ]);
+    workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M"]);
+    workload.run(&[&format!("alloc d {bytes}")]);
 }
 
-fn watch_with(gpu: &Gpu, docker: &Docker) -> Watch {
-    Watch::start(gpu.searching_memwatch(&["--docker-socket", &docker.socket()]))
+/// Waits until so many copies of the image's driver library have their probes.
+fn until_probed(watch: &mut Watch, copies: usize) {
+    let is_probed = |library: &&Value| library["path"].as_str().is_some_and(|path| path.starts_with(rootfs::LIBRARIES));
+    let count = |report: &Report| {
+        report.json()["coverage"]["libraries"].as_array().map(|all| all.iter().filter(is_probed).count())
+    };
+    watch.until(|report| count(report) == Some(copies));
 }
+
+/// The first report in which all these processes have what is at `pointer`, and which is newer than this call.
+fn report_with(watch: &mut Watch, tgids: &[u32], pointer: &str) -> Report {
+    let has = |process: Process<'_>| process.0.pointer(pointer).is_some_and(|value| !value.is_null());
+    watch.until(|report| tgids.iter().all(|tgid| report.process(*tgid).is_some_and(has)));
+    watch.settled()
+}
+
+const NAME: &str = "/container/name";
 
 /// Two containers and a process beside them.
-fn assert_docker_containers_are_named(cgroups: Cgroups) {
+fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut docker) = Docker::start(&gpu, cgroups) else { return };
+    let Some(mut docker) = Docker::start(&gpu, engine, cgroups) else { return };
     docker.import(&gpu, "memwatch-test:1");
-    let mut watch = watch_with(&gpu, &docker);
+    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
     let mut first = docker.run("train-a", "memwatch-test:1");
     let mut second = docker.run("train-b", "memwatch-test:1");
     let mut beside = gpu.workload();
+    // Each container has a library of its own: another file than the machine's.
+    until_probed(&mut watch, 2);
     for (workload, bytes) in [(&mut first, MIB), (&mut second, 3 * MIB), (&mut beside, 5 * MIB)] {
         allocate(workload, bytes);
     }
     let ids = [docker.id("train-a"), docker.id("train-b")];
-    let tgids = [workload_in_group(&ids[0]), workload_in_group(&ids[1]), beside.tgid()];
-    let image = json!("memwatch-test:1");
-    watch.until(|report| {
-        tgids[..2]
-            .iter()
-            .all(|tgid| report.process(*tgid).is_some_and(|process| !process.0["container"]["name"].is_null()))
-    });
-    let report = watch.settled();
-    assert_eq!(container(&report, tgids[0]), (json!("train-a"), image.clone()), "{report:#?}");
-    assert_eq!(container(&report, tgids[1]), (json!("train-b"), image));
-    for (tgid, id) in tgids.iter().zip(&ids) {
-        let container = &process(&report, *tgid).0["container"];
-        assert_eq!((&container["id"], &container["runtime"]), (&json!(id), &json!("docker")), "{report:#?}");
-        assert_eq!(process(&report, *tgid).0["inner_pid"], 1);
+    let inside = [workload_in_group(&ids[0]), workload_in_group(&ids[1])];
+    let report = report_with(&mut watch, &inside, NAME);
+    for ((tgid, id), name) in inside.into_iter().zip(&ids).zip(["train-a", "train-b"]) {
+        let process = process(&report, tgid).0;
+        let container = &process["container"];
+        let runtime = if engine == Engine::Docker { "docker" } else { "podman" };
+        assert_eq!((&container["id"], &container["name"]), (&json!(id), &json!(name)), "{report:#?}");
+        assert_eq!(container["runtime"], runtime, "{report:#?}");
+        // Podman puts the name of a registry before it.
+        let image = container["image"].as_str();
+        assert!(image.is_some_and(|image| image.ends_with("memwatch-test:1")), "{report:#?}");
+        assert_eq!(process["inner_pid"], 1, "{report:#?}");
     }
-    assert_eq!(process(&report, tgids[2]).0["container"], Value::Null);
-    assert_adds_up(&gpu, &report, &tgids);
-    drop((first, second, docker));
+    assert_eq!(process(&report, beside.tgid()).0["container"], Value::Null);
+    assert_adds_up(&gpu, &report, &[inside[0], inside[1], beside.tgid()]);
+    drop(watch);
+    let once = gpu.run_memwatch(&["ps", "--by", "container", "--json", "--docker-socket", &docker.socket()]);
+    once.assert_ended_with(0, &[]);
+    assert_groups_add_up(&gpu, &once.stdout, &["train-a", "train-b"]);
+}
+
+/// Sums with these names, and one without for the processes beside containers, come to all that the GPU has in use.
+fn assert_groups_add_up(gpu: &Gpu, report: &str, names: &[&str]) {
+    let report = Report::parse(report);
+    let data = &report.json()["data"];
+    let groups = data["groups"].as_array().expect("sums were asked for");
+    let named = |name: &str| groups.iter().filter(|group| group["name"] == name).count();
+    assert!(names.iter().all(|name| named(name) == 1), "{report:#?}");
+    assert_eq!(groups.iter().filter(|group| group["id"].is_null()).count(), 1, "{report:#?}");
+    let charged = |group: &Value| group["gpus"][0]["charged_bytes"].as_i64().expect("a number");
+    let rest = data["rest"][0]["bytes"].as_i64().expect("a number");
+    let used_bytes = gpu.ledger().device_used_bytes(0).expect("the device is in the books");
+    assert_eq!(groups.iter().map(charged).sum::<i64>() + rest, i64::try_from(used_bytes).expect("less than 2^63"));
 }
 
 #[test]
 fn two_docker_containers_and_a_process_beside_them_are_named_and_add_up() {
-    assert_docker_containers_are_named(Cgroups::Machine);
+    assert_containers_are_named(Engine::Docker, Cgroups::Machine);
 }
 
 #[test]
 fn docker_containers_are_named_where_there_are_only_control_groups_of_version_2() {
-    assert_docker_containers_are_named(Cgroups::Unified);
+    assert_containers_are_named(Engine::Docker, Cgroups::Unified);
+}
+
+#[test]
+fn podman_containers_are_named_through_the_same_interface() {
+    assert_containers_are_named(Engine::Podman, Cgroups::Machine);
+}
+
+#[test]
+fn a_runtime_that_hangs_costs_the_name_and_nothing_else() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
+    docker.import(&gpu, "memwatch-test:1");
+    // It takes connections, and never says anything.
+    let hung = gpu.directory().join("hung.sock");
+    let _listener = UnixListener::bind(&hung).expect("a socket in the temporary directory");
+    let hung = hung.to_str().expect("a plain path");
+    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", hung]));
+    let mut workload = docker.run("train", "memwatch-test:1");
+    until_probed(&mut watch, 1);
+    allocate(&mut workload, MIB);
+    let id = docker.id("train");
+    let tgid = workload_in_group(&id);
+    let report = report_with(&mut watch, &[tgid], "/container/id");
+    let container = &process(&report, tgid).0["container"];
+    assert_eq!((&container["id"], &container["name"]), (&json!(id), &Value::Null), "{report:#?}");
+    assert_adds_up(&gpu, &report, &[tgid]);
+    let once = gpu.run_memwatch(&["ps", "--by", "container", "--json", "--docker-socket", hung]);
+    once.assert_ended_with(0, &[]);
+}
+
+#[test]
+fn a_name_or_an_id_that_is_used_again_is_another_container() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
+    docker.import(&gpu, "memwatch-test:1");
+    docker.ask(&["tag", "memwatch-test:1", "memwatch-test:2"]);
+    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
+    let started = |docker: &mut Docker, watch: &mut Watch, mut workload: Workload, name: &str| {
+        let id = docker.id(name);
+        let tgid = workload_in_group(&id);
+        workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+        let report = report_with(watch, &[tgid], NAME);
+        (process(&report, tgid).0["container"].clone(), tgid, workload)
+    };
+    let first = docker.run("train", "memwatch-test:1");
+    let (before, tgid, mut first) = started(&mut docker, &mut watch, first, "train");
+    assert_eq!((&before["name"], &before["image"]), (&json!("train"), &json!("memwatch-test:1")));
+    docker.ask(&["rm", "--force", "train"]);
+    first.wait();
+    watch.until(|report| report.process(tgid).is_none_or(|process| process.has_ended()));
+
+    // The name, for another image in another container.
+    let second = docker.run("train", "memwatch-test:2");
+    let (after, tgid, mut second) = started(&mut docker, &mut watch, second, "train");
+    assert_eq!((&after["name"], &after["image"]), (&json!("train"), &json!("memwatch-test:2")));
+    assert_ne!(before["id"], after["id"]);
+
+    // The id, under another name.
+    second.end();
+    watch.until(|report| report.process(tgid).is_none_or(|process| process.has_ended()));
+    docker.ask(&["rename", "train", "evaluate"]);
+    let third = docker.restart("evaluate");
+    let (again, ..) = started(&mut docker, &mut watch, third, "evaluate");
+    assert_eq!((&again["name"], &again["id"]), (&json!("evaluate"), &after["id"]));
+}
+
+#[test]
+fn a_pods_container_is_named_by_its_runtime() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut containerd) = Containerd::start(&gpu, Cgroups::Machine) else { return };
+    let mut watch = Watch::start(gpu.memwatch(&["--cri-socket", &containerd.socket()]));
+    let labelled =
+        PodNames { namespace: "ml", pod: "train-0", uid: "8712f785-1a3e-41ec-a00b-e2dcc77431cb", container: "main" };
+    let bare =
+        PodNames { namespace: "ops", pod: "probe-0", uid: "0f51c7c1-0000-4000-8000-000000000001", container: "side" };
+    let mut pods = [(labelled, true), (bare, false)].map(|(names, labels)| (names, containerd.run(names, labels)));
+    until_probed(&mut watch, 2);
+    for (_, (workload, ..)) in &mut pods {
+        allocate(workload, MIB);
+    }
+    let tgids = [pods[0].1.1, pods[1].1.1];
+    let report = report_with(&mut watch, &tgids, "/pod/name");
+    for (names, (_, tgid, id)) in &pods {
+        let process = process(&report, *tgid).0;
+        let (pod, container) = (&process["pod"], &process["container"]);
+        assert_eq!(pod["uid"], names.uid, "{report:#?}");
+        assert_eq!((&pod["namespace"], &pod["name"]), (&json!(names.namespace), &json!(names.pod)), "{report:#?}");
+        assert_eq!(pod["container"], names.container, "{report:#?}");
+        assert_eq!((&container["id"], &container["image"]), (&json!(id), &json!(containerd::IMAGE)), "{report:#?}");
+    }
+    assert_adds_up(&gpu, &report, &tgids);
+}
+
+#[test]
+fn a_slurm_jobs_tasks_are_told_with_job_step_and_task() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(slurm) = Slurm::start() else { return };
+    let mut watch = Watch::start(gpu.memwatch(&[]));
+    let mut job = slurm.run(&gpu, "train", 2);
+    for (task, megabytes) in job.tasks.iter_mut().zip([1, 3]) {
+        allocate(task, megabytes * MIB);
+    }
+    let id = slurm.job("train");
+    let tgids = workloads_in_group(&format!("job_{id}/step_0"));
+    assert_eq!(tgids.len(), 2);
+    let report = report_with(&mut watch, &tgids, "/slurm/task");
+    let mut told = Vec::new();
+    for &tgid in &tgids {
+        let process = process(&report, tgid).0;
+        let (slurm, rank) = (&process["slurm"], &process["rank"]);
+        assert_eq!((&slurm["job_id"], &slurm["step"]), (&json!(id), &json!("0")), "{report:#?}");
+        assert_eq!((&slurm["name"], &slurm["partition"]), (&json!("train"), &json!("all")), "{report:#?}");
+        assert_eq!(rank["world_size"], 2, "{report:#?}");
+        told.push((slurm["task"].as_str(), rank["rank"].as_u64(), process_live(&report, tgid)));
+    }
+    told.sort();
+    assert_eq!(told, [(Some("0"), Some(0), 9 * MIB), (Some("1"), Some(1), 11 * MIB)], "{report:#?}");
+    assert_adds_up(&gpu, &report, &tgids);
+}
+
+fn process_live(report: &Report, tgid: u32) -> u64 {
+    process(report, tgid).only_gpu().number("live_bytes")
 }

@@ -47,6 +47,7 @@ const STEPS: &[Step] = &[
     Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
     Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(INTEGRATION_PACKAGES) },
+    Step { name: "container engines, Slurm", part: INTEGRATION, run: daemons },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
@@ -140,6 +141,15 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     }
     cargo.args(&session.filter);
     run_tests(&mut cargo, &mut session.closing_lines)
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "steps have one form; the tests that want these daemons skip without them"
+)]
+fn daemons(_: &mut Session<'_>) -> Result<()> {
+    setup::daemons(&[Package::Containers, Package::Slurm]);
+    Ok(())
 }
 
 fn build_memwatch(session: &mut Session<'_>) -> Result<()> {

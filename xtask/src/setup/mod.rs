@@ -6,7 +6,7 @@ mod packages;
 mod toolchain;
 
 pub(crate) use ebpf::{kernel_cargo, object as ebpf_object};
-pub(crate) use packages::{Package, ensure as packages, is_root};
+pub(crate) use packages::{Package, ensure as packages, ensure_daemons as daemons, is_root};
 pub(crate) use toolchain::ensure as toolchain;
 
 use crate::repo::Repo;

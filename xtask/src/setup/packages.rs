@@ -2,7 +2,7 @@
 
 use super::{announce, step};
 use crate::run::{run_quietly, succeeds};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use std::path::Path;
 use std::process::Command;
 
@@ -21,6 +21,10 @@ pub(crate) enum Package {
     Bpftrace,
     /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
     Prometheus,
+    /// Container engines, in which the tests run the simulated GPU's workload.
+    Containers,
+    /// A batch system, for the same.
+    Slurm,
 }
 
 impl Package {
@@ -33,6 +37,8 @@ impl Package {
             Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
+            Self::Containers => &["docker.io", "containerd", "runc", "podman"],
+            Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
         }
     }
 
@@ -45,6 +51,12 @@ impl Package {
             Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
+            Self::Containers => &[
+                "sh",
+                "-c",
+                "docker --version && dockerd --version && containerd --version && runc --version && podman --version",
+            ],
+            Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
         }
     }
 
@@ -88,6 +100,23 @@ pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
         }
         Ok(format!("installed {names_line}"))
     })
+}
+
+/// Installs daemons that some tests start for themselves, or says what to type and that these tests will be skipped.
+///
+/// Where systemd runs nothing is installed: a package's daemons would start at once, for the whole machine.
+pub(crate) fn ensure_daemons(wanted: &[Package]) {
+    let missing = wanted.iter().filter(|package| !package.is_there()).flat_map(|package| package.names());
+    let names_line = missing.copied().collect::<Vec<_>>().join(" ");
+    let would_start = Path::new("/run/systemd/system").exists();
+    let outcome = if would_start && !names_line.is_empty() {
+        Err(anyhow!("missing: {names_line}. On Debian or Ubuntu: sudo apt-get install -y {names_line}"))
+    } else {
+        ensure(wanted)
+    };
+    if let Err(error) = outcome {
+        eprintln!("set-up: the tests that need them are SKIPPED. {error:#}");
+    }
 }
 
 fn is_installed(name: &str) -> bool {

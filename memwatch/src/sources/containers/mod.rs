@@ -74,7 +74,7 @@ impl RuntimeNames {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (engines, kubelet) = (sockets.engines(), sockets.kubelet());
         std::thread::Builder::new().name("names".to_owned()).spawn(move || {
-            let promises = promises::tell(kubelet, sender.clone());
+            let promises = promises::tell(kubelet, promises::EVERY, sender.clone());
             let asking = asking::ask_forever(engines, receiver, sender);
             runtime.block_on(async {
                 tokio::select! {

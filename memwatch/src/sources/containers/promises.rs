@@ -11,13 +11,13 @@ use super::exchange::{Place, Refusal};
 use super::pod_resources;
 
 /// The kubelet lets a hundred such questions through in a second, for all who ask (KEP-606).
-const EVERY: Duration = Duration::from_secs(10);
+pub(super) const EVERY: Duration = Duration::from_secs(10);
 
 /// After so many questions without an answer the promises are no longer believed: a kubelet restarts in less.
 const MOST_FAILURES: u32 = 6;
 
-/// Asks until nobody listens.
-pub(super) async fn tell(kubelet: Place, found: mpsc::Sender<Found>) {
+/// Asks until nobody listens, each time after a rest of `every`.
+pub(super) async fn tell(kubelet: Place, every: Duration, found: mpsc::Sender<Found>) {
     let mut told: Vec<Promise> = Vec::new();
     let mut failures = 0;
     loop {
@@ -41,6 +41,49 @@ pub(super) async fn tell(kubelet: Place, found: mpsc::Sender<Found>) {
                 return;
             }
         }
-        sleep(EVERY).await;
+        sleep(every).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::listener::{Answer, Listener};
+    use super::super::pod_resources::{ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources};
+    use super::*;
+
+    fn answer(device: &str) -> Answer {
+        let devices =
+            vec![ContainerDevices { resource_name: "nvidia.com/gpu".to_owned(), device_ids: vec![device.to_owned()] }];
+        let container = ContainerResources { name: "main".to_owned(), devices, ..ContainerResources::default() };
+        let pod = PodResources { name: "train-0".to_owned(), namespace: "ml".to_owned(), containers: vec![container] };
+        Answer::of(&ListPodResourcesResponse { pod_resources: vec![pod] })
+    }
+
+    fn devices(found: Option<Found>) -> Vec<String> {
+        match found {
+            Some(Found::Promised(promises)) => promises.into_iter().flat_map(|promise| promise.devices).collect(),
+            other => panic!("promises were expected, not {other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn promises_are_told_when_they_change_and_not_believed_for_ever() {
+        let question = Arc::new(AtomicUsize::new(0));
+        let kubelet = Listener::calls(move |method| match question.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 if method == "/v1.PodResourcesLister/List" => answer("GPU-a"),
+            3 | 4 => answer("GPU-b"),
+            // One that starts at the third question, and ends after the fifth.
+            _ => Answer::refusal("14"),
+        });
+        let (sender, mut found) = mpsc::channel(1);
+        let task = tokio::spawn(tell(kubelet.place(), Duration::from_millis(1), sender));
+        assert_eq!(devices(found.recv().await), ["GPU-a"]);
+        assert_eq!(devices(found.recv().await), ["GPU-b"]);
+        assert_eq!(devices(found.recv().await), Vec::<String>::new());
+        assert_eq!(kubelet.asked(), 5 + usize::try_from(MOST_FAILURES).unwrap());
+        task.abort();
     }
 }

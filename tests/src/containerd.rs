@@ -1,0 +1,153 @@
+//! A containerd of the test's own with its CRI plugin, and pods in it as a kubelet makes them: no network, no state beyond the test.
+
+mod cri;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use self::cri::{ContainerConfig, ImageSpec, KeyValue, Mount, PodSandboxConfig};
+use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc, workload_in_group};
+use crate::workload::Pipes;
+use crate::{Gpu, Workload, rootfs};
+
+/// What the image is called in the registry that does not exist.
+pub const IMAGE: &str = "registry.test/memwatch:1";
+
+/// A running containerd.
+#[derive(Debug)]
+pub struct Containerd {
+    // Before the directory: its processes use that.
+    enclosure: Enclosure,
+    directory: TempDir,
+    machine: String,
+}
+
+/// A pod to be made, with one container.
+#[derive(Clone, Copy, Debug)]
+pub struct PodNames<'a> {
+    /// The pod's namespace.
+    pub namespace: &'a str,
+    /// The pod's name.
+    pub pod: &'a str,
+    /// The API server's id of it.
+    pub uid: &'a str,
+    /// The container's name in the pod.
+    pub container: &'a str,
+}
+
+impl Containerd {
+    /// Starts it; `None`, with the reason on standard error, where there is none.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start(gpu: &Gpu, cgroups: Cgroups) -> Option<Self> {
+        if !has_program("containerd") || !has_program("ctr") || !has_program("runc") {
+            return None;
+        }
+        let directory = TempDir::with_prefix("memwatch-cri-").expect("a temporary directory");
+        let path = directory.path().to_str().expect("a plain path");
+        fs::write(directory.path().join("config.toml"), configuration(path))
+            .expect("a file in the temporary directory");
+        let script = "mount -t tmpfs tmpfs /run && exec containerd --config \"$1/config.toml\"";
+        let enclosure = Enclosure::start(directory.path(), cgroups, script, &[])?;
+        let machine = gpu.directory().to_str().expect("a plain path").to_owned();
+        let mut containerd = Self { enclosure, directory, machine };
+        let socket = containerd.socket();
+        containerd.enclosure.wait_until(|| {
+            let mut version = Command::new("ctr");
+            version.args(["--address", &socket, "version"]).stdout(Stdio::null()).stderr(Stdio::null());
+            version.status().is_ok_and(|status| status.success())
+        });
+        containerd.import(gpu);
+        Some(containerd)
+    }
+
+    /// Its socket, as a word of a command line.
+    ///
+    /// # Panics
+    /// When the temporary directory's path is no text.
+    pub fn socket(&self) -> String {
+        self.directory.path().join("containerd.sock").to_str().expect("a plain path").to_owned()
+    }
+
+    fn import(&self, gpu: &Gpu) {
+        let root = rootfs::make(gpu, self.directory.path());
+        let archive = rootfs::archive(&root, self.directory.path(), IMAGE);
+        let mut import = Command::new("ctr");
+        import.args(["--address", &self.socket(), "--namespace", "k8s.io", "images", "import"]).arg(archive);
+        let output = import.output().expect("ctr starts");
+        assert!(output.status.success(), "{output:#?}");
+    }
+
+    /// Makes a pod with one container that runs the workload, as a kubelet does; labels included, unless `labels` is false.
+    ///
+    /// The answer is the workload with the machine's number of it, and the container's id.
+    ///
+    /// # Panics
+    /// When the runtime refuses.
+    pub fn run(&mut self, names: PodNames<'_>, labels: bool) -> (Workload, u32, String) {
+        let mut pod = PodSandboxConfig::on_the_machine_network(names.pod, names.uid, names.namespace);
+        let group = format!("kubepods/burstable/pod{}", names.uid);
+        pod.linux.get_or_insert_default().cgroup_parent = format!("/{group}");
+        for group in ["kubepods", "kubepods/burstable", &group] {
+            self.enclosure.owns_group(group.to_owned());
+        }
+        let pipes = Pipes::make(&self.directory.path().join(names.pod));
+        let mut container = self.workload_container(names.container, &pipes);
+        if labels {
+            let all = [("pod.name", names.pod), ("pod.namespace", names.namespace), ("pod.uid", names.uid)];
+            let all = all.into_iter().chain([("container.name", names.container)]);
+            container.labels = all.map(|(key, value)| (format!("io.kubernetes.{key}"), value.to_owned())).collect();
+        }
+        let id = cri::start(&self.socket(), &pod, container);
+        let workload = Workload::behind(pipes);
+        let tgid = workload_in_group(&id);
+        (workload, tgid, id)
+    }
+
+    fn workload_container(&self, name: &str, pipes: &Pipes) -> ContainerConfig {
+        let mount =
+            |host: &str, container: &str| Mount { container_path: container.to_owned(), host_path: host.to_owned() };
+        let proc = machine_proc(self.directory.path());
+        let text = |path: &std::path::Path| path.to_str().expect("a plain path").to_owned();
+        let variable = |key: &str, value: &str| KeyValue { key: key.to_owned(), value: value.as_bytes().to_vec() };
+        let command = format!("exec {} </pipes/questions >/pipes/answers", rootfs::WORKLOAD);
+        ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: name.to_owned(), attempt: 0 }),
+            image: Some(ImageSpec { image: IMAGE.to_owned() }),
+            command: vec!["/bin/sh".to_owned(), "-c".to_owned(), command],
+            envs: vec![
+                variable("LD_LIBRARY_PATH", rootfs::LIBRARIES),
+                variable("GPUSIM_LEDGER", "/machine/ledger"),
+                variable("GPUSIM_PROC", "/machine-proc"),
+            ],
+            mounts: vec![
+                mount(&self.machine, rootfs::MACHINE),
+                mount(&text(&proc), "/machine-proc"),
+                mount(&text(pipes.directory()), "/pipes"),
+            ],
+            ..ContainerConfig::default()
+        }
+    }
+}
+
+fn configuration(directory: &str) -> String {
+    format!(
+        r#"
+version = 2
+root = "{directory}/root"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.internal.v1.tracing"]
+[grpc]
+  address = "{directory}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{IMAGE}"
+  disable_tcp_service = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+"#
+    )
+}
