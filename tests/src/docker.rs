@@ -1,4 +1,4 @@
-//! A Docker engine of the test's own: no network, no state beyond the test.
+//! A Docker engine of the test's own, or Podman behind the same API: no network, no state beyond the test.
 
 use std::process::{Command, Stdio};
 
@@ -7,9 +7,58 @@ use tempfile::TempDir;
 use crate::enclosure::{Cgroups, Enclosure, has_program, machine_proc};
 use crate::{Gpu, Workload, rootfs};
 
+/// Which engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// dockerd.
+    Docker,
+    /// `podman system service`.
+    Podman,
+}
+
+impl Engine {
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Docker => &["docker", "dockerd"],
+            Self::Podman => &["docker", "podman", "runc"],
+        }
+    }
+
+    /// In the namespaces the files that it leaves in /run are not the machine's.
+    fn script(self) -> &'static str {
+        match self {
+            Self::Docker => {
+                "mount -t tmpfs tmpfs /run && exec dockerd --storage-driver=vfs --bridge=none --iptables=false \
+                --ip-masq=false --data-root=\"$1/root\" --exec-root=/run/docker --pidfile=/run/docker.pid \
+                --host=\"unix://$1/docker.sock\""
+            }
+            Self::Podman => {
+                "mount -t tmpfs tmpfs /run && exec podman --root=\"$1/root\" --runroot=/run/containers --tmpdir=/run/libpod \
+                --storage-driver=vfs --cgroup-manager=cgroupfs --runtime=runc system service --time=0 \"unix://$1/docker.sock\""
+            }
+        }
+    }
+
+    /// The control group above its containers.
+    fn parent_group(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Podman => "libpod_parent",
+        }
+    }
+
+    fn group_of(self, id: &str) -> String {
+        match self {
+            Self::Docker => format!("docker/{id}"),
+            Self::Podman => format!("libpod_parent/libpod-{id}"),
+        }
+    }
+}
+
 /// A running engine.
 #[derive(Debug)]
 pub struct Docker {
+    engine: Engine,
     // Before the directory: its processes use that.
     enclosure: Enclosure,
     directory: TempDir,
@@ -21,17 +70,14 @@ impl Docker {
     ///
     /// # Panics
     /// When it does not start.
-    pub fn start(gpu: &Gpu, cgroups: Cgroups) -> Option<Self> {
-        if !has_program("dockerd") || !has_program("docker") {
+    pub fn start(gpu: &Gpu, engine: Engine, cgroups: Cgroups) -> Option<Self> {
+        if !engine.programs().iter().all(|program| has_program(program)) {
             return None;
         }
         let directory = TempDir::with_prefix("memwatch-docker-").expect("a temporary directory");
-        // In the namespaces the files that it leaves in /run are not the machine's.
-        let script = "mount -t tmpfs tmpfs /run && exec dockerd --storage-driver=vfs --bridge=none --iptables=false --ip-masq=false \
-            --data-root=\"$1/root\" --exec-root=/run/docker --pidfile=/run/docker.pid --host=\"unix://$1/docker.sock\"";
-        let enclosure = Enclosure::start(directory.path(), cgroups, script, &["docker"])?;
+        let enclosure = Enclosure::start(directory.path(), cgroups, engine.script(), &[engine.parent_group()])?;
         let machine = gpu.directory().to_str().expect("a plain path").to_owned();
-        let mut docker = Self { enclosure, directory, machine };
+        let mut docker = Self { engine, enclosure, directory, machine };
         let version = docker.client(&["version"]);
         let version = std::cell::RefCell::new(version);
         docker.enclosure.wait_until(|| {
@@ -92,11 +138,13 @@ impl Docker {
         let mut command = self.client(&["run", "--interactive", "--network", "none", "--name", name]);
         command.args(["--volume", &machine, "--volume", &proc, "--env", &libraries]);
         command.args(["--env", "GPUSIM_LEDGER=/machine/ledger", "--env", "GPUSIM_PROC=/machine-proc"]);
+        // Podman's own default is more than root has in some sandboxes.
+        command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
         command.args([image, rootfs::WORKLOAD]);
         let mut workload = Workload::start(command);
         workload.ask("tgid");
         let id = self.id(name);
-        self.enclosure.owns_group(format!("docker/{id}"));
+        self.enclosure.owns_group(self.engine.group_of(&id));
         workload
     }
 

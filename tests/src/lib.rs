@@ -29,7 +29,7 @@ mod torch_job;
 mod watch;
 mod workload;
 
-pub use docker::Docker;
+pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Shape};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};

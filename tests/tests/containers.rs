@@ -1,10 +1,12 @@
 //! Whose a process is, with real runtimes: Docker, containerd through the CRI, Slurm.
 
+use std::os::unix::net::UnixListener;
+
 use memwatch_tests::containerd::{self, Containerd, PodNames};
 use memwatch_tests::enclosure::{Cgroups, workload_in_group, workloads_in_group};
 use memwatch_tests::report::{Process, Report};
 use memwatch_tests::slurm::Slurm;
-use memwatch_tests::{Docker, Gpu, MIB, Shape, Watch, Workload, rootfs};
+use memwatch_tests::{Docker, Engine, Gpu, MIB, Shape, Watch, Workload, rootfs};
 use serde_json::{Value, json};
 
 fn process(report: &Report, tgid: u32) -> Process<'_> {
@@ -51,9 +53,9 @@ fn report_with(watch: &mut Watch, tgids: &[u32], pointer: &str) -> Report {
 const NAME: &str = "/container/name";
 
 /// Two containers and a process beside them.
-fn assert_docker_containers_are_named(cgroups: Cgroups) {
+fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(mut docker) = Docker::start(&gpu, cgroups) else { return };
+    let Some(mut docker) = Docker::start(&gpu, engine, cgroups) else { return };
     docker.import(&gpu, "memwatch-test:1");
     let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));
     let mut first = docker.run("train-a", "memwatch-test:1");
@@ -69,28 +71,79 @@ fn assert_docker_containers_are_named(cgroups: Cgroups) {
     let report = report_with(&mut watch, &inside, NAME);
     for ((tgid, id), name) in inside.into_iter().zip(&ids).zip(["train-a", "train-b"]) {
         let process = process(&report, tgid).0;
-        let expected = json!({ "id": id, "name": name, "image": "memwatch-test:1", "runtime": "docker" });
-        assert_eq!(process["container"], expected, "{report:#?}");
+        let container = &process["container"];
+        let runtime = if engine == Engine::Docker { "docker" } else { "podman" };
+        assert_eq!((&container["id"], &container["name"]), (&json!(id), &json!(name)), "{report:#?}");
+        assert_eq!(container["runtime"], runtime, "{report:#?}");
+        // Podman puts the name of a registry before it.
+        let image = container["image"].as_str();
+        assert!(image.is_some_and(|image| image.ends_with("memwatch-test:1")), "{report:#?}");
         assert_eq!(process["inner_pid"], 1, "{report:#?}");
     }
     assert_eq!(process(&report, beside.tgid()).0["container"], Value::Null);
     assert_adds_up(&gpu, &report, &[inside[0], inside[1], beside.tgid()]);
+    drop(watch);
+    let once = gpu.run_memwatch(&["ps", "--by", "container", "--json", "--docker-socket", &docker.socket()]);
+    once.assert_ended_with(0, &[]);
+    assert_groups_add_up(&gpu, &once.stdout, &["train-a", "train-b"]);
+}
+
+/// Sums with these names, and one without for the processes beside containers, come to all that the GPU has in use.
+fn assert_groups_add_up(gpu: &Gpu, report: &str, expected: &[&str]) {
+    let report = Report::parse(report);
+    let data = &report.json()["data"];
+    let groups = data["groups"].as_array().expect("sums were asked for");
+    let named = |name: &str| groups.iter().filter(|group| group["name"] == name).count();
+    assert!(expected.iter().all(|name| named(name) == 1), "{report:#?}");
+    assert_eq!(groups.iter().filter(|group| group["id"].is_null()).count(), 1, "{report:#?}");
+    let charged = |group: &Value| group["gpus"][0]["charged_bytes"].as_i64().expect("a number");
+    let rest = data["rest"][0]["bytes"].as_i64().expect("a number");
+    let used_bytes = gpu.ledger().device_used_bytes(0).expect("the device is in the books");
+    assert_eq!(groups.iter().map(charged).sum::<i64>() + rest, i64::try_from(used_bytes).expect("less than 2^63"));
 }
 
 #[test]
 fn two_docker_containers_and_a_process_beside_them_are_named_and_add_up() {
-    assert_docker_containers_are_named(Cgroups::Machine);
+    assert_containers_are_named(Engine::Docker, Cgroups::Machine);
 }
 
 #[test]
 fn docker_containers_are_named_where_there_are_only_control_groups_of_version_2() {
-    assert_docker_containers_are_named(Cgroups::Unified);
+    assert_containers_are_named(Engine::Docker, Cgroups::Unified);
+}
+
+#[test]
+fn podman_containers_are_named_through_the_same_interface() {
+    assert_containers_are_named(Engine::Podman, Cgroups::Machine);
+}
+
+#[test]
+fn a_runtime_that_hangs_costs_the_name_and_nothing_else() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
+    docker.import(&gpu, "memwatch-test:1");
+    // It takes connections, and never says anything.
+    let hung = gpu.directory().join("hung.sock");
+    let _listener = UnixListener::bind(&hung).expect("a socket in the temporary directory");
+    let hung = hung.to_str().expect("a plain path");
+    let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", hung]));
+    let mut workload = docker.run("train", "memwatch-test:1");
+    until_probed(&mut watch, 1);
+    allocate(&mut workload, MIB);
+    let id = docker.id("train");
+    let tgid = workload_in_group(&id);
+    let report = report_with(&mut watch, &[tgid], "/container/id");
+    let container = &process(&report, tgid).0["container"];
+    assert_eq!((&container["id"], &container["name"]), (&json!(id), &Value::Null), "{report:#?}");
+    assert_adds_up(&gpu, &report, &[tgid]);
+    let once = gpu.run_memwatch(&["ps", "--by", "container", "--json", "--docker-socket", hung]);
+    once.assert_ended_with(0, &[]);
 }
 
 #[test]
 fn a_name_or_an_id_that_is_used_again_is_another_container() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
-    let Some(mut docker) = Docker::start(&gpu, Cgroups::Machine) else { return };
+    let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     docker.import(&gpu, "memwatch-test:1");
     docker.ask(&["tag", "memwatch-test:1", "memwatch-test:2"]);
     let mut watch = Watch::start(gpu.memwatch(&["--docker-socket", &docker.socket()]));

@@ -34,7 +34,7 @@ impl Package {
             Self::PythonVenv => &["python3-venv"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
-            Self::Containers => &["docker.io", "containerd", "runc"],
+            Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
         }
     }
@@ -47,9 +47,11 @@ impl Package {
             Self::PythonVenv => &["python3", "-c", "import venv, ensurepip"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
-            Self::Containers => {
-                &["sh", "-c", "docker --version && dockerd --version && containerd --version && runc --version"]
-            }
+            Self::Containers => &[
+                "sh",
+                "-c",
+                "docker --version && dockerd --version && containerd --version && runc --version && podman --version",
+            ],
             Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
         }
     }
