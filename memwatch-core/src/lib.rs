@@ -71,6 +71,10 @@ pub struct Pipeline {
     ended: Vec<Process>,
     keep_ended: bool,
     reading: DeviceReading,
+    /// Whom that lists on several devices.
+    on_several: BTreeSet<Tgid>,
+    /// Whose graphs had memory when they were last heard of.
+    with_graphs: BTreeSet<Tgid>,
     reconciliation: Reconciliation,
     coverage: Coverage,
     losses: Losses,
@@ -93,6 +97,8 @@ impl Pipeline {
             ended: Vec::new(),
             keep_ended,
             reading: DeviceReading { begin_ns: 0, end_ns: 0, state, devices: Vec::new() },
+            on_several: BTreeSet::new(),
+            with_graphs: BTreeSet::new(),
             reconciliation: Reconciliation::default(),
             coverage: Coverage::default(),
             losses: Losses::default(),
@@ -155,6 +161,11 @@ impl Pipeline {
         self.processes.keys().copied()
     }
 
+    /// How many GPUs the last reading lists.
+    pub fn gpus(&self) -> usize {
+        self.reading.devices.len()
+    }
+
     /// The control groups in which there are processes watched now.
     pub fn cgroups(&self) -> BTreeSet<&str> {
         self.processes.values().filter_map(|process| process.owner.cgroup.as_deref()).collect()
@@ -162,7 +173,8 @@ impl Pipeline {
 
     /// Processes whose graphs have allocations in them and are ready to run: their launches matter.
     pub fn with_graph_memory(&self) -> impl Iterator<Item = Tgid> {
-        self.processes.values().filter(|process| process.ledger.has_graph_memory()).map(|process| process.tgid)
+        let has = |tgid: &Tgid| self.processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory());
+        self.with_graphs.iter().copied().filter(has)
     }
 
     /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's books.
@@ -182,8 +194,8 @@ impl Pipeline {
 
     /// The processes on several devices of which it is not known on which of them their threads allocate.
     pub fn unplaced(&self) -> impl Iterator<Item = (Tgid, Unplaced)> {
-        let devices = &self.reading.devices;
-        self.processes.iter().filter_map(|(tgid, process)| Some((*tgid, device::is_unplaced(process, devices)?)))
+        let listed = self.on_several.iter().filter_map(|tgid| self.processes.get(tgid));
+        listed.filter_map(|process| Some((process.tgid, device::is_unplaced(process, &self.reading.devices)?)))
     }
 
     /// The read model at the last tick.
@@ -245,6 +257,9 @@ impl Pipeline {
         process.changed = true;
         process.ledger.apply_import(call, origin);
         let addresses = process.ledger.take_unnamed();
+        if process.ledger.has_graph_memory() {
+            self.with_graphs.insert(call.tgid);
+        }
         if !addresses.is_empty() {
             self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, incomplete: false });
         }
@@ -392,6 +407,7 @@ impl Pipeline {
             device::remember(process, &reading.devices);
             self.reconciliation.compare(process, &reading);
         }
+        self.on_several = device::on_several(&reading.devices);
         self.reading = reading;
     }
 
@@ -423,6 +439,8 @@ impl Pipeline {
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
         self.ended.retain(|process| kept(process) || process.ended.is_some_and(fresh));
         self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        let processes = &self.processes;
+        self.with_graphs.retain(|tgid| processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory()));
         let mut changed = BTreeSet::new();
         for process in self.processes.values_mut() {
             process.ledger.tick(now_ns);

@@ -6,7 +6,7 @@ mod viewer;
 
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -285,6 +285,8 @@ pub struct WorkloadView {
     pub ended_ns: Option<u64>,
     /// Every record of it arrived.
     pub exact: bool,
+    /// The users of its processes, also of those that are gone; `None` for who is not known.
+    pub uids: BTreeSet<Option<u32>>,
     /// By GPU.
     pub gpus: Vec<WorkloadGpuView>,
 }

@@ -45,6 +45,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         processes: u64::try_from(workload.processes.len()).unwrap_or(u64::MAX),
         ended_ns: workload.ended_ns,
         exact: !workload.lost && own().all(|process| process.exact),
+        uids: own().map(|process| process.uid).chain(workload.gone_uids.iter().copied()).collect(),
         gpus,
     }
 }

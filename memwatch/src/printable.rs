@@ -14,7 +14,7 @@ const MARKS: usize = 4;
 ///
 /// Letters of scripts that are written from right to left stay: a terminal that orders them may show the rest of their line in another order.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+    if is_plain(text) {
         return Cow::Borrowed(text);
     }
     let mut safe = String::with_capacity(text.len() + 8);
@@ -44,6 +44,9 @@ pub(crate) struct PrintableJson;
 
 impl Formatter for PrintableJson {
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
+        if is_plain(fragment) {
+            return out.write_all(fragment.as_bytes());
+        }
         let mut plain = 0;
         for (at, letter) in fragment.char_indices().filter(|(_, letter)| letter.is_control() || is_unseen(*letter)) {
             out.write_all(&fragment.as_bytes()[plain..at])?;
@@ -67,6 +70,11 @@ impl Formatter for PrintableJson {
 pub(crate) fn write_json(out: &mut impl io::Write, value: &impl serde::Serialize) -> io::Result<()> {
     value.serialize(&mut serde_json::Serializer::with_formatter(out, PrintableJson))?;
     Ok(())
+}
+
+/// Nearly every text.
+fn is_plain(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
 fn control(letter: char) -> String {

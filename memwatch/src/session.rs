@@ -35,6 +35,7 @@ use crate::sources::library_sweep::Among;
 use crate::sources::library_watch::{Latecomer, LibraryWatch, library_source};
 use crate::sources::namespace;
 use crate::sources::nvml;
+use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 
 /// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
@@ -80,6 +81,7 @@ pub(crate) struct Session {
     books: KernelBooks,
     pipeline: Pipeline,
     processes: ProcReader,
+    presence: Presence,
     groups: Groups,
     libraries: LibraryWatch,
     context_probes: ContextProbes,
@@ -125,6 +127,7 @@ impl Session {
             books,
             pipeline: Pipeline::new(!everybody),
             processes: ProcReader::new("/proc"),
+            presence: Presence::default(),
             groups: Groups::open(),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
@@ -208,9 +211,9 @@ impl Session {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
         }
-        let Self { ring, pipeline, processes, libraries, groups, targets, .. } = self;
+        let Self { ring, pipeline, processes, presence, libraries, groups, targets, .. } = self;
         let mut life = Life { pipeline, processes, libraries, groups, targets };
-        let mut calls = Vec::with_capacity(TOGETHER);
+        let mut calls = Vec::new();
         ring.drain(|record| {
             let call = if let Ok(Record::Call(call)) = record { Some(call) } else { None };
             calls.extend(call);
@@ -220,7 +223,12 @@ impl Session {
             }
             match record {
                 Ok(Record::Call(_)) => {}
-                Ok(record) => life.take(record),
+                Ok(record) => {
+                    if let Record::Process(event) = record {
+                        presence.reported(event.tgid);
+                    }
+                    life.take(record);
+                }
                 Err(_) => life.pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
             }
         });
@@ -232,11 +240,8 @@ impl Session {
 
     /// Looks for libraries that have appeared, and for processes in which more has to be watched.
     fn discover(&mut self) {
-        self.names.want(self.pipeline.names());
-        let Self { kernel, libraries, context_probes, graph_probes, pipeline, targets, everybody, .. } = self;
-        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
-        context_probes.update(kernel, libraries, &unplaced);
-        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
+        self.look_closer();
+        let Self { kernel, libraries, pipeline, targets, everybody, .. } = self;
         // In a watch on targets the pipeline knows them and their children.
         let wanted = |tgid| *everybody || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
         let among = || match everybody {
@@ -252,6 +257,15 @@ impl Session {
                 self.learn_late(tgid, since_ns);
             }
         }
+    }
+
+    /// Asks for names, and puts more probes into the processes that need them.
+    fn look_closer(&mut self) {
+        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, .. } = self;
+        names.want(pipeline.names());
+        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
+        context_probes.update(kernel, libraries, &unplaced);
+        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
     }
 
     fn take_names(&mut self, found: Found) {
@@ -270,6 +284,7 @@ impl Session {
     fn learn_late(&mut self, tgid: u32, since_ns: u64) {
         let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
         if facts.start_ns < since_ns {
+            self.presence.unreported(tgid);
             self.pipeline.step(Input::Process(facts));
             self.pipeline.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
         }
@@ -313,23 +328,34 @@ impl Session {
 
     /// Everything known now.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
-        self.pump();
-        let processes = &self.processes;
-        for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
-            self.pipeline.step(loss);
-        }
-        let now_ns = clock::boottime_ns();
-        self.drop_stale_devices(now_ns);
-        self.forget_gone(now_ns);
-        self.clean_books();
-        self.anchor_losers();
-        self.pipeline.step(Input::Tick { time_ns: now_ns });
+        self.tick();
         let mut snapshot = self.pipeline.snapshot();
         if !self.everybody {
             // Children of a target that never touch a GPU are watched, in case they do, but nobody asked to see them.
             snapshot.processes.retain(|process| process.target || process.has_touched_gpu());
         }
         snapshot
+    }
+
+    /// Takes everything in up to now, without telling anybody: what is together at this moment counts for peaks.
+    pub(crate) fn tick(&mut self) {
+        self.pump();
+        let now_ns = clock::boottime_ns();
+        let processes = &self.processes;
+        for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
+            self.presence.distrust(now_ns);
+            self.pipeline.step(loss);
+        }
+        self.drop_stale_devices(now_ns);
+        self.forget_gone(now_ns);
+        self.clean_books();
+        self.anchor_losers();
+        self.pipeline.step(Input::Tick { time_ns: now_ns });
+    }
+
+    /// How many processes are watched, and how many GPUs NVML lists.
+    pub(crate) fn extent(&self) -> (usize, usize) {
+        (self.pipeline.watched().count(), self.pipeline.gpus())
     }
 
     /// Whether any target, or child of one, is left. Always true for a watch on everybody.
@@ -344,6 +370,7 @@ impl Session {
 
     fn learn(&mut self, tgid: u32, target: bool) {
         if let Some(facts) = self.processes.facts(tgid, target) {
+            self.presence.unreported(tgid);
             self.pipeline.step(Input::Process(facts));
         }
     }
@@ -395,7 +422,8 @@ impl Session {
 
     /// Processes known only from NVML or `/proc` have no exit record.
     fn forget_gone(&mut self, now_ns: u64) {
-        let gone: Vec<Tgid> = self.pipeline.watched().filter(|tgid| !self.processes.exists(tgid.0)).collect();
+        let mut gone = self.presence.due(self.pipeline.watched(), now_ns);
+        gone.retain(|tgid| !self.processes.exists(tgid.0));
         if gone.is_empty() {
             return;
         }

@@ -81,7 +81,10 @@ fn copy(file: &Path, root: &Path, place: &Path) {
 }
 
 /// The libraries that a program or a library is linked with: ldd(1).
-fn libraries_of(file: &Path) -> Vec<PathBuf> {
+///
+/// # Panics
+/// When ldd cannot be started.
+pub fn libraries_of(file: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(file).output().expect("ldd runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let paths = text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));

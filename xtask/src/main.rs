@@ -69,8 +69,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        usage: "overhead|ledger [--rounds N] [--pairs N]",
-        summary: "measure what watching costs per driver call, or a record in the ledger, and write docs/overhead.md",
+        usage: "overhead|families|ledger|agent [--rounds N] [--pairs N] [--duration TIME]",
+        summary: "measure what watching costs per driver call, a record in the ledger or the agent at rest, and write docs/overhead.md",
         run: bench::task,
     },
     Task {

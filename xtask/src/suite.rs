@@ -53,7 +53,7 @@ const STEPS: &[Step] = &[
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
 ];
 /// What the tests run beside memwatch.
-const INTEGRATION_PACKAGES: &[Package] = &[Package::PythonVenv, Package::Prometheus];
+const INTEGRATION_PACKAGES: &[Package] = &[Package::Systemd, Package::PythonVenv, Package::Prometheus];
 const INTEGRATION: &str = "integration";
 /// The parts whose tests a name filter reaches.
 const FILTERED: &[&str] = &["unit", INTEGRATION];

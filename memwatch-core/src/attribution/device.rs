@@ -1,6 +1,6 @@
 //! From a process's own name of a device to the GPU's UUID.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::input::{DeviceFacts, DeviceReading};
 use crate::ledger::context::Told;
@@ -121,6 +121,21 @@ pub fn is_unplaced(process: &Process, devices: &[DeviceFacts]) -> Option<Unplace
     };
     let several = || devices.iter().filter(|device| device.lists(process.tgid)).nth(1).is_some();
     unplaced.filter(|_| several())
+}
+
+/// The processes that NVML shows on several devices: [`is_unplaced`] is about no others.
+pub fn on_several(devices: &[DeviceFacts]) -> BTreeSet<Tgid> {
+    let mut seen = BTreeSet::new();
+    let mut several = BTreeSet::new();
+    for list in devices.iter().filter_map(|device| device.processes.as_ref()) {
+        let here: BTreeSet<Tgid> = list.iter().map(|entry| entry.tgid).collect();
+        for tgid in here {
+            if !seen.insert(tgid) {
+                several.insert(tgid);
+            }
+        }
+    }
+    several
 }
 
 /// How much it matters that threads of a process on several devices are not placed.

@@ -124,6 +124,8 @@ pub struct Workload {
     pub ended_ns: Option<u64>,
     /// A process that is gone lost records.
     pub lost: bool,
+    /// The users of those that are gone; `None` for who is not known.
+    pub gone_uids: BTreeSet<Option<u32>>,
 }
 
 impl Workload {
@@ -173,6 +175,7 @@ impl Workloads {
             workload.raise_peak(row.uuid, row.totals.owned.peak_bytes);
         }
         workload.lost |= !process.is_exact();
+        workload.gone_uids.insert(process.facts.as_ref().and_then(|facts| facts.uid));
         workload.processes.remove(&process.tgid);
         if workload.processes.is_empty() {
             workload.ended_ns = Some(time_ns);

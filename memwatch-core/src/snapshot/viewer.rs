@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ProcessView, Snapshot, WorkloadView};
+use super::{ProcessView, Snapshot};
 use crate::input::{Coverage, LibraryCoverage};
-use crate::owner::{Owner, Promise};
+use crate::owner::Promise;
 use crate::words::{GpuUuid, Tgid};
 
 /// Where systems keep the driver library. A path elsewhere may name somebody's project or container.
@@ -26,9 +26,6 @@ const SYSTEM_FOLDERS: [&str; 9] = [
 
 /// What stands for a path that is nobody else's business.
 const ELSEWHERE: &str = "(a libcuda outside of the system's folders)";
-
-/// As many letters of a container's id stand for a name that is not known, as in [`WorkloadView::container`].
-const SHORT_ID: usize = 12;
 
 /// Who looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -71,7 +68,10 @@ impl Snapshot {
         let Viewer::User(uid) = viewer else { return self.clone() };
         let (own, others): (Vec<_>, Vec<_>) =
             self.processes.iter().partition(|process| process.uid.is_some_and(|owner| owner == uid));
-        let seen: BTreeSet<Tgid> = own.iter().map(|process| process.tgid).collect();
+        let alone = BTreeSet::from([Some(uid)]);
+        let tgids = |of: &[&ProcessView]| of.iter().map(|process| process.tgid).collect::<BTreeSet<Tgid>>();
+        // A number may have been used again.
+        let seen = &tgids(&own) - &tgids(&others);
         let show = |process: &&ProcessView| {
             let mut process = (*process).clone();
             process.imports.retain(|import| seen.contains(&import.from_tgid));
@@ -81,7 +81,7 @@ impl Snapshot {
         Self {
             processes: own.iter().map(show).collect(),
             hidden: Some(hidden(&others)),
-            workloads: self.workloads.iter().filter(|workload| is_own(&own, &others, workload)).cloned().collect(),
+            workloads: self.workloads.iter().filter(|workload| workload.uids == alone).cloned().collect(),
             promised: self.promised.iter().filter(|promise| is_promised_to(&own, promise)).cloned().collect(),
             cgroup_memory: {
                 let groups = self.cgroup_memory.iter();
@@ -112,43 +112,6 @@ fn hidden(others: &[&ProcessView]) -> HiddenView {
         sum.accounted_bytes = sum.accounted_bytes.saturating_add(gpu.accounted_bytes);
     }
     HiddenView { processes: u64::try_from(living().count()).unwrap_or(u64::MAX), gpus: gpus.into_values().collect() }
-}
-
-/// Whether a workload has processes of the viewer's, and of nobody else.
-fn is_own(own: &[&ProcessView], others: &[&ProcessView], workload: &WorkloadView) -> bool {
-    let within = |process: &&ProcessView| names(&process.owner) == names_of(workload);
-    own.iter().any(within) && !others.iter().any(within)
-}
-
-/// Namespace, pod, container, job and unit of a workload: what tells it from others.
-type WorkloadNames<'a> = [Option<&'a str>; 5];
-
-fn names_of(workload: &WorkloadView) -> WorkloadNames<'_> {
-    let WorkloadView { namespace, pod, container, slurm_job, unit, .. } = workload;
-    [namespace, pod, container, slurm_job, unit].map(Option::as_deref)
-}
-
-/// What the workload of a process of this owner is called.
-fn names(owner: &Owner) -> WorkloadNames<'_> {
-    let pod = owner.pod.as_ref();
-    let in_pod = pod.and_then(|pod| pod.container.as_deref());
-    let container = owner.container.as_ref();
-    let by_itself = || container.map(|container| container.name.as_deref().unwrap_or_else(|| shortened(&container.id)));
-    let job = owner.slurm.as_ref().and_then(|job| job.job_id.as_deref().or(job.sluid.as_deref()));
-    let bare = pod.is_none() && container.is_none() && job.is_none();
-    let unit = owner.unit.as_deref().or(owner.session.as_deref()).filter(|_| bare);
-    [
-        pod.and_then(|pod| pod.namespace.as_deref()),
-        pod.map(|pod| pod.name.as_deref().unwrap_or(&pod.uid)),
-        in_pod.or_else(by_itself),
-        job,
-        unit,
-    ]
-}
-
-/// The beginning of an id, which stands for a container without a name.
-fn shortened(id: &str) -> &str {
-    id.char_indices().nth(SHORT_ID).map_or(id, |(end, _)| &id[..end])
 }
 
 fn is_promised_to(own: &[&ProcessView], promise: &Promise) -> bool {

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::input::{Coverage, LibraryCoverage};
-use crate::owner::{CgroupMemory, Container, Owner, Pod, Promise, SlurmJob};
-use crate::snapshot::{ImportView, Viewer, WorkloadView};
+use crate::owner::{CgroupMemory, Owner, Pod, Promise};
+use crate::snapshot::{ImportView, Viewer};
 
 const ANN: u32 = 1000;
 const BOB: u32 = 1001;
@@ -61,57 +61,33 @@ fn what_nvml_does_not_say_of_the_hidden_is_not_zero_and_the_ended_are_not_counte
     assert_eq!((hidden.processes, hidden.gpus[0].live_bytes), (1, 50));
 }
 
-/// A container of this runtime's id.
-fn container(id: &str) -> Container {
-    Container { id: id.repeat(16), ..Container::default() }
-}
-
-fn workload(names: [Option<&str>; 5]) -> WorkloadView {
-    let [namespace, pod, container, slurm_job, unit] = names.map(|name| name.map(str::to_owned));
-    let (kind, gpus) = ("container".into(), Vec::new());
-    WorkloadView { kind, namespace, pod, container, slurm_job, unit, processes: 1, ended_ns: None, exact: true, gpus }
-}
-
 #[test]
 fn workloads_of_others_and_those_shared_with_them_are_not_seen() {
     let mut all = shared_gpu();
-    let pod = |name: Option<&str>| Pod {
-        uid: "u1".to_owned(),
-        namespace: Some("ml".to_owned()),
-        name: name.map(str::to_owned),
-        container: Some("main".to_owned()),
-        ..Pod::default()
+    let mine = |uids: &[Option<u32>]| {
+        let mut snapshot = all.clone();
+        snapshot.workloads[0].uids = uids.iter().copied().collect();
+        !snapshot.seen_by(Viewer::User(ANN)).workloads.is_empty()
     };
-    let job = |id: &str| SlurmJob { job_id: Some(id.to_owned()), ..SlurmJob::default() };
-    let in_pod = [Some("ml"), Some("train-0"), Some("main"), None, None];
-    let unnamed_pod = [Some("ml"), Some("u1"), Some("main"), None, None];
-    let owners = [
-        (
-            Owner { container: Some(container("abcd")), ..Owner::default() },
-            [None, None, Some("abcdabcdabcd"), None, None],
-        ),
-        (Owner { pod: Some(pod(Some("train-0"))), container: Some(container("ef")), ..Owner::default() }, in_pod),
-        (Owner { pod: Some(pod(None)), ..Owner::default() }, unnamed_pod),
-        (
-            Owner { slurm: Some(job("17")), unit: Some("slurmd.service".into()), ..Owner::default() },
-            [None, None, None, Some("17"), None],
-        ),
-        (Owner { unit: Some("hub.service".into()), ..Owner::default() }, [None, None, None, None, Some("hub.service")]),
-        (
-            Owner { session: Some("session-3.scope".into()), ..Owner::default() },
-            [None, None, None, None, Some("session-3.scope")],
-        ),
-        (Owner::default(), [None; 5]),
-    ];
-    all.workloads = owners.iter().map(|(_, names)| workload(*names)).collect();
-    for (owner, names) in owners {
-        all.processes[0].owner = owner.clone();
-        all.processes[1].owner = Owner { unit: Some("of-bob.service".into()), ..Owner::default() };
-        all.processes[2].owner = all.processes[1].owner.clone();
-        assert_eq!(all.seen_by(Viewer::User(ANN)).workloads, [workload(names)], "{owner:?}");
-        all.processes[1].owner = owner;
-        assert_eq!(all.seen_by(Viewer::User(ANN)).workloads, [], "it is Bob's, too");
+    assert!(mine(&[Some(ANN)]));
+    for uids in [&[][..], &[None], &[Some(BOB)], &[Some(ANN), Some(BOB)], &[Some(ANN), None]] {
+        assert!(!mine(uids), "{uids:?}");
     }
+    all.workloads.clear();
+    assert_eq!(all.seen_by(Viewer::User(ANN)).workloads, []);
+}
+
+#[test]
+fn a_workload_remembers_the_users_of_its_processes() {
+    let mut watch = Watch::begin();
+    for (tgid, uid) in [(7, Some(ANN)), (8, Some(BOB)), (9, None)] {
+        let start_ns = watch.later();
+        watch.pipeline.step(Input::Process(ProcessFacts { tgid, start_ns, uid, ..ProcessFacts::default() }));
+    }
+    watch.event(8, ProcessEvent::Exit).tick();
+    let snapshot = watch.snapshot();
+    let [only] = snapshot.workloads.as_slice() else { panic!("{:#?}", snapshot.workloads) };
+    assert_eq!(only.uids, [Some(ANN), Some(BOB), None].into());
 }
 
 #[test]

@@ -149,8 +149,8 @@ impl Connection {
             let welcome = connection.answer().await?;
             Ok::<_, NoAgent>((connection, welcome))
         };
-        let silent = || NoAgent::Unusable(format!("it has not answered in {} s", WELCOME.as_secs()));
-        let (connection, answer) = timeout(WELCOME, greet).await.map_err(|_| silent())??;
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", WELCOME.as_secs()));
+        let (connection, answer) = timeout(WELCOME, greet).await.map_err(silent)??;
         match answer {
             Answer::Welcome(welcome) if welcome.protocol.major == PROTOCOL.major => Ok((connection, welcome)),
             Answer::Welcome(welcome) => Err(NoAgent::Unusable(format!(
@@ -165,14 +165,13 @@ impl Connection {
     }
 
     async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
-        let until = match self.asked {
-            Some(until) => until,
-            None => {
-                self.say(&Request::Snapshot)?;
-                *self.asked.insert(Instant::now() + ANSWER)
-            }
+        let until = if let Some(until) = self.asked {
+            until
+        } else {
+            self.say(&Request::Snapshot)?;
+            *self.asked.insert(Instant::now() + ANSWER)
         };
-        let silent = |_| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
         let answer = timeout_at(until, self.answer()).await.map_err(silent)??;
         self.asked = None;
         match answer {

@@ -111,7 +111,7 @@ impl Reception {
         let is_user = viewer != Viewer::Everything;
         let _ticket = self.door.enter(peer.uid, is_user).map_err(|why| End::Refusal(why.to_owned()))?;
         let mut inbox = Inbox::new(protocol::REQUEST_BYTES);
-        let hello = timeout(self.patience.hello, inbox.receive(stream)).await.map_err(|_| End::Impatience)??;
+        let hello = timeout(self.patience.hello, inbox.receive(stream)).await.map_err(|_elapsed| End::Impatience)??;
         let Some(hello) = hello else { return Ok(()) };
         greet(&hello)?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
@@ -151,7 +151,7 @@ impl Reception {
     }
 
     async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), End> {
-        Ok(timeout(self.patience.answer, protocol::send(stream, frame)).await.map_err(|_| End::Impatience)??)
+        Ok(timeout(self.patience.answer, protocol::send(stream, frame)).await.map_err(|_elapsed| End::Impatience)??)
     }
 }
 

@@ -28,7 +28,8 @@ impl Peer {
     /// When the kernel does not say.
     pub(super) fn of(socket: &impl AsRawFd) -> io::Result<Self> {
         let socket = socket.as_raw_fd();
-        let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        // SAFETY: three numbers, of which every value is valid, to be overwritten.
+        let mut credentials: libc::ucred = unsafe { std::mem::zeroed() };
         let length = option(socket, libc::SO_PEERCRED, std::slice::from_mut(&mut credentials))?;
         if length != size_of::<libc::ucred>() {
             return Err(io::ErrorKind::InvalidData.into());
@@ -57,14 +58,14 @@ impl Peer {
 
 /// The bytes that the kernel has written.
 fn option<T>(socket: i32, name: i32, values: &mut [T]) -> io::Result<usize> {
-    let mut length = libc::socklen_t::try_from(size_of_val(values)).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut length = libc::socklen_t::try_from(size_of_val(values)).map_err(|_too_long| io::ErrorKind::InvalidInput)?;
     // SAFETY: `values` is as long as `length` says, and both live until the call returns.
     let status =
         unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, name, values.as_mut_ptr().cast(), &raw mut length) };
     if status != 0 {
         return Err(io::Error::last_os_error());
     }
-    usize::try_from(length).map_err(|_| io::ErrorKind::InvalidData.into())
+    usize::try_from(length).map_err(|_too_long| io::ErrorKind::InvalidData.into())
 }
 
 /// The number of a group; `None` where there is no such group.

@@ -16,10 +16,10 @@ mod socket;
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use memwatch_core::snapshot::Snapshot;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -52,13 +52,13 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
         let signals = Signals::listen().map_err(anyhow::Error::from)?;
-        let mut session = Session::open(&options)?;
+        let session = Session::open(&options)?;
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }
         let (source, requests) = SnapshotSource::new();
         let door = Door::new(ROOM);
-        let writer = std::sync::Arc::default();
+        let writer = Arc::default();
         let reception = Reception { source: source.clone(), door: door.clone(), group, patience: PATIENCE, writer };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
@@ -68,9 +68,13 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
-        let mut agent = Loop { session: &mut session, publisher: Publisher::default(), notifier, door: &door };
-        agent.turn(requests, signals).await;
-        agent.notifier.stopping();
+        let mut agent = Loop { session, publisher: Publisher::default(), notifier, door };
+        // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
+        let turning = tokio::spawn(async move {
+            agent.turn(requests, signals).await;
+            agent.notifier.stopping();
+        });
+        turning.await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
     });
     // A thread may be at work for a client that nobody will answer any more.
@@ -86,14 +90,14 @@ fn restrict(options: &SessionOptions) -> Result<Option<String>, Failure> {
 }
 
 /// The one task that owns the watch.
-struct Loop<'a> {
-    session: &'a mut Session,
+struct Loop {
+    session: Session,
     publisher: Publisher,
     notifier: Notifier,
-    door: &'a Door,
+    door: Arc<Door>,
 }
 
-impl Loop<'_> {
+impl Loop {
     /// Records, readings, libraries, questions and signals, until one of the last ends it.
     ///
     /// The signs of life come from here and nowhere else: a loop that hangs gives none.
@@ -105,12 +109,14 @@ impl Loop<'_> {
                 () = self.session.advance() => {}
                 Some(reply) = requests.recv() => {
                     // Whoever asked may have gone.
-                    let _ = reply.send(self.publisher.fresh(self.session, self.door.state()));
+                    let _ = reply.send(self.publisher.fresh(&mut self.session, self.door.state()));
                 }
                 _ = ticks.tick() => {
-                    let published = self.publisher.renew(self.session, self.door.state());
+                    // A snapshot of thousands of processes is made when somebody asks.
+                    self.session.tick();
+                    self.publisher.forget();
                     self.notifier.alive();
-                    self.notifier.status(status(&published.snapshot, published.agent.clients));
+                    self.notifier.status(status(self.session.extent(), self.door.state().clients));
                 }
                 () = signals.end() => return,
             }
@@ -119,14 +125,13 @@ impl Loop<'_> {
 }
 
 /// `12 processes on 2 GPUs, 1 client`.
-fn status(snapshot: &Snapshot, clients: u64) -> String {
+fn status((processes, gpus): (usize, usize), clients: u64) -> String {
     let plural = |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
-    let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();
     let clients = usize::try_from(clients).unwrap_or(usize::MAX);
     format!(
         "{} on {}, {}",
-        plural(living, "process", "processes"),
-        plural(snapshot.gpus.len(), "GPU", "GPUs"),
+        plural(processes, "process", "processes"),
+        plural(gpus, "GPU", "GPUs"),
         plural(clients, "client", "clients"),
     )
 }

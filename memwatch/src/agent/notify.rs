@@ -69,10 +69,9 @@ impl Notifier {
 
     /// A manager that does not listen is no reason to stop.
     fn send(&self, message: &str) {
-        if let Some(socket) = &self.socket {
-            if let Err(error) = socket.send(message.as_bytes()) {
-                log::warn!("the service manager cannot be told {message}: {error}");
-            }
+        let sent = self.socket.as_ref().map(|socket| socket.send(message.as_bytes()));
+        if let Some(Err(error)) = sent {
+            log::warn!("the service manager cannot be told {message}: {error}");
         }
     }
 }

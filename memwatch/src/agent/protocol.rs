@@ -20,7 +20,7 @@ pub(crate) const REQUEST_BYTES: usize = 4096;
 pub(crate) const ANSWER_BYTES: usize = 256 << 20;
 
 /// As much is read at once.
-const CHUNK_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 16 << 10;
 
 const LENGTH_BYTES: usize = 4;
 
@@ -56,6 +56,7 @@ pub(crate) enum Request {
 /// What an agent says.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub(crate) enum Answer<'a> {
     /// To a hello.
     Welcome(Welcome),
@@ -92,7 +93,7 @@ pub(crate) struct Told<'a> {
 pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; LENGTH_BYTES];
     serde_json::to_writer(&mut bytes, message)?;
-    let length = u32::try_from(bytes.len() - LENGTH_BYTES).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    let length = u32::try_from(bytes.len() - LENGTH_BYTES).map_err(|_too_long| io::ErrorKind::FileTooLarge)?;
     bytes[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
     Ok(bytes)
 }

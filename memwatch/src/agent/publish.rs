@@ -85,8 +85,13 @@ impl Publisher {
         }
     }
 
+    /// Keeps no snapshot that answers nobody any more.
+    pub(crate) fn forget(&mut self) {
+        self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
+    }
+
     /// Makes a snapshot now.
-    pub(crate) fn renew(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
+    fn renew(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         let begin_ns = clock::boottime_ns();
         let snapshot = Snapshot { from_agent: true, ..session.snapshot() };
         self.snapshots_total += 1;

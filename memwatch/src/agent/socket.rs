@@ -64,10 +64,9 @@ impl OpenSocket {
 impl Drop for OpenSocket {
     fn drop(&mut self) {
         let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.file);
-        if is_ours {
-            if let Err(error) = fs::remove_file(&self.path) {
-                log::warn!("{} cannot be removed, the next agent will: {error}", self.path.display());
-            }
+        let removed = is_ours.then(|| fs::remove_file(&self.path));
+        if let Some(Err(error)) = removed {
+            log::warn!("{} cannot be removed, the next agent will: {error}", self.path.display());
         }
     }
 }

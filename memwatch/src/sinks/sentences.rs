@@ -54,8 +54,8 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
     let held = hidden.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes));
     let processes = plural(hidden.processes, "process", "processes");
-    let hold = if hidden.processes == 1 { "holds" } else { "hold" };
-    Some(Sentence::new(Tone::Faint, format!("{processes} of others {hold} {}", bytes(held.sum()))))
+    let verb = if hidden.processes == 1 { "holds" } else { "hold" };
+    Some(Sentence::new(Tone::Faint, format!("{processes} of others {verb} {}", bytes(held.sum()))))
 }
 
 fn exactness(snapshot: &Snapshot) -> Sentence {

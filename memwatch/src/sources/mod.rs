@@ -12,5 +12,6 @@ pub(crate) mod library_watch;
 pub(crate) mod mappings;
 pub(crate) mod namespace;
 pub(crate) mod nvml;
+pub(crate) mod presence;
 mod process_probes;
 pub(crate) mod procfs;

@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: measurements that go into the documents.
 
+mod agent;
+mod crowd;
 mod families;
 mod ledger;
 mod overhead;
@@ -17,9 +19,12 @@ const DOCUMENT: &str = "docs/overhead.md";
 /// `cargo xtask bench`.
 pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     match args.word().as_deref() {
+        Some("agent") => agent::task(repo, args),
         Some("overhead") => overhead::task(repo, args),
         Some("ledger") => ledger::task(repo, args),
         Some("families") => families::task(repo, args),
-        _ => bail!("cargo xtask bench overhead [--rounds N] [--pairs N], or bench families|ledger [--rounds N]"),
+        _ => bail!(
+            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger [--rounds N], or bench agent [--duration 60s]"
+        ),
     }
 }

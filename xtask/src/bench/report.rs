@@ -25,6 +25,11 @@ pub(super) const FAMILIES: Part = Part {
     begin: "<!-- families: begin (cargo xtask bench families writes what follows) -->\n",
     end: "<!-- families: end -->\n",
 };
+/// What the agent takes at rest.
+pub(super) const AGENT: Part = Part {
+    begin: "<!-- agent: begin (cargo xtask bench agent writes what follows) -->\n",
+    end: "<!-- agent: end -->\n",
+};
 /// What taking a record in costs.
 pub(super) const LEDGER: Part = Part {
     begin: "<!-- ledger: begin (cargo xtask bench ledger writes what follows) -->\n",

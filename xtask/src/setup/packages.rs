@@ -15,6 +15,8 @@ pub(crate) enum Package {
     CxxCompiler,
     /// `python3 -m venv`: the simulated GPU's PyTorch lives in virtual environments.
     PythonVenv,
+    /// `systemd-analyze`: judges the agent's unit.
+    Systemd,
     /// The program that `bench overhead` compares memwatch with.
     Bpftrace,
     /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
@@ -32,6 +34,7 @@ impl Package {
             Self::CCompiler => &["gcc", "libc6-dev"],
             Self::CxxCompiler => &["g++"],
             Self::PythonVenv => &["python3-venv"],
+            Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
@@ -45,6 +48,7 @@ impl Package {
             Self::CCompiler => &["cc", "-include", "stdio.h", "-E", "-x", "c", "/dev/null"],
             Self::CxxCompiler => &["c++", "-include", "vector", "-E", "-x", "c++", "/dev/null"],
             Self::PythonVenv => &["python3", "-c", "import venv, ensurepip"],
+            Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
             Self::Containers => &[

@@ -21,6 +21,7 @@ pub(super) fn workload(pod: &str, live_bytes: u64) -> WorkloadView {
         processes: 2,
         ended_ns: None,
         exact: true,
+        uids: BTreeSet::from([Some(1000)]),
         gpus: vec![on(UUID_0, live_bytes)],
     }
 }

@@ -60,14 +60,18 @@ impl Mount {
     }
 }
 
-/// The first mount of the whole tree. Fields: proc_pid_mountinfo(5).
+/// The mount that shows most of the tree: the root of the own cgroup namespace, or what is above it, `/../..` (a host's tree in a container).
+/// Fields: proc_pid_mountinfo(5).
 fn unified_mount(mountinfo: &[u8]) -> Option<PathBuf> {
-    mountinfo.split(|byte| *byte == b'\n').find_map(|line| {
+    let is_above = |root: &[u8]| root.split(|byte| *byte == b'/').all(|part| part.is_empty() || part == b"..");
+    let mounts = mountinfo.split(|byte| *byte == b'\n').filter_map(|line| {
         let mut fields = line.split(|byte| *byte == b' ');
         let (root, point) = (fields.nth(3)?, fields.next()?);
         let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-        (root == b"/" && kind == b"cgroup2").then(|| unescaped(point))
-    })
+        (is_above(root) && kind == b"cgroup2").then_some((root.len(), point))
+    });
+    // Of several that show as much the first.
+    mounts.rev().max_by_key(|(above, _)| *above).map(|(_, point)| unescaped(point))
 }
 
 /// Spaces and the like are written as `\040`.
@@ -96,6 +100,8 @@ mod tests {
             41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
         assert_eq!(find(hybrid), Some("/sys/fs/cgroup/unified".into()));
         assert_eq!(find("30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw"), Some("/sys/fs/cgroup".into()));
+        let in_pod = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n31 23 0:26 /../../.. /host/cgroup rw - cgroup2 cgroup2 rw";
+        assert_eq!(find(in_pod), Some("/host/cgroup".into()));
         assert_eq!(find("30 23 0:26 / /a\\040b\\134 rw - cgroup2 cgroup2 rw"), Some("/a b\\".into()));
         for none in [
             "",

@@ -1,0 +1,106 @@
+//! Which of the watched processes are to be looked for in `/proc`: their ends are reported by the kernel half, but for those that it does
+//! not know, and for reports that were lost.
+//!
+//! To look for ten thousand every second would be most of what memwatch does.
+
+use std::collections::BTreeSet;
+
+use memwatch_core::words::Tgid;
+
+/// So few are all looked for each time.
+const FEW: usize = 256;
+/// Of more, each is looked for after so many turns at the latest.
+const TURNS: usize = 30;
+/// How long after a loss all are looked for: a process whose report was lost may take a while to go. Nanoseconds.
+const WARY_NS: u64 = 10_000_000_000;
+
+/// Whose turn it is.
+#[derive(Debug, Default)]
+pub(crate) struct Presence {
+    /// Known from NVML or `/proc`, and not from a call.
+    unreported: BTreeSet<Tgid>,
+    /// The last that was looked for in turn.
+    last: Option<Tgid>,
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    wary_until_ns: u64,
+}
+
+impl Presence {
+    /// Nobody will report the end of this process, until it makes a call.
+    pub(crate) fn unreported(&mut self, tgid: u32) {
+        self.unreported.insert(Tgid(tgid));
+    }
+
+    /// The kernel half knows this process, and will report its end.
+    pub(crate) fn reported(&mut self, tgid: u32) {
+        self.unreported.remove(&Tgid(tgid));
+    }
+
+    /// Records were lost.
+    pub(crate) fn distrust(&mut self, now_ns: u64) {
+        self.wary_until_ns = now_ns + WARY_NS;
+    }
+
+    /// Those to be looked for now, of all that are watched, which come in the order of their numbers.
+    pub(crate) fn due(&mut self, watched: impl Iterator<Item = Tgid>, now_ns: u64) -> Vec<Tgid> {
+        let all: Vec<Tgid> = watched.collect();
+        if all.len() <= FEW || now_ns < self.wary_until_ns {
+            return all;
+        }
+        self.unreported.retain(|tgid| all.binary_search(tgid).is_ok());
+        let begin = self.last.map_or(0, |last| all.partition_point(|tgid| *tgid <= last));
+        let turn = all.iter().cycle().skip(begin).take(all.len().div_ceil(TURNS)).copied();
+        let mut due: BTreeSet<Tgid> = self.unreported.clone();
+        for tgid in turn {
+            self.last = Some(tgid);
+            due.insert(tgid);
+        }
+        due.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(count: u32) -> impl Iterator<Item = Tgid> {
+        (1..=count).map(Tgid)
+    }
+
+    #[test]
+    fn a_few_are_all_looked_for_each_time() {
+        let mut presence = Presence::default();
+        assert_eq!(presence.due(watched(256), 0).len(), 256);
+    }
+
+    #[test]
+    fn of_many_each_has_its_turn_and_those_whom_nobody_reports_always() {
+        let mut presence = Presence::default();
+        presence.unreported(700);
+        presence.unreported(900);
+        presence.reported(900);
+        let mut seen = BTreeSet::new();
+        for _ in 0..TURNS {
+            let due = presence.due(watched(1000), 0);
+            assert!(due.len() <= 1000 / TURNS + 2 && due.contains(&Tgid(700)), "{due:?}");
+            seen.extend(due);
+        }
+        assert_eq!(seen, watched(1000).collect());
+    }
+
+    #[test]
+    fn after_a_loss_all_are_looked_for_for_a_while() {
+        let mut presence = Presence::default();
+        presence.distrust(5);
+        assert_eq!(presence.due(watched(1000), 5 + WARY_NS - 1).len(), 1000);
+        assert!(presence.due(watched(1000), 5 + WARY_NS).len() < 100);
+    }
+
+    #[test]
+    fn whom_nobody_watches_any_more_is_forgotten() {
+        let mut presence = Presence::default();
+        presence.unreported(5000);
+        presence.due(watched(1000), 0);
+        assert!(presence.unreported.is_empty());
+    }
+}

@@ -1,0 +1,76 @@
+//! What ships for clusters: the image is built and runs, the DaemonSet asks for no more than the agent needs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use memwatch_tests::enclosure::Cgroups;
+use memwatch_tests::{Docker, Gpu, Shape, rootfs};
+use tempfile::TempDir;
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+fn copy(file: &Path, place: &Path) {
+    fs::create_dir_all(place.parent().expect("a file")).expect("a directory in the temporary one");
+    fs::copy(file, place).unwrap_or_else(|error| panic!("{error}: {}", file.display()));
+}
+
+#[test]
+fn the_image_is_built_from_a_binary_and_runs_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(docker) = Docker::start(&gpu, Cgroups::Machine) else { return };
+    let memwatch = PathBuf::from(gpu.memwatch(&[]).get_program());
+    let context = TempDir::with_prefix("memwatch-image-").expect("a temporary directory");
+    let build = |image: &str, words: &[&str], directory: &Path| {
+        let directory = directory.to_str().expect("a plain path");
+        let mut client = docker.client(&[&["build", "--network", "none", "-t", image], words, &[directory]].concat());
+        let output = client.env("DOCKER_BUILDKIT", "0").output().expect("docker starts");
+        assert!(output.status.success(), "{output:#?}");
+    };
+    // A base as small as it can be: what the program is linked with.
+    docker.import(&gpu, "shell");
+    let base = context.path().join("base");
+    for library in rootfs::libraries_of(&memwatch) {
+        copy(&library, &base.join(library.strip_prefix("/").expect("an absolute path")));
+    }
+    fs::write(base.join("Dockerfile"), "FROM shell\nCOPY . /\n").expect("a file");
+    build("base", &[], &base);
+    let image = context.path().join("image");
+    copy(&memwatch, &image.join("bin/memwatch"));
+    let file = deploy().join("Dockerfile");
+    build("memwatch", &["--build-arg", "BASE=base", "-f", file.to_str().expect("a plain path")], &image);
+    let version = docker.ask(&["run", "--rm", "--network", "none", "memwatch", "--version"]);
+    assert!(version.starts_with("memwatch "), "{version}");
+    let started = docker.ask(&["inspect", "--format", "{{.Config.Entrypoint}} {{.Config.Cmd}}", "memwatch"]);
+    assert_eq!(started, "[/usr/local/bin/memwatch] [agent]");
+}
+
+#[test]
+fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
+    let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
+    let lines: Vec<&str> = text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim()).collect();
+    for line in [
+        "hostPID: true",
+        "automountServiceAccountToken: false",
+        "allowPrivilegeEscalation: false",
+        "readOnlyRootFilesystem: true",
+        "privileged: false",
+        "drop: [ALL]",
+        "maxUnavailable: 10%",
+        "path: /healthz",
+        "path: /readyz",
+        "containerPort: 9747",
+    ] {
+        assert!(lines.contains(&line), "no '{line}'");
+    }
+    assert!(!text.contains("hostNetwork") && !text.contains("hostIPC") && !text.contains("\t"));
+    let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
+    let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
+    assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));
+    // What is mounted from the node can only be read, but for the directory of the agent's own socket.
+    let mounts: Vec<&[&str]> = lines.windows(2).filter(|pair| pair[0].starts_with("mountPath: ")).collect();
+    let writable = mounts.iter().filter(|pair| pair[1] != "readOnly: true").map(|pair| pair[0]);
+    assert_eq!(writable.collect::<Vec<_>>(), ["mountPath: /run/memwatch"]);
+}

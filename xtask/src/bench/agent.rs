@@ -1,0 +1,218 @@
+//! `cargo xtask bench agent`: what the agent takes at rest, with thousands of processes to watch.
+
+use super::DOCUMENT;
+use super::crowd::{Crowd, PER_GROUP};
+use super::report::{self, AGENT};
+use crate::args::Args;
+use crate::binary;
+use crate::child::Owned;
+use crate::gpusim::Prologue;
+use crate::integration;
+use crate::repo::{Profile, Repo};
+use crate::setup;
+use crate::table::Table;
+use anyhow::{Context as _, Result, bail};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How many processes are watched, one measurement after another.
+const CROWDS: [usize; 2] = [1_000, 10_000];
+const MEASURED: Duration = Duration::from_secs(60);
+/// What was started is taken in, and the first sweep is over.
+const SETTLED: Duration = Duration::from_secs(10);
+const SCRAPE_EVERY: Duration = Duration::from_secs(15);
+const READY_LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);
+
+/// What the agent took during one measurement.
+struct Row {
+    processes: usize,
+    scraped: bool,
+    core_percent: f64,
+    resident_bytes: u64,
+    anonymous_bytes: u64,
+    /// The last scrape: its time and size.
+    scrape: Option<(Duration, usize)>,
+    tracked: u64,
+}
+
+/// Builds everything, measures, prints the table and writes it into the document.
+pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let measured = args.duration("--duration")?.unwrap_or(MEASURED);
+    args.finish()?;
+    if !setup::is_root() {
+        bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench agent");
+    }
+    allow_many_files()?;
+    let memwatch = binary::build(repo, Profile::Release)?;
+    let driver = integration::build_simulator(repo, Prologue::Cmp)?;
+    let mut crowd = Crowd::new(&driver)?;
+    let agent = Agent::start(&memwatch, &driver, &crowd)?;
+    let mut rows = Vec::new();
+    for processes in CROWDS {
+        let begin = Instant::now();
+        crowd.grow(processes)?;
+        eprintln!("{processes} processes are there after {:.1} s", begin.elapsed().as_secs_f64());
+        std::thread::sleep(SETTLED);
+        for scraped in [false, true] {
+            let row = agent.measure(processes, scraped, measured)?;
+            eprintln!("{processes} processes, scraped: {scraped}: {:.3} % of a core", row.core_percent);
+            rows.push(row);
+        }
+    }
+    let text = format!("{}.\n{}", report::machine()?, text(&rows, measured)?);
+    println!("{text}");
+    drop(agent);
+    report::update(&repo.path(DOCUMENT), &AGENT, &text)
+}
+
+/// Each group has two pipes.
+fn allow_many_files() -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a live local.
+    let read = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: as above.
+    let written = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    if read != 0 || written != 0 {
+        bail!("the limit on open files cannot be raised");
+    }
+    Ok(())
+}
+
+struct Agent {
+    program: Owned,
+    address: SocketAddr,
+}
+
+impl Agent {
+    fn start(memwatch: &Path, driver: &Path, crowd: &Crowd) -> Result<Self> {
+        let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).context("no free port")?;
+        let mut command = Command::new(memwatch);
+        command.args(["agent", "--listen", &address.to_string(), "--socket"]).arg(driver.join("bench-agent.sock"));
+        command.arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
+        command.arg("--libcuda").arg(driver.join("lib/libcuda.so.1"));
+        command.env("GPUSIM_LEDGER", crowd.first_ledger()).env("GPUSIM_TOTAL_MB", "1000000");
+        let program = Owned::start(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
+        let agent = Self { program, address };
+        let begin = Instant::now();
+        while agent.get("/readyz").is_none_or(|answer| !answer.starts_with("HTTP/1.1 200 ")) {
+            if begin.elapsed() > READY_LIMIT {
+                bail!("the agent did not get ready in {} s", READY_LIMIT.as_secs());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(agent)
+    }
+
+    fn get(&self, path: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(self.address).ok()?;
+        let accept = "application/openmetrics-text; version=1.0.0";
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nAccept: {accept}\r\n\r\n", self.address).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    fn measure(&self, processes: usize, scraped: bool, measured: Duration) -> Result<Row> {
+        let mut scrape = None;
+        let begin = Instant::now();
+        let before = self.cpu()?;
+        while begin.elapsed() < measured {
+            if scraped {
+                let asked = Instant::now();
+                let answer = self.get("/metrics").context("the agent does not answer")?;
+                scrape = Some((asked.elapsed(), answer.len()));
+            }
+            std::thread::sleep(SCRAPE_EVERY.min(measured.saturating_sub(begin.elapsed())));
+        }
+        let elapsed = begin.elapsed();
+        let used = self.cpu()?.saturating_sub(before);
+        let [resident_bytes, anonymous_bytes] = self.memory()?;
+        // Asked for when the measurement is over.
+        let answer = self.get("/metrics").context("the agent does not answer")?;
+        let tracked = answer.lines().find_map(|line| line.strip_prefix("memwatch_agent_tracked_processes "));
+        let tracked = tracked.and_then(|number| number.parse().ok()).context("no number of tracked processes")?;
+        let core_percent = 100.0 * used.as_secs_f64() / elapsed.as_secs_f64();
+        Ok(Row { processes, scraped, core_percent, resident_bytes, anonymous_bytes, scrape, tracked })
+    }
+
+    /// User and system time, by `/proc/PID/stat` (proc(5)): exact to 10 ms.
+    fn cpu(&self) -> Result<Duration> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.program.tgid())).context("the agent has ended")?;
+        let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().collect();
+        let ticks = |field: usize| fields.get(field - 3).and_then(|ticks| ticks.parse::<u64>().ok());
+        let ticks = ticks(14).zip(ticks(15)).context("stat is not as expected")?;
+        // SAFETY: sysconf has no preconditions.
+        let per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100);
+        Ok(Duration::from_millis((ticks.0 + ticks.1) * 1000 / per_second))
+    }
+
+    fn memory(&self) -> Result<[u64; 2]> {
+        let status =
+            fs::read_to_string(format!("/proc/{}/status", self.program.tgid())).context("the agent has ended")?;
+        let value = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+        };
+        value("VmRSS:").zip(value("RssAnon:")).map(Into::into).context("status is not as expected")
+    }
+}
+
+fn text(rows: &[Row], measured: Duration) -> Result<String> {
+    let mut text = String::new();
+    writeln!(text, "{} s each; {PER_GROUP} processes to a control group.\n", measured.as_secs())?;
+    let mut table = Table::new(&[
+        "processes",
+        "tracked",
+        "scrape",
+        "% of a core",
+        "resident MB",
+        "of that heap MB",
+        "scrape ms",
+        "scrape kB",
+    ]);
+    for row in rows {
+        let scrape = row.scrape.map(|(time, bytes)| [time.as_millis().to_string(), (bytes / 1000).to_string()]);
+        let [scrape_ms, scrape_kb] = scrape.unwrap_or_default();
+        let megabytes = |bytes: u64| format!("{:.1}", Duration::from_micros(bytes).as_secs_f64());
+        table.row(vec![
+            row.processes.to_string(),
+            row.tracked.to_string(),
+            if row.scraped { format!("every {} s", SCRAPE_EVERY.as_secs()) } else { "none".to_owned() },
+            format!("{:.2}", row.core_percent),
+            megabytes(row.resident_bytes),
+            megabytes(row.anonymous_bytes),
+            scrape_ms,
+            scrape_kb,
+        ]);
+    }
+    text.push_str(&table.text());
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_in_megabytes_and_percent() {
+        let row = Row {
+            processes: 1000,
+            scraped: true,
+            core_percent: 0.0834,
+            resident_bytes: 21_450_000,
+            anonymous_bytes: 9_000_000,
+            scrape: Some((Duration::from_millis(7), 123_456)),
+            tracked: 1000,
+        };
+        let text = text(&[row], Duration::from_secs(60)).unwrap();
+        let numbers: Vec<&str> = text.lines().last().unwrap_or_default().split('|').map(str::trim).collect();
+        assert_eq!(numbers[1..9], ["1000", "1000", "every 15 s", "0.08", "21.4", "9.0", "7", "123"]);
+    }
+}

@@ -1,0 +1,136 @@
+//! Thousands of processes with simulated GPU memory, in control groups: what a busy node looks like to an agent.
+
+use crate::child::Owned;
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Processes of a group: one workload program and its forked children.
+pub(super) const PER_GROUP: usize = 10;
+/// A simulated machine has 256 places for processes.
+const GROUPS_PER_MACHINE: usize = 25;
+/// The contexts of 250 processes must fit into the simulated device.
+const DEVICE_MIB: &str = "1000000";
+/// Who is in this group of the first hierarchies.
+const UNLIMITED: &str = "/sys/fs/cgroup/pids/cgroup.procs";
+const POLL: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Processes at rest that hold memory. They end, and their groups and books go, when it is dropped.
+pub(super) struct Crowd {
+    driver: PathBuf,
+    slice: PathBuf,
+    groups: Vec<Group>,
+}
+
+struct Group {
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    _program: Owned,
+}
+
+impl Crowd {
+    /// Nobody yet.
+    ///
+    /// # Errors
+    /// When there is no second hierarchy of control groups that we may write to.
+    pub(super) fn new(driver: &Path) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mounts")?;
+        let place = |line: &str| {
+            let mut fields = line.split(' ').skip(1).map(str::to_owned);
+            fields.next().filter(|_| fields.next().as_deref() == Some("cgroup2"))
+        };
+        let root = mounts.lines().find_map(place).context("no cgroup2 is mounted")?;
+        let slice = Path::new(&root).join(format!("mwbench-{}.slice", std::process::id()));
+        fs::create_dir(&slice).with_context(|| format!("cannot make {}", slice.display()))?;
+        Ok(Self { driver: driver.to_owned(), slice, groups: Vec::new() })
+    }
+
+    /// The books of the first simulated machine, which NVML tells of.
+    pub(super) fn first_ledger(&self) -> PathBuf {
+        self.ledger(0)
+    }
+
+    /// Starts processes until there are so many.
+    ///
+    /// # Errors
+    /// When one cannot be started, or does not do as it is told.
+    pub(super) fn grow(&mut self, processes: usize) -> Result<()> {
+        while self.groups.len() * PER_GROUP < processes {
+            let number = self.groups.len();
+            let group = self.start(number).with_context(|| format!("group {number}"))?;
+            self.groups.push(group);
+        }
+        Ok(())
+    }
+
+    /// A group: each of its processes has a context and two allocations.
+    fn start(&self, number: usize) -> Result<Group> {
+        let directory = self.slice.join(format!("job-{number:04}.service"));
+        fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        let mut command = Command::new(self.driver.join("bin/gpusim-workload"));
+        command.env("LD_LIBRARY_PATH", self.driver.join("lib")).env("GPUSIM_TOTAL_MB", DEVICE_MIB);
+        command.env("GPUSIM_LEDGER", self.ledger(number));
+        let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        fs::write(directory.join("cgroup.procs"), program.tgid().to_string()).context("the group takes nobody")?;
+        if Path::new(UNLIMITED).exists() {
+            // In the first hierarchies a session has a limit on processes, which is not what is measured.
+            fs::write(UNLIMITED, program.tgid().to_string()).context("the root of the pids hierarchy takes nobody")?;
+        }
+        let (commands, answers) = program.pipes();
+        let mut group = Group {
+            commands: commands.context("the workload has no input")?,
+            answers: BufReader::new(answers.context("the workload has no output")?),
+            _program: program,
+        };
+        for child in 1..PER_GROUP {
+            group.ask(&format!("fork c{child}"))?;
+        }
+        for prefix in (1..PER_GROUP).map(|child| format!("@c{child} ")).chain([String::new()]) {
+            for line in ["device 0", "alloc a 16777216", "alloc b 1048576"] {
+                group.ask(&format!("{prefix}{line}"))?;
+            }
+        }
+        Ok(group)
+    }
+
+    fn ledger(&self, group: usize) -> PathBuf {
+        let name = format!("bench-crowd-{}-{}", std::process::id(), group / GROUPS_PER_MACHINE);
+        self.driver.join(name)
+    }
+}
+
+impl Group {
+    fn ask(&mut self, line: &str) -> Result<()> {
+        writeln!(self.commands, "{line}").context("the workload reads no commands")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).context("the workload does not answer")?;
+        // A fork answers with the child's number, a driver call with its result.
+        match serde_json::from_str::<Value>(&answer) {
+            Ok(answer) if answer["result"] == 0 || answer["tgid"].is_u64() => Ok(()),
+            _ => bail!("'{line}' was answered {answer:?}"),
+        }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let groups = self.groups.len();
+        self.groups.clear();
+        let begin = Instant::now();
+        let below = fs::read_dir(&self.slice).into_iter().flatten().flatten().map(|entry| entry.path());
+        for directory in below.filter(|path| path.is_dir()).chain([self.slice.clone()]) {
+            while directory.is_dir() && fs::remove_dir(&directory).is_err() && begin.elapsed() < PATIENCE {
+                std::thread::sleep(POLL);
+            }
+        }
+        for group in (0..groups).step_by(GROUPS_PER_MACHINE) {
+            // Small, and below target/.
+            drop(fs::remove_file(self.ledger(group)));
+        }
+    }
+}
