@@ -89,12 +89,12 @@ fn assert_containers_are_named(engine: Engine, cgroups: Cgroups) {
 }
 
 /// Sums with these names, and one without for the processes beside containers, come to all that the GPU has in use.
-fn assert_groups_add_up(gpu: &Gpu, report: &str, names: &[&str]) {
+fn assert_groups_add_up(gpu: &Gpu, report: &str, expected: &[&str]) {
     let report = Report::parse(report);
     let data = &report.json()["data"];
     let groups = data["groups"].as_array().expect("sums were asked for");
     let named = |name: &str| groups.iter().filter(|group| group["name"] == name).count();
-    assert!(names.iter().all(|name| named(name) == 1), "{report:#?}");
+    assert!(expected.iter().all(|name| named(name) == 1), "{report:#?}");
     assert_eq!(groups.iter().filter(|group| group["id"].is_null()).count(), 1, "{report:#?}");
     let charged = |group: &Value| group["gpus"][0]["charged_bytes"].as_i64().expect("a number");
     let rest = data["rest"][0]["bytes"].as_i64().expect("a number");
