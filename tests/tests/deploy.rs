@@ -65,7 +65,7 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     ] {
         assert!(lines.contains(&line), "no '{line}'");
     }
-    assert!(!text.contains("hostNetwork") && !text.contains("hostIPC") && !text.contains("\t"));
+    assert!(!text.contains("hostNetwork") && !text.contains("hostIPC") && !text.contains('\t'));
     let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
     let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
     assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));
