@@ -8,11 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 
 const ROOMY: Room = Room { clients: 8, users: 6, per_user: 6 };
-const QUICK: Patience = Patience {
-    hello: Duration::from_millis(200),
-    idle: Duration::from_secs(3),
-    answer: Duration::from_secs(3),
-};
+const QUICK: Patience =
+    Patience { hello: Duration::from_millis(200), idle: Duration::from_secs(3), answer: Duration::from_secs(3) };
 
 /// An agent without a watch: it hands out a made-up machine.
 struct Made {
