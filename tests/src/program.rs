@@ -54,6 +54,11 @@ impl Program {
         }
     }
 
+    /// Drops the lines that have come by now.
+    pub fn skip_lines(&mut self) {
+        while self.lines.try_recv().is_ok() {}
+    }
+
     /// Waits for a line with this text in it.
     ///
     /// # Panics

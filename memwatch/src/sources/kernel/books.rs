@@ -4,6 +4,7 @@ mod batch;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
@@ -41,7 +42,20 @@ pub(crate) struct KernelBooks {
     addresses: HashMap<MapData, Key, Entry>,
     /// Bytes taken out by [`Self::remove`], by process and life: the kernel half's sums still count them.
     removed_bytes: BTreeMap<(u32, u32), u64>,
+    /// Processes for which all addresses were walked over in vain.
+    waits: BTreeMap<u32, Wait>,
 }
+
+/// A walk takes a third of a second, however few addresses there are: it is not made every second for a process that it does not help.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    pause: Duration,
+    until: Instant,
+}
+
+/// After the first walk in vain; twice as long after each further one.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 
 impl KernelBooks {
     /// Takes the books of the loaded kernel half.
@@ -52,6 +66,7 @@ impl KernelBooks {
             sums: HashMap::try_from(sums)?,
             addresses: HashMap::try_from(addresses)?,
             removed_bytes: BTreeMap::new(),
+            waits: BTreeMap::new(),
         })
     }
 
@@ -62,12 +77,30 @@ impl KernelBooks {
 
     /// All addresses of a process, if none came or went since `before` was read, and none is missing.
     ///
-    /// Walks over the addresses of all processes.
-    pub(crate) fn held_since(&self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
-        // Not worth the walk while the process makes calls.
-        if self.sums(tgid) != Some(*before) {
+    /// Walks over the addresses of all processes; after a walk in vain, not again for a while.
+    pub(crate) fn held_since(&mut self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
+        let waits = self.waits.get(&tgid).is_some_and(|wait| Instant::now() < wait.until);
+        // Not worth the walk while the process makes calls, either.
+        if waits || self.sums(tgid) != Some(*before) {
             return None;
         }
+        let held = self.walk_for(tgid, before);
+        match &held {
+            Some(_) => drop(self.waits.remove(&tgid)),
+            None => self.wait(tgid),
+        }
+        held
+    }
+
+    fn wait(&mut self, tgid: u32) {
+        let now = Instant::now();
+        let sums = &self.sums;
+        self.waits.retain(|tgid, _| sums.get(tgid, 0).is_ok());
+        let pause = self.waits.get(&tgid).map_or(SHORTEST_PAUSE, |wait| (wait.pause * 2).min(LONGEST_PAUSE));
+        self.waits.insert(tgid, Wait { pause, until: now + pause });
+    }
+
+    fn walk_for(&self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
         let entries = self.entries().into_iter();
         let held = entries.filter(|(place, _)| place.tgid == tgid && place.life == before.life);
         let held = held.map(|(place, booked)| Held {
