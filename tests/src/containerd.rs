@@ -51,7 +51,7 @@ impl Containerd {
         fs::write(directory.path().join("config.toml"), configuration(path))
             .expect("a file in the temporary directory");
         let script = "mount -t tmpfs tmpfs /run && exec containerd --config \"$1/config.toml\"";
-        let enclosure = Enclosure::start(directory.path(), cgroups, script, &[])?;
+        let enclosure = Enclosure::start(directory.path(), cgroups, script, &["kubepods/burstable", "kubepods"])?;
         let machine = gpu.directory().to_str().expect("a plain path").to_owned();
         let mut containerd = Self { enclosure, directory, machine };
         let socket = containerd.socket();
@@ -91,9 +91,7 @@ impl Containerd {
         let mut pod = PodSandboxConfig::on_the_machine_network(names.pod, names.uid, names.namespace);
         let group = format!("kubepods/burstable/pod{}", names.uid);
         pod.linux.get_or_insert_default().cgroup_parent = format!("/{group}");
-        for group in ["kubepods", "kubepods/burstable", &group] {
-            self.enclosure.owns_group(group.to_owned());
-        }
+        self.enclosure.owns_group(group);
         let pipes = Pipes::make(&self.directory.path().join(names.pod));
         let mut container = self.workload_container(names.container, &pipes);
         if labels {

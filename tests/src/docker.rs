@@ -39,11 +39,11 @@ impl Engine {
         }
     }
 
-    /// The control group above its containers.
-    fn parent_group(self) -> &'static str {
+    /// The control groups that its containers share, the deepest first.
+    fn parent_groups(self) -> &'static [&'static str] {
         match self {
-            Self::Docker => "docker",
-            Self::Podman => "libpod_parent",
+            Self::Docker => &["docker"],
+            Self::Podman => &["libpod_parent/conmon", "libpod_parent"],
         }
     }
 
@@ -75,7 +75,7 @@ impl Docker {
             return None;
         }
         let directory = TempDir::with_prefix("memwatch-docker-").expect("a temporary directory");
-        let enclosure = Enclosure::start(directory.path(), cgroups, engine.script(), &[engine.parent_group()])?;
+        let enclosure = Enclosure::start(directory.path(), cgroups, engine.script(), engine.parent_groups())?;
         let machine = gpu.directory().to_str().expect("a plain path").to_owned();
         let mut docker = Self { engine, enclosure, directory, machine };
         let version = docker.client(&["version"]);

@@ -28,17 +28,19 @@ pub struct Enclosure {
     child: Child,
     log: PathBuf,
     groups: Vec<String>,
+    parents: Vec<String>,
 }
 
 impl Enclosure {
     /// Starts a script, whose `$1` is `directory`; the machine's own `/proc` is at [`machine_proc`] of it there.
     ///
-    /// `groups` are control groups that the daemons make, below the roots of all hierarchies: those that are empty at the end go.
+    /// `parents` are control groups below which the daemons make theirs, the deepest first: who is empty at the end goes. Others may use
+    /// them, too.
     /// `None`, with the reason on standard error, where no namespaces can be made.
     ///
     /// # Panics
     /// When `unshare` cannot be started.
-    pub fn start(directory: &Path, cgroups: Cgroups, script: &str, groups: &[&str]) -> Option<Self> {
+    pub fn start(directory: &Path, cgroups: Cgroups, script: &str, parents: &[&str]) -> Option<Self> {
         let allowed =
             Command::new("unshare").args(["--mount", "--pid", "--fork", "true"]).stderr(Stdio::null()).status();
         if !allowed.is_ok_and(|status| status.success()) {
@@ -66,7 +68,8 @@ impl Enclosure {
             });
         }
         let child = command.spawn().expect("unshare starts");
-        Some(Self { child, log, groups: groups.iter().map(|group| (*group).to_owned()).collect() })
+        let parents = parents.iter().map(|parent| (*parent).to_owned()).collect();
+        Some(Self { child, log, groups: Vec::new(), parents })
     }
 
     /// Waits until the daemons are ready.
@@ -83,9 +86,9 @@ impl Enclosure {
         }
     }
 
-    /// One more control group, which goes before those named so far.
+    /// A control group that the daemons alone use: it goes with all below it, in every hierarchy.
     pub fn owns_group(&mut self, group: String) {
-        self.groups.insert(0, group);
+        self.groups.push(group);
     }
 
     fn end_of_log(&self) -> String {
@@ -109,8 +112,10 @@ impl Drop for Enclosure {
             None => drop(self.child.kill()),
         }
         let _ = self.child.wait();
-        for group in &self.groups {
-            remove_group(group);
+        self.groups.iter().for_each(|group| remove_group(group));
+        for path in self.parents.iter().flat_map(|parent| in_hierarchies(parent)) {
+            // Fails where it is not there, or somebody else uses it.
+            let _ = fs::remove_dir(path);
         }
     }
 }
@@ -120,12 +125,17 @@ pub fn machine_proc(directory: &Path) -> PathBuf {
     directory.join("proc")
 }
 
-/// Removes a control group and those below it from every hierarchy, as soon as the last process in them is gone.
-fn remove_group(group: &str) {
+/// Where a control group may be.
+fn in_hierarchies(group: &str) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let below = fs::read_dir(root).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let hierarchies = below.chain([root.to_owned()]).filter(|path| path.join("cgroup.procs").exists());
-    for path in hierarchies.map(|hierarchy| hierarchy.join(group)) {
+    hierarchies.map(|hierarchy| hierarchy.join(group)).collect()
+}
+
+/// Removes a control group and those below it from every hierarchy, as soon as the last process in them is gone.
+fn remove_group(group: &str) {
+    for path in in_hierarchies(group) {
         let begin = Instant::now();
         while path.is_dir() && !remove_tree(&path) && has_processes(&path) && begin.elapsed() < PATIENCE {
             std::thread::sleep(POLL);

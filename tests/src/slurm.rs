@@ -71,8 +71,8 @@ impl Slurm {
         let script = "munged --force --key-file=\"$1/munge/key\" --socket=\"$1/munge/socket\" --pid-file=\"$1/munge/pid\" \
             --log-file=\"$1/munge/log\" --seed-file=\"$1/munge/seed\" && export SLURM_CONF=\"$1/slurm.conf\" && \
             slurmctld -f \"$1/slurm.conf\" && exec slurmd -D -f \"$1/slurm.conf\" -N memwatch-test";
-        let group = format!("slurm_{NODE}");
-        let enclosure = Enclosure::start(directory.path(), Cgroups::Machine, script, &[&group])?;
+        let mut enclosure = Enclosure::start(directory.path(), Cgroups::Machine, script, &[])?;
+        enclosure.owns_group(format!("slurm_{NODE}"));
         let mut slurm = Self { enclosure, directory };
         let configuration = slurm.directory.path().join("slurm.conf");
         slurm.enclosure.wait_until(|| {
