@@ -108,9 +108,11 @@ impl Prometheus {
     ///
     /// # Panics
     /// When it does not.
-    pub fn until_is(&self, expression: &str, expected: f64) {
+    pub fn until_is(&self, expression: &str, expected: u64) {
         let mut last = Vec::new();
-        let is = |samples: &[(Value, f64)]| matches!(samples, [(_, value)] if (value - expected).abs() < 1e-6);
+        // Bytes are exact in Prometheus's numbers, up to 2^53.
+        let expected = expected.to_string();
+        let is = |samples: &[(Value, f64)]| matches!(samples, [(_, value)] if value.to_string() == expected);
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
             last = self.query(expression);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use memwatch_tests::enclosure::Cgroups;
-use memwatch_tests::{Docker, Gpu, Shape, rootfs};
+use memwatch_tests::{Docker, Engine, Gpu, Shape, rootfs};
 use tempfile::TempDir;
 
 fn deploy() -> PathBuf {
@@ -20,7 +20,7 @@ fn copy(file: &Path, place: &Path) {
 #[test]
 fn the_image_is_built_from_a_binary_and_runs_it() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let Some(docker) = Docker::start(&gpu, Cgroups::Machine) else { return };
+    let Some(docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
     let memwatch = PathBuf::from(gpu.memwatch(&[]).get_program());
     let context = TempDir::with_prefix("memwatch-image-").expect("a temporary directory");
     let build = |image: &str, words: &[&str], directory: &Path| {
@@ -65,7 +65,7 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     ] {
         assert!(lines.contains(&line), "no '{line}'");
     }
-    assert!(!text.contains("hostNetwork") && !text.contains("hostIPC") && !text.contains("\t"));
+    assert!(!text.contains("hostNetwork") && !text.contains("hostIPC") && !text.contains('\t'));
     let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
     let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
     assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));

@@ -104,7 +104,7 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
     for (agent, machine, job, unit) in
         [(&agents[0], &first, &training, "training.service"), (&agents[1], &second, &leak, "leak.service")]
     {
-        prometheus.until_is(&agent.selector("up", ""), 1.0);
+        prometheus.until_is(&agent.selector("up", ""), 1);
         assert_machine_as_simulated(&prometheus, agent, machine);
         assert_job_as_simulated(&prometheus, agent, machine, (job.tgid(), unit));
         assert_all_is_read(&prometheus, agent);
@@ -122,7 +122,7 @@ fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: 
     for device in 0..ledger.device_count().expect("the ledger can be read") {
         let uuid = ledger.uuid(device).expect("the device is there");
         let is = |name: &str, bytes: u64| {
-            prometheus.until_is(&agent.selector(name, &format!(",gpu=\"{device}\",uuid=\"{uuid}\"")), bytes as f64);
+            prometheus.until_is(&agent.selector(name, &format!(",gpu=\"{device}\",uuid=\"{uuid}\"")), bytes);
         };
         is("memwatch_gpu_up", 1);
         is("memwatch_gpu_memory_limit_bytes", ledger.total_bytes(device).expect("the device is there"));
@@ -137,7 +137,7 @@ fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu
     let device = &entry.devices[0];
     let is = |name: &str, labels: &str, number: u64| {
         let labels = format!(",workload_kind=\"systemd\",unit=\"{unit}\",gpu=\"0\"{labels}");
-        prometheus.until_is(&agent.selector(name, &labels), number as f64);
+        prometheus.until_is(&agent.selector(name, &labels), number);
     };
     is("memwatch_workload_memory_driver_bytes", "", device.used_bytes);
     is("memwatch_workload_processes", "", 1);
@@ -191,7 +191,7 @@ fn assert_refusal_is_told(prometheus: &Prometheus, agent: &Agent, training: &mut
     assert_eq!((&mine["unit"], &mine["gpu"]), (&"training.service".into(), &"0".into()), "{mine}");
     assert!(alerts.iter().all(|labels| labels["unit"] == "training.service"), "{alerts:#?}");
     let labels = ",unit=\"training.service\",gpu=\"0\"";
-    prometheus.until_is(&agent.selector("memwatch_workload_oom_events_total", labels), 1.0);
+    prometheus.until_is(&agent.selector("memwatch_workload_oom_events_total", labels), 1);
     let since = format!("time() - {}", agent.selector("memwatch_workload_last_oom_timestamp_seconds", labels));
     let age = prometheus.query(&since);
     assert!(matches!(age[..], [(_, age)] if (-1.0..60.0).contains(&age)), "{age:?}");
