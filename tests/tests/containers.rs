@@ -1,12 +1,14 @@
 //! Whose a process is, with real runtimes: Docker, containerd through the CRI, Slurm.
 
 use std::os::unix::net::UnixListener;
+use std::time::Instant;
 
+use memwatch_tests::agent::Agent;
 use memwatch_tests::containerd::{self, Containerd, PodNames};
 use memwatch_tests::enclosure::{Cgroups, workload_in_group, workloads_in_group};
 use memwatch_tests::report::{Process, Report};
 use memwatch_tests::slurm::Slurm;
-use memwatch_tests::{Docker, Engine, Gpu, MIB, Shape, Watch, Workload, rootfs};
+use memwatch_tests::{Docker, Engine, Gpu, MIB, PATIENCE, Shape, Watch, Workload, rootfs};
 use serde_json::{Value, json};
 
 fn process(report: &Report, tgid: u32) -> Process<'_> {
@@ -138,6 +140,27 @@ fn a_runtime_that_hangs_costs_the_name_and_nothing_else() {
     assert_adds_up(&gpu, &report, &[tgid]);
     let once = gpu.run_memwatch(&["ps", "--by", "container", "--json", "--docker-socket", hung]);
     once.assert_ended_with(0, &[]);
+}
+
+#[test]
+fn an_agent_that_has_given_up_its_privileges_still_has_names() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
+    docker.import(&gpu, "memwatch-test:1");
+    let agent = Agent::by(&gpu, gpu.memwatch(&["--docker-socket", &docker.socket()]));
+    let mut workload = docker.run("train", "memwatch-test:1");
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let tgid = workload_in_group(&docker.id("train"));
+    let begin = Instant::now();
+    loop {
+        let outcome = agent.ask(&gpu, 0, &["ps", "--json"]);
+        outcome.assert_ended_with(0, &[]);
+        let report = Report::parse(&outcome.stdout);
+        if report.process(tgid).is_some_and(|process| process.0["container"]["name"] == "train") {
+            return;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{report:#?}");
+    }
 }
 
 #[test]
