@@ -4,7 +4,6 @@
 //! ([`TorchJob`]) or with the simulator's ledger ([`ledger::Ledger`]). Everything a test starts ends with it.
 
 pub mod agent;
-pub mod cgroup;
 pub mod containerd;
 pub mod contract;
 pub mod enclosure;

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
 
-use memwatch_tests::cgroup::Cgroup;
+use memwatch_tests::groups::Group;
 use memwatch_tests::http::{self, Answer};
 use memwatch_tests::ledger::Balance;
 use memwatch_tests::network::Network;
@@ -63,12 +63,13 @@ fn assert_accepted(output: &Output) {
     assert!(output.status.success() && output.stderr.is_empty(), "{output:#?}");
 }
 
-/// A job on a simulated machine, in a control group of its own.
-fn job(gpu: &Gpu, slice: &Cgroup, unit: &str) -> Workload {
+/// A job on a simulated machine, and its control group; `None` where none can be made.
+fn job(gpu: &Gpu, unit: &str) -> Option<(Workload, Group)> {
+    let group = Group::new(&format!("/memwatch-jobs-{}.slice/{unit}", std::process::id()))?;
     let mut job = gpu.workload();
-    slice.put(unit, job.tgid());
+    group.take(job.tgid());
     job.run(&["device 0"]);
-    job
+    Some((job, group))
 }
 
 #[test]
@@ -92,12 +93,11 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
     let [Some(first), Some(second)] = machines else { return };
     let first = first.with("GPUSIM_TOTAL_MB", &81_560);
     let second = second.with("GPUSIM_TOTAL_MB", &40_000).with("GPUSIM_DEVICES", &2);
-    let Some(slice) = Cgroup::slice("mwtest") else { return };
     let Some(rules) = promtool(&["check", "metrics"]).map(|_| hurried_rules()) else { return };
     let [Some(one), Some(two)] = [Network::new(0), Network::new(1)] else { return };
     let agents = [Agent::start(&first, Some(&one)), Agent::start(&second, Some(&two))];
-    let mut training = job(&first, &slice, "training.service");
-    let mut leak = job(&second, &slice, "leak.service");
+    let Some((mut training, _group)) = job(&first, "training.service") else { return };
+    let Some((mut leak, _other_group)) = job(&second, "leak.service") else { return };
     training.run(&["alloc a 1073741824", "alloc b 1048576", "async c 67108864", "free b"]);
     leak.run(&["alloc a 1048576"]);
     let prometheus = Prometheus::start(&agents.each_ref().map(|agent| agent.address), &rules);
@@ -215,14 +215,14 @@ fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
     // Room for 150 contexts of the usual size.
     let machine = || Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &200_000));
     let [Some(first), Some(second)] = [machine(), machine()] else { return };
-    let Some(slice) = Cgroup::slice("mwmany") else { return };
     let agent = Agent::start(&first, None);
     let mut jobs = Vec::new();
     for number in 0..300_u64 {
         // A simulated machine has 256 places for processes.
-        let mut job = job(if number % 2 == 0 { &first } else { &second }, &slice, &format!("job-{number:03}.service"));
+        let machine = if number % 2 == 0 { &first } else { &second };
+        let Some((mut job, group)) = job(machine, &format!("job-{number:03}.service")) else { return };
         job.run(&[&format!("alloc a {}", (number + 1) * MIB)]);
-        jobs.push(job);
+        jobs.push((job, group));
     }
     let body = agent.metrics(OPEN_METRICS).body;
     let pairs: Vec<&str> = body.lines().filter(|line| line.starts_with("memwatch_workload_processes{")).collect();
