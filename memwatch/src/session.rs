@@ -369,7 +369,9 @@ impl Session {
     }
 
     fn learn(&mut self, tgid: u32, target: bool) {
-        if let Some(facts) = self.processes.facts(tgid, target) {
+        let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
+        // Who is listed may be about to end, with its exit record taken in already: it would begin a second life.
+        if let Some(facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
             self.presence.unreported(tgid);
             self.pipeline.step(Input::Process(facts));
         }

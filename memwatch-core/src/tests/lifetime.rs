@@ -250,3 +250,15 @@ fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
     watch.event(7, ProcessEvent::Exit);
     assert!(watch.pipeline.cgroups().is_empty());
 }
+
+#[test]
+fn who_has_ended_is_told_from_a_later_process_of_its_number() {
+    let mut watch = Watch::begin();
+    watch.starts(7);
+    let facts = |start_ns| ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() };
+    let start_ns = watch.running(7).start_ns.expect("it was told");
+    assert!(!watch.pipeline.has_ended(&facts(start_ns)), "it runs");
+    watch.event(7, ProcessEvent::Exit);
+    assert!(watch.pipeline.has_ended(&facts(start_ns)));
+    assert!(!watch.pipeline.has_ended(&facts(start_ns + SECOND_NS)));
+}

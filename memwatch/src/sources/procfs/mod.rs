@@ -150,6 +150,11 @@ impl ProcReader {
         self.directory(tgid).is_dir()
     }
 
+    /// Whether the process has ended, though its number is still taken.
+    pub(crate) fn is_over(&self, tgid: u32) -> bool {
+        self.stat(tgid).is_none_or(|stat| stat.is_over())
+    }
+
     /// All living descendants of the given processes, without those themselves.
     pub(crate) fn descendants(&self, of: &BTreeSet<u32>) -> BTreeSet<u32> {
         let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();

@@ -4,8 +4,10 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) comm: String,
-    /// It has ended, and waits for its parent to notice.
+    /// Its leader has ended, and waits for its parent to notice, or for its threads to end.
     pub(super) ended: bool,
+    /// Threads, the leader included.
+    pub(super) threads: u32,
     pub(super) parent_tgid: u32,
     pub(super) start_ticks: u64,
 }
@@ -17,11 +19,17 @@ impl Stat {
         let name_start = bytes[..name_end].iter().position(|byte| *byte == b'(')? + 1;
         let fields = std::str::from_utf8(&bytes[name_end + 1..]).ok()?;
         let mut fields = fields.split_ascii_whitespace();
-        // Field 3 (state) is the first after the name; 4 is the parent, 22 the start.
+        // Field 3 (state) is the first after the name; 4 is the parent, 20 the number of threads, 22 the start.
         let ended = matches!(fields.next()?, "Z" | "X");
         let parent_tgid = fields.next()?.parse().ok()?;
-        let start_ticks = fields.nth(17)?.parse().ok()?;
-        Some(Self { comm: unescaped(&bytes[name_start..name_end]), ended, parent_tgid, start_ticks })
+        let threads = fields.nth(15)?.parse().ok()?;
+        let start_ticks = fields.nth(1)?.parse().ok()?;
+        Some(Self { comm: unescaped(&bytes[name_start..name_end]), ended, threads, parent_tgid, start_ticks })
+    }
+
+    /// Nothing of the process runs any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.ended && self.threads <= 1
     }
 }
 
@@ -78,7 +86,7 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
         let line = b"7 (a) S 1 (b) S 42 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615";
-        let stat = Stat { comm: "a) S 1 (b".into(), ended: false, parent_tgid: 42, start_ticks: 1234 };
+        let stat = Stat { comm: "a) S 1 (b".into(), ended: false, threads: 1, parent_tgid: 42, start_ticks: 1234 };
         assert_eq!(Stat::parse(line), Some(stat));
         for broken in ["", "7 (x", "7 (x) S", "7 (x) S a b c", ")", ")("] {
             assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken:?}");
@@ -92,6 +100,15 @@ mod tests {
         };
         let ended = |state| Stat::parse(line(state).as_bytes()).expect("it is whole").ended;
         assert_eq!(["R", "S", "D", "T", "Z", "X"].map(ended), [false, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_process_whose_leader_has_ended_is_over_with_its_last_thread() {
+        let line = |threads| {
+            format!("7 (x) Z 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 {threads} 0 1234 1000 10 18446744073709551615")
+        };
+        let is_over = |threads: u32| Stat::parse(line(threads).as_bytes()).expect("it is whole").is_over();
+        assert_eq!([0, 1, 2, 30].map(is_over), [true, true, false, false]);
     }
 
     #[test]
