@@ -64,6 +64,11 @@ impl Life<'_> {
             Some(mut facts) if event.start_ns == 0 || own(&facts) => {
                 self.groups.note(event.cgroup_id, facts.cgroups.as_deref().unwrap_or_default());
                 facts.cgroups = facts.cgroups.or_else(|| self.groups.of_gone(event.cgroup_id));
+                // It may have gone between two of its files.
+                if facts.uid.is_none() {
+                    let ProcessFacts { uid, user, .. } = self.processes.facts_of_gone(event, None, target);
+                    facts = ProcessFacts { uid, user, ..facts };
+                }
                 Some(facts)
             }
             _ if event.start_ns == 0 => None,
