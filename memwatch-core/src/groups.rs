@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::owner::{Owner, Pod, SlurmJob};
+use crate::owner::Owner;
 use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
-use crate::words::GpuUuid;
+use crate::words::{GpuUuid, sum_of_known};
 
 /// What the rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,8 +101,8 @@ fn owner(by: By, process: &ProcessView) -> Option<String> {
     let Owner { container, pod, slurm, .. } = &process.owner;
     match by {
         By::Container => container.as_ref().map(|container| container.id.clone()),
-        By::Pod => pod.as_ref().map(|pod: &Pod| pod.uid.clone()),
-        By::Job => slurm.as_ref().and_then(|job: &SlurmJob| job.job_id.clone().or_else(|| job.sluid.clone())),
+        By::Pod => pod.as_ref().map(|pod| pod.uid.clone()),
+        By::Job => slurm.as_ref().and_then(|job| job.number().map(str::to_owned)),
         By::User => process.uid.map(|uid| uid.to_string()).or_else(|| process.user.clone()),
         By::Gpu => None,
     }
@@ -126,13 +126,9 @@ fn add<'g>(group: &mut Group<'_>, process: &ProcessView, gpus: impl IntoIterator
 }
 
 fn add_gpu(row: &mut GroupGpu, gpu: &ProcessGpuView) {
-    let sum = |first: Option<u64>, second: Option<u64>| match (first, second) {
-        (Some(first), Some(second)) => Some(first.saturating_add(second)),
-        (one, other) => one.or(other),
-    };
     row.processes += 1;
-    row.used_bytes = sum(row.used_bytes, gpu.used_bytes);
-    row.before_attach_bytes = sum(row.before_attach_bytes, gpu.before_attach_bytes);
+    row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
+    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
     row.before_attach_includes_context |= gpu.before_attach_includes_context;
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
     row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.accounted_bytes));

@@ -9,6 +9,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A word of memwatch's own lists; owned where it came over a socket.
 pub type Name = Cow<'static, str>;
 
+/// What is known of two numbers together; `None` where nothing is known of either.
+pub fn sum_of_known(first: Option<u64>, second: Option<u64>) -> Option<u64> {
+    match (first, second) {
+        (Some(first), Some(second)) => Some(first.saturating_add(second)),
+        (one, other) => one.or(other),
+    }
+}
+
 /// Process id in the initial pid namespace. Screens call it PID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::attribution::workload::{Gone, Workload, WorkloadKey, Workloads};
-use crate::owner::Owner;
+use crate::owner::{Container, Owner};
 use crate::snapshot::{ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView};
 use crate::view::kind_name;
-use crate::words::{GpuUuid, Name, Tgid};
-
-/// As many letters of an id stand for a name that is not known; Docker shows as many.
-const SHORT_ID: usize = 12;
+use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
 
 /// All workloads, by what tells them apart.
 pub(crate) fn views(workloads: &Workloads, processes: &[ProcessView]) -> Vec<WorkloadView> {
@@ -40,7 +37,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         namespace: owner.pod.as_ref().and_then(|pod| pod.namespace.clone()),
         pod: owner.pod.as_ref().map(|pod| pod.name.clone().unwrap_or_else(|| pod.uid.clone())),
         container: container(owner),
-        slurm_job: owner.slurm.as_ref().and_then(|job| job.job_id.clone().or_else(|| job.sluid.clone())),
+        slurm_job: owner.slurm.as_ref().and_then(|job| job.number().map(str::to_owned)),
         unit: key.unit().map(str::to_owned),
         processes: u64::try_from(workload.processes.len()).unwrap_or(u64::MAX),
         ended_ns: workload.ended_ns,
@@ -53,10 +50,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
 /// The container's name in its pod, or by its runtime, or the beginning of its id.
 pub(crate) fn container(owner: &Owner) -> Option<String> {
     let in_pod = owner.pod.as_ref().and_then(|pod| pod.container.clone());
-    in_pod.or_else(|| {
-        let container = owner.container.as_ref()?;
-        container.name.clone().or_else(|| Some(container.id.chars().take(SHORT_ID).collect()))
-    })
+    in_pod.or_else(|| owner.container.as_ref().map(Container::label))
 }
 
 fn row<'a>(
@@ -87,8 +81,8 @@ fn add_gone(row: &mut WorkloadGpuView, gone: &Gone) {
 }
 
 fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
-    row.used_bytes = sum(row.used_bytes, gpu.used_bytes);
-    row.before_attach_bytes = sum(row.before_attach_bytes, gpu.before_attach_bytes);
+    row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
+    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
     row.peak_bytes = row.peak_bytes.max(gpu.peak_bytes);
     for (name, of_process) in &gpu.kinds {
@@ -108,12 +102,4 @@ fn add_refusals(row: &mut WorkloadGpuView, by_status: &BTreeMap<i32, u64>, last_
         *row.refusals.entry(*status).or_insert(0) += count;
     }
     row.last_oom_ns = row.last_oom_ns.max(last_oom_ns);
-}
-
-/// What is known together; `None` where nothing is.
-fn sum(first: Option<u64>, second: Option<u64>) -> Option<u64> {
-    match (first, second) {
-        (Some(first), Some(second)) => Some(first.saturating_add(second)),
-        (one, other) => one.or(other),
-    }
 }

@@ -69,11 +69,6 @@ impl Names {
         }
     }
 
-    /// The containers that have processes.
-    pub fn containers(&self) -> impl Iterator<Item = &Container> {
-        self.containers.values().map(|known| &known.container)
-    }
-
     /// The containers that have processes and no names, by id.
     pub fn nameless(&self) -> impl Iterator<Item = Nameless<'_>> {
         self.containers.values().filter(|known| known.names.is_none()).map(Known::nameless)
@@ -125,7 +120,7 @@ mod tests {
         assert_eq!(name(&names.enter(process_in("a1"))), Some("train"));
         names.leave(&second);
         names.leave(&second);
-        assert_eq!(names.containers().count(), 0);
+        assert_eq!(names.nameless().count(), 0);
         assert_eq!(name(&names.enter(process_in("a1"))), None);
     }
 

@@ -61,7 +61,7 @@ pub struct WorkloadKey {
 impl WorkloadKey {
     /// The workload of a process of this owner.
     pub fn of(owner: &Owner) -> Self {
-        let job = owner.slurm.as_ref().and_then(|job| job.job_id.clone().or_else(|| job.sluid.clone()));
+        let job = owner.slurm.as_ref().and_then(|job| job.number().map(str::to_owned));
         let pod = owner.pod.as_ref().map(|pod| pod.uid.clone());
         let container = owner.container.as_ref().map(|container| container.id.clone());
         let (kind, unit) = match (&job, &pod, &container, &owner.unit, &owner.session) {

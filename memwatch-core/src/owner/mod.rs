@@ -181,6 +181,28 @@ pub struct CgroupMemory {
     pub current_bytes: u64,
 }
 
+/// As many letters of an id stand for a name that is not known; Docker shows as many.
+const SHORT_ID: usize = 12;
+
+/// The beginning of an id, for people.
+pub fn short_id(id: &str) -> String {
+    id.chars().take(SHORT_ID).collect()
+}
+
+impl Container {
+    /// What people call it, or the beginning of its id.
+    pub fn label(&self) -> String {
+        self.name.clone().unwrap_or_else(|| short_id(&self.id))
+    }
+}
+
+impl SlurmJob {
+    /// The job's number; its SLUID where that is all that is known.
+    pub fn number(&self) -> Option<&str> {
+        self.job_id.as_deref().or(self.sluid.as_deref())
+    }
+}
+
 impl Owner {
     /// Whose a process with this `/proc/PID/cgroup` and environment is, without names that only a runtime knows.
     ///

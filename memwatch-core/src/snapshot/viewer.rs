@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{ProcessView, Snapshot};
 use crate::input::{Coverage, LibraryCoverage};
 use crate::owner::Promise;
-use crate::words::{GpuUuid, Tgid};
+use crate::words::{GpuUuid, Tgid, sum_of_known};
 
 /// Where systems keep the driver library. A path elsewhere may name somebody's project or container.
 const SYSTEM_FOLDERS: [&str; 9] = [
@@ -106,8 +106,7 @@ fn hidden(others: &[&ProcessView]) -> HiddenView {
         let blank = || HiddenGpuView { uuid: gpu.uuid.clone(), ..HiddenGpuView::default() };
         let sum = gpus.entry(gpu.uuid.clone()).or_insert_with(blank);
         sum.processes += 1;
-        sum.used_bytes =
-            gpu.used_bytes.map_or(sum.used_bytes, |used| Some(sum.used_bytes.unwrap_or(0).saturating_add(used)));
+        sum.used_bytes = sum_of_known(sum.used_bytes, gpu.used_bytes);
         sum.live_bytes = sum.live_bytes.saturating_add(gpu.live_bytes);
         sum.accounted_bytes = sum.accounted_bytes.saturating_add(gpu.accounted_bytes);
     }

@@ -87,7 +87,7 @@ fn a_name_that_comes_late_is_the_same_workloads_and_a_later_container_of_its_id_
     let mut watch = Watch::begin();
     watch.reading(vec![device(GPU_A, 0, [])]);
     watch.starts_in(TRAIN, 7).starts_in(SERVE, 9).calls([mem_alloc(0xd1, 100).process(7)]);
-    let wanted: Vec<_> = watch.pipeline.names().containers().map(|container| container.id.clone()).collect();
+    let wanted: Vec<_> = watch.pipeline.names().nameless().map(|nameless| nameless.container.id.clone()).collect();
     assert_eq!(wanted, [TRAIN, SERVE]);
     watch.named(TRAIN, "train").tick();
     assert!(watch.workload("17db96a24ae1").is_none());

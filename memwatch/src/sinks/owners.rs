@@ -1,13 +1,10 @@
 //! Whose a process is, in words.
 
 use memwatch_core::groups::By;
-use memwatch_core::owner::{Container, Owner, Pod, SlurmJob};
+use memwatch_core::owner::{Container, Owner, Pod, SlurmJob, short_id};
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
 use super::format::printable;
-
-/// As many letters of an id stand for a name that is not known; Docker shows as many.
-const SHORT_ID: usize = 12;
 
 /// The strongest owner in a few words: a job, a pod's container, a container, a service. `None` for sessions and the rest of the machine.
 pub(crate) fn workload(owner: &Owner) -> Option<String> {
@@ -15,10 +12,10 @@ pub(crate) fn workload(owner: &Owner) -> Option<String> {
     let text = match (slurm, pod, container, unit) {
         (Some(slurm), ..) => job(slurm),
         (_, Some(pod), container, _) => {
-            let inside = pod.container.clone().or_else(|| container.as_ref().map(self::container));
+            let inside = pod.container.clone().or_else(|| container.as_ref().map(Container::label));
             inside.map_or_else(|| self::pod(pod), |inside| format!("{}/{inside}", self::pod(pod)))
         }
-        (_, _, Some(container), _) => self::container(container),
+        (_, _, Some(container), _) => container.label(),
         (_, _, _, Some(unit)) => unit.clone(),
         _ => return None,
     };
@@ -41,26 +38,20 @@ pub(crate) const fn by_name(by: By) -> &'static str {
     }
 }
 
-/// A container's name, or the beginning of its id.
-pub(crate) fn container(container: &Container) -> String {
-    container.name.clone().unwrap_or_else(|| short(&container.id))
-}
-
 /// A pod as `namespace/name`, or by the beginning of its uid.
 pub(crate) fn pod(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         (None, Some(name)) => name.clone(),
-        _ => format!("pod {}", short(&pod.uid)),
+        _ => format!("pod {}", short_id(&pod.uid)),
     }
 }
 
 /// A place in a job as Slurm writes it: `job 4242.0`, with the task where that is known.
 pub(crate) fn job(slurm: &SlurmJob) -> String {
-    let number = slurm.job_id.as_ref().or(slurm.sluid.as_ref());
     let step = slurm.step.as_ref().map(|step| format!(".{step}")).unwrap_or_default();
     let task = slurm.task.as_ref().map(|task| format!(" task {task}")).unwrap_or_default();
-    format!("job {}{step}{task}", number.map_or("-", String::as_str))
+    format!("job {}{step}{task}", slurm.number().unwrap_or("-"))
 }
 
 /// Everything known of a process's owner, a part per line.
@@ -81,10 +72,10 @@ pub(crate) fn details(process: &ProcessView) -> Vec<String> {
     }
     if let Some(container) = container {
         let runtime = container.runtime.as_deref().unwrap_or("container");
-        let id = container.name.as_ref().map(|_| short(&container.id));
+        let id = container.name.as_ref().map(|_| short_id(&container.id));
         let image = container.image.as_ref().map(|image| format!("image {image}"));
         let facts: Vec<_> = id.into_iter().chain(image).collect();
-        parts.push(with_facts(format!("{runtime} {}", self::container(container)), &facts));
+        parts.push(with_facts(format!("{runtime} {}", container.label()), &facts));
     }
     parts.extend(unit.clone().or_else(|| session.clone()));
     if let Some(rank) = rank {
@@ -98,10 +89,6 @@ pub(crate) fn details(process: &ProcessView) -> Vec<String> {
 
 fn with_facts(text: String, facts: &[String]) -> String {
     if facts.is_empty() { text } else { format!("{text} ({})", facts.join(", ")) }
-}
-
-fn short(id: &str) -> String {
-    id.chars().take(SHORT_ID).collect()
 }
 
 #[cfg(test)]

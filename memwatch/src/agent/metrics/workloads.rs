@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use memwatch_core::input::NvmlState;
 use memwatch_core::snapshot::{Snapshot, WorkloadGpuView, WorkloadView};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::words::{GpuUuid, sum_of_known};
 
 use super::exposition::label_value;
 use super::gpus::Gpus;
@@ -231,14 +231,10 @@ impl Row {
     }
 
     fn add(&mut self, other: Self) {
-        let sum = |one: Option<u64>, other: Option<u64>| match (one, other) {
-            (Some(one), Some(other)) => Some(one.saturating_add(other)),
-            (one, other) => one.or(other),
-        };
-        self.driver_bytes = sum(self.driver_bytes, other.driver_bytes);
-        self.peak_bytes = sum(self.peak_bytes, other.peak_bytes);
-        self.preexisting_bytes = sum(self.preexisting_bytes, other.preexisting_bytes);
-        self.processes = sum(self.processes, other.processes);
+        self.driver_bytes = sum_of_known(self.driver_bytes, other.driver_bytes);
+        self.peak_bytes = sum_of_known(self.peak_bytes, other.peak_bytes);
+        self.preexisting_bytes = sum_of_known(self.preexisting_bytes, other.preexisting_bytes);
+        self.processes = sum_of_known(self.processes, other.processes);
         self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
         for (kind, bytes) in other.live_bytes {
             let sum = self.live_bytes.entry(kind).or_default();

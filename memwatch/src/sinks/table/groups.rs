@@ -3,6 +3,7 @@
 use std::io;
 
 use memwatch_core::groups::{By, Group, GroupGpu, Rest, groups};
+use memwatch_core::owner::Container;
 use memwatch_core::snapshot::Snapshot;
 
 use super::grid::{Align, Grid};
@@ -89,11 +90,11 @@ pub(crate) fn name(by: By, group: &Group) -> String {
             .pod
             .as_ref()
             .and_then(|_| owners::workload(owner))
-            .or_else(|| owner.container.as_ref().map(owners::container)),
+            .or_else(|| owner.container.as_ref().map(Container::label)),
         By::Pod => owner.pod.as_ref().map(owners::pod),
         By::Job => owner.slurm.as_ref().map(|job| {
-            let number = job.job_id.clone().or_else(|| job.sluid.clone()).unwrap_or_default();
-            job.name.as_ref().map_or(number.clone(), |name| format!("{number} {name}"))
+            let number = job.number().unwrap_or_default();
+            job.name.as_ref().map_or_else(|| number.to_owned(), |name| format!("{number} {name}"))
         }),
         By::User => process.user.clone().or_else(|| process.uid.map(|uid| uid.to_string())),
         By::Gpu => None,
