@@ -1,14 +1,16 @@
-//! A record off the ring: bytes of another program's making, as far as its arguments and memory go.
+//! A record off the ring, or a table of lines of Python: bytes of another program's making, as far as its arguments and memory go.
 
 use memwatch_common::probes;
 use memwatch_common::record::{CALL_RECORD_BYTES, PROCESS_RECORD_BYTES, Record};
-use memwatch_core::decode::{Action, DecodeError, decode};
+use memwatch_core::decode::{Action, DecodeError, decode, decode_tensor};
+use memwatch_core::stack::lines::LineTable;
 
 /// Reads and decodes the bytes.
 ///
 /// # Panics
 /// When a record is taken from bytes of another length, or decoding contradicts the table.
 pub fn run(data: &[u8]) {
+    lines(data);
     match Record::from_bytes(data) {
         Ok(Record::Call(record)) => {
             assert_eq!(data.len(), CALL_RECORD_BYTES);
@@ -29,6 +31,23 @@ pub fn run(data: &[u8]) {
             assert_eq!(data.len(), PROCESS_RECORD_BYTES);
             assert!(record.event().is_none_or(|event| event as u8 == record.event));
         }
+        Ok(record @ (Record::Tensor(_) | Record::Text(_))) => {
+            if let Some(event) = decode_tensor(&record) {
+                assert_eq!(decode_tensor(&record), Some(event), "the same record is the same event");
+            }
+        }
         Err(_) => {}
+    }
+}
+
+/// The first bytes say where in the code, the rest is its table.
+fn lines(data: &[u8]) {
+    let Some((&[low, high], table)) = data.split_first_chunk() else { return };
+    let offset = u32::from(u16::from_le_bytes([low, high]));
+    for format in [LineTable::Increments, LineTable::Ranges, LineTable::Locations] {
+        let line = format.line(table, 1, offset);
+        // Behind the end of what a table speaks of, there is no line but the last of 3.9.
+        let is_behind = format.is_of(table, u64::from(offset));
+        assert!(!is_behind || format == LineTable::Increments || line.is_none(), "{format:?}: {line:?} at {offset}");
     }
 }

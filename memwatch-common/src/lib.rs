@@ -10,4 +10,6 @@ pub mod loss;
 pub mod meaning;
 pub mod plan;
 pub mod probes;
+pub mod python;
 pub mod record;
+pub mod tensor;

@@ -24,11 +24,15 @@ pub enum Loss {
     UndecodableRecord = 7,
     /// The table of known processes was full: the exit of one may go unnoticed.
     ProcessTableFull = 8,
+    /// The ring buffer was full when a tensor event was ready: the allocator's own statistics take its place, its site is unknown.
+    TensorEventLost = 9,
+    /// The ring buffer was full when a new Python stack was ready: the events that name it have no site until it is sent again.
+    StackLost = 10,
 }
 
 impl Loss {
     /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::RingFull,
         Self::InFlightFull,
         Self::NestedTooDeep,
@@ -38,11 +42,18 @@ impl Loss {
         Self::ThreadEndedInCall,
         Self::UndecodableRecord,
         Self::ProcessTableFull,
+        Self::TensorEventLost,
+        Self::StackLost,
     ];
 
     /// The cause with this number, as it stands in the kernel's counters.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// Whether it touches the tensors of a process alone: its driver allocations are complete all the same.
+    pub const fn is_of_tensors(self) -> bool {
+        matches!(self, Self::TensorEventLost | Self::StackLost)
     }
 
     /// The name in JSON and on screen.
@@ -57,6 +68,8 @@ impl Loss {
             Self::ThreadEndedInCall => "thread_ended_in_call",
             Self::UndecodableRecord => "undecodable_record",
             Self::ProcessTableFull => "process_table_full",
+            Self::TensorEventLost => "tensor_event_lost",
+            Self::StackLost => "stack_lost",
         }
     }
 }

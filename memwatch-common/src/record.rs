@@ -1,5 +1,10 @@
 //! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
 
+use crate::tensor::{
+    STACK_FRAME_BYTES, STACK_RECORD_BYTES, STATISTICS_RECORD_BYTES, STATISTICS_WORDS, StackFrame, StackRecord,
+    TENSOR_RECORD_BYTES, TEXT_RECORD_BYTES, TensorRecord, TextRecord,
+};
+
 /// What a record is; the first byte of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -8,6 +13,14 @@ pub enum RecordKind {
     Call = 1,
     /// A [`ProcessRecord`].
     Process = 2,
+    /// A [`TensorRecord`].
+    Tensor = 3,
+    /// A [`TextRecord`].
+    Text = 4,
+    /// A [`StackRecord`] and its frames.
+    Stack = 5,
+    /// A [`crate::tensor::StatisticsRecord`].
+    Statistics = 6,
 }
 
 /// An out-pointer was not readable when the call returned; the affected word is 0.
@@ -135,6 +148,77 @@ pub enum Record {
     Call(CallRecord),
     /// A first call, fork, exec, exit or move.
     Process(ProcessRecord),
+    /// An event around PyTorch's caching allocator.
+    Tensor(TensorRecord),
+    /// The same with a name.
+    Text(TextRecord),
+}
+
+/// What a slot of the ring holds: a record, or something long that is read where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item<'a> {
+    /// A record.
+    Record(Record),
+    /// A Python stack.
+    Stack(StackItem<'a>),
+    /// A caching allocator's own statistics.
+    Statistics(StatisticsItem<'a>),
+}
+
+/// A Python stack in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackItem<'a> {
+    /// Its front.
+    pub record: StackRecord,
+    frames: &'a [u8],
+}
+
+impl<'a> StackItem<'a> {
+    /// Its frames, innermost first.
+    pub fn frames(&self) -> impl Iterator<Item = StackFrame> + 'a {
+        self.frames.as_chunks::<STACK_FRAME_BYTES>().0.iter().map(|bytes| {
+            let mut words = Words(bytes);
+            StackFrame { code: words.u64(), instruction: words.u64(), object: words.u64() }
+        })
+    }
+}
+
+/// A caching allocator's own statistics in the ring ([`crate::tensor::StatisticsRecord`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatisticsItem<'a> {
+    /// `FLAG_*` bits of [`crate::tensor`].
+    pub flags: u8,
+    /// Process id in the initial pid namespace.
+    pub tgid: u32,
+    /// The allocator of one device.
+    pub allocator: u64,
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    words: &'a [u8],
+}
+
+impl StatisticsItem<'_> {
+    /// The words from [`crate::tensor::STATISTICS_OFFSET_BYTES`] on.
+    pub fn words(&self) -> [u64; STATISTICS_WORDS] {
+        let mut words = Words(self.words);
+        core::array::from_fn(|_| words.u64())
+    }
+}
+
+impl<'a> Item<'a> {
+    /// Reads what a slot of the ring holds.
+    ///
+    /// # Errors
+    /// [`RecordError`] when the kind is unknown or the length is not that of the kind; any other content is accepted.
+    pub fn from_bytes(bytes: &'a [u8]) -> Result<Self, RecordError> {
+        match bytes.first() {
+            Some(&kind) if kind == RecordKind::Stack as u8 => read_stack(bytes).map(Self::Stack),
+            Some(&kind) if kind == RecordKind::Statistics as u8 => {
+                Words::of::<STATISTICS_RECORD_BYTES>(bytes).map(|words| Self::Statistics(read_statistics(words)))
+            }
+            _ => Record::from_bytes(bytes).map(Self::Record),
+        }
+    }
 }
 
 /// Bytes that are no record of this version.
@@ -163,6 +247,12 @@ impl Record {
             }
             Some(&kind) if kind == RecordKind::Process as u8 => {
                 Words::of::<PROCESS_RECORD_BYTES>(bytes).map(|mut words| Self::Process(read_process(&mut words)))
+            }
+            Some(&kind) if kind == RecordKind::Tensor as u8 => {
+                Words::of::<TENSOR_RECORD_BYTES>(bytes).map(|mut words| Self::Tensor(read_tensor(&mut words)))
+            }
+            Some(&kind) if kind == RecordKind::Text as u8 => {
+                Words::of::<TEXT_RECORD_BYTES>(bytes).map(|mut words| Self::Text(read_text(&mut words)))
             }
             Some(&kind) => Err(RecordError::UnknownKind(kind)),
             None => Err(RecordError::Length { expected: PROCESS_RECORD_BYTES, got: 0 }),
@@ -242,9 +332,54 @@ fn read_process(words: &mut Words<'_>) -> ProcessRecord {
     }
 }
 
+fn read_tensor(words: &mut Words<'_>) -> TensorRecord {
+    TensorRecord {
+        kind: words.u8(),
+        flags: words.u8(),
+        probe: words.u16(),
+        tid: words.u32(),
+        tgid: words.u32(),
+        reserved: words.u32(),
+        time_ns: words.u64(),
+        args: core::array::from_fn(|_| words.u64()),
+        extra: core::array::from_fn(|_| words.u64()),
+        stack: words.u64(),
+    }
+}
+
+fn read_text(words: &mut Words<'_>) -> TextRecord {
+    TextRecord {
+        kind: words.u8(),
+        flags: words.u8(),
+        probe: words.u16(),
+        tid: words.u32(),
+        tgid: words.u32(),
+        reserved: words.u32(),
+        time_ns: words.u64(),
+        text: words.take(),
+    }
+}
+
+fn read_stack(bytes: &[u8]) -> Result<StackItem<'_>, RecordError> {
+    let wrong = |expected| RecordError::Length { expected, got: bytes.len() };
+    let (front, frames) = bytes.split_at_checked(STACK_RECORD_BYTES).ok_or(wrong(STACK_RECORD_BYTES))?;
+    let mut words = Words(front);
+    let record =
+        StackRecord { kind: words.u8(), flags: words.u8(), frames: words.u16(), tgid: words.u32(), id: words.u64() };
+    let expected = usize::from(record.frames) * STACK_FRAME_BYTES;
+    if frames.len() == expected { Ok(StackItem { record, frames }) } else { Err(wrong(STACK_RECORD_BYTES + expected)) }
+}
+
+fn read_statistics(mut words: Words<'_>) -> StatisticsItem<'_> {
+    let (_kind, flags, _reserved) = (words.u8(), words.u8(), words.u16());
+    let (tgid, allocator, time_ns) = (words.u32(), words.u64(), words.u64());
+    StatisticsItem { flags, tgid, allocator, time_ns, words: words.0 }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{CALL_RECORD_BYTES, PROCESS_RECORD_BYTES, ProcessEvent, ProcessRecord, Record, RecordError};
+    use super::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, ProcessEvent, ProcessRecord, Record, RecordError};
+    use crate::tensor::{STATISTICS_RECORD_BYTES, TENSOR_RECORD_BYTES, TEXT_RECORD_BYTES};
 
     fn numbered<const N: usize>(kind: u8) -> [u8; N] {
         let mut bytes = core::array::from_fn(|index| u8::try_from(index).expect("records are short"));
@@ -288,5 +423,37 @@ mod tests {
         assert_eq!(Record::from_bytes(&[1; 64]), Err(RecordError::Length { expected: 136, got: 64 }));
         assert_eq!(Record::from_bytes(&[2; 136]), Err(RecordError::Length { expected: 64, got: 136 }));
         assert_eq!(Record::from_bytes(&[]), Err(RecordError::Length { expected: 64, got: 0 }));
+    }
+
+    #[test]
+    fn a_tensor_record_and_its_text_are_read_field_by_field() {
+        let Ok(Record::Tensor(tensor)) = Record::from_bytes(&numbered::<TENSOR_RECORD_BYTES>(3)) else {
+            panic!("a tensor record must be read")
+        };
+        assert_eq!((tensor.tid, tensor.tgid), (u32::from_ne_bytes([4, 5, 6, 7]), u32::from_ne_bytes([8, 9, 10, 11])));
+        assert_eq!(tensor.stack, u64::from_ne_bytes([88, 89, 90, 91, 92, 93, 94, 95]));
+        let mut bytes = numbered::<TEXT_RECORD_BYTES>(4);
+        bytes[30] = 0;
+        let Ok(Record::Text(text)) = Record::from_bytes(&bytes) else { panic!("a text record must be read") };
+        assert_eq!(text.text(), [24, 25, 26, 27, 28, 29]);
+    }
+
+    #[test]
+    fn a_stack_has_as_many_frames_as_it_says_or_is_an_error() {
+        let mut bytes = [7; 16 + 48];
+        (bytes[0], bytes[2], bytes[3]) = (5, 2, 0);
+        let Ok(Item::Stack(stack)) = Item::from_bytes(&bytes) else { panic!("a stack must be read") };
+        assert_eq!(stack.frames().count(), 2);
+        bytes[2] = 3;
+        assert_eq!(Item::from_bytes(&bytes), Err(RecordError::Length { expected: 16 + 72, got: 64 }));
+        assert_eq!(Item::from_bytes(&bytes[..9]), Err(RecordError::Length { expected: 16, got: 9 }));
+    }
+
+    #[test]
+    fn statistics_are_read_where_they_lie() {
+        let mut bytes = [0; STATISTICS_RECORD_BYTES];
+        (bytes[0], bytes[4], bytes[24]) = (6, 9, 11);
+        let Ok(Item::Statistics(found)) = Item::from_bytes(&bytes) else { panic!("statistics must be read") };
+        assert_eq!((found.tgid, found.words()[0], found.words()[143]), (9, 11, 0));
     }
 }

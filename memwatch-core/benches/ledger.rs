@@ -5,7 +5,7 @@
 //! order: a driver that gives the latest one first is kinder to caches. The sizes take turns within every round, so that a slow moment of
 //! the machine hits all alike. One line of JSON per number of live allocations.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+use std::alloc::{GlobalAlloc, Layout};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -21,12 +21,18 @@ const CONTEXT: u64 = 0x55aa_0000;
 /// Records per round and size, half of them frees.
 const RECORDS: usize = 1 << 20;
 /// Records that are taken in together.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
 /// As many as one fetch from the ring may bring.
 const CHUNK: usize = 1 << 10;
 const ADDRESS: u64 = 0x7f00_0000_0000;
 /// The driver's smallest distance between two allocations.
 const SPACING: u64 = 512;
+
+/// The program's own.
+#[path = "../../memwatch/src/large_pages.rs"]
+mod large_pages;
+
+use large_pages::LargePages;
 
 /// Counts the bytes that are allocated.
 struct Counting;
@@ -36,18 +42,18 @@ static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: every call is passed on to the system's allocator unchanged.
+// SAFETY: every call is passed on to the program's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD_BYTES.fetch_add(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise is the one asked for.
-        unsafe { System.alloc(layout) }
+        unsafe { LargePages.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         HELD_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc`, which took it from the system.
-        unsafe { System.dealloc(pointer, layout) }
+        // SAFETY: the pointer came from `alloc`, which took it from there.
+        unsafe { LargePages.dealloc(pointer, layout) }
     }
 }
 
@@ -190,9 +196,8 @@ impl Program {
 fn feed(pipeline: &mut Pipeline, bytes: &[u8]) {
     let mut batch = Vec::with_capacity(BATCH);
     for record in bytes.chunks(CALL_RECORD_BYTES) {
-        match Record::from_bytes(record).expect("a whole record") {
-            Record::Call(call) => batch.push(call),
-            Record::Process(_) => {}
+        if let Record::Call(call) = Record::from_bytes(record).expect("a whole record") {
+            batch.push(call);
         }
         if batch.len() == BATCH {
             pipeline.step_calls(&batch);

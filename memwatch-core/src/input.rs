@@ -2,9 +2,11 @@
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
+use memwatch_common::tensor::STATISTICS_WORDS;
 use serde::{Deserialize, Serialize};
 
 use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise};
+use crate::stack::PythonStack;
 use crate::words::{GpuUuid, Name, Tgid};
 
 /// One thing that happened outside. The order of inputs decides everything.
@@ -17,6 +19,33 @@ pub enum Input {
     },
     /// A record of the kernel half, in ring order.
     Record(Record),
+    /// What a Python stack is, before the records that name it.
+    Stack {
+        /// The process.
+        tgid: Tgid,
+        /// The number that those records give it.
+        id: u64,
+        /// Its frames.
+        stack: PythonStack,
+    },
+    /// The probes around PyTorch's caching allocator are in place in this process.
+    TensorsWatched {
+        /// The process.
+        tgid: Tgid,
+        /// The rows of the table of tensor probes that are not.
+        missing: Vec<u16>,
+    },
+    /// A caching allocator's own numbers, read right after the last of its records.
+    Statistics {
+        /// The process.
+        tgid: Tgid,
+        /// The allocator of one device: the `this` of its methods.
+        allocator: u64,
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+        /// The words from the beginning of its `DeviceStats` on.
+        words: Box<[u64; STATISTICS_WORDS]>,
+    },
     /// What `/proc` says of a process.
     Process(ProcessFacts),
     /// The library a process had mapped already was probed only now: its calls are seen from here on.
@@ -61,6 +90,13 @@ pub enum Input {
     },
     /// What is attached where.
     Coverage(Coverage),
+    /// Peaks of this process begin again; of all, where none is named.
+    PeaksReset {
+        /// The process.
+        tgid: Option<Tgid>,
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+    },
     /// Time passed; rates are per the time between ticks.
     Tick {
         /// `CLOCK_BOOTTIME`, nanoseconds.

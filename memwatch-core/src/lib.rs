@@ -3,16 +3,20 @@
 //! ```text
 //! Input ▶ decode ▶ ledger ▶ attribution ▶ analysis ▶ Snapshot
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod analysis;
 pub mod attribution;
 pub mod decode;
+mod foresight;
 pub mod groups;
 pub mod input;
 pub mod ledger;
 pub mod owner;
+mod pytorch;
 pub mod snapshot;
+pub mod stack;
+pub mod tensors;
 #[cfg(test)]
 #[path = "tests/calls.rs"]
 mod test_calls;
@@ -27,6 +31,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
+
+pub use pytorch::{TensorLog, TensorLogLine};
 
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
@@ -84,6 +90,8 @@ pub struct Pipeline {
     workloads: Workloads,
     promised: Vec<Promise>,
     cgroup_memory: Vec<CgroupMemory>,
+    logs_tensors: bool,
+    least_listed_bytes: Option<u64>,
 }
 
 impl Pipeline {
@@ -108,6 +116,8 @@ impl Pipeline {
             workloads: Workloads::default(),
             promised: Vec::new(),
             cgroup_memory: Vec::new(),
+            logs_tensors: false,
+            least_listed_bytes: None,
         }
     }
 
@@ -120,6 +130,12 @@ impl Pipeline {
             }
             Input::Record(Record::Call(record)) => self.call(&record),
             Input::Record(Record::Process(record)) => self.process_event(&record),
+            Input::Record(record @ (Record::Tensor(_) | Record::Text(_))) => self.tensor(&record),
+            Input::Stack { tgid, id, stack } => self.learn_stack(tgid, id, stack),
+            Input::TensorsWatched { tgid, missing } => self.watch_tensors(tgid, &missing),
+            Input::Statistics { tgid, allocator, time_ns, words } => {
+                self.tensors_mut(tgid).learn_statistics(allocator, time_ns, &words);
+            }
             Input::Process(facts) => self.learn(facts),
             Input::ObservedFrom { tgid, time_ns } => {
                 self.reconciliation.forget(tgid);
@@ -139,15 +155,8 @@ impl Pipeline {
             Input::CgroupMemory(memory) => self.cgroup_memory = memory,
             Input::Lost { tgid, loss, count } => self.lose(tgid, loss, count),
             Input::Coverage(coverage) => self.coverage = coverage,
+            Input::PeaksReset { tgid, time_ns } => self.reset_peaks(tgid, time_ns),
             Input::Tick { time_ns } => self.tick(time_ns),
-        }
-    }
-
-    /// Takes these calls into account, as [`Pipeline::step`] does one after the other, but faster where there is much to look up.
-    pub fn step_calls(&mut self, records: &[CallRecord]) {
-        self.foresee(records);
-        for record in records {
-            self.call(record);
         }
     }
 
@@ -230,19 +239,6 @@ impl Pipeline {
         }
     }
 
-    fn foresee(&self, records: &[CallRecord]) {
-        for (index, first) in records.iter().enumerate() {
-            if records[..index].iter().any(|earlier| earlier.tgid == first.tgid) {
-                continue;
-            }
-            let process = self.processes.get(&Tgid(first.tgid));
-            if let Some(process) = process.filter(|process| process.ledger.is_far()) {
-                let own = records[index..].iter().filter(|record| record.tgid == first.tgid);
-                process.ledger.foresee(own.filter_map(|record| Some(decode::decode(record).ok()?.action)));
-            }
-        }
-    }
-
     fn call(&mut self, record: &CallRecord) {
         let tgid = Tgid(record.tgid);
         match decode::decode(record) {
@@ -261,7 +257,9 @@ impl Pipeline {
         let origin = self.sharing.origin_of(&call.action);
         let process = self.process_mut(call.tgid, call.entered_ns);
         process.changed = true;
+        process.overhead.count_call();
         process.ledger.apply_import(call, origin);
+        process.tell_tensors(call);
         let addresses = process.ledger.take_unnamed();
         if process.ledger.has_graph_memory() {
             self.with_graphs.insert(call.tgid);
@@ -320,7 +318,7 @@ impl Pipeline {
             Some(ProcessEvent::Fork | ProcessEvent::Move) => {}
             Some(ProcessEvent::ThreadEnd) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
-                    process.ledger.end_thread(Tid(record.parent_tgid));
+                    process.end_thread(Tid(record.parent_tgid));
                 }
             }
             None => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
@@ -449,7 +447,7 @@ impl Pipeline {
         self.with_graphs.retain(|tgid| processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory()));
         let mut changed = BTreeSet::new();
         for process in self.processes.values_mut() {
-            process.ledger.tick(now_ns);
+            process.tick(now_ns);
             if std::mem::take(&mut process.changed) {
                 changed.insert(process.tgid);
             }

@@ -2,8 +2,19 @@
 //!
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
+mod allocators;
+mod history;
+mod places;
+mod rows;
 mod viewer;
 
+pub use allocators::{AllocatorView, StatisticView};
+pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
+pub use places::{
+    DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView,
+    StackView, StageBytesView, StageView, SumView, TensorsView, WhoseView,
+};
+pub use rows::{Row, largest};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,6 +123,8 @@ pub struct ProcessView {
     pub losses: BTreeMap<Name, u64>,
     /// When its totals were last taken from the kernel half's own books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
+    /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds. Else they are since `observed_since_ns`.
+    pub peaks_begun_ns: Option<u64>,
     /// When it ended, if it has: `CLOCK_BOOTTIME`, nanoseconds.
     pub ended_ns: Option<u64>,
     /// What it holds on each GPU.
@@ -140,6 +153,10 @@ pub struct ProcessView {
     pub allocations_per_second: Option<f64>,
     /// Frees of it per second over the last tick; `None` before the second.
     pub frees_per_second: Option<f64>,
+    /// What watching it takes of its time; `None` where nothing of it was seen.
+    pub overhead: Option<OverheadView>,
+    /// Its PyTorch's memory, where that is watched.
+    pub tensors: Option<Box<TensorsView>>,
 }
 
 impl ProcessView {
@@ -151,6 +168,19 @@ impl ProcessView {
             || !self.failures.is_empty()
             || !self.exact
     }
+}
+
+/// What watching takes of a process's time: an estimate, from its records and what each was measured to cost elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverheadView {
+    /// How often it was interrupted for a record.
+    pub events: u64,
+    /// How long in all since it was watched, nanoseconds.
+    pub total_ns: u64,
+    /// How much of each second lately; of a process that has ended, on average. `None` where no time has passed.
+    pub ns_per_second: Option<u64>,
+    /// How many Python stacks were left out to keep it fast.
+    pub stacks_left_out: u64,
 }
 
 /// One owner's memory as another process sees it.
@@ -189,7 +219,7 @@ pub struct ProcessGpuView {
     pub live_bytes: u64,
     /// The same while it is checkpointed, and in host memory.
     pub checkpointed_bytes: Option<u64>,
-    /// The largest `live_bytes` since the attach.
+    /// The largest `live_bytes` since the attach, or since peaks began again.
     pub peak_bytes: u64,
     /// What is older than the attach; `None` until it is known.
     pub before_attach_bytes: Option<u64>,
@@ -218,7 +248,7 @@ pub struct ProcessGpuView {
 pub struct KindView {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
-    /// The largest `live_bytes` since the attach.
+    /// The largest `live_bytes` since the attach, or since peaks began again.
     pub peak_bytes: u64,
     /// Requested bytes of all allocations since the attach.
     pub total_bytes: u64,
@@ -239,7 +269,7 @@ pub struct KindView {
 pub struct HostView {
     /// Allocated through the driver.
     pub pinned_live_bytes: u64,
-    /// The largest of that since the attach.
+    /// The largest of that, since the same moment as all peaks.
     pub pinned_peak_bytes: u64,
     /// The program's own memory, registered.
     pub registered_live_bytes: u64,

@@ -1,18 +1,24 @@
 //! From the pipeline's state to the snapshot: names, sums and differences, no new facts.
 
+mod allocators;
+mod fragmentation;
+mod history;
+pub(crate) mod places;
+
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
 
 use crate::attribution::device::{OnGpu, by_gpu, resolve};
+use crate::attribution::overhead::Cost;
 use crate::attribution::process::Process;
 use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
 use crate::ledger::FailedAllocation;
 use crate::ledger::alias::Origin;
 use crate::ledger::pool::Backed;
-use crate::ledger::totals::{DeviceTotals, Kind, Refusals};
+use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind, Refusals};
 use crate::snapshot::{
-    ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
+    ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, OverheadView, ProcessGpuView, ProcessView,
 };
 use crate::words::{GpuUuid, Name, Tgid};
 
@@ -79,6 +85,7 @@ impl Surroundings<'_> {
             exact: process.is_exact(),
             losses: named(&process.losses),
             anchored_ns: process.anchored_ns,
+            peaks_begun_ns: process.peaks_begun_ns,
             ended_ns: process.ended.map(|ended| ended.time_ns),
             gpus: self.gpus_of(process),
             host: host(process),
@@ -93,6 +100,11 @@ impl Surroundings<'_> {
             failures: self.failures(process),
             allocations_per_second: rate.map(|rate| rate.allocations_per_second),
             frees_per_second: rate.map(|rate| rate.frees_per_second),
+            overhead: overhead(process),
+            tensors: process.tensors.as_ref().map(|ledger| {
+                let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+                Box::new(places::tensors(ledger, uuid))
+            }),
         }
     }
 
@@ -217,6 +229,12 @@ fn kind_view(row: &OnGpu, kind: Kind) -> KindView {
         backed_bytes: backed.map(|Backed { bytes, .. }| bytes),
         backed_estimated: backed.is_some_and(|backed| backed.estimated),
     }
+}
+
+fn overhead(process: &Process) -> Option<OverheadView> {
+    let Cost { events, total_ns, ns_per_second, stacks_left_out } =
+        process.overhead.cost(process.observed_since_ns, process.ended.map(|ended| ended.time_ns))?;
+    Some(OverheadView { events, total_ns, ns_per_second, stacks_left_out })
 }
 
 /// `CUlimit` (cuda.h): 0 stack size, 1 printf FIFO size, 2 malloc heap size.

@@ -4,11 +4,13 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{
-    BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE,
+    BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST, BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP,
+    BPF_RB_RING_SIZE, BPF_RINGBUF_HDR_SZ,
 };
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
+use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
 use memwatch_common::books::{Books, Place};
 use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, NOT_BOOKED, Thread};
@@ -139,14 +141,42 @@ impl Bpf {
 
     /// Puts a record in the ring; false when it is full.
     ///
-    /// The reader polls, so a wake-up (an interrupt for every record) is asked for only where waiting would cost: the first
-    /// record of a process, whose `/proc` entry may be gone soon, and a ring that fills.
+    /// The reader polls, so a wake-up (an interrupt) is asked for only where waiting would cost: the first record of a process, whose
+    /// `/proc` entry may be gone soon, a new stack, whose objects may be, and a ring that fills.
     #[inline(always)]
-    pub(crate) fn output<T>(record: &T, urgent: bool) -> bool {
-        let filling = RECORDS.query(BPF_RB_AVAIL_DATA.into()) > RECORDS.query(BPF_RB_RING_SIZE.into()) / 4;
-        let flags = if urgent || filling { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
-        RECORDS.output(record, flags.into()).is_ok()
+    pub(crate) fn output<T: ?Sized>(record: &T, urgent: bool) -> bool {
+        let bytes = size_of_val(record) as u64;
+        RECORDS.output(record, wake_up(urgent, fill() + bytes, bytes)).is_ok()
     }
+
+    /// Room for a record in the ring itself, where nobody else can write to it; `None` when it is full. It must be submitted.
+    #[inline(always)]
+    pub(crate) fn reserve<T>() -> Option<RingBufEntry<T>> {
+        RECORDS.reserve::<T>(0)
+    }
+
+    /// Hands over a record that was made in the ring; nobody waits for it.
+    #[inline(always)]
+    pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
+        entry.submit(wake_up(false, fill(), size_of::<T>() as u64));
+    }
+}
+
+/// What waits in the ring, in bytes.
+#[inline(always)]
+fn fill() -> u64 {
+    RECORDS.query(BPF_RB_AVAIL_DATA.into())
+}
+
+/// The flag for a record that ends where `filled` bytes wait: beyond a quarter of the ring, the reader is woken once in each 64th of it. Woken
+/// by every record, it made each take 4.5 microseconds instead of 0.3 (measured).
+#[inline(always)]
+fn wake_up(urgent: bool, filled: u64, bytes: u64) -> u64 {
+    let ring = RECORDS.query(BPF_RB_RING_SIZE.into());
+    // The size is a power of two. A record takes its header as well.
+    let crosses = filled & (ring / 64 - 1) < bytes + u64::from(BPF_RINGBUF_HDR_SZ);
+    let flags = if urgent || (filled > ring / 4 && crosses) { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
+    flags.into()
 }
 
 #[inline(always)]
@@ -313,7 +343,7 @@ fn add_one(counter: Option<*mut u64>) {
 /// # Safety
 /// `counter` is aligned to eight bytes and lives in a map.
 #[inline(always)]
-unsafe fn add(counter: *mut u64, more: u64) {
+pub(crate) unsafe fn add(counter: *mut u64, more: u64) {
     // SAFETY: the caller's. The target has no compare-and-swap, so `AtomicU64::fetch_add` does not exist for it; this intrinsic becomes
     // the kernel's atomic add.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, more) };

@@ -1,7 +1,7 @@
 //! memwatch's kernel half: it copies what a probed call did, and knows nothing of what the call means.
 //!
-//! Two programs serve the whole probe table (the capture plan travels in the attach cookie), each in two sections: one for
-//! `uprobe_multi` links, one for classic uprobes. Four raw tracepoints report process life; they need no tracefs.
+//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), each in
+//! two sections: one for `uprobe_multi` links, one for classic uprobes. Four raw tracepoints report process life; they need no tracefs.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -10,6 +10,11 @@
 
 mod kernel;
 mod process;
+mod python;
+mod statistics;
+mod tensor;
+mod threads;
+mod variable;
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::pt_regs;
@@ -38,6 +43,26 @@ fn mw_enter_classic(context: ProbeContext) -> u32 {
 #[uretprobe]
 fn mw_return_classic(context: RetProbeContext) -> u32 {
     leave(&context)
+}
+
+#[uprobe(multi)]
+fn mw_tensor_enter(context: ProbeContext) -> u32 {
+    tensor_enter(&context)
+}
+
+#[uretprobe(multi)]
+fn mw_tensor_return(context: RetProbeContext) -> u32 {
+    tensor_leave(&context)
+}
+
+#[uprobe]
+fn mw_tensor_enter_classic(context: ProbeContext) -> u32 {
+    tensor_enter(&context)
+}
+
+#[uretprobe]
+fn mw_tensor_return_classic(context: RetProbeContext) -> u32 {
+    tensor_leave(&context)
 }
 
 #[raw_tracepoint(tracepoint = "task_newtask")]
@@ -74,6 +99,22 @@ fn leave(context: &RetProbeContext) -> u32 {
     // SAFETY: a uretprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
     on_return(&Bpf, cookie(context), return_value(registers), stack_pointer(registers));
+    0
+}
+
+#[inline(always)]
+fn tensor_enter(context: &ProbeContext) -> u32 {
+    // SAFETY: a uprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    tensor::on_enter(cookie(context), &arguments(registers), stack_pointer(registers));
+    0
+}
+
+#[inline(always)]
+fn tensor_leave(context: &RetProbeContext) -> u32 {
+    // SAFETY: a uretprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    tensor::on_return(cookie(context), return_value(registers));
     0
 }
 

@@ -10,6 +10,8 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKind};
 
 use crate::kernel::Bpf;
+use crate::threads::drop_notes;
+use crate::{python, statistics, tensor};
 
 /// Offset of `tgid` in `task_struct`, from the running kernel's BTF.
 #[unsafe(no_mangle)]
@@ -50,6 +52,10 @@ static SIGNAL_FLAGS_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SIGNAL_EXEC_OFFSET: Global<u32> = Global::new(0);
 
+/// Offset of what holds a thread's thread pointer in `task_struct`, from the running kernel's BTF; 0 where it does not say.
+#[unsafe(no_mangle)]
+static TASK_POINTER_OFFSET: Global<u32> = Global::new(0);
+
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h: the whole process is ending.
 const SIGNAL_GROUP_EXIT: u32 = 4;
 
@@ -82,6 +88,8 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     Bpf::drop_in_flight(thread);
     Bpf::drop_in_flight(Thread { tid: old_tid, ..thread });
     if Bpf::is_known(thread.tgid) {
+        forget_tensors(thread);
+        drop_notes(old_tid);
         let closed = Bpf::close_books(thread.tgid);
         report(context, ProcessEvent::Exec, thread.tgid, 0, closed);
     }
@@ -97,6 +105,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     if !Bpf::is_known(thread.tgid) {
         return 0;
     }
+    drop_notes(thread.tid);
     let task: *const u8 = context.arg(0);
     let signal = field::<*const u8>(task, TASK_SIGNAL_OFFSET.load());
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
@@ -105,6 +114,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
         let closed = Bpf::close_books(thread.tgid);
         report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);
+        forget_tensors(thread);
     } else if let Some(inside_call) = calls {
         if inside_call && !signal.is_some_and(loses_all_memory) {
             Bpf.lose(thread.tgid, Loss::ThreadEndedInCall);
@@ -112,6 +122,15 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
         send(ProcessEvent::ThreadEnd, thread.tgid, thread.tid, 0, 0);
     }
     0
+}
+
+/// Where things lie in a process is another matter in its next image, and in the next process of its number.
+#[inline(always)]
+fn forget_tensors(thread: Thread) {
+    drop_notes(thread.tid);
+    python::forget(thread.tgid);
+    statistics::forget(thread.tgid);
+    tensor::forget(thread.tgid);
 }
 
 /// `cgroup_attach_task(group, path, task, threadgroup)`, in whoever moves the task: user space looks where it is now.
@@ -166,6 +185,13 @@ pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
     }
     let all = field::<*const u8>(table, TABLE_FILES_OFFSET.load())?;
     field::<u64>(all.wrapping_add(descriptor as usize * 8), 0)
+}
+
+/// The running thread's thread pointer; `None` where the kernel does not tell.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> Option<u64> {
+    let offset_bytes = Some(TASK_POINTER_OFFSET.load()).filter(|offset_bytes| *offset_bytes != 0)?;
+    field::<u64>(current(), offset_bytes).filter(|pointer| *pointer != 0)
 }
 
 /// The running task.

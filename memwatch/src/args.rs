@@ -1,6 +1,7 @@
 //! The command line: says what was typed, does nothing.
 
 mod choice;
+mod tensors;
 mod values;
 
 use std::net::SocketAddr;
@@ -14,6 +15,7 @@ use memwatch_core::words::Tgid;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::tensors::{Layers, Pickle, Places, Stats, Tensors, Whose};
 
 /// Where the agent of this machine listens, unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
@@ -26,6 +28,7 @@ Examples:
   sudo memwatch run -- python3 train.py  from the first allocation; ends with a summary
   sudo memwatch ps --by container        who holds it, summed by container, pod, job, user or GPU
   sudo memwatch --slurm-job 4242         one job; also --container, --pod, --user, --cgroup, --name
+  sudo memwatch sites --pid 1234         which lines of a PyTorch program hold it; also stages, layers, stats
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
   sudo memwatch doctor                   what works on this machine and how to fix the rest
@@ -47,6 +50,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) targets: Targets,
     #[command(flatten)]
+    pub(crate) tensors: Tensors,
+    #[command(flatten)]
     pub(crate) pace: Pace,
     /// Print one report and leave, as `memwatch ps` does
     #[arg(short = '1', long, conflicts_with = "duration")]
@@ -62,6 +67,18 @@ pub(crate) enum Command {
     Ps(Ps),
     /// Start a program, watch it from its first allocation and print a summary
     Run(Run),
+    /// Print what PyTorch's memory_stats() has of a process, from outside
+    Stats(Stats),
+    /// Begin the peaks of a process anew in the agent's books, as torch.cuda.reset_peak_memory_stats() does in a program's own
+    ResetPeaks(Whose),
+    /// Say which lines of Python hold the memory of a PyTorch process
+    Sites(Places),
+    /// Say what forward, backward and optimizer of a PyTorch process hold
+    Stages(Places),
+    /// Say which modules of a PyTorch process hold its memory
+    Layers(Layers),
+    /// Write a PyTorch process's memory snapshot, as torch.cuda.memory._dump_snapshot() does, from outside
+    Snapshot(Pickle),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,
     /// Watch this machine for as long as it runs, and answer memwatch for users without privilege
@@ -114,6 +131,8 @@ pub(crate) struct Run {
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     #[arg(help_heading = "What to watch")]
     pub(crate) gpus: Vec<String>,
+    #[command(flatten)]
+    pub(crate) tensors: Tensors,
     /// The program and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(help_heading = "Arguments")]
@@ -260,6 +279,12 @@ impl Args {
         let subcommand = match self.command.as_ref()? {
             Command::Ps(_) => "ps",
             Command::Run(_) => "run",
+            Command::Stats(_) => "stats",
+            Command::ResetPeaks(_) => "reset-peaks",
+            Command::Sites(_) => "sites",
+            Command::Stages(_) => "stages",
+            Command::Layers(_) => "layers",
+            Command::Snapshot(_) => "snapshot",
             Command::Doctor => "doctor",
             Command::Agent(_) => "agent",
         };
@@ -267,6 +292,7 @@ impl Args {
         [
             ("tgids", "--pid"),
             ("gpus", "--gpu"),
+            ("level", "--tensors"),
             ("containers", "--container"),
             ("pods", "--pod"),
             ("slurm_jobs", "--slurm-job"),

@@ -7,16 +7,22 @@ mod args;
 mod command;
 mod doctor;
 mod exit;
+mod large_pages;
 mod logger;
 mod output;
 mod printable;
+mod reset_peaks;
 mod run;
 mod session;
 mod sinks;
 mod source;
 mod sources;
+mod tensor_report;
 
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: large_pages::LargePages = large_pages::LargePages;
 
 fn main() -> ExitCode {
     let args = args::Args::read();

@@ -35,7 +35,7 @@ impl Output {
     /// The form for one report, with sums by owner if they are asked for.
     pub(crate) fn once(common: &Common, by: Option<By>) -> Self {
         match by {
-            _ if common.json => Self::json(Report::Ps(by)),
+            _ if common.json => Self::report(Report::Ps(by)),
             Some(by) => Self::Groups(style(common, false), by),
             None => Self::Table(style(common, false)),
         }
@@ -47,7 +47,7 @@ impl Output {
     /// When the terminal cannot be set up.
     pub(crate) fn watch(common: &Common, single_target: bool) -> Result<Self, Failure> {
         if common.json {
-            return Ok(Self::json(Report::Watch));
+            return Ok(Self::report(Report::Watch));
         }
         if !io::stdout().is_terminal() {
             return Ok(Self::Table(style(common, true)));
@@ -56,7 +56,8 @@ impl Output {
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
     }
 
-    fn json(report: Report) -> Self {
+    /// One report in JSON.
+    pub(crate) fn report(report: Report) -> Self {
         Self::Json { report, host: host_name() }
     }
 
@@ -93,16 +94,17 @@ impl Output {
         receiver
     }
 
-    /// Handles a key. False when it means to leave.
-    pub(crate) fn key(&mut self, event: Event) -> bool {
+    /// Handles a key: what it asks for beyond the screen.
+    pub(crate) fn key(&mut self, event: Event) -> Flow {
         match self {
-            Self::Screen(screen) => screen.handle(event) == Flow::Continue,
-            _ => true,
+            Self::Screen(screen) => screen.handle(event),
+            _ => Flow::Continue,
         }
     }
 }
 
-fn style(common: &Common, repeated: bool) -> TableOptions {
+/// How text looks on standard output.
+pub(crate) fn style(common: &Common, repeated: bool) -> TableOptions {
     TableOptions { columns: columns(), color: use_color(common), ascii: common.ascii, repeated }
 }
 

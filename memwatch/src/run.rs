@@ -3,26 +3,35 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use memwatch_core::TensorLog;
 use memwatch_core::snapshot::Snapshot;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Pace, Ps, Rows, Run, Targets};
+use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
 use crate::session::{Session, SessionOptions};
 use crate::sinks::filter::GpuFilter;
 use crate::sinks::json::{self, Origin, Report};
+use crate::sinks::mem_trace::MemTrace;
+use crate::sinks::places::Places;
 use crate::sinks::selection::Selection;
 use crate::sinks::summary;
+use crate::sinks::tui::Flow;
 use crate::sinks::wall_clock::WallClock;
 use crate::source::{Rhythm, Source};
 use crate::sources::clock;
+use crate::sources::torch::TensorWish;
+use crate::tensor_report;
 
 /// How long one report waits for NVML.
 const NVML_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How often the log of a command's modules and stages is written.
+const LOG_RHYTHM: Duration = Duration::from_millis(500);
 
 const DEFAULT_RING_BYTES: u32 = 16 << 20;
 
@@ -43,6 +52,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     runtime.block_on(async {
         match &args.command {
             Some(Command::Run(run)) => run_command(run, common).await,
+            Some(Command::Stats(stats)) => tensor_report::stats(stats, common).await,
+            Some(Command::Snapshot(pickle)) => tensor_report::snapshot(pickle, common).await,
+            Some(Command::Sites(places)) => tensor_report::places(places, (Places::Sites, true), common).await,
+            Some(Command::Stages(places)) => tensor_report::places(places, (Places::Stages, true), common).await,
+            Some(Command::Layers(Layers { places, fragmentation })) => {
+                tensor_report::places(places, (Places::Layers, !fragmentation), common).await
+            }
+            Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
             Some(Command::Ps(Ps { targets, rows })) => report_once(targets, *rows, common).await,
             None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
@@ -64,10 +81,11 @@ fn doctor(common: &Common) -> Exit {
 /// A watch on every process of the machine, for as long as it runs.
 pub(crate) fn everybody(common: &Common) -> SessionOptions {
     let ring_bytes = common.ring_bytes.unwrap_or(AGENT_RING_BYTES);
-    SessionOptions { ring_bytes, ..session_options(&Targets::default(), common) }
+    SessionOptions { ring_bytes, ..session_options(&Targets::default(), TensorWish::default(), common) }
 }
 
-fn session_options(targets: &Targets, common: &Common) -> SessionOptions {
+/// A watch on these processes, which may be none yet.
+pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &Common) -> SessionOptions {
     SessionOptions {
         targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
@@ -78,6 +96,8 @@ fn session_options(targets: &Targets, common: &Common) -> SessionOptions {
         classic_uprobes: common.classic_uprobes,
         polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
+        tensors,
+        logs_tensors: false,
     }
 }
 
@@ -96,15 +116,22 @@ enum Stop {
 
 /// The live view: `memwatch`, `memwatch --pid …`.
 async fn watch(args: &Args) -> Result<Exit, Failure> {
-    let options = session_options(&args.targets, &args.common);
-    let mut source = Source::open(&options, &args.targets, &args.common).await?;
+    let tensors = args.tensors.wish(!args.targets.tgids.is_empty());
+    let mut options = session_options(&args.targets, tensors, &args.common);
+    options.logs_tensors = args.tensors.log.is_some();
+    let mut source = if args.tensors.is_asked_for() && args.common.agent.is_none() {
+        Source::own(&options)?
+    } else {
+        Source::open(&options, &args.targets, &args.common).await?
+    };
     source.persist();
     let filter = Filter::new(&args.targets);
     for idle in source.idle_targets() {
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(&args.common, options.targets.len() == 1)?;
-    let stop = drive(&mut source, &mut output, &filter, args.pace).await?;
+    let mut trace = args.tensors.log.as_deref().map(MemTrace::new);
+    let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), args.pace).await?;
     drop(output);
     if stop == Stop::OutputClosed {
         return Ok(Exit::Ok);
@@ -120,7 +147,12 @@ async fn watch(args: &Args) -> Result<Exit, Failure> {
 }
 
 /// The loop of a watch: snapshots, keys, signals and time, until one of them ends it.
-async fn drive(source: &mut Source, output: &mut Output, filter: &Filter, pace: Pace) -> Result<Stop, Failure> {
+async fn drive(
+    source: &mut Source,
+    output: &mut Output,
+    (filter, mut trace): (&Filter, Option<&mut MemTrace>),
+    pace: Pace,
+) -> Result<Stop, Failure> {
     let mut rhythm = Rhythm::new(pace.interval);
     let deadline = pace.duration.map(|duration| Instant::now() + duration);
     let mut keys = output.keys();
@@ -128,6 +160,7 @@ async fn drive(source: &mut Source, output: &mut Output, filter: &Filter, pace: 
     let stop = loop {
         tokio::select! {
             seen = source.next(&mut rhythm) => {
+                write_logs(trace.as_deref_mut(), &source.take_tensor_logs())?;
                 if !show(seen?, output, filter)? {
                     return Ok(Stop::OutputClosed);
                 }
@@ -136,18 +169,29 @@ async fn drive(source: &mut Source, output: &mut Output, filter: &Filter, pace: 
                 }
             }
             Some(event) = keys.recv() => {
-                if !output.key(event) {
-                    return Ok(Stop::Asked);
+                match output.key(event) {
+                    Flow::Continue => {}
+                    Flow::Quit => return Ok(Stop::Asked),
+                    Flow::ResetPeaks(tgid) => source.reset_peaks(tgid).await,
                 }
             }
             _ = signals.any() => break Stop::Asked,
             () = at(deadline) => break Stop::TimeUp,
         }
     };
+    write_logs(trace, &source.take_tensor_logs())?;
     if let Some(seen) = source.last_word().await {
         show(seen, output, filter)?;
     }
     Ok(stop)
+}
+
+/// Writes what the logs of modules and stages have new.
+fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Result<(), Failure> {
+    let Some(trace) = trace else { return Ok(()) };
+    let clock = WallClock::utc(clock::boottime_to_unix_ns());
+    let written = logs.iter().try_for_each(|log| trace.write(log, &clock));
+    written.map_err(|error| Failure::new(Exit::Error, format_args!("the log cannot be written: {error}")))
 }
 
 fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
@@ -184,7 +228,7 @@ async fn at(deadline: Option<Instant>) {
 
 /// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
 async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
-    let mut source = Source::open(&session_options(targets, common), targets, common).await?;
+    let mut source = Source::open(&session_options(targets, TensorWish::default(), common), targets, common).await?;
     let seen = source.settled(Instant::now() + NVML_PATIENCE).await?;
     let filter = Filter::new(targets);
     let snapshot = filtered(seen.snapshot, &filter)?;
@@ -201,8 +245,9 @@ async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<E
 
 /// `memwatch run -- CMD`: from the first allocation to a summary, with the command's own exit code.
 async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
-    let mut options = session_options(&Targets::default(), common);
+    let mut options = session_options(&Targets::default(), run.tensors.wish(true), common);
     options.expects_command = true;
+    options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
     let mut session = Session::open(&options).map_err(failed)?;
@@ -211,15 +256,25 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     let held = hold(&run.program).map_err(failed)?;
     session.adopt(held.tgid, &run.program).map_err(|error| failed(Failure::from_load(error)))?;
     let mut command = held.release();
-    let exit = follow(&mut session, &mut command, &mut signals).await?;
+    let mut trace = run.tensors.log.as_deref().map(MemTrace::new);
+    let exit = follow(&mut session, &mut command, &mut signals, trace.as_mut()).await?;
+    session.tick();
+    write_logs(trace.as_mut(), &session.take_tensor_logs())?;
     summarise(&mut session, run, common)?;
     Ok(exit)
 }
 
 /// Watches until the command ends. Ctrl-C reaches the command by itself; SIGTERM is passed on.
-async fn follow(session: &mut Session, command: &mut Running, signals: &mut Signals) -> Result<Exit, Failure> {
+async fn follow(
+    session: &mut Session,
+    command: &mut Running,
+    signals: &mut Signals,
+    mut trace: Option<&mut MemTrace>,
+) -> Result<Exit, Failure> {
+    let mut rhythm = tokio::time::interval(LOG_RHYTHM);
     loop {
         tokio::select! {
+            _ = rhythm.tick(), if trace.is_some() => write_logs(trace.as_deref_mut(), &session.take_tensor_logs())?,
             () = session.advance() => {}
             kind = signals.any() => {
                 if kind == SignalKind::terminate() {
@@ -253,14 +308,18 @@ fn libraries_on_search_path() -> Vec<PathBuf> {
 }
 
 /// SIGINT, SIGTERM and SIGHUP.
-struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
 }
 
 impl Signals {
-    fn listen() -> Result<Self, Failure> {
+    /// From now on they end nothing by themselves.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(crate) fn listen() -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::from(anyhow::Error::from(error)));
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -269,7 +328,8 @@ impl Signals {
         })
     }
 
-    async fn any(&mut self) -> SignalKind {
+    /// The next one.
+    pub(crate) async fn any(&mut self) -> SignalKind {
         tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.terminate.recv() => SignalKind::terminate(),

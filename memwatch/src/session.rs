@@ -1,6 +1,8 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
 mod life;
+mod peaks;
+mod tensors;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -10,15 +12,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
-use memwatch_common::record::Record;
-use memwatch_core::Pipeline;
+use memwatch_common::record::{Item, Record};
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
-use memwatch_core::snapshot::Snapshot;
+use memwatch_core::snapshot::{MemoryHistory, Snapshot};
 use memwatch_core::words::Tgid;
+use memwatch_core::{Pipeline, TensorLog};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use self::life::Life;
+use self::tensors::Tensors;
 use crate::exit::Failure;
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
@@ -37,6 +40,7 @@ use crate::sources::namespace;
 use crate::sources::nvml;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
+use crate::sources::torch::{TensorWish, TorchWatch};
 
 /// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
 const NVML_STALE: Duration = Duration::from_secs(10);
@@ -44,8 +48,8 @@ const NVML_STALE: Duration = Duration::from_secs(10);
 /// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
 const RHYTHM: Duration = Duration::from_millis(20);
 
-/// As many calls are taken in together; more gains nothing.
-const TOGETHER: usize = 64;
+/// As many calls are taken in together: what they change is looked up at once, and has to fit the nearest caches.
+const TOGETHER: usize = 256;
 
 /// What to watch, and how.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +73,10 @@ pub(crate) struct SessionOptions {
     pub(crate) polls_libraries: bool,
     /// Let the kernel half log.
     pub(crate) diagnostics: bool,
+    /// What of PyTorch is watched.
+    pub(crate) tensors: TensorWish,
+    /// Its modules and stages are logged.
+    pub(crate) logs_tensors: bool,
 }
 
 /// A running watch.
@@ -86,6 +94,7 @@ pub(crate) struct Session {
     libraries: LibraryWatch,
     context_probes: ContextProbes,
     graph_probes: GraphProbes,
+    tensors: Tensors,
     devices: mpsc::Receiver<DeviceReading>,
     names: RuntimeNames,
     targets: BTreeSet<u32>,
@@ -118,6 +127,7 @@ impl Session {
         rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
         let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
+        let torch = TorchWatch::new(version, options.tensors);
         let mut session = Self {
             kernel,
             diagnostics,
@@ -132,6 +142,7 @@ impl Session {
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
+            tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
             devices: nvml::start(options.nvml_library.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
@@ -139,6 +150,9 @@ impl Session {
             last_reading_ns: clock::boottime_ns(),
             nvml_works: false,
         };
+        if options.logs_tensors {
+            session.pipeline.log_tensors();
+        }
         session.attach_first(options)?;
         Ok(session)
     }
@@ -211,28 +225,29 @@ impl Session {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
         }
-        let Self { ring, pipeline, processes, presence, libraries, groups, targets, .. } = self;
+        let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, .. } = self;
         let mut life = Life { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
-        ring.drain(|record| {
-            let call = if let Ok(Record::Call(call)) = record { Some(call) } else { None };
+        ring.drain(|item| {
+            let call = if let Ok(Item::Record(Record::Call(call))) = item { Some(call) } else { None };
             calls.extend(call);
             if call.is_none() || calls.len() == TOGETHER {
                 life.pipeline.step_calls(&calls);
                 calls.clear();
             }
-            match record {
-                Ok(Record::Call(_)) => {}
-                Ok(record) => {
-                    if let Record::Process(event) = record {
-                        presence.reported(event.tgid);
-                    }
-                    life.take(record);
+            match item {
+                Ok(Item::Record(Record::Call(_))) => {}
+                Ok(Item::Record(Record::Process(event))) => {
+                    presence.reported(event.tgid);
+                    tensors.note_life(&event);
+                    life.take(event);
                 }
+                Ok(item) => tensors.take(&item).into_iter().for_each(|input| life.pipeline.step(input)),
                 Err(_) => life.pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
             }
         });
         life.pipeline.step_calls(&calls);
+        tensors.note_fetched();
         for moved in self.groups.take_moved(&self.processes) {
             self.pipeline.step(moved);
         }
@@ -261,11 +276,12 @@ impl Session {
 
     /// Asks for names, and puts more probes into the processes that need them.
     fn look_closer(&mut self) {
-        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, .. } = self;
+        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, tensors, .. } = self;
         names.want(pipeline.names());
         let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         context_probes.update(kernel, libraries, &unplaced);
         graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
+        tensors.update(kernel, pipeline);
     }
 
     fn take_names(&mut self, found: Found) {
@@ -361,6 +377,32 @@ impl Session {
     /// Whether any target, or child of one, is left. Always true for a watch on everybody.
     pub(crate) fn is_anybody_left(&self) -> bool {
         self.everybody || self.pipeline.watched().next().is_some()
+    }
+
+    /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
+    pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
+        self.pipeline.list_tensors_from(least_bytes);
+    }
+
+    /// Keeps what a process's caching allocators do from now on, so many lines of it.
+    pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
+        self.pipeline.keep_history(tgid, lines);
+    }
+
+    /// What a process's caching allocators have done, and what there is now; `None` where nothing of PyTorch was seen.
+    pub(crate) fn history(&self, tgid: Tgid) -> Option<MemoryHistory> {
+        self.pipeline.history(tgid)
+    }
+
+    /// What the logs of modules and stages have new.
+    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
+        self.pump();
+        self.pipeline.take_tensor_logs()
+    }
+
+    /// Whether PyTorch was found, and all that is wanted of it is seen from now on.
+    pub(crate) fn sees_tensors(&self) -> bool {
+        self.tensors.is_settled()
     }
 
     /// The targets that have mapped no driver library.

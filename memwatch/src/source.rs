@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use memwatch_core::TensorLog;
 use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
@@ -41,11 +42,8 @@ impl Source {
     /// When neither can be had, or a target is not there or not this user's to see.
     pub(crate) async fn open(options: &SessionOptions, targets: &Targets, common: &Common) -> Result<Self, Failure> {
         let Some(path) = agent_to_ask(common) else { return Self::own(options) };
-        match Client::meet(path).await {
-            Ok(client) => {
-                let family = Family::new(&targets.tgids, client.viewer())?;
-                Ok(Self::Agent(Box::new(AgentWatch { client, family, last: None })))
-            }
+        match AgentWatch::meet(path, targets).await? {
+            Ok(agent) => Ok(Self::Agent(Box::new(agent))),
             Err(NoAgent::Absent) if common.agent.is_none() => Self::own(options),
             Err(NoAgent::Absent) => {
                 Err(Failure::new(Exit::Error, format_args!("no agent listens on {}", path.display()))
@@ -58,7 +56,11 @@ impl Source {
         }
     }
 
-    fn own(options: &SessionOptions) -> Result<Self, Failure> {
+    /// An own watch, whether an agent runs or not.
+    ///
+    /// # Errors
+    /// When it cannot be had, or a target is not there.
+    pub(crate) fn own(options: &SessionOptions) -> Result<Self, Failure> {
         Ok(Self::Watch(Box::new(Session::open(options)?)))
     }
 
@@ -118,6 +120,30 @@ impl Source {
         }
     }
 
+    /// Peaks begin again: of this process, or of all that are shown; in the agent's books, where it watches.
+    pub(crate) async fn reset_peaks(&mut self, tgid: Option<Tgid>) {
+        match self {
+            Self::Watch(session) => session.reset_peaks(tgid),
+            Self::Agent(agent) => {
+                let shown = agent.family_tgids();
+                for tgid in shown.into_iter().filter(|shown| tgid.is_none_or(|tgid| tgid == *shown)) {
+                    if let Err(failure) = agent.reset_peaks(tgid).await {
+                        log::warn!("peaks of process {}: {:#}", tgid.0, failure.error);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the logs of modules and stages have new; the agent keeps none.
+    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
+        match self {
+            Self::Watch(session) => session.take_tensor_logs(),
+            Self::Agent(_) => Vec::new(),
+        }
+    }
+
     /// From now on an agent that goes away is waited for.
     pub(crate) fn persist(&mut self) {
         if let Self::Agent(agent) = self {
@@ -149,7 +175,41 @@ impl Source {
 }
 
 impl AgentWatch {
-    async fn snapshot(&mut self) -> Result<Seen, Failure> {
+    /// Meets the agent that listens on `path`, to see these processes.
+    ///
+    /// # Errors
+    /// When a target is not there or not this user's to see; within, when there is no agent.
+    pub(crate) async fn meet(path: &Path, targets: &Targets) -> Result<Result<Self, NoAgent>, Failure> {
+        match Client::meet(path).await {
+            Ok(client) => {
+                let family = Family::new(&targets.tgids, client.viewer())?;
+                Ok(Ok(Self { client, family, last: None }))
+            }
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// Has the agent begin a process's peaks anew.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(crate) async fn reset_peaks(&self, tgid: Tgid) -> Result<(), Failure> {
+        let path = self.client.path();
+        let gone = |why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
+        Client::reset_peaks(path, tgid).await.map_err(gone)
+    }
+
+    /// The living processes of its last snapshot.
+    fn family_tgids(&self) -> Vec<Tgid> {
+        let shown = self.last.iter().flat_map(|seen| &seen.snapshot.processes);
+        shown.filter(|process| process.ended_ns.is_none()).map(|process| process.tgid).collect()
+    }
+
+    /// What it sees now of the processes that are shown.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub(crate) async fn snapshot(&mut self) -> Result<Seen, Failure> {
         let gone = |path: &Path, why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         match self.client.snapshot().await {
             Ok(mut seen) => {

@@ -72,6 +72,8 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/processes/0/mps_client", Is::Flag),
     ("/data/processes/0/observed_since", Is::Text),
     ("/data/processes/0/exact", Is::Flag),
+    ("/data/processes/0/peaks_since", Is::TextOrNull),
+    ("/data/processes/0/overhead", Is::ObjectOrNull),
     ("/data/processes/0/gpus/0/uuid", Is::Text),
     ("/data/processes/0/gpus/0/used_bytes", Is::NumberOrNull),
     ("/data/processes/0/gpus/0/live_bytes", Is::Number),

@@ -14,12 +14,14 @@ pub mod ledger;
 pub mod mounts;
 pub mod network;
 pub mod oracle;
+pub mod places;
 pub mod prometheus;
 pub mod real_drivers;
 pub mod report;
 pub mod rootfs;
 pub mod scenarios;
 pub mod slurm;
+pub mod statistics;
 
 mod docker;
 mod gpu;

@@ -36,7 +36,11 @@ pub struct TorchJob {
 }
 
 impl TorchJob {
-    pub(crate) fn start(mut command: Command) -> Self {
+    /// Starts a command of [`Gpu::torch_command`](crate::Gpu::torch_command); it waits at each checkpoint.
+    ///
+    /// # Panics
+    /// When Python does not start.
+    pub fn start(mut command: Command) -> Self {
         command.arg("--wait");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Python starts");
         let input = child.stdin.take();

@@ -119,6 +119,44 @@ fn a_pid_shows_its_children_and_anothers_is_refused_with_4() {
 }
 
 #[test]
+fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
+    let Some(gpu) = machine() else { return };
+    let agent = Agent::start(&gpu);
+    let mut anns = workload_of(&gpu, ANN);
+    anns.run(&["uuid 0", "device 0", "alloc a 8M", "free a", "alloc b 4M"]);
+    let peak = |report: &Report| {
+        let process = report.process(anns.tgid()).expect("it is Ann's");
+        (process.only_gpu().number("peak_bytes"), process.0["peaks_since"].is_string())
+    };
+    assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
+    let tgid = anns.tgid_word();
+    let words = ["reset-peaks", "--pid", &tgid];
+    agent.ask(&gpu, BOB, &words).assert_ended_with(4, &["is another user's"]);
+    assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
+    let reset = agent.ask(&gpu, ANN, &words);
+    reset.assert_ended_with(0, &[]);
+    let sentence = "peaks begin again; it was 8.0 MiB on GPU 0, now 4.0 MiB";
+    assert!(reset.stdout.contains(sentence), "{}", reset.stdout);
+    let left = agent.ask(&gpu, ROOT, &[&words[..], &["--json"]].concat());
+    assert_eq!(peak(&report(&left)), (4 * MIB, true));
+    let table = agent.ask(&gpu, ANN, &["ps"]);
+    assert!(table.stdout.contains("when they were reset"), "{}", table.stdout);
+}
+
+#[test]
+fn without_an_agent_peaks_are_nobodys_to_reset() {
+    let Some(gpu) = machine() else { return };
+    let anns = holding(&gpu, ANN, "4M");
+    let (nowhere, tgid) = (gpu.directory().join("nobody.sock").display().to_string(), anns.tgid_word());
+    for options in [&["--no-agent"][..], &["--agent", &nowhere]] {
+        let words = [options, &["reset-peaks", "--pid", &tgid]].concat();
+        let outcome = gpu.run_memwatch(&words);
+        outcome.assert_ended_with(1, &["no peaks to reset", "r begins them anew", "--reset-peaks", "memwatch agent"]);
+        assert_eq!(outcome.stdout, "");
+    }
+}
+
+#[test]
 fn a_watch_on_a_process_ends_with_it() {
     let Some(gpu) = machine() else { return };
     let agent = Agent::start(&gpu);

@@ -387,3 +387,17 @@ fn a_watch_on_a_process_ends_with_it_and_a_summary() {
     let watched = Watch::start(gpu.memwatch(&["--duration", "300ms"]));
     assert_eq!(watched.finish().1, 0);
 }
+
+#[test]
+fn a_watch_without_tensors_has_no_thread_that_looks_for_pytorch() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let workload = holding_4_mib(&gpu);
+    let looks = |options: &[&str]| {
+        let watch = gpu.watch(&[&["--pid", &workload.tgid_word()], options].concat());
+        let threads = std::fs::read_dir(format!("/proc/{}/task", watch.tgid())).expect("memwatch runs");
+        let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+        threads.flatten().any(|thread| name(thread).trim() == "pytorch")
+    };
+    assert!(looks(&[]), "by default a named process is watched for tensors");
+    assert!(!looks(&["--tensors=off"]));
+}

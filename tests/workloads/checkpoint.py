@@ -10,6 +10,7 @@ with, for each device that the workload uses (all in bytes):
     memory_reserved       what PyTorch has taken from the driver. With cudaMallocAsync: the reserved bytes of the pool.
     max_memory_allocated  the highest memory_allocated so far. With cudaMallocAsync: the pool's own high mark.
     max_memory_reserved   the highest memory_reserved so far. With cudaMallocAsync: the pool's own high mark.
+    memory_stats          all that torch.cuda.memory_stats() has, by its own names.
     mem_get_info_used     what all processes together use of the device: total minus free of cudaMemGetInfo.
 
 and whatever else the workload says. The workload is at rest while it waits: started with --wait, it goes on after each
@@ -34,6 +35,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """A command line with the options that every workload has."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--wait", action="store_true", help="after each checkpoint, wait for a line on standard input")
+    options.add_argument("--hold", action="store_true", help="a checkpoint more, before anything is allocated")
     return options
 
 
@@ -42,6 +44,8 @@ def begin(options: argparse.ArgumentParser, devices: int = 1) -> argparse.Namesp
     global _waits
     arguments = options.parse_args()
     _waits = arguments.wait
+    if arguments.hold:
+        checkpoint("begun", devices=())
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found < devices:
         options.exit(3, f"{options.prog}: needs {devices} CUDA device(s), PyTorch {torch.__version__} finds {found}\n")
@@ -63,7 +67,7 @@ def checkpoint(label: str, devices: Iterable[int] = (0,), **facts: object) -> No
         _waits = False
 
 
-def _device(device: int) -> dict[str, int]:
+def _device(device: int) -> dict[str, object]:
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     return {
@@ -72,5 +76,6 @@ def _device(device: int) -> dict[str, int]:
         "memory_reserved": torch.cuda.memory_reserved(device),
         "max_memory_allocated": torch.cuda.max_memory_allocated(device),
         "max_memory_reserved": torch.cuda.max_memory_reserved(device),
+        "memory_stats": torch.cuda.memory_stats(device),
         "mem_get_info_used": total - free,
     }

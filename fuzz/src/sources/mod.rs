@@ -14,7 +14,7 @@ pub(crate) mod library {
 
     /// The paths of the driver libraries that a `maps` file names.
     pub(crate) fn driver_libraries(maps: &[u8]) -> Vec<Vec<u8>> {
-        let found = maps::library_mappings(maps, "libcuda.so").expect("reading from memory does not fail");
+        let found = maps::library_mappings(maps, &["libcuda.so"]).expect("reading from memory does not fail");
         found.into_iter().map(|mapping| mapping.path).collect()
     }
 }

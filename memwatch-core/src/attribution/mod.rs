@@ -3,6 +3,8 @@
 pub mod device;
 pub mod losses;
 pub mod names;
+pub mod overhead;
+mod peaks;
 pub mod process;
 pub mod sharing;
 mod visible;

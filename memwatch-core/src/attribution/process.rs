@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
 
+use super::overhead::Overhead;
+use crate::decode::Call;
 use crate::input::{HeldAddresses, ProcessFacts};
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
-use crate::words::{GpuUuid, Tgid};
+use crate::tensors::TensorLedger;
+use crate::words::{GpuUuid, Tgid, Tid};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
@@ -37,6 +40,8 @@ pub struct Process {
     pub owner: Owner,
     /// What it holds.
     pub ledger: ProcessLedger,
+    /// What its caching allocators do, where that is watched.
+    pub tensors: Option<Box<TensorLedger>>,
     /// Records of it that did not arrive.
     pub losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
@@ -45,8 +50,12 @@ pub struct Process {
     pub anchored_ns: Option<u64>,
     /// How many records were lost in a full ring by then.
     anchored_losses: u64,
+    /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds.
+    pub peaks_begun_ns: Option<u64>,
     /// The GPUs behind its devices at the last reading: where it was, once it has ended.
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
+    /// What watching it takes of its time.
+    pub overhead: Overhead,
     /// Its ledger has changed since the last tick.
     pub changed: bool,
     /// Set once it has ended.
@@ -64,11 +73,14 @@ impl Process {
             facts,
             owner: Owner::default(),
             ledger: ProcessLedger::new(from_start),
+            tensors: None,
             losses: BTreeMap::new(),
             checkpointed: false,
             anchored_ns: None,
+            peaks_begun_ns: None,
             anchored_losses: 0,
             last_gpus: BTreeMap::new(),
+            overhead: Overhead::default(),
             changed: false,
             ended: None,
         }
@@ -109,7 +121,38 @@ impl Process {
 
     /// Records of it did not arrive.
     pub fn lose(&mut self, loss: Loss, count: u64) {
+        self.overhead.lose(loss, count);
+        if loss.is_of_tensors() {
+            return self.tensors.get_or_insert_default().lose(loss, count);
+        }
         *self.losses.entry(loss).or_insert(0) += count;
+    }
+
+    /// Time has come to `now_ns`.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.ledger.tick(now_ns);
+        self.overhead.tick(now_ns, self.observed_since_ns);
+    }
+
+    /// A thread of it is no more.
+    pub fn end_thread(&mut self, tid: Tid) {
+        self.ledger.end_thread(tid);
+        if let Some(tensors) = &mut self.tensors {
+            tensors.end_thread(tid);
+        }
+    }
+
+    /// The probes around its caching allocators are in place, but for these rows. One that starts has no memory of the driver yet.
+    pub fn watch_tensors(&mut self, missing: &[u16]) {
+        let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
+        self.tensors.get_or_insert_default().begin(from_start, missing);
+    }
+
+    /// A call of the driver may tell of a caching allocator's segments.
+    pub fn tell_tensors(&mut self, call: &Call) {
+        if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0) {
+            tensors.driver(&call.action);
+        }
     }
 
     /// Whether records were lost that the kernel half's books can make up for.
@@ -123,6 +166,15 @@ impl Process {
             self.anchored_ns = Some(now_ns);
             self.anchored_losses = self.lost_in_ring();
         }
+    }
+
+    /// Its peaks begin again at what it has.
+    pub fn reset_peaks(&mut self, now_ns: u64) {
+        self.ledger.reset_peaks();
+        if let Some(tensors) = &mut self.tensors {
+            tensors.reset_peaks(now_ns);
+        }
+        self.peaks_begun_ns = Some(now_ns);
     }
 
     fn lost_in_ring(&self) -> u64 {
@@ -143,6 +195,7 @@ impl Process {
     pub fn exec(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
         self.ledger.forget_devices();
+        self.tensors = None;
         self.last_gpus.clear();
         self.from_start = true;
     }

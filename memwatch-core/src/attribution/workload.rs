@@ -182,6 +182,16 @@ impl Workloads {
         }
     }
 
+    /// The peaks of a process so far stay its workload's.
+    pub fn keep_peaks(&mut self, process: &Process, devices: &[DeviceFacts]) {
+        let workload = self.of.get(&process.tgid).and_then(|key| self.known.get_mut(key));
+        if let Some(workload) = workload {
+            for row in by_gpu(process, devices) {
+                workload.raise_peak(row.uuid, row.totals.owned.peak_bytes);
+            }
+        }
+    }
+
     /// Whether a process of this owner belongs to another workload than it did.
     pub fn is_elsewhere(&self, tgid: Tgid, owner: &Owner) -> bool {
         self.of.get(&tgid).is_none_or(|key| *key != WorkloadKey::of(owner))

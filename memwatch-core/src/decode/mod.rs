@@ -2,6 +2,7 @@
 
 mod action;
 mod array;
+mod tensor;
 
 use memwatch_common::meaning::{LinearSize, Meaning};
 use memwatch_common::probes::{self, Probe};
@@ -10,6 +11,7 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
+pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,15 @@ pub fn decode(record: &CallRecord) -> Result<Call, DecodeError> {
         status: record.status,
         action: action(probe, record),
     })
+}
+
+/// The address that a call allocates or frees, if it is of a kind of which there may be millions: what [`decode`] will say, sooner had.
+pub fn address(record: &CallRecord) -> Option<u64> {
+    match probes::by_id(record.probe)?.meaning {
+        Meaning::Allocate { .. } | Meaning::AllocateFromPool { .. } => Some(record.out[0]),
+        Meaning::Free | Meaning::FreeHost | Meaning::FreeAsync => Some(record.args[0]),
+        _ => None,
+    }
 }
 
 /// Whether a call means nothing without the words behind its out-pointers.

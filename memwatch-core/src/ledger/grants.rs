@@ -17,7 +17,7 @@ use super::{Gone, ProcessLedger};
 pub(super) struct Allocation {
     pub(super) bytes: u64,
     /// Its context's handle; 0 where that is not known.
-    context: u64,
+    pub(super) context: u64,
     pub(super) device: DeviceRef,
     pub(super) pool: Option<PoolId>,
     pub(super) kind: Kind,

@@ -12,6 +12,7 @@
 //! thread is added before the freed bytes are taken away. A peak may then exceed the true one by the bytes of the frees in flight.
 
 pub mod activity;
+mod addresses;
 pub mod alias;
 mod anchor;
 pub mod context;
@@ -19,8 +20,10 @@ mod foresee;
 mod grants;
 pub mod graph;
 pub mod pool;
+mod prefetch;
 mod reading;
 pub mod recent;
+pub mod table;
 pub mod tenants;
 pub mod totals;
 pub mod virtual_memory;
@@ -33,9 +36,10 @@ use crate::decode::{Action, Call, Location};
 use crate::words::{Span, Tid};
 
 use activity::{Activity, CallRate};
+use addresses::Addresses;
 use alias::{Aliases, Origin};
 use context::{Contexts, TornDown};
-use grants::{Allocation, Tenancy};
+use grants::Allocation;
 use graph::{Graphs, NodeGrant, StreamKey};
 use pool::Pools;
 use tenants::Tenants;
@@ -74,7 +78,7 @@ pub struct Gone {
 #[derive(Clone, Debug, Default)]
 pub struct ProcessLedger {
     /// Grants with an address: device, managed, pool and pinned host memory share one address space, and one free function.
-    addresses: Tenants<Tenancy>,
+    addresses: Addresses,
     arrays: Tenants<Allocation>,
     registered: Tenants<u64>,
     /// Addresses without memory: bytes by address.
@@ -356,11 +360,10 @@ impl ProcessLedger {
             in_context && allocation.pool.is_none()
         };
         let until_ns = call.entered_ns;
-        let gone = self.addresses.drain_where(until_ns, |tenancy| tenancy.own().is_some_and(dies));
+        let gone = self.addresses.drain_own(until_ns, dies);
         self.unnamed.extend(gone.iter().map(|(address, _)| Gone { address: *address, until_ns }));
         let arrays = self.arrays.drain_where(until_ns, dies);
-        let own = gone.iter().filter_map(|(_, tenancy)| tenancy.own());
-        for allocation in own.chain(arrays.iter().map(|(_, array)| array)) {
+        for (_, allocation) in gone.iter().chain(&arrays) {
             self.implicit_frees += 1;
             self.totals.free_implicitly(allocation.device, allocation.kind, allocation.bytes, call.span());
         }
@@ -368,9 +371,8 @@ impl ProcessLedger {
 
     /// The process is gone, or its image was replaced: everything is freed.
     pub fn end(&mut self, time_ns: u64) {
-        let own = self.addresses.values().filter(|tenancy| tenancy.own().is_some()).count();
-        let gone = own + self.arrays.len() + self.registered.len() + self.physical.owned_count();
-        self.implicit_frees += u64::try_from(gone).unwrap_or(u64::MAX);
+        let others = self.arrays.len() + self.registered.len() + self.physical.owned_count();
+        self.implicit_frees += self.addresses.own_count() + u64::try_from(others).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
         self.unnamed.extend(self.addresses.keys().map(|address| Gone { address, until_ns: u64::MAX }));
         self.contexts.end();
@@ -396,6 +398,11 @@ impl ProcessLedger {
     /// The next image of the process may see other devices under the same numbers.
     pub fn forget_devices(&mut self) {
         self.contexts.forget_devices();
+    }
+
+    /// Peaks begin again at what is live.
+    pub fn reset_peaks(&mut self) {
+        self.totals.reset_peaks();
     }
 
     /// A thread has ended: its number may come back, with another context.

@@ -19,8 +19,16 @@ const RELEASE_THRESHOLD: u32 = 4;
 const HELD_BYTES: u32 = 5;
 
 /// One pool of a process, for as long as the process lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId(NonZeroU32);
+
+impl PoolId {
+    /// The pool of this number.
+    #[cfg(test)]
+    pub(super) const fn of(number: NonZeroU32) -> Self {
+        Self(number)
+    }
+}
 
 /// Bytes that pools hold of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

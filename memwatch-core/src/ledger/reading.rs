@@ -79,9 +79,9 @@ impl ProcessLedger {
 
     /// What is offered to others at an address, with its size in bytes.
     pub fn shared_address(&self, address: u64) -> Option<(SharedObject, u64)> {
-        let allocation = self.addresses.get(address)?.own()?;
+        let bytes = self.addresses.get(address)?.own()?.bytes;
         let granted_ns = self.addresses.granted_ns(address)?;
-        Some((SharedObject::Address { address, granted_ns }, allocation.bytes))
+        Some((SharedObject::Address { address, granted_ns }, bytes))
     }
 
     /// What is offered to others by a handle, with its size in bytes.

@@ -4,10 +4,7 @@
 //! Rule: a free whose entry precedes the present tenant's grant belongs to the tenant before it. In simulated contended histories
 //! a ledger in plain record order ended wrong in 1,295 of 5,000, with this rule in none.
 
-use std::collections::HashMap;
-use std::hint::black_box;
-
-use foldhash::fast::RandomState;
+use super::table::{Table, Tag};
 
 /// What a free found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +18,7 @@ pub enum Release<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Tenant<T> {
+pub(super) struct Tenant<T> {
     granted_ns: u64,
     value: T,
 }
@@ -29,14 +26,14 @@ struct Tenant<T> {
 /// Allocations by address or handle.
 #[derive(Clone, Debug)]
 pub struct Tenants<T> {
-    live: HashMap<u64, Tenant<T>, RandomState>,
+    live: Table<Tenant<T>>,
     /// Tenants replaced before their free's record arrived, by address.
-    awaiting_free: HashMap<u64, u32, RandomState>,
+    awaiting_free: Table<u32>,
 }
 
 impl<T> Default for Tenants<T> {
     fn default() -> Self {
-        Self { live: HashMap::default(), awaiting_free: HashMap::default() }
+        Self { live: Table::default(), awaiting_free: Table::default() }
     }
 }
 
@@ -50,7 +47,7 @@ impl<T> Tenants<T> {
 
     /// Something that is no tenant has this address now: the one still there must have been freed, by a record that is yet to come.
     pub fn displace(&mut self, key: u64) -> Option<T> {
-        let previous = self.live.remove(&key)?;
+        let previous = self.live.remove(key)?;
         self.await_frees(key, 1);
         Some(previous.value)
     }
@@ -58,23 +55,22 @@ impl<T> Tenants<T> {
     /// So many more frees of replaced tenants of `key` are yet to come.
     pub fn await_frees(&mut self, key: u64, count: u32) {
         if count > 0 {
-            *self.awaiting_free.entry(key).or_insert(0) += count;
+            let before = self.awaiting_free.get(key).copied().unwrap_or(0);
+            self.awaiting_free.insert(key, before + count);
         }
     }
 
     /// A free of `key` that was entered at `entered_ns`.
+    #[inline]
     pub fn release(&mut self, key: u64, entered_ns: u64) -> Release<T> {
-        if let Some(tenant) = self.live.remove(&key) {
-            if tenant.granted_ns <= entered_ns {
-                return Release::Freed(tenant.value);
-            }
-            self.live.insert(key, tenant);
+        if let Some(tenant) = self.live.remove_if(key, |tenant| tenant.granted_ns <= entered_ns) {
+            return Release::Freed(tenant.value);
         }
-        match self.awaiting_free.get_mut(&key) {
+        match self.awaiting_free.get_mut(key) {
             Some(count) => {
                 *count -= 1;
                 if *count == 0 {
-                    self.awaiting_free.remove(&key);
+                    self.awaiting_free.remove(key);
                 }
                 Release::PreviousTenant
             }
@@ -82,57 +78,63 @@ impl<T> Tenants<T> {
         }
     }
 
-    /// Reads what grants and releases of these keys are going to read, so that it is in the caches by then.
-    pub fn foresee(&self, keys: &[u64]) {
-        let granted_ns = |key| self.live.get(key).map_or(0, |tenant| tenant.granted_ns);
-        black_box(keys.iter().map(granted_ns).fold(0, u64::wrapping_add));
+    /// Asks for the memory in which grants and releases of this key begin to look.
+    #[inline]
+    pub fn foresee(&self, key: u64) -> Tag {
+        self.live.foresee(key)
+    }
+
+    /// Asks for the memory of the tenant, when what [`Self::foresee`] has asked for has come.
+    #[inline]
+    pub fn foresee_tenant(&self, tag: Tag) {
+        self.live.foresee_value(tag);
     }
 
     /// Whether somebody lives there.
     pub fn get(&self, key: u64) -> Option<&T> {
-        self.live.get(&key).map(|tenant| &tenant.value)
+        self.live.get(key).map(|tenant| &tenant.value)
     }
 
     /// The same, to be changed.
     pub fn get_mut(&mut self, key: u64) -> Option<&mut T> {
-        self.live.get_mut(&key).map(|tenant| &mut tenant.value)
+        self.live.get_mut(key).map(|tenant| &mut tenant.value)
     }
 
     /// Whether a release of `key` now would belong to the present tenant.
     pub fn is_for_present(&self, key: u64, entered_ns: u64) -> bool {
-        self.live.get(&key).is_some_and(|tenant| tenant.granted_ns <= entered_ns)
+        self.live.get(key).is_some_and(|tenant| tenant.granted_ns <= entered_ns)
     }
 
     /// Takes out all tenants granted by `until_ns` that `dies` names, with their addresses.
     pub fn drain_where(&mut self, until_ns: u64, dies: impl Fn(&T) -> bool) -> Vec<(u64, T)> {
-        let gone = |tenant: &mut Tenant<T>| tenant.granted_ns <= until_ns && dies(&tenant.value);
-        self.live.extract_if(|_, tenant| gone(tenant)).map(|(key, tenant)| (key, tenant.value)).collect()
+        let gone = self.live.extract(|_, tenant| tenant.granted_ns <= until_ns && dies(&tenant.value));
+        gone.into_iter().map(|(key, tenant)| (key, tenant.value)).collect()
     }
 
     /// Takes out all tenants that `goes` names, with their addresses.
     pub fn extract(&mut self, goes: impl Fn(u64, &T) -> bool) -> Vec<(u64, T)> {
-        let gone = self.live.extract_if(|key, tenant| goes(*key, &tenant.value));
-        gone.map(|(key, tenant)| (key, tenant.value)).collect()
+        let gone = self.live.extract(|key, tenant| goes(key, &tenant.value));
+        gone.into_iter().map(|(key, tenant)| (key, tenant.value)).collect()
     }
 
     /// No free of a replaced tenant is to come any more.
     pub fn await_nothing(&mut self) {
-        self.awaiting_free.clear();
+        self.awaiting_free = Table::default();
     }
 
     /// All addresses at which somebody lives, in no order.
     pub fn keys(&self) -> impl Iterator<Item = u64> {
-        self.live.keys().copied()
+        self.live.iter().map(|(key, _)| key)
     }
 
     /// Since when the present tenant lives there: `CLOCK_BOOTTIME`, nanoseconds.
     pub fn granted_ns(&self, key: u64) -> Option<u64> {
-        self.live.get(&key).map(|tenant| tenant.granted_ns)
+        self.live.get(key).map(|tenant| tenant.granted_ns)
     }
 
     /// All that live, in no order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
-        self.live.values().map(|tenant| &tenant.value)
+        self.live.iter().map(|(_, tenant)| &tenant.value)
     }
 
     /// How many live.
@@ -142,7 +144,7 @@ impl<T> Tenants<T> {
 
     /// Whether nobody does.
     pub fn is_empty(&self) -> bool {
-        self.live.is_empty()
+        self.live.len() == 0
     }
 }
 

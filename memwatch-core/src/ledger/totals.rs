@@ -6,7 +6,7 @@ use super::recent::Recent;
 use crate::words::{Ordinal, Span};
 
 /// Kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// `cuMemAlloc`, `cuMemAllocPitch`.
     Device,
@@ -67,7 +67,7 @@ pub enum DeviceRef {
 pub struct Counter {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
-    /// The largest `live_bytes` since the attach.
+    /// The largest `live_bytes` since the attach, or since peaks began again.
     pub peak_bytes: u64,
     /// Requested bytes of all allocations ever.
     pub total_bytes: u64,
@@ -97,6 +97,10 @@ impl Counter {
     fn end(&mut self) {
         self.live_bytes = 0;
         self.frees = self.allocations;
+    }
+
+    fn reset_peak(&mut self) {
+        self.peak_bytes = self.live_bytes;
     }
 
     fn take(&mut self, bytes: u64) {
@@ -149,6 +153,12 @@ impl DeviceTotals {
     fn end(&mut self) {
         self.owned.end();
         self.kinds.iter_mut().for_each(Counter::end);
+    }
+
+    /// Peaks begin again at what is live.
+    fn reset_peaks(&mut self) {
+        self.owned.reset_peak();
+        self.kinds.iter_mut().for_each(Counter::reset_peak);
     }
 
     /// Two names of one device as one. The peak is then an upper bound: the two need not have peaked together.
@@ -288,6 +298,12 @@ impl Totals {
         } else {
             self.host.failed_allocations += 1;
         }
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.whole.reset_peaks();
+        self.host.reset_peaks();
+        self.devices.values_mut().for_each(|part| part.totals.reset_peaks());
     }
 
     pub(super) fn end(&mut self, time_ns: u64) {

@@ -61,13 +61,22 @@ pub struct HiddenGpuView {
     pub accounted_bytes: u64,
 }
 
+impl ProcessView {
+    /// Whether this viewer gets to see it.
+    pub fn is_shown_to(&self, viewer: Viewer) -> bool {
+        match viewer {
+            Viewer::Everything => true,
+            Viewer::User(uid) => self.uid == Some(uid),
+        }
+    }
+}
+
 impl Snapshot {
     /// What this viewer gets to see of it.
     #[must_use]
     pub fn seen_by(&self, viewer: Viewer) -> Self {
         let Viewer::User(uid) = viewer else { return self.clone() };
-        let (own, others): (Vec<_>, Vec<_>) =
-            self.processes.iter().partition(|process| process.uid.is_some_and(|owner| owner == uid));
+        let (own, others): (Vec<_>, Vec<_>) = self.processes.iter().partition(|process| process.is_shown_to(viewer));
         let alone = BTreeSet::from([Some(uid)]);
         let tgids = |of: &[&ProcessView]| of.iter().map(|process| process.tgid).collect::<BTreeSet<Tgid>>();
         // A number may have been used again.

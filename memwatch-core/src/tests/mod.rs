@@ -10,6 +10,7 @@ use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
 
 mod lifetime;
+mod peaks;
 mod properties;
 mod viewer;
 mod workloads;

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memwatch_core::snapshot::{Snapshot, Viewer};
+use memwatch_core::words::Tgid;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::protocol::{self, ANSWER_BYTES, Answer, Inbox, PROTOCOL, Request, Told, Welcome};
+use super::protocol::{self, ANSWER_BYTES, Answer, Inbox, PEAKS_SINCE_MINOR, PROTOCOL, Request, Told, Welcome};
 
 /// How long an agent has for its welcome: it may just be attaching its probes.
 const WELCOME: Duration = Duration::from_secs(5);
@@ -104,6 +105,26 @@ impl Client {
     /// The agent's socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Has the agent on `path` begin the peaks of a process anew, over a connection of its own.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(crate) async fn reset_peaks(path: &Path, tgid: Tgid) -> Result<(), NoAgent> {
+        let (mut connection, welcome) = Connection::open(path).await?;
+        if welcome.protocol.minor < PEAKS_SINCE_MINOR {
+            return Err(NoAgent::Unusable(format!(
+                "it is memwatch {} and resets no peaks: use the same version of both",
+                welcome.program.escape_debug()
+            )));
+        }
+        connection.say(&Request::ResetPeaks { tgid: tgid.0 })?;
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
+        match timeout(ANSWER, connection.answer()).await.map_err(silent)?? {
+            Answer::PeaksReset => Ok(()),
+            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+        }
     }
 
     /// A snapshot of now.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memwatch_core::snapshot::Viewer;
+use memwatch_core::words::Tgid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
@@ -130,6 +131,7 @@ impl Reception {
                     Some(frame) => match understand(&frame)? {
                         Request::Snapshot => self.tell(stream, viewer).await?,
                         Request::Follow { every_ms } => follow = Some(pace(every_ms)),
+                        Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
                         Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
@@ -146,6 +148,16 @@ impl Reception {
         let published = self.source.latest().await.ok_or(End::Gone)?;
         let frame = self.writer.write(published, viewer).await?;
         self.send(stream, &frame).await?;
+        sleep_until(earliest).await;
+        Ok(())
+    }
+
+    async fn reset_peaks(&self, stream: &UnixStream, tgid: Tgid, viewer: Viewer) -> Result<(), End> {
+        let earliest = Instant::now() + CLOSEST;
+        if !self.source.reset_peaks(tgid, viewer).await.ok_or(End::Gone)? {
+            return Err(End::Refusal(format!("process {} is none that you get to see", tgid.0)));
+        }
+        self.send(stream, &protocol::frame(&Answer::PeaksReset)?).await?;
         sleep_until(earliest).await;
         Ok(())
     }

@@ -11,7 +11,7 @@ mod http;
 mod metrics;
 mod notify;
 mod privileges;
-mod publish;
+pub(crate) mod publish;
 mod socket;
 
 use std::net::TcpListener;
@@ -26,7 +26,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use self::conversation::{PATIENCE, Reception};
 use self::notify::Notifier;
 use self::privileges::Capabilities;
-use self::publish::{Publisher, Requests, SnapshotSource};
+use self::publish::{Publisher, Question, Requests, SnapshotSource};
 use self::socket::{Door, OpenSocket, ROOM};
 use crate::args::{Agent, Common};
 use crate::exit::{Exit, Failure};
@@ -107,10 +107,7 @@ impl Loop {
         loop {
             tokio::select! {
                 () = self.session.advance() => {}
-                Some(reply) = requests.recv() => {
-                    // Whoever asked may have gone.
-                    let _ = reply.send(self.publisher.fresh(&mut self.session, self.door.state()));
-                }
+                Some(question) = requests.recv() => self.answer(question),
                 _ = ticks.tick() => {
                     // A snapshot of thousands of processes is made when somebody asks.
                     self.session.tick();
@@ -119,6 +116,22 @@ impl Loop {
                     self.notifier.status(status(self.session.extent(), self.door.state().clients));
                 }
                 () = signals.end() => return,
+            }
+        }
+    }
+}
+
+impl Loop {
+    /// Whoever asked may have gone.
+    fn answer(&mut self, question: Question) {
+        let Self { session, publisher, door, .. } = self;
+        match question {
+            Question::Latest(reply) => {
+                let _ = reply.send(publisher.fresh(session, door.state()));
+            }
+            Question::ResetPeaks(tgid, viewer, reply) => {
+                let now = publisher.fresh(session, door.state());
+                let _ = reply.send(Publisher::reset_peaks(session, &now, (tgid, viewer)));
             }
         }
     }

@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// What this program speaks. The major number changes when one side must know more than the other says.
-pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 0 };
+pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 1 };
+
+/// From this minor version on an agent resets peaks.
+pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
 
 /// The longest frame that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
@@ -51,6 +54,12 @@ pub(crate) enum Request {
         /// Milliseconds.
         every_ms: u64,
     },
+    /// The peaks of a process that the client may see begin again.
+    ResetPeaks {
+        /// Its number.
+        #[serde(rename = "pid")]
+        tgid: u32,
+    },
 }
 
 /// What an agent says.
@@ -62,6 +71,8 @@ pub(crate) enum Answer<'a> {
     Welcome(Welcome),
     /// What the client may see.
     Snapshot(Told<'a>),
+    /// The peaks of the process that was named have begun again.
+    PeaksReset,
     /// It will not be answered: why, in a sentence. Then the agent hangs up.
     Refused {
         /// The sentence.
@@ -216,7 +227,7 @@ mod tests {
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
         let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":1,"minor":0},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":1,"minor":1},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = Answer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memwatch_core::snapshot::Snapshot;
+use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
+use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::session::Session;
 use crate::sources::clock;
 
 /// A snapshot younger than this answers the next question, too: any number of readers makes no more work than one.
-const FRESH: Duration = Duration::from_millis(100);
+pub(crate) const FRESH: Duration = Duration::from_millis(100);
 
 /// So many questions wait for the loop before the next one has to wait to be asked.
 const WAITING: usize = 64;
@@ -48,11 +49,20 @@ pub(crate) struct AgentState {
 /// Where snapshots come from; may be cloned freely.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotSource {
-    requests: mpsc::Sender<oneshot::Sender<Arc<Published>>>,
+    requests: mpsc::Sender<Question>,
+}
+
+/// What the task that owns the watch is asked.
+#[derive(Debug)]
+pub(crate) enum Question {
+    /// A snapshot.
+    Latest(oneshot::Sender<Arc<Published>>),
+    /// The peaks of a process begin again, if this viewer gets to see it; whether they did.
+    ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
 }
 
 /// The questions, for the task that owns the watch.
-pub(crate) type Requests = mpsc::Receiver<oneshot::Sender<Arc<Published>>>;
+pub(crate) type Requests = mpsc::Receiver<Question>;
 
 impl SnapshotSource {
     /// A source, and where its questions arrive.
@@ -64,7 +74,14 @@ impl SnapshotSource {
     /// A snapshot no older than 100 ms; `None` when the agent is about to end.
     pub(crate) async fn latest(&self) -> Option<Arc<Published>> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(reply).await.ok()?;
+        self.requests.send(Question::Latest(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Begins the peaks of a process anew; false where the viewer does not get to see such a process, `None` when the agent is about to end.
+    pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Question::ResetPeaks(tgid, viewer, reply)).await.ok()?;
         answer.await.ok()
     }
 }
@@ -83,6 +100,18 @@ impl Publisher {
             Some((made, published)) if made.elapsed() < FRESH => Arc::clone(published),
             _ => self.renew(session, agent),
         }
+    }
+
+    /// Begins the peaks of a process anew; false where this viewer sees no such process.
+    ///
+    /// A snapshot that is still fresh goes on to show the old ones: resets make no more work than questions.
+    pub(crate) fn reset_peaks(session: &mut Session, now: &Published, (tgid, viewer): (Tgid, Viewer)) -> bool {
+        let is_meant = |process: &&ProcessView| process.tgid == tgid && process.ended_ns.is_none();
+        let is_shown = now.snapshot.processes.iter().find(is_meant).is_some_and(|process| process.is_shown_to(viewer));
+        if is_shown {
+            session.reset_peaks(Some(tgid));
+        }
+        is_shown
     }
 
     /// Keeps no snapshot that answers nobody any more.

@@ -68,6 +68,8 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch run", "<CMD>..."),
         ("memwatch doctor -p 5", "unexpected argument '-p'"),
         ("memwatch ps -i 1", "unexpected argument '-i'"),
+        ("memwatch reset-peaks", "--pid <PID>"),
+        ("memwatch stats -p 1 --reset-peaks", "--interval <TIME>"),
     ] {
         let text = refusal(line);
         assert!(text.contains(sentence), "{line}: {text}");
@@ -130,4 +132,18 @@ fn colours_follow_flag_then_environment_then_terminal() {
     assert!(!ColorWhen::Auto.decide(true, with(&[("TERM", "dumb")])));
     assert!(ColorWhen::Always.decide(false, with(&[("NO_COLOR", "1")])));
     assert!(!ColorWhen::Never.decide(true, with(&[("CLICOLOR_FORCE", "1")])));
+}
+
+#[test]
+fn tensors_that_are_asked_for_need_an_own_watch_and_the_default_does_not() {
+    for asked in ["memwatch -p 1 --tensors", "memwatch -p 1 --tensors=blocks", "memwatch -p 1 --log trace.log"] {
+        assert!(args(asked).tensors.is_asked_for(), "{asked}");
+    }
+    for not_asked in ["memwatch -p 1", "memwatch -p 1 --tensors=off"] {
+        assert!(!args(not_asked).tensors.is_asked_for(), "{not_asked}");
+    }
+    assert_eq!(args("memwatch -p 1").tensors.wish(true).level, crate::sources::torch::TensorLevel::Layers);
+    assert_eq!(args("memwatch").tensors.wish(false).level, crate::sources::torch::TensorLevel::Off);
+    assert!(refusal("memwatch stages -p 1 --fragmentation").contains("unexpected argument"));
+    assert!(refusal("memwatch --tensors=all").contains("off, blocks, sites or layers"));
 }

@@ -80,13 +80,24 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// When the kernel would refuse it.
 pub(super) fn ring_bytes(text: &str) -> Result<u32, String> {
-    let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = SIZE_UNITS.iter().find(|(name, _)| *name == &text[number.len()..]);
-    let bytes = number.parse::<u64>().ok().zip(unit).and_then(|(number, (_, bytes))| number.checked_mul(*bytes));
-    match bytes.and_then(|bytes| u32::try_from(bytes).ok()) {
+    match size(text).and_then(|bytes| u32::try_from(bytes).ok()) {
         Some(bytes) if bytes.is_power_of_two() && bytes >= 4096 => Ok(bytes),
         _ => Err("a size is a power of two from 4K to 2G, such as 16M".to_owned()),
     }
+}
+
+/// A size in bytes.
+///
+/// # Errors
+/// When it is none.
+pub(super) fn size_bytes(text: &str) -> Result<u64, String> {
+    size(text).ok_or_else(|| "a size is a number of bytes, or of K, M or G (of 1024), such as 100M".to_owned())
+}
+
+fn size(text: &str) -> Option<u64> {
+    let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = SIZE_UNITS.iter().find(|(name, _)| *name == &text[number.len()..]);
+    number.parse::<u64>().ok().zip(unit).and_then(|(number, (_, bytes))| number.checked_mul(*bytes))
 }
 
 fn time(text: &str) -> Result<Duration, String> {

@@ -23,9 +23,9 @@ pub(super) struct Life<'a> {
 }
 
 impl Life<'_> {
-    /// Takes one record in that is no call.
-    pub(super) fn take(&mut self, record: Record) {
-        let Record::Process(event) = record else { return self.pipeline.step(Input::Record(record)) };
+    /// Takes one record in.
+    pub(super) fn take(&mut self, event: ProcessRecord) {
+        let record = Record::Process(event);
         match event.event() {
             // Read even for a number that is known: its exit may be among the lost records, and this another process.
             Some(ProcessEvent::FirstCall) => {

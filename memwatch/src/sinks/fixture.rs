@@ -1,5 +1,8 @@
 //! A made-up busy machine for the tests of the sinks.
 
+mod places;
+mod stats;
+
 use std::collections::BTreeMap;
 
 use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState};
@@ -10,6 +13,8 @@ use memwatch_core::snapshot::{
 use memwatch_core::words::{GpuUuid, Tgid};
 
 use super::wall_clock::WallClock;
+
+pub(crate) use self::places::training_node;
 
 /// The first GPU.
 pub(crate) const UUID_0: &str = "GPU-8f3c2a10-71d2-4a0e-9c55-0d1e6b7f2a34";
@@ -196,6 +201,8 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         from_start: false,
         exact: true,
         losses: BTreeMap::new(),
+        peaks_begun_ns: None,
+        overhead: None,
         anchored_ns: None,
         ended_ns: None,
         gpus: Vec::new(),
@@ -211,6 +218,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         failures: Vec::new(),
         allocations_per_second: Some(0.0),
         frees_per_second: Some(0.0),
+        tensors: None,
     }
 }
 

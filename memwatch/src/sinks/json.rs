@@ -3,6 +3,9 @@
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
 mod groups;
+mod overhead;
+pub(crate) mod places;
+pub(crate) mod stats;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,6 +23,8 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use self::groups::GroupsJson;
+use self::overhead::OverheadJson;
+use self::stats::TensorJson;
 use super::status;
 use super::wall_clock::WallClock;
 use crate::printable::write_json;
@@ -34,6 +39,8 @@ pub(crate) enum Report {
     Ps(Option<By>),
     /// One of the reports that a watch writes per interval.
     Watch,
+    /// What `memwatch reset-peaks` leaves.
+    ResetPeaks,
     /// The last report of `memwatch run`.
     Run,
 }
@@ -43,6 +50,7 @@ impl Report {
         match self {
             Self::Ps(_) => "memwatch.ps/1",
             Self::Watch => "memwatch.watch/1",
+            Self::ResetPeaks => "memwatch.reset-peaks/1",
             Self::Run => "memwatch.run/1",
         }
     }
@@ -62,13 +70,23 @@ pub(crate) struct Origin<'a> {
 /// # Errors
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, report: Report, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
-    write_json(out, &envelope(report, snapshot, origin))?;
+    write_report(out, report.schema(), data(report, snapshot, origin.clock), snapshot, origin)
+}
+
+fn write_report(
+    out: &mut impl io::Write,
+    schema: &'static str,
+    data: impl Serialize,
+    snapshot: &Snapshot,
+    origin: Origin,
+) -> io::Result<()> {
+    write_json(out, &envelope(schema, data, snapshot, origin))?;
     out.write_all(b"\n")?;
     out.flush()
 }
 
 #[derive(Serialize)]
-struct Envelope<'a> {
+struct Envelope<'a, D> {
     schema: &'static str,
     version: &'static str,
     host: &'a str,
@@ -78,7 +96,7 @@ struct Envelope<'a> {
     complete: bool,
     losses: Losses<'a>,
     coverage: CoverageJson<'a>,
-    data: Data<'a>,
+    data: D,
 }
 
 /// Every cause: one that never happened is known to be 0.
@@ -152,6 +170,7 @@ struct ProcessJson<'a> {
     exact: bool,
     losses: &'a BTreeMap<Name, u64>,
     anchored: Option<String>,
+    peaks_since: Option<String>,
     ended: Option<String>,
     gpus: Vec<ProcessGpuJson<'a>>,
     host: &'a HostView,
@@ -166,7 +185,8 @@ struct ProcessJson<'a> {
     unknown_frees: u64,
     implicit_frees: u64,
     failures: Vec<FailureJson<'a>>,
-    tensor: Option<&'a str>,
+    overhead: Option<OverheadJson>,
+    tensor: Option<TensorJson<'a>>,
 }
 
 #[derive(Serialize)]
@@ -236,16 +256,15 @@ struct FailureJson<'a> {
     uuid: Option<&'a str>,
 }
 
-fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> Envelope<'a> {
+fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, origin: Origin<'a>) -> Envelope<'a, D> {
     let clock = origin.clock;
-    let by = if let Report::Ps(by) = report { by } else { None };
     let (nvml, nvml_reason) = match &snapshot.nvml {
         NvmlState::Ok => ("ok", None),
         NvmlState::Starting => ("starting", None),
         NvmlState::Unavailable(reason) => ("unavailable", Some(reason.as_str())),
     };
     Envelope {
-        schema: report.schema(),
+        schema,
         version: env!("CARGO_PKG_VERSION"),
         host: origin.host,
         time: clock.rfc3339(snapshot.time_ns),
@@ -254,14 +273,19 @@ fn envelope<'a>(report: Report, snapshot: &'a Snapshot, origin: Origin<'a>) -> E
         complete: snapshot.complete,
         losses: Losses(&snapshot.losses),
         coverage: CoverageJson { coverage: &snapshot.coverage, nvml, nvml_reason },
-        data: Data {
-            gpus: snapshot.gpus.iter().map(|gpu| gpu_json(gpu, clock)).collect(),
-            processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
-            hidden: snapshot.hidden.as_ref(),
-            promised: &snapshot.promised,
-            cgroup_memory: &snapshot.cgroup_memory,
-            groups: by.map(|by| groups::of(snapshot, by)),
-        },
+        data,
+    }
+}
+
+fn data<'a>(report: Report, snapshot: &'a Snapshot, clock: &WallClock) -> Data<'a> {
+    let by = if let Report::Ps(by) = report { by } else { None };
+    Data {
+        gpus: snapshot.gpus.iter().map(|gpu| gpu_json(gpu, clock)).collect(),
+        processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
+        hidden: snapshot.hidden.as_ref(),
+        promised: &snapshot.promised,
+        cgroup_memory: &snapshot.cgroup_memory,
+        groups: by.map(|by| groups::of(snapshot, by)),
     }
 }
 
@@ -301,6 +325,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         exact: process.exact,
         losses: &process.losses,
         anchored: process.anchored_ns.map(time),
+        peaks_since: process.peaks_begun_ns.map(time),
         ended: process.ended_ns.map(time),
         gpus: process.gpus.iter().map(process_gpu_json).collect(),
         host: &process.host,
@@ -315,7 +340,8 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         unknown_frees: process.unknown_frees,
         implicit_frees: process.implicit_frees,
         failures: process.failures.iter().map(|failure| failure_json(failure, clock)).collect(),
-        tensor: None,
+        overhead: process.overhead.as_ref().map(overhead::json),
+        tensor: process.tensors.as_deref().map(stats::tensor),
     }
 }
 

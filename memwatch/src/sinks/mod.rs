@@ -2,6 +2,9 @@
 
 pub(crate) mod filter;
 pub(crate) mod json;
+pub(crate) mod mem_trace;
+pub(crate) mod pickle;
+pub(crate) mod places;
 pub(crate) mod selection;
 pub(crate) mod summary;
 pub(crate) mod table;

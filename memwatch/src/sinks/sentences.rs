@@ -1,5 +1,7 @@
 //! What the numbers do not say by themselves, in sentences that the table, the live view and the summary share.
 
+mod overhead;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -43,6 +45,7 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     parts.extend(hidden(snapshot));
     parts.push(exactness(snapshot));
     parts.push(lost(snapshot));
+    parts.extend(overhead::sentences(snapshot));
     parts.extend(older(snapshot));
     parts.extend(driver(snapshot));
     parts.extend(coverage(&snapshot.coverage.libraries));
@@ -289,9 +292,13 @@ fn pool_cache(pool: &KindView) -> Option<String> {
     Some(format!("its pools hold {about}{}, {more} more than is used", bytes(backed)))
 }
 
-/// Why a process's numbers may not be the whole truth.
+/// Why a process's numbers may not be the whole truth, and since when its peaks are where that is not the whole watch.
 pub(crate) fn doubts(process: &ProcessView, clock: &WallClock) -> Vec<Sentence> {
     let mut doubts = Vec::new();
+    if let Some(begun_ns) = process.peaks_begun_ns {
+        let text = format!("peaks are since {}, when they were reset", clock.time_of_day(begun_ns));
+        doubts.push(Sentence::new(Tone::Plain, text));
+    }
     if !process.exact {
         let lost =
             if process.losses.is_empty() { String::new() } else { format!(": lost {}", causes(&process.losses)) };

@@ -28,6 +28,16 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
     lines.join("\n") + "\n"
 }
 
+/// `PID 1234 train.py: peaks begin again; it was 12.3 GiB on GPU 0, now 2.0 GiB`.
+pub(crate) fn peaks_reset(snapshot: &Snapshot, process: &ProcessView) -> String {
+    let on_gpu = |gpu: &ProcessGpuView| {
+        let number = sentences::gpu_number(snapshot, gpu.uuid.as_ref());
+        format!("it was {} on GPU {number}, now {}", bytes(gpu.peak_bytes), bytes(gpu.live_bytes))
+    };
+    let peaks: Vec<String> = process.gpus.iter().map(on_gpu).collect();
+    format!("PID {} {}: peaks begin again; {}", process.tgid.0, sentences::short_command(process), peaks.join("; "))
+}
+
 fn title(process: &ProcessView) -> String {
     let user = process.user.as_deref().map(|user| format!(", {}", printable(user))).unwrap_or_default();
     format!("memwatch: PID {}{user}: {}", process.tgid.0, sentences::command(process))

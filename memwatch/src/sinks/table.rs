@@ -2,6 +2,8 @@
 
 mod grid;
 pub(crate) mod groups;
+pub(crate) mod places;
+pub(crate) mod stats;
 
 use std::io;
 

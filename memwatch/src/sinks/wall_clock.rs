@@ -27,6 +27,12 @@ impl WallClock {
         format!("{:.6}", self.timestamp(boottime_ns))
     }
 
+    /// Microseconds since 1970.
+    pub(crate) fn unix_us(&self, boottime_ns: u64) -> i64 {
+        let unix_us = (i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns)) / 1000;
+        i64::try_from(unix_us).unwrap_or(i64::MAX)
+    }
+
     /// `14:02:11`: for people.
     pub(crate) fn time_of_day(&self, boottime_ns: u64) -> String {
         let zone = if self.zone.is_unknown() { " UTC" } else { "" };

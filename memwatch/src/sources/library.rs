@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
 use maps::Mapping;
-pub(super) use maps::is_library;
+pub(super) use maps::{is_library, unescape};
 
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
@@ -98,12 +98,12 @@ pub(crate) struct Discovery {
     pub(crate) processes_denied: usize,
 }
 
-/// Finds the files of one library on this machine.
+/// Finds the files of some libraries on this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct LibraryScan {
     proc_root: PathBuf,
     host_root: PathBuf,
-    stem: String,
+    stems: Vec<&'static str>,
     named: Vec<PathBuf>,
 }
 
@@ -113,9 +113,16 @@ impl LibraryScan {
         Self {
             proc_root: proc_root.into(),
             host_root: PathBuf::from("/"),
-            stem: LIBRARY_STEM.to_owned(),
+            stems: vec![LIBRARY_STEM],
             named: Vec::new(),
         }
+    }
+
+    /// Looks for other libraries: files called by one of these stems or `stem.<anything>`.
+    #[must_use]
+    pub(crate) fn with_stems(mut self, stems: &[&'static str]) -> Self {
+        self.stems = stems.to_vec();
+        self
     }
 
     /// Looks for the host's own files below `root` instead of `/`.
@@ -123,14 +130,6 @@ impl LibraryScan {
     #[must_use]
     pub(crate) fn with_host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host_root = root.into();
-        self
-    }
-
-    /// Looks for another library: files called `stem` or `stem.<anything>`.
-    #[cfg(test)]
-    #[must_use]
-    pub(crate) fn with_stem(mut self, stem: &str) -> Self {
-        stem.clone_into(&mut self.stem);
         self
     }
 
@@ -184,7 +183,7 @@ impl LibraryScan {
                 }
             }
         }
-        for path in host::candidates(&self.host_root, &self.stem) {
+        for path in self.stems.iter().flat_map(|stem| host::candidates(&self.host_root, stem)) {
             // Most of the places do not exist on any one machine.
             if let Ok((file, identity)) = open_regular(&path) {
                 let path = fs::canonicalize(&path).unwrap_or(path);
@@ -224,7 +223,7 @@ impl LibraryScan {
         if maps.fill_buf()?.is_empty() {
             return Ok(None);
         }
-        maps::library_mappings(maps, &self.stem).map(Some)
+        maps::library_mappings(maps, &self.stems).map(Some)
     }
 }
 
@@ -313,6 +312,12 @@ fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)
         let named = host::below(&process.join("root"), &mapping.path);
         open_regular(&named).ok().filter(|(_, identity)| identity.inode() == mapping.inode)
     })
+}
+
+/// The same by the parts of a line of `maps`, with the path unescaped; the file is opened with `O_PATH`.
+pub(super) fn open_mapped_file(process: &Path, range: &str, path: &[u8], inode: u64) -> Option<File> {
+    let mapping = Mapping { range: range.to_owned(), inode, path: path.to_owned(), deleted: false };
+    open_mapped(process, &mapping).map(|(file, _)| file)
 }
 
 /// Opens a regular file for examination only: nothing a hostile path may name (a device, a pipe)

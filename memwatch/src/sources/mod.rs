@@ -15,3 +15,5 @@ pub(crate) mod nvml;
 pub(crate) mod presence;
 mod process_probes;
 pub(crate) mod procfs;
+pub(crate) mod python;
+pub(crate) mod torch;

@@ -179,8 +179,49 @@ EXPORT status ncclReduceScatter(const void *source, void *destination, size_t co
     return copy(destination, (const char *)source + (size_t)communicator->rank * bytes, bytes, stream);
 }
 
+/*
+ * An all-gather whose parts may differ in size is a group of broadcasts, one from each rank. What this rank gives is then taken for what
+ * the others give, too, where it is as long.
+ */
+enum { MOST_BROADCASTS = 64 };
+static _Thread_local int open_groups;
+static _Thread_local int waiting;
+static _Thread_local const void *given;
+static _Thread_local size_t given_bytes;
+static _Thread_local struct { void *destination; size_t bytes; void *stream; } wanted[MOST_BROADCASTS];
+
 EXPORT status ncclBroadcast(const void *source, void *destination, size_t count, int type, int root,
                             struct communicator *communicator, void *stream)
 {
-    return communicator->rank == root ? copy(destination, source, count * element_bytes(type), stream) : SUCCESS;
+    const size_t bytes = count * element_bytes(type);
+    if (communicator->rank == root) {
+        given = destination;
+        given_bytes = bytes;
+        return copy(destination, source, bytes, stream);
+    }
+    if (open_groups && waiting < MOST_BROADCASTS) {
+        wanted[waiting].destination = destination;
+        wanted[waiting].bytes = bytes;
+        wanted[waiting++].stream = stream;
+    }
+    return SUCCESS;
+}
+
+EXPORT status ncclGroupStart(void)
+{
+    open_groups++;
+    return SUCCESS;
+}
+
+EXPORT status ncclGroupEnd(void)
+{
+    if (--open_groups > 0)
+        return SUCCESS;
+    status result = SUCCESS;
+    for (int i = 0; i < waiting && given && result == SUCCESS; i++)
+        if (wanted[i].bytes == given_bytes)
+            result = copy(wanted[i].destination, given, given_bytes, wanted[i].stream);
+    waiting = 0;
+    given = NULL;
+    return result;
 }

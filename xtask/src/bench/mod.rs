@@ -6,6 +6,7 @@ mod families;
 mod ledger;
 mod overhead;
 mod report;
+mod tensors;
 mod watcher;
 mod workload;
 
@@ -23,8 +24,9 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         Some("overhead") => overhead::task(repo, args),
         Some("ledger") => ledger::task(repo, args),
         Some("families") => families::task(repo, args),
+        Some("tensors") => tensors::task(repo, args),
         _ => bail!(
-            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger [--rounds N], or bench agent [--duration 60s]"
+            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|tensors [--rounds N], or bench agent [--duration 60s]"
         ),
     }
 }

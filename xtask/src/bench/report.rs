@@ -25,6 +25,11 @@ pub(super) const FAMILIES: Part = Part {
     begin: "<!-- families: begin (cargo xtask bench families writes what follows) -->\n",
     end: "<!-- families: end -->\n",
 };
+/// What watching each tensor costs per step of training.
+pub(super) const TENSORS: Part = Part {
+    begin: "<!-- tensors: begin (cargo xtask bench tensors writes what follows) -->\n",
+    end: "<!-- tensors: end -->\n",
+};
 /// What the agent takes at rest.
 pub(super) const AGENT: Part = Part {
     begin: "<!-- agent: begin (cargo xtask bench agent writes what follows) -->\n",

@@ -54,9 +54,11 @@ impl Mode {
         let library = fs::canonicalize(&library).with_context(|| format!("{} is missing", library.display()))?;
         match self {
             Self::None => Ok(None),
-            Self::Bare => attach_bpftrace(&bare_script(&library), workload).map(Some),
-            Self::Bpftrace => attach_bpftrace(&books_script(&library, workload.tgid()), workload).map(Some),
-            Self::Memwatch => attach_memwatch(memwatch, driver, workload).map(Some),
+            Self::Bare => attach_bpftrace(&bare_script(&library), workload.tgid()).map(Some),
+            Self::Bpftrace => attach_bpftrace(&books_script(&library, workload.tgid()), workload.tgid()).map(Some),
+            Self::Memwatch => {
+                attach_memwatch_with(memwatch, driver, (workload.tgid(), workload.ledger()), &[]).map(Some)
+            }
         }
     }
 }
@@ -69,6 +71,15 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
+    /// One that says nothing that is wanted.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(super) fn silent(command: &mut Command) -> Result<Self> {
+        let program = Owned::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))?;
+        Ok(Self { program, last_report: None })
+    }
+
     /// Ends the watcher, returns when its probes are gone, and gives its last report, if it makes reports.
     ///
     /// # Errors
@@ -116,9 +127,13 @@ END { clear(@out); clear(@requested); clear(@live); }
     SCRIPT.replace("LIBRARY", &library.display().to_string()).replace("TGID", &tgid.to_string())
 }
 
-fn attach_bpftrace(script: &str, workload: &Workload) -> Result<Watcher> {
+/// Attaches a script to a process.
+///
+/// # Errors
+/// When bpftrace cannot be started, ends, or does not get ready in time.
+pub(super) fn attach_bpftrace(script: &str, tgid: u32) -> Result<Watcher> {
     let mut command = Command::new("bpftrace");
-    command.arg("-p").arg(workload.tgid().to_string()).arg("-e").arg(script);
+    command.arg("-p").arg(tgid.to_string()).arg("-e").arg(script);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut watcher = Owned::start(&mut command)?;
     let start = Instant::now();
@@ -147,12 +162,22 @@ fn open_probes(tgid: u32) -> usize {
     entries.flatten().filter(|entry| is_event(entry.path())).count()
 }
 
-fn attach_memwatch(memwatch: &Path, driver: &Path, workload: &Workload) -> Result<Watcher> {
+/// Attaches memwatch, with these options, to a process that runs on the simulated GPUs of these books.
+///
+/// # Errors
+/// When it cannot be started, or ends before its first report.
+pub(super) fn attach_memwatch_with(
+    memwatch: &Path,
+    driver: &Path,
+    (tgid, ledger): (u32, &Path),
+    options: &[&str],
+) -> Result<Watcher> {
     let mut command = Command::new(memwatch);
     command
-        .args(["--pid", &workload.tgid().to_string(), "--json", "-i", "1", "--nvml-lib"])
+        .args(["--pid", &tgid.to_string(), "--json", "-i", "1", "--nvml-lib"])
         .arg(driver.join("lib/libnvidia-ml.so.1"))
-        .env("GPUSIM_LEDGER", workload.ledger())
+        .args(options)
+        .env("GPUSIM_LEDGER", ledger)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut program = Owned::start(&mut command)?;

@@ -32,15 +32,19 @@ const DICTIONARY: &str = "words";
 const ROOMS: &[(&str, &[&str])] = &[
     (DICTIONARY, &[]),
     ("owner", &[]),
-    ("input", &["owner"]),
+    ("stack", &[]),
+    ("input", &["owner", "stack"]),
     ("decode", &["input"]),
     ("ledger", &["input", "decode"]),
-    ("attribution", &["owner", "input", "decode", "ledger"]),
+    ("tensors", &["stack", "input", "decode"]),
+    ("attribution", &["owner", "input", "decode", "ledger", "tensors"]),
     ("analysis", &["input", "decode", "ledger", "attribution"]),
-    ("snapshot", &["owner", "input", "decode", "ledger", "attribution", "analysis"]),
-    ("view", &["owner", "input", "decode", "ledger", "attribution", "analysis", "snapshot"]),
+    ("snapshot", &["owner", "input", "decode", "ledger", "tensors", "attribution", "analysis"]),
+    ("view", &["owner", "stack", "input", "decode", "ledger", "tensors", "attribution", "analysis", "snapshot"]),
     ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
     ("groups", &["owner", "snapshot"]),
+    ("foresight", &["decode", "ledger"]),
+    ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("recording", &["input"]),
 ];
 const CORE: &str = "memwatch-core/src";

@@ -1,6 +1,6 @@
 use super::*;
 use crate::agent::client::{Client, NoAgent};
-use crate::agent::publish::{AgentState, Requests};
+use crate::agent::publish::{AgentState, Question, Requests};
 use crate::agent::socket::{OpenSocket, Room};
 use crate::sinks::fixture;
 use std::path::PathBuf;
@@ -64,7 +64,15 @@ impl Made {
 
 async fn hand_out(mut requests: Requests, processes: u32) {
     let made = AtomicU64::new(0);
-    while let Some(reply) = requests.recv().await {
+    while let Some(question) = requests.recv().await {
+        let reply = match question {
+            Question::Latest(reply) => reply,
+            // Who sees everything sees processes below 10.
+            Question::ResetPeaks(tgid, viewer, reply) => {
+                let _ = reply.send(viewer == Viewer::Everything && tgid.0 < 10);
+                continue;
+            }
+        };
         let snapshots_total = made.fetch_add(1, Ordering::Relaxed) + 1;
         let agent = AgentState { snapshots_total, ..AgentState::default() };
         let snapshot = fixture::crowded_node(processes);
@@ -99,6 +107,19 @@ async fn a_client_is_welcomed_and_told() {
     drop(client);
     agent.until(|state| (state.clients, state.clients_total) == (0, 1)).await;
     assert_eq!((agent.door.state().clients_refused_total, agent.door.state().clients_dropped_total), (0, 0));
+}
+
+#[tokio::test]
+async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
+    let agent = Made::start(3, ROOMY, PATIENCE);
+    let viewer = Client::meet(&agent.path()).await.expect("it welcomes").viewer();
+    let reset = Client::reset_peaks(&agent.path(), Tgid(7)).await;
+    match viewer {
+        Viewer::Everything => assert_eq!(reset, Ok(())),
+        Viewer::User(_) => assert!(reset.is_err()),
+    }
+    let refused = Client::reset_peaks(&agent.path(), Tgid(70)).await.expect_err("it sees none").to_string();
+    assert_eq!(refused, "it says: process 70 is none that you get to see");
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use tokio::sync::oneshot;
 
-use super::super::publish::AgentState;
+use super::super::publish::{AgentState, Question};
 use super::*;
 use crate::sinks::fixture;
 
@@ -23,7 +23,8 @@ fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
             let (source, mut requests) = SnapshotSource::new();
             tokio::spawn(serve(listener, source, 0));
             tokio::spawn(async move {
-                while let Some(reply) = requests.recv().await {
+                while let Some(question) = requests.recv().await {
+                    let Question::Latest(reply) = question else { return };
                     if !answers {
                         return;
                     }

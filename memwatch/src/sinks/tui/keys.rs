@@ -13,18 +13,21 @@ pub(super) enum Command {
     Suspend,
     /// The terminal has another size.
     Redraw,
+    /// Begin peaks anew.
+    ResetPeaks,
     /// Something within the view.
     View(Step),
 }
 
 /// The keys as the help page lists them.
-pub(super) const HELP: [(&str, &str); 9] = [
+pub(super) const HELP: [(&str, &str); 10] = [
     ("Up, Down, j, k", "select a process, or scroll"),
     ("PageUp, PageDown", "by a page"),
     ("Home, End, g, G", "to the first, to the last"),
     ("Enter", "open the selected process"),
     ("Esc", "back to the list"),
     ("Space", "pause and go on"),
+    ("r", "begin peaks anew: of the process that is open, or of all"),
     ("?, h", "this page"),
     ("Ctrl-Z", "suspend"),
     ("q, Ctrl-C", "quit"),
@@ -50,6 +53,7 @@ fn of_key(key: &KeyEvent) -> Option<Command> {
     }
     let step = match key.code {
         KeyCode::Char('q') => return Some(Command::Quit),
+        KeyCode::Char('r') => return Some(Command::ResetPeaks),
         KeyCode::Up | KeyCode::Char('k') => Step::Up,
         KeyCode::Down | KeyCode::Char('j') => Step::Down,
         KeyCode::PageUp => Step::PageUp,
@@ -79,6 +83,7 @@ mod tests {
         assert_eq!(press(KeyCode::Char('z'), KeyModifiers::CONTROL), Some(Command::Suspend));
         assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Command::Quit));
         assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), None);
+        assert_eq!(press(KeyCode::Char('r'), KeyModifiers::NONE), Some(Command::ResetPeaks));
     }
 
     #[test]

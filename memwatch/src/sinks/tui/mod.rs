@@ -8,6 +8,7 @@ mod view;
 use std::io;
 
 use memwatch_core::snapshot::Snapshot;
+use memwatch_core::words::Tgid;
 use tokio::sync::mpsc;
 
 use self::keys::Command;
@@ -37,6 +38,8 @@ pub(crate) enum Flow {
     Continue,
     /// The person wants to leave.
     Quit,
+    /// Peaks are to begin again: of this process, or of all that are shown.
+    ResetPeaks(Option<Tgid>),
 }
 
 /// The live view on this terminal. When it is dropped, the terminal is as it was.
@@ -79,6 +82,7 @@ impl Screen {
     pub(crate) fn handle(&mut self, event: Event) -> Flow {
         match keys::command(&event) {
             Some(Command::Quit) => return Flow::Quit,
+            Some(Command::ResetPeaks) => return Flow::ResetPeaks(self.state.process()),
             Some(Command::Suspend) => self.terminal.suspend(),
             Some(Command::Redraw) => {}
             Some(Command::View(step)) => self.state.take(step),

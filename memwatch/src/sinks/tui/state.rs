@@ -106,6 +106,11 @@ impl State {
         self.page
     }
 
+    /// The process that is open alone.
+    pub(super) fn process(&self) -> Option<Tgid> {
+        if let Page::Process(key) = self.page { Some(key.tgid) } else { None }
+    }
+
     /// The help page is open.
     pub(super) fn is_help(&self) -> bool {
         self.help

@@ -4,6 +4,7 @@ mod block;
 mod gpus;
 mod list;
 mod look;
+mod tensors;
 
 use memwatch_core::snapshot::Snapshot;
 use ratatui::Frame;
@@ -108,9 +109,9 @@ fn footer(state: &State, shown: &Shown, width: usize, height: usize) -> Vec<Line
 fn keys_here(state: &State) -> &'static [(&'static str, &'static str)] {
     match state.page() {
         _ if state.is_help() => &[("Esc", "back"), ("q", "quit")],
-        Page::List => &[("Enter", "open"), ("Space", "pause"), ("?", "help"), ("q", "quit")],
+        Page::List => &[("Enter", "open"), ("Space", "pause"), ("r", "reset peaks"), ("?", "help"), ("q", "quit")],
         Page::Process(_) | Page::Blocks => {
-            &[("Esc", "all processes"), ("Space", "pause"), ("?", "help"), ("q", "quit")]
+            &[("Esc", "all processes"), ("Space", "pause"), ("r", "reset peaks"), ("?", "help"), ("q", "quit")]
         }
     }
 }
@@ -136,7 +137,7 @@ fn help(look: Look) -> Vec<Line<'static>> {
     let words = [
         ("used", "what the driver charges, by NVML"),
         ("live", "what the calls that were seen have allocated and not freed"),
-        ("peak", "the most that was live since memwatch came"),
+        ("peak", "the most that was live since memwatch came, or since r"),
         ("before attach", "what the process already held when memwatch came"),
         ("unexplained", "used - live: before attach, context, code, pool caches"),
         ("managed", "its pages may be anywhere: in no GPU's sum"),

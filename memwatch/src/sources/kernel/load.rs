@@ -1,8 +1,8 @@
 //! Loads the kernel half and starts its process events.
 
 use aya::maps::{Array, HashMap, MapData, MapError};
-use aya::programs::{ProgramError, RawTracePoint, UProbe};
-use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
+use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
+use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
 
 use super::attach::chain;
@@ -86,6 +86,15 @@ pub(crate) enum LoadError {
         #[source]
         cause: MapError,
     },
+    /// A map could not be read or written.
+    #[error("the kernel half's table {table} cannot be used")]
+    Table {
+        /// Its name.
+        table: &'static str,
+        /// The kernel's answer.
+        #[source]
+        cause: MapError,
+    },
     /// The time of the attach could not be told to the kernel half.
     #[error("the kernel half cannot be told that its probes are in place")]
     Arm(#[source] MapError),
@@ -120,39 +129,16 @@ impl Kernel {
     pub(crate) fn load(options: LoadOptions) -> Result<Self, LoadError> {
         let bytes = std::fs::read(KERNEL_BTF).map_err(LoadError::NoBtf)?;
         let btf = Btf::parse(&bytes)?;
-        let tgid = btf.member_offset_bytes("task_struct", "tgid")?;
-        let signal = btf.member_offset_bytes("task_struct", "signal")?;
-        let live = btf.member_offset_bytes("signal_struct", "live")?;
-        let flags = btf.member_offset_bytes("signal_struct", "flags")?;
-        // Linux before 5.17 calls it group_exit_task.
-        let exec = btf
-            .member_offset_bytes("signal_struct", "group_exec_task")
-            .or_else(|_| btf.member_offset_bytes("signal_struct", "group_exit_task"))?;
-        let leader = btf.member_offset_bytes("task_struct", "group_leader")?;
-        // Linux before 5.5 calls it real_start_time.
-        let start = btf
-            .member_offset_bytes("task_struct", "start_boottime")
-            .or_else(|_| btf.member_offset_bytes("task_struct", "real_start_time"))?;
-        let files = btf.member_offset_bytes("task_struct", "files")?;
-        let table = btf.member_offset_bytes("files_struct", "fdt")?;
-        let table_size = btf.member_offset_bytes("fdtable", "max_fds")?;
-        let table_files = btf.member_offset_bytes("fdtable", "fd")?;
-        let comm = btf.member_offset_bytes("task_struct", "comm")?;
+        let offsets = offsets(&btf)?;
         let watch_all = u8::from(options.all_processes);
         let level = if options.diagnostics { aya_log::Level::Debug as u8 } else { 0 };
-        let mut ebpf = EbpfLoader::new()
-            .override_global("TASK_TGID_OFFSET", &tgid, true)
-            .override_global("TASK_SIGNAL_OFFSET", &signal, true)
-            .override_global("SIGNAL_LIVE_OFFSET", &live, true)
-            .override_global("SIGNAL_FLAGS_OFFSET", &flags, true)
-            .override_global("SIGNAL_EXEC_OFFSET", &exec, true)
-            .override_global("TASK_LEADER_OFFSET", &leader, true)
-            .override_global("TASK_START_OFFSET", &start, true)
-            .override_global("TASK_COMM_OFFSET", &comm, true)
-            .override_global("TASK_FILES_OFFSET", &files, true)
-            .override_global("FILES_TABLE_OFFSET", &table, true)
-            .override_global("TABLE_SIZE_OFFSET", &table_size, true)
-            .override_global("TABLE_FILES_OFFSET", &table_files, true)
+        let can_loop = u8::from(can_loop());
+        let mut loader = EbpfLoader::new();
+        for (name, offset_bytes) in &offsets {
+            loader.override_global(name, offset_bytes, true);
+        }
+        let mut ebpf = loader
+            .override_global("CAN_LOOP", &can_loop, true)
             .override_global("WATCH_ALL", &watch_all, true)
             .override_global("AYA_LOG_LEVEL", &level, true)
             .map_max_entries("RECORDS", options.ring_bytes)
@@ -193,6 +179,43 @@ impl Kernel {
         }
         Ok(())
     }
+}
+
+/// Where the kernel half finds what it needs of kernel structs, by the names of its globals, in bytes.
+fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfError> {
+    let of = |structure, member| btf.member_offset_bytes(structure, member);
+    Ok(vec![
+        ("TASK_TGID_OFFSET", of("task_struct", "tgid")?),
+        ("TASK_SIGNAL_OFFSET", of("task_struct", "signal")?),
+        ("SIGNAL_LIVE_OFFSET", of("signal_struct", "live")?),
+        ("SIGNAL_FLAGS_OFFSET", of("signal_struct", "flags")?),
+        // Linux before 5.17 calls it group_exit_task.
+        (
+            "SIGNAL_EXEC_OFFSET",
+            of("signal_struct", "group_exec_task").or_else(|_| of("signal_struct", "group_exit_task"))?,
+        ),
+        ("TASK_LEADER_OFFSET", of("task_struct", "group_leader")?),
+        // Linux before 5.5 calls it real_start_time.
+        ("TASK_START_OFFSET", of("task_struct", "start_boottime").or_else(|_| of("task_struct", "real_start_time"))?),
+        ("TASK_COMM_OFFSET", of("task_struct", "comm")?),
+        ("TASK_FILES_OFFSET", of("task_struct", "files")?),
+        ("FILES_TABLE_OFFSET", of("files_struct", "fdt")?),
+        ("TABLE_SIZE_OFFSET", of("fdtable", "max_fds")?),
+        ("TABLE_FILES_OFFSET", of("fdtable", "fd")?),
+        // Without it there are no Python stacks; all else works.
+        (
+            "TASK_POINTER_OFFSET",
+            of("thread_struct", THREAD_POINTER).map_or(Ok(0), |within| Ok(of("task_struct", "thread")? + within))?,
+        ),
+    ])
+}
+
+/// What holds the thread pointer in the kernel's `thread_struct`. On 64-bit Arm it is the first member of that struct.
+const THREAD_POINTER: &str = if cfg!(target_arch = "aarch64") { "uw" } else { "fsbase" };
+
+/// Whether Python stacks can be walked (Linux 5.17).
+fn can_loop() -> bool {
+    is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_loop).unwrap_or(false)
 }
 
 /// One of the uprobe programs.

@@ -138,6 +138,74 @@ impl<'data, R: ReadRef<'data>> SymbolTable<'data, R> {
     }
 }
 
+/// Bytes of an entry of a symbol table.
+pub(crate) const SYMBOL_BYTES: usize = size_of::<Sym64<LittleEndian>>();
+
+/// A symbol table and the table of its names: offset in the file and length of each, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Table {
+    /// The symbols.
+    pub(crate) symbols: (u64, u64),
+    /// Their names.
+    pub(crate) strings: (u64, u64),
+}
+
+/// Where the symbol tables of a file lie, for those who read large ones piece by piece.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout<'data> {
+    segments: &'data [Segment],
+    tables: Vec<Table>,
+    machine: Machine,
+    file_bytes: u64,
+}
+
+impl<'data> Layout<'data> {
+    /// Reads the headers.
+    ///
+    /// # Errors
+    /// As [`SymbolTable::parse`].
+    pub(crate) fn parse<R: ReadRef<'data>>(data: R) -> Result<Self, ResolveError> {
+        check_identification(data)?;
+        let header = FileHeader64::<LittleEndian>::parse(data).map_err(damaged("ELF header"))?;
+        let segments = program_headers(header, data)?;
+        let sections = section_headers(header, data)?;
+        let file_bytes = data.len().map_err(damaged("file length"))?;
+        let range = |section: &Section| {
+            let (offset, length) = (section.sh_offset(LE), section.sh_size(LE));
+            offset.checked_add(length).filter(|end| *end <= file_bytes).map(|_| (offset, length))
+        };
+        let table = |kind| {
+            let section = find_section(sections, kind)?;
+            let strings = sections.get(usize::try_from(section.sh_link(LE)).ok()?)?;
+            Some(Table { symbols: range(section)?, strings: range(strings)? })
+        };
+        let tables: Vec<Table> = [SHT_DYNSYM, SHT_SYMTAB].into_iter().filter_map(table).collect();
+        if tables.is_empty() {
+            return Err(ResolveError::NoSymbols);
+        }
+        Ok(Self { segments, tables, machine: machine_of(header.e_machine.get(LE).0), file_bytes })
+    }
+
+    /// The exported symbols first, then all, where the file has them.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
+        self.tables.iter().copied()
+    }
+
+    /// The instruction set.
+    pub(crate) fn machine(&self) -> Machine {
+        self.machine
+    }
+
+    /// The function that an entry of a symbol table defines here, if it does.
+    pub(crate) fn function(&self, symbol: &[u8; SYMBOL_BYTES]) -> Option<FunctionLocation> {
+        let (symbol, _) = object::pod::from_bytes::<Sym64<LittleEndian>>(symbol).ok()?;
+        if symbol.st_type() != STT_FUNC || symbol.st_shndx.get(LE) == SHN_UNDEF {
+            return None;
+        }
+        locate(symbol, self.segments).filter(|location| lies_within(location, self.file_bytes))
+    }
+}
+
 fn damaged<E>(what: &'static str) -> impl Fn(E) -> ResolveError {
     move |_| ResolveError::Damaged { what }
 }

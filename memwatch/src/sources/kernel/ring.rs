@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use aya::Ebpf;
 use aya::maps::{MapData, MapError, RingBuf};
-use memwatch_common::record::{Record, RecordError};
+use memwatch_common::record::{Item, RecordError};
 use tokio::io::unix::AsyncFd;
 
 use super::load::LoadError;
@@ -53,14 +53,14 @@ impl Ring {
 
     /// Hands over every record that is in the ring now, and at most a ringful: calls that come faster than they are taken in must
     /// not keep reports and signals waiting.
-    pub(crate) fn drain(&mut self, mut take: impl FnMut(Result<Record, RecordError>)) {
+    pub(crate) fn drain(&mut self, mut take: impl FnMut(Result<Item<'_>, RecordError>)) {
         let Records(ring) = self.records.get_mut();
         let mut left_bytes = self.size_bytes;
         while left_bytes > 0
             && let Some(bytes) = ring.next()
         {
             left_bytes = left_bytes.saturating_sub(HEADER_BYTES + bytes.len().next_multiple_of(ALIGNMENT_BYTES));
-            take(Record::from_bytes(&bytes));
+            take(Item::from_bytes(&bytes));
         }
     }
 }

@@ -130,19 +130,28 @@ impl Site {
 /// `address` is the function's virtual address in its file. Never fails: what cannot be judged
 /// keeps the entry and says why in [`Site::reason`].
 pub(crate) fn select(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion) -> Site {
+    choose(code, address, machine, kernel, &ARGUMENTS)
+}
+
+/// The same for a function whose arguments nobody wants to know.
+pub(crate) fn select_without_arguments(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion) -> Site {
+    choose(code, address, machine, kernel, &[])
+}
+
+fn choose(code: &[u8], address: u64, machine: Machine, kernel: KernelVersion, wanted: &[Register]) -> Site {
     if machine != Machine::X86_64 {
         return Site::entry(code, SiteReason::UnsupportedMachine);
     }
     if code.is_empty() {
         return Site::entry(code, SiteReason::CodeUnknown);
     }
-    let chosen = first_emulated(code, address, kernel)
+    let chosen = first_emulated(code, address, kernel, wanted)
         .and_then(|site| scan::reached_once(code, address, site.offset_in_function).map(|()| site));
     chosen.unwrap_or_else(|reason| Site::entry(code, reason))
 }
 
 /// Walks the entry block to its first emulated instruction.
-fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion) -> Result<Site, SiteReason> {
+fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion, wanted: &[Register]) -> Result<Site, SiteReason> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut effects = InstructionInfoFactory::new();
     for instructions in 0..=MAX_SKIPPED {
@@ -165,7 +174,7 @@ fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion) -> Result<Si
         if instruction.flow_control() != FlowControl::Next {
             return Err(SiteReason::NoEmulatedInstruction);
         }
-        if let Some(reason) = spoils(effects.info(&instruction)) {
+        if let Some(reason) = spoils(effects.info(&instruction), wanted) {
             return Err(reason);
         }
     }
@@ -173,12 +182,12 @@ fn first_emulated(code: &[u8], address: u64, kernel: KernelVersion) -> Result<Si
 }
 
 /// Says what of the caller's state an instruction destroys; `None` when a probe after it sees
-/// the same arguments, stack and pointed-to memory as one before it.
-fn spoils(effects: &InstructionInfo) -> Option<SiteReason> {
+/// the same wanted arguments, stack and pointed-to memory as one before it.
+fn spoils(effects: &InstructionInfo, wanted: &[Register]) -> Option<SiteReason> {
     let written = |register: &&UsedRegister| writes(register.access());
     if let Some(register) = effects.used_registers().iter().filter(written).find_map(|used| {
         let register = used.register().full_register();
-        (register == Register::RSP || ARGUMENTS.contains(&register)).then_some(register)
+        (register == Register::RSP || wanted.contains(&register)).then_some(register)
     }) {
         return Some(match register {
             Register::RSP => SiteReason::StackWritten,

@@ -18,11 +18,11 @@ pub(super) struct Mapping {
     pub(super) deleted: bool,
 }
 
-/// Reads the executable mappings of files called `stem` or `stem.<anything>`, one per file.
+/// Reads the executable mappings of files called by one of these stems or `stem.<anything>`, one per file.
 ///
 /// # Errors
 /// Reading failed; a process that exits meanwhile fails with `ESRCH` or reads as empty.
-pub(super) fn library_mappings(mut maps: impl BufRead, stem: &str) -> io::Result<Vec<Mapping>> {
+pub(super) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Result<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
     let mut line = Vec::new();
     loop {
@@ -30,7 +30,7 @@ pub(super) fn library_mappings(mut maps: impl BufRead, stem: &str) -> io::Result
         if maps.read_until(b'\n', &mut line)? == 0 {
             return Ok(found);
         }
-        let Some(mapping) = parse_line(line.trim_ascii_end(), stem) else {
+        let Some(mapping) = parse_line(line.trim_ascii_end(), stems) else {
             continue;
         };
         let known = |seen: &Mapping| seen.inode == mapping.inode && seen.path == mapping.path;
@@ -41,10 +41,10 @@ pub(super) fn library_mappings(mut maps: impl BufRead, stem: &str) -> io::Result
 }
 
 /// Parses `start-end perms offset major:minor inode   /path`; anything but an executable mapping
-/// of the wanted library is `None`.
-fn parse_line(line: &[u8], stem: &str) -> Option<Mapping> {
+/// of a wanted library is `None`.
+fn parse_line(line: &[u8], stems: &[&str]) -> Option<Mapping> {
     let slash = line.iter().rposition(|&byte| byte == b'/')?;
-    if !line[slash + 1..].starts_with(stem.as_bytes()) {
+    if !stems.iter().any(|stem| line[slash + 1..].starts_with(stem.as_bytes())) {
         return None;
     }
     let path_start = line.iter().position(|&byte| byte == b'/')?;
@@ -53,7 +53,7 @@ fn parse_line(line: &[u8], stem: &str) -> Option<Mapping> {
         None => (&line[path_start..], false),
     };
     let path = unescape(written);
-    if !is_library(&path, stem) {
+    if !stems.iter().any(|stem| is_library(&path, stem)) {
         return None;
     }
     let fields = std::str::from_utf8(&line[..path_start]).ok()?;
@@ -83,7 +83,7 @@ fn is_range(range: &str) -> bool {
 
 /// Undoes the one escape the kernel writes in this file: `\012` for a newline. A path that holds
 /// these four characters literally reads the same; `map_files` still opens the right file.
-fn unescape(written: &[u8]) -> Vec<u8> {
+pub(in crate::sources) fn unescape(written: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut path = Vec::with_capacity(written.len());
     let mut rest = written;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     fn paths(maps: &[u8]) -> Vec<Vec<u8>> {
-        let mappings = library_mappings(maps, "libcuda.so").expect("readable");
+        let mappings = library_mappings(maps, &["libcuda.so"]).expect("readable");
         mappings.into_iter().map(|mapping| mapping.path).collect()
     }
 
@@ -128,7 +128,7 @@ mod tests {
             path: b"/usr/lib/libcuda.so.580.95".to_vec(),
             deleted: false,
         };
-        assert_eq!(library_mappings(&maps[..], "libcuda.so").expect("readable"), [expected]);
+        assert_eq!(library_mappings(&maps[..], &["libcuda.so"]).expect("readable"), [expected]);
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn a_deleted_library_keeps_its_path_without_the_mark() {
         let maps = line(b"/usr/lib/libcuda.so.1 (deleted)");
-        let mappings = library_mappings(&maps[..], "libcuda.so").expect("readable");
+        let mappings = library_mappings(&maps[..], &["libcuda.so"]).expect("readable");
         assert_eq!(mappings[0].path, b"/usr/lib/libcuda.so.1");
         assert!(mappings[0].deleted);
     }

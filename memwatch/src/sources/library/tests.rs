@@ -231,7 +231,7 @@ fn an_identity_survives_a_second_scan() {
 #[test]
 fn this_process_has_mapped_its_own_c_library() {
     let tgid = std::process::id();
-    let discovery = LibraryScan::new("/proc").with_stem("libc.so").scan_process(tgid);
+    let discovery = LibraryScan::new("/proc").with_stems(&["libc.so"]).scan_process(tgid);
     let found = only(&discovery.files);
     assert_eq!(found.mapped_by, [tgid]);
     assert!(found.path().exists() && found.display.starts_with('/'));

@@ -4,7 +4,7 @@ use memwatch_core::snapshot::{ProcessGpuView, ProcessView};
 use ratatui::text::{Line, Span};
 
 use super::look::{Fill, Look, ends};
-use super::{Page, Shown, State};
+use super::{Page, Shown, State, tensors};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, fit, known, plural, printable, rate, signed_bytes};
 use crate::sinks::order::by_holding;
@@ -68,6 +68,7 @@ impl Block<'_> {
         for gpu in &self.process.gpus {
             lines.extend(self.gpu(gpu));
         }
+        lines.extend(tensors::lines(look, snapshot, self.process, self.width));
         let earlier = self.process.failures.len().saturating_sub(LISTED_FAILURES);
         let failures = self.process.failures[earlier..].iter().rev();
         let failures = failures.map(|failure| sentences::failure(snapshot, failure, clock));

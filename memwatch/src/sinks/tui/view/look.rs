@@ -31,6 +31,8 @@ pub(super) enum Fill {
     Empty,
     /// Live bytes of one kind.
     Kind(&'static str),
+    /// Live bytes of one stage of training.
+    Stage(&'static str),
 }
 
 impl Look {
@@ -63,13 +65,13 @@ impl Look {
     /// The character and the colour of a piece of a bar. Without colours every piece has a character of its own.
     pub(super) fn fill(self, fill: Fill) -> (&'static str, Style) {
         let (ascii, mono, colored, color) = match fill {
-            Fill::Live | Fill::Kind("device") => ("#", "█", "█", Some(Color::Green)),
+            Fill::Live | Fill::Kind("device") | Fill::Stage("forward") => ("#", "█", "█", Some(Color::Green)),
             Fill::Unexplained => ("%", "▒", "▒", Some(Color::Yellow)),
             Fill::Empty => (".", "░", "░", Some(Color::DarkGray)),
-            Fill::Kind("pool") => ("=", "▓", "█", Some(Color::Cyan)),
-            Fill::Kind("physical") => ("+", "▒", "█", Some(Color::Blue)),
-            Fill::Kind("array") => ("~", "▚", "█", Some(Color::Magenta)),
-            Fill::Kind(_) => ("?", "▞", "█", None),
+            Fill::Kind("pool") | Fill::Stage("backward") => ("=", "▓", "█", Some(Color::Cyan)),
+            Fill::Kind("physical") | Fill::Stage("optimizer") => ("+", "▒", "█", Some(Color::Blue)),
+            Fill::Kind("array") | Fill::Stage("outside") => ("~", "▚", "█", Some(Color::Magenta)),
+            Fill::Kind(_) | Fill::Stage(_) => ("?", "▞", "█", None),
         };
         let symbol = match (self.ascii, self.color) {
             (true, _) => ascii,

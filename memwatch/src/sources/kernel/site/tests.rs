@@ -33,6 +33,16 @@ fn assert_moved(parts: &[&[u8]], offset: u64, instructions: usize, text: &str) {
 }
 
 #[test]
+fn where_arguments_are_not_wanted_they_may_be_gone() {
+    // `mov (%rdi),%rdi; add $16,%rdi; jmp …`, as a range of PyTorch's ends.
+    let code = [0x48, 0x8b, 0x3f, 0x48, 0x83, 0xc7, 0x10, 0xe9, 0xa4, 0xc7, 0xad, 0x0b];
+    let site = select(&code, ADDRESS, Machine::X86_64, NEWEST);
+    assert_eq!((site.offset_in_function, site.reason), (0, SiteReason::ArgumentWritten));
+    let site = select_without_arguments(&code, ADDRESS, Machine::X86_64, NEWEST);
+    assert_eq!((site.offset_in_function, site.reason), (7, SiteReason::MovedPast { instructions: 2 }));
+}
+
+#[test]
 fn a_rip_relative_compare_is_skipped_for_the_branch_after_it() {
     // The shape of drivers 470 to 595: cmp; je; push rbp; mov rbp, rsp; pop rbp; ret.
     assert_moved(&[&CMP, &[0x74, 0x10], &PUSH_RBP, &MOV_RBP_RSP, &POP_RBP_RET], 10, 1, "je");

@@ -1,0 +1,168 @@
+//! What to copy of an event: one plan per row, packed into the attach cookie.
+
+/// How a row's name is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Text {
+    /// It has none.
+    None = 0,
+    /// Argument 0 is a C string.
+    Argument0 = 1,
+    /// Argument 1 is a reference to a `std::string`, whose first word points to its bytes in both ABIs.
+    StringInArgument1 = 2,
+}
+
+/// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, peek
+/// offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorPlan {
+    /// How the name is read.
+    pub text: Text,
+    /// Also copy the two words above the return address.
+    pub stack_words: bool,
+    /// Also copy two words at an offset in bytes into what this argument points to.
+    pub peek: Option<(u8, u16)>,
+    /// Whether the Python stack is walked.
+    pub stack: Walk,
+    /// Argument 0 is a code object: stacks with it are sent again.
+    pub forgets: bool,
+    /// What it has to do with the allocator's own statistics.
+    pub statistics: Statistics,
+    /// What the peeked argument points to names a variable of each thread, a `tls_index` of the C library; the first word is copied from this
+    /// thread's, at the peek's offset into it.
+    pub thread_variable: bool,
+}
+
+/// What an event has to do with the allocator's own statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Statistics {
+    /// Nothing.
+    None = 0,
+    /// Argument 0 is the allocator that this thread's next offer is of.
+    Announced = 1,
+    /// They may be read: the lock is held and they are consistent.
+    Offered = 2,
+}
+
+/// In a cookie: the probe was attached to all processes, since this kernel cannot attach it to one; only events of processes in the kernel half's
+/// list are wanted.
+pub const ONLY_LISTED: u64 = 1 << 63;
+
+/// When the Python stack is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Walk {
+    /// Never.
+    Never = 0,
+    /// At every event.
+    Always = 1,
+    /// Where argument 1 as a signed number is above 0: at allocations, not at frees.
+    Grants = 2,
+}
+
+impl TensorPlan {
+    /// Registers only.
+    pub const fn registers() -> Self {
+        Self {
+            text: Text::None,
+            stack_words: false,
+            peek: None,
+            stack: Walk::Never,
+            forgets: false,
+            statistics: Statistics::None,
+            thread_variable: false,
+        }
+    }
+
+    /// With a word of the thread's own variable that argument 0 names, at an offset in bytes below 1024.
+    #[must_use]
+    pub const fn of_thread(mut self, offset_bytes: u16) -> Self {
+        self.peek = Some((0, offset_bytes));
+        self.thread_variable = true;
+        self
+    }
+
+    pub(super) const fn text(mut self, text: Text) -> Self {
+        self.text = text;
+        self
+    }
+
+    pub(super) const fn stack_words(mut self) -> Self {
+        self.stack_words = true;
+        self
+    }
+
+    pub(super) const fn peek(mut self, argument: u8, offset_bytes: u16) -> Self {
+        self.peek = Some((argument, offset_bytes));
+        self
+    }
+
+    pub(super) const fn walk(mut self, walk: Walk) -> Self {
+        self.stack = walk;
+        self
+    }
+
+    pub(super) const fn forgets(mut self) -> Self {
+        self.forgets = true;
+        self
+    }
+
+    pub(super) const fn statistics(mut self, statistics: Statistics) -> Self {
+        self.statistics = statistics;
+        self
+    }
+
+    /// Packs a row's id and plan into the attach cookie of its entry probe, or of its return probe.
+    pub const fn cookie(self, row: u16, is_return: bool) -> u64 {
+        let (argument, offset_bytes) = match self.peek {
+            Some((argument, offset_bytes)) => (argument + 1, offset_bytes),
+            None => (0, 0),
+        };
+        (row as u64)
+            | (self.text as u64) << 16
+            | (self.stack_words as u64) << 18
+            | (argument as u64) << 19
+            | (offset_bytes as u64) << 22
+            | (self.stack as u64) << 32
+            | (self.forgets as u64) << 34
+            | (self.statistics as u64) << 35
+            | (is_return as u64) << 37
+            | (self.thread_variable as u64) << 38
+    }
+
+    /// The row's id, its plan, and whether it is the return probe's.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "every field is masked to its width")]
+    pub const fn from_cookie(cookie: u64) -> (u16, Self, bool) {
+        let text = match (cookie >> 16) & 3 {
+            1 => Text::Argument0,
+            2 => Text::StringInArgument1,
+            _ => Text::None,
+        };
+        let stack = match (cookie >> 32) & 3 {
+            1 => Walk::Always,
+            2 => Walk::Grants,
+            _ => Walk::Never,
+        };
+        let statistics = match (cookie >> 35) & 3 {
+            1 => Statistics::Announced,
+            2 => Statistics::Offered,
+            _ => Statistics::None,
+        };
+        let peek = match (cookie >> 19) & 7 {
+            0 => None,
+            argument => Some((argument as u8 - 1, ((cookie >> 22) & 0x3FF) as u16)),
+        };
+        let plan = Self {
+            text,
+            stack_words: (cookie >> 18) & 1 == 1,
+            peek,
+            stack,
+            forgets: (cookie >> 34) & 1 == 1,
+            statistics,
+            thread_variable: (cookie >> 38) & 1 == 1,
+        };
+        ((cookie & 0xFFFF) as u16, plan, (cookie >> 37) & 1 == 1)
+    }
+}

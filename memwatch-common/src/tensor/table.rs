@@ -1,0 +1,275 @@
+//! The table: one row per probed function around PyTorch's caching allocator.
+//!
+//! Symbols are beginnings of mangled names, since signatures change from version to version; presence and registers were checked in the wheels of
+//! PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for x86-64.
+
+use super::plan::{Statistics, TensorPlan, Text, Walk};
+
+/// The library a row's function is in, by the name of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TorchLibrary {
+    /// `libc10.so`: what the allocator reports to a profiler. Exported.
+    C10,
+    /// `libc10_cuda.so`: the caching allocator. Local symbols: only where it is not stripped.
+    C10Cuda,
+    /// `libtorch_cpu.so`: the autograd engine and ranges.
+    TorchCpu,
+    /// `libtorch_cuda.so`: graphs.
+    TorchCuda,
+    /// `libtorch_python.so`: NVTX ranges.
+    TorchPython,
+    /// `libpython3.x.so` or the interpreter's executable. The function has no symbol there: it is where a type object says.
+    Python,
+}
+
+/// What a row is for: rows are put in by these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Purpose {
+    /// Blocks and segments of the caching allocator.
+    Allocator,
+    /// The same as long as it is not known that the allocator tells its own trace, which says all that these do.
+    AllocatorUntilTrace,
+    /// The same where the allocator tells its own trace only while it is recorded (before PyTorch 2.4).
+    AllocatorWithoutTrace,
+    /// Forward, backward, optimizer, and what the program calls a range.
+    Stages,
+    /// Which node of the backward graph belongs to which module.
+    Layers,
+    /// Python's code objects.
+    Python,
+}
+
+/// Where in a function a row is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// At its entry.
+    Entry,
+    /// Where it asks for the thread's variable that it counts in: the number is not given yet, and the same as at the return, which costs many
+    /// times as much. At its return where its code is not as expected: only of a function through which no exception is thrown.
+    Count,
+}
+
+/// What a row means: the order of its arguments is known to `decode` alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorMeaning {
+    /// `reportMemoryUsageToProfiler(ptr, ±block bytes, allocated, reserved, device)`: under the allocator's lock, after all its numbers are.
+    Reported,
+    /// `reportOutOfMemoryToProfiler(bytes, allocated, reserved, device)`.
+    ReportedOutOfMemory,
+    /// `record_trace(this, action, address, bytes, stream, device, …)`, and the pool's id on the stack: under the same lock.
+    Traced,
+    /// `DeviceCachingAllocator::malloc`: before the lock. The requested bytes are argument 1 or 2, by version.
+    Requested,
+    /// `alloc_block(this, …, is_retry, …)`: one call per attempt to get a segment.
+    SegmentWanted,
+    /// `synchronize_and_free_events(this, …)`.
+    Synchronized,
+    /// `free_block(this, Block*, …)`: the block's address is the peek.
+    BlockFreed,
+    /// `NativeCachingAllocator::resetPeakStats(this, device)`.
+    PeaksReset,
+    /// `NativeCachingAllocator::resetAccumulatedStats(this, device)`.
+    AccumulatedReset,
+    /// A `record_function` range begins; its name comes as text.
+    RangeBegins,
+    /// The innermost such range of some thread ends.
+    RangeEnds,
+    /// An NVTX range is pushed; its name comes as text.
+    NvtxPush,
+    /// The innermost NVTX range of the thread is popped.
+    NvtxPop,
+    /// `Engine::evaluate_function(this, task, Node*, …)`: a node of the backward graph begins to run in this thread. The peeks are the words 16 and
+    /// 24 bytes into the node: one of them is its sequence number, by version.
+    ///
+    /// Never at its return: an allocation that fails throws through this function, and a return probe in the way of an exception ends the program
+    /// (the unwinder finds the trampoline where the return address was, and calls `std::terminate`).
+    BackwardNode,
+    /// `sequence_number::get_and_increment()` returns this number: the next node of the graph that this thread builds.
+    SequenceNumber,
+    /// `CUDAGraph::capture_begin(this, …)`: a CUDA graph begins to be captured.
+    CaptureBegins,
+    /// `CUDAGraph::capture_end(this)`, or its first part alone (`capture_end_pre`, in PyTorch 2.15, where Python calls the parts): it is captured.
+    CaptureEnds,
+    /// The code object in argument 0 goes; its address may become another's.
+    CodeGoes,
+}
+
+impl TensorMeaning {
+    /// Whether it is told by the arguments: where not, the probe may be where they have gone.
+    pub const fn has_arguments(self) -> bool {
+        !matches!(self, Self::RangeEnds | Self::NvtxPop)
+    }
+}
+
+/// One probed function around the caching allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorProbe {
+    /// Stable number: the low 16 bits of the attach cookie, and [`TensorRecord::probe`].
+    pub id: u16,
+    /// Where the function is.
+    pub library: TorchLibrary,
+    /// What its mangled name begins with; empty where it has no symbol.
+    pub symbol: &'static str,
+    /// Where it is probed.
+    pub point: Point,
+    /// What to capture.
+    pub plan: TensorPlan,
+    /// What the captured words mean.
+    pub meaning: TensorMeaning,
+    /// What it is for.
+    pub purpose: Purpose,
+}
+
+const fn row(
+    id: u16,
+    (library, purpose): (TorchLibrary, Purpose),
+    symbol: &'static str,
+    meaning: TensorMeaning,
+    plan: TensorPlan,
+) -> TensorProbe {
+    TensorProbe { id, library, symbol, point: Point::Entry, plan, meaning, purpose }
+}
+
+const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
+    probe.point = point;
+    probe
+}
+
+macro_rules! device_allocator {
+    ($rest:literal) => {
+        concat!("_ZN3c104cuda20CUDACachingAllocator6Native22DeviceCachingAllocator", $rest)
+    };
+}
+
+const REGISTERS: TensorPlan = TensorPlan::registers();
+const REPORTS: (TorchLibrary, Purpose) = (TorchLibrary::C10, Purpose::Allocator);
+const ALLOCATOR: (TorchLibrary, Purpose) = (TorchLibrary::C10Cuda, Purpose::Allocator);
+const UNTIL_TRACE: (TorchLibrary, Purpose) = (TorchLibrary::C10Cuda, Purpose::AllocatorUntilTrace);
+const WITHOUT_TRACE: (TorchLibrary, Purpose) = (TorchLibrary::C10Cuda, Purpose::AllocatorWithoutTrace);
+const STAGES: (TorchLibrary, Purpose) = (TorchLibrary::TorchCpu, Purpose::Stages);
+const LAYERS: (TorchLibrary, Purpose) = (TorchLibrary::TorchCpu, Purpose::Layers);
+const GRAPHS: (TorchLibrary, Purpose) = (TorchLibrary::TorchCuda, Purpose::Stages);
+const NVTX: (TorchLibrary, Purpose) = (TorchLibrary::TorchPython, Purpose::Stages);
+const PYTHON: (TorchLibrary, Purpose) = (TorchLibrary::Python, Purpose::Python);
+
+/// The table. Ids are stable: they stand in recordings, and a removed row keeps its number.
+pub const TENSOR_PROBES: &[TensorProbe] = &[
+    row(
+        1,
+        REPORTS,
+        "_ZN3c1027reportMemoryUsageToProfilerE",
+        TensorMeaning::Reported,
+        REGISTERS.walk(Walk::Grants).statistics(Statistics::Offered),
+    ),
+    row(
+        2,
+        REPORTS,
+        "_ZN3c1027reportOutOfMemoryToProfilerE",
+        TensorMeaning::ReportedOutOfMemory,
+        REGISTERS.walk(Walk::Always).statistics(Statistics::Offered),
+    ),
+    row(
+        3,
+        ALLOCATOR,
+        device_allocator!("12record_traceE"),
+        TensorMeaning::Traced,
+        REGISTERS.stack_words().statistics(Statistics::Announced),
+    ),
+    row(
+        4,
+        UNTIL_TRACE,
+        device_allocator!("6mallocE"),
+        TensorMeaning::Requested,
+        REGISTERS.statistics(Statistics::Announced),
+    ),
+    row(5, ALLOCATOR, device_allocator!("11alloc_blockE"), TensorMeaning::SegmentWanted, REGISTERS),
+    row(6, ALLOCATOR, device_allocator!("27synchronize_and_free_eventsE"), TensorMeaning::Synchronized, REGISTERS),
+    row(
+        7,
+        WITHOUT_TRACE,
+        device_allocator!("10free_blockE"),
+        TensorMeaning::BlockFreed,
+        REGISTERS.peek(1, 0x48).statistics(Statistics::Announced),
+    ),
+    row(
+        8,
+        ALLOCATOR,
+        "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator14resetPeakStatsE",
+        TensorMeaning::PeaksReset,
+        REGISTERS,
+    ),
+    row(
+        9,
+        ALLOCATOR,
+        "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator21resetAccumulatedStatsE",
+        TensorMeaning::AccumulatedReset,
+        REGISTERS,
+    ),
+    row(
+        20,
+        STAGES,
+        "_ZN5torch8autograd8profiler25record_function_enter_newE",
+        TensorMeaning::RangeBegins,
+        REGISTERS.text(Text::StringInArgument1),
+    ),
+    row(21, STAGES, "_ZN5torch8autograd8profilerL24record_function_exit_newE", TensorMeaning::RangeEnds, REGISTERS),
+    row(
+        22,
+        STAGES,
+        "_ZN5torch8autograd6Engine17evaluate_functionE",
+        TensorMeaning::BackwardNode,
+        REGISTERS.peek(2, 16),
+    ),
+    at(
+        Point::Count,
+        row(
+            23,
+            LAYERS,
+            "_ZN2at15sequence_number17get_and_incrementEv",
+            TensorMeaning::SequenceNumber,
+            REGISTERS.walk(Walk::Always),
+        ),
+    ),
+    row(24, GRAPHS, "_ZN2at4cuda9CUDAGraph13capture_beginE", TensorMeaning::CaptureBegins, REGISTERS),
+    row(25, GRAPHS, "_ZN2at4cuda9CUDAGraph11capture_endE", TensorMeaning::CaptureEnds, REGISTERS),
+    row(28, GRAPHS, "_ZN2at4cuda9CUDAGraph15capture_end_preE", TensorMeaning::CaptureEnds, REGISTERS),
+    row(26, NVTX, "nvtxRangePushA", TensorMeaning::NvtxPush, REGISTERS.text(Text::Argument0)),
+    row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
+    row(40, PYTHON, "", TensorMeaning::CodeGoes, REGISTERS.forgets()),
+];
+
+/// The row with this id.
+pub fn tensor_probe(id: u16) -> Option<&'static TensorProbe> {
+    TENSOR_PROBES.iter().find(|probe| probe.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Point, TENSOR_PROBES, TensorPlan, Walk};
+
+    #[test]
+    fn every_row_survives_its_cookie() {
+        for probe in TENSOR_PROBES {
+            for is_return in [false, true] {
+                assert_eq!(
+                    TensorPlan::from_cookie(probe.plan.cookie(probe.id, is_return)),
+                    (probe.id, probe.plan, is_return)
+                );
+            }
+        }
+        let of_thread = TensorPlan::registers().walk(Walk::Always).of_thread(1023);
+        assert_eq!(TensorPlan::from_cookie(of_thread.cookie(23, false)), (23, of_thread, false));
+    }
+
+    #[test]
+    fn ids_are_unique_and_a_return_has_nothing_to_read_from_registers() {
+        for (index, probe) in TENSOR_PROBES.iter().enumerate() {
+            assert!(TENSOR_PROBES[..index].iter().all(|other| other.id != probe.id), "{}", probe.symbol);
+            if probe.point != Point::Entry {
+                let plan = TensorPlan { stack: Walk::Never, ..probe.plan };
+                assert_eq!(plan, TensorPlan::registers(), "{}", probe.symbol);
+                assert!(probe.plan.stack != Walk::Grants, "{}", probe.symbol);
+            }
+        }
+    }
+}

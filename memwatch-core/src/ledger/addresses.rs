@@ -1,0 +1,231 @@
+//! Who lives at which address, in as few bytes as can be: there may be millions of them.
+//!
+//! Most of what is to be known of an allocation, a process says again and again: its context, device, pool and kind. Each combination of
+//! them is kept once, with a number, so that an address takes 32 bytes, and two of them one line of memory.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+
+use foldhash::fast::RandomState;
+
+use super::grants::{Allocation, Tenancy};
+use super::pool::PoolId;
+use super::table::Tag;
+use super::tenants::{Release, Tenants};
+use super::totals::{DeviceRef, Kind};
+
+/// From so many combinations on, those of which nothing lives any more are looked for.
+const FEW: usize = 256;
+
+/// Tenants by address.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Addresses {
+    tenants: Tenants<Small>,
+    sorts: Sorts,
+}
+
+/// A tenancy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Small {
+    bytes: u64,
+    sort: SortId,
+}
+
+/// All of an allocation but its bytes; `None` for another owner's memory.
+type Sort = Option<(u64, DeviceRef, Option<PoolId>, Kind)>;
+
+/// The place of a sort in the list, from one on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SortId(NonZeroU32);
+
+impl Addresses {
+    /// See [`Tenants::grant`].
+    pub(super) fn grant(&mut self, address: u64, granted_ns: u64, tenancy: Tenancy) -> Option<Tenancy> {
+        let small = self.pack(tenancy);
+        let previous = self.tenants.grant(address, granted_ns, small)?;
+        Some(self.take(previous))
+    }
+
+    /// See [`Tenants::displace`].
+    pub(super) fn displace(&mut self, address: u64) -> Option<Tenancy> {
+        let previous = self.tenants.displace(address)?;
+        Some(self.take(previous))
+    }
+
+    /// See [`Tenants::release`].
+    #[inline]
+    pub(super) fn release(&mut self, address: u64, entered_ns: u64) -> Release<Tenancy> {
+        match self.tenants.release(address, entered_ns) {
+            Release::Freed(small) => Release::Freed(self.take(small)),
+            Release::PreviousTenant => Release::PreviousTenant,
+            Release::Unknown => Release::Unknown,
+        }
+    }
+
+    /// See [`Tenants::await_frees`].
+    pub(super) fn await_frees(&mut self, address: u64, count: u32) {
+        self.tenants.await_frees(address, count);
+    }
+
+    /// See [`Tenants::await_nothing`].
+    pub(super) fn await_nothing(&mut self) {
+        self.tenants.await_nothing();
+    }
+
+    /// See [`Tenants::foresee`].
+    #[inline]
+    pub(super) fn foresee(&self, address: u64) -> Tag {
+        self.tenants.foresee(address)
+    }
+
+    /// See [`Tenants::foresee_tenant`].
+    #[inline]
+    pub(super) fn foresee_tenant(&self, tag: Tag) {
+        self.tenants.foresee_tenant(tag);
+    }
+
+    /// Takes out the process's own allocations granted by `until_ns` that `dies` names.
+    pub(super) fn drain_own(&mut self, until_ns: u64, dies: impl Fn(&Allocation) -> bool) -> Vec<(u64, Allocation)> {
+        let sorts = &self.sorts;
+        let is_dying = |small: &Small| sorts.unpack(*small).own().is_some_and(&dies);
+        let gone = self.tenants.drain_where(until_ns, is_dying);
+        let own = gone.into_iter().map(|(address, small)| (address, self.take(small)));
+        own.filter_map(|(address, tenancy)| Some((address, *tenancy.own()?))).collect()
+    }
+
+    /// Takes out all that `goes` names, with their addresses.
+    pub(super) fn extract(&mut self, goes: impl Fn(u64, &Tenancy) -> bool) -> Vec<(u64, Tenancy)> {
+        let sorts = &self.sorts;
+        let gone = self.tenants.extract(|address, small| goes(address, &sorts.unpack(*small)));
+        gone.into_iter().map(|(address, small)| (address, self.take(small))).collect()
+    }
+
+    /// Who lives there.
+    pub(super) fn get(&self, address: u64) -> Option<Tenancy> {
+        self.tenants.get(address).map(|small| self.sorts.unpack(*small))
+    }
+
+    /// See [`Tenants::granted_ns`].
+    pub(super) fn granted_ns(&self, address: u64) -> Option<u64> {
+        self.tenants.granted_ns(address)
+    }
+
+    /// All addresses at which somebody lives, in no order.
+    pub(super) fn keys(&self) -> impl Iterator<Item = u64> {
+        self.tenants.keys()
+    }
+
+    /// How many addresses are taken.
+    pub(super) fn len(&self) -> usize {
+        self.tenants.len()
+    }
+
+    /// How many of them by the process's own memory.
+    pub(super) fn own_count(&self) -> u64 {
+        self.sorts.rows.iter().filter(|row| row.sort.is_some()).map(|row| row.live).sum()
+    }
+
+    fn pack(&mut self, tenancy: Tenancy) -> Small {
+        let own = tenancy.own();
+        let sort = own.map(|own| (own.context, own.device, own.pool, own.kind));
+        Small { bytes: own.map_or(0, |own| own.bytes), sort: self.sorts.enter(sort) }
+    }
+
+    /// What it stood for, now gone.
+    #[inline]
+    fn take(&mut self, small: Small) -> Tenancy {
+        let tenancy = self.sorts.unpack(small);
+        self.sorts.leave(small.sort);
+        tenancy
+    }
+}
+
+/// The combinations that live.
+#[derive(Clone, Debug, Default)]
+struct Sorts {
+    rows: Vec<Row>,
+    ids: HashMap<Sort, SortId, RandomState>,
+    /// The one that came last: most often the next is like it.
+    last: Option<SortId>,
+    vacant: Vec<SortId>,
+    /// With so many rows, those of which nothing lives are looked for.
+    most: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    sort: Sort,
+    live: u64,
+}
+
+impl Sorts {
+    /// One more of this sort.
+    #[inline]
+    fn enter(&mut self, sort: Sort) -> SortId {
+        let id = match self.last {
+            Some(last) if self.rows[last.index()].sort == sort => last,
+            _ => self.find_or_add(sort),
+        };
+        self.rows[id.index()].live += 1;
+        self.last = Some(id);
+        id
+    }
+
+    /// One less of it.
+    #[inline]
+    fn leave(&mut self, id: SortId) {
+        self.rows[id.index()].live -= 1;
+    }
+
+    #[inline]
+    fn unpack(&self, small: Small) -> Tenancy {
+        match self.rows[small.sort.index()].sort {
+            None => Tenancy::Foreign,
+            Some((context, device, pool, kind)) => {
+                Tenancy::Own(Allocation { bytes: small.bytes, context, device, pool, kind })
+            }
+        }
+    }
+
+    fn find_or_add(&mut self, sort: Sort) -> SortId {
+        if let Some(id) = self.ids.get(&sort) {
+            return *id;
+        }
+        if self.vacant.is_empty() && self.rows.len() >= self.most.max(FEW) {
+            self.forget_unused();
+        }
+        let row = Row { sort, live: 0 };
+        let id = self.vacant.pop().unwrap_or_else(|| SortId::of_index(self.rows.len()));
+        if id.index() == self.rows.len() {
+            self.rows.push(row);
+        } else {
+            self.rows[id.index()] = row;
+        }
+        self.ids.insert(sort, id);
+        id
+    }
+
+    /// A program may make pool after pool: what is left of those that are empty is their sort.
+    fn forget_unused(&mut self) {
+        let rows = &self.rows;
+        let unused = self.ids.extract_if(|_, id| rows[id.index()].live == 0);
+        self.vacant = unused.map(|(_, id)| id).collect();
+        self.last = None;
+        self.most = 2 * (self.rows.len() - self.vacant.len());
+    }
+}
+
+impl SortId {
+    fn of_index(index: usize) -> Self {
+        let number = u32::try_from(index).ok().and_then(|index| NonZeroU32::MIN.checked_add(index));
+        Self(number.expect("each combination in use has an address, and so many do not fit a machine's memory"))
+    }
+
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/addresses.rs"]
+mod tests;

@@ -1,0 +1,74 @@
+//! Addresses keep what was said of them, in little room.
+
+use std::mem::size_of;
+use std::num::NonZeroU32;
+
+use super::super::table::slot_bytes;
+use super::super::tenants::Tenant;
+use super::*;
+use crate::words::Ordinal;
+
+fn from_pool(pool: u32, bytes: u64) -> Tenancy {
+    let pool = NonZeroU32::new(pool).map(PoolId::of);
+    Tenancy::Own(Allocation { bytes, context: 7, device: DeviceRef::Ordinal(Ordinal(1)), pool, kind: Kind::Pool })
+}
+
+fn rows(addresses: &Addresses) -> usize {
+    addresses.sorts.rows.len()
+}
+
+#[test]
+fn two_allocations_take_one_line_of_memory() {
+    assert_eq!(slot_bytes::<Tenant<Small>>(), 32);
+    assert!(size_of::<Tenancy>() > size_of::<Small>());
+}
+
+#[test]
+fn what_was_said_of_an_address_is_what_is_found_there() {
+    let mut addresses = Addresses::default();
+    assert_eq!(addresses.grant(0x1000, 10, from_pool(1, 100)), None);
+    assert_eq!(addresses.grant(0x2000, 10, from_pool(2, 200)), None);
+    assert_eq!(addresses.grant(0x3000, 10, Tenancy::Foreign), None);
+    assert_eq!(addresses.get(0x1000), Some(from_pool(1, 100)));
+    assert_eq!(addresses.get(0x3000), Some(Tenancy::Foreign));
+    assert_eq!(addresses.own_count(), 2);
+    assert_eq!(addresses.grant(0x2000, 30, from_pool(1, 300)), Some(from_pool(2, 200)));
+    assert_eq!(addresses.release(0x2000, 20), Release::PreviousTenant);
+    assert_eq!(addresses.release(0x2000, 40), Release::Freed(from_pool(1, 300)));
+    assert_eq!(addresses.own_count(), 1);
+    assert_eq!(addresses.displace(0x3000), Some(Tenancy::Foreign));
+    assert_eq!(addresses.len(), 1);
+}
+
+#[test]
+fn only_the_processes_own_memory_dies_with_a_context() {
+    let mut addresses = Addresses::default();
+    addresses.grant(0x1000, 10, from_pool(1, 100));
+    addresses.grant(0x2000, 10, Tenancy::Foreign);
+    addresses.grant(0x3000, 90, from_pool(1, 300));
+    let gone = addresses.drain_own(50, |own| own.bytes > 0);
+    assert_eq!(gone.into_iter().map(|(address, own)| (address, own.bytes)).collect::<Vec<_>>(), [(0x1000, 100)]);
+    assert_eq!((addresses.len(), addresses.own_count()), (2, 1));
+}
+
+#[test]
+fn pool_after_pool_takes_no_more_room_than_those_in_use() {
+    let mut addresses = Addresses::default();
+    addresses.grant(0x1000, 1, from_pool(1, 100));
+    for pool in 2..100_000 {
+        addresses.grant(0x2000, u64::from(pool), from_pool(pool, 200));
+        assert_eq!(addresses.release(0x2000, u64::from(pool)), Release::Freed(from_pool(pool, 200)));
+    }
+    assert!(rows(&addresses) <= FEW, "{}", rows(&addresses));
+    assert_eq!(addresses.get(0x1000), Some(from_pool(1, 100)));
+}
+
+#[test]
+fn many_pools_in_use_are_all_told_apart() {
+    let mut addresses = Addresses::default();
+    for pool in 1..5_000 {
+        addresses.grant(u64::from(pool) << 12, 1, from_pool(pool, 200));
+    }
+    assert_eq!(rows(&addresses), 4_999);
+    assert!((1..5_000).all(|pool| addresses.get(u64::from(pool) << 12) == Some(from_pool(pool, 200))));
+}

@@ -1,0 +1,231 @@
+//! Whose a PyTorch program's memory is: by stage, layer, line and phase. Each list adds up to what its allocator has granted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::allocators::AllocatorView;
+use crate::words::{GpuUuid, Name};
+
+/// What memwatch knows of a process's PyTorch.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TensorsView {
+    /// Its caching allocators, by device.
+    pub allocators: Vec<AllocatorView>,
+    /// Events and stacks that did not arrive, by cause.
+    pub losses: BTreeMap<Name, u64>,
+    /// Whose its memory is.
+    pub places: PlacesView,
+}
+
+/// Whose the memory of one process is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlacesView {
+    /// How many steps were seen to end: of the optimizer with most of them.
+    pub steps: u64,
+    /// Steps by the class of the optimizer: those of one class count together.
+    pub optimizers: BTreeMap<String, u64>,
+    /// Nodes of the backward graph that several threads may have made: their layer is not known.
+    pub ambiguous_nodes: u64,
+    /// By device of the process.
+    pub devices: Vec<DevicePlacesView>,
+    /// The last allocations that PyTorch could not make, oldest first.
+    pub refusals: Vec<RefusalView>,
+}
+
+/// One device of a process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DevicePlacesView {
+    /// The process's own number of it.
+    pub device: i32,
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// What the allocator says that it has granted.
+    pub allocated_bytes: u64,
+    /// What of that is in no place, since events were lost; negative where frees were.
+    pub unplaced_bytes: i64,
+    /// All places together.
+    pub total: SumView,
+    /// By stage.
+    pub stages: Vec<StageView>,
+    /// By layer, those with most live bytes first.
+    pub layers: Vec<LayerView>,
+    /// By line, likewise.
+    pub sites: Vec<SiteView>,
+    /// By range that the program opened, likewise.
+    pub phases: Vec<PhaseView>,
+    /// The stacks with most live bytes.
+    pub stacks: Vec<StackView>,
+    /// Large blocks, largest first.
+    pub large: Vec<LargeView>,
+}
+
+/// What one place has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SumView {
+    /// Bytes of its live blocks.
+    pub live_bytes: u64,
+    /// The most there were; of a row for the rest at most this.
+    pub peak_bytes: u64,
+    /// What was live of it when the device's total was highest.
+    pub at_peak_bytes: u64,
+    /// Bytes of all its blocks since the attach.
+    pub total_bytes: u64,
+    /// Their number.
+    pub allocations: u64,
+    /// How many of them were freed.
+    pub frees: u64,
+    /// How long those had lived on average, nanoseconds; `None` where none was freed.
+    pub mean_lifetime_ns: Option<u64>,
+    /// And the longest.
+    pub longest_lifetime_ns: Option<u64>,
+}
+
+/// A stage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageView {
+    /// `forward`, `backward`, `optimizer`, `outside`, `not_known` or `before_attach`.
+    pub stage: Name,
+    /// Computed again, since it was not kept for the backward pass.
+    pub recomputed: bool,
+    /// Allocated while a CUDA graph was captured.
+    pub captured: bool,
+    /// What it has.
+    pub sum: SumView,
+}
+
+/// A layer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerView {
+    /// `module`; `none`, `not_known`, `before_attach` or `rest` for the rows of what has none.
+    pub kind: Name,
+    /// The model's class, and `#2` and so on where there are several.
+    pub model: Option<String>,
+    /// As `named_modules()` has it; empty for the model itself, `None` where it is not found there.
+    pub name: Option<String>,
+    /// The module's class.
+    pub class: Option<String>,
+    /// What it has.
+    pub sum: SumView,
+    /// The same by stage; stages without any are left out.
+    pub stages: BTreeMap<Name, StageBytesView>,
+    /// How long threads were at work for it by the host's clock, nanoseconds: from its allocations to the thread's next, within a stage of a step.
+    /// `None` where it has no such time.
+    pub host_duration_ns: Option<u64>,
+    /// What was rounded up of its live blocks; `None` where what was asked for is not known of all of them.
+    pub rounding_bytes: Option<u64>,
+    /// Of all its blocks since the attach, likewise.
+    pub total_rounding_bytes: Option<u64>,
+    /// Free blocks that cannot be given back, in the segments in which its live blocks lie: also other layers'. `None` where those are not known.
+    pub nearby_split_bytes: Option<u64>,
+}
+
+/// A layer's bytes in one stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageBytesView {
+    /// Of live blocks.
+    pub live_bytes: u64,
+    /// Of all its blocks since the attach.
+    pub total_bytes: u64,
+}
+
+/// A line of the program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SiteView {
+    /// `line`, or `backward_of` for the backward pass of what the line computed; `no_python`, `before_attach`, `rest`, and `not_asked`,
+    /// `over_budget`, `unreadable` or `missing` where the stack is not known.
+    pub kind: Name,
+    /// The file.
+    pub file: Option<String>,
+    /// The line in it.
+    pub line: Option<u32>,
+    /// The function.
+    pub function: Option<String>,
+    /// What it has.
+    pub sum: SumView,
+}
+
+/// A range that the program opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseView {
+    /// `phase`; `none` for what is in none, `rest` for more names than are told apart.
+    pub kind: Name,
+    /// Its name.
+    pub name: Option<String>,
+    /// What it has.
+    pub sum: SumView,
+}
+
+/// A Python stack.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StackView {
+    /// Innermost first.
+    pub frames: Vec<FrameView>,
+    /// There are more frames than these.
+    pub truncated: bool,
+    /// What it has.
+    pub sum: SumView,
+}
+
+/// A frame of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameView {
+    /// The file; `None` where the code could not be read.
+    pub file: Option<String>,
+    /// The line.
+    pub line: Option<u32>,
+    /// The function.
+    pub function: Option<String>,
+    /// The class of the module whose call it is.
+    pub module: Option<String>,
+}
+
+/// A large block.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LargeView {
+    /// Its address.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds.
+    pub granted_ns: u64,
+    /// Whose it is.
+    pub whose: WhoseView,
+}
+
+/// An allocation that PyTorch could not make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusalView {
+    /// The process's own number of the device.
+    pub device: i32,
+    /// What was wanted.
+    pub wanted_bytes: u64,
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// Whose it would have been.
+    pub whose: WhoseView,
+}
+
+/// Whose one block is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WhoseView {
+    /// As in [`StageView`].
+    pub stage: Name,
+    /// What told the stage: `node`, `range`, `frames` or `none`.
+    pub by: Name,
+    /// Steps done by then.
+    pub step: u64,
+    /// Where: as in [`SiteView`].
+    pub site: PlaceNameView,
+    /// For which module: as in [`LayerView`].
+    pub layer: PlaceNameView,
+}
+
+/// A place in one line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceNameView {
+    /// As in [`SiteView`] or [`LayerView`].
+    pub kind: Name,
+    /// `train.py:12 main`, or `Net layers.0.fc1 Linear`; `None` where the kind says all.
+    pub name: Option<String>,
+}

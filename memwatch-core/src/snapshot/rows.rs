@@ -1,0 +1,132 @@
+//! Lists of places that are cut: their last row stands for what was cut off, so that they still add up.
+
+use std::cmp::Ordering;
+
+use super::{LayerView, PhaseView, SiteView, SumView};
+use crate::words::{Name, sum_of_known};
+
+/// What is beyond a list's bound.
+const REST: Name = Name::Borrowed("rest");
+
+/// A row of a list that may be cut.
+pub trait Row {
+    /// What it stands for.
+    fn kind(&self) -> &Name;
+    /// What it has.
+    fn sum(&self) -> &SumView;
+    /// The same, to be added to.
+    fn sum_mut(&mut self) -> &mut SumView;
+    /// It stands for several from now on.
+    fn become_rest(&mut self);
+    /// What of another row is no part of its sum.
+    fn take_over(&mut self, other: &Self);
+}
+
+impl Row for SiteView {
+    fn kind(&self) -> &Name {
+        &self.kind
+    }
+
+    fn sum(&self) -> &SumView {
+        &self.sum
+    }
+
+    fn sum_mut(&mut self) -> &mut SumView {
+        &mut self.sum
+    }
+
+    fn become_rest(&mut self) {
+        *self = Self { kind: REST, file: None, line: None, function: None, sum: self.sum };
+    }
+
+    fn take_over(&mut self, _: &Self) {}
+}
+
+impl Row for LayerView {
+    fn kind(&self) -> &Name {
+        &self.kind
+    }
+
+    fn sum(&self) -> &SumView {
+        &self.sum
+    }
+
+    fn sum_mut(&mut self) -> &mut SumView {
+        &mut self.sum
+    }
+
+    fn become_rest(&mut self) {
+        (self.kind, self.model, self.name, self.class) = (REST, None, None, None);
+        self.nearby_split_bytes = None;
+    }
+
+    fn take_over(&mut self, other: &Self) {
+        for (stage, bytes) in &other.stages {
+            let own = self.stages.entry(stage.clone()).or_default();
+            own.live_bytes = own.live_bytes.saturating_add(bytes.live_bytes);
+            own.total_bytes = own.total_bytes.saturating_add(bytes.total_bytes);
+        }
+        let both = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(one, other)| one.saturating_add(other));
+        self.host_duration_ns = sum_of_known(self.host_duration_ns, other.host_duration_ns);
+        self.rounding_bytes = both(self.rounding_bytes, other.rounding_bytes);
+        self.total_rounding_bytes = both(self.total_rounding_bytes, other.total_rounding_bytes);
+        // Several may lie in one segment.
+        self.nearby_split_bytes = None;
+    }
+}
+
+impl Row for PhaseView {
+    fn kind(&self) -> &Name {
+        &self.kind
+    }
+
+    fn sum(&self) -> &SumView {
+        &self.sum
+    }
+
+    fn sum_mut(&mut self) -> &mut SumView {
+        &mut self.sum
+    }
+
+    fn become_rest(&mut self) {
+        *self = Self { kind: REST, name: None, sum: self.sum };
+    }
+
+    fn take_over(&mut self, _: &Self) {}
+}
+
+/// The rows with most live bytes, so many at most; all others, and the row of the rest that there may be already, are added up in the last one.
+pub fn largest<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
+    rows.sort_by(|one, other| (*one.kind() == REST).cmp(&(*other.kind() == REST)).then(order(one.sum(), other.sum())));
+    let mut beyond = rows.split_off(rows.len().min(most)).into_iter();
+    if let Some(mut rest) = beyond.next() {
+        rest.become_rest();
+        for row in beyond {
+            add(rest.sum_mut(), row.sum());
+            rest.take_over(&row);
+        }
+        rows.push(rest);
+    }
+    rows
+}
+
+/// Most live bytes first, then most bytes at all.
+fn order(one: &SumView, other: &SumView) -> Ordering {
+    let key = |sum: &SumView| (sum.live_bytes, sum.peak_bytes, sum.total_bytes);
+    key(other).cmp(&key(one))
+}
+
+fn add(sum: &mut SumView, other: &SumView) {
+    let lifetimes = |sum: &SumView| u128::from(sum.mean_lifetime_ns.unwrap_or(0)) * u128::from(sum.frees);
+    let mean = (lifetimes(sum) + lifetimes(other)).checked_div(u128::from(sum.frees) + u128::from(other.frees));
+    *sum = SumView {
+        live_bytes: sum.live_bytes.saturating_add(other.live_bytes),
+        peak_bytes: sum.peak_bytes.saturating_add(other.peak_bytes),
+        at_peak_bytes: sum.at_peak_bytes.saturating_add(other.at_peak_bytes),
+        total_bytes: sum.total_bytes.saturating_add(other.total_bytes),
+        allocations: sum.allocations.saturating_add(other.allocations),
+        frees: sum.frees.saturating_add(other.frees),
+        mean_lifetime_ns: mean.and_then(|mean| u64::try_from(mean).ok()),
+        longest_lifetime_ns: sum.longest_lifetime_ns.max(other.longest_lifetime_ns),
+    };
+}

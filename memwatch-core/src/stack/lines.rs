@@ -1,0 +1,149 @@
+//! Which line an instruction of a Python code object belongs to: the line tables of CPython 3.9 and later.
+//!
+//! The tables are bytes of a stranger's memory: whatever they hold, a line or none is the answer.
+
+/// How a version of CPython writes the lines of a code object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineTable {
+    /// `co_lnotab` of 3.9: pairs of bytes and lines to go on (Objects/lnotab_notes.txt).
+    Increments,
+    /// `co_linetable` of 3.10: pairs of an entry's length and the step to its line; -128 means no line (PEP 626).
+    Ranges,
+    /// `co_linetable` of 3.11 and later: entries of one byte and what it announces (Objects/locations.md).
+    Locations,
+}
+
+impl LineTable {
+    /// The line of the instruction at `offset_bytes` of the code that begins at `first_line`.
+    ///
+    /// `None` where the table says that it has none, does not reach that far, or says something that is no line.
+    pub fn line(self, table: &[u8], first_line: u32, offset_bytes: u32) -> Option<u32> {
+        let (first_line, offset) = (i64::from(first_line), u64::from(offset_bytes));
+        let line = match self {
+            Self::Increments => Some(by_increments(table, first_line, offset)),
+            Self::Ranges => by_ranges(table, first_line, offset),
+            Self::Locations => by_locations(table, first_line, offset),
+        };
+        line.and_then(|line| u32::try_from(line).ok())
+    }
+
+    /// Whether a table can be that of a code object of so many bytes: what it speaks of is that long, or before 3.10 begins in it.
+    pub fn is_of(self, table: &[u8], code_bytes: u64) -> bool {
+        let pairs = || table.as_chunks::<2>().0.iter().map(|pair| u64::from(pair[0])).sum::<u64>();
+        match self {
+            Self::Increments => table.len().is_multiple_of(2) && pairs() < code_bytes,
+            Self::Ranges => table.len().is_multiple_of(2) && pairs() == code_bytes,
+            Self::Locations => {
+                let (mut bytes, mut end) = (table.iter().copied(), 0);
+                while let Some(head) = bytes.next() {
+                    end += 2 * (u64::from(head & 7) + 1);
+                    // Only the first byte of an entry has the highest bit.
+                    if head < 0x80 || entry(head >> 3 & 15, &mut bytes).is_none() {
+                        return false;
+                    }
+                }
+                end == code_bytes
+            }
+        }
+    }
+}
+
+fn by_increments(table: &[u8], first_line: i64, offset: u64) -> i64 {
+    let (mut line, mut start) = (first_line, 0);
+    for &[bytes, lines] in table.as_chunks::<2>().0 {
+        start += u64::from(bytes);
+        if start > offset {
+            break;
+        }
+        line += i64::from(lines.cast_signed());
+    }
+    line
+}
+
+fn by_ranges(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
+    /// Stands for "no line".
+    const WITHOUT: i8 = -128;
+    let (mut line, mut start) = (first_line, 0);
+    for &[bytes, lines] in table.as_chunks::<2>().0 {
+        let end = start + u64::from(bytes);
+        let lines = lines.cast_signed();
+        if lines != WITHOUT {
+            line += i64::from(lines);
+        }
+        if (start..end).contains(&offset) {
+            return (lines != WITHOUT).then_some(line);
+        }
+        start = end;
+    }
+    None
+}
+
+fn by_locations(table: &[u8], first_line: i64, offset: u64) -> Option<i64> {
+    let (mut line, mut start) = (first_line, 0);
+    let mut bytes = table.iter().copied();
+    while let Some(head) = bytes.next() {
+        let units = u64::from(head & 7) + 1;
+        let entry = entry(head >> 3 & 15, &mut bytes)?;
+        if let Entry::Lines(lines) = entry {
+            line = line.checked_add(lines)?;
+        }
+        let end = start + 2 * units;
+        if (start..end).contains(&offset) {
+            return (entry != Entry::WithoutLine).then_some(line);
+        }
+        start = end;
+    }
+    None
+}
+
+/// What an entry of a table of locations says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// Its line is so many on from the one before.
+    Lines(i64),
+    /// These instructions are of no line.
+    WithoutLine,
+}
+
+/// Reads what follows an entry's first byte; `None` where the table ends too early.
+fn entry(code: u8, rest: &mut impl Iterator<Item = u8>) -> Option<Entry> {
+    match code {
+        // Columns in one byte, on the same line.
+        0..=9 => rest.next().map(|_| Entry::Lines(0)),
+        // Columns in two bytes, up to two lines on.
+        10..=12 => rest.nth(1).map(|_| Entry::Lines(i64::from(code) - 10)),
+        // No columns.
+        13 => signed(rest).map(Entry::Lines),
+        // The last line and both columns follow.
+        14 => {
+            let lines = signed(rest)?;
+            let _: [u64; 3] = [unsigned(rest)?, unsigned(rest)?, unsigned(rest)?];
+            Some(Entry::Lines(lines))
+        }
+        _ => Some(Entry::WithoutLine),
+    }
+}
+
+/// A number of six bits to a byte, the lowest first; the bit above them says that there are more.
+fn unsigned(rest: &mut impl Iterator<Item = u8>) -> Option<u64> {
+    let (mut value, mut shift) = (0u64, 0u32);
+    loop {
+        let byte = rest.next()?;
+        // A real one has at most six bytes.
+        value |= u64::from(byte & 63).checked_shl(shift)?;
+        shift += 6;
+        if byte & 64 == 0 {
+            return Some(value);
+        }
+    }
+}
+
+/// The same with the sign in the lowest bit.
+fn signed(rest: &mut impl Iterator<Item = u8>) -> Option<i64> {
+    let value = unsigned(rest)?;
+    let size = i64::try_from(value >> 1).ok()?;
+    Some(if value & 1 == 1 { -size } else { size })
+}
+
+#[cfg(test)]
+mod tests;

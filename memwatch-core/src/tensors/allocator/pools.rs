@@ -1,0 +1,58 @@
+//! What private pools have of the driver: `reserved_bytes_by_private_pools`, which PyTorch counts since 2.15.
+
+use std::collections::BTreeMap;
+
+use super::statistics::{PoolSize, Scope, Stat};
+
+/// So many pools are told apart at most: a program may make pools without end.
+const KEPT: usize = 1024;
+
+/// Bytes by private pool, which is known by two numbers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pools {
+    by_id: BTreeMap<(u64, u64), [Stat; 3]>,
+    /// Nothing of them was missed.
+    is_whole: bool,
+}
+
+impl Pools {
+    pub(super) const fn new(is_whole: bool) -> Self {
+        Self { by_id: BTreeMap::new(), is_whole }
+    }
+
+    /// Adds to a private pool, or takes away; (0, 0) is none.
+    pub(super) fn change(&mut self, id: (u64, u64), pool: PoolSize, by: i64) {
+        if id == (0, 0) {
+            return;
+        }
+        if self.by_id.len() >= KEPT && !self.by_id.contains_key(&id) {
+            self.is_whole = false;
+            return;
+        }
+        let stats = self.by_id.entry(id).or_default();
+        stats[Scope::All as usize].change(by);
+        stats[pool.scope() as usize].change(by);
+    }
+
+    /// Something of them was missed.
+    pub(super) const fn miss(&mut self) {
+        self.is_whole = false;
+    }
+
+    pub(super) const fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
+        self.by_id.values_mut().flatten().for_each(|stat| stat.peak = stat.current);
+    }
+
+    pub(super) fn reset_accumulated(&mut self) {
+        self.by_id.values_mut().flatten().for_each(|stat| (stat.allocated, stat.freed) = (0, 0));
+    }
+
+    /// All, with PyTorch's word for their numbers.
+    pub(super) fn all(&self) -> impl Iterator<Item = (String, &[Stat; 3])> {
+        self.by_id.iter().map(|((first, second), stats)| (format!("{first}_{second}"), stats))
+    }
+}

@@ -1,0 +1,187 @@
+//! The allocator's own numbers, as they lie in its memory.
+//!
+//! Their layout differs from version to version; one is taken only where everything that must hold among the numbers does. Sources:
+//! c10/core/CachingDeviceAllocator.h of PyTorch 2.1 to 2.15, where `DeviceStats` begins with nine `StatArray`s of 3 × 4 words.
+
+use memwatch_common::tensor::STATISTICS_WORDS;
+
+use super::device::{Base, DeviceAllocator};
+use super::pools::Pools;
+use super::statistics::{Counters, Family, Scope, Stat, Statistics};
+use super::trust::Doubt;
+
+/// The words from the beginning of `DeviceStats` on.
+pub type Words = [u64; STATISTICS_WORDS];
+
+/// Words of one family.
+const FAMILY_WORDS: usize = 12;
+/// A map may stand between `reserved_bytes` and `active_bytes` (2.15: 4 words); so many words of it are tried.
+const LARGEST_MAP_WORDS: usize = 16;
+/// The families before that map.
+const BEFORE_MAP: usize = 6;
+/// The least that `max_split_size_mb` can be set to, in bytes (`kLargeBuffer`).
+const LEAST_SPLIT_LIMIT: i64 = 20 << 20;
+/// No counter is as large as this.
+const COUNTABLE: i64 = 1 << 40;
+
+/// Numbers that drift are asked for again after this time, nanoseconds.
+const ASKED_AGAIN_NS: u64 = 1_000_000_000;
+
+/// Where they cannot be believed so often, they are not asked for any more.
+const READOUTS_TRIED: u64 = 8;
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Readout {
+    /// The numbers.
+    pub statistics: Statistics,
+    /// What stands behind the families, where that could be made out.
+    pub tail: Option<Tail>,
+}
+
+/// Counters that not every version has, and the settings among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// From this size on, blocks are not split: bytes; -1 where all are.
+    pub max_split_size: i64,
+    /// Synchronizations and the driver's calls are counted (since 2.2).
+    pub counts_calls: bool,
+    /// How many private pools bytes are counted of; `None` where they are not counted (before 2.15).
+    pub pools: Option<u64>,
+    /// Allocations refused before they were tried (2.15).
+    pub oom_rejections: Option<i64>,
+}
+
+impl DeviceAllocator {
+    /// The allocator's own numbers, read after its last report, while nothing happens. Says whether they could be believed.
+    pub(super) fn learn_statistics(&mut self, time_ns: u64, words: &Words) -> bool {
+        // What it has reported, and what it has traced since.
+        let current = |family| u64::try_from(self.statistics.get(family, Scope::All).current).ok();
+        let now = self.reported.and(current(Family::AllocatedBytes).zip(current(Family::ReservedBytes)));
+        let read = now.and_then(|(allocated_bytes, reserved_bytes)| read(words, allocated_bytes, reserved_bytes));
+        let Some(mut read) = read else {
+            // While it does not rest, its numbers may be those of a later moment.
+            self.refused_readouts += u64::from(!matches!(self.base, Base::Read(_)));
+            return false;
+        };
+        if read.tail.is_some_and(|tail| tail.pools == Some(0)) {
+            self.pools = Pools::new(true);
+        }
+        self.keep_own_peaks(&mut read.statistics);
+        self.is_just_read = true;
+        if self.is_whole_truth() && read.statistics != self.statistics {
+            self.out_of_step += 1;
+        }
+        self.statistics = read.statistics;
+        self.tail = read.tail;
+        self.base = Base::Read(time_ns);
+        self.doubts.retain(|doubt| *doubt == Doubt::RoundedOnly);
+        true
+    }
+
+    /// Whether the allocator's own numbers, as they lie in its memory while it rests, would make these surer.
+    pub fn drifts(&self) -> bool {
+        let is_followed = self.base != Base::None && self.tail.is_some_and(|tail| tail.oom_rejections.is_none());
+        let drifts = !is_followed || !self.doubts.is_empty() || !self.sight.trace || !self.sight.attempts;
+        drifts && self.reported.is_some() && !self.is_just_read
+    }
+
+    /// Whether the allocator's own numbers would make these surer.
+    pub fn wants_statistics(&self) -> bool {
+        let drifts = self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly);
+        let now_ns = self.reported.map_or(0, |reported| reported.time_ns);
+        match self.base {
+            Base::Read(read_ns) => drifts && now_ns.saturating_sub(read_ns) >= ASKED_AGAIN_NS,
+            Base::None | Base::Start => self.refused_readouts < READOUTS_TRIED,
+        }
+    }
+
+    fn is_whole_truth(&self) -> bool {
+        self.base != Base::None && self.doubts.is_empty() && self.sight.trace && self.tail.is_some()
+    }
+}
+
+/// Reads the words of an allocator that has just reported these totals; `None` where they are not what they should be.
+pub(super) fn read(words: &Words, allocated_bytes: u64, reserved_bytes: u64) -> Option<Readout> {
+    let layout = |map_words| {
+        let mut statistics = Statistics::default();
+        for (index, family) in Family::ALL.into_iter().enumerate() {
+            let begin = index * FAMILY_WORDS + if index < BEFORE_MAP { 0 } else { map_words };
+            for (place, scope) in Scope::ALL.into_iter().enumerate() {
+                *statistics.get_mut(family, scope) = stat(words.get(begin + 4 * place..)?)?;
+            }
+        }
+        let all = |family| u64::try_from(statistics.get(family, Scope::All).current).ok();
+        let reported =
+            all(Family::AllocatedBytes) == Some(allocated_bytes) && all(Family::ReservedBytes) == Some(reserved_bytes);
+        (reported && is_consistent(&statistics)).then_some((statistics, map_words))
+    };
+    let (mut statistics, map_words) = (0..=LARGEST_MAP_WORDS).find_map(layout)?;
+    let rest = &words[Family::ALL.len() * FAMILY_WORDS + map_words..];
+    // A `ska::flat_hash_map` ends with the number of its elements.
+    let map = &words[BEFORE_MAP * FAMILY_WORDS..][..map_words];
+    let tail = read_tail(rest, &mut statistics).map(|tail| Tail { pools: map.last().copied(), ..tail });
+    Some(Readout { statistics, tail })
+}
+
+fn stat(words: &[u64]) -> Option<Stat> {
+    let [current, peak, allocated, freed, ..] = *words else { return None };
+    let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(u64::cast_signed);
+    Some(Stat { current, peak, allocated, freed })
+}
+
+/// What holds among the numbers at every moment at which the allocator reports.
+///
+/// `allocated - freed = current` is not among it: a program may set the totals to 0.
+fn is_consistent(statistics: &Statistics) -> bool {
+    let family_is = |family| {
+        let [all, small, large] = Scope::ALL.map(|scope| statistics.get(family, scope));
+        let is_sane = |stat: Stat| {
+            let least = stat.current.min(stat.allocated).min(stat.freed);
+            least >= 0 && stat.peak >= stat.current && stat.peak < COUNTABLE << 16
+        };
+        [all, small, large].into_iter().all(is_sane)
+            && small.current.checked_add(large.current) == Some(all.current)
+            && small.allocated.checked_add(large.allocated) == Some(all.allocated)
+            && small.freed.checked_add(large.freed) == Some(all.freed)
+            && all.peak >= small.peak.max(large.peak)
+            && all.peak <= small.peak.saturating_add(large.peak)
+    };
+    // A block is counted as allocated and as active at the same time, and leaves the latter no sooner than the former.
+    let go_together = |first, second| {
+        Scope::ALL.into_iter().all(|scope| {
+            let (first, second) = (statistics.get(first, scope), statistics.get(second, scope));
+            first.allocated == second.allocated && first.current <= second.current
+        })
+    };
+    Family::ALL.into_iter().all(family_is)
+        && go_together(Family::Allocation, Family::Active)
+        && go_together(Family::AllocatedBytes, Family::ActiveBytes)
+        && Scope::ALL.into_iter().all(|scope| {
+            let current = |family| statistics.get(family, scope).current;
+            current(Family::RequestedBytes) <= current(Family::ActiveBytes)
+                && current(Family::ActiveBytes) <= current(Family::ReservedBytes)
+        })
+}
+
+/// Behind the families stand retries, failures, two `Stat`s, then by version calls and refusals, and last the limit of splitting, which is -1 or large.
+fn read_tail(words: &[u64], statistics: &mut Statistics) -> Option<Tail> {
+    let number = |index: usize| words.get(index).copied().map(u64::cast_signed);
+    let is_limit = |index: usize| number(index).is_some_and(|limit| limit == -1 || limit >= LEAST_SPLIT_LIMIT);
+    let is_counter = |index: usize| number(index).is_some_and(|count| (0..COUNTABLE).contains(&count));
+    let limit = [10, 13, 14].into_iter().find(|&limit| is_limit(limit) && (0..limit).all(is_counter))?;
+    statistics.counters = Counters { retries: number(0)?, ooms: number(1)?, ..Counters::default() };
+    statistics.oversize_allocations = stat(&words[2..])?;
+    statistics.oversize_segments = stat(&words[6..])?;
+    if limit > 10 {
+        let counters = &mut statistics.counters;
+        (counters.synchronizations, counters.device_allocations, counters.device_frees) =
+            (number(10)?, number(11)?, number(12)?);
+    }
+    Some(Tail {
+        max_split_size: number(limit)?,
+        counts_calls: limit > 10,
+        pools: None,
+        oom_rejections: if limit == 14 { number(13) } else { None },
+    })
+}

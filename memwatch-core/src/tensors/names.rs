@@ -1,0 +1,222 @@
+//! The names of places: sites, layers, models and phases as numbers, so that an event costs no text.
+//!
+//! Every list is bounded: what comes when it is full shares the row of the rest.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use crate::decode::StackRef;
+use crate::stack::PythonCode;
+
+/// How many sites are told apart.
+const SITES: usize = 1 << 16;
+/// How many layers are.
+const LAYERS: usize = 1 << 14;
+/// How many names of ranges are: programs may put a step's number into them.
+const PHASES: usize = 256;
+
+/// Where in the program memory was allocated.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Site {
+    /// More sites than are told apart.
+    Rest,
+    /// Older than the watch.
+    BeforeAttach,
+    /// The stack was not asked for, was too expensive, could not be read or did not arrive.
+    NotKnown(StackRef),
+    /// A thread that runs no Python.
+    NoPython,
+    /// A line of Python.
+    Line(PythonCode),
+    /// The backward pass of what this line computed.
+    BackwardOf(PythonCode),
+}
+
+/// A row in the lists of sites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SiteKey(pub(super) u32);
+
+impl SiteKey {
+    pub(super) const BEFORE_ATTACH: Self = Self(1);
+    pub(super) const NO_PYTHON: Self = Self(2);
+    const NOT_ASKED: Self = Self(3);
+    const OVER_BUDGET: Self = Self(4);
+    const UNREADABLE: Self = Self(5);
+    /// The stack has a number, and what it is did not arrive.
+    pub(super) const MISSING: Self = Self(6);
+
+    /// The site of a stack that has no frames.
+    pub(super) const fn without_frames(stack: StackRef) -> Self {
+        match stack {
+            StackRef::NotAsked => Self::NOT_ASKED,
+            StackRef::NoPython => Self::NO_PYTHON,
+            StackRef::OverBudget => Self::OVER_BUDGET,
+            StackRef::Unreadable => Self::UNREADABLE,
+            StackRef::Known(_) => Self::MISSING,
+        }
+    }
+}
+
+/// Whose computation memory was allocated for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Layer {
+    /// More layers than are told apart.
+    Rest,
+    /// Older than the watch.
+    BeforeAttach,
+    /// The stack or the node of the graph is not known.
+    NotKnown,
+    /// No module's.
+    None,
+    /// A module's.
+    Module(Module),
+}
+
+/// A `torch.nn.Module`, or several that are used alike: one name in one model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Module {
+    /// The model it is in: its class, and `#2` and so on where there are several of the class.
+    pub model: Arc<str>,
+    /// Its name in the model, as `named_modules()` has it, without what wrappers put in; empty for the model itself; `None` where it is not found
+    /// there.
+    pub name: Option<Arc<str>>,
+    /// Its class.
+    pub class: Arc<str>,
+}
+
+/// A row in the lists of layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayerKey(pub(super) u32);
+
+impl LayerKey {
+    pub(super) const BEFORE_ATTACH: Self = Self(1);
+    pub(super) const NOT_KNOWN: Self = Self(2);
+    pub(super) const NONE: Self = Self(3);
+
+    /// Whether it is a module's.
+    pub(super) const fn is_module(self) -> bool {
+        self.0 > Self::NONE.0
+    }
+}
+
+/// A row in the lists of phases: the name of a range that the program opened. The first is the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PhaseKey(pub(super) u32);
+
+/// All names of one process.
+#[derive(Clone, Debug)]
+pub struct Names {
+    sites: Interned<Site>,
+    layers: Interned<Layer>,
+    phases: Interned<Arc<str>>,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        let not_known = [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable, StackRef::Known(0)];
+        let [not_asked, over_budget, unreadable, missing] = not_known.map(Site::NotKnown);
+        let sites = [Site::Rest, Site::BeforeAttach, Site::NoPython, not_asked, over_budget, unreadable, missing];
+        let layers = [Layer::Rest, Layer::BeforeAttach, Layer::NotKnown, Layer::None];
+        Self {
+            sites: Interned::new(SITES, sites),
+            layers: Interned::new(LAYERS, layers),
+            phases: Interned::new(PHASES, [Arc::from("")]),
+        }
+    }
+}
+
+impl Names {
+    /// The row of a site.
+    pub(super) fn site(&mut self, site: Site) -> SiteKey {
+        SiteKey(self.sites.key(site))
+    }
+
+    /// The row of a layer.
+    pub(super) fn layer(&mut self, module: Module) -> LayerKey {
+        LayerKey(self.layers.key(Layer::Module(module)))
+    }
+
+    /// The row of a phase.
+    pub(super) fn phase(&mut self, name: &str) -> PhaseKey {
+        let known = self.phases.ids.get(name).copied();
+        PhaseKey(known.unwrap_or_else(|| self.phases.key(name.into())))
+    }
+
+    /// What a row of sites is.
+    pub fn site_of(&self, key: SiteKey) -> &Site {
+        self.sites.item(key.0)
+    }
+
+    /// What a row of layers is.
+    pub fn layer_of(&self, key: LayerKey) -> &Layer {
+        self.layers.item(key.0)
+    }
+
+    /// What a row of phases is; empty for the rest.
+    pub fn phase_of(&self, key: PhaseKey) -> &Arc<str> {
+        self.phases.item(key.0)
+    }
+}
+
+/// Things by number. The first stands for all that come when the list is full.
+#[derive(Clone, Debug)]
+struct Interned<T> {
+    ids: HashMap<T, u32>,
+    items: Vec<T>,
+    most: usize,
+}
+
+impl<T: Clone + Eq + Hash> Interned<T> {
+    fn new<const N: usize>(most: usize, first: [T; N]) -> Self {
+        let mut list = Self { ids: HashMap::new(), items: Vec::new(), most };
+        for item in first {
+            list.key(item);
+        }
+        list
+    }
+
+    fn key(&mut self, item: T) -> u32 {
+        if let Some(id) = self.ids.get(&item) {
+            return *id;
+        }
+        let Some(id) = u32::try_from(self.items.len()).ok().filter(|_| self.items.len() < self.most) else {
+            return 0;
+        };
+        self.items.push(item.clone());
+        self.ids.insert(item, id);
+        id
+    }
+
+    fn item(&self, id: u32) -> &T {
+        // A key comes from `key` alone; a list never shrinks.
+        &self.items[id as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_list_gives_everything_new_to_the_rest() {
+        let mut names = Names::default();
+        let keys: Vec<_> = (0..PHASES + 10).map(|number| names.phase(&format!("step {number}"))).collect();
+        assert_eq!(names.phase("step 7"), keys[7]);
+        assert_eq!(&**names.phase_of(keys[7]), "step 7");
+        assert_eq!(keys.last(), Some(&PhaseKey(0)));
+        assert_eq!(&**names.phase_of(PhaseKey(0)), "");
+    }
+
+    #[test]
+    fn every_reason_for_no_frames_has_its_row() {
+        let names = Names::default();
+        for reason in [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable] {
+            assert_eq!(names.site_of(SiteKey::without_frames(reason)), &Site::NotKnown(reason));
+        }
+        assert_eq!(names.site_of(SiteKey::without_frames(StackRef::NoPython)), &Site::NoPython);
+        assert_eq!(names.site_of(SiteKey::without_frames(StackRef::Known(7))), &Site::NotKnown(StackRef::Known(0)));
+        assert_eq!(names.layer_of(LayerKey::NONE), &Layer::None);
+        assert_eq!(names.layer_of(LayerKey::NOT_KNOWN), &Layer::NotKnown);
+    }
+}

@@ -1,0 +1,198 @@
+//! Lists that add up, against a naive model.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::decode::StackRef;
+use crate::words::Tid;
+
+const GPU: Ordinal = Ordinal(0);
+
+fn whose(site: u32, layer: u32, stage: usize) -> Attribution {
+    Attribution {
+        stage: Stage::ALL[stage],
+        site: SiteKey(site + 10),
+        layer: LayerKey(layer + 10),
+        recomputed: layer == 1,
+        stack: (site > 0).then_some(u64::from(site)),
+        phase: (site > 1).then_some(PhaseKey(site)),
+        ..BEFORE_ATTACH
+    }
+}
+
+fn block(address: u64, block_bytes: u64, time_ns: u64) -> Block {
+    Block {
+        ordinal: GPU,
+        address,
+        block_bytes,
+        requested_bytes: None,
+        cached: None,
+        tid: Tid(1),
+        stack: StackRef::NotAsked,
+        time_ns,
+    }
+}
+
+fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
+    [
+        device.sites().map(|(_, sum)| *sum).collect(),
+        device.layers().map(|(_, layer)| layer.sum).collect(),
+        device.stages().map(|(_, sum)| *sum).collect(),
+        device.phases().map(|(_, sum)| *sum).collect(),
+        device.stacks().values().copied().collect(),
+    ]
+}
+
+/// What the allocator does: `bytes` at an address, or its free where the address is taken.
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    address: u64,
+    bytes: u64,
+    site: u32,
+    layer: u32,
+    stage: usize,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = (0..40u64, 1..5000u64, 0..4u32, 0..3u32, 0..4usize)
+        .prop_map(|(address, bytes, site, layer, stage)| Event { address, bytes, site, layer, stage });
+    prop::collection::vec(event, 0..400)
+}
+
+/// Plays events as an allocator would report them; a tenth of them frees memory older than the attach.
+fn play(events: &[Event], before_bytes: u64) -> (Places, u64) {
+    let mut places = Places::default();
+    let (mut allocated, mut older) = (before_bytes, before_bytes);
+    let mut live: BTreeMap<u64, u64> = BTreeMap::new();
+    for (time_ns, event) in (0..).zip(events) {
+        let before = allocated;
+        let is_older = event.address == 0 && event.bytes <= older;
+        let taken = if is_older { None } else { live.remove(&event.address) };
+        let change = match taken.or(is_older.then_some(event.bytes)) {
+            Some(bytes) => -bytes.cast_signed(),
+            None => event.bytes.cast_signed(),
+        };
+        allocated = allocated.saturating_add_signed(change);
+        places.observe(GPU, before, allocated);
+        if is_older {
+            older -= event.bytes;
+            places.free(GPU, u64::MAX, event.bytes, time_ns);
+        } else if change > 0 {
+            live.insert(event.address, event.bytes);
+            places.grant(&block(event.address, event.bytes, time_ns), whose(event.site, event.layer, event.stage));
+        } else {
+            places.free(GPU, event.address, change.unsigned_abs(), time_ns);
+        }
+    }
+    (places, allocated)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_list_adds_up_to_what_the_allocator_has_granted(events in events(), before_bytes in 0..10_000u64) {
+        let (places, allocated) = play(&events, before_bytes);
+        let Some(device) = places.devices().get(&GPU) else { return Ok(()) };
+        prop_assert_eq!(device.allocated_bytes(), allocated);
+        prop_assert_eq!(device.unplaced_bytes(), 0);
+        for list in lists(device) {
+            let total = *device.total();
+            prop_assert_eq!(list.iter().map(|sum| sum.live_bytes).sum::<u64>(), allocated);
+            prop_assert_eq!(list.iter().map(|sum| sum.total_bytes).sum::<u64>(), total.total_bytes);
+            prop_assert_eq!(list.iter().map(|sum| sum.allocations).sum::<u64>(), total.allocations);
+            prop_assert_eq!(list.iter().map(|sum| sum.frees).sum::<u64>(), total.frees);
+            prop_assert_eq!(list.iter().map(|sum| device.at_peak_bytes(sum)).sum::<u64>(), total.peak_bytes);
+        }
+        for (_, layer) in device.layers() {
+            prop_assert_eq!(layer.live_by_stage.iter().sum::<u64>(), layer.sum.live_bytes);
+            prop_assert_eq!(layer.total_by_stage.iter().sum::<u64>(), layer.sum.total_bytes);
+        }
+    }
+
+    #[test]
+    fn a_place_has_at_the_peak_what_a_copy_of_all_sums_would_say(events in events()) {
+        let mut copied: BTreeMap<SiteKey, u64> = BTreeMap::new();
+        let mut highest = 0;
+        for end in 0..=events.len().min(60) {
+            let (places, _) = play(&events[..end], 0);
+            let Some(device) = places.devices().get(&GPU) else { continue };
+            if device.total().peak_bytes > highest {
+                highest = device.total().peak_bytes;
+                copied = device.sites().map(|(key, sum)| (key, sum.live_bytes)).collect();
+            }
+            for (key, sum) in device.sites() {
+                prop_assert_eq!(device.at_peak_bytes(sum), copied.get(&key).copied().unwrap_or(0));
+            }
+        }
+    }
+}
+
+#[test]
+fn lifetimes_are_of_blocks_seen_from_their_beginning() {
+    let mut places = Places::default();
+    places.observe(GPU, 1000, 1010);
+    places.grant(&block(1, 10, 100), whose(0, 0, 0));
+    places.grant(&block(2, 10, 100), whose(0, 0, 0));
+    places.free(GPU, 1, 10, 150);
+    places.free(GPU, 2, 10, 350);
+    places.free(GPU, 3, 1000, 400);
+    let device = &places.devices()[&GPU];
+    let (_, sum) = device.sites().find(|(key, _)| *key == SiteKey(10)).expect("it has blocks");
+    assert_eq!((sum.mean_lifetime_ns(), sum.longest_ns, sum.live_bytes), (Some(150), 250, 0));
+    let (_, older) = device.sites().find(|(key, _)| *key == SiteKey::BEFORE_ATTACH).expect("there was memory");
+    assert_eq!((older.live_bytes, older.peak_bytes, older.frees), (0, 1000, 1));
+}
+
+#[test]
+fn a_block_at_the_address_of_a_live_one_shows_that_a_free_was_lost() {
+    let mut places = Places::default();
+    places.observe(GPU, 0, 10);
+    places.grant(&block(1, 10, 1), whose(0, 0, 0));
+    places.observe(GPU, 0, 30);
+    places.grant(&block(1, 30, 2), whose(1, 0, 0));
+    let device = &places.devices()[&GPU];
+    assert_eq!((device.total().live_bytes, device.unplaced_bytes()), (30, 0));
+    places.observe(GPU, 30, 5);
+    assert_eq!(places.devices()[&GPU].unplaced_bytes(), -25);
+}
+
+#[test]
+fn large_blocks_are_listed_while_they_live() {
+    let mut places = Places::default();
+    places.grant(&block(1, 10, 1), whose(0, 0, 0));
+    places.grant(&block(2, 100 << 20, 1), whose(0, 0, 0));
+    assert_eq!(places.large().map(|block| block.address).collect::<Vec<_>>(), [2]);
+    places.list_from(10);
+    assert_eq!(places.large().map(|block| block.address).collect::<Vec<_>>(), [1, 2]);
+    places.free(GPU, 2, 100 << 20, 2);
+    assert_eq!(places.large().map(|block| block.address).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn peaks_begin_again_where_they_are_reset() {
+    let mut places = Places::default();
+    places.grant(&block(1, 100, 1), whose(0, 0, 0));
+    places.grant(&block(2, 30, 1), whose(1, 1, 1));
+    places.free(GPU, 1, 100, 2);
+    places.reset_peaks();
+    let device = &places.devices()[&GPU];
+    for list in lists(device) {
+        assert_eq!(list.iter().map(|sum| sum.peak_bytes).sum::<u64>(), 30);
+        assert_eq!(list.iter().map(|sum| device.at_peak_bytes(sum)).sum::<u64>(), 30);
+    }
+}
+
+#[test]
+fn the_stacks_beyond_the_bound_share_a_row() {
+    let mut places = Places::default();
+    for number in 0..STACKS as u64 + 100 {
+        let whose = Attribution { stack: Some(number + 1), ..whose(0, 0, 0) };
+        places.grant(&block(number, 1, 1), whose);
+    }
+    let device = &places.devices()[&GPU];
+    assert!(device.stacks().len() <= STACKS + 1);
+    assert_eq!(device.stacks()[&OTHER_STACKS].live_bytes, 100);
+}

@@ -1,0 +1,57 @@
+//! Times of layers: ten nanoseconds from one event to the next.
+
+use super::*;
+
+impl Process {
+    /// Nanoseconds of the only module.
+    fn host_duration_ns(&self) -> u64 {
+        let names = self.ledger.names();
+        let device = &self.ledger.places().devices()[&GPU];
+        let layer = device.layers().find(|(key, _)| matches!(names.layer_of(*key), Layer::Module(_)));
+        layer.expect("a layer").1.host_duration_ns
+    }
+
+    fn in_forward(&mut self, address: u64) -> &mut Self {
+        self.changes((MAIN, StackRef::Known(FORWARD)), address, 512)
+    }
+}
+
+const TELL: StackRef = StackRef::NotAsked;
+
+#[test]
+fn a_layer_has_the_time_to_its_threads_next_allocation_within_a_stage() {
+    let mut process = Process::new(0);
+    process.in_forward(1).in_forward(2).in_forward(3);
+    assert_eq!(process.host_duration_ns(), 20);
+    process.changes((MAIN, StackRef::Known(LOSS)), 4, 512);
+    assert_eq!(process.host_duration_ns(), 20, "another stage has begun, nobody knows when");
+}
+
+#[test]
+fn a_thread_that_waits_for_a_backward_pass_is_not_at_work_for_a_layer() {
+    let mut process = Process::new(0);
+    process.in_forward(1).event(ENGINE, TELL, TensorChange::NodeBegins { sequence: None }).in_forward(2);
+    assert_eq!(process.host_duration_ns(), 0);
+}
+
+#[test]
+fn in_backward_a_layer_has_the_time_to_the_next_node() {
+    let mut process = Process::new(0);
+    process.event(MAIN, TELL, TensorChange::SequenceNumber(0)).in_forward(1);
+    process.event(ENGINE, TELL, TensorChange::NodeBegins { sequence: Some(0) });
+    process.changes((ENGINE, StackRef::NoPython), 2, 512).changes((ENGINE, StackRef::NoPython), 3, 512);
+    assert_eq!(process.host_duration_ns(), 10);
+    process.event(ENGINE, TELL, TensorChange::NodeBegins { sequence: None });
+    assert_eq!(process.host_duration_ns(), 20);
+}
+
+#[test]
+fn what_lies_between_two_steps_or_a_loss_of_events_is_nobodys() {
+    let mut process = Process::new(0);
+    process.in_forward(1);
+    process.event(MAIN, TELL, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()));
+    process.event(MAIN, TELL, TensorChange::RangeEnds).in_forward(2);
+    process.ledger.lose(Loss::TensorEventLost, 1);
+    process.in_forward(3);
+    assert_eq!(process.host_duration_ns(), 0);
+}

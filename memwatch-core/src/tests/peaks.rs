@@ -1,0 +1,58 @@
+//! Peaks that begin again.
+
+use super::*;
+
+impl Watch {
+    fn peaks_reset(&mut self, tgid: Option<u32>) -> u64 {
+        let time_ns = self.later();
+        self.pipeline.step(Input::PeaksReset { tgid: tgid.map(Tgid), time_ns });
+        time_ns
+    }
+
+    /// On GPU A: what is live, the peak, and since when it counts.
+    fn peak(&self, tgid: u32) -> (u64, u64, Option<u64>) {
+        let row = self.on(tgid, Some(GPU_A)).expect("it has allocated there");
+        (row.live_bytes, row.peak_bytes, self.running(tgid).peaks_begun_ns)
+    }
+}
+
+fn two_processes() -> Watch {
+    let mut watch = Watch::begin();
+    watch.reading(vec![device(GPU_A, 0, [])]);
+    for tgid in [7, 8] {
+        watch.starts(tgid).calls(on_gpu_a(tgid));
+        let (large, small) = (u64::from(tgid) << 16, u64::from(tgid) << 24);
+        watch.calls([mem_alloc(large, 100), mem_alloc(small, 30), mem_free(large)].map(|call| call.process(tgid)));
+    }
+    watch
+}
+
+#[test]
+fn after_a_reset_the_peak_is_the_most_since_then_and_says_since_when() {
+    let mut watch = two_processes();
+    assert_eq!((watch.peak(7), watch.peak(8)), ((30, 130, None), (30, 130, None)));
+    let time_ns = watch.peaks_reset(Some(7));
+    assert_eq!((watch.peak(7), watch.peak(8)), ((30, 30, Some(time_ns)), (30, 130, None)));
+    watch.calls([mem_alloc(0xd1, 5).process(7), mem_free(0xd1).process(7)]);
+    assert_eq!(watch.peak(7), (30, 35, Some(time_ns)));
+    assert_eq!(watch.on(7, Some(GPU_A)).map(|row| row.kinds["device"].peak_bytes), Some(35));
+}
+
+#[test]
+fn without_a_name_the_peaks_of_all_begin_again_and_nobody_unknown_is_made_up() {
+    let mut watch = two_processes();
+    watch.peaks_reset(Some(9));
+    assert_eq!(watch.snapshot().processes.len(), 2);
+    let time_ns = watch.peaks_reset(None);
+    assert_eq!((watch.peak(7), watch.peak(8)), ((30, 30, Some(time_ns)), (30, 30, Some(time_ns))));
+}
+
+#[test]
+fn the_peak_of_a_workload_does_not_fall_with_those_of_its_processes() {
+    let mut watch = two_processes();
+    let peak = |watch: &Watch| watch.snapshot().workloads[0].gpus[0].peak_bytes;
+    let before_bytes = peak(&watch);
+    assert_eq!(before_bytes, 130);
+    watch.peaks_reset(None);
+    assert_eq!(peak(&watch), before_bytes);
+}

@@ -1,0 +1,471 @@
+//! The Python stack of the running thread: found, walked, and sent when it was not sent before.
+//!
+//! Where things lie comes from user space per process ([`PythonLayout`]); addresses are not resolved here.
+
+use core::ffi::c_void;
+
+use aya_ebpf::Global;
+use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
+use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap};
+use memwatch_common::capture::{Kernel, Thread};
+use memwatch_common::loss::Loss;
+use memwatch_common::python::{DEFAULT_WINDOW_FRAMES, PythonLayout, WALK_FRAMES, WINDOW_NS, WalkState};
+use memwatch_common::record::RecordKind;
+use memwatch_common::tensor::{
+    FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_TRUNCATED, FLAG_STACK_UNREADABLE, STACK_FRAME_BYTES,
+    STACK_FRAMES, STACK_RECORD_BYTES, StackFrame, StackRecord,
+};
+
+use crate::kernel::{Bpf, add};
+use crate::process::thread_pointer;
+use crate::threads::{COPIED_WORDS, FRAME_BYTES, Notes, PAGE_BYTES, SENT, WINDOW_BYTES, WINDOW_WORDS, notes};
+
+/// Where things lie in each process; those that are not here have no stacks.
+#[map]
+static PYTHON: HashMap<u32, PythonLayout> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// The walks in each process.
+#[map]
+static WALKS: HashMap<u32, WalkState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// Frames that may be walked in a process in a window; 0 stands for the default.
+#[map]
+static WINDOW_FRAMES: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Stacks that were sent. One that is forgotten is sent again.
+#[map]
+static SEEN_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
+
+/// Code objects whose addresses were sent.
+#[map]
+static KNOWN_CODE: HashMap<OfProcess, u8> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+
+/// 1: the kernel has `bpf_loop` (Linux 5.17). Set by the loader before load; without it there are no stacks.
+#[unsafe(no_mangle)]
+static CAN_LOOP: Global<u8> = Global::new(0);
+
+/// An address, or a stack's id, of a process.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct OfProcess {
+    word: u64,
+    tgid: u64,
+}
+
+/// What came of a walk.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Walked {
+    /// The stack's id; 0 for none.
+    pub(crate) id: u64,
+    /// `FLAG_*` bits of [`memwatch_common::tensor`].
+    pub(crate) flags: u8,
+}
+
+/// What a step of a loop works on.
+#[repr(C)]
+struct Step {
+    notes: *mut Notes,
+    layout: *const PythonLayout,
+    /// The thread pointer that is searched for.
+    thread_pointer: u64,
+}
+
+/// How a loop ended.
+const ENDED: u64 = 0;
+const FOUND: u64 = 1;
+const UNREADABLE: u64 = 2;
+const TRUNCATED: u64 = 3;
+/// It took all the steps that it may take.
+const UNFINISHED: u64 = 4;
+
+/// Threads and interpreters that are looked at in a search.
+const SEARCH_STEPS: u32 = 2048;
+/// As many frames as a stack has room for.
+#[expect(clippy::cast_possible_truncation, reason = "about a hundred")]
+const ALL_FRAMES: u32 = STACK_FRAMES as u32;
+/// Frames that are looked at in a walk, with the interpreter's own.
+const WALK_STEPS: u32 = 2 * ALL_FRAMES;
+/// Frames that are no further from each other lie on the same stack, most likely.
+const NEAR_BYTES: u64 = 16 << 10;
+/// How long the lists are taken to hold no more than their newest entry says.
+const SEARCH_AGAIN_NS: u64 = 100_000_000;
+
+const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
+const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
+
+/// Walks the running thread's Python stack, and sends it unless it was sent before.
+#[inline(always)]
+pub(crate) fn walk(thread: Thread, now_ns: u64) -> Walked {
+    if CAN_LOOP.load() == 0 {
+        return Walked::default();
+    }
+    let Some(layout) = PYTHON.get_ptr(&thread.tgid) else { return Walked::default() };
+    let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return Walked::default() };
+    // SAFETY: map values live as long as the program runs; user space replaces them as a whole.
+    let (layout, state) = unsafe { (&*layout, &mut *state) };
+    if layout.enabled == 0 {
+        return Walked::default();
+    }
+    if !is_in_budget(state, now_ns) {
+        return Walked { id: 0, flags: FLAG_STACK_OVER_BUDGET };
+    }
+    let Some(notes) = notes(thread) else { return UNREADABLE_STACK };
+    match innermost_frame(notes, layout, now_ns) {
+        Ok(0) => return NO_PYTHON,
+        Ok(frame) => notes.cursor = frame,
+        Err(()) => return UNREADABLE_STACK,
+    }
+    notes.hash = state.epoch;
+    notes.frames = 0;
+    // What lay there at the last walk does so no more.
+    notes.window_bytes = 0;
+    notes.alone = notes.cursor;
+    notes.end = UNFINISHED;
+    repeat(WALK_STEPS, walk_step, &mut Step { notes, layout, thread_pointer: 0 });
+    // SAFETY: the counter is aligned to eight bytes and lives in a map.
+    unsafe { add(&raw mut state.window_frames, notes.frames + WALK_FRAMES) };
+    match notes.end {
+        UNREADABLE => UNREADABLE_STACK,
+        _ if notes.frames == 0 => NO_PYTHON,
+        _ => send(notes, state, thread),
+    }
+}
+
+/// Whether this window has frames left; a stack that is left out is counted.
+#[inline(always)]
+fn is_in_budget(state: &mut WalkState, now_ns: u64) -> bool {
+    // Two threads may both begin a window; the frames of the first are not counted then.
+    if now_ns.wrapping_sub(state.window_start_ns) >= WINDOW_NS {
+        state.window_start_ns = now_ns;
+        state.window_frames = 0;
+    }
+    let limit = WINDOW_FRAMES.get(0).copied().filter(|limit| *limit != 0).unwrap_or(DEFAULT_WINDOW_FRAMES);
+    if state.window_frames < limit {
+        return true;
+    }
+    // SAFETY: the counter is aligned to eight bytes and lives in a map.
+    unsafe { add(&raw mut state.left_out, 1) };
+    false
+}
+
+/// The frame that the running thread is in; 0 where it runs no Python.
+#[inline(always)]
+fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, now_ns: u64) -> Result<u64, ()> {
+    let own = thread_pointer().ok_or(())?;
+    if notes.thread_state != 0 {
+        let id = read(notes.thread_state, layout.thread_id);
+        if id.is_some_and(|id| is_of(id, own))
+            && let Some(frame) = frame_of(notes.thread_state, layout)
+            && frame != 0
+        {
+            return Ok(frame);
+        }
+        // It is gone, or this thread has got another.
+        notes.thread_state = 0;
+    }
+    let interpreter = read(layout.interpreters_head, 0).ok_or(())?;
+    if interpreter == 0 {
+        return Ok(0);
+    }
+    let newest = [interpreter, read(interpreter, layout.interpreter_threads).ok_or(())?];
+    // New ones are put at the front of both lists.
+    if notes.newest == newest && now_ns.wrapping_sub(notes.searched_ns) < SEARCH_AGAIN_NS {
+        return Ok(0);
+    }
+    notes.interpreter = newest[0];
+    notes.cursor = newest[1];
+    notes.end = UNFINISHED;
+    repeat(SEARCH_STEPS, search_step, &mut Step { notes, layout, thread_pointer: own });
+    match notes.end {
+        FOUND => {
+            notes.thread_state = notes.cursor;
+            notes.searched_ns = 0;
+            frame_of(notes.thread_state, layout).ok_or(())
+        }
+        ENDED => {
+            notes.newest = newest;
+            notes.searched_ns = now_ns;
+            Ok(0)
+        }
+        _ => Err(()),
+    }
+}
+
+/// The innermost frame of a thread state; 0 for none.
+#[inline(always)]
+fn frame_of(thread_state: u64, layout: &PythonLayout) -> Option<u64> {
+    let frame = read(thread_state, layout.thread_frame)?;
+    match layout.indirect_frame {
+        0 => Some(frame),
+        _ if frame == 0 => Some(0),
+        within => read(frame, within - 1),
+    }
+}
+
+/// Whether an interpreter's name for a thread is that of the thread with this thread pointer.
+#[inline(always)]
+fn is_of(thread_id: u64, thread_pointer: u64) -> bool {
+    // pthread_self() is the thread pointer on x86-64, and a struct that ends there on 64-bit Arm, whose size depends on the C library.
+    if cfg!(bpf_target_arch = "aarch64") {
+        thread_pointer.wrapping_sub(thread_id) < 4096
+    } else {
+        thread_pointer == thread_id
+    }
+}
+
+/// Looks at one thread, or goes on to the next interpreter; 1 ends the loop.
+extern "C" fn search_step(_index: u64, step: *mut Step) -> u64 {
+    // SAFETY: `innermost_frame` passes its own step, whose pointers are to map values.
+    let (notes, layout, own) = unsafe { (&mut *(*step).notes, &*(*step).layout, (*step).thread_pointer) };
+    if notes.cursor == 0 {
+        let next = read(notes.interpreter, layout.interpreter_next);
+        notes.interpreter = next.unwrap_or(0);
+        if notes.interpreter == 0 {
+            notes.end = if next.is_some() { ENDED } else { UNREADABLE };
+            return 1;
+        }
+        let Some(first) = read(notes.interpreter, layout.interpreter_threads) else {
+            notes.end = UNREADABLE;
+            return 1;
+        };
+        notes.cursor = first;
+        return 0;
+    }
+    let Some(id) = read(notes.cursor, layout.thread_id) else {
+        notes.end = UNREADABLE;
+        return 1;
+    };
+    if is_of(id, own) {
+        notes.end = FOUND;
+        return 1;
+    }
+    let Some(next) = read(notes.cursor, layout.thread_next) else {
+        notes.end = UNREADABLE;
+        return 1;
+    };
+    notes.cursor = next;
+    0
+}
+
+/// Takes one frame into the stack; 1 ends the loop.
+extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
+    // SAFETY: `walk` passes its own step, whose pointers are to map values.
+    let (notes, layout) = unsafe { (&mut *(*step).notes, &*(*step).layout) };
+    let frame = notes.cursor;
+    let taken = notes.frames;
+    if frame == 0 {
+        notes.end = ENDED;
+        return 1;
+    }
+    if taken >= STACK_FRAMES as u64 {
+        notes.end = TRUNCATED;
+        return 1;
+    }
+    let Some(at) = copy(notes, frame, layout.frame_bytes) else {
+        notes.end = UNREADABLE;
+        return 1;
+    };
+    notes.cursor = word(notes, at, layout.frame_previous);
+    if layout.frame_owner != 0 && u32::from(byte(notes, at, layout.frame_owner - 1)) >= layout.owner_internal {
+        return 0;
+    }
+    let code = word(notes, at, layout.frame_code) & layout.pointer_mask;
+    let mut instruction = word(notes, at, layout.frame_instruction);
+    if layout.instruction_bytes == 4 {
+        instruction &= 0xFFFF_FFFF;
+    }
+    let is_module = code != 0 && (code == layout.module_codes[0] || code == layout.module_codes[1]);
+    let object = match (is_module, layout.frame_far) {
+        (false, _) => 0,
+        (true, 0) => word(notes, at, layout.frame_local0) & layout.pointer_mask,
+        (true, _) => read(frame, layout.frame_local0).unwrap_or(0) & layout.pointer_mask,
+    };
+    notes.hash = mix(mix(mix(notes.hash, code), instruction), object);
+    #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
+    let slot = taken as usize;
+    notes.stack.frames[slot] = StackFrame { code, instruction, object };
+    notes.frames = taken + 1;
+    0
+}
+
+/// Where in the notes the front of this frame is copied to, in words; `None` where it cannot be read.
+///
+/// A copy costs the same for a word as for a page, nearly, and calls that stay within Python lay their frames one after the other, outer ones first
+/// (CPython's data stack, 3.11 and later): with a frame that comes near the one before, all that lies before it is copied.
+#[inline(always)]
+fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u32> {
+    let bytes = if frame_bytes > FRAME_BYTES { FRAME_BYTES } else { frame_bytes };
+    let within = frame.wrapping_sub(notes.window_start);
+    #[expect(clippy::cast_possible_truncation, reason = "less than the window's length")]
+    if within.wrapping_add(bytes.into()) <= notes.window_bytes
+        && within < notes.window_bytes
+        && within.is_multiple_of(8)
+    {
+        return Some((within / 8) as u32);
+    }
+    // The first frame is as near as can be.
+    if notes.alone.wrapping_sub(frame) < NEAR_BYTES && frame.is_multiple_of(8) {
+        let end = frame.wrapping_add(bytes.into());
+        let start = end.wrapping_sub(WINDOW_BYTES.into()) & !7;
+        let first = if notes.first_page <= frame && notes.first_page > start { notes.first_page } else { start };
+        if let Some(at) = copy_window(notes, first, frame, end) {
+            return Some(at);
+        }
+        // Before a page that nothing is mapped before, there are no frames.
+        notes.first_page = frame & !u64::from(PAGE_BYTES - 1);
+        if let Some(at) = copy_window(notes, notes.first_page, frame, end) {
+            return Some(at);
+        }
+    }
+    notes.alone = frame;
+    // SAFETY: the place is behind the window, with room for a frame.
+    let to = unsafe { notes.copied.as_mut_ptr().add(WINDOW_WORDS) };
+    // SAFETY: the helper writes no more than there is room for, and checks the user address itself.
+    let failed = unsafe { bpf_probe_read_user(to.cast::<c_void>(), bytes, frame as *const c_void) };
+    #[expect(clippy::cast_possible_truncation, reason = "about five hundred")]
+    (failed == 0).then_some(WINDOW_WORDS as u32)
+}
+
+/// Copies what lies between `start` and `end`, and says where in it the frame is.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "less than the window's length")]
+fn copy_window(notes: &mut Notes, start: u64, frame: u64, end: u64) -> Option<u32> {
+    let bytes = end.wrapping_sub(start) as u32;
+    let bytes = if bytes > WINDOW_BYTES { WINDOW_BYTES } else { bytes };
+    // SAFETY: as in `copy`.
+    let failed =
+        unsafe { bpf_probe_read_user(notes.copied.as_mut_ptr().cast::<c_void>(), bytes, start as *const c_void) };
+    if failed != 0 {
+        notes.window_bytes = 0;
+        return None;
+    }
+    notes.window_start = start;
+    notes.window_bytes = bytes.into();
+    Some((frame.wrapping_sub(start) / 8) as u32)
+}
+
+/// The word at this offset, which is a multiple of eight, of the frame that was copied there.
+#[inline(always)]
+fn word(notes: &Notes, at: u32, offset_bytes: u32) -> u64 {
+    let index = at.wrapping_add(offset_bytes / 8) as usize;
+    if index < COPIED_WORDS { notes.copied[index] } else { 0 }
+}
+
+/// The byte at this offset of the frame that was copied there.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the byte that is wanted was shifted down")]
+fn byte(notes: &Notes, at: u32, offset_bytes: u32) -> u8 {
+    (word(notes, at, offset_bytes) >> (offset_bytes % 8 * 8)) as u8
+}
+
+#[inline(always)]
+fn mix(hash: u64, word: u64) -> u64 {
+    let product = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    product ^ (product >> 29)
+}
+
+/// The id of the walked stack, which is sent first where it was not sent before.
+#[inline(always)]
+fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
+    let truncated = notes.end == TRUNCATED || notes.end == UNFINISHED;
+    let id = match mix(notes.hash, truncated.into()) {
+        0 => 1,
+        hash => hash,
+    };
+    #[expect(clippy::cast_possible_truncation, reason = "less than a hundred")]
+    let own = id as usize % SENT;
+    if notes.sent[own] == id {
+        return Walked { id, flags: 0 };
+    }
+    let seen = OfProcess { word: id, tgid: thread.tgid.into() };
+    if SEEN_STACKS.get_ptr(&seen).is_some() {
+        notes.sent[own] = id;
+        return Walked { id, flags: 0 };
+    }
+    let frames = notes.frames;
+    if frames > STACK_FRAMES as u64 {
+        return UNREADABLE_STACK;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
+    let (count, bytes) = (frames as u16, STACK_RECORD_BYTES + frames as usize * STACK_FRAME_BYTES);
+    notes.stack.record = StackRecord {
+        kind: RecordKind::Stack as u8,
+        flags: if truncated { FLAG_STACK_TRUNCATED } else { 0 },
+        frames: count,
+        tgid: thread.tgid,
+        id,
+    };
+    // Before it is sent: from then on a code object of it that goes must be noticed.
+    notes.cursor = 0;
+    repeat(ALL_FRAMES, remember_step, &mut Step { notes, layout: core::ptr::null(), thread_pointer: 0 });
+    if notes.cursor < frames {
+        state.forgets_all = 1;
+    }
+    // SAFETY: the record and as many frames as were taken, all of them in the notes.
+    let stack = unsafe { core::slice::from_raw_parts((&raw const notes.stack).cast::<u8>(), bytes) };
+    // What it points to is read from outside, and may live no longer than a few steps of a short program.
+    if !Bpf::output(stack, true) {
+        Bpf.lose(thread.tgid, Loss::StackLost);
+        return UNREADABLE_STACK;
+    }
+    let _ = SEEN_STACKS.insert(&seen, &1, BPF_ANY.into());
+    notes.sent[own] = id;
+    Walked { id, flags: 0 }
+}
+
+/// Remembers the code object of the frame under the cursor; 1 ends the loop.
+extern "C" fn remember_step(_index: u64, step: *mut Step) -> u64 {
+    // SAFETY: `send` passes its own step, whose notes are a map value.
+    let notes = unsafe { &mut *(*step).notes };
+    let at = notes.cursor;
+    if at >= notes.frames || at >= STACK_FRAMES as u64 {
+        return 1;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "fewer than the frames there is room for")]
+    let slot = at as usize;
+    let code = OfProcess { word: notes.stack.frames[slot].code, tgid: notes.tgid };
+    if KNOWN_CODE.get_ptr(&code).is_none() && KNOWN_CODE.insert(&code, &1, BPF_ANY.into()).is_err() {
+        return 1;
+    }
+    notes.cursor = at + 1;
+    0
+}
+
+/// A code object goes; true when its address was sent, and from now on every stack has another id.
+#[inline(always)]
+pub(crate) fn forget_code(tgid: u32, code: u64) -> bool {
+    let code = OfProcess { word: code, tgid: tgid.into() };
+    let was_sent = KNOWN_CODE.remove(&code).is_ok();
+    let Some(state) = WALKS.get_ptr_mut(&tgid) else { return was_sent };
+    // SAFETY: map values live as long as the program runs.
+    let state = unsafe { &mut *state };
+    if was_sent || state.forgets_all != 0 {
+        // SAFETY: the counter is aligned to eight bytes and lives in a map.
+        unsafe { add(&raw mut state.epoch, 1) };
+        return true;
+    }
+    false
+}
+
+/// Nothing is walked any more in a process that has ended or has another program.
+#[inline(always)]
+pub(crate) fn forget(tgid: u32) {
+    let _ = PYTHON.remove(&tgid);
+    let _ = WALKS.remove(&tgid);
+}
+
+/// A word of the traced process.
+#[inline(always)]
+fn read(base: u64, offset_bytes: u32) -> Option<u64> {
+    let mut word = [0; 1];
+    Bpf.read_words(base.wrapping_add(offset_bytes.into()), &mut word).then_some(word[0])
+}
+
+/// Runs a step so many times, or until it says 1.
+#[inline(always)]
+fn repeat(times: u32, step: extern "C" fn(u64, *mut Step) -> u64, of: &mut Step) {
+    // SAFETY: the step is a function of this program and gets what it expects.
+    unsafe { bpf_loop(times, step as *mut c_void, core::ptr::from_mut(of).cast::<c_void>(), 0) };
+}

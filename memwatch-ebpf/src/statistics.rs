@@ -1,0 +1,102 @@
+//! The caching allocator's own statistics, read for user space under the allocator's lock, once for each request and allocator.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap};
+use memwatch_common::capture::Thread;
+use memwatch_common::record::RecordKind;
+use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, STATISTICS_OFFSET_BYTES, STATISTICS_WORDS, StatisticsRecord};
+
+use crate::kernel::Bpf;
+use crate::threads::notes;
+
+/// The number of the last request; 0 while nobody wants statistics.
+#[map]
+static STATISTICS_REQUEST: Array<u64> = Array::with_max_entries(1, 0);
+
+/// The last request for each process.
+#[map]
+static STATISTICS_WANTED: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// The last request that was answered for each allocator. One that is forgotten is answered again.
+#[map]
+static STATISTICS_SENT: LruHashMap<Allocator, u64> = LruHashMap::with_max_entries(1024, 0);
+
+/// An allocator in a process.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Allocator {
+    address: u64,
+    tgid: u64,
+}
+
+/// An event names the allocator that this thread is in.
+#[inline(always)]
+pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
+    if last_request() != 0
+        && let Some(notes) = notes(thread)
+    {
+        notes.allocator = allocator;
+    }
+}
+
+/// The lock is held and the numbers are consistent: sends them if they are wanted.
+#[inline(always)]
+pub(crate) fn offer(thread: Thread, time_ns: u64) {
+    let request = last_request();
+    if request == 0 {
+        return;
+    }
+    let Some(notes) = notes(thread) else { return };
+    let allocator = Allocator { address: notes.allocator, tgid: thread.tgid.into() };
+    if allocator.address == 0 || notes.settled == [allocator.address, request] {
+        return;
+    }
+    // SAFETY: the values are copied at once; numbers that only grow.
+    let wanted = STATISTICS_WANTED.get_ptr(&thread.tgid).map_or(0, |wanted| unsafe { *wanted });
+    // SAFETY: as above.
+    let sent = STATISTICS_SENT.get_ptr(&allocator).map_or(0, |sent| unsafe { *sent });
+    if sent < wanted {
+        if !send(thread.tgid, allocator.address, time_ns) {
+            // The ring is full: the next event tries again.
+            return;
+        }
+        let _ = STATISTICS_SENT.insert(&allocator, &wanted, BPF_ANY.into());
+    }
+    notes.settled = [allocator.address, request];
+}
+
+#[inline(always)]
+fn last_request() -> u64 {
+    STATISTICS_REQUEST.get(0).copied().unwrap_or(0)
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "about a kilobyte")]
+fn send(tgid: u32, allocator: u64, time_ns: u64) -> bool {
+    let Some(mut entry) = Bpf::reserve::<StatisticsRecord>() else { return false };
+    let record = entry.as_mut_ptr();
+    // SAFETY: the entry is the record's memory. The words are written by the helper, with zeros where it fails; it checks the user address itself.
+    unsafe {
+        (*record).kind = RecordKind::Statistics as u8;
+        (*record).reserved = 0;
+        (*record).tgid = tgid;
+        (*record).allocator = allocator;
+        (*record).time_ns = time_ns;
+        let words = (&raw mut (*record).words).cast::<c_void>();
+        let from = allocator.wrapping_add(STATISTICS_OFFSET_BYTES) as *const c_void;
+        let failed = bpf_probe_read_user(words, (STATISTICS_WORDS * 8) as u32, from) != 0;
+        (*record).flags = if failed { FLAG_EXTRA_UNREADABLE } else { 0 };
+    }
+    Bpf::submit(entry);
+    true
+}
+
+/// Nothing is wanted of a process that has ended or has another program.
+#[inline(always)]
+pub(crate) fn forget(tgid: u32) {
+    let _ = STATISTICS_WANTED.remove(&tgid);
+}

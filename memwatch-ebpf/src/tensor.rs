@@ -1,0 +1,185 @@
+//! Events around PyTorch's caching allocator: registers, names and Python stacks go straight into the ring.
+//!
+//! What an event means is not known here; which words of it are wanted stands in the attach cookie.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::helpers::generated::bpf_probe_read_user_str;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::HashMap;
+use memwatch_common::capture::{Kernel, Thread};
+use memwatch_common::loss::Loss;
+use memwatch_common::record::RecordKind;
+use memwatch_common::tensor::{
+    FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord, Text,
+    TextRecord, Walk,
+};
+
+use crate::kernel::Bpf;
+use crate::python::{self, Walked};
+use crate::{statistics, variable};
+
+/// Processes whose events are wanted; read only where the cookie says so.
+#[map]
+static TENSOR_TARGETS: HashMap<u32, u8> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// What the records of one event have in common.
+#[derive(Clone, Copy)]
+struct Event {
+    thread: Thread,
+    probe: u16,
+    time_ns: u64,
+}
+
+/// At a function's entry, or in its entry block where all arguments are still in place.
+#[inline(always)]
+pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], stack_pointer: u64) {
+    let thread = Bpf.thread();
+    if !is_wanted(cookie, thread.tgid) {
+        return;
+    }
+    let (probe, plan, _) = TensorPlan::from_cookie(cookie);
+    if plan.forgets && !python::forget_code(thread.tgid, args[0]) {
+        return;
+    }
+    let event = Event { thread, probe, time_ns: Bpf.now_ns() };
+    match plan.text {
+        Text::None => {
+            send_words(event, plan, args, stack_pointer);
+            match plan.statistics {
+                Statistics::None => {}
+                Statistics::Announced => statistics::note_allocator(thread, args[0]),
+                Statistics::Offered => statistics::offer(thread, event.time_ns),
+            }
+        }
+        Text::Argument0 => send_text(event, args[0]),
+        Text::StringInArgument1 => {
+            let mut bytes_at = [0; 1];
+            // Where it cannot be read, it is 0, and so is the text.
+            Bpf.read_words(args[1], &mut bytes_at);
+            send_text(event, bytes_at[0]);
+        }
+    }
+}
+
+/// Where it returns.
+#[inline(always)]
+pub(crate) fn on_return(cookie: u64, value: u64) {
+    let thread = Bpf.thread();
+    if !is_wanted(cookie, thread.tgid) {
+        return;
+    }
+    let (probe, plan, _) = TensorPlan::from_cookie(cookie);
+    let event = Event { thread, probe, time_ns: Bpf.now_ns() };
+    // The arguments are gone; the Python stack is as it was.
+    let walks = matches!(plan.stack, Walk::Always);
+    let walked = if walks { python::walk(event.thread, event.time_ns) } else { Walked::default() };
+    let flags = FLAG_RETURN | walked.flags;
+    send(event, TensorRecord { flags, extra: [value, 0], stack: walked.id, ..blank(event) });
+}
+
+/// Nothing is wanted any more of a process that has ended or has another program.
+#[inline(always)]
+pub(crate) fn forget(tgid: u32) {
+    let _ = TENSOR_TARGETS.remove(&tgid);
+}
+
+#[inline(always)]
+fn is_wanted(cookie: u64, tgid: u32) -> bool {
+    cookie & ONLY_LISTED == 0 || TENSOR_TARGETS.get_ptr(&tgid).is_some()
+}
+
+#[inline(always)]
+fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], stack_pointer: u64) {
+    let walks = match plan.stack {
+        Walk::Never => false,
+        Walk::Always => true,
+        Walk::Grants => args[1].cast_signed() > 0,
+    };
+    let walked = if walks { python::walk(event.thread, event.time_ns) } else { Walked::default() };
+    let mut extra = [0; 2];
+    let was_read = match plan.peek {
+        Some((argument, offset_bytes)) if plan.thread_variable => {
+            let word = variable::word(event.thread, pick(args, argument), offset_bytes);
+            extra[0] = word.unwrap_or(0);
+            word.is_some()
+        }
+        Some((argument, offset_bytes)) => {
+            Bpf.read_words(pick(args, argument).wrapping_add(u64::from(offset_bytes)), &mut extra)
+        }
+        None if plan.stack_words => Bpf.read_words(stack_pointer.wrapping_add(8), &mut extra),
+        None => true,
+    };
+    let unreadable = if was_read { 0 } else { FLAG_EXTRA_UNREADABLE };
+    let flags = walked.flags | unreadable;
+    send(event, TensorRecord { flags, args: *args, extra, stack: walked.id, ..blank(event) });
+}
+
+/// An argument by its number.
+#[inline(always)]
+fn pick(args: &[u64; 6], argument: u8) -> u64 {
+    match argument {
+        0 => args[0],
+        1 => args[1],
+        2 => args[2],
+        3 => args[3],
+        4 => args[4],
+        _ => args[5],
+    }
+}
+
+#[inline(always)]
+fn blank(event: Event) -> TensorRecord {
+    TensorRecord {
+        kind: RecordKind::Tensor as u8,
+        flags: 0,
+        probe: event.probe,
+        tid: event.thread.tid,
+        tgid: event.thread.tgid,
+        reserved: 0,
+        time_ns: event.time_ns,
+        args: [0; 6],
+        extra: [0; 2],
+        stack: 0,
+    }
+}
+
+#[inline(always)]
+fn send(event: Event, record: TensorRecord) {
+    match Bpf::reserve::<TensorRecord>() {
+        Some(mut entry) => {
+            entry.write(record);
+            Bpf::submit(entry);
+        }
+        None => Bpf.lose(event.thread.tgid, Loss::TensorEventLost),
+    }
+}
+
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "a text is 72 bytes long")]
+fn send_text(event: Event, address: u64) {
+    let Some(mut entry) = Bpf::reserve::<TextRecord>() else {
+        Bpf.lose(event.thread.tgid, Loss::TensorEventLost);
+        return;
+    };
+    let record = entry.write(TextRecord {
+        kind: RecordKind::Text as u8,
+        flags: 0,
+        probe: event.probe,
+        tid: event.thread.tid,
+        tgid: event.thread.tgid,
+        reserved: 0,
+        time_ns: event.time_ns,
+        text: [0; TEXT_BYTES],
+    });
+    // SAFETY: the helper writes at most as many bytes as the text has, and checks the user address itself.
+    let read = unsafe {
+        bpf_probe_read_user_str(record.text.as_mut_ptr().cast::<c_void>(), TEXT_BYTES as u32, address as *const c_void)
+    };
+    if read < 0 {
+        record.text[0] = 0;
+        record.flags = FLAG_EXTRA_UNREADABLE;
+    }
+    Bpf::submit(entry);
+}

@@ -1,0 +1,285 @@
+//! What is watched of PyTorch, and what only the process's memory can tell of its records: which code a stack's frames are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use memwatch_common::python::PythonLayout;
+use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
+use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning, tensor_probe};
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+use memwatch_core::words::Tgid;
+
+use crate::sources::clock;
+use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::tensor_probes::{self, TensorProbes};
+use crate::sources::python::{PythonError, PythonProcess};
+use crate::sources::torch::{Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
+
+/// How often Python is looked for again in a process where no thread ran any.
+const AGAIN: Duration = Duration::from_millis(500);
+/// An allocator's own statistics are asked for no more often than this: they are 1.2 KB, read under its lock.
+const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
+
+/// The PyTorch processes of a watch.
+pub(super) struct Tensors {
+    torch: TorchWatch,
+    processes: BTreeMap<u32, Process>,
+    /// Processes that have ended, or have another image now.
+    replaced: Vec<u32>,
+    /// Stacks that were resolved too late, as they are known now.
+    corrected: Vec<Input>,
+    /// How often all records that there were have been fetched.
+    fetches: u64,
+}
+
+struct Process {
+    python: Python,
+    /// When statistics were last asked for.
+    asked: Option<Instant>,
+    /// Its allocators' numbers while it rests; `None` where its memory cannot be read.
+    resting: Option<RestingNumbers>,
+    /// How many records of its tensors have come.
+    records: u64,
+}
+
+enum Python {
+    /// Lines are not wanted, or there is none, or none that is understood.
+    Without,
+    /// It was not at work yet; when it was looked at.
+    Idle(Instant),
+    Found {
+        python: Box<PythonProcess>,
+        /// On the end of code objects.
+        probes: Option<TensorProbes>,
+        /// What the kernel half walks with.
+        told: PythonLayout,
+    },
+}
+
+impl Tensors {
+    /// None yet.
+    pub(super) fn new(torch: TorchWatch) -> Self {
+        Self { torch, processes: BTreeMap::new(), replaced: Vec::new(), corrected: Vec::new(), fetches: 0 }
+    }
+
+    /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in those that have it.
+    pub(super) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Pipeline) {
+        if self.torch.level() == TensorLevel::Off {
+            return;
+        }
+        for stack in self.corrected.drain(..) {
+            pipeline.step(stack);
+        }
+        for tgid in std::mem::take(&mut self.replaced) {
+            self.torch.forget(kernel, tgid);
+            self.forget(kernel, tgid);
+        }
+        let wanted: BTreeSet<u32> = pipeline.watched().map(|tgid| tgid.0).collect();
+        let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains(tgid)).collect();
+        for tgid in gone {
+            self.forget(kernel, tgid);
+        }
+        for (tgid, missing) in self.torch.update(kernel, &wanted) {
+            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing });
+            // With its first event: a program that then rests has been counted.
+            log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+            self.processes.entry(tgid).or_insert_with(|| Process::new(tgid));
+            self.meet(kernel, tgid);
+        }
+        let due = |process: &Process| matches!(process.python, Python::Idle(looked) if looked.elapsed() >= AGAIN);
+        let due: Vec<u32> = self.processes.iter().filter(|(_, process)| due(process)).map(|(tgid, _)| *tgid).collect();
+        for tgid in due {
+            self.meet(kernel, tgid);
+        }
+        for (tgid, process) in &mut self.processes {
+            process.tell(kernel, *tgid, pipeline);
+            process.rest(*tgid, self.fetches, pipeline);
+            if pipeline.lacks_trace(Tgid(*tgid)) {
+                self.torch.do_without_trace(kernel, *tgid);
+            } else if pipeline.has_trace(Tgid(*tgid)) {
+                self.torch.trust_trace(kernel, *tgid);
+            }
+        }
+    }
+
+    /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
+    pub(super) fn is_settled(&self) -> bool {
+        let is_settled = |(tgid, process): (&u32, &Process)| {
+            self.torch.is_settled(*tgid) && !matches!(process.python, Python::Idle(_))
+        };
+        !self.processes.is_empty() && self.processes.iter().all(is_settled)
+    }
+
+    /// What an item of the ring is to the pipeline; `None` for one of a process that is not watched any more.
+    pub(super) fn take(&mut self, item: &Item<'_>) -> Option<Input> {
+        match item {
+            Item::Stack(stack) => self.resolve(stack),
+            Item::Statistics(statistics) => Some(Input::Statistics {
+                tgid: Tgid(statistics.tgid),
+                allocator: statistics.allocator,
+                time_ns: statistics.time_ns,
+                words: Box::new(statistics.words()),
+            }),
+            Item::Record(record) => {
+                self.count(record);
+                self.note(record);
+                Some(Input::Record(*record))
+            }
+        }
+    }
+
+    /// A process has ended, or its image was replaced: what is known of its memory is of no use any more.
+    pub(super) fn note_life(&mut self, event: &ProcessRecord) {
+        let ends = matches!(event.event(), Some(ProcessEvent::Exec | ProcessEvent::Exit));
+        // Of a watch without tensors nobody takes this list.
+        if ends && self.torch.level() != TensorLevel::Off {
+            self.replaced.push(event.tgid);
+        }
+    }
+
+    /// All records that there were have been taken.
+    pub(super) fn note_fetched(&mut self) {
+        self.fetches += 1;
+    }
+
+    fn count(&mut self, record: &Record) {
+        if let Record::Tensor(tensor) = record
+            && let Some(process) = self.processes.get_mut(&tensor.tgid)
+        {
+            process.records += 1;
+        }
+    }
+
+    fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let Some(process) = self.processes.remove(&tgid) else { return };
+        if let Python::Found { probes: Some(probes), .. } = process.python {
+            log_failure(tgid, tensor_probes::detach(kernel, probes));
+        }
+        log_failure(tgid, tensor_probes::forget(kernel, tgid));
+    }
+
+    /// A process that has PyTorch: its Python is looked at, if lines are wanted.
+    fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
+        if self.torch.level() < TensorLevel::Sites {
+            return;
+        }
+        let python = match PythonProcess::attach(tgid) {
+            Ok(Some(python)) => {
+                log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
+                let told = python.layout();
+                // First: no code object whose address was sent goes unnoticed.
+                let probes = watch_code(kernel, tgid, &python);
+                log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &told));
+                Python::Found { python: Box::new(python), probes, told }
+            }
+            Ok(None) => Python::Without,
+            Err(PythonError::Idle) => Python::Idle(Instant::now()),
+            Err(error) => {
+                log::warn!("process {tgid}: lines of Python are not seen: {error}");
+                Python::Without
+            }
+        };
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.python = python;
+        }
+    }
+
+    fn resolve(&mut self, item: &StackItem<'_>) -> Option<Input> {
+        let process = self.processes.get_mut(&item.record.tgid)?;
+        let Python::Found { python, .. } = &mut process.python else { return None };
+        Some(Input::Stack { tgid: Tgid(item.record.tgid), id: item.record.id, stack: python.resolve(item) })
+    }
+
+    fn note(&mut self, record: &Record) {
+        if let Record::Tensor(tensor) = record
+            && tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::CodeGoes)
+            && let Some(process) = self.processes.get_mut(&tensor.tgid)
+            && let Python::Found { python, .. } = &mut process.python
+        {
+            let stacks = python.forget_code(tensor.args[0], tensor.time_ns).into_iter();
+            let tgid = Tgid(tensor.tgid);
+            self.corrected.extend(stacks.map(|(id, stack)| Input::Stack { tgid, id, stack }));
+        }
+    }
+}
+
+impl Process {
+    fn new(tgid: u32) -> Self {
+        let resting = RestingNumbers::open(tgid);
+        let resting =
+            resting.inspect_err(|error| log::warn!("process {tgid}: its memory cannot be read: {error}")).ok();
+        Self { python: Python::Without, asked: None, resting, records: 0 }
+    }
+
+    /// Its allocators' own numbers, where they are surer than what was followed and it rests.
+    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Pipeline) {
+        let Some(resting) = self.resting.as_mut().filter(|resting| resting.is_due()) else { return };
+        let now = Moment { records: self.records, fetches };
+        for (allocator, words) in resting.look(now, &pipeline.drifting_allocators(Tgid(tgid))) {
+            let time_ns = clock::boottime_ns();
+            pipeline.step(Input::Statistics { tgid: Tgid(tgid), allocator, time_ns, words });
+        }
+    }
+
+    /// Tells the kernel half what has been learnt since, and asks it for what the pipeline lacks.
+    fn tell(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
+        if let Python::Found { python, told, .. } = &mut self.python
+            && *told != python.layout()
+        {
+            *told = python.layout();
+            log_failure(tgid, tensor_probes::set_layout(kernel, tgid, told));
+        }
+        let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_STATISTICS);
+        if is_due && pipeline.wants_statistics(Tgid(tgid)) {
+            self.asked = Some(Instant::now());
+            log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+        }
+    }
+}
+
+/// Probes the end of code objects: their addresses become others'.
+fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
+    let place = python.code_dealloc()?;
+    let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::CodeGoes)?;
+    let points = [TensorPoint::new(row, place.file_offset)];
+    match tensor_probes::attach(kernel, &place.path(), NonZeroU32::new(tgid)?, &points) {
+        Ok(probes) => Some(probes),
+        Err(error) => {
+            log::warn!("process {tgid}: {}: lines of code that goes may be wrong: {error}", place.display);
+            None
+        }
+    }
+}
+
+fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) {
+    if let Err(error) = done {
+        log::warn!("process {tgid}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_common::record::{ProcessEvent, ProcessRecord};
+
+    use super::Tensors;
+    use crate::sources::kernel::site::KernelVersion;
+    use crate::sources::torch::{TensorLevel, TensorWish, TorchWatch};
+
+    fn remembered_ends(level: TensorLevel) -> usize {
+        let version = KernelVersion::from_release("6.18.0").expect("a release");
+        let torch = TorchWatch::new(version, TensorWish { level, reports_only: false }).expect("a thread");
+        let mut tensors = Tensors::new(torch);
+        for tgid in 1..=100 {
+            tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });
+        }
+        tensors.replaced.len()
+    }
+
+    #[test]
+    fn a_watch_without_tensors_remembers_nobody_who_has_ended() {
+        assert_eq!(remembered_ends(TensorLevel::Off), 0);
+        assert_eq!(remembered_ends(TensorLevel::Blocks), 100);
+    }
+}

@@ -1,0 +1,94 @@
+//! Words for places of tensors: what a row of stages, layers, lines or phases is called on a screen.
+
+use memwatch_core::snapshot::{LayerView, PhaseView, SiteView, StageView, WhoseView};
+
+use super::format::printable;
+
+/// Which list is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Places {
+    /// By line of Python.
+    Sites,
+    /// By stage of a training step.
+    Stages,
+    /// By module.
+    Layers,
+}
+
+/// `backward`, `backward (recomputed)`, `forward (captured)`.
+pub(super) fn stage(view: &StageView) -> String {
+    let name = stage_name(&view.stage);
+    match (view.recomputed, view.captured) {
+        (false, false) => name.to_owned(),
+        (true, false) => format!("{name} (recomputed)"),
+        (false, true) => format!("{name} (captured)"),
+        (true, true) => format!("{name} (recomputed, captured)"),
+    }
+}
+
+/// A stage's name.
+pub(super) fn stage_name(name: &str) -> &str {
+    match name {
+        "not_known" => "(not known)",
+        "before_attach" => "(before attach)",
+        name => name,
+    }
+}
+
+/// A module's name in its model; the model itself by its class.
+pub(super) fn layer(view: &LayerView) -> String {
+    match (&*view.kind, view.name.as_deref()) {
+        ("module", Some("")) => format!("{} (itself)", printable(view.model.as_deref().unwrap_or_default())),
+        ("module", Some(name)) => printable(name).into_owned(),
+        ("module", None) => "(name not found)".to_owned(),
+        ("none", _) => "(no module)".to_owned(),
+        (kind, _) => row_without_name(kind),
+    }
+}
+
+/// `train.py:12 main`, and `backward of` it.
+pub(super) fn site(view: &SiteView) -> String {
+    let file = printable(view.file.as_deref().unwrap_or_default());
+    let line = view.line.map_or_else(String::new, |line| format!(":{line}"));
+    let place = format!("{file}{line} {}", printable(view.function.as_deref().unwrap_or_default()));
+    match &*view.kind {
+        "line" => place,
+        "backward_of" => format!("backward of {place}"),
+        "no_python" => "(no Python: a thread of PyTorch's own)".to_owned(),
+        kind => row_without_name(kind),
+    }
+}
+
+/// The range's name.
+pub(super) fn phase(view: &PhaseView) -> String {
+    match (&*view.kind, &view.name) {
+        ("phase", Some(name)) => printable(name).into_owned(),
+        ("none", _) => "(in no range)".to_owned(),
+        (kind, _) => row_without_name(kind),
+    }
+}
+
+fn row_without_name(kind: &str) -> String {
+    match kind {
+        "rest" => "(all others)",
+        "before_attach" => "(before attach)",
+        "not_known" => "(not known)",
+        "not_asked" => "(stacks are not asked for)",
+        "over_budget" => "(not known: left out to keep the program fast)",
+        "unreadable" => "(not known: the stack could not be read)",
+        "missing" => "(not known: the stack did not arrive)",
+        other => return printable(other).into_owned(),
+    }
+    .to_owned()
+}
+
+/// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.
+pub(super) fn whose(view: &WhoseView) -> String {
+    let mut parts = vec![stage_name(&view.stage).to_owned(), format!("step {}", view.step)];
+    let names = [&view.layer, &view.site].map(|place| place.name.as_ref().map(|name| printable(name).into_owned()));
+    parts.extend(names.into_iter().flatten());
+    if view.site.name.is_none() {
+        parts.push(row_without_name(&view.site.kind));
+    }
+    parts.join(", ")
+}

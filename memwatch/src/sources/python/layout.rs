@@ -1,0 +1,320 @@
+//! Where things lie in a CPython process, by its version.
+//!
+//! The numbers were compiled from the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0 and 3.14.10 for 64-bit processes; they are the same in every
+//! release of a minor version, which is an ABI. From 3.13 on the process says most of them itself (`_Py_DebugOffsets`).
+
+use memwatch_common::python::PythonLayout;
+use memwatch_core::stack::lines::LineTable;
+
+use super::PythonError;
+
+/// A version, such as 3.11.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PythonVersion {
+    /// 3.
+    pub(crate) major: u8,
+    /// 11.
+    pub(crate) minor: u8,
+}
+
+/// What the kernel half and the resolver need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// For the kernel half; in the table, `interpreters_head` is an offset in `_PyRuntime`.
+    pub(super) walk: PythonLayout,
+    /// In a thread: its number in the kernel (`gettid`), from 3.11 on.
+    pub(super) native_thread: Option<u32>,
+    /// In an interpreter: `sys.modules`.
+    pub(super) modules: u32,
+    pub(super) code: CodeLayout,
+    pub(super) instructions: Instructions,
+    pub(super) lines: LineTable,
+    pub(super) text: TextLayout,
+    /// In a function: its code.
+    pub(super) function_code: u32,
+    pub(super) attributes: Attributes,
+    /// In a class: the keys of values that are in no dict (3.11 and later).
+    pub(super) cached_keys: u32,
+    pub(super) keys: KeysLayout,
+}
+
+/// Offsets in a code object.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CodeLayout {
+    pub(super) file: u32,
+    pub(super) name: u32,
+    pub(super) qualified_name: Option<u32>,
+    pub(super) first_line: u32,
+    pub(super) lines: u32,
+    /// Where the instructions begin, from 3.11 on.
+    pub(super) adaptive: u32,
+    /// `co_localspluskinds` (bytes), or before 3.11 `co_cellvars` (a tuple).
+    pub(super) kinds: u32,
+    /// `co_code` (bytes), before 3.11.
+    pub(super) bytes: u32,
+}
+
+/// What a frame keeps of its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Instructions {
+    /// `f_lasti` in bytes (3.9).
+    Bytes,
+    /// `f_lasti` in units of two bytes (3.10).
+    Units,
+    /// A pointer into the code object (3.11 and later).
+    Pointer,
+}
+
+/// How much stands before the letters of a string.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TextLayout {
+    /// `sizeof(PyASCIIObject)`.
+    pub(super) ascii_bytes: u32,
+    /// `sizeof(PyCompactUnicodeObject)`.
+    pub(super) compact_bytes: u32,
+}
+
+/// Where an object without slots keeps its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attributes {
+    /// A dict at its type's `tp_dictoffset` (3.9, 3.10).
+    Offset,
+    /// A dict 24 bytes before it, or values 32 bytes before it (3.11).
+    Two,
+    /// A dict or, with the lowest bit set, values, 24 bytes before it (3.12).
+    Tagged,
+    /// A dict 24 bytes before it, or values behind it (3.13 and later).
+    Inline,
+}
+
+/// The table of keys in a dict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeysLayout {
+    /// Size in a word at 8, entries of three words (3.9, 3.10).
+    Sized,
+    /// Logarithms of sizes from 8 on, entries of two or three words (3.11 and later).
+    Logarithms,
+}
+
+/// `ob_type`.
+pub(super) const TYPE: u32 = 8;
+/// `ob_size`.
+pub(super) const SIZE: u32 = 16;
+/// `ob_sval` of bytes.
+pub(super) const BYTES: u32 = 32;
+pub(super) const TYPE_NAME: u32 = 24;
+pub(super) const TYPE_BASIC_SIZE: u32 = 32;
+pub(super) const TYPE_DEALLOC: u32 = 48;
+pub(super) const TYPE_FLAGS: u32 = 168;
+pub(super) const TYPE_DICT: u32 = 264;
+pub(super) const TYPE_DICT_OFFSET: u32 = 288;
+/// `md_dict` of a module object.
+pub(super) const MODULE_DICT: u32 = 16;
+/// Frames of this owner and above are the interpreter's own: `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14.
+const OWNER_INTERNAL: u32 = 3;
+
+const V3_9: Layout = Layout {
+    walk: PythonLayout {
+        interpreters_head: 32,
+        module_codes: [0; 2],
+        pointer_mask: u64::MAX,
+        interpreter_next: 0,
+        interpreter_threads: 8,
+        thread_next: 8,
+        thread_id: 176,
+        thread_frame: 24,
+        indirect_frame: 0,
+        frame_code: 32,
+        frame_previous: 24,
+        frame_instruction: 104,
+        instruction_bytes: 4,
+        frame_local0: 360,
+        frame_owner: 0,
+        owner_internal: OWNER_INTERNAL,
+        frame_bytes: 112,
+        frame_far: 1,
+        enabled: 1,
+    },
+    native_thread: None,
+    modules: 856,
+    code: CodeLayout {
+        file: 104,
+        name: 112,
+        qualified_name: None,
+        first_line: 40,
+        lines: 120,
+        adaptive: 0,
+        kinds: 88,
+        bytes: 48,
+    },
+    instructions: Instructions::Bytes,
+    lines: LineTable::Increments,
+    text: TextLayout { ascii_bytes: 48, compact_bytes: 72 },
+    function_code: 16,
+    attributes: Attributes::Offset,
+    cached_keys: 0,
+    keys: KeysLayout::Sized,
+};
+
+const V3_10: Layout = Layout {
+    walk: PythonLayout { frame_instruction: 96, frame_local0: 352, frame_bytes: 104, ..V3_9.walk },
+    instructions: Instructions::Units,
+    lines: LineTable::Ranges,
+    function_code: 48,
+    ..V3_9
+};
+
+const V3_11: Layout = Layout {
+    walk: PythonLayout {
+        interpreters_head: 40,
+        interpreter_threads: 16,
+        thread_id: 152,
+        thread_frame: 56,
+        indirect_frame: 8 + 1,
+        frame_code: 32,
+        frame_previous: 48,
+        frame_instruction: 56,
+        instruction_bytes: 8,
+        frame_local0: 72,
+        frame_owner: 69 + 1,
+        frame_bytes: 80,
+        frame_far: 0,
+        ..V3_9.walk
+    },
+    native_thread: Some(160),
+    modules: 888,
+    code: CodeLayout {
+        file: 112,
+        name: 120,
+        qualified_name: Some(128),
+        first_line: 72,
+        lines: 136,
+        adaptive: 184,
+        kinds: 104,
+        bytes: 0,
+    },
+    instructions: Instructions::Pointer,
+    lines: LineTable::Locations,
+    text: TextLayout { ascii_bytes: 48, compact_bytes: 72 },
+    function_code: 48,
+    attributes: Attributes::Two,
+    cached_keys: 872,
+    keys: KeysLayout::Logarithms,
+};
+
+const V3_12: Layout = Layout {
+    walk: PythonLayout {
+        interpreter_threads: 72,
+        thread_id: 136,
+        indirect_frame: 1,
+        frame_code: 0,
+        frame_previous: 8,
+        frame_owner: 70 + 1,
+        ..V3_11.walk
+    },
+    native_thread: Some(144),
+    modules: 944,
+    code: CodeLayout { first_line: 68, adaptive: 192, ..V3_11.code },
+    text: TextLayout { ascii_bytes: 40, compact_bytes: 56 },
+    attributes: Attributes::Tagged,
+    cached_keys: 880,
+    ..V3_11
+};
+
+/// What `_Py_DebugOffsets` of 3.13 and later does not say; the rest stands there for reading, and is overwritten.
+const V3_13: Layout = Layout {
+    walk: PythonLayout { thread_frame: 72, indirect_frame: 0, pointer_mask: !7, ..V3_12.walk },
+    attributes: Attributes::Inline,
+    ..V3_12
+};
+
+/// The layout of a version that does not say it itself.
+///
+/// # Errors
+/// Another version.
+pub(super) fn of_version(version: PythonVersion) -> Result<Layout, PythonError> {
+    match (version.major, version.minor) {
+        (3, 9) => Ok(V3_9),
+        (3, 10) => Ok(V3_10),
+        (3, 11) => Ok(V3_11),
+        (3, 12) => Ok(V3_12),
+        _ => Err(PythonError::UnknownVersion(version)),
+    }
+}
+
+/// Words of `_Py_DebugOffsets` that are read at most.
+pub(super) const DEBUG_WORDS: usize = 80;
+/// Its first word.
+const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
+
+/// At which words the structs of `_Py_DebugOffsets` begin (Include/internal/pycore_runtime.h, from 3.14 pycore_debug_offsets.h).
+struct Schema {
+    modules: usize,
+    thread: usize,
+    frame: usize,
+    code: usize,
+}
+
+const SCHEMA_3_13: Schema = Schema { modules: 11, thread: 19, frame: 28, code: 34 };
+const SCHEMA_3_14: Schema = Schema { modules: 12, thread: 22, frame: 31, code: 39 };
+
+/// The layout that a process of 3.13 or 3.14 states at the start of `_PyRuntime`.
+///
+/// # Errors
+/// Another version; a free-threaded build; or no such statement, or one that cannot be true.
+pub(super) fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> Result<Layout, PythonError> {
+    let schema = match (version.major, version.minor) {
+        (3, 13) => SCHEMA_3_13,
+        (3, 14) => SCHEMA_3_14,
+        _ => return Err(PythonError::UnknownVersion(version)),
+    };
+    let stated = u64::from(version.major) << 8 | u64::from(version.minor);
+    if words[0] != COOKIE || words[1] >> 16 != stated {
+        return Err(PythonError::UnexpectedLayout("_Py_DebugOffsets is not there"));
+    }
+    if words[2] != 0 {
+        return Err(PythonError::FreeThreaded);
+    }
+    // The largest struct is the interpreter, of some 300 kB.
+    let word = |index: usize| u32::try_from(words[index]).ok().filter(|offset| *offset < 1 << 20);
+    stated_layout(&schema, word).ok_or(PythonError::UnexpectedLayout("_Py_DebugOffsets has impossible offsets"))
+}
+
+fn stated_layout(schema: &Schema, word: impl Fn(usize) -> Option<u32>) -> Option<Layout> {
+    let (thread, frame, code) = (schema.thread, schema.frame, schema.code);
+    let walk = PythonLayout {
+        interpreters_head: u64::from(word(5)?),
+        interpreter_next: word(8)?,
+        interpreter_threads: word(9)?,
+        thread_next: word(thread + 2)?,
+        thread_frame: word(thread + 4)?,
+        thread_id: word(thread + 5)?,
+        frame_previous: word(frame + 1)?,
+        frame_code: word(frame + 2)?,
+        frame_instruction: word(frame + 3)?,
+        frame_local0: word(frame + 4)?,
+        frame_owner: word(frame + 5)? + 1,
+        ..V3_13.walk
+    };
+    let words = [walk.frame_previous, walk.frame_code, walk.frame_instruction, walk.frame_local0];
+    // The kernel half reads whole words.
+    let are_words = words.iter().all(|offset| offset % 8 == 0);
+    let end = words.into_iter().chain([walk.frame_owner & !7]).max()? + 8;
+    let frame_bytes = Some(end).filter(|end| are_words && *end <= 128)?;
+    Some(Layout {
+        walk: PythonLayout { frame_bytes, ..walk },
+        native_thread: Some(word(thread + 6)?),
+        modules: word(schema.modules)?,
+        code: CodeLayout {
+            file: word(code + 1)?,
+            name: word(code + 2)?,
+            qualified_name: Some(word(code + 3)?),
+            lines: word(code + 4)?,
+            first_line: word(code + 5)?,
+            kinds: word(code + 8)?,
+            bytes: 0,
+            adaptive: word(code + 9)?,
+        },
+        ..V3_13
+    })
+}

@@ -1,0 +1,190 @@
+//! The Python interpreter of a process, from outside: where its stacks are, and what their addresses mean.
+//!
+//! Nothing here stops or changes the process. All that is read of it is a stranger's: bounded, and no panic whatever it is.
+
+mod binary;
+mod check;
+mod code;
+mod layout;
+mod memory;
+mod modules;
+mod objects;
+mod resolver;
+mod text;
+mod walk;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use memwatch_common::python::PythonLayout;
+use memwatch_common::record::StackItem;
+use memwatch_core::stack::PythonStack;
+
+use binary::Binary;
+pub(crate) use layout::PythonVersion;
+use layout::{DEBUG_WORDS, Layout, TYPE_DEALLOC};
+use memory::{Memory, ProcessMemory, at};
+use resolver::Resolver;
+
+/// Why the Python stacks of a process cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PythonError {
+    /// The process has gone, or this user may not look at it.
+    #[error("the process cannot be read: {0}")]
+    Unreadable(io::ErrorKind),
+    /// The file with the interpreter contradicts itself.
+    #[error("the interpreter's file is damaged")]
+    Damaged,
+    /// Older than 3.9, or newer than what is known.
+    #[error("Python {0} is not known: 3.9 to 3.14 are")]
+    UnknownVersion(PythonVersion),
+    /// A build without the global lock, whose objects lie otherwise.
+    #[error("free-threaded Python is not read")]
+    FreeThreaded,
+    /// The process does not look as its version should: a distribution's patch, or a build with other options.
+    #[error("this build of Python is not laid out as its version: {0}")]
+    UnexpectedLayout(&'static str),
+    /// No thread runs Python code now, so nothing could be checked. Another time it may be known.
+    #[error("no thread runs Python code")]
+    Idle,
+}
+
+impl fmt::Display for PythonVersion {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Where in a file a function is, for a probe on it.
+#[derive(Clone, Debug)]
+pub(crate) struct CodePlace {
+    /// The file, opened with `O_PATH`.
+    file: Arc<File>,
+    /// Its path as the process sees it, printable.
+    pub(crate) display: String,
+    /// The offset of the function's first byte.
+    pub(crate) file_offset: u64,
+}
+
+impl CodePlace {
+    /// A path that leads to the file as long as this lives.
+    pub(crate) fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+}
+
+/// The Python of a process.
+#[derive(Debug)]
+pub(crate) struct PythonProcess {
+    version: PythonVersion,
+    display: String,
+    code_dealloc: Option<CodePlace>,
+    resolver: Resolver<ProcessMemory>,
+}
+
+impl PythonProcess {
+    /// Finds it and makes sure that its memory is laid out as its version says; none where the process runs no Python.
+    ///
+    /// It takes some milliseconds, a tenth of a second where the layout is not what is expected.
+    ///
+    /// # Errors
+    /// There is one, but its stacks cannot be read.
+    pub(crate) fn attach(tgid: u32) -> Result<Option<Self>, PythonError> {
+        let memory = ProcessMemory::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
+        let Some(binary) = Binary::of_process(tgid)? else { return Ok(None) };
+        let version = version(&binary, &memory)?;
+        let layout = layout(&binary, &memory, version)?;
+        let code_type =
+            binary.address("PyCode_Type").ok_or(PythonError::UnexpectedLayout("there is no symbol PyCode_Type"))?;
+        check::Subject { tgid, memory: &memory, layout: &layout, code_type }.check()?;
+        Ok(Some(Self {
+            version,
+            display: binary.display.clone(),
+            code_dealloc: code_dealloc(&binary, &memory, code_type),
+            resolver: Resolver::new(memory, layout, code_type),
+        }))
+    }
+
+    /// Its version.
+    pub(crate) fn version(&self) -> PythonVersion {
+        self.version
+    }
+
+    /// The file it is from, printable.
+    pub(crate) fn display(&self) -> &str {
+        &self.display
+    }
+
+    /// What the kernel half walks with. It changes when the code of modules' calls is learnt: after a [`Self::resolve`], or a
+    /// [`Self::forget_code`].
+    pub(crate) fn layout(&self) -> PythonLayout {
+        self.resolver.layout().walk
+    }
+
+    /// Where code objects go (`PyCode_Type.tp_dealloc`), for the probe on it.
+    pub(crate) fn code_dealloc(&self) -> Option<&CodePlace> {
+        self.code_dealloc.as_ref()
+    }
+
+    /// The stack that the kernel half sent.
+    pub(crate) fn resolve(&mut self, item: &StackItem) -> PythonStack {
+        self.resolver.resolve(item)
+    }
+
+    /// The code object at this address ended at `end_ns` (`CLOCK_BOOTTIME`, the time of its [`TensorMeaning::CodeGoes`] record).
+    ///
+    /// Returned are stacks to be learnt once more, by their ids: they were resolved when it had gone already, and what was read may have been
+    /// another. That frame's code is left out of them.
+    ///
+    /// [`TensorMeaning::CodeGoes`]: memwatch_common::tensor::table::TensorMeaning::CodeGoes
+    pub(crate) fn forget_code(&mut self, address: u64, end_ns: u64) -> Vec<(u64, PythonStack)> {
+        self.resolver.forget_code(address, end_ns)
+    }
+}
+
+fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, PythonError> {
+    let minor = |minor| Ok(PythonVersion { major: 3, minor });
+    if let Some(address) = binary.address("Py_Version") {
+        let unreadable = PythonError::UnexpectedLayout("its version cannot be read");
+        let [_, _, minor, major] = memory.array::<4>(address).ok_or(unreadable)?;
+        return Ok(PythonVersion { major, minor });
+    }
+    // Before 3.11 a process does not say: 3.10 brought Py_NewRef, 3.9 PyFrame_GetCode (Doc/whatsnew).
+    match (binary.address("Py_NewRef"), binary.address("PyFrame_GetCode")) {
+        (Some(_), _) => minor(10),
+        (None, Some(_)) => minor(9),
+        (None, None) => Err(PythonError::UnknownVersion(PythonVersion { major: 3, minor: 8 })),
+    }
+}
+
+/// The layout, with the address of the list of interpreters in it.
+fn layout(binary: &Binary, memory: &impl Memory, version: PythonVersion) -> Result<Layout, PythonError> {
+    let runtime = binary.address("_PyRuntime").ok_or(PythonError::Damaged)?;
+    let mut layout = if version < (PythonVersion { major: 3, minor: 13 }) {
+        layout::of_version(version)?
+    } else {
+        let bytes = memory
+            .array::<{ 8 * DEBUG_WORDS }>(runtime)
+            .ok_or(PythonError::UnexpectedLayout("_PyRuntime cannot be read"))?;
+        let mut words = [0; DEBUG_WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        layout::of_debug_offsets(version, &words)?
+    };
+    layout.walk.interpreters_head = runtime.wrapping_add(layout.walk.interpreters_head);
+    Ok(layout)
+}
+
+fn code_dealloc(binary: &Binary, memory: &impl Memory, code_type: u64) -> Option<CodePlace> {
+    let function = memory.u64(at(code_type, TYPE_DEALLOC)?)?;
+    let file_offset = binary.file_offset(function)?;
+    Some(CodePlace { file: Arc::clone(&binary.file), display: binary.display.clone(), file_offset })
+}
+
+#[cfg(test)]
+mod tests;

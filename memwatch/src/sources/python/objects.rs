@@ -1,0 +1,161 @@
+//! Dicts, attributes and classes of Python objects in another process's memory.
+
+use super::layout::{Attributes, KeysLayout, Layout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
+use super::memory::{Memory, at};
+use super::text::text;
+use crate::printable::printable;
+
+/// A dict with more entries is left alone: a large program has some 10,000 modules, and a model has fewer layers.
+const MOST_ENTRIES: usize = 1 << 17;
+
+/// `Py_TPFLAGS_INLINE_VALUES`, `Py_TPFLAGS_MANAGED_DICT`, `Py_TPFLAGS_DICT_SUBCLASS` (Include/object.h).
+const HAS_INLINE_VALUES: u64 = 1 << 2;
+const HAS_MANAGED_DICT: u64 = 1 << 4;
+const IS_DICT: u64 = 1 << 29;
+
+/// `ma_keys` and `ma_values` of a dict.
+const DICT_KEYS: u32 = 32;
+const DICT_VALUES: u32 = 40;
+
+/// An entry of a dict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) key: u64,
+    pub(super) value: u64,
+    /// Where the value stands.
+    pub(super) slot: u64,
+}
+
+/// The objects of a process, by its layout.
+#[derive(Debug)]
+pub(super) struct Objects<'a, M> {
+    pub(super) memory: &'a M,
+    pub(super) layout: &'a Layout,
+}
+
+impl<M: Memory> Objects<'_, M> {
+    pub(super) fn type_of(&self, object: u64) -> Option<u64> {
+        self.memory.u64(at(object, TYPE)?)
+    }
+
+    /// The name of an object's class without those of its modules, printable.
+    pub(super) fn class_name(&self, object: u64) -> Option<String> {
+        let name = self.memory.u64(at(self.type_of(object)?, TYPE_NAME)?)?;
+        let name = String::from_utf8_lossy(&self.memory.terminated(name)?).into_owned();
+        Some(printable(name.rsplit('.').next().unwrap_or(&name)).into_owned())
+    }
+
+    /// What a dict holds, in the order of its table; `None` where the object is no dict, or no readable one.
+    pub(super) fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
+        if self.flags(self.type_of(dict)?)? & IS_DICT == 0 {
+            return None;
+        }
+        let keys = self.memory.u64(at(dict, DICT_KEYS)?)?;
+        let values = self.memory.u64(at(dict, DICT_VALUES)?)?;
+        let mut entries = self.keys(keys)?;
+        if values != 0 {
+            self.put_values(&mut entries, self.values_start(values)?)?;
+        }
+        entries.retain(|entry| entry.key != 0 && entry.value != 0);
+        Some(entries)
+    }
+
+    /// The value of a string key.
+    pub(super) fn item(&self, dict: u64, name: &str) -> Option<u64> {
+        self.named(&self.entries(dict)?, name)
+    }
+
+    /// An attribute that an object has itself.
+    pub(super) fn attribute(&self, object: u64, name: &str) -> Option<u64> {
+        let class = self.type_of(object)?;
+        let flags = self.flags(class)?;
+        if self.layout.attributes == Attributes::Offset || flags & HAS_MANAGED_DICT == 0 {
+            let offset = self.memory.u64(at(class, TYPE_DICT_OFFSET)?)?;
+            // A negative one counts from the end of an object of variable size: a module is none.
+            let offset = u32::try_from(offset).ok().filter(|offset| (1..1 << 16).contains(offset))?;
+            return self.item(self.memory.u64(at(object, offset)?)?, name);
+        }
+        let dict = self.memory.u64(at(object, 0)?.checked_sub(24)?)?;
+        let values = match self.layout.attributes {
+            Attributes::Tagged if dict & 1 == 1 => Some(dict + 1),
+            _ if dict != 0 => None,
+            Attributes::Two => Some(self.memory.u64(at(object, 0)?.checked_sub(32)?)?),
+            Attributes::Inline if flags & HAS_INLINE_VALUES != 0 => Some(self.inline_values(object, class)?),
+            _ => return None,
+        };
+        let Some(values) = values else { return self.item(dict, name) };
+        let mut entries = self.keys(self.memory.u64(at(class, self.layout.cached_keys)?)?)?;
+        self.put_values(&mut entries, self.values_start(values)?)?;
+        entries.retain(|entry| entry.key != 0 && entry.value != 0);
+        self.named(&entries, name)
+    }
+
+    pub(super) fn text(&self, address: u64) -> Option<String> {
+        text(self.memory, self.layout.text, address)
+    }
+
+    fn named(&self, entries: &[Entry], name: &str) -> Option<u64> {
+        entries.iter().find(|entry| self.text(entry.key).as_deref() == Some(name)).map(|entry| entry.value)
+    }
+
+    fn flags(&self, class: u64) -> Option<u64> {
+        self.memory.u64(at(class, TYPE_FLAGS)?)
+    }
+
+    /// Where values stand that lie behind the object itself, while they are in use.
+    fn inline_values(&self, object: u64, class: u64) -> Option<u64> {
+        /// `valid` of `struct _dictvalues`.
+        const IS_VALID: u32 = 3;
+        let size = self.memory.u64(at(class, TYPE_BASIC_SIZE)?)?;
+        let values = at(object, u32::try_from(size).ok()?)?;
+        let [is_valid] = self.memory.array::<1>(at(values, IS_VALID)?)?;
+        (is_valid == 1).then_some(values)
+    }
+
+    /// Since 3.13 four bytes of sizes and padding stand before the values.
+    fn values_start(&self, values: u64) -> Option<u64> {
+        at(values, if self.layout.attributes == Attributes::Inline { 8 } else { 0 })
+    }
+
+    fn put_values(&self, entries: &mut [Entry], start: u64) -> Option<()> {
+        let values = self.memory.bytes(start, 8 * entries.len() as u64, 8 * MOST_ENTRIES)?;
+        for (index, (entry, bytes)) in entries.iter_mut().zip(values.as_chunks::<8>().0).enumerate() {
+            entry.value = u64::from_le_bytes(*bytes);
+            entry.slot = start + 8 * index as u64;
+        }
+        Some(())
+    }
+
+    /// The table of keys at an address, with the values that stand in it (Objects/dictobject.c, Include/internal/pycore_dict.h).
+    fn keys(&self, address: u64) -> Option<Vec<Entry>> {
+        let head = self.memory.array::<40>(at(address, 0)?)?;
+        let word = |index: usize| u64::from_le_bytes(*head.as_chunks::<8>().0.get(index).expect("five words"));
+        let (first, words, count) = match self.layout.keys {
+            KeysLayout::Sized => {
+                let size = word(1);
+                let width = match size {
+                    0..=0xff => 1,
+                    0x100..=0xffff => 2,
+                    0x1_0000..=0xffff_ffff => 4,
+                    _ => return None,
+                };
+                (40 + size * width, 3, word(4))
+            }
+            KeysLayout::Logarithms => {
+                let (index_bytes, kind) = (head[9], head[10]);
+                (32 + 1u64.checked_shl(index_bytes.into())?, if kind == 0 { 3 } else { 2 }, word(3))
+            }
+        };
+        let count = usize::try_from(count).ok().filter(|count| *count <= MOST_ENTRIES)?;
+        let first = at(address, u32::try_from(first).ok()?)?;
+        let bytes = self.memory.bytes(first, 8 * words * count as u64, 8 * 3 * MOST_ENTRIES)?;
+        let stride = 8 * usize::try_from(words).ok()?;
+        let entry = |(index, bytes): (usize, &[u8])| {
+            // The hash stands before them in the wider ones.
+            let pair = bytes.as_chunks::<8>().0.last_chunk::<2>().expect("two words or three");
+            let slot = first + (stride * (index + 1) - 8) as u64;
+            Entry { key: u64::from_le_bytes(pair[0]), value: u64::from_le_bytes(pair[1]), slot }
+        };
+        Some(bytes.chunks_exact(stride).enumerate().map(entry).collect())
+    }
+}

@@ -1,0 +1,183 @@
+//! Addresses of a Python stack to functions, files and lines; each code object is read once, while it lives.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use memwatch_common::record::StackItem;
+use memwatch_common::tensor::{FLAG_STACK_TRUNCATED, StackFrame};
+use memwatch_core::stack::{PythonFrame, PythonModule, PythonStack};
+
+use super::code::Code;
+use super::layout::Layout;
+use super::memory::Memory;
+use super::modules::{self, Modules, Pace};
+use super::objects::Objects;
+use crate::sources::clock::boottime_ns;
+
+/// What code objects may take here; above it all are forgotten, and read again when they are met.
+const MOST_BYTES: usize = 64 << 20;
+
+/// So many stacks are kept as they came: a code object may turn out to have gone before it was read.
+const MOST_RECENT: usize = 4096;
+
+/// A stack as the kernel half sends it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    pub(super) id: u64,
+    pub(super) frames: Box<[StackFrame]>,
+    pub(super) truncated: bool,
+}
+
+/// A code object, and when it was read: `CLOCK_BOOTTIME`, nanoseconds.
+#[derive(Debug)]
+struct Read {
+    code: Code,
+    at_ns: u64,
+}
+
+/// Resolves the stacks of one process.
+#[derive(Debug)]
+pub(super) struct Resolver<M> {
+    memory: M,
+    layout: Layout,
+    /// Address of `PyCode_Type`.
+    code_type: u64,
+    codes: HashMap<u64, Read>,
+    codes_bytes: usize,
+    recent: VecDeque<Sent>,
+    modules: Modules,
+    looked_for_call: Pace,
+}
+
+impl<M: Memory> Resolver<M> {
+    pub(super) fn new(memory: M, layout: Layout, code_type: u64) -> Self {
+        let mut new = Self {
+            memory,
+            layout,
+            code_type,
+            codes: HashMap::new(),
+            codes_bytes: 0,
+            recent: VecDeque::new(),
+            modules: Modules::default(),
+            looked_for_call: Pace::default(),
+        };
+        new.look_for_call();
+        new
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    #[cfg(test)]
+    pub(super) fn code_type(&self) -> u64 {
+        self.code_type
+    }
+
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The stack that the kernel half sent.
+    pub(super) fn resolve(&mut self, item: &StackItem) -> PythonStack {
+        let truncated = item.record.flags & FLAG_STACK_TRUNCATED != 0;
+        self.resolve_sent(Sent { id: item.record.id, frames: item.frames().collect(), truncated })
+    }
+
+    /// The same from its parts.
+    pub(super) fn resolve_sent(&mut self, sent: Sent) -> PythonStack {
+        self.look_for_call();
+        let stack = self.stack(&sent, None);
+        if self.recent.len() == MOST_RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(sent);
+        stack
+    }
+
+    /// The code object at this address ended at `end_ns` (`CLOCK_BOOTTIME`); what comes to lie there is another.
+    ///
+    /// Where it was read only after its end, that may have been another already: returned are the stacks that it is in, by their ids, once more,
+    /// with that frame's code left out.
+    pub(super) fn forget_code(&mut self, address: u64, end_ns: u64) -> Vec<(u64, PythonStack)> {
+        for known in self.layout.walk.module_codes.iter_mut().filter(|known| **known == address) {
+            *known = 0;
+        }
+        let Some(read) = self.codes.remove(&address) else { return Vec::new() };
+        self.codes_bytes -= read.code.size_bytes();
+        let has_it = |sent: &Sent| sent.frames.iter().any(|frame| frame.code == address);
+        let (with, without): (VecDeque<Sent>, _) = std::mem::take(&mut self.recent).into_iter().partition(has_it);
+        self.recent = without;
+        if read.at_ns < end_ns {
+            return Vec::new();
+        }
+        with.iter().map(|sent| (sent.id, self.stack(sent, Some(address)))).collect()
+    }
+
+    /// Resolves a stack, in which the code at one address may be gone.
+    fn stack(&mut self, sent: &Sent, gone: Option<u64>) -> PythonStack {
+        let outermost = sent.frames.iter().rfind(|frame| frame.object != 0).map(|frame| frame.object);
+        let root = outermost.filter(|_| !sent.truncated);
+        let frames = sent.frames.iter().filter_map(|frame| {
+            if gone == Some(frame.code) {
+                return Some(PythonFrame { code: None, module: self.module(frame.object, root) });
+            }
+            self.frame(frame, root)
+        });
+        PythonStack { frames: frames.collect(), truncated: sent.truncated }
+    }
+
+    /// Which code is the call of modules, once the process has imported them.
+    fn look_for_call(&mut self) {
+        if self.layout.walk.module_codes[0] != 0 || !self.looked_for_call.may_begin() {
+            return;
+        }
+        let begin = Instant::now();
+        let objects = Objects { memory: &self.memory, layout: &self.layout };
+        if let Some(code) = modules::call_code(&objects, self.code_type) {
+            self.layout.walk.module_codes[0] = code;
+        }
+        self.looked_for_call.ended(begin);
+    }
+
+    /// Whatever is met next is read again.
+    pub(super) fn forget_all(&mut self) {
+        self.codes.clear();
+        self.codes_bytes = 0;
+    }
+
+    /// `None` for a frame of the interpreter's own.
+    fn frame(&mut self, frame: &StackFrame, root: Option<u64>) -> Option<PythonFrame> {
+        let layout = self.layout;
+        let code = self.code(frame.code);
+        if code.is_some_and(Code::is_internal) {
+            return None;
+        }
+        let code = code.map(|code| code.place(&layout, frame.code, frame.instruction));
+        Some(PythonFrame { code, module: self.module(frame.object, root) })
+    }
+
+    /// The module of a frame, where it has one.
+    fn module(&mut self, address: u64, root: Option<u64>) -> Option<PythonModule> {
+        if address == 0 {
+            return None;
+        }
+        let objects = Objects { memory: &self.memory, layout: &self.layout };
+        let class = objects.class_name(address)?;
+        let wraps = modules::wrapped(&objects, address, &class).map(Box::new);
+        Some(PythonModule { address, class: class.into(), name: self.modules.name(&objects, root, address), wraps })
+    }
+
+    fn code(&mut self, address: u64) -> Option<&Code> {
+        if !self.codes.contains_key(&address) {
+            let code = Code::read(&self.memory, &self.layout, self.code_type, address)?;
+            if self.codes_bytes + code.size_bytes() > MOST_BYTES {
+                self.forget_all();
+            }
+            self.codes_bytes += code.size_bytes();
+            self.codes.insert(address, Read { code, at_ns: boottime_ns() });
+        }
+        self.codes.get(&address).map(|read| &read.code)
+    }
+}

@@ -1,0 +1,91 @@
+//! The walk of the kernel half, done from outside: over all threads of a process, to see whether its layout is what is expected.
+
+use memwatch_common::python::PythonLayout;
+use memwatch_common::tensor::{STACK_FRAMES, StackFrame};
+
+use super::memory::{Memory, at};
+
+/// Interpreters and threads that are looked at; more than that is a cycle.
+const MOST_INTERPRETERS: usize = 64;
+const MOST_THREADS: usize = 4096;
+
+/// A thread that Python knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Thread {
+    /// Address of its state.
+    pub(super) state: u64,
+    /// `pthread_self()`.
+    pub(super) id: u64,
+}
+
+/// What one thread runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Walked {
+    /// Innermost first.
+    pub(super) frames: Vec<StackFrame>,
+    /// There are more than are copied.
+    pub(super) truncated: bool,
+}
+
+/// The addresses of all interpreters; `None` where the list cannot be read.
+pub(super) fn interpreters(memory: &impl Memory, layout: &PythonLayout) -> Option<Vec<u64>> {
+    list(memory, memory.u64(layout.interpreters_head)?, layout.interpreter_next, MOST_INTERPRETERS)
+}
+
+/// All threads of all interpreters; `None` where a list cannot be read.
+pub(super) fn threads(memory: &impl Memory, layout: &PythonLayout) -> Option<Vec<Thread>> {
+    let mut threads = Vec::new();
+    for interpreter in interpreters(memory, layout)? {
+        let first = memory.u64(at(interpreter, layout.interpreter_threads)?)?;
+        for state in list(memory, first, layout.thread_next, MOST_THREADS)? {
+            threads.push(Thread { state, id: memory.u64(at(state, layout.thread_id)?)? });
+        }
+    }
+    Some(threads)
+}
+
+fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Option<Vec<u64>> {
+    let (mut found, mut address) = (Vec::new(), first);
+    while address != 0 {
+        if found.len() == most {
+            return None;
+        }
+        found.push(address);
+        address = memory.u64(at(address, next)?)?;
+    }
+    Some(found)
+}
+
+/// The frames of a thread; `None` where one cannot be read.
+pub(super) fn frames(memory: &impl Memory, layout: &PythonLayout, thread: Thread) -> Option<Walked> {
+    let mut address = memory.u64(at(thread.state, layout.thread_frame)?)?;
+    if let Some(offset) = layout.indirect_frame.checked_sub(1) {
+        address = memory.u64(at(address, offset)?)?;
+    }
+    let mut walked = Walked::default();
+    // Frames that are left out count too, so that a cycle of them ends.
+    for _ in 0..2 * STACK_FRAMES {
+        if address == 0 {
+            return Some(walked);
+        }
+        if walked.frames.len() == STACK_FRAMES {
+            break;
+        }
+        let field = |offset: u32| memory.u64(at(address, offset)?);
+        let owner = match layout.frame_owner.checked_sub(1) {
+            Some(offset) => memory.array::<1>(at(address, offset)?)?[0].into(),
+            None => 0,
+        };
+        if layout.frame_owner == 0 || owner < layout.owner_internal {
+            let code = field(layout.frame_code)? & layout.pointer_mask;
+            let wide = field(layout.frame_instruction)?;
+            let instruction = if layout.instruction_bytes == 4 { wide & u64::from(u32::MAX) } else { wide };
+            let is_module = code != 0 && layout.module_codes.contains(&code);
+            let object = if is_module { field(layout.frame_local0)? & layout.pointer_mask } else { 0 };
+            walked.frames.push(StackFrame { code, instruction, object });
+        }
+        address = field(layout.frame_previous)?;
+    }
+    walked.truncated = true;
+    Some(walked)
+}

@@ -1,0 +1,82 @@
+//! PyTorch's own numbers at a checkpoint, and what `memwatch stats` says of them.
+
+use serde_json::Value;
+
+use crate::gpu::Gpu;
+use crate::report::{Process, Report};
+use crate::torch_job::{Allocator, TorchJob};
+use crate::watch::Watch;
+
+/// A job that waits before it has allocated anything.
+///
+/// # Panics
+/// When it does not start.
+pub fn held_job(gpu: &Gpu, version: &str, allocator: Allocator, words: &[&str]) -> Option<TorchJob> {
+    let mut job = gpu.torch(version, allocator, &[words, &["--hold"]].concat())?;
+    let begun = job.next_checkpoint().expect("a job that is held says so");
+    assert_eq!(begun["label"], "begun");
+    Some(job)
+}
+
+/// `memwatch stats`, once it sees the jobs' PyTorch.
+pub fn stats_of(gpu: &Gpu, jobs: &[&TorchJob]) -> Watch {
+    let mut command = gpu.memwatch(&["--no-agent", "stats"]);
+    for job in jobs {
+        command.arg("--pid").arg(job.tgid().to_string());
+    }
+    let mut watch = Watch::start(command);
+    watch.until(|report| jobs.iter().all(|job| report.process(job.tgid()).is_some()));
+    watch
+}
+
+/// What PyTorch says at a checkpoint is what memwatch says, in every field of every device that it calls exact; how many those are.
+///
+/// # Panics
+/// Where they differ, or records were lost.
+pub fn compare_statistics(report: &Report, checkpoint: &Value, tgid: u32) -> usize {
+    let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
+    let mut exact = 0;
+    let mut wrong = Vec::new();
+    for (device, key, value) in said(&process, checkpoint) {
+        if device["certainty"][key] == "exact" {
+            exact += 1;
+            if &device["statistics"][key] != value {
+                wrong.push(format!(
+                    "device {}, {key}: {value}, memwatch {}",
+                    device["device"], device["statistics"][key]
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "at {}: {wrong:#?}", checkpoint["label"]);
+    assert!(report.is_complete(), "lost records at {checkpoint}: {report:#?}");
+    exact
+}
+
+/// Counters of 2.15 that no function tells of: as they were when the allocator's own numbers were last read.
+const AS_READ: [&str; 1] = ["num_oom_rejections"];
+
+/// Every other field is exact.
+///
+/// # Panics
+/// Where one is not.
+pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
+    let process = report.process(tgid).expect("it was compared");
+    let doubtful: Vec<String> = said(&process, checkpoint)
+        .filter(|(device, key, _)| device["certainty"][key] != "exact" && !AS_READ.contains(key))
+        .map(|(device, key, _)| format!("{key}: {} {}", device["certainty"][key], device["reasons"][key]))
+        .collect();
+    assert!(doubtful.is_empty(), "at {}: {doubtful:#?}", checkpoint["label"]);
+}
+
+/// What a checkpoint says of each device: what memwatch says of that device, PyTorch's key, and its value.
+fn said<'a>(process: &Process<'a>, checkpoint: &'a Value) -> impl Iterator<Item = (&'a Value, &'a str, &'a Value)> {
+    let ours = process.0["devices"].as_array().expect("a list of devices");
+    checkpoint["devices"].as_array().into_iter().flatten().flat_map(|theirs| {
+        let number = &theirs["device"];
+        let own =
+            ours.iter().find(|own| &own["device"] == number).unwrap_or_else(|| panic!("device {number} is not seen"));
+        let stats = theirs["memory_stats"].as_object().expect("a checkpoint has all statistics");
+        stats.iter().map(move |(key, value)| (own, key.as_str(), value))
+    })
+}

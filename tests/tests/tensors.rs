@@ -1,0 +1,248 @@
+//! PyTorch's own numbers, and who allocated what, seen from outside real, unmodified PyTorch on the simulated GPU.
+
+use memwatch_tests::places::{PlacesWatch, Shares, assert_agreement, by_stage, measured, seen};
+use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
+use memwatch_tests::{Allocator, Gpu, Shape, Watch};
+use serde_json::Value;
+
+fn statistics_are_pytorchs_own(version: &str, allocator: Allocator, words: &[&str]) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, version, allocator, words) else { return };
+    let mut watch = stats_of(&gpu, &[&job]);
+    job.go_on();
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.next_fresh();
+        compare_statistics(&report, &checkpoint, job.tgid());
+        assert_all_exact(&report, &checkpoint, job.tgid());
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert!(checkpoints >= 2, "only {checkpoints} checkpoints");
+}
+
+macro_rules! statistics_are_those_of_memory_stats {
+    ($($name:ident: $version:literal, $allocator:ident, $words:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            statistics_are_pytorchs_own($version, Allocator::$allocator, &$words);
+        }
+    )*};
+}
+
+const TRANSFORMER: [&str; 7] = ["transformer.py", "--steps", "3", "--layers", "4", "--dim", "256"];
+
+statistics_are_those_of_memory_stats! {
+    every_statistic_of_training_on_2_15: "2.15", Native, TRANSFORMER;
+    every_statistic_of_training_on_2_15_with_expandable_segments: "2.15", Expandable, TRANSFORMER;
+    every_statistic_of_training_on_2_8: "2.8", Native, TRANSFORMER;
+    every_statistic_of_training_on_2_8_with_expandable_segments: "2.8", Expandable, TRANSFORMER;
+    every_statistic_of_growing_and_freeing_on_2_15: "2.15", Native, ["grow_free.py"];
+    every_statistic_of_growing_and_freeing_on_2_8_with_expandable_segments: "2.8", Expandable, ["grow_free.py"];
+}
+
+#[test]
+fn statistics_are_pytorchs_own_from_the_attach_on_in_the_middle_of_a_training() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    for version in ["2.15", "2.8"] {
+        let Some(mut job) = gpu.torch(version, Allocator::Native, &TRANSFORMER) else { return };
+        let label = |checkpoint: &Value| checkpoint["label"].as_str().unwrap_or_default().to_owned();
+        while job.next_checkpoint().is_some_and(|checkpoint| label(&checkpoint) != "step 1") {
+            job.go_on();
+        }
+        let mut watch = stats_of(&gpu, &[&job]);
+        job.go_on();
+        let mut exact = 0;
+        while let Some(checkpoint) = job.next_checkpoint() {
+            let report = watch.next_fresh();
+            exact = exact.max(compare_statistics(&report, &checkpoint, job.tgid()));
+            job.go_on();
+        }
+        assert!(exact > 60, "{version}: of late attach only {exact} fields are exact");
+    }
+}
+
+#[test]
+fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &TRANSFORMER) else { return };
+    let tgid = job.tgid();
+    let mut watch = Watch::start(gpu.memwatch(&["--no-agent", "stats", "--reset-peaks", "--pid", &tgid.to_string()]));
+    watch.until(|report| report.process(tgid).is_some());
+    job.go_on();
+    let mut step = job.next_checkpoint().expect("a training has steps");
+    while step["label"] != "step 2" {
+        job.go_on();
+        step = job.next_checkpoint().expect("it has three");
+    }
+    let said = &step["devices"][0]["memory_stats"];
+    let (peak, current) = (&said["allocated_bytes.all.peak"], &said["allocated_bytes.all.current"]);
+    assert_ne!(peak, current, "a step takes more than it leaves");
+    // The first report after the job came to rest has the end of the step in its interval, the next has nothing.
+    watch.next_fresh();
+    let report = watch.next_fresh();
+    let device = &report.process(tgid).expect("it runs").0["devices"][0];
+    assert_eq!(&device["statistics"]["allocated_bytes.all.peak"], current);
+    assert!(device["peaks_since"].is_string());
+    assert_eq!(device["statistics"]["allocated_bytes.all.allocated"], said["allocated_bytes.all.allocated"]);
+}
+
+/// Runs a training; its last checkpoint and memwatch's report on it by then.
+fn watched_training(gpu: &Gpu, version: &str, list: &str, training: &str) -> Option<(Value, Value)> {
+    let mut job = held_job(gpu, version, Allocator::Native, &["stages_truth.py", training])?;
+    let watch = PlacesWatch::start(gpu, list, &[&job]);
+    job.go_on();
+    while let Some(checkpoint) = job.next_checkpoint() {
+        if checkpoint["label"] == "trained" {
+            // The job still holds its model, from which names of layers are read: it would be gone at once.
+            return Some((checkpoint, watch.interrupt()));
+        }
+        job.go_on();
+    }
+    panic!("the training has ended without its last checkpoint");
+}
+
+/// What hooks in the program have measured.
+fn truth(gpu: &Gpu, version: &str, training: &str) -> Option<Shares> {
+    let mut job = gpu.torch(version, Allocator::Native, &["stages_truth.py", training, "--control"])?;
+    let mut shares = Shares::new();
+    while let Some(checkpoint) = job.next_checkpoint() {
+        shares.extend(measured(&checkpoint["truth"]));
+        job.go_on();
+    }
+    Some(shares)
+}
+
+fn places_agree_with_hooks(version: &str, training: &str) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(truth) = truth(&gpu, version, training) else { return };
+    let Some((last, report)) = watched_training(&gpu, version, "layers", training) else { return };
+    let seen = seen(&report, last["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a process id"), 0);
+    assert_agreement("stages", &by_stage(&truth), &by_stage(&seen));
+    assert_agreement("layers", &truth, &seen);
+}
+
+macro_rules! stages_and_layers_are_those_of_hooks {
+    ($($name:ident: $version:literal, $training:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            places_agree_with_hooks($version, $training);
+        }
+    )*};
+}
+
+stages_and_layers_are_those_of_hooks! {
+    who_allocates_in_a_transformer_on_2_15: "2.15", "transformer";
+    who_allocates_in_a_transformer_on_2_8: "2.8", "transformer";
+    who_allocates_in_a_convolutional_net: "2.15", "convnet";
+    who_allocates_in_an_lstm: "2.8", "lstm";
+    who_allocates_with_recomputation: "2.15", "checkpointing";
+    who_allocates_with_reentrant_recomputation: "2.8", "reentrant";
+    who_allocates_with_accumulated_gradients: "2.8", "accumulation";
+    who_allocates_in_two_models: "2.15", "two-models";
+    who_allocates_with_a_data_loader: "2.8", "loader";
+    who_allocates_in_a_compiled_model: "2.15", "compiled";
+}
+
+/// The sum over a list is what the allocator has granted, to the byte.
+#[test]
+fn sites_stages_and_layers_each_add_up_to_what_was_granted() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    for list in ["sites", "stages", "layers"] {
+        let Some((last, report)) = watched_training(&gpu, "2.15", list, "transformer") else { return };
+        let device = &report["data"]["processes"][0]["devices"][0];
+        let stats = &last["devices"][0]["memory_stats"];
+        let rows = device[list].as_array().expect("a list");
+        let total: u64 = rows.iter().filter_map(|row| row["total_bytes"].as_u64()).sum();
+        assert_eq!(Some(total), stats["allocated_bytes.all.allocated"].as_u64(), "{list}");
+        let allocations: u64 = rows.iter().filter_map(|row| row["allocations"].as_u64()).sum();
+        assert_eq!(Some(allocations), stats["allocation.all.allocated"].as_u64(), "{list}");
+    }
+}
+
+#[test]
+fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_costs() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["stages_truth.py", "transformer"]) else { return };
+    let tgid = job.tgid().to_string();
+    let words = ["--no-agent", "layers", "--fragmentation", "--json", "--duration", "10m", "--top", "100000", "--pid"];
+    let watch = PlacesWatch::of(gpu.memwatch(&[&words[..], &[&tgid]].concat()));
+    job.go_on();
+    let mut last = job.next_checkpoint().expect("a training has checkpoints");
+    while last["label"] != "trained" {
+        job.go_on();
+        last = job.next_checkpoint().expect("it ends with the training");
+    }
+    let report = watch.interrupt();
+    let process = &report["data"]["processes"][0];
+    let layers = process["devices"][0]["layers"].as_array().expect("a list");
+    let said = |key: &str| last["devices"][0]["memory_stats"][key].as_u64().expect("a statistic");
+    let rounding: u64 = layers.iter().map(|layer| layer["total_rounding_bytes"].as_u64().expect("all is seen")).sum();
+    assert_eq!(rounding, said("allocated_bytes.all.allocated") - said("requested_bytes.all.allocated"));
+    let is_module = |layer: &&Value| layer["kind"] == "module";
+    let is_timed = |layer: &Value| layer["host_duration_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0);
+    assert!(layers.iter().filter(is_module).any(is_timed), "no module has a duration");
+    let nearby = layers.iter().filter_map(|layer| layer["nearby_split_bytes"].as_u64()).max();
+    assert!(nearby.is_some_and(|bytes| bytes <= said("inactive_split_bytes.all.current")), "{nearby:?}");
+    let overhead = &process["overhead"];
+    assert_eq!((&overhead["estimated"], &overhead["stacks_left_out"]), (&true.into(), &0.into()));
+    assert!(overhead["events"].as_u64() > Some(said("allocation.all.allocated")), "{overhead}");
+}
+
+#[test]
+fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) =
+        held_job(&gpu, "2.15", Allocator::Native, &["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"])
+    else {
+        return;
+    };
+    let pickle = gpu.directory().join("snapshot.pickle");
+    let (tgid, path) = (job.tgid().to_string(), pickle.display().to_string());
+    let words = ["--no-agent", "snapshot", "--pid", &tgid, "--duration", "10m", "-o", &path];
+    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    job.go_on();
+    let mut segments = None;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        if checkpoint["label"] == "step 2" {
+            segments = checkpoint["devices"][0]["memory_stats"]["segment.all.allocated"].as_u64();
+        }
+        job.go_on();
+    }
+    watch.wait();
+    let Some(mut reader) = gpu.torch_command("2.15", Allocator::Native, &["read_snapshot.py", &path, "transformer.py"])
+    else {
+        return;
+    };
+    let said = reader.output().expect("Python starts");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let segments = segments.expect("the training has two steps");
+    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), format!("{segments} True"));
+}
+
+#[test]
+fn the_log_has_a_line_for_each_module_and_stage_of_a_step() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["stages_truth.py", "accumulation", "--steps", "2"])
+    else {
+        return;
+    };
+    let (tgid, pattern) = (job.tgid().to_string(), gpu.directory().join("trace_{rank}.log").display().to_string());
+    let mut watch = Watch::start(gpu.memwatch(&["--no-agent", "--pid", &tgid, "--log", &pattern]));
+    watch.until(|report| report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null()));
+    // The stages' probes come a moment later: their library is large.
+    watch.settled();
+    job.go_on();
+    while job.next_checkpoint().is_some() {
+        job.go_on();
+    }
+    watch.finish();
+    let log = std::fs::read_to_string(gpu.directory().join(format!("trace_pid{tgid}.log"))).expect("the log is there");
+    let mut lines = log.lines();
+    assert_eq!(lines.next(), Some("step\tmodule\tstage\tallocated\tcached\tmax_allocated\tmax_cached\ttime"));
+    let stages: std::collections::BTreeSet<&str> = lines.clone().filter_map(|line| line.split('\t').nth(2)).collect();
+    for stage in ["forward", "backward", "optimizer"] {
+        assert!(stages.contains(stage), "no {stage} in {stages:?}");
+    }
+    assert!(lines.all(|line| line.split('\t').count() == 8), "{log}");
+}

@@ -1,0 +1,282 @@
+//! What else PyTorch programs do than train in one process on one device: ranks, several devices, graphs, compiled code, named ranges.
+
+use std::collections::BTreeMap;
+
+use memwatch_tests::places::{PlacesWatch, assert_agreement, by_stage, measured, on_device, seen};
+use memwatch_tests::report::Report;
+use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
+use memwatch_tests::{Allocator, Gpu, Shape, TorchJob, Watch};
+use serde_json::Value;
+
+/// Two processes that train one model, each on a device of its own.
+struct Ranks {
+    jobs: [TorchJob; 2],
+}
+
+impl Ranks {
+    fn start(gpu: &Gpu, version: &str, kind: &str, option: &str) -> Option<Self> {
+        let store = gpu.directory().join(format!("store{option}")).display().to_string();
+        let rank = |rank: &str| {
+            let words = ["two_ranks.py", kind, "--store", &store, option];
+            let mut command = gpu.torch_command(version, Allocator::Native, &words)?;
+            command.env("RANK", rank);
+            Some(TorchJob::start(command))
+        };
+        Some(Self { jobs: [rank("0")?, rank("1")?] })
+    }
+
+    /// Both, held before they have allocated anything.
+    fn held(gpu: &Gpu, version: &str, kind: &str) -> Option<Self> {
+        let mut ranks = Self::start(gpu, version, kind, "--hold")?;
+        ranks.next_checkpoints();
+        Some(ranks)
+    }
+
+    fn all(&self) -> [&TorchJob; 2] {
+        self.jobs.each_ref()
+    }
+
+    /// The next checkpoints of both.
+    fn next_checkpoints(&mut self) -> [Value; 2] {
+        self.jobs.each_mut().map(|job| job.next_checkpoint().expect("there is a last checkpoint before the end"))
+    }
+
+    fn go_on(&mut self) {
+        self.jobs.iter_mut().for_each(TorchJob::go_on);
+    }
+
+    /// The last checkpoints of both, at which they rest, and what is to be looked at on the way there.
+    fn trained(&mut self, mut look: impl FnMut(&Self, &[Value; 2])) -> [Value; 2] {
+        loop {
+            let checkpoints = self.next_checkpoints();
+            look(self, &checkpoints);
+            if checkpoints.iter().all(|checkpoint| checkpoint["label"] == "trained") {
+                return checkpoints;
+            }
+            self.go_on();
+        }
+    }
+}
+
+fn two_gpus() -> Option<Gpu> {
+    Some(Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2))
+}
+
+/// The statistics of both ranks are PyTorch's own at each checkpoint, and stages and layers are those of hooks in a control run.
+fn two_ranks_are_seen_each_by_itself(version: &str, kind: &str) {
+    let Some(gpu) = two_gpus() else { return };
+    let Some(mut control) = Ranks::start(&gpu, version, kind, "--control") else { return };
+    let Some(mut ranks) = Ranks::held(&gpu, version, kind) else { return };
+    let mut stats = stats_of(&gpu, &ranks.all());
+    let layers = PlacesWatch::start(&gpu, "layers", &ranks.all());
+    ranks.go_on();
+    ranks.trained(|ranks, checkpoints| {
+        let report = stats.next_fresh();
+        for (checkpoint, job) in checkpoints.iter().zip(ranks.all()) {
+            compare_statistics(&report, checkpoint, job.tgid());
+            assert_all_exact(&report, checkpoint, job.tgid());
+        }
+    });
+    let report = layers.interrupt();
+    let truths = control.trained(|_, _| ());
+    for (rank, (truth, job)) in truths.iter().zip(ranks.all()).enumerate() {
+        let (truth, seen) = (measured(&truth["truth"]), seen(&report, job.tgid(), rank));
+        assert_agreement(&format!("stages of rank {rank}"), &by_stage(&truth), &by_stage(&seen));
+        assert_agreement(&format!("layers of rank {rank}"), &truth, &seen);
+    }
+}
+
+macro_rules! ranks_are_seen {
+    ($($name:ident: $version:literal, $kind:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            two_ranks_are_seen_each_by_itself($version, $kind);
+        }
+    )*};
+}
+
+ranks_are_seen! {
+    two_ranks_of_distributed_data_parallel_on_2_15: "2.15", "ddp";
+    two_ranks_of_fully_sharded_data_parallel_on_2_15: "2.15", "fsdp";
+    two_ranks_of_fully_sharded_data_parallel_on_2_8: "2.8", "fsdp";
+    two_ranks_of_fully_shard_on_2_8: "2.8", "fully_shard";
+}
+
+#[test]
+fn each_rank_has_a_log_of_its_own() {
+    let Some(gpu) = two_gpus() else { return };
+    let Some(mut ranks) = Ranks::held(&gpu, "2.8", "fsdp") else { return };
+    let pattern = gpu.directory().join("mem_trace_rank_{rank}.log").display().to_string();
+    let mut command = gpu.memwatch(&["--no-agent", "--log", &pattern]);
+    for job in ranks.all() {
+        command.arg("--pid").arg(job.tgid().to_string());
+    }
+    let mut watch = Watch::start(command);
+    let is_watched = |report: &Report, job: &TorchJob| {
+        report.process(job.tgid()).is_some_and(|process| !process.0["tensor"].is_null())
+    };
+    watch.until(|report| ranks.all().into_iter().all(|job| is_watched(report, job)));
+    // The stages' probes come a moment later: their library is large.
+    watch.settled();
+    ranks.go_on();
+    let [first, second] = ranks.trained(|_, _| ());
+    watch.next_fresh();
+    for (rank, checkpoint) in [first, second].iter().enumerate() {
+        let path = gpu.directory().join(format!("mem_trace_rank_{rank}.log"));
+        let log = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let last = log.lines().last().expect("a log has lines");
+        let peak = &checkpoint["devices"][0]["max_memory_allocated"];
+        assert_eq!(last.split('\t').nth(5), Some(peak.to_string().as_str()), "{log}");
+        assert!(log.contains("Net blocks.1.wide Linear\tforward\t"), "{log}");
+    }
+}
+
+/// A script, held before it has allocated anything, with its statistics and a list of places of it watched.
+struct Script {
+    job: TorchJob,
+    stats: Watch,
+    places: PlacesWatch,
+}
+
+impl Script {
+    fn start(gpu: &Gpu, (version, allocator): (&str, Allocator), list: &str, words: &[&str]) -> Option<Self> {
+        let mut job = held_job(gpu, version, allocator, words)?;
+        let stats = stats_of(gpu, &[&job]);
+        let places = PlacesWatch::start(gpu, list, &[&job]);
+        job.go_on();
+        Some(Self { job, stats, places })
+    }
+
+    /// Runs it to its last checkpoint, and compares its statistics on the way: the first checkpoint, the last, and the list of places by then.
+    fn run(mut self, last: &str) -> (Value, Value, Value) {
+        let mut first = Value::Null;
+        loop {
+            let checkpoint = self.job.next_checkpoint().expect("the last checkpoint comes");
+            let report = self.stats.next_fresh();
+            compare_statistics(&report, &checkpoint, self.job.tgid());
+            assert_all_exact(&report, &checkpoint, self.job.tgid());
+            if checkpoint["label"] == last {
+                return (first, checkpoint, self.places.interrupt());
+            }
+            if first.is_null() {
+                first = checkpoint;
+            }
+            self.job.go_on();
+        }
+    }
+}
+
+/// The last checkpoint of a control run with hooks.
+fn control(gpu: &Gpu, (version, allocator): (&str, Allocator), words: &[&str]) -> Option<Value> {
+    let mut job = gpu.torch(version, allocator, &[words, &["--control"]].concat())?;
+    loop {
+        let checkpoint = job.next_checkpoint().expect("the last checkpoint comes");
+        if checkpoint["label"] == "trained" {
+            return Some(checkpoint);
+        }
+        job.go_on();
+    }
+}
+
+fn tgid(checkpoint: &Value) -> u32 {
+    checkpoint["pid"].as_u64().and_then(|tgid| u32::try_from(tgid).ok()).expect("a process id")
+}
+
+#[test]
+fn two_devices_of_one_process_are_told_apart() {
+    let Some(gpu) = two_gpus() else { return };
+    let how = ("2.15", Allocator::Native);
+    let Some(truth) = control(&gpu, how, &["two_devices.py"]) else { return };
+    let Some(script) = Script::start(&gpu, how, "layers", &["two_devices.py"]) else { return };
+    let (_, last, report) = script.run("trained");
+    for (device, truth) in truth["truths"].as_array().expect("one of each device").iter().enumerate() {
+        let (truth, seen) = (measured(truth), seen(&report, tgid(&last), device));
+        assert_agreement(&format!("stages of device {device}"), &by_stage(&truth), &by_stage(&seen));
+        assert_agreement(&format!("layers of device {device}"), &truth, &seen);
+    }
+}
+
+#[test]
+fn threads_on_two_devices_have_statistics_and_lines_of_their_own() {
+    let Some(gpu) = two_gpus() else { return };
+    let how = ("2.8", Allocator::Native);
+    let Some(script) = Script::start(&gpu, how, "sites", &["two_gpus.py"]) else { return };
+    let (threads, last, report) = script.run("end");
+    for device in 0..2 {
+        let sites = on_device(&report, tgid(&last), device)["sites"].as_array().expect("a list of sites");
+        let sum = |sites: &mut dyn Iterator<Item = &Value>| sites.filter_map(|site| site["total_bytes"].as_u64()).sum();
+        let said = |checkpoint: &Value| {
+            checkpoint["devices"][device]["memory_stats"]["allocated_bytes.all.allocated"].as_u64()
+        };
+        let all: u64 = sum(&mut sites.iter());
+        assert_eq!(Some(all), said(&last), "device {device}");
+        // Until the first checkpoint, only the two threads have allocated.
+        let of_thread: u64 = sum(&mut sites.iter().filter(|site| site["function"] == "work"));
+        assert_eq!(Some(of_thread), said(&threads), "device {device}: {sites:#?}");
+    }
+}
+
+#[test]
+fn a_transformer_in_bf16_with_expandable_segments() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let how = ("2.15", Allocator::Expandable);
+    let words = ["stages_truth.py", "transformer"];
+    let Some(truth) = control(&gpu, how, &words) else { return };
+    let Some(script) = Script::start(&gpu, how, "layers", &words) else { return };
+    let (_, last, report) = script.run("trained");
+    let (truth, seen) = (measured(&truth["truth"]), seen(&report, tgid(&last), 0));
+    assert_agreement("stages", &by_stage(&truth), &by_stage(&seen));
+    assert_agreement("layers", &truth, &seen);
+}
+
+/// What is granted while a graph is captured is marked as the graph's, and the statistics of its private pool are exact.
+fn graphs_are_seen(version: &str) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(script) = Script::start(&gpu, (version, Allocator::Native), "stages", &["graphs.py"]) else { return };
+    let (_, last, report) = script.run("trained");
+    let stages = &on_device(&report, tgid(&last), 0)["stages"];
+    let captured: Vec<&Value> = stages.as_array().into_iter().flatten().filter(|row| row["captured"] == true).collect();
+    let total: u64 = captured.iter().filter_map(|row| row["total_bytes"].as_u64()).sum();
+    assert_eq!(Some(total), last["captured_bytes"].as_u64(), "{captured:#?}");
+    for stage in ["forward", "backward"] {
+        assert!(captured.iter().any(|row| row["stage"] == stage), "no captured {stage} in {captured:#?}");
+    }
+}
+
+#[test]
+fn cuda_graphs_on_2_15() {
+    graphs_are_seen("2.15");
+}
+
+#[test]
+fn cuda_graphs_on_2_8() {
+    graphs_are_seen("2.8");
+}
+
+/// Each range that the program names, by `record_function` or NVTX, has what was granted within it.
+fn named_ranges_are_seen(version: &str) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let how = (version, Allocator::Native);
+    let Some(script) = Script::start(&gpu, how, "stages", &["named_ranges.py"]) else { return };
+    let (_, last, report) = script.run("trained");
+    let phases = &on_device(&report, tgid(&last), 0)["phases"];
+    let seen: BTreeMap<&str, &Value> = phases
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|row| (row["name"].as_str().unwrap_or("none"), &row["total_bytes"]))
+        .collect();
+    let told = last["ranges"].as_object().expect("ranges by name");
+    let told: BTreeMap<&str, &Value> = told.iter().map(|(name, bytes)| (name.as_str(), bytes)).collect();
+    assert_eq!(seen, told);
+}
+
+#[test]
+fn named_ranges_on_2_15() {
+    named_ranges_are_seen("2.15");
+}
+
+#[test]
+fn named_ranges_on_2_8() {
+    named_ranges_are_seen("2.8");
+}

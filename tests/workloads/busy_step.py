@@ -1,0 +1,89 @@
+"""Trains a small transformer as fast as the processor lets it: the worst case for whoever watches each tensor.
+
+It reads orders from standard input, a line each, and answers with a line of JSON:
+
+    run N        trains N steps      {"step_ns": [...], "allocations_per_step": ...}
+    history on   PyTorch records Python stacks of allocations and frees itself (torch.cuda.memory._record_memory_history)
+    history off  and no more         {"history": ...}
+
+and ends with standard input. The first line it prints says {"label": "ready", "pid": ...}.
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+
+import torch
+
+WIDTH = 128
+LAYERS = 4
+BATCH = 4
+LENGTH = 32
+WARM_STEPS = 20
+
+
+class Trainer:
+    """The model, its optimizer and one batch."""
+
+    def __init__(self) -> None:
+        layer = torch.nn.TransformerEncoderLayer(WIDTH, nhead=2, dim_feedforward=2 * WIDTH, batch_first=True)
+        self.model = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False).to("cuda")
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(BATCH, LENGTH, WIDTH, device="cuda")
+        self.target = torch.randn(BATCH, LENGTH, WIDTH, device="cuda")
+
+    def step(self) -> None:
+        """One forward and backward pass and one update of the weights."""
+        self.optimizer.zero_grad()
+        torch.nn.functional.mse_loss(self.model(self.batch), self.target).backward()
+        self.optimizer.step()
+
+
+def events() -> int:
+    """Tensors granted and taken back so far."""
+    stats = torch.cuda.memory_stats()
+    return stats["allocation.all.allocated"] + stats["allocation.all.freed"]
+
+
+def run(trainer: Trainer, steps: int) -> dict[str, object]:
+    """Trains, and says how long each step took."""
+    gc.disable()
+    before, times = events(), []
+    for _ in range(steps):
+        begin = time.perf_counter_ns()
+        trainer.step()
+        times.append(time.perf_counter_ns() - begin)
+    gc.enable()
+    return {"step_ns": times, "events_per_step": (events() - before) / steps}
+
+
+def history(on: bool) -> dict[str, object]:
+    """Turns PyTorch's own record of allocations on or off."""
+    if on:
+        torch.cuda.memory._record_memory_history(context="all", stacks="python", max_entries=1_000_000)
+    else:
+        torch.cuda.memory._record_memory_history(None)
+    return {"history": on}
+
+
+def main() -> None:
+    """Obeys until standard input ends."""
+    torch.set_num_threads(1)
+    trainer = Trainer()
+    run(trainer, WARM_STEPS)
+    print(json.dumps({"label": "ready", "pid": os.getpid()}), flush=True)
+    for order in sys.stdin:
+        match order.split():
+            case ["run", steps]:
+                answer = run(trainer, int(steps))
+            case ["history", state]:
+                answer = history(state == "on")
+            case _:
+                sys.exit(f"busy_step.py: {order!r} is no order")
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

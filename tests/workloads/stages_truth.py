@@ -1,0 +1,259 @@
+"""A few steps of a training of some kind, and who allocated how much in them.
+
+With --control, hooks in the program measure it (see attribution.py), and the last checkpoint has `truth`: bytes granted by
+stage and module. Without, the same steps run without hooks. Both say how much was granted in all since the checkpoint
+`ready`, and that is the same number.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from attribution import Meter, granted_bytes, rows
+from checkpoint import begin, checkpoint, parser
+from torch import nn
+from torch.utils.checkpoint import checkpoint as recomputed
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH = 256
+BATCH = 16
+LENGTH = 64
+
+
+class Training:
+    """What is trained: models with their optimizers, and the loss of one step."""
+
+    def __init__(self, models: dict[str, nn.Module], accumulates: int = 1) -> None:
+        self.models = {label: model.to("cuda") for label, model in models.items()}
+        self.optimizers = [torch.optim.AdamW(model.parameters()) for model in self.models.values()]
+        self.accumulates = accumulates
+
+    def losses(self) -> Iterable[torch.Tensor]:
+        """The losses of one step, each to be followed by its backward pass."""
+        raise NotImplementedError
+
+    def step(self, meter: Meter | None) -> None:
+        """One step of all optimizers."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        for _ in range(self.accumulates):
+            for loss in self.losses():
+                if meter is None:
+                    loss.backward()
+                else:
+                    meter.backward(loss)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def noise(*shape: int) -> torch.Tensor:
+    """Random numbers on the device."""
+    return torch.randn(*shape, device="cuda")
+
+
+class Transformer(Training):
+    """A transformer under bf16 autocast."""
+
+    def __init__(self) -> None:
+        layer = nn.TransformerEncoderLayer(WIDTH, nhead=4, batch_first=True)
+        super().__init__({"TransformerEncoder": nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)})
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        (model,) = self.models.values()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            output = model(noise(BATCH, LENGTH, WIDTH))
+        yield nn.functional.mse_loss(output.float(), noise(BATCH, LENGTH, WIDTH))
+
+
+class ConvNet(nn.Module):
+    """Convolutions with operations in place, which make nodes and allocate nothing, and views between layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [(3, 32), (32, 64), (64, 64)]
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True))
+            for before, after in blocks
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Ten numbers per image."""
+        for block in self.blocks:
+            images = self.pool(block(images))
+        return self.head(images.flatten(2).transpose(1, 2)[:, 0])
+
+
+class Convolutions(Training):
+    """A convolutional network, whose loss is a module, too."""
+
+    def __init__(self) -> None:
+        super().__init__({"ConvNet": ConvNet()})
+        self.loss = nn.MSELoss()
+        self.models["MSELoss"] = self.loss
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        model = self.models["ConvNet"]
+        yield self.loss(model(noise(BATCH, 3, 32, 32)), noise(BATCH, 10))
+
+
+class Sequence(nn.Module):
+    """An LSTM of which the last state is looked at: the backward pass of that slice is large, and no layer's but the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        """Ten numbers per sequence."""
+        states, _ = self.lstm(steps)
+        return self.head(states[:, -1])
+
+
+class Lstm(Training):
+    """An LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__({"Sequence": Sequence()})
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        (model,) = self.models.values()
+        yield model(noise(BATCH, LENGTH, WIDTH)).square().mean()
+
+
+class Block(nn.Module):
+    """Two layers with what is between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(WIDTH, 4 * WIDTH)
+        self.narrow = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The same shape again."""
+        return values + self.narrow(nn.functional.gelu(self.wide(values)))
+
+
+class Checkpointed(nn.Module):
+    """Blocks whose insides are computed again in the backward pass."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The same shape again."""
+        values = self.stem(values)
+        for block in self.blocks:
+            values = recomputed(block, values, use_reentrant=self.reentrant)
+        return values
+
+
+class Recomputation(Training):
+    """Activation checkpointing, in both ways that PyTorch has."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__({"Checkpointed": Checkpointed(reentrant=reentrant)})
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        (model,) = self.models.values()
+        yield model(noise(BATCH, LENGTH, WIDTH)).square().mean()
+
+
+class Perceptron(nn.Sequential):
+    """Three layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+class Accumulation(Training):
+    """Gradients of four passes are accumulated for each step."""
+
+    def __init__(self) -> None:
+        super().__init__({"Perceptron": Perceptron()}, accumulates=4)
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        (model,) = self.models.values()
+        yield model(noise(BATCH * LENGTH, WIDTH)).square().mean()
+
+
+class TwoModels(Training):
+    """Two models of one class, of which one computes on what the other made."""
+
+    def __init__(self) -> None:
+        super().__init__({"Perceptron": Perceptron(), "Perceptron#2": Perceptron()})
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        first, second = self.models.values()
+        yield second(first(noise(BATCH * LENGTH, WIDTH))).square().mean()
+
+
+class Compiled(Training):
+    """A compiled model, by the backend that differentiates ahead of time and makes no kernels: that would need Triton."""
+
+    def __init__(self) -> None:
+        super().__init__({"Perceptron": torch.compile(Perceptron(), backend="aot_eager")})
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        (model,) = self.models.values()
+        yield model(noise(BATCH * LENGTH, WIDTH)).square().mean()
+
+
+class Loader(Training):
+    """Batches come from a loader through page-locked memory."""
+
+    def __init__(self) -> None:
+        super().__init__({"Perceptron": Perceptron()})
+        data = TensorDataset(torch.zeros(4 * BATCH * LENGTH, WIDTH))
+        self.loader = DataLoader(data, batch_size=BATCH * LENGTH, pin_memory=True)
+
+    def losses(self) -> Iterator[torch.Tensor]:
+        (model,) = self.models.values()
+        for (batch,) in self.loader:
+            yield model(batch.to("cuda", non_blocking=True)).square().mean()
+
+
+TRAININGS = {
+    "transformer": Transformer,
+    "convnet": Convolutions,
+    "lstm": Lstm,
+    "checkpointing": lambda: Recomputation(reentrant=False),
+    "reentrant": lambda: Recomputation(reentrant=True),
+    "accumulation": Accumulation,
+    "two-models": TwoModels,
+    "loader": Loader,
+    "compiled": Compiled,
+}
+
+
+def main() -> None:
+    """Trains, and says who allocated."""
+    options = parser(__doc__)
+    options.add_argument("training", choices=TRAININGS, help="what is trained")
+    options.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps (default 3)")
+    options.add_argument("--control", action="store_true", help="with hooks that measure who allocates")
+    arguments = begin(options)
+    torch.zeros(1, device="cuda")
+    checkpoint("ready")
+    before = granted_bytes()
+    meter = Meter() if arguments.control else None
+    training = TRAININGS[arguments.training]()
+    if meter is not None:
+        for label, model in training.models.items():
+            meter.watch_model(label, model)
+        for optimizer in training.optimizers:
+            meter.watch_optimizer(optimizer)
+    for _ in range(arguments.steps):
+        training.step(meter)
+    facts = {"granted_bytes": granted_bytes() - before, "steps": arguments.steps}
+    if meter is not None:
+        facts |= {"measured_bytes": meter.total(), "truth": rows(meter)}
+    checkpoint("trained", **facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""One model on two devices in one process: its first half on one, its second on the other, and who allocated how much on each.
+
+The backward pass of the second half is over before that of the first begins, though each device's runs in a thread of its own.
+With --control, hooks measure who allocates, as in stages_truth.py, for each device by itself.
+"""
+
+from contextlib import ExitStack
+
+import torch
+from attribution import Meter, rows
+from checkpoint import begin, checkpoint, parser
+from torch import nn
+
+DEVICES = (0, 1)
+WIDTH = 256
+ROWS = 2048
+
+
+class Half(nn.Sequential):
+    """Layers that are on one device; the halves differ in size, to tell them apart."""
+
+    def __init__(self, device: int) -> None:
+        hidden = (2 + device) * WIDTH
+        super().__init__(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH))
+        self.to(device)
+
+
+class Pipeline(nn.Module):
+    """Both halves, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Half(0)
+        self.second = Half(1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The same shape again, on the other device."""
+        return self.second(self.first(values).to(1))
+
+
+def main() -> None:
+    """Trains, with a checkpoint after each step."""
+    options = parser(__doc__)
+    options.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps (default 3)")
+    options.add_argument("--control", action="store_true", help="with hooks that measure who allocates")
+    arguments = begin(options, devices=len(DEVICES))
+    for device in DEVICES:
+        torch.zeros(1, device=device)
+    meters = [Meter(device) for device in DEVICES] if arguments.control else []
+    model = Pipeline()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for meter in meters:
+        meter.watch_model("Pipeline", model)
+        meter.watch_optimizer(optimizer)
+    for step in range(arguments.steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(ROWS, WIDTH, device=0)).square().mean()
+        with ExitStack() as passes:
+            for meter in meters:
+                passes.enter_context(meter.during_backward(loss))
+            loss.backward()
+        optimizer.step()
+        checkpoint(f"step {step + 1}", DEVICES)
+    for meter in meters:
+        meter.total()
+    checkpoint("trained", DEVICES, truths=[rows(meter) for meter in meters])
+
+
+if __name__ == "__main__":
+    main()
