@@ -239,7 +239,9 @@ fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &m
     }
     if frame.peek_failed != 0 || (plan.peek_at_return && record.status == 0) {
         // The page may not have been resident at entry; the call itself has touched it since.
-        if !read_peek(kernel, plan, &frame.args, frame.stack_pointer, &mut record.peek) {
+        let is_read = read_peek(kernel, plan, &frame.args, frame.stack_pointer, &mut record.peek)
+            || plan.tolerant && read_peek_by_word(kernel, plan, &frame.args, &mut record.peek);
+        if !is_read {
             record.flags |= FLAG_PEEK_UNREADABLE;
             kernel.lose(record.tgid, Loss::PeekUnreadable);
         }
@@ -379,6 +381,19 @@ fn read_peek<K: Kernel>(
         }
         _ => kernel.read_words::<PEEK_WORDS>(address, peek),
     }
+}
+
+/// Reads each word that can be read, for a struct of many shapes: the call itself has touched all that its shape has, and the rest may
+/// lie on a page that nobody ever touched. False where not even the first word, which tells the shape, can be read.
+#[inline(always)]
+fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6], peek: &mut [u64; PEEK_WORDS]) -> bool {
+    let base = argument(args, plan.peek).wrapping_add(u64::from(plan.peek_offset_bytes));
+    let mut first_is_readable = false;
+    for (index, word) in peek.iter_mut().enumerate() {
+        let is_readable = read_word(kernel, base.wrapping_add(8 * index as u64), word);
+        first_is_readable |= index == 0 && is_readable;
+    }
+    first_is_readable
 }
 
 /// 128 bits that tell 64-byte handles apart: two multiplicative hashes with different odd factors.

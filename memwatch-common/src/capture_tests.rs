@@ -161,6 +161,20 @@ fn a_struct_that_stays_unreadable_is_flagged_and_counted() {
 }
 
 #[test]
+fn a_struct_of_many_shapes_is_read_as_far_as_it_goes_but_for_its_first_word() {
+    let plan = CapturePlan::registers().peek(2, 0, 5).tolerant();
+    let kernel = FakeKernel::with_memory(&[(0x3000, 11), (0x3008, 0), (0x3010, 7)]);
+    kernel.call(plan, [0, 0, 0x3000, 0, 0, 0], 0);
+    let record = kernel.only_record();
+    assert_eq!((record.flags, record.peek), (0, [11, 0, 7, 0, 0]));
+    assert!(kernel.lost.borrow().is_empty());
+    let kernel = FakeKernel::with_memory(&[(0x3008, 0), (0x3010, 7)]);
+    kernel.call(plan, [0, 0, 0x3000, 0, 0, 0], 0);
+    assert_eq!(kernel.only_record().flags, FLAG_PEEK_UNREADABLE);
+    assert_eq!(*kernel.lost.borrow(), [Loss::PeekUnreadable]);
+}
+
+#[test]
 fn the_peeked_struct_is_the_one_at_entry_even_if_the_call_changes_it() {
     let plan = CapturePlan::registers().peek(0, 0, 3);
     let kernel = FakeKernel::with_memory(&[(0x3000, 1), (0x3008, 2), (0x3010, 3)]);

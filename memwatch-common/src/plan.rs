@@ -156,7 +156,8 @@ impl CapturePlan {
         self
     }
 
-    /// Out words that cannot be read are no loss by themselves: whether they were needed depends on what else the call says.
+    /// Words that cannot be read are no loss by themselves, but for the first peeked one: whether the others were needed depends on
+    /// what it says.
     #[must_use]
     pub const fn tolerant(mut self) -> Self {
         self.tolerant = true;

@@ -72,7 +72,7 @@ const ALLOCATION_NODE: CapturePlan = REGISTERS.out_16(4, 104).peek(4, 0, 3);
 /// `CUgraphNodeParams`: type at 0; of a free node the address at 16; of an allocation node the pool properties at 16, size at 120,
 /// address at 128.
 const fn any_node(parameters: u8) -> CapturePlan {
-    // Only an allocation node's words lie that far into the struct; of another node that page may never have been touched.
+    // How far a program fills the struct depends on the node's type, its first word; what lies behind may never have been touched.
     REGISTERS.out_16(parameters, 120).peek(parameters, 0, 5).tolerant()
 }
 
