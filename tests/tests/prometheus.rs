@@ -184,11 +184,12 @@ fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
 fn assert_refusal_is_told(prometheus: &Prometheus, agent: &Agent, training: &mut Workload) {
     let refused = training.ask("alloc huge 200000000000");
     assert_eq!(refused["result"], 2, "{refused}");
+    // The other agent watches the same processes, so it tells of the job, too, and maybe sooner.
+    let mine = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadOutOfMemory\",alertstate=\"firing\"");
+    let firing =
+        until("this agent's alert fires", || Some(prometheus.query(&mine)).filter(|firing| !firing.is_empty()));
+    assert_eq!((&firing[0].0["unit"], &firing[0].0["gpu"]), (&"training.service".into(), &"0".into()), "{firing:?}");
     let alerts = prometheus.until_fires("MemwatchWorkloadOutOfMemory");
-    // The other agent watches the same processes, so it tells of the job, too.
-    let mine = alerts.iter().find(|labels| labels["instance"] == agent.address.to_string().as_str());
-    let mine = mine.unwrap_or_else(|| panic!("not of this agent: {alerts:#?}"));
-    assert_eq!((&mine["unit"], &mine["gpu"]), (&"training.service".into(), &"0".into()), "{mine}");
     assert!(alerts.iter().all(|labels| labels["unit"] == "training.service"), "{alerts:#?}");
     let labels = ",unit=\"training.service\",gpu=\"0\"";
     prometheus.until_is(&agent.selector("memwatch_workload_oom_events_total", labels), 1);
