@@ -7,4 +7,5 @@ pub mod elf_prologue;
 mod history;
 pub mod ledger_ops;
 pub mod proc_files;
+pub mod read_recording;
 mod sources;

@@ -10,7 +10,9 @@ use crate::stack::PythonStack;
 use crate::words::{GpuUuid, Name, Tgid};
 
 /// One thing that happened outside. The order of inputs decides everything.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// Records and statistics are rows of numbers, and have no text of their own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Input {
     /// memwatch began to watch: totals are complete from here on.
     Attached {
@@ -18,6 +20,7 @@ pub enum Input {
         time_ns: u64,
     },
     /// A record of the kernel half, in ring order.
+    #[serde(skip)]
     Record(Record),
     /// What a Python stack is, before the records that name it.
     Stack {
@@ -36,6 +39,7 @@ pub enum Input {
         missing: Vec<u16>,
     },
     /// A caching allocator's own numbers, read right after the last of its records.
+    #[serde(skip)]
     Statistics {
         /// The process.
         tgid: Tgid,
@@ -84,6 +88,7 @@ pub enum Input {
         /// Whose they were; `None` when that is not known.
         tgid: Option<Tgid>,
         /// Why.
+        #[serde(with = "loss_by_name")]
         loss: Loss,
         /// How many.
         count: u64,
@@ -104,8 +109,25 @@ pub enum Input {
     },
 }
 
+/// A loss as text: by the name that it has everywhere.
+mod loss_by_name {
+    use memwatch_common::loss::Loss;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes what it writes by reference")]
+    pub(super) fn serialize<S: Serializer>(loss: &Loss, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(loss.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Loss, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let found = Loss::ALL.into_iter().find(|loss| loss.name() == name);
+        found.ok_or_else(|| D::Error::custom(format_args!("{name:?} is no loss that is known here")))
+    }
+}
+
 /// An address in the kernel half's books.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The address.
     pub address: u64,
@@ -116,7 +138,7 @@ pub struct Held {
 }
 
 /// All addresses of a process at a moment between two of its calls.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldAddresses {
     /// The process.
     pub tgid: Tgid,
@@ -127,7 +149,7 @@ pub struct HeldAddresses {
 }
 
 /// What the shell knows of a process from `/proc`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessFacts {
     /// Process id in the initial pid namespace.
     pub tgid: u32,
@@ -160,7 +182,7 @@ pub struct ProcessFacts {
 /// What decides under which numbers a process sees which GPUs: its environment when its image was started.
 ///
 /// A program that sets these variables itself before its first CUDA call is not shown here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuVisibility {
     /// `CUDA_VISIBLE_DEVICES`.
     pub visible_devices: Option<String>,
@@ -172,7 +194,7 @@ pub struct GpuVisibility {
 }
 
 /// What NVML says at one moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceReading {
     /// Just before the first call of this reading: `CLOCK_BOOTTIME`, nanoseconds.
     pub begin_ns: u64,
@@ -197,7 +219,7 @@ pub enum NvmlState {
 }
 
 /// One device at the moment of a reading.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFacts {
     /// Identity.
     pub uuid: GpuUuid,
@@ -245,7 +267,7 @@ pub fn place(nvml_index: u32, mig: Option<&MigFacts>) -> String {
 }
 
 /// A process in a device's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessUse {
     /// Process id in the initial pid namespace.
     pub tgid: Tgid,

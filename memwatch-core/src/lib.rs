@@ -14,6 +14,7 @@ pub mod input;
 pub mod ledger;
 pub mod owner;
 mod pytorch;
+pub mod recording;
 pub mod snapshot;
 pub mod stack;
 pub mod tensors;

@@ -56,6 +56,13 @@ pub struct Snapshot {
     pub from_agent: bool,
 }
 
+impl Snapshot {
+    /// Leaves out children of a target that never touch a GPU: they are watched, in case they do, but nobody asked to see them.
+    pub fn keep_wanted(&mut self) {
+        self.processes.retain(|process| process.target || process.has_touched_gpu());
+    }
+}
+
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuView {

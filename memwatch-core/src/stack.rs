@@ -5,8 +5,10 @@ pub mod lines;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// A Python stack, innermost frame first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonStack {
     /// The frames that are there.
     pub frames: Vec<PythonFrame>,
@@ -15,7 +17,7 @@ pub struct PythonStack {
 }
 
 /// One frame.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PythonFrame {
     /// What is known of its code; `None` where the code object was gone or could not be read.
     pub code: Option<PythonCode>,
@@ -24,7 +26,7 @@ pub struct PythonFrame {
 }
 
 /// A place in Python code.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PythonCode {
     /// `co_qualname` (3.11 and later), else `co_name`.
     pub function: Arc<str>,
@@ -35,7 +37,7 @@ pub struct PythonCode {
 }
 
 /// An instance of `torch.nn.Module`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PythonModule {
     /// Its address: tells instances apart while they live.
     pub address: u64,

@@ -1,6 +1,7 @@
 //! The command line: says what was typed, does nothing.
 
 mod choice;
+mod recording;
 mod tensors;
 mod values;
 
@@ -15,6 +16,7 @@ use memwatch_core::words::Tgid;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Stats, Tensors, Whose};
 
 /// Where the agent of this machine listens, unless told otherwise.
@@ -29,6 +31,7 @@ Examples:
   sudo memwatch ps --by container        who holds it, summed by container, pod, job, user or GPU
   sudo memwatch --slurm-job 4242         one job; also --container, --pod, --user, --cgroup, --name
   sudo memwatch sites --pid 1234         which lines of a PyTorch program hold it; also stages, layers, stats
+  sudo memwatch record --pid 1234 -o job.mwr   all of it into a file; memwatch report job.mwr, memwatch sites --in job.mwr
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
   sudo memwatch doctor                   what works on this machine and how to fix the rest
@@ -79,6 +82,10 @@ pub(crate) enum Command {
     Layers(Layers),
     /// Write a PyTorch process's memory snapshot, as torch.cuda.memory._dump_snapshot() does, from outside
     Snapshot(Pickle),
+    /// Record all that a watch sees, for later
+    Record(Record),
+    /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
+    Report(Replayed),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,
     /// Watch this machine for as long as it runs, and answer memwatch for users without privilege
@@ -108,6 +115,9 @@ pub(crate) struct Ps {
     /// What a row is: sums by owner add up to each GPU's used bytes, with a row for what is charged to nobody
     #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t)]
     pub(crate) rows: Rows,
+    /// Say what stood at the end of this recording, instead of now
+    #[arg(long = "in", value_name = "FILE")]
+    pub(crate) recording: Option<PathBuf>,
 }
 
 /// How often and how long.
@@ -133,6 +143,11 @@ pub(crate) struct Run {
     pub(crate) gpus: Vec<String>,
     #[command(flatten)]
     pub(crate) tensors: Tensors,
+    #[command(flatten)]
+    pub(crate) tape: TapeArgs,
+    /// Record all that is seen into this file
+    #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
+    pub(crate) output: Option<PathBuf>,
     /// The program and its arguments
     #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     #[arg(help_heading = "Arguments")]
@@ -285,6 +300,8 @@ impl Args {
             Command::Stages(_) => "stages",
             Command::Layers(_) => "layers",
             Command::Snapshot(_) => "snapshot",
+            Command::Record(_) => "record",
+            Command::Report(_) => "report",
             Command::Doctor => "doctor",
             Command::Agent(_) => "agent",
         };

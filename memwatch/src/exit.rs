@@ -91,6 +91,15 @@ impl Failure {
         .advise("Run memwatch in the host's pid namespace: docker run --pid=host …, or hostPID: true in a pod.")
     }
 
+    /// A file that is to be written is there already, or cannot be made.
+    pub(crate) fn cannot_make(path: &Path, error: &std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::AlreadyExists {
+            let there = Self::new(Exit::Error, format_args!("{} is there already", path.display()));
+            return there.advise("Give another name with -o, or --force to replace it.");
+        }
+        Self::new(Exit::Error, format_args!("{}: {error}", path.display()))
+    }
+
     /// The kernel half could not be loaded.
     pub(crate) fn from_load(error: LoadError) -> Self {
         let permission = error.is_permission();

@@ -11,6 +11,7 @@ mod large_pages;
 mod logger;
 mod output;
 mod printable;
+mod recorded;
 mod reset_peaks;
 mod run;
 mod session;

@@ -32,10 +32,10 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    /// The form for one report, with sums by owner if they are asked for.
-    pub(crate) fn once(common: &Common, by: Option<By>) -> Self {
+    /// The form for one report on a machine, with sums by owner if they are asked for.
+    pub(crate) fn once(common: &Common, by: Option<By>, host: String) -> Self {
         match by {
-            _ if common.json => Self::report(Report::Ps(by)),
+            _ if common.json => Self::Json { report: Report::Ps(by), host },
             Some(by) => Self::Groups(style(common, false), by),
             None => Self::Table(style(common, false)),
         }

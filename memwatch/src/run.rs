@@ -1,9 +1,10 @@
 //! What was asked for: the only file that knows all rooms.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memwatch_core::TensorLog;
+use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
@@ -25,7 +26,7 @@ use crate::sinks::wall_clock::WallClock;
 use crate::source::{Rhythm, Source};
 use crate::sources::clock;
 use crate::sources::torch::TensorWish;
-use crate::tensor_report;
+use crate::{recorded, tensor_report};
 
 /// How long one report waits for NVML.
 const NVML_PATIENCE: Duration = Duration::from_secs(3);
@@ -48,6 +49,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Agent(agent)) = &args.command {
         return crate::agent::run(agent, common);
     }
+    if let Some(Command::Report(report)) = &args.command {
+        return recorded::report(report, common);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
@@ -59,8 +63,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Layers(Layers { places, fragmentation })) => {
                 tensor_report::places(places, (Places::Layers, !fragmentation), common).await
             }
+            Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
-            Some(Command::Ps(Ps { targets, rows })) => report_once(targets, *rows, common).await,
+            Some(Command::Ps(Ps { targets, rows, recording: Some(recording) })) => {
+                report_recorded(recording, targets, *rows, common)
+            }
+            Some(Command::Ps(Ps { targets, rows, recording: None })) => report_once(targets, *rows, common).await,
             None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
         }
@@ -98,6 +106,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
         diagnostics: common.verbose > 1,
         tensors,
         logs_tensors: false,
+        tape: None,
     }
 }
 
@@ -219,7 +228,8 @@ fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure
     Ok(snapshot)
 }
 
-async fn at(deadline: Option<Instant>) {
+/// Waits for a moment that may never come.
+pub(crate) async fn at(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
@@ -232,15 +242,28 @@ async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<E
     let seen = source.settled(Instant::now() + NVML_PATIENCE).await?;
     let filter = Filter::new(targets);
     let snapshot = filtered(seen.snapshot, &filter)?;
-    Output::once(common, rows.by()).show(&snapshot, seen.boottime_to_unix_ns)?;
+    Output::once(common, rows.by(), host_name()).show(&snapshot, seen.boottime_to_unix_ns)?;
     match &source.idle_targets()[..] {
         [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
-        [] if snapshot.processes.is_empty() && !filter.selection.is_everybody() => {
-            let wanted = filter.selection.describe();
-            Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
-        }
-        [] => Ok(Exit::Ok),
+        [] => found_any(&snapshot, &filter),
     }
+}
+
+/// `memwatch ps --in FILE`: the report on what stood at the end of a recording.
+fn report_recorded(recording: &Path, targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
+    let replay = recorded::play(recording, |_| {})?;
+    let filter = Filter::new(targets);
+    let snapshot = filtered(recorded::chosen(&replay, recording, &targets.tgids)?, &filter)?;
+    Output::once(common, rows.by(), replay.front.host).show(&snapshot, replay.boottime_to_unix_ns)?;
+    found_any(&snapshot, &filter)
+}
+
+fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
+    if !snapshot.processes.is_empty() || filter.selection.is_everybody() {
+        return Ok(Exit::Ok);
+    }
+    let wanted = filter.selection.describe();
+    Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
 }
 
 /// `memwatch run -- CMD`: from the first allocation to a summary, with the command's own exit code.
@@ -249,6 +272,7 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
+    options.tape = run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false));
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
     let mut session = Session::open(&options).map_err(failed)?;
     // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
@@ -260,7 +284,12 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     let exit = follow(&mut session, &mut command, &mut signals, trace.as_mut()).await?;
     session.tick();
     write_logs(trace.as_mut(), &session.take_tensor_logs())?;
-    summarise(&mut session, run, common)?;
+    let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(Stopped::NobodyLeft);
+    summarise(snapshot, boottime_to_unix_ns, run, common)?;
+    // The command's exit code is its own, whatever became of the recording.
+    if let Some(Err(failure)) = recorded.as_ref().map(recorded::told) {
+        failure.tell();
+    }
     Ok(exit)
 }
 
@@ -286,10 +315,9 @@ async fn follow(
     }
 }
 
-fn summarise(session: &mut Session, run: &Run, common: &Common) -> Result<(), Failure> {
+fn summarise(snapshot: Snapshot, boottime_to_unix_ns: i128, run: &Run, common: &Common) -> Result<(), Failure> {
     let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
-    let snapshot = filtered(session.snapshot(), &filter)?;
-    let boottime_to_unix_ns = clock::boottime_to_unix_ns();
+    let snapshot = filtered(snapshot, &filter)?;
     if common.json {
         let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));
         let origin = Origin { host: &host, clock: &clock };

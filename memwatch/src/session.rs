@@ -1,7 +1,9 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
+mod intake;
 mod life;
 mod peaks;
+mod recording;
 mod tensors;
 
 use std::collections::BTreeSet;
@@ -13,16 +15,18 @@ use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{Item, Record};
+use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
-use memwatch_core::snapshot::{MemoryHistory, Snapshot};
+use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
-use memwatch_core::{Pipeline, TensorLog};
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use self::intake::Intake;
 use self::life::Life;
 use self::tensors::Tensors;
 use crate::exit::Failure;
+use crate::sinks::recording::{Tape, TapeOptions};
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
@@ -77,6 +81,8 @@ pub(crate) struct SessionOptions {
     pub(crate) tensors: TensorWish,
     /// Its modules and stages are logged.
     pub(crate) logs_tensors: bool,
+    /// Everything is recorded here.
+    pub(crate) tape: Option<TapeOptions>,
 }
 
 /// A running watch.
@@ -87,7 +93,7 @@ pub(crate) struct Session {
     rhythm: Interval,
     losses: LossCounters,
     books: KernelBooks,
-    pipeline: Pipeline,
+    pipeline: Intake,
     processes: ProcReader,
     presence: Presence,
     groups: Groups,
@@ -110,6 +116,7 @@ impl Session {
             return Err(Failure::foreign_pid_namespace());
         }
         let everybody = options.targets.is_empty() && !options.expects_command;
+        let tape = options.tape.as_ref().map(Tape::create).transpose()?;
         let load = LoadOptions {
             all_processes: everybody,
             ring_bytes: options.ring_bytes,
@@ -135,7 +142,7 @@ impl Session {
             rhythm,
             losses,
             books,
-            pipeline: Pipeline::new(!everybody),
+            pipeline: Intake::new(Pipeline::new(!everybody), tape),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
             groups: Groups::open(),
@@ -213,6 +220,7 @@ impl Session {
             _ = self.rhythm.tick() => {
                 self.libraries.fetch_mapped();
                 self.pump();
+                self.pipeline.write_if_due();
                 self.discover();
             }
             Some(reading) = self.devices.recv() => self.take_devices(reading),
@@ -347,8 +355,7 @@ impl Session {
         self.tick();
         let mut snapshot = self.pipeline.snapshot();
         if !self.everybody {
-            // Children of a target that never touch a GPU are watched, in case they do, but nobody asked to see them.
-            snapshot.processes.retain(|process| process.target || process.has_touched_gpu());
+            snapshot.keep_wanted();
         }
         snapshot
     }
@@ -377,32 +384,6 @@ impl Session {
     /// Whether any target, or child of one, is left. Always true for a watch on everybody.
     pub(crate) fn is_anybody_left(&self) -> bool {
         self.everybody || self.pipeline.watched().next().is_some()
-    }
-
-    /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
-    pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
-        self.pipeline.list_tensors_from(least_bytes);
-    }
-
-    /// Keeps what a process's caching allocators do from now on, so many lines of it.
-    pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
-        self.pipeline.keep_history(tgid, lines);
-    }
-
-    /// What a process's caching allocators have done, and what there is now; `None` where nothing of PyTorch was seen.
-    pub(crate) fn history(&self, tgid: Tgid) -> Option<MemoryHistory> {
-        self.pipeline.history(tgid)
-    }
-
-    /// What the logs of modules and stages have new.
-    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
-        self.pump();
-        self.pipeline.take_tensor_logs()
-    }
-
-    /// Whether PyTorch was found, and all that is wanted of it is seen from now on.
-    pub(crate) fn sees_tensors(&self) -> bool {
-        self.tensors.is_settled()
     }
 
     /// The targets that have mapped no driver library.

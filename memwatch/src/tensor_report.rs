@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
-use memwatch_core::snapshot::{Snapshot, TensorsView};
+use memwatch_core::Pipeline;
+use memwatch_core::snapshot::{MemoryHistory, Snapshot, TensorsView};
 use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
-use crate::args::{Common, Pickle, Places, Stats, Targets, Whose};
+use crate::args::{Common, Pickle, Places, Stats, Targets};
 use crate::exit::{Exit, Failure};
 use crate::output::{host_name, style};
+use crate::recorded;
 use crate::run::{Signals, session_options};
 use crate::session::Session;
 use crate::sinks::json::{self, Origin};
@@ -33,20 +36,25 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
-    let mut session = open(&args.whose, all_of(TensorLevel::Blocks), common)?;
+    let tgids = &args.subject.tgids;
+    if let Some(path) = &args.subject.recording {
+        let (snapshot, scene) = recorded_scene(path, tgids, |_| {})?;
+        return finish(write_stats(&snapshot, &scene, common), &snapshot, tgids);
+    }
+    let mut session = open(tgids, all_of(TensorLevel::Blocks), common)?;
     let mut signals = Signals::listen()?;
     let Some(interval) = args.interval else {
         let (snapshot, _) =
             watch_until(&mut session, &mut signals, Instant::now() + PATIENCE, Some(is_counted), &mut true).await;
-        return finish(write_stats(&snapshot, common), &snapshot, &args.whose.tgids);
+        return finish(write_stats(&snapshot, &Scene::here(), common), &snapshot, tgids);
     };
     let mut is_told = false;
     loop {
         let until = Instant::now() + interval;
         let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_told).await;
-        let written = write_stats(&snapshot, common);
+        let written = write_stats(&snapshot, &Scene::here(), common);
         if why != Enough::Time || written.is_err() {
-            return finish(written, &snapshot, &args.whose.tgids);
+            return finish(written, &snapshot, tgids);
         }
         if args.reset_peaks {
             session.reset_peaks_after(&snapshot);
@@ -63,14 +71,41 @@ fn is_counted(snapshot: &Snapshot) -> bool {
     tensors.peek().is_some() && tensors.all(|tensors| is_counted(tensors))
 }
 
-fn write_stats(snapshot: &Snapshot, common: &Common) -> io::Result<()> {
-    let clock = WallClock::local(clock::boottime_to_unix_ns());
+fn write_stats(snapshot: &Snapshot, scene: &Scene, common: &Common) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if common.json {
-        json::stats::write(&mut out, snapshot, Origin { host: &host_name(), clock: &clock })
+        json::stats::write(&mut out, snapshot, scene.origin())
     } else {
-        table::stats::write(&mut out, snapshot, &clock, &style(common, false))
+        table::stats::write(&mut out, snapshot, &scene.clock, &style(common, false))
     }
+}
+
+/// Where and in whose time a snapshot was taken.
+struct Scene {
+    host: String,
+    clock: WallClock,
+}
+
+impl Scene {
+    /// This machine, now.
+    fn here() -> Self {
+        Self { host: host_name(), clock: WallClock::local(clock::boottime_to_unix_ns()) }
+    }
+
+    fn origin(&self) -> Origin<'_> {
+        Origin { host: &self.host, clock: &self.clock }
+    }
+}
+
+/// What stood at the end of a recording.
+fn recorded_scene(
+    path: &Path,
+    tgids: &[Tgid],
+    prepare: impl FnOnce(&mut Pipeline),
+) -> Result<(Snapshot, Scene), Failure> {
+    let replay = recorded::play(path, prepare)?;
+    let snapshot = recorded::chosen(&replay, path, tgids)?;
+    Ok((snapshot, Scene { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host }))
 }
 
 /// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more.
@@ -82,21 +117,27 @@ pub(crate) async fn places(
     (which, reports_only): (Which, bool),
     common: &Common,
 ) -> Result<Exit, Failure> {
-    let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
-    let mut session = open(&args.whose, TensorWish { level, reports_only }, common)?;
-    session.list_tensors_from(args.min_size);
-    let mut signals = Signals::listen()?;
-    let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
-    let clock = WallClock::local(clock::boottime_to_unix_ns());
+    let tgids = &args.subject.tgids;
+    let (snapshot, scene) = if let Some(path) = &args.subject.recording {
+        recorded_scene(path, tgids, |pipeline| pipeline.list_tensors_from(args.min_size))?
+    } else {
+        let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
+        let mut session = open(tgids, TensorWish { level, reports_only }, common)?;
+        session.list_tensors_from(args.min_size);
+        let mut signals = Signals::listen()?;
+        let deadline = Instant::now() + args.duration;
+        let (snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
+        (snapshot, Scene::here())
+    };
     let mut out = io::stdout().lock();
     let wanted = (which, args.top);
     let written = if common.json {
-        json::places::write(&mut out, wanted, &snapshot, Origin { host: &host_name(), clock: &clock })
+        json::places::write(&mut out, wanted, &snapshot, scene.origin())
     } else {
-        table::places::write(&mut out, &snapshot, wanted, &clock, &style(common, false))
+        table::places::write(&mut out, &snapshot, wanted, &scene.clock, &style(common, false))
     };
     drop(out);
-    finish(written, &snapshot, &args.whose.tgids)
+    finish(written, &snapshot, tgids)
 }
 
 /// PyTorch's memory snapshot, after a while of watching.
@@ -104,32 +145,69 @@ pub(crate) async fn places(
 /// # Errors
 /// When the process cannot be watched, there is no PyTorch in it, or the file cannot be written.
 pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Failure> {
-    let failed = |error: io::Error| Failure::new(Exit::Error, format_args!("{}: {error}", args.output.display()));
     if !args.force && args.output.exists() {
-        let there = Failure::new(Exit::Error, format_args!("{} is there already", args.output.display()));
-        return Err(there.advise("Give another name with -o, or --force to replace it."));
+        return Err(Failure::cannot_make(&args.output, &io::ErrorKind::AlreadyExists.into()));
     }
-    let whose = Whose { tgids: vec![args.tgid] };
-    let mut session = open(&whose, all_of(TensorLevel::Layers), common)?;
-    session.keep_history(args.tgid, LONGEST_HISTORY);
-    let mut signals = Signals::listen()?;
-    let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
-    let history = session.history(args.tgid).filter(|history| !history.devices.is_empty());
-    let Some(history) = history else { return Err(without_torch(&whose.tgids)) };
-    let clock = WallClock::utc(clock::boottime_to_unix_ns());
+    let (snapshot, history, boottime_to_unix_ns) = match (&args.recording, args.tgid) {
+        (Some(path), tgid) => recorded_history(path, tgid)?,
+        (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
+    };
+    let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
+        return Err(without_torch(args.tgid.as_slice()));
+    };
+    let clock = WallClock::utc(boottime_to_unix_ns);
+    let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
     let file = if args.force { File::create(&args.output) } else { File::create_new(&args.output) };
     let mut file = file.map_err(failed)?;
     pickle::write(&mut file, &history, snapshot.time_ns, &clock).map_err(failed)?;
     eprintln!("memwatch: {} is written; drop it onto pytorch.org/memory_viz", args.output.display());
-    finish(Ok(()), &snapshot, &whose.tgids)
+    finish(Ok(()), &snapshot, args.tgid.as_slice())
+}
+
+/// A snapshot, what the allocators of one process have done until then, and what to add to its times to get nanoseconds since 1970.
+type History = (Snapshot, Option<MemoryHistory>, i128);
+
+async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<History, Failure> {
+    let mut session = open(&[tgid], all_of(TensorLevel::Layers), common)?;
+    session.keep_history(tgid, LONGEST_HISTORY);
+    let mut signals = Signals::listen()?;
+    let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
+    Ok((snapshot, session.history(tgid), clock::boottime_to_unix_ns()))
+}
+
+/// # Errors
+/// Also when no process is named, and there is not one with PyTorch.
+fn recorded_history(path: &Path, tgid: Option<Tgid>) -> Result<History, Failure> {
+    let tgid = match tgid {
+        Some(tgid) => tgid,
+        None => only_with_torch(path)?,
+    };
+    let replay = recorded::play(path, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
+    let snapshot = recorded::chosen(&replay, path, &[tgid])?;
+    Ok((snapshot, replay.pipeline.history(tgid), replay.boottime_to_unix_ns))
+}
+
+/// The process of a recording that has PyTorch.
+fn only_with_torch(path: &Path) -> Result<Tgid, Failure> {
+    let snapshot = recorded::chosen(&recorded::play(path, |_| {})?, path, &[])?;
+    let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
+    match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
+        [tgid] => Ok(*tgid),
+        [] => Err(Failure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
+        several => {
+            let all: Vec<String> = several.iter().map(|tgid| tgid.0.to_string()).collect();
+            let sentence = format!("{} has {} PyTorch processes", path.display(), all.len());
+            Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one with --pid: {}.", all.join(", "))))
+        }
+    }
 }
 
 const fn all_of(level: TensorLevel) -> TensorWish {
     TensorWish { level, reports_only: false }
 }
 
-fn open(whose: &Whose, tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
-    let targets = Targets { tgids: whose.tgids.clone(), ..Targets::default() };
+fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
+    let targets = Targets { tgids: tgids.to_vec(), ..Targets::default() };
     Session::open(&session_options(&targets, tensors, common))
 }
 
@@ -191,11 +269,8 @@ fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid]) -> Resul
 
 fn without_torch(tgids: &[Tgid]) -> Failure {
     let named: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-    Failure::new(
-        Exit::NoTarget,
-        format_args!("nothing of PyTorch's allocator was seen in process {}", named.join(", ")),
-    )
-    .advise(
+    let whose = if named.is_empty() { "any process".to_owned() } else { format!("process {}", named.join(", ")) };
+    Failure::new(Exit::NoTarget, format_args!("nothing of PyTorch's allocator was seen in {whose}")).advise(
         "Its tensors are seen once it has loaded libc10_cuda.so; what the driver gave it says: memwatch ps --pid PID",
     )
 }

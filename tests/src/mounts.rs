@@ -1,5 +1,8 @@
-//! A command in a mount namespace of its own, as every container has one: what is mounted there goes with the command.
+//! Mounts: in a mount namespace of a command's own, as every container has one, where they go with the command; and small disks.
 
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The command after a shell script has mounted something; `words` are the script's `$1`, `$2` and so on.
@@ -22,4 +25,48 @@ pub fn after_mounting(script: &str, words: &[&str], command: &Command) -> Option
         };
     }
     Some(outer)
+}
+
+/// A small disk; it is taken away when it is dropped.
+#[derive(Debug)]
+pub struct SmallDisk {
+    path: PathBuf,
+}
+
+impl SmallDisk {
+    /// Mounts one of this size, such as `64k`, on a new directory; `None`, with the reason on standard error, where nothing can be mounted.
+    ///
+    /// # Panics
+    /// When the directory cannot be made.
+    pub fn mount(path: &Path, size: &str) -> Option<Self> {
+        std::fs::create_dir(path).expect("a new directory");
+        let options = format!("size={size}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(path).status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: no tmpfs can be mounted here");
+            return None;
+        }
+        Some(Self { path: path.to_owned() })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes on it until nothing more fits.
+    ///
+    /// # Panics
+    /// When it cannot be written on at all.
+    pub fn fill(&self) {
+        let mut file = File::create(self.path.join("filling")).expect("a file on the disk");
+        while file.write_all(&[1]).is_ok() {}
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: who still writes on it is about to end.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
+    }
 }

@@ -95,6 +95,29 @@ pub enum TensorMeaning {
 }
 
 impl TensorMeaning {
+    /// Which bits of the six argument registers tell something; what stands in the others is whatever the caller left there.
+    pub const fn argument_bits(self) -> [u64; 6] {
+        const ALL: u64 = u64::MAX;
+        match self {
+            // The last is a packed `c10::Device`.
+            Self::Reported => [ALL, ALL, ALL, ALL, 0xffff, 0],
+            Self::ReportedOutOfMemory => [ALL, ALL, ALL, 0xffff, 0, 0],
+            Self::Traced => [ALL, 0xffff_ffff, ALL, ALL, ALL, 0xff],
+            Self::Requested => [ALL, ALL, ALL, 0, 0, 0],
+            Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],
+            Self::PeaksReset | Self::AccumulatedReset => [0, 0xff, 0, 0, 0, 0],
+            Self::Synchronized | Self::BlockFreed | Self::CaptureBegins | Self::CaptureEnds | Self::CodeGoes => {
+                [ALL, 0, 0, 0, 0, 0]
+            }
+            Self::RangeBegins
+            | Self::RangeEnds
+            | Self::NvtxPush
+            | Self::NvtxPop
+            | Self::BackwardNode
+            | Self::SequenceNumber => [0; 6],
+        }
+    }
+
     /// Whether it is told by the arguments: where not, the probe may be where they have gone.
     pub const fn has_arguments(self) -> bool {
         !matches!(self, Self::RangeEnds | Self::NvtxPop)

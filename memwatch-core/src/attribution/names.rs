@@ -139,7 +139,7 @@ mod tests {
         let lives = |names: &Names| names.nameless().map(|nameless| nameless.life).collect::<Vec<_>>();
         assert_eq!(lives(&names), [1]);
         names.learn(&called("a1", "train"));
-        assert_eq!(lives(&names), []);
+        assert_eq!(lives(&names), <[u64; 0]>::default());
         assert!(!names.lacks("a1", 1));
         names.leave(&first);
         let _ = names.enter(process_in("a1"));

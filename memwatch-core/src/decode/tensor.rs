@@ -320,10 +320,28 @@ const fn low_byte(word: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use memwatch_common::record::Record;
-    use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorRecord};
+    use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorRecord};
 
     use super::{StackRef, TensorChange, TraceAction, decode_tensor};
     use crate::words::Ordinal;
+
+    #[test]
+    fn what_stands_in_the_other_bits_of_registers_changes_nothing() {
+        for row in TENSOR_PROBES {
+            let bits = row.meaning.argument_bits();
+            for (fill, device) in [(0, 0x0001), (u64::MAX, 0x0301), (0x5a5a_5a5a_5a5a_5a5a, 0xff01)] {
+                let mut args = [fill; 6];
+                // A GPU's, where a device is packed: another is no event.
+                args.iter_mut()
+                    .zip(bits)
+                    .filter(|(_, bits)| *bits == 0xffff)
+                    .for_each(|(word, _)| *word = fill << 16 | device);
+                let told: [u64; 6] = std::array::from_fn(|index| args[index] & bits[index]);
+                let event = |args| decode_tensor(&Record::Tensor(record(row.id, args, [3, 4])));
+                assert_eq!(event(args), event(told), "row {}: {args:x?}", row.id);
+            }
+        }
+    }
 
     fn record(probe: u16, args: [u64; 6], extra: [u64; 2]) -> TensorRecord {
         TensorRecord { kind: 3, probe, tgid: 7, tid: 8, time_ns: 9, args, extra, ..TensorRecord::default() }

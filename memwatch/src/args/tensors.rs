@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use memwatch_core::words::Tgid;
 
-use super::values;
+use super::{Subject, values};
 use crate::sources::torch::{TensorLevel, TensorWish};
 
 /// How much of PyTorch is watched.
@@ -58,9 +58,10 @@ pub(crate) struct Whose {
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Stats {
     #[command(flatten)]
-    pub(crate) whose: Whose,
+    pub(crate) subject: Subject,
     /// Print them again and again, so often, until Ctrl-C or the end of the program
     #[arg(short, long, value_name = "TIME", value_parser = values::interval, allow_negative_numbers = true)]
+    #[arg(conflicts_with = "recording")]
     pub(crate) interval: Option<Duration>,
     /// Begin peaks anew with each report, in memwatch's books: each then has the peaks of its interval
     #[arg(long, requires = "interval")]
@@ -71,9 +72,9 @@ pub(crate) struct Stats {
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Places {
     #[command(flatten)]
-    pub(crate) whose: Whose,
+    pub(crate) subject: Subject,
     /// Watch so long before the report (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// Show so many rows at most
@@ -97,9 +98,13 @@ pub(crate) struct Layers {
 /// `memwatch snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Pickle {
-    /// The process
+    /// The process; of a recording with one PyTorch process it need not be said
     #[arg(short = 'p', long = "pid", value_name = "PID", value_parser = values::tgid, allow_negative_numbers = true)]
-    pub(crate) tgid: Tgid,
+    #[arg(required_unless_present = "recording")]
+    pub(crate) tgid: Option<Tgid>,
+    /// Write what stood at the end of this recording, instead of watching
+    #[arg(long = "in", value_name = "FILE")]
+    pub(crate) recording: Option<PathBuf>,
     /// The file, which pytorch.org/memory_viz reads
     #[arg(short, long, value_name = "FILE", default_value = "snapshot.pickle")]
     pub(crate) output: PathBuf,
@@ -107,7 +112,7 @@ pub(crate) struct Pickle {
     #[arg(long)]
     pub(crate) force: bool,
     /// Watch so long before it is written (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
 }

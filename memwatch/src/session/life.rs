@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use memwatch_common::record::{ProcessEvent, ProcessRecord, Record};
-use memwatch_core::Pipeline;
 use memwatch_core::input::{Input, ProcessFacts};
 
+use super::intake::Intake;
 use crate::sources::cgroup::Groups;
 use crate::sources::library_watch::LibraryWatch;
 use crate::sources::procfs::ProcReader;
@@ -15,7 +15,7 @@ const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// What such a record concerns.
 pub(super) struct Life<'a> {
-    pub(super) pipeline: &'a mut Pipeline,
+    pub(super) pipeline: &'a mut Intake,
     pub(super) processes: &'a mut ProcReader,
     pub(super) libraries: &'a mut LibraryWatch,
     pub(super) groups: &'a mut Groups,

@@ -7,10 +7,13 @@ use std::time::{Duration, Instant};
 use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning, tensor_probe};
-use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
+use memwatch_core::snapshot::MemoryHistory;
 use memwatch_core::words::Tgid;
+use memwatch_core::{Pipeline, TensorLog};
 
+use super::Session;
+use super::intake::Intake;
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::tensor_probes::{self, TensorProbes};
@@ -58,6 +61,35 @@ enum Python {
     },
 }
 
+/// What of PyTorch a watch keeps, and tells.
+impl Session {
+    /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
+    pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
+        self.pipeline.list_tensors_from(least_bytes);
+    }
+
+    /// Keeps what a process's caching allocators do from now on, so many lines of it.
+    pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
+        self.pipeline.keep_history(tgid, lines);
+    }
+
+    /// What a process's caching allocators have done, and what there is now; `None` where nothing of PyTorch was seen.
+    pub(crate) fn history(&self, tgid: Tgid) -> Option<MemoryHistory> {
+        self.pipeline.history(tgid)
+    }
+
+    /// What the logs of modules and stages have new.
+    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
+        self.pump();
+        self.pipeline.take_tensor_logs()
+    }
+
+    /// Whether PyTorch was found, and all that is wanted of it is seen from now on.
+    pub(crate) fn sees_tensors(&self) -> bool {
+        self.tensors.is_settled()
+    }
+}
+
 impl Tensors {
     /// None yet.
     pub(super) fn new(torch: TorchWatch) -> Self {
@@ -65,7 +97,7 @@ impl Tensors {
     }
 
     /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in those that have it.
-    pub(super) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Pipeline) {
+    pub(super) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
         if self.torch.level() == TensorLevel::Off {
             return;
         }
@@ -214,7 +246,7 @@ impl Process {
     }
 
     /// Its allocators' own numbers, where they are surer than what was followed and it rests.
-    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Pipeline) {
+    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Intake) {
         let Some(resting) = self.resting.as_mut().filter(|resting| resting.is_due()) else { return };
         let now = Moment { records: self.records, fetches };
         for (allocator, words) in resting.look(now, &pipeline.drifting_allocators(Tgid(tgid))) {

@@ -5,6 +5,7 @@
 mod groups;
 mod overhead;
 pub(crate) mod places;
+pub(crate) mod recording;
 pub(crate) mod stats;
 
 use std::collections::BTreeMap;

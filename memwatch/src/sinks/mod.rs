@@ -5,6 +5,7 @@ pub(crate) mod json;
 pub(crate) mod mem_trace;
 pub(crate) mod pickle;
 pub(crate) mod places;
+pub(crate) mod recording;
 pub(crate) mod selection;
 pub(crate) mod summary;
 pub(crate) mod table;

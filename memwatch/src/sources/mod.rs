@@ -16,4 +16,5 @@ pub(crate) mod presence;
 mod process_probes;
 pub(crate) mod procfs;
 pub(crate) mod python;
+pub(crate) mod replay;
 pub(crate) mod torch;

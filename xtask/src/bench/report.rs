@@ -30,6 +30,11 @@ pub(super) const TENSORS: Part = Part {
     begin: "<!-- tensors: begin (cargo xtask bench tensors writes what follows) -->\n",
     end: "<!-- tensors: end -->\n",
 };
+/// What a recording of them takes.
+pub(super) const RECORDING: Part = Part {
+    begin: "<!-- recording: begin (cargo xtask bench recording writes what follows) -->\n",
+    end: "<!-- recording: end -->\n",
+};
 /// What the agent takes at rest.
 pub(super) const AGENT: Part = Part {
     begin: "<!-- agent: begin (cargo xtask bench agent writes what follows) -->\n",

@@ -68,7 +68,7 @@ impl Mode {
 }
 
 /// The program that trains.
-struct Training {
+pub(super) struct Training {
     program: Owned,
     orders: ChildStdin,
     answers: BufReader<ChildStdout>,
@@ -115,7 +115,11 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 }
 
 impl Training {
-    fn start(repo: &Repo, driver: &Path) -> Result<Self> {
+    /// Starts it, and waits until it is ready.
+    ///
+    /// # Errors
+    /// When PyTorch cannot be installed, or the program does not start.
+    pub(super) fn start(repo: &Repo, driver: &Path) -> Result<Self> {
         let torch = integration::torch_environment(repo, VERSION)?;
         let ledger = driver.join(format!("bench-ledger-{}", std::process::id()));
         let mut command = torch.command(&driver.join("lib"), &ledger);
@@ -178,7 +182,21 @@ impl Training {
         Ok((times, answer["events_per_step"].as_f64().unwrap_or_default()))
     }
 
-    fn ask(&mut self, order: &str) -> Result<Value> {
+    /// Its process id.
+    pub(super) fn tgid(&self) -> u32 {
+        self.program.tgid()
+    }
+
+    /// The simulator's books of it.
+    pub(super) fn ledger(&self) -> &Path {
+        &self.ledger
+    }
+
+    /// What it answers to an order.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(super) fn ask(&mut self, order: &str) -> Result<Value> {
         writeln!(self.orders, "{order}").context("the program reads no orders")?;
         self.answer()
     }
@@ -218,7 +236,8 @@ fn middle(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn least(values: &[f64]) -> f64 {
+/// The smallest of some measurements.
+pub(super) fn least(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::INFINITY, f64::min)
 }
 

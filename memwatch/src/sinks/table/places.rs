@@ -37,26 +37,27 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    let mut any = false;
-    for process in &snapshot.processes {
-        let Some(tensors) = &process.tensors else { continue };
-        for device in &tensors.places.devices {
-            any = true;
-            page.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
-            match which {
-                Places::Sites => page.grid(&sites(device, top)),
-                Places::Stages => stages(&mut page, device, top),
-                Places::Layers => page.grid(&layers(device, top)),
-            }
-            page.doubts(&tensors.places, device);
-            page.large(device, clock, which);
-        }
-        page.refused(snapshot, &tensors.places, clock);
-    }
-    if !any {
+    if !page.lists(snapshot, (&[which], top), clock) {
         page.line(&Sentence::new(Tone::Plain, "No memory of PyTorch has been seen."));
     }
     page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// Writes every list of each process whose tensors were watched, with so many rows of each at most; nothing, where there is no such process.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write_all(
+    out: &mut impl io::Write,
+    snapshot: &Snapshot,
+    top: usize,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top), clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
@@ -174,6 +175,29 @@ fn allocated_in(layer: &LayerView, stage: &str) -> String {
 }
 
 impl Page {
+    /// These lists of each process; false where there is none.
+    fn lists(&mut self, snapshot: &Snapshot, (wanted, top): (&[Places], usize), clock: &WallClock) -> bool {
+        let mut any = false;
+        for process in &snapshot.processes {
+            let Some(tensors) = &process.tensors else { continue };
+            for device in &tensors.places.devices {
+                any = true;
+                self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
+                for which in wanted {
+                    match which {
+                        Places::Sites => self.grid(&sites(device, top)),
+                        Places::Stages => stages(self, device, top),
+                        Places::Layers => self.grid(&layers(device, top)),
+                    }
+                }
+                self.doubts(&tensors.places, device);
+                self.large(device, clock, wanted);
+            }
+            self.refused(snapshot, &tensors.places, clock);
+        }
+        any
+    }
+
     /// What keeps the lists from adding up, and the layers from being known.
     fn doubts(&mut self, places: &PlacesView, device: &DevicePlacesView) {
         if device.unplaced_bytes != 0 {
@@ -187,8 +211,8 @@ impl Page {
         }
     }
 
-    fn large(&mut self, device: &DevicePlacesView, clock: &WallClock, which: Places) {
-        if which != Places::Sites {
+    fn large(&mut self, device: &DevicePlacesView, clock: &WallClock, wanted: &[Places]) {
+        if !wanted.contains(&Places::Sites) {
             return;
         }
         for block in device.large.iter().take(LISTED) {

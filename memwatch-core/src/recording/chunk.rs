@@ -1,0 +1,93 @@
+//! A chunk's inputs.
+
+use super::column::{self, Column};
+use super::lane::{self, Kind, Lane};
+use super::{ChunkFront, MOST_INPUTS};
+use crate::input::Input;
+
+/// A chunk that has been read, whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chunk {
+    /// What stands before it.
+    pub front: ChunkFront,
+    lanes: Vec<(Lane, Vec<Column>)>,
+    order: Vec<usize>,
+    others: Vec<Input>,
+}
+
+/// No bytes of a chunk, for all that their sum is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoChunk;
+
+impl Chunk {
+    /// Reads an unpacked chunk.
+    pub(super) fn read(front: ChunkFront, mut bytes: &[u8]) -> Result<Self, NoChunk> {
+        let inputs = front.inputs.min(MOST_INPUTS) as usize;
+        let mut lanes = Vec::new();
+        let mut rows_left = Vec::new();
+        let count = column::read_number(&mut bytes).filter(|count| *count <= inputs as u64).ok_or(NoChunk)?;
+        for _ in 0..count {
+            let (lane, rows, columns) = read_lane(&mut bytes, inputs).ok_or(NoChunk)?;
+            lanes.push((lane, columns));
+            rows_left.push(rows);
+        }
+        let order = column::read(&mut bytes, inputs).ok_or(NoChunk)?;
+        let order: Option<Vec<usize>> = (0..inputs).map(|row| order.get(row).try_into().ok()).collect();
+        let order = order.ok_or(NoChunk)?;
+        let mut others = 0;
+        for index in &order {
+            match lanes.get(*index).ok_or(NoChunk)? {
+                (Lane { kind: Kind::Other, .. }, _) => others += 1,
+                _ => rows_left[*index] = rows_left[*index].checked_sub(1).ok_or(NoChunk)?,
+            }
+        }
+        let others = read_others(bytes, others).ok_or(NoChunk)?;
+        if rows_left.iter().all(|rows| *rows == 0) { Ok(Self { front, lanes, order, others }) } else { Err(NoChunk) }
+    }
+
+    /// Its inputs, in their order.
+    ///
+    /// # Errors
+    /// Numbers that no record has: how many inputs were read by then.
+    pub fn for_each(self, mut take: impl FnMut(Input)) -> Result<(), usize> {
+        let Self { lanes, order, others, .. } = self;
+        let mut others = others.into_iter();
+        let mut next_rows = vec![0; lanes.len()];
+        let mut time_ns = 0_u64;
+        for (done, index) in order.into_iter().enumerate() {
+            let (Some((lane, columns)), Some(row)) = (lanes.get(index), next_rows.get_mut(index)) else {
+                return Err(done);
+            };
+            let input = if lane.kind == Kind::Other {
+                others.next()
+            } else {
+                let number = |number: usize| columns.get(number).map_or(0, |column| column.get(*row));
+                time_ns = time_ns.wrapping_add(column::unfolded(number(0)));
+                lane::input(*lane, |index| if index == 0 { time_ns } else { number(index) })
+            };
+            *row += 1;
+            take(input.ok_or(done)?);
+        }
+        Ok(())
+    }
+}
+
+fn read_lane(bytes: &mut &[u8], inputs: usize) -> Option<(Lane, usize, Vec<Column>)> {
+    let kind = Kind::from_number(column::read_number(bytes)?)?;
+    let row = column::read_number(bytes)?.try_into().ok()?;
+    let rows = usize::try_from(column::read_number(bytes)?).ok().filter(|rows| *rows <= inputs)?;
+    let columns: Option<Vec<Column>> = (0..kind.width()).map(|_| column::read(bytes, rows)).collect();
+    Some((Lane { kind, row }, rows, columns?))
+}
+
+/// The inputs that are no rows of numbers, and nothing after them.
+fn read_others(mut bytes: &[u8], count: usize) -> Option<Vec<Input>> {
+    let mut others = Vec::new();
+    for _ in 0..count {
+        let (length, rest) = bytes.split_first_chunk::<4>()?;
+        let (text, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        others.push(serde_json::from_slice(text).ok()?);
+        bytes = rest;
+    }
+    bytes.is_empty().then_some(others)
+}

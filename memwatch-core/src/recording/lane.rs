@@ -1,0 +1,256 @@
+//! Inputs as rows of numbers: those of one kind and one row of a probe table have much in common, and stand in one lane.
+
+use memwatch_common::record::{
+    COMM_BYTES, CallRecord, PEEK_WORDS, PROCESS_RECORD_BYTES, ProcessRecord, Record, RecordKind,
+};
+use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRecord, tensor_probe};
+
+use crate::input::Input;
+use crate::words::Tgid;
+
+/// What has the same columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Lane {
+    /// What the inputs are.
+    pub(super) kind: Kind,
+    /// The row of the probe table, where there is one.
+    pub(super) row: u16,
+}
+
+/// What an input is, as a lane has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// [`RecordKind::Call`].
+    Call = 1,
+    /// [`RecordKind::Process`].
+    Process = 2,
+    /// [`RecordKind::Tensor`].
+    Tensor = 3,
+    /// [`RecordKind::Text`].
+    Text = 4,
+    /// [`Input::Statistics`].
+    Statistics = 6,
+    /// [`Input::Tick`].
+    Tick = 7,
+    /// Any other, which is no row of numbers: its text stands apart.
+    Other = 255,
+}
+
+/// Words of a text record's text.
+const TEXT_WORDS: usize = TEXT_BYTES / 8;
+const COMM_WORDS: usize = COMM_BYTES / 8;
+const _: () = assert!(TEXT_BYTES.is_multiple_of(8) && COMM_BYTES.is_multiple_of(8));
+// A field that is added there is lost here, if it is not added here as well.
+const _: () = assert!(PROCESS_RECORD_BYTES == 64);
+
+/// The widest row is that of an allocator's statistics.
+pub(super) const WIDEST: usize = 3 + STATISTICS_WORDS;
+
+impl Kind {
+    pub(super) fn from_number(number: u64) -> Option<Self> {
+        [Self::Call, Self::Process, Self::Tensor, Self::Text, Self::Statistics, Self::Tick, Self::Other]
+            .into_iter()
+            .find(|kind| *kind as u64 == number)
+    }
+
+    /// How many numbers a row has. The first is a time, [`Kind::Other`] aside, which has none.
+    pub(super) const fn width(self) -> usize {
+        match self {
+            Self::Call => 6 + 6 + 2 + PEEK_WORDS,
+            Self::Process => 9 + COMM_WORDS,
+            Self::Tensor => 5 + 6 + 2 + 1,
+            Self::Text => 5 + TEXT_WORDS,
+            Self::Statistics => WIDEST,
+            Self::Tick => 1,
+            Self::Other => 0,
+        }
+    }
+}
+
+/// Writes an input's numbers into `row`, which is as long as the widest, and says in which lane they stand.
+pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
+    let mut row = Row { numbers: row, next: 0 };
+    match input {
+        Input::Record(Record::Call(call)) => call_numbers(call, &mut row),
+        Input::Record(Record::Process(process)) => process_numbers(process, &mut row),
+        Input::Record(Record::Tensor(tensor)) => {
+            row.put(tensor.time_ns);
+            row.put_all([tensor.tgid, tensor.tid, u32::from(tensor.flags), tensor.reserved].map(u64::from));
+            // What the caller left in registers that tell nothing is noise, which does not pack.
+            let bits = tensor_probe(tensor.probe).map_or([u64::MAX; 6], |row| row.meaning.argument_bits());
+            row.put_all(std::array::from_fn::<_, 6, _>(|index| tensor.args[index] & bits[index]));
+            row.put_all(tensor.extra);
+            row.put(tensor.stack);
+            Lane { kind: Kind::Tensor, row: tensor.probe }
+        }
+        Input::Record(Record::Text(text)) => {
+            row.put(text.time_ns);
+            row.put_all([text.tgid, text.tid, u32::from(text.flags), text.reserved].map(u64::from));
+            row.put_bytes(&text.text);
+            Lane { kind: Kind::Text, row: text.probe }
+        }
+        Input::Statistics { tgid, allocator, time_ns, words } => {
+            row.put_all([*time_ns, u64::from(tgid.0), *allocator]);
+            row.put_all(**words);
+            Lane { kind: Kind::Statistics, row: 0 }
+        }
+        Input::Tick { time_ns } => {
+            row.put(*time_ns);
+            Lane { kind: Kind::Tick, row: 0 }
+        }
+        _ => Lane { kind: Kind::Other, row: 0 },
+    }
+}
+
+fn call_numbers(call: &CallRecord, row: &mut Row<'_>) -> Lane {
+    row.put(call.entered_ns);
+    row.put(call.returned_ns.wrapping_sub(call.entered_ns));
+    row.put_all([call.tgid, call.tid, call.status.cast_unsigned(), u32::from(call.flags)].map(u64::from));
+    row.put_all(call.args);
+    row.put_all(call.out);
+    row.put_all(call.peek);
+    Lane { kind: Kind::Call, row: call.probe }
+}
+
+fn process_numbers(process: &ProcessRecord, row: &mut Row<'_>) -> Lane {
+    row.put(process.time_ns);
+    row.put_all([process.tgid, process.parent_tgid, process.life, process.uid].map(u64::from));
+    row.put_all([u64::from(process.reserved), u64::from(process.unused), process.cgroup_id, process.start_ns]);
+    row.put_bytes(&process.comm);
+    Lane { kind: Kind::Process, row: u16::from(process.event) }
+}
+
+/// The input that these numbers are; `None` for what stands apart, and for numbers that no record has.
+pub(super) fn input(lane: Lane, numbers: impl Fn(usize) -> u64) -> Option<Input> {
+    let mut row = Taken { numbers, next: 0 };
+    Some(match lane.kind {
+        Kind::Call => Input::Record(Record::Call(call(lane.row, &mut row)?)),
+        Kind::Process => Input::Record(Record::Process(process(lane.row, &mut row)?)),
+        // Fields are read in the order in which they stand here.
+        Kind::Tensor => Input::Record(Record::Tensor(TensorRecord {
+            kind: RecordKind::Tensor as u8,
+            probe: lane.row,
+            time_ns: row.take(),
+            tgid: row.take_u32()?,
+            tid: row.take_u32()?,
+            flags: row.take_u8()?,
+            reserved: row.take_u32()?,
+            args: row.take_all(),
+            extra: row.take_all(),
+            stack: row.take(),
+        })),
+        Kind::Text => Input::Record(Record::Text(TextRecord {
+            kind: RecordKind::Text as u8,
+            probe: lane.row,
+            time_ns: row.take(),
+            tgid: row.take_u32()?,
+            tid: row.take_u32()?,
+            flags: row.take_u8()?,
+            reserved: row.take_u32()?,
+            text: row.take_bytes(),
+        })),
+        Kind::Statistics => {
+            let (time_ns, tgid, allocator) = (row.take(), Tgid(row.take_u32()?), row.take());
+            Input::Statistics { tgid, allocator, time_ns, words: Box::new(row.take_all()) }
+        }
+        Kind::Tick => Input::Tick { time_ns: row.take() },
+        Kind::Other => return None,
+    })
+}
+
+fn call(probe: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<CallRecord> {
+    let (entered_ns, took_ns) = (row.take(), row.take());
+    Some(CallRecord {
+        kind: RecordKind::Call as u8,
+        probe,
+        entered_ns,
+        returned_ns: entered_ns.wrapping_add(took_ns),
+        tgid: row.take_u32()?,
+        tid: row.take_u32()?,
+        status: row.take_u32()?.cast_signed(),
+        flags: row.take_u8()?,
+        args: row.take_all(),
+        out: row.take_all(),
+        peek: row.take_all(),
+    })
+}
+
+fn process(event: u16, row: &mut Taken<impl Fn(usize) -> u64>) -> Option<ProcessRecord> {
+    Some(ProcessRecord {
+        kind: RecordKind::Process as u8,
+        event: event.try_into().ok()?,
+        time_ns: row.take(),
+        tgid: row.take_u32()?,
+        parent_tgid: row.take_u32()?,
+        life: row.take_u32()?,
+        uid: row.take_u32()?,
+        reserved: row.take().try_into().ok()?,
+        unused: row.take_u32()?,
+        cgroup_id: row.take(),
+        start_ns: row.take(),
+        comm: row.take_bytes(),
+    })
+}
+
+/// A row that is being filled.
+struct Row<'a> {
+    numbers: &'a mut [u64; WIDEST],
+    next: usize,
+}
+
+impl Row<'_> {
+    fn put(&mut self, number: u64) {
+        if let Some(place) = self.numbers.get_mut(self.next) {
+            *place = number;
+        }
+        self.next += 1;
+    }
+
+    fn put_all<const N: usize>(&mut self, numbers: [u64; N]) {
+        for number in numbers {
+            self.put(number);
+        }
+    }
+
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        let (words, _) = bytes.as_chunks::<8>();
+        for word in words {
+            self.put(u64::from_le_bytes(*word));
+        }
+    }
+}
+
+/// A row that is being read.
+struct Taken<F> {
+    numbers: F,
+    next: usize,
+}
+
+impl<F: Fn(usize) -> u64> Taken<F> {
+    fn take(&mut self) -> u64 {
+        self.next += 1;
+        (self.numbers)(self.next - 1)
+    }
+
+    fn take_u32(&mut self) -> Option<u32> {
+        self.take().try_into().ok()
+    }
+
+    fn take_u8(&mut self) -> Option<u8> {
+        self.take().try_into().ok()
+    }
+
+    fn take_all<const N: usize>(&mut self) -> [u64; N] {
+        std::array::from_fn(|_| self.take())
+    }
+
+    fn take_bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        let (words, _) = bytes.as_chunks_mut::<8>();
+        for word in words {
+            *word = self.take().to_le_bytes();
+        }
+        bytes
+    }
+}

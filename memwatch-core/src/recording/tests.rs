@@ -1,0 +1,237 @@
+//! Recordings written and read back, cut off, and damaged.
+
+use std::sync::Arc;
+
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{CallRecord, ProcessRecord, Record, RecordKind};
+use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRecord};
+use proptest::prelude::*;
+
+use super::{Encoder, EndMark, Ending, FORMAT, Front, Reader, RecordingError, Stopped};
+use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::stack::{PythonCode, PythonFrame, PythonModule, PythonStack};
+use crate::words::Tgid;
+
+fn front() -> Front {
+    let command = vec!["memwatch".to_owned(), "record".to_owned()];
+    Front { format: FORMAT, version: "0.1.0".to_owned(), host: "node-7".to_owned(), everybody: false, command }
+}
+
+/// The bytes of a recording of these chunks, with no end mark yet, and the one it would have.
+fn recorded(chunks: &[&[Input]]) -> (Vec<u8>, Vec<u8>) {
+    let mut encoder = Encoder::default();
+    let mut bytes = Encoder::front(&front());
+    for inputs in chunks {
+        inputs.iter().for_each(|input| encoder.push(input));
+        bytes.extend(encoder.chunk(7).expect("it is packed").expect("there are inputs"));
+    }
+    let end = encoder.end(Stopped::Asked);
+    (bytes, end)
+}
+
+fn read(bytes: &[u8]) -> (Vec<Input>, Option<Ending>) {
+    let mut reader = Reader::open(bytes).expect("it is a recording");
+    assert_eq!(reader.front(), &front());
+    let mut inputs = Vec::new();
+    while let Some(chunk) = reader.next_chunk().expect("memory can be read") {
+        assert_eq!(chunk.front.boottime_to_unix_ns, 7);
+        chunk.for_each(|input| inputs.push(input)).expect("what was written is read");
+    }
+    (inputs, reader.ending())
+}
+
+fn tick(time_ns: u64) -> Input {
+    Input::Tick { time_ns }
+}
+
+/// Of a row that this version does not know, every register is kept.
+const UNKNOWN_ROW: u16 = 900;
+
+/// One input of every kind.
+fn one_of_each() -> Vec<Input> {
+    let tensor = |probe, time_ns| {
+        let kind = RecordKind::Tensor as u8;
+        let (args, extra, stack) = ([1, u64::MAX, 3, 4, 5, 6], [7, 8], 0xfeed_beef_dead_cafe);
+        TensorRecord { kind, flags: 3, probe, tid: 10, tgid: 9, reserved: 0, time_ns, args, extra, stack }
+    };
+    let call = CallRecord {
+        kind: RecordKind::Call as u8,
+        flags: 1,
+        probe: 5,
+        status: -2,
+        tgid: 9,
+        tid: 10,
+        entered_ns: 1_000,
+        returned_ns: 1_500,
+        args: [1, 2, u64::MAX, 4, 5, 6],
+        out: [7, 8],
+        peek: [9, 10, 11, 12, 13],
+    };
+    let comm = *b"python3\0behind\0\0";
+    let process =
+        ProcessRecord { kind: 2, event: 4, tgid: 9, time_ns: 5, comm, uid: 1000, life: 3, ..Default::default() };
+    let mut text = [0; TEXT_BYTES];
+    text[..5].copy_from_slice(b"range");
+    let text = TextRecord { kind: 4, flags: 0, probe: 3, tid: 10, tgid: 9, reserved: 0, time_ns: 80, text };
+    let name = || Some(Arc::from("layers.0"));
+    let inner = PythonModule { address: 1, class: "Linear".into(), name: name(), wraps: None };
+    let module = PythonModule { address: 2, class: "DDP".into(), name: None, wraps: Some(Box::new(inner)) };
+    let code = PythonCode { function: "step".into(), file: "/a b/\u{fffd}.py".into(), line: Some(7) };
+    let frames = vec![PythonFrame { code: Some(code), module: Some(module) }, PythonFrame { code: None, module: None }];
+    let statistics = std::array::from_fn(|index| index as u64 * 512);
+    vec![
+        Input::Coverage(Coverage { mechanism: "uprobe_multi".into(), ..Coverage::default() }),
+        Input::Attached { time_ns: 1 },
+        Input::Process(ProcessFacts { tgid: 9, comm: "a\"b\n".to_owned(), ..ProcessFacts::default() }),
+        Input::Record(Record::Process(process)),
+        Input::Record(Record::Call(call)),
+        Input::Stack { tgid: Tgid(9), id: u64::MAX, stack: PythonStack { frames, truncated: true } },
+        Input::Record(Record::Tensor(tensor(UNKNOWN_ROW, 60))),
+        Input::Record(Record::Tensor(tensor(UNKNOWN_ROW + 1, 70))),
+        Input::Record(Record::Text(text)),
+        Input::Statistics { tgid: Tgid(9), allocator: 77, time_ns: 90, words: Box::new(statistics) },
+        Input::Lost { tgid: None, loss: Loss::RingFull, count: 3 },
+        Input::Devices(DeviceReading { begin_ns: 1, end_ns: 2, state: NvmlState::Ok, devices: Vec::new() }),
+        Input::PeaksReset { tgid: Some(Tgid(9)), time_ns: 91 },
+        tick(100),
+    ]
+}
+
+#[test]
+fn every_kind_of_input_comes_back_as_it_was_and_in_order() {
+    let inputs = one_of_each();
+    let (mut bytes, end) = recorded(&[&inputs, &[tick(200)], &inputs]);
+    bytes.extend(end);
+    let all: Vec<Input> = [&inputs[..], &[tick(200)], &inputs].concat();
+    let stopped = Stopped::Asked;
+    assert_eq!(read(&bytes), (all.clone(), Some(Ending::Whole(EndMark { stopped, inputs: all.len() as u64 }))));
+}
+
+#[test]
+fn a_chunk_says_from_when_to_when_it_is() {
+    let (bytes, _) = recorded(&[&one_of_each()]);
+    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
+    let front = reader.next_chunk().expect("memory can be read").expect("there is one").front;
+    assert_eq!((front.first_ns, front.last_ns, front.inputs), (5, 1_000, 14));
+}
+
+#[test]
+fn a_recording_cut_off_anywhere_has_its_complete_chunks() {
+    let (first, second) = (one_of_each(), vec![tick(200), tick(300)]);
+    let (bytes, end) = recorded(&[&first, &second]);
+    let (one, _) = recorded(&[&first]);
+    let front = Encoder::front(&front()).len();
+    let whole = [&bytes[..], &end].concat();
+    for length in front..whole.len() {
+        let (inputs, ending) = read(&whole[..length]);
+        let expected = match length {
+            length if length < one.len() => 0,
+            length if length < bytes.len() => first.len(),
+            _ => first.len() + second.len(),
+        };
+        assert_eq!((inputs.len(), ending), (expected, Some(Ending::Cut)), "{length} bytes");
+    }
+}
+
+#[test]
+fn what_is_not_as_it_was_written_is_not_believed() {
+    let (one, _) = recorded(&[&one_of_each()]);
+    let (two, end) = recorded(&[&one_of_each(), &[tick(200)]]);
+    let whole = [&two[..], &end].concat();
+    for byte in one.len()..two.len() {
+        let mut changed = whole.clone();
+        changed[byte] ^= 0x10;
+        let (inputs, ending) = read(&changed);
+        assert_eq!(inputs.len(), 14, "byte {byte}");
+        assert!(!matches!(ending, Some(Ending::Whole(_))), "byte {byte}: {ending:?}");
+    }
+}
+
+#[test]
+fn what_is_no_recording_or_another_versions_is_refused() {
+    let refused = |bytes: &[u8]| Reader::open(bytes).err().expect("it is refused").to_string();
+    for bytes in [&b""[..], b"\x89MWR", b"{\"schema\":\"memwatch.ps/1\"}"] {
+        assert_eq!(refused(bytes), RecordingError::NoRecording.to_string());
+    }
+    let newer = Encoder::front(&Front { format: FORMAT + 1, ..front() });
+    assert!(refused(&newer).contains("format 2, of another version"), "{}", refused(&newer));
+    let front = Encoder::front(&front());
+    assert_eq!(refused(&front[..front.len() - 1]), RecordingError::Front.to_string());
+}
+
+#[test]
+fn of_a_tensor_event_what_tells_something_is_kept() {
+    let [.., tensor] = &one_of_each()[..8] else { panic!("the eighth is a tensor event") };
+    let Input::Record(Record::Tensor(tensor)) = tensor else { panic!("{tensor:?}") };
+    let event = |args| Input::Record(Record::Tensor(TensorRecord { probe: 1, args, ..*tensor }));
+    let (bytes, _) = recorded(&[&[event([1, 2, 3, 4, 0xdead_beef_0101, 6])]]);
+    assert_eq!(read(&bytes).0, [event([1, 2, 3, 4, 0x0101, 0])]);
+}
+
+#[test]
+fn steady_events_take_few_bytes_each() {
+    let event = |index: u64| {
+        let (step, place) = (index / 100, index % 100);
+        Input::Record(Record::Tensor(TensorRecord {
+            kind: RecordKind::Tensor as u8,
+            flags: 0,
+            probe: 4,
+            tid: 10,
+            tgid: 9,
+            reserved: 0,
+            time_ns: step * 5_000_000 + place * 40_000 + (index * 7_919) % 1_000,
+            args: [0x7f00_0000_0000 + place * 0x20_0000, 512 * (place + 1), 0, 0, 3, 0],
+            extra: [place * 4096, 0],
+            stack: place.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+        }))
+    };
+    let inputs: Vec<Input> = (0..20_000).map(event).collect();
+    let (bytes, _) = recorded(&[&inputs]);
+    assert!(bytes.len() < 20_000 * 6, "{} bytes", bytes.len());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn numbers_of_any_size_come_back(
+        rows in prop::collection::vec((any::<[u64; 6]>(), any::<[u64; 2]>(), any::<[u64; 5]>(), any::<[u32; 4]>(), any::<u16>()), 1..40)
+    ) {
+        let inputs: Vec<Input> = rows.iter().flat_map(|(args, out, peek, small, probe)| {
+            let [tgid, tid, status, reserved] = *small;
+            let (kind, flags) = (RecordKind::Call as u8, probe.to_le_bytes()[0]);
+            let (entered_ns, returned_ns) = (args[5], out[0]);
+            let status = status.cast_signed();
+            let call = CallRecord {
+                kind, flags, probe: *probe, status, tgid, tid, entered_ns, returned_ns, args: *args, out: *out, peek: *peek,
+            };
+            let kind = RecordKind::Tensor as u8;
+            let (time_ns, stack) = (peek[0], peek[1]);
+            let tensor = TensorRecord {
+                kind, flags, probe: probe.saturating_add(UNKNOWN_ROW), tid, tgid, reserved, time_ns, args: *args, extra: *out, stack,
+            };
+            let words = Box::new([peek[2]; STATISTICS_WORDS]);
+            [
+                Input::Record(Record::Call(call)),
+                Input::Record(Record::Tensor(tensor)),
+                Input::Statistics { tgid: Tgid(tgid), allocator: args[0], time_ns, words },
+            ]
+        }).collect();
+        let (bytes, _) = recorded(&[&inputs]);
+        prop_assert_eq!(read(&bytes), (inputs, Some(Ending::Cut)));
+    }
+
+    #[test]
+    fn bytes_of_any_kind_are_read_without_a_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..400), keeps in 0_usize..200
+    ) {
+        let (mut whole, _) = recorded(&[&one_of_each()]);
+        whole.truncate(keeps);
+        whole.extend(bytes);
+        if let Ok(mut reader) = Reader::open(&whole[..]) {
+            while let Ok(Some(chunk)) = reader.next_chunk() {
+                let _ = chunk.for_each(drop);
+            }
+        }
+    }
+}

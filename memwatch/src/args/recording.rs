@@ -1,0 +1,63 @@
+//! Recordings: how they are made, and which is read.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use memwatch_core::words::Tgid;
+
+use super::{Tensors, values};
+
+/// `memwatch record`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Record {
+    /// Record only these processes, and their children (default: every process that uses a GPU); may be repeated
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true, help_heading = "What to watch")]
+    pub(crate) tgids: Vec<Tgid>,
+    #[command(flatten)]
+    pub(crate) tensors: Tensors,
+    /// The file, such as job.mwr
+    #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) tape: TapeArgs,
+    /// Stop after this time (default: at Ctrl-C, or when the recorded processes have ended)
+    #[arg(short, long, value_name = "TIME", value_parser = values::duration, allow_negative_numbers = true)]
+    #[arg(help_heading = "Time")]
+    pub(crate) duration: Option<Duration>,
+}
+
+/// How a recording is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Recording")]
+pub(crate) struct TapeArgs {
+    /// Replace a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// End the recording before it is larger than this: 500M, 2G; a bare number is bytes (default: no limit)
+    #[arg(long, value_name = "SIZE", value_parser = values::size_bytes)]
+    pub(crate) max_size: Option<u64>,
+}
+
+/// `memwatch report`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Replayed {
+    /// The recording
+    #[arg(value_name = "FILE")]
+    pub(crate) recording: PathBuf,
+    /// Show so many rows of each list at most
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
+    pub(crate) top: usize,
+}
+
+/// Whose tensors a report is on, and where they are seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Subject {
+    /// The process, and its children; may be repeated
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', required_unless_present = "recording")]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
+    pub(crate) tgids: Vec<Tgid>,
+    /// Say what stood at the end of this recording, instead of watching; without --pid of every process in it
+    #[arg(long = "in", value_name = "FILE")]
+    pub(crate) recording: Option<PathBuf>,
+}

@@ -1,0 +1,184 @@
+//! Commands on recordings: `record`, which makes one, `report`, and what `--in` reads.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use memwatch_core::Pipeline;
+use memwatch_core::recording::{EndMark, Ending, FORMAT, Front, Stopped};
+use memwatch_core::snapshot::Snapshot;
+use memwatch_core::words::Tgid;
+use tokio::time::{Instant, interval};
+
+use crate::args::{Common, Record, Replayed, TapeArgs, Targets};
+use crate::exit::{Exit, Failure};
+use crate::output::{host_name, style};
+use crate::run::{Signals, at, session_options};
+use crate::session::Session;
+use crate::sinks::json::{self, Origin};
+use crate::sinks::recording::{Facts, Recorded, TapeOptions};
+use crate::sinks::wall_clock::WallClock;
+use crate::sinks::{summary, table};
+use crate::sources::replay::Replay;
+
+/// Blocks of this size in bytes and above stand one by one in a report.
+const LARGE_BYTES: u64 = 100 << 20;
+/// Peaks are those of what is together at such moments.
+const RHYTHM: Duration = Duration::from_secs(1);
+
+/// What to record into, and what stands at its front.
+pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> TapeOptions {
+    let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+    let front = Front {
+        format: FORMAT,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        host: host_name(),
+        everybody,
+        command: words.collect(),
+    };
+    TapeOptions { path: path.to_owned(), force: args.force, limit_bytes: args.max_size, front }
+}
+
+/// `memwatch record`: until the time is over, a signal comes, nobody is left, or the file is full.
+///
+/// # Errors
+/// When the processes cannot be watched, or the file cannot be written.
+pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
+    let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
+    let options = tape(&args.output, &args.tape, args.tgids.is_empty());
+    let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
+    session_options.tape = Some(options.clone());
+    let mut session = Session::open(&session_options)?;
+    session.list_tensors_from(LARGE_BYTES);
+    let mut signals = Signals::listen()?;
+    eprintln!("memwatch: recording into {}; Ctrl-C ends it", args.output.display());
+    let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
+    let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(stopped);
+    let Some(recorded) = recorded else { return Ok(Exit::Ok) };
+    let ending = match recorded.end {
+        Ok(stopped) => Ending::Whole(EndMark { stopped, inputs: recorded.inputs }),
+        Err(_) => Ending::Cut,
+    };
+    let facts =
+        Facts { path: &args.output, front: &options.front, bytes: recorded.bytes, inputs: recorded.inputs, ending };
+    let clock = WallClock::local(boottime_to_unix_ns);
+    if common.json {
+        let origin = Origin { host: &options.front.host, clock: &clock };
+        unless_closed(json::recording::write(&mut io::stdout().lock(), &facts, &snapshot, origin))?;
+    } else {
+        eprint!("{}", summary::render(&snapshot, &clock));
+    }
+    told(&recorded)
+}
+
+/// Watches until there is a reason to stop.
+async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
+    let mut rhythm = interval(RHYTHM);
+    loop {
+        tokio::select! {
+            () = session.advance() => {}
+            _ = rhythm.tick() => {
+                session.tick();
+                if !session.is_anybody_left() {
+                    return Stopped::NobodyLeft;
+                }
+                // What became of it is told at the end.
+                if session.recording().is_none() {
+                    return Stopped::Limit;
+                }
+            }
+            () = at(deadline) => return Stopped::Asked,
+            _ = signals.any() => return Stopped::Asked,
+        }
+    }
+}
+
+/// Says what became of a recording.
+///
+/// # Errors
+/// When it could not be written to its end.
+pub(crate) fn told(recorded: &Recorded) -> Result<Exit, Failure> {
+    match &recorded.end {
+        Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
+        Err(why) => {
+            let path = recorded.path.display();
+            return Err(Failure::new(Exit::Error, format_args!("{path}: {why}"))
+                .advise(format!("The recording ends there; what is in it says: memwatch report {path}")));
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+/// Plays a recording, and says where it has no proper end.
+///
+/// # Errors
+/// When it is none, or cannot be read.
+pub(crate) fn play(path: &Path, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    let replay = Replay::play(path, prepare);
+    let replay =
+        replay.map_err(|error| Failure::from(anyhow::Error::from(error).context(path.display().to_string())))?;
+    let name = path.display();
+    match replay.ending {
+        Ending::Whole(_) => {}
+        Ending::Cut => {
+            eprintln!("memwatch: {name} has no end: its recorder was killed, or still records; this is what it has");
+        }
+        Ending::Damaged { byte } => {
+            eprintln!("memwatch: {name} is damaged from byte {byte} on; this is what stands before");
+        }
+    }
+    Ok(replay)
+}
+
+/// What stood at the end of a recording, of these processes and their children; of all, where none is named.
+///
+/// # Errors
+/// When none of them is in it.
+pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Snapshot, Failure> {
+    let mut snapshot = replay.snapshot();
+    if tgids.is_empty() {
+        return Ok(snapshot);
+    }
+    let all: Vec<String> = snapshot.processes.iter().map(|process| process.tgid.0.to_string()).collect();
+    snapshot.processes.retain(|process| {
+        let line = process.ancestors.iter().map(|ancestor| ancestor.tgid);
+        line.chain([process.tgid]).any(|tgid| tgids.contains(&tgid))
+    });
+    if snapshot.processes.is_empty() {
+        let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+        let sentence = format!("process {} is not in {}", wanted.join(", "), path.display());
+        return Err(Failure::new(Exit::NoTarget, sentence).advise(match &all[..] {
+            [] => "There is none in it.".to_owned(),
+            all => format!("There is {}.", all.join(", ")),
+        }));
+    }
+    Ok(snapshot)
+}
+
+/// `memwatch report`.
+///
+/// # Errors
+/// When the file is no recording, or the report cannot be written.
+pub(crate) fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
+    let path = &args.recording;
+    let replay = play(path, |pipeline| pipeline.list_tensors_from(LARGE_BYTES))?;
+    let snapshot = replay.snapshot();
+    let Replay { front, ending, bytes, inputs, .. } = &replay;
+    let facts = Facts { path, front, bytes: *bytes, inputs: *inputs, ending: *ending };
+    let clock = WallClock::local(replay.boottime_to_unix_ns);
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::recording::write(&mut out, &facts, &snapshot, Origin { host: &front.host, clock: &clock })
+    } else {
+        table::recording::write(&mut out, &facts, (&snapshot, args.top), &clock, &style(common, false))
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// A report that nobody reads to its end is no failure.
+fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?),
+    }
+}

@@ -1,0 +1,61 @@
+//! What enters the pipeline: and the recording, where one is made. Nothing enters one without the other.
+
+use std::ops::{Deref, DerefMut};
+
+use memwatch_common::record::{CallRecord, Record};
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+
+use crate::sinks::recording::Tape;
+use crate::sources::clock::boottime_to_unix_ns;
+
+/// A pipeline whose inputs may be recorded.
+pub(super) struct Intake {
+    pipeline: Pipeline,
+    pub(super) tape: Option<Tape>,
+}
+
+impl Intake {
+    pub(super) const fn new(pipeline: Pipeline, tape: Option<Tape>) -> Self {
+        Self { pipeline, tape }
+    }
+
+    /// Takes one input into account.
+    pub(super) fn step(&mut self, input: Input) {
+        if let Some(tape) = &mut self.tape {
+            tape.note(&input, boottime_to_unix_ns);
+        }
+        self.pipeline.step(input);
+    }
+
+    /// Takes calls into account, in their order.
+    pub(super) fn step_calls(&mut self, calls: &[CallRecord]) {
+        if let Some(tape) = &mut self.tape {
+            for call in calls {
+                tape.note(&Input::Record(Record::Call(*call)), boottime_to_unix_ns);
+            }
+        }
+        self.pipeline.step_calls(calls);
+    }
+
+    /// Writes what was recorded, now and then.
+    pub(super) fn write_if_due(&mut self) {
+        if let Some(tape) = &mut self.tape {
+            tape.write_if_due(boottime_to_unix_ns);
+        }
+    }
+}
+
+impl Deref for Intake {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.pipeline
+    }
+}
+
+impl DerefMut for Intake {
+    fn deref_mut(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+}

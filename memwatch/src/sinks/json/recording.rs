@@ -1,0 +1,65 @@
+//! `memwatch report` in JSON: what stood at the end of a recording.
+
+use std::io;
+use std::path::Path;
+
+use memwatch_core::recording::{Ending, Stopped};
+use memwatch_core::snapshot::Snapshot;
+use serde::Serialize;
+
+use super::{Data, Origin, Report, data, write_report};
+use crate::sinks::recording::Facts;
+
+/// Writes a recording's last snapshot, and what the recording is, as one line.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    facts: &Facts<'_>,
+    snapshot: &Snapshot,
+    origin: Origin,
+) -> io::Result<()> {
+    let (ending, stopped, damaged_byte) = match facts.ending {
+        Ending::Whole(mark) => ("whole", Some(mark.stopped), None),
+        Ending::Cut => ("cut", None, None),
+        Ending::Damaged { byte } => ("damaged", None, Some(byte)),
+    };
+    let recording = Recording {
+        file: facts.path,
+        version: &facts.front.version,
+        command: &facts.front.command,
+        everybody: facts.front.everybody,
+        begin_time: origin.clock.rfc3339(snapshot.attached_ns),
+        end_time: origin.clock.rfc3339(snapshot.time_ns),
+        bytes: facts.bytes,
+        inputs: facts.inputs,
+        ending,
+        stopped,
+        damaged_byte,
+    };
+    let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock) };
+    write_report(out, "memwatch.report/1", data, snapshot, origin)
+}
+
+#[derive(Serialize)]
+struct Whole<'a> {
+    recording: Recording<'a>,
+    #[serde(flatten)]
+    data: Data<'a>,
+}
+
+#[derive(Serialize)]
+struct Recording<'a> {
+    file: &'a Path,
+    version: &'a str,
+    command: &'a [String],
+    everybody: bool,
+    begin_time: String,
+    end_time: String,
+    bytes: u64,
+    inputs: u64,
+    ending: &'static str,
+    stopped: Option<Stopped>,
+    damaged_byte: Option<u64>,
+}

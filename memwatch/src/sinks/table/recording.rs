@@ -1,0 +1,54 @@
+//! `memwatch report` as text: what a recording is, what each process took, and where PyTorch programs held it.
+
+use std::io;
+
+use memwatch_core::recording::{Ending, Stopped};
+use memwatch_core::snapshot::Snapshot;
+
+use super::{TableOptions, places};
+use crate::sinks::format::{bytes, count, duration, printable};
+use crate::sinks::recording::Facts;
+use crate::sinks::summary;
+use crate::sinks::wall_clock::WallClock;
+
+/// Writes the report, with so many rows of each list at most.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    facts: &Facts<'_>,
+    (snapshot, top): (&Snapshot, usize),
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    out.write_all(front(facts, snapshot, clock).as_bytes())?;
+    out.write_all(summary::render(snapshot, clock).as_bytes())?;
+    places::write_all(out, snapshot, top, clock, options)
+}
+
+/// `job.mwr  node-7  14:02:11 to 14:05:20 (3 min)  1.3 MiB, 23,411 inputs`, how it was made, and how it ended.
+fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
+    let ended = match facts.ending {
+        Ending::Whole(mark) => match mark.stopped {
+            Stopped::Asked => "ended as it was told to".to_owned(),
+            Stopped::NobodyLeft => "ended when nobody was left".to_owned(),
+            Stopped::Limit => "ended when it was as large as --max-size allows".to_owned(),
+        },
+        Ending::Cut => "has no end: what its recorder had not written yet is missing".to_owned(),
+        Ending::Damaged { byte } => format!("is damaged from byte {byte} on: what stood there is missing"),
+    };
+    let path = facts.path.to_string_lossy();
+    let (begin, end) = (clock.moment(snapshot.attached_ns, 0), clock.time_of_day(snapshot.time_ns));
+    let took = duration(snapshot.time_ns.saturating_sub(snapshot.attached_ns));
+    let words: Vec<_> = facts.front.command.iter().map(|word| printable(word)).collect();
+    format!(
+        "{}: {begin} to {end} ({took}) on {}, {} in {} inputs, {ended}\nmade by memwatch {}: {}\n\n",
+        printable(&path),
+        printable(&facts.front.host),
+        bytes(facts.bytes),
+        count(facts.inputs),
+        printable(&facts.front.version),
+        words.join(" "),
+    )
+}

@@ -1,0 +1,133 @@
+//! `cargo xtask bench recording`: how long a recording of a training is, what making it costs the program, and how fast it is read again.
+
+use super::DOCUMENT;
+use super::report::{self, RECORDING};
+use super::tensors::{Training, least};
+use super::watcher::Watcher;
+use crate::args::Args;
+use crate::binary;
+use crate::gpusim::Prologue;
+use crate::integration;
+use crate::repo::{Profile, Repo};
+use crate::run::line;
+use crate::setup;
+use crate::table::Table;
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Ten million tensor events of the small model, and a little more.
+const STEPS: u64 = 15_600;
+/// Readings of each recording; the shortest counts.
+const READINGS: usize = 3;
+/// PyTorch's libraries are found, and their probes put in, within so long.
+const PROBED: Duration = Duration::from_secs(2);
+
+/// One recording, and what reading it took.
+struct Measured {
+    level: &'static str,
+    step_ns: f64,
+    tensor_events: f64,
+    inputs: f64,
+    bytes: f64,
+    lost: u64,
+    /// Seconds from the start of `memwatch report` to its end, shortest first.
+    reading_seconds: Vec<f64>,
+}
+
+/// Builds everything, measures, prints the table and writes it into docs/overhead.md.
+pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let steps = args.count("--steps")?.unwrap_or(STEPS);
+    args.finish()?;
+    if !setup::is_root() {
+        bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench recording");
+    }
+    let memwatch = binary::build(repo, Profile::Release)?;
+    let driver = integration::build_simulator(repo, Prologue::Cmp)?;
+    let mut training = Training::start(repo, &driver)?;
+    let file = driver.join(format!("bench-{}.mwr", std::process::id()));
+    let measured =
+        ["blocks", "sites", "layers"].map(|level| record(&mut training, (&memwatch, &driver), (level, steps), &file));
+    // What stays behind lies below target/.
+    drop(std::fs::remove_file(&file));
+    let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
+    let text = text(&measured, steps)?;
+    println!("{text}");
+    report::update(&repo.path(DOCUMENT), &RECORDING, &text)
+}
+
+fn record(
+    training: &mut Training,
+    (memwatch, driver): (&Path, &Path),
+    (level, steps): (&'static str, u64),
+    file: &Path,
+) -> Result<Measured> {
+    let mut command = Command::new(memwatch);
+    command.args(["record", "--force", "--pid", &training.tgid().to_string(), &format!("--tensors={level}"), "-o"]);
+    command.arg(file).arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
+    command.env("GPUSIM_LEDGER", training.ledger());
+    let watcher = Watcher::silent(&mut command)?;
+    std::thread::sleep(PROBED);
+    let answer = training.ask(&format!("run {steps}"))?;
+    watcher.detach()?;
+    let mut reading_seconds = Vec::new();
+    let mut report = Value::Null;
+    for _ in 0..READINGS {
+        let mut command = Command::new(memwatch);
+        command.args(["report", "--json"]).arg(file).stderr(Stdio::inherit());
+        let begin = Instant::now();
+        let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
+        reading_seconds.push(begin.elapsed().as_secs_f64());
+        report = serde_json::from_slice(&output.stdout).with_context(|| format!("no report: {}", line(&command)))?;
+    }
+    reading_seconds.sort_by(f64::total_cmp);
+    let of_recording = |field: &str| report["data"]["recording"][field].as_f64().with_context(|| format!("no {field}"));
+    let losses = report["losses"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64());
+    let step_ns: Vec<f64> = answer["step_ns"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    Ok(Measured {
+        level,
+        step_ns: least(&step_ns),
+        tensor_events: answer["events_per_step"].as_f64().unwrap_or_default()
+            * f64::from(u32::try_from(step_ns.len())?),
+        inputs: of_recording("inputs")?,
+        bytes: of_recording("bytes")?,
+        lost: losses.sum(),
+        reading_seconds,
+    })
+}
+
+fn text(measured: &[Measured], steps: u64) -> Result<String> {
+    let mut text = format!(
+        "{}.\n{steps} steps of the small model; readings are of a file in the page cache.\n\n",
+        report::machine()?
+    );
+    let mut table = Table::new(&[
+        "recorded with",
+        "tensor events",
+        "inputs",
+        "MiB",
+        "bytes per tensor event",
+        "lost",
+        "shortest step, ms",
+        "seconds to the report",
+        "million inputs per second",
+    ]);
+    for Measured { level, step_ns, tensor_events, inputs, bytes, lost, reading_seconds } in measured {
+        let seconds = reading_seconds.first().copied().unwrap_or(f64::NAN);
+        table.row(vec![
+            format!("--tensors={level}"),
+            format!("{tensor_events:.0}"),
+            format!("{inputs:.0}"),
+            format!("{:.1}", bytes / f64::from(1 << 20)),
+            format!("{:.1}", bytes / tensor_events),
+            lost.to_string(),
+            format!("{:.2}", step_ns / 1e6),
+            format!("{seconds:.2}"),
+            format!("{:.1}", inputs / seconds / 1e6),
+        ]);
+    }
+    text.push_str(&table.text());
+    Ok(text)
+}
