@@ -11,6 +11,7 @@ pub mod decode;
 mod foresight;
 pub mod groups;
 pub mod input;
+mod leaks;
 pub mod ledger;
 pub mod owner;
 mod pytorch;
@@ -35,6 +36,7 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 pub use pytorch::{TensorLog, TensorLogLine};
 
+use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
@@ -93,6 +95,8 @@ pub struct Pipeline {
     cgroup_memory: Vec<CgroupMemory>,
     logs_tensors: bool,
     least_listed_bytes: Option<u64>,
+    /// What keeps growing, if that is asked for.
+    leaks: Option<Leaks>,
 }
 
 impl Pipeline {
@@ -119,6 +123,7 @@ impl Pipeline {
             cgroup_memory: Vec::new(),
             logs_tensors: false,
             least_listed_bytes: None,
+            leaks: None,
         }
     }
 
@@ -454,6 +459,7 @@ impl Pipeline {
             }
         }
         self.ended.iter_mut().for_each(|process| process.ledger.tick(now_ns));
+        self.observe_leaks();
         self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
     }
 }

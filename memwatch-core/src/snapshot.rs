@@ -4,12 +4,14 @@
 
 mod allocators;
 mod history;
+mod leaks;
 mod places;
 mod rows;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
+pub use leaks::{LeakView, LeaksView};
 pub use places::{
     DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView,
     StackView, StageBytesView, StageView, SumView, TensorsView, WhoseView,

@@ -1,6 +1,7 @@
 //! The command line: says what was typed, does nothing.
 
 mod choice;
+mod leak;
 mod recording;
 mod tensors;
 mod values;
@@ -16,6 +17,7 @@ use memwatch_core::words::Tgid;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::leak::Leak;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Stats, Tensors, Whose};
 
@@ -37,7 +39,7 @@ Examples:
   sudo memwatch doctor                   what works on this machine and how to fix the rest
 
 Exit codes:
-  0 fine, 1 error, 2 wrong usage, 4 not permitted, 5 not supported here, 6 target gone or not found
+  0 fine, 1 error, 2 wrong usage, 3 found what --fail-on names, 4 not permitted, 5 not supported here, 6 target gone or not found
   run: the program's own code; 128+N if signal N ended it;
        125 memwatch failed, 126 program not executable, 127 program not found";
 
@@ -82,6 +84,8 @@ pub(crate) enum Command {
     Layers(Layers),
     /// Write a PyTorch process's memory snapshot, as torch.cuda.memory._dump_snapshot() does, from outside
     Snapshot(Pickle),
+    /// Say what keeps growing, how fast, and how sure that is
+    Leak(Leak),
     /// Record all that a watch sees, for later
     Record(Record),
     /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
@@ -300,6 +304,7 @@ impl Args {
             Command::Stages(_) => "stages",
             Command::Layers(_) => "layers",
             Command::Snapshot(_) => "snapshot",
+            Command::Leak(_) => "leak",
             Command::Record(_) => "record",
             Command::Report(_) => "report",
             Command::Doctor => "doctor",

@@ -14,6 +14,8 @@ pub(crate) enum Exit {
     Ok,
     /// It did not.
     Error,
+    /// It worked, and found what `--fail-on` names.
+    Found,
     /// Not permitted.
     NotPermitted,
     /// This kernel or driver cannot do it.
@@ -30,6 +32,7 @@ impl Exit {
         match self {
             Self::Ok => 0,
             Self::Error => 1,
+            Self::Found => 3,
             Self::NotPermitted => 4,
             Self::Unsupported => 5,
             Self::NoTarget => 6,

@@ -8,6 +8,7 @@ mod command;
 mod doctor;
 mod exit;
 mod large_pages;
+mod leak;
 mod logger;
 mod output;
 mod printable;

@@ -23,8 +23,8 @@ use crate::sources::replay::Replay;
 
 /// Blocks of this size in bytes and above stand one by one in a report.
 const LARGE_BYTES: u64 = 100 << 20;
-/// Peaks are those of what is together at such moments.
-const RHYTHM: Duration = Duration::from_secs(1);
+/// What grows, and peaks of several processes together, are told from such moments.
+pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 
 /// What to record into, and what stands at its front.
 pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> TapeOptions {
@@ -71,19 +71,24 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     told(&recorded)
 }
 
-/// Watches until there is a reason to stop.
-async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
+/// Watches until there is a reason to stop. That PyTorch is seen is told once.
+pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
     let mut rhythm = interval(RHYTHM);
+    let mut is_told = false;
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = rhythm.tick() => {
                 session.tick();
+                if !is_told && session.sees_tensors() {
+                    is_told = true;
+                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
+                }
                 if !session.is_anybody_left() {
                     return Stopped::NobodyLeft;
                 }
                 // What became of it is told at the end.
-                if session.recording().is_none() {
+                if session.has_recording_ended() {
                     return Stopped::Limit;
                 }
             }

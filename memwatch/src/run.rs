@@ -63,6 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Layers(Layers { places, fragmentation })) => {
                 tensor_report::places(places, (Places::Layers, !fragmentation), common).await
             }
+            Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
             Some(Command::Ps(Ps { targets, rows, recording: Some(recording) })) => {
@@ -301,8 +302,11 @@ async fn follow(
     mut trace: Option<&mut MemTrace>,
 ) -> Result<Exit, Failure> {
     let mut rhythm = tokio::time::interval(LOG_RHYTHM);
+    let mut ticks = tokio::time::interval(recorded::RHYTHM);
     loop {
         tokio::select! {
+            // A recording is read at the moments that it knows of.
+            _ = ticks.tick() => session.tick(),
             _ = rhythm.tick(), if trace.is_some() => write_logs(trace.as_deref_mut(), &session.take_tensor_logs())?,
             () = session.advance() => {}
             kind = signals.any() => {

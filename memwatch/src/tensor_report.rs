@@ -22,6 +22,7 @@ use crate::sinks::places::Places as Which;
 use crate::sinks::table;
 use crate::sinks::wall_clock::WallClock;
 use crate::sources::clock;
+use crate::sources::replay::Replay;
 use crate::sources::torch::{TensorLevel, TensorWish};
 
 /// How long the libraries of a process are looked for, and its allocators' own numbers waited for.
@@ -81,18 +82,24 @@ fn write_stats(snapshot: &Snapshot, scene: &Scene, common: &Common) -> io::Resul
 }
 
 /// Where and in whose time a snapshot was taken.
-struct Scene {
+pub(crate) struct Scene {
     host: String,
-    clock: WallClock,
+    pub(crate) clock: WallClock,
 }
 
 impl Scene {
+    /// That of a recording.
+    pub(crate) fn of(replay: &Replay) -> Self {
+        Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
+    }
+
     /// This machine, now.
-    fn here() -> Self {
+    pub(crate) fn here() -> Self {
         Self { host: host_name(), clock: WallClock::local(clock::boottime_to_unix_ns()) }
     }
 
-    fn origin(&self) -> Origin<'_> {
+    /// For reports in JSON.
+    pub(crate) fn origin(&self) -> Origin<'_> {
         Origin { host: &self.host, clock: &self.clock }
     }
 }
@@ -105,7 +112,7 @@ fn recorded_scene(
 ) -> Result<(Snapshot, Scene), Failure> {
     let replay = recorded::play(path, prepare)?;
     let snapshot = recorded::chosen(&replay, path, tgids)?;
-    Ok((snapshot, Scene { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host }))
+    Ok((snapshot, Scene::of(&replay)))
 }
 
 /// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more.
@@ -206,7 +213,11 @@ const fn all_of(level: TensorLevel) -> TensorWish {
     TensorWish { level, reports_only: false }
 }
 
-fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
+/// A watch on these processes alone.
+///
+/// # Errors
+/// When they cannot be watched.
+pub(crate) fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
     let targets = Targets { tgids: tgids.to_vec(), ..Targets::default() };
     Session::open(&session_options(&targets, tensors, common))
 }

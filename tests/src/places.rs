@@ -54,14 +54,22 @@ impl PlacesWatch {
     ///
     /// # Panics
     /// When it has failed or says no JSON.
-    pub fn interrupt(mut self) -> Value {
+    pub fn interrupt(self) -> Value {
+        self.interrupt_with(0)
+    }
+
+    /// The same of one that then ends with this code.
+    ///
+    /// # Panics
+    /// When it ends with another, or says no JSON.
+    pub fn interrupt_with(mut self, code: i32) -> Value {
         let tgid = i32::try_from(self.child.id()).expect("a process id");
         // SAFETY: the child has not been waited for, so the number is its own.
         unsafe { libc::kill(tgid, libc::SIGINT) };
         let mut text = String::new();
         let mut out = self.child.stdout.take().expect("standard output is piped");
         out.read_to_string(&mut text).expect("text");
-        assert!(self.child.wait().expect("it is ours").success(), "{text}");
+        assert_eq!(self.child.wait().expect("it is ours").code(), Some(code), "{text}");
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 }

@@ -1,3 +1,5 @@
 //! What the numbers say together.
 
+pub mod leak;
 pub mod reconcile;
+pub mod trend;

@@ -132,6 +132,9 @@ impl Process {
     pub fn tick(&mut self, now_ns: u64) {
         self.ledger.tick(now_ns);
         self.overhead.tick(now_ns, self.observed_since_ns);
+        if let Some(tensors) = &mut self.tensors {
+            tensors.tick(now_ns);
+        }
     }
 
     /// A thread of it is no more.

@@ -105,9 +105,37 @@ pub struct TensorLedger {
     log: Log,
     marks: Marks,
     durations: Durations,
+    window: Window,
 }
 
+/// The time in which the least of each site is looked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    /// How many were closed before.
+    closed: u64,
+    opened_ns: u64,
+    /// How many steps had been done when it was opened.
+    steps: u64,
+}
+
+/// A window is closed after this at the latest, however long a step takes; nanoseconds.
+const LONGEST_WINDOW_NS: u64 = 60_000_000_000;
+
 impl TensorLedger {
+    /// Time passes: the window is closed where a step of training has ended in it, or there are no steps.
+    pub fn tick(&mut self, now_ns: u64) {
+        let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
+        if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
+            self.places.close_window();
+            self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
+        }
+    }
+
+    /// How many windows have been closed.
+    pub const fn windows(&self) -> u64 {
+        self.window.closed
+    }
+
     /// Takes one event into account.
     pub fn apply(&mut self, event: &TensorEvent) {
         self.threads.apply(event, &mut self.names);

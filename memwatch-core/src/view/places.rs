@@ -70,6 +70,19 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     }
 }
 
+/// A site, with nothing in it.
+pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
+    let site = names.site_of(key);
+    let code = code_of(site);
+    SiteView {
+        kind: site_kind(site),
+        file: code.map(|code| code.file.to_string()),
+        line: code.and_then(|code| code.line),
+        function: code.map(|code| code.function.to_string()),
+        sum: SumView::default(),
+    }
+}
+
 /// The lists of one device.
 struct List<'a> {
     ledger: &'a TensorLedger,
@@ -135,15 +148,7 @@ impl List<'_> {
     }
 
     fn site(&self, key: SiteKey, sum: &Sum) -> SiteView {
-        let site = self.names.site_of(key);
-        let code = code_of(site);
-        SiteView {
-            kind: site_kind(site),
-            file: code.map(|code| code.file.to_string()),
-            line: code.and_then(|code| code.line),
-            function: code.map(|code| code.function.to_string()),
-            sum: self.sum(sum),
-        }
+        SiteView { sum: self.sum(sum), ..site_name(self.names, key) }
     }
 
     fn phases(&self) -> Vec<PhaseView> {

@@ -69,6 +69,13 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch doctor -p 5", "unexpected argument '-p'"),
         ("memwatch ps -i 1", "unexpected argument '-i'"),
         ("memwatch reset-peaks", "--pid <PID>"),
+        ("memwatch record", "--output <FILE>"),
+        ("memwatch record -o f --max-size 5T", "a size is a number of bytes"),
+        ("memwatch sites", "--pid <PID>"),
+        ("memwatch sites --in f -d 5s", "cannot be used with"),
+        ("memwatch stats --in f -i 1s", "cannot be used with"),
+        ("memwatch report", "<FILE>"),
+        ("memwatch leak -p 1 --fail-on all", "possible values"),
         ("memwatch stats -p 1 --reset-peaks", "--interval <TIME>"),
     ] {
         let text = refusal(line);
@@ -116,6 +123,16 @@ fn words_of_the_program_to_run_are_its_own() {
     let Some(Command::Run(run)) = args.command else { panic!("not a run") };
     assert_eq!(run.program, ["python3", "train.py", "--pid", "5", "-h"]);
     assert!(args.common.json);
+}
+
+#[test]
+fn what_a_watch_is_asked_a_recording_is_asked() {
+    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak"] {
+        args(&format!("memwatch {command} --in job.mwr"));
+        args(&format!("memwatch {command} --in job.mwr --pid 7"));
+    }
+    let Some(Command::Record(record)) = args("memwatch record -p 7 -o job.mwr --max-size 2G").command else { panic!() };
+    assert_eq!((record.tape.max_size, record.duration, record.tape.force), (Some(2 << 30), None, false));
 }
 
 #[test]

@@ -8,9 +8,9 @@ use crate::sinks::recording::Recorded;
 use crate::sources::clock;
 
 impl Session {
-    /// How long the recording is in bytes, and how many inputs it has; `None` where none is made, or it has come to an end.
-    pub(crate) fn recording(&self) -> Option<(u64, u64)> {
-        self.pipeline.tape.as_ref().filter(|tape| tape.is_going()).map(crate::sinks::recording::Tape::extent)
+    /// Whether a recording that was to be made has come to an end: it is full, or could not be written on.
+    pub(crate) fn has_recording_ended(&self) -> bool {
+        self.pipeline.tape.as_ref().is_some_and(|tape| !tape.is_going())
     }
 
     /// Ends the recording: everything known now, which is its last, what people's clocks add to its times, and what became of it.

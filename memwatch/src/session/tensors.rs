@@ -8,7 +8,7 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning, tensor_probe};
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::MemoryHistory;
+use memwatch_core::snapshot::{LeaksView, MemoryHistory};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -66,6 +66,16 @@ impl Session {
     /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
         self.pipeline.list_tensors_from(least_bytes);
+    }
+
+    /// Looks for what keeps growing, from now on.
+    pub(crate) fn watch_leaks(&mut self) {
+        self.pipeline.watch_leaks();
+    }
+
+    /// What is to be thought of each place, where growth of so many bytes a minute is too much.
+    pub(crate) fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
+        self.pipeline.leaks(threshold_bytes_per_minute)
     }
 
     /// Keeps what a process's caching allocators do from now on, so many lines of it.

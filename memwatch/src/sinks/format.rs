@@ -32,6 +32,18 @@ pub(crate) fn signed_bytes(value: i64) -> String {
     format!("{sign}{}", bytes(value.unsigned_abs()))
 }
 
+/// `+12.0 MiB/min`.
+#[expect(clippy::cast_possible_truncation, reason = "a rate beyond the largest number is shown as that")]
+pub(crate) fn rate_per_minute(bytes_per_minute: f64) -> String {
+    let rounded = bytes_per_minute.round() as i64;
+    format!("{}{}/min", if rounded > 0 { "+" } else { "" }, signed_bytes(rounded))
+}
+
+/// `99.9 %` of 0.999. What is nearly all is not called all.
+pub(crate) fn percent_of_one(part: f64) -> String {
+    if part > 0.999 { ">99.9 %".to_owned() } else { format!("{:.1} %", 100.0 * part) }
+}
+
 /// A number that may be unknown.
 pub(crate) fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), text)

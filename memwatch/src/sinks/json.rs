@@ -3,6 +3,7 @@
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
 mod groups;
+pub(crate) mod leaks;
 mod overhead;
 pub(crate) mod places;
 pub(crate) mod recording;

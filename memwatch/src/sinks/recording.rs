@@ -135,11 +135,6 @@ impl Tape {
         self.state == State::Going
     }
 
-    /// How long the file is, in bytes, and how many inputs have come.
-    pub(crate) fn extent(&self) -> (u64, u64) {
-        (self.bytes, self.encoder.inputs())
-    }
-
     /// Writes all that has come, and the end mark, and waits until the disk has it.
     pub(crate) fn end(mut self, stopped: Stopped, boottime_to_unix_ns: i128) -> Recorded {
         if self.state == State::Going {

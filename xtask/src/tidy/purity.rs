@@ -38,13 +38,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("ledger", &["input", "decode"]),
     ("tensors", &["stack", "input", "decode"]),
     ("attribution", &["owner", "input", "decode", "ledger", "tensors"]),
-    ("analysis", &["input", "decode", "ledger", "attribution"]),
+    ("analysis", &["input", "decode", "ledger", "tensors", "attribution"]),
     ("snapshot", &["owner", "input", "decode", "ledger", "tensors", "attribution", "analysis"]),
     ("view", &["owner", "stack", "input", "decode", "ledger", "tensors", "attribution", "analysis", "snapshot"]),
     ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
     ("groups", &["owner", "snapshot"]),
     ("foresight", &["decode", "ledger"]),
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
+    ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
     ("recording", &["input"]),
 ];
 const CORE: &str = "memwatch-core/src";

@@ -2,6 +2,7 @@
 //!
 //! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
 
+mod floor;
 mod live;
 mod sum;
 
@@ -18,6 +19,7 @@ use crate::words::Ordinal;
 pub use self::live::LiveBlock;
 pub use self::sum::Sum;
 
+use self::floor::Floor;
 use self::live::Live;
 
 /// How many stacks have sums of their own on a device; what comes after shares one.
@@ -78,7 +80,11 @@ pub struct DevicePlaces {
     allocated_bytes: u64,
     /// How many times `total` was higher than ever before.
     epoch: u64,
+    /// How many windows have been closed.
+    window: u64,
     sites: Vec<Sum>,
+    /// Of each site.
+    floors: Vec<Floor>,
     layers: Vec<LayerSum>,
     stages: Vec<Sum>,
     /// The first is for what is in no phase, the next for the rest.
@@ -172,6 +178,11 @@ impl Places {
         self.devices.values_mut().for_each(DevicePlaces::reset_peaks);
     }
 
+    /// A window ends, and the next one begins: see [`DevicePlaces::floor_bytes`].
+    pub(super) fn close_window(&mut self) {
+        self.devices.values_mut().for_each(|device| device.window += 1);
+    }
+
     /// Blocks of this size in bytes and above are listed one by one.
     pub(super) fn list_from(&mut self, least_bytes: u64) {
         self.live.list_from(least_bytes);
@@ -240,7 +251,11 @@ impl DevicePlaces {
         let epoch = self.epoch;
         let row = StageRow { stage: whose.stage, recomputed: whose.recomputed, captured: whose.captured };
         let phase = whose.phase.map_or(0, |phase| phase.0 as usize + 1);
-        step.take(at(&mut self.sites, whose.site.0 as usize), epoch);
+        let site = at(&mut self.sites, whose.site.0 as usize);
+        let before_bytes = site.live_bytes;
+        step.take(site, epoch);
+        let after_bytes = site.live_bytes;
+        at(&mut self.floors, whose.site.0 as usize).change(self.window, before_bytes, after_bytes);
         step.take(at_stage(&mut self.stages, row), epoch);
         step.take(at(&mut self.phases, phase), epoch);
         step.take(self.stack(whose.stack), epoch);
@@ -273,6 +288,13 @@ impl DevicePlaces {
         lists.chain(self.stacks.values_mut()).for_each(Sum::reset_peak);
         self.total.reset_peak();
         self.epoch += 1;
+    }
+
+    /// What a site had at the least in the last window that was closed, in bytes.
+    pub fn floor_bytes(&self, site: SiteKey) -> u64 {
+        let (sum, floor) = (self.sites.get(site.0 as usize), self.floors.get(site.0 as usize));
+        let live_bytes = sum.map_or(0, |sum| sum.live_bytes);
+        floor.map_or(live_bytes, |floor| floor.of_closed(self.window, live_bytes))
     }
 
     /// All blocks together.

@@ -1,0 +1,175 @@
+//! What keeps growing: by line of a PyTorch program what stays at its lowest, else what the driver, and pinned host memory, hold.
+//!
+//! Live bytes go up and down with each step. What a place had at the least within a window of one step or more is what it keeps: that grows
+//! where something is kept that should not be, and levels off where a cache fills or an optimizer makes its state.
+
+use std::collections::BTreeMap;
+
+use super::trend::{Series, Trend};
+use crate::attribution::process::Process;
+use crate::ledger::totals::{DeviceRef, Kind};
+use crate::tensors::names::SiteKey;
+use crate::words::{Ordinal, Tgid};
+
+/// Growth is believed where noise looks so steady less often than this.
+const SURE: f64 = 0.01;
+/// And its later half, which has fewer points, less often than this.
+const SURE_LATE: f64 = 0.05;
+/// A leak's later half grows by at least this part of the whole's rate.
+const STILL: f64 = 0.25;
+
+/// Where memory is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The process.
+    pub tgid: Tgid,
+    /// Tells it from others that had its number: [`Process::observed_since_ns`].
+    pub since_ns: u64,
+    /// Where in it.
+    pub held: Held,
+}
+
+/// Where in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Held {
+    /// By a line of Python, on a device of PyTorch's.
+    Site(Ordinal, SiteKey),
+    /// Of the driver, by a process without PyTorch, or without probes on it.
+    Device(DeviceRef),
+    /// In pinned host memory.
+    Pinned,
+}
+
+/// What is to be thought of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It grows all the time, and goes on.
+    Leak,
+    /// It grows, by less than the threshold.
+    Slow,
+    /// It has grown, and does no more.
+    LevelledOff,
+    /// It does not grow.
+    Steady,
+}
+
+/// A place, and how it goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Finding {
+    /// The place.
+    pub place: Place,
+    /// What is to be thought of it.
+    pub verdict: Verdict,
+    /// How it goes.
+    pub trend: Trend,
+}
+
+/// What all places have held so far.
+#[derive(Clone, Debug, Default)]
+pub struct Leaks {
+    series: BTreeMap<Place, Series>,
+    /// How many windows of a process have been taken in.
+    windows: BTreeMap<(Tgid, u64), u64>,
+}
+
+impl Leaks {
+    /// Takes in what a process holds now.
+    pub fn observe(&mut self, process: &Process, now_ns: u64) {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let place = |held| Place { tgid, since_ns, held };
+        if let Some(tensors) = &process.tensors {
+            let taken = self.windows.entry((tgid, since_ns)).or_insert(0);
+            if *taken == tensors.windows() {
+                return;
+            }
+            *taken = tensors.windows();
+            for (ordinal, device) in tensors.places().devices() {
+                for (site, _) in device.sites() {
+                    let bytes = device.floor_bytes(site);
+                    self.series.entry(place(Held::Site(*ordinal, site))).or_default().push(now_ns, bytes);
+                }
+            }
+        } else {
+            for (device, totals) in process.ledger.totals().devices() {
+                self.series.entry(place(Held::Device(device))).or_default().push(now_ns, totals.owned.live_bytes);
+            }
+        }
+        let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
+        self.series.entry(place(Held::Pinned)).or_default().push(now_ns, pinned_bytes);
+    }
+
+    /// How many windows of a process have been seen.
+    pub fn windows(&self, process: &Process) -> u64 {
+        self.windows.get(&(process.tgid, process.observed_since_ns)).copied().unwrap_or(0)
+    }
+
+    /// What is to be thought of each place of a process, where growth of so many bytes a minute is too much; `None` for those that were
+    /// seen for too short a time.
+    pub fn findings(&self, process: &Process, threshold_bytes_per_minute: f64) -> Vec<(Place, Option<Finding>)> {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
+        let finding = |(place, series): (&Place, &Series)| {
+            let found = series.trend().map(|trend| {
+                let verdict = judge(&trend, threshold_bytes_per_minute);
+                Finding { place: *place, verdict, trend }
+            });
+            (*place, found)
+        };
+        own.map(finding).collect()
+    }
+}
+
+fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
+    let per_minute = trend.whole.bytes_per_second * 60.0;
+    let has_grown = trend.late_least_bytes > trend.first_bytes;
+    let grows = per_minute > 0.0 && trend.whole.p < SURE;
+    let goes_on = trend.late.p < SURE_LATE && trend.late.bytes_per_second >= STILL * trend.whole.bytes_per_second;
+    match (grows && goes_on, has_grown) {
+        (true, _) if per_minute >= threshold_bytes_per_minute => Verdict::Leak,
+        (true, _) => Verdict::Slow,
+        (false, true) => Verdict::LevelledOff,
+        (false, false) => Verdict::Steady,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Verdict, judge};
+    use crate::analysis::trend::Series;
+
+    const MIB: u64 = 1 << 20;
+    /// A mebibyte a minute.
+    const THRESHOLD: f64 = 1_048_576.0;
+
+    fn verdict(bytes: impl Fn(u64) -> u64) -> Verdict {
+        let mut series = Series::default();
+        (0..60).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
+        judge(&series.trend().expect("a minute is long enough"), THRESHOLD)
+    }
+
+    #[test]
+    fn a_tensor_kept_each_step_is_a_leak_and_a_little_of_one_is_slow() {
+        assert_eq!(verdict(|second| 300 * MIB + second * MIB), Verdict::Leak);
+        assert_eq!(verdict(|second| second * 4096), Verdict::Slow);
+        // One each fifth step.
+        assert_eq!(verdict(|second| second / 5 * 8 * MIB), Verdict::Leak);
+    }
+
+    #[test]
+    fn what_is_made_once_fills_up_or_comes_and_goes_is_no_leak() {
+        assert_eq!(
+            verdict(|second| if second < 2 { 0 } else { 900 * MIB }),
+            Verdict::LevelledOff,
+            "an optimizer's state"
+        );
+        assert_eq!(verdict(|second| second.min(25) * 10 * MIB), Verdict::LevelledOff, "a cache");
+        assert_eq!(
+            verdict(|second| if second % 10 == 9 { 500 * MIB } else { 0 }),
+            Verdict::Steady,
+            "evaluation, at its end"
+        );
+        assert_eq!(verdict(|second| if second % 10 == 4 { 500 * MIB } else { 0 }), Verdict::Steady, "evaluation");
+        assert_eq!(verdict(|_| 77 * MIB), Verdict::Steady);
+        assert_eq!(verdict(|second| (100 - second) * MIB), Verdict::Steady);
+    }
+}

@@ -1,0 +1,213 @@
+//! Does a series of numbers grow? Statistics that ask for no shape of the noise.
+//!
+//! * **Mann–Kendall**: of all pairs, how many grow and how many shrink; with ties, and the usual normal approximation (Kendall, Rank
+//!   Correlation Methods, chapter 4). Its `p` is how often noise alone would look so steady.
+//! * **Theil–Sen**: the median of the slopes of all pairs. A jump, or a spike, is no slope.
+
+/// So many points are kept; then two neighbours become one.
+const POINTS: usize = 128;
+/// With fewer points, nothing is said.
+const FEWEST: usize = 10;
+
+/// A number over time, of which the least between two points is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Series {
+    points: Vec<Point>,
+    /// So many observations make a point.
+    every: usize,
+    /// Those that make none yet, and how many they are.
+    pending: Option<(Point, usize)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Point {
+    time_ns: u64,
+    bytes: u64,
+}
+
+/// How a series goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Trend {
+    /// From how many points.
+    pub points: usize,
+    /// The time of the first one: `CLOCK_BOOTTIME`, nanoseconds.
+    pub first_ns: u64,
+    /// And of the last.
+    pub last_ns: u64,
+    /// The first one's bytes.
+    pub first_bytes: u64,
+    /// The last one's.
+    pub last_bytes: u64,
+    /// The least of the later half.
+    pub late_least_bytes: u64,
+    /// Over all of it.
+    pub whole: Slope,
+    /// Over its later half.
+    pub late: Slope,
+}
+
+/// A slope, and how sure it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Slope {
+    /// Theil and Sen's.
+    pub bytes_per_second: f64,
+    /// Mann and Kendall's, two-sided: 1 where there is no growth at all.
+    pub p: f64,
+}
+
+impl Series {
+    /// One more observation. Times do not go back.
+    pub fn push(&mut self, time_ns: u64, bytes: u64) {
+        let (point, count) = match self.pending {
+            Some((point, count)) => (Point { time_ns, bytes: point.bytes.min(bytes) }, count + 1),
+            None => (Point { time_ns, bytes }, 1),
+        };
+        self.pending = Some((point, count));
+        if count >= self.every.max(1) {
+            self.points.push(point);
+            self.pending = None;
+        }
+        if self.points.len() >= POINTS {
+            let halved = self.points.chunks(2).filter_map(|pair| {
+                let least = pair.iter().map(|point| point.bytes).min()?;
+                Some(Point { time_ns: pair.last()?.time_ns, bytes: least })
+            });
+            self.points = halved.collect();
+            self.every = self.every.max(1) * 2;
+        }
+    }
+
+    /// How it goes; `None` where it is too short to tell.
+    pub fn trend(&self) -> Option<Trend> {
+        let [first, .., last] = &self.points[..] else { return None };
+        let late = self.points.get(self.points.len() / 2..)?;
+        (self.points.len() >= FEWEST).then(|| Trend {
+            points: self.points.len(),
+            first_ns: first.time_ns,
+            last_ns: last.time_ns,
+            first_bytes: first.bytes,
+            last_bytes: last.bytes,
+            late_least_bytes: late.iter().map(|point| point.bytes).min().unwrap_or(0),
+            whole: slope(&self.points),
+            late: slope(late),
+        })
+    }
+}
+
+fn slope(points: &[Point]) -> Slope {
+    let mut slopes = Vec::new();
+    let mut balance = 0_i64;
+    for (index, earlier) in points.iter().enumerate() {
+        for later in points.iter().skip(index + 1) {
+            balance += match later.bytes.cmp(&earlier.bytes) {
+                std::cmp::Ordering::Greater => 1,
+                std::cmp::Ordering::Equal => 0,
+                std::cmp::Ordering::Less => -1,
+            };
+            let seconds = as_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9;
+            if seconds > 0.0 {
+                slopes.push((as_f64(later.bytes) - as_f64(earlier.bytes)) / seconds);
+            }
+        }
+    }
+    slopes.sort_by(f64::total_cmp);
+    let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
+    Slope { bytes_per_second, p: chance(balance, points) }
+}
+
+/// How often so many more pairs would grow than shrink, or the other way round, if they were in no order.
+fn chance(balance: i64, points: &[Point]) -> f64 {
+    let part = |count: usize| {
+        let count = as_f64(count as u64);
+        count * (count - 1.0) * (2.0 * count + 5.0)
+    };
+    let mut values: Vec<u64> = points.iter().map(|point| point.bytes).collect();
+    values.sort_unstable();
+    let ties: f64 = values.chunk_by(|one, other| one == other).map(|equal| part(equal.len())).sum();
+    let variance = (part(points.len()) - ties) / 18.0;
+    if variance <= 0.0 || balance == 0 {
+        return 1.0;
+    }
+    // One less for continuity.
+    let deviations = (as_f64(balance.unsigned_abs()) - 1.0) / variance.sqrt();
+    two_tails(deviations)
+}
+
+/// The part of a normal distribution beyond so many standard deviations, on both sides: Abramowitz and Stegun 26.2.17, to 1e-7.
+fn two_tails(deviations: f64) -> f64 {
+    const POWERS: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
+    let t = 1.0 / (1.0 + 0.231_641_9 * deviations);
+    let sum = POWERS.iter().rev().fold(0.0, |sum, factor| (sum + factor) * t);
+    let density = (-deviations * deviations / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    (2.0 * density * sum).clamp(0.0, 1.0)
+}
+
+/// Bytes and times are far below 2^53, or need not be exact.
+#[expect(clippy::cast_precision_loss, reason = "a slope needs no sixteen digits")]
+const fn as_f64(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{POINTS, Series, two_tails};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn series(values: impl IntoIterator<Item = u64>) -> Series {
+        let mut series = Series::default();
+        for (second, value) in (1..).zip(values) {
+            series.push(second * SECOND, value);
+        }
+        series
+    }
+
+    /// Numbers without order, the same each time.
+    fn noise(index: u64) -> u64 {
+        (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 1_000
+    }
+
+    #[test]
+    fn steady_growth_has_its_slope_and_no_doubt() {
+        let trend = series((0..30).map(|second| 5_000 + 100 * second)).trend().expect("it is long enough");
+        assert!((trend.whole.bytes_per_second - 100.0).abs() < 1e-9, "{trend:?}");
+        assert!(trend.whole.p < 1e-6 && trend.late.p < 1e-3, "{trend:?}");
+        assert_eq!((trend.points, trend.first_bytes, trend.last_bytes), (30, 5_000, 7_900));
+    }
+
+    #[test]
+    fn noise_a_jump_and_spikes_are_no_growth() {
+        let noisy = series((0..40).map(noise)).trend().expect("it is long enough");
+        assert!(noisy.whole.p > 0.05, "{noisy:?}");
+        let jump = series((0..40).map(|second| if second < 3 { 0 } else { 9_000 })).trend().expect("it is long enough");
+        assert!(jump.whole.bytes_per_second.abs() < 1e-9 && jump.late.p > 0.99, "{jump:?}");
+        let spikes = series((0..40).map(|second| if second % 8 == 7 { 90_000 } else { 10 })).trend().expect("long");
+        assert!(spikes.whole.bytes_per_second.abs() < 1e-9 && spikes.whole.p > 0.05, "{spikes:?}");
+        let flat = series([7; 40]).trend().expect("it is long enough");
+        assert!((flat.whole.p - 1.0).abs() < 1e-9 && flat.whole.bytes_per_second.abs() < 1e-9, "{flat:?}");
+    }
+
+    #[test]
+    fn growth_under_noise_is_found_and_what_levels_off_is_told_by_its_later_half() {
+        let leak = series((0..60).map(|second| 50 * second + noise(second))).trend().expect("it is long enough");
+        assert!(leak.whole.p < 1e-4 && (30.0..70.0).contains(&leak.whole.bytes_per_second), "{leak:?}");
+        let full = series((0..60).map(|second| 100 * second.min(25))).trend().expect("it is long enough");
+        assert!(full.whole.p < 1e-4 && full.late.bytes_per_second.abs() < 1e-9, "{full:?}");
+    }
+
+    #[test]
+    fn a_long_series_keeps_few_points_and_its_slope() {
+        let long = series((0..10_000).map(|second| 3 * second));
+        let trend = long.trend().expect("it is long enough");
+        assert!(trend.points < POINTS && (trend.whole.bytes_per_second - 3.0).abs() < 0.1, "{trend:?}");
+        assert_eq!(trend.first_bytes, 0, "of neighbours the least is kept");
+        assert_eq!(series(0..9).trend(), None);
+    }
+
+    #[test]
+    fn tails_are_those_of_the_tables() {
+        for (deviations, tails) in [(0.0, 1.0), (1.0, 0.317_310_5), (1.959_964, 0.05), (3.290_527, 0.001)] {
+            assert!((two_tails(deviations) - tails).abs() < 1e-6, "{deviations}: {}", two_tails(deviations));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The line's look at growth: taken in with each tick, told with names when it is asked for.
+
+use crate::Pipeline;
+use crate::analysis::leak::{Finding, Held, Verdict};
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::ledger::totals::DeviceRef;
+use crate::snapshot::{LeakView, LeaksView};
+use crate::view::places::site_name;
+use crate::words::{Name, Ordinal};
+
+impl Pipeline {
+    /// From now on what keeps growing is looked for.
+    pub fn watch_leaks(&mut self) {
+        self.leaks.get_or_insert_default();
+    }
+
+    /// What is to be thought of each place of each process, where growth of so many bytes a minute is too much; nothing before
+    /// [`Pipeline::watch_leaks`].
+    pub fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
+        let Some(leaks) = &self.leaks else { return Vec::new() };
+        let all = self.ended.iter().chain(self.processes.values());
+        let view = |process: &Process| {
+            let all = leaks.findings(process, threshold_bytes_per_minute);
+            let (sure, short): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, finding)| finding.is_some());
+            let mut findings: Vec<LeakView> =
+                sure.iter().filter_map(|(_, finding)| Some(self.finding(process, finding.as_ref()?))).collect();
+            findings.sort_by(|one, other| {
+                let order = rank(&one.verdict).cmp(&rank(&other.verdict));
+                order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
+            });
+            let facts = process.facts.as_ref();
+            LeaksView {
+                tgid: process.tgid,
+                comm: facts.map(|facts| facts.comm.clone()).unwrap_or_default(),
+                command: facts.map(|facts| facts.command.clone()).unwrap_or_default(),
+                observed_since_ns: process.observed_since_ns,
+                windows: process.tensors.as_ref().map(|_| leaks.windows(process)),
+                too_short: short.len() as u64,
+                findings,
+            }
+        };
+        all.map(view).collect()
+    }
+
+    pub(crate) fn observe_leaks(&mut self) {
+        let Self { leaks: Some(leaks), processes, now_ns, .. } = self else { return };
+        for process in processes.values() {
+            leaks.observe(process, *now_ns);
+        }
+    }
+
+    fn finding(&self, process: &Process, finding: &Finding) -> LeakView {
+        let uuid = |device| resolve(process, device, &self.reading.devices);
+        let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
+        let (level, device, uuid, site) = match finding.place.held {
+            Held::Site(ordinal, site) => {
+                let names = process.tensors.as_ref().map(|tensors| site_name(tensors.names(), site));
+                ("tensor", Some(ordinal.0), uuid(DeviceRef::Ordinal(ordinal)), names)
+            }
+            Held::Device(device) => ("driver", number(device), uuid(device), None),
+            Held::Pinned => ("pinned_host", None, None, None),
+        };
+        let trend = &finding.trend;
+        let (kind, file, line, function) =
+            site.map_or((None, None, None, None), |site| (Some(site.kind), site.file, site.line, site.function));
+        LeakView {
+            verdict: word(finding.verdict),
+            level: level.into(),
+            device,
+            uuid,
+            kind,
+            file,
+            line,
+            function,
+            bytes_per_minute: trend.whole.bytes_per_second * 60.0,
+            late_bytes_per_minute: trend.late.bytes_per_second * 60.0,
+            p: trend.whole.p,
+            late_p: trend.late.p,
+            points: trend.points,
+            first_ns: trend.first_ns,
+            last_ns: trend.last_ns,
+            first_bytes: trend.first_bytes,
+            last_bytes: trend.last_bytes,
+        }
+    }
+}
+
+const VERDICTS: [(Verdict, &str); 4] = [
+    (Verdict::Leak, "leak"),
+    (Verdict::Slow, "slow"),
+    (Verdict::LevelledOff, "levelled_off"),
+    (Verdict::Steady, "steady"),
+];
+
+fn word(verdict: Verdict) -> Name {
+    let found = VERDICTS.iter().find(|(own, _)| *own == verdict);
+    found.map_or("steady", |(_, word)| word).into()
+}
+
+fn rank(word: &str) -> usize {
+    VERDICTS.iter().position(|(_, own)| *own == word).unwrap_or(VERDICTS.len())
+}

@@ -1,0 +1,53 @@
+//! The least a place had within a window of time: what stays when a step's temporary memory is gone.
+
+/// The least live bytes of a place in the open window and in the one before, kept without looking at places that do not change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Floor {
+    /// The window of the last change.
+    window: u64,
+    /// The least in that one.
+    least_bytes: u64,
+    /// The least in the one before it.
+    before_bytes: u64,
+}
+
+impl Floor {
+    /// The place's live bytes change in this window.
+    pub(super) fn change(&mut self, window: u64, from_bytes: u64, to_bytes: u64) {
+        if self.window < window {
+            self.before_bytes = if self.window + 1 == window { self.least_bytes } else { from_bytes };
+            self.window = window;
+            self.least_bytes = from_bytes;
+        }
+        self.least_bytes = self.least_bytes.min(to_bytes);
+    }
+
+    /// The least in the window before the open one, of a place that has so many live bytes now.
+    pub(super) fn of_closed(&self, open: u64, live_bytes: u64) -> u64 {
+        match open.checked_sub(self.window) {
+            None | Some(0) => self.before_bytes,
+            Some(1) => self.least_bytes,
+            Some(_) => live_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Floor;
+
+    #[test]
+    fn the_floor_of_a_window_is_the_least_there_was_in_it() {
+        let mut floor = Floor::default();
+        floor.change(0, 0, 10);
+        assert_eq!(floor.of_closed(1, 10), 0, "it began with nothing");
+        floor.change(1, 10, 4);
+        floor.change(1, 4, 30);
+        assert_eq!((floor.of_closed(1, 30), floor.of_closed(2, 30)), (0, 4));
+        assert_eq!(floor.of_closed(3, 30), 30, "nothing changed in window 2");
+        floor.change(5, 30, 50);
+        assert_eq!((floor.of_closed(5, 50), floor.of_closed(6, 50)), (30, 30));
+        floor.change(6, 50, 70);
+        assert_eq!((floor.of_closed(6, 70), floor.of_closed(7, 70)), (30, 50));
+    }
+}

@@ -1,0 +1,57 @@
+//! `memwatch leak`: what keeps growing, in a watch of some length or in a recording.
+
+use std::io;
+
+use memwatch_core::Pipeline;
+use memwatch_core::snapshot::LeaksView;
+use tokio::time::Instant;
+
+use crate::args::{Common, Leak};
+use crate::exit::{Exit, Failure};
+use crate::output::style;
+use crate::recorded;
+use crate::run::Signals;
+use crate::sinks::{json, table};
+use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::tensor_report::{Scene, open};
+
+/// Watches, or reads the recording, and says what grows.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+#[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
+pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &args.subject.tgids;
+    let threshold = args.threshold as f64;
+    let (snapshot, mut leaks, scene) = if let Some(path) = &args.subject.recording {
+        let replay = recorded::play(path, Pipeline::watch_leaks)?;
+        (recorded::chosen(&replay, path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
+    } else {
+        // With steps: a window that ends within one sees memory that does not stay.
+        let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: true }, common)?;
+        session.watch_leaks();
+        let mut signals = Signals::listen()?;
+        recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
+        let snapshot = session.snapshot();
+        (snapshot, session.leaks(threshold), Scene::here())
+    };
+    let is_shown = |leaks: &LeaksView| {
+        let key = (leaks.tgid, leaks.observed_since_ns);
+        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
+    };
+    leaks.retain(is_shown);
+    let mut out = io::stdout().lock();
+    let written = if common.json {
+        json::leaks::write(&mut out, &leaks, &snapshot, scene.origin())
+    } else {
+        table::leaks::write(&mut out, (&leaks, args.top), &snapshot, &scene.clock, &style(common, false))
+    };
+    match written {
+        // Nobody reads any more.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?,
+    }
+    let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| &finding.verdict);
+    let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));
+    Ok(if is_found { Exit::Found } else { Exit::Ok })
+}

@@ -1,0 +1,88 @@
+//! What keeps growing is found by its line, in a watch and in a recording of it, and what does not is left in peace.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::report::Report;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape};
+use serde_json::Value;
+
+/// The number of the line of the workload that ends in this comment.
+fn line_of(name: &str) -> u64 {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/keeps_tensors.py");
+    let text = std::fs::read_to_string(script).expect("the workload is in the tree");
+    let mut lines = (1..).zip(text.lines()).filter(|(_, line)| line.ends_with(&format!("# {name}")));
+    lines.next().unwrap_or_else(|| panic!("no line is called {name}")).0
+}
+
+/// Line and verdict of each finding of the tensors' level.
+fn verdicts(report: &Value) -> Vec<(Option<u64>, String)> {
+    let findings = report["data"]["processes"][0]["findings"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+    let of_tensors = findings.iter().filter(|finding| finding["level"] == "tensor");
+    of_tensors
+        .map(|finding| (finding["line"].as_u64(), finding["verdict"].as_str().expect("a word").to_owned()))
+        .collect()
+}
+
+/// The leak is found, and only that; the cache has levelled off.
+fn assert_told(report: &Value) {
+    let verdicts = verdicts(report);
+    let leaks: Vec<_> = verdicts.iter().filter(|(_, verdict)| verdict == "leak" || verdict == "slow").collect();
+    assert_eq!(leaks, [&(Some(line_of("leak")), "leak".to_owned())], "{report:#}");
+    assert!(verdicts.contains(&(Some(line_of("cache")), "levelled_off".to_owned())), "{report:#}");
+    let leak = &report["data"]["processes"][0]["findings"][0];
+    // About one MiB in 50 ms and the time that a step takes.
+    let per_minute = leak["bytes_per_minute"].as_f64().expect("a number");
+    assert!((60.0..1_300.0).contains(&(per_minute / 1_048_576.0)), "{leak}");
+    assert!(leak["p"].as_f64() < Some(0.01), "{leak}");
+}
+
+#[test]
+fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let words = ["keeps_tensors.py", "--seconds", "20"];
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
+    let mut recorder = Program::start(gpu.memwatch(&["record", "--pid", &tgid, "-o", &file]));
+    let leak = ["--no-agent", "leak", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&leak));
+    job.go_on();
+    let trained = job.next_checkpoint().expect("it trains to its end");
+    assert_eq!(trained["label"], "trained");
+    let live = watch.interrupt_with(3);
+    assert_told(&live);
+    recorder.signal(libc::SIGINT);
+    assert_eq!(recorder.end(), 0);
+    let reading = |words: &[&str]| Outcome::of(gpu.memwatch(&[words, &["--in", &file]].concat()));
+    let replayed = reading(&["leak", "--json"]);
+    replayed.assert_ended_with(0, &[]);
+    assert_told(Report::parse(&replayed.stdout).json());
+    let text = reading(&["leak", "--fail-on", "slow"]);
+    text.assert_ended_with(3, &[]);
+    let leaking = format!("keeps_tensors.py:{} Trainer.step", line_of("leak"));
+    assert!(text.stdout.contains("1 leaking") && text.stdout.contains(&leaking), "{}", text.stdout);
+}
+
+#[test]
+fn memory_of_the_driver_that_grows_is_found_without_pytorch() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc held 268435456"]);
+    let (tgid, file) = (job.tgid_word(), gpu.directory().join("job.mwr").display().to_string());
+    let mut recorder = Program::start(gpu.memwatch(&["record", "--pid", &tgid, "-o", &file]));
+    for number in 0..28 {
+        job.run(&[&format!("alloc grown{number} 8388608"), "alloc passing 67108864", "free passing"]);
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    recorder.signal(libc::SIGINT);
+    assert_eq!(recorder.end(), 0);
+    let outcome = Outcome::of(gpu.memwatch(&["leak", "--json", "--in", &file]));
+    outcome.assert_ended_with(0, &[]);
+    let report = Report::parse(&outcome.stdout);
+    let findings = &report.json()["data"]["processes"][0]["findings"];
+    assert_eq!((&findings[0]["verdict"], &findings[0]["level"]), (&"leak".into(), &"driver".into()), "{findings:#}");
+    assert_eq!(
+        (&findings[1]["verdict"], &findings[1]["level"]),
+        (&"steady".into(), &"pinned_host".into()),
+        "{findings:#}"
+    );
+}
