@@ -13,6 +13,7 @@ pub mod groups;
 pub mod input;
 mod leaks;
 pub mod ledger;
+mod oom;
 pub mod owner;
 mod pytorch;
 pub mod recording;
@@ -47,6 +48,7 @@ use attribution::workload::Workloads;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
+use oom::OomLog;
 use owner::{CgroupMemory, ContainerNames, Promise};
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
@@ -97,6 +99,8 @@ pub struct Pipeline {
     least_listed_bytes: Option<u64>,
     /// What keeps growing, if that is asked for.
     leaks: Option<Leaks>,
+    /// Allocations that failed, if that is asked for.
+    ooms: Option<OomLog>,
 }
 
 impl Pipeline {
@@ -124,6 +128,7 @@ impl Pipeline {
             logs_tensors: false,
             least_listed_bytes: None,
             leaks: None,
+            ooms: None,
         }
     }
 
@@ -274,6 +279,7 @@ impl Pipeline {
             self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, incomplete: false });
         }
         if call.status != 0 {
+            self.note_call_oom(call);
             return;
         }
         match call.action {

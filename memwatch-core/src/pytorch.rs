@@ -88,6 +88,7 @@ impl Pipeline {
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
             process.tensors.get_or_insert_default().apply(&event);
+            self.note_tensor_oom(&event);
         }
     }
 

@@ -5,6 +5,7 @@
 mod allocators;
 mod history;
 mod leaks;
+mod oom;
 mod places;
 mod rows;
 mod viewer;
@@ -12,6 +13,7 @@ mod viewer;
 pub use allocators::{AllocatorView, StatisticView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
+pub use oom::{CacheView, OomView};
 pub use places::{
     DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView,
     StackView, StageBytesView, StageView, SumView, TensorsView, WhoseView,

@@ -2,6 +2,7 @@
 
 mod choice;
 mod leak;
+mod oom;
 mod recording;
 mod tensors;
 mod values;
@@ -18,6 +19,7 @@ use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
 pub(crate) use self::leak::Leak;
+pub(crate) use self::oom::Oom;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Stats, Tensors, Whose};
 
@@ -86,6 +88,8 @@ pub(crate) enum Command {
     Snapshot(Pickle),
     /// Say what keeps growing, how fast, and how sure that is
     Leak(Leak),
+    /// Say why allocations failed: who held what then, and what would have helped
+    Oom(Oom),
     /// Record all that a watch sees, for later
     Record(Record),
     /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
@@ -305,6 +309,7 @@ impl Args {
             Command::Layers(_) => "layers",
             Command::Snapshot(_) => "snapshot",
             Command::Leak(_) => "leak",
+            Command::Oom(_) => "oom",
             Command::Record(_) => "record",
             Command::Report(_) => "report",
             Command::Doctor => "doctor",

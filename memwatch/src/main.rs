@@ -10,6 +10,7 @@ mod exit;
 mod large_pages;
 mod leak;
 mod logger;
+mod oom;
 mod output;
 mod printable;
 mod recorded;

@@ -64,6 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
                 tensor_report::places(places, (Places::Layers, !fragmentation), common).await
             }
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
+            Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
             Some(Command::Ps(Ps { targets, rows, recording: Some(recording) })) => {

@@ -8,7 +8,7 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning, tensor_probe};
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{LeaksView, MemoryHistory};
+use memwatch_core::snapshot::{LeaksView, MemoryHistory, OomView};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -76,6 +76,16 @@ impl Session {
     /// What is to be thought of each place, where growth of so many bytes a minute is too much.
     pub(crate) fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
         self.pipeline.leaks(threshold_bytes_per_minute)
+    }
+
+    /// Keeps what is held when an allocation fails, from now on.
+    pub(crate) fn watch_ooms(&mut self) {
+        self.pipeline.watch_ooms();
+    }
+
+    /// What was kept, and how many older failures are forgotten.
+    pub(crate) fn ooms(&self) -> (Vec<OomView>, u64) {
+        crate::oom::told(&self.pipeline)
     }
 
     /// Keeps what a process's caching allocators do from now on, so many lines of it.

@@ -4,6 +4,7 @@
 
 mod groups;
 pub(crate) mod leaks;
+pub(crate) mod oom;
 mod overhead;
 pub(crate) mod places;
 pub(crate) mod recording;

@@ -3,6 +3,7 @@
 pub(crate) mod filter;
 pub(crate) mod json;
 pub(crate) mod mem_trace;
+pub(crate) mod oom;
 pub(crate) mod pickle;
 pub(crate) mod places;
 pub(crate) mod recording;

@@ -3,6 +3,7 @@
 mod grid;
 pub(crate) mod groups;
 pub(crate) mod leaks;
+pub(crate) mod oom;
 pub(crate) mod places;
 pub(crate) mod recording;
 pub(crate) mod stats;

@@ -1,0 +1,91 @@
+//! Why an allocation failed is told with the numbers of that moment, in a watch and in a recording of it.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::prometheus::until;
+use memwatch_tests::report::Report;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape};
+use serde_json::Value;
+
+fn in_recording(gpu: &Gpu, words: &[&str], file: &str) -> Outcome {
+    Outcome::of(gpu.memwatch(&[words, &["--in", file]].concat()))
+}
+
+/// The only failure of a report.
+fn failure(report: &Value) -> &Value {
+    let failures = report["data"]["failures"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+    assert_eq!(failures.len(), 1, "{report:#}");
+    &failures[0]
+}
+
+#[test]
+fn memory_in_pieces_is_told_as_the_cause_with_the_setting_that_joins_them() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
+    let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
+    let mut recorder = Program::start(gpu.memwatch(&["record", "--pid", &tgid, "-o", &file]));
+    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    job.go_on();
+    let pieces = job.next_checkpoint().expect("it comes so far");
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it survives")["label"], "refused");
+    let live = watch.interrupt_with(3);
+    recorder.signal(libc::SIGINT);
+    assert_eq!(recorder.end(), 0);
+    let replayed = in_recording(&gpu, &["oom", "--json"], &file);
+    replayed.assert_ended_with(0, &[]);
+    let said = &pieces["devices"][0]["memory_stats"];
+    for report in [&live, Report::parse(&replayed.stdout).json()] {
+        let failure = failure(report);
+        assert_eq!(
+            (&failure["level"], &failure["wanted_bytes"]),
+            (&"tensor".into(), &(512 * MIB).into()),
+            "{failure:#}"
+        );
+        assert_eq!(failure["cache"]["split_bytes"], said["inactive_split_bytes.all.current"], "{failure:#}");
+        assert_eq!(failure["cache"]["reserved_bytes"], said["reserved_bytes.all.current"], "{failure:#}");
+        assert_eq!(failure["cache"]["largest_free_bytes"], 9 * MIB, "{failure:#}");
+        assert_eq!(failure["holders"][0]["pid"].to_string(), tgid, "{failure:#}");
+        let site = failure["whose"]["site"]["name"].as_str().expect("the line is known");
+        assert!(site.contains("fragments.py:"), "{site}");
+        let advice = failure["advice"][0].as_str().expect("a sentence");
+        assert!(advice.contains("expandable_segments:True"), "{advice}");
+    }
+    let text = in_recording(&gpu, &["oom"], &file);
+    text.assert_ended_with(0, &[]);
+    assert!(text.stdout.starts_with("Out of memory at ") && text.stdout.contains("most held"), "{}", text.stdout);
+}
+
+#[test]
+fn who_else_held_the_gpu_is_told_where_the_whole_machine_was_recorded() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_000);
+    let (mut other, mut job) = (gpu.workload(), gpu.workload());
+    let file = gpu.directory().join("node.mwr").display().to_string();
+    let mut recorder = Program::start(gpu.memwatch(&["record", "-o", &file]));
+    let is_seen = |tgid: u32| {
+        let read = in_recording(&gpu, &["ps", "--json"], &file);
+        read.code == 0
+            && Report::parse(&read.stdout)
+                .process(tgid)
+                .is_some_and(|process| process.0["gpus"][0]["used_bytes"].is_u64())
+    };
+    for workload in [&mut other, &mut job] {
+        workload.run(&["device 0", "alloc first 1048576"]);
+    }
+    other.run(&["alloc held 1610612736"]);
+    until("both are seen", || (is_seen(other.tgid()) && is_seen(job.tgid())).then_some(()));
+    assert_eq!(job.ask("alloc wanted 1610612736")["result"], 2);
+    recorder.signal(libc::SIGINT);
+    assert_eq!(recorder.end(), 0);
+    let outcome = in_recording(&gpu, &["oom", "--json"], &file);
+    outcome.assert_ended_with(0, &[]);
+    let report = Report::parse(&outcome.stdout);
+    let failure = failure(report.json());
+    assert_eq!((&failure["level"], &failure["symbol"]), (&"driver".into(), &"cuMemAlloc_v2".into()), "{failure:#}");
+    assert_eq!(failure["holders"][0]["pid"], other.tgid(), "{failure:#}");
+    let advice = failure["advice"][0].as_str().expect("a sentence");
+    assert!(advice.contains("other processes held") && advice.contains(&format!("PID {}", other.tgid())), "{advice}");
+}
