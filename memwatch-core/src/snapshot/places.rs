@@ -156,6 +156,34 @@ pub struct PhaseView {
     pub sum: SumView,
 }
 
+/// The ways to the memory of one device: all of them, so that they add up to its total.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceTrails {
+    /// The process's own number of it.
+    pub device: i32,
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// What the allocator has granted and is in no trail: see [`DevicePlacesView`].
+    pub unplaced_bytes: i64,
+    /// All trails together.
+    pub total: SumView,
+    /// Those with most live bytes first.
+    pub trails: Vec<TrailView>,
+}
+
+/// The way to some blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrailView {
+    /// The stage.
+    pub stage: StageView,
+    /// The line, or why there is none.
+    pub site: SiteView,
+    /// The Python stack, innermost frame first; empty where there is none.
+    pub frames: Vec<FrameView>,
+    /// There are more frames than these.
+    pub truncated: bool,
+}
+
 /// A Python stack.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackView {
@@ -163,7 +191,7 @@ pub struct StackView {
     pub frames: Vec<FrameView>,
     /// There are more frames than these.
     pub truncated: bool,
-    /// What it has.
+    /// What it has; of one that ran in several stages, `peak_bytes` is at most this.
     pub sum: SumView,
 }
 

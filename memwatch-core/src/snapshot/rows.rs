@@ -116,7 +116,8 @@ fn order(one: &SumView, other: &SumView) -> Ordering {
     key(other).cmp(&key(one))
 }
 
-fn add(sum: &mut SumView, other: &SumView) {
+/// Adds one sum to another: their peaks were not at the same time, so the peak is at most this.
+pub(crate) fn add(sum: &mut SumView, other: &SumView) {
     let lifetimes = |sum: &SumView| u128::from(sum.mean_lifetime_ns.unwrap_or(0)) * u128::from(sum.frees);
     let mean = (lifetimes(sum) + lifetimes(other)).checked_div(u128::from(sum.frees) + u128::from(other.frees));
     *sum = SumView {

@@ -38,6 +38,7 @@ pub enum Site {
 pub struct SiteKey(pub(super) u32);
 
 impl SiteKey {
+    pub(super) const REST: Self = Self(0);
     pub(super) const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NO_PYTHON: Self = Self(2);
     const NOT_ASKED: Self = Self(3);

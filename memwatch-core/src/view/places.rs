@@ -6,15 +6,20 @@ use std::collections::{BTreeMap, HashMap};
 use super::allocators::allocators;
 use super::fragmentation::{self, Fragmentation};
 use super::named;
+use crate::Pipeline;
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
 use crate::decode::StackRef;
+use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
-    DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView,
-    StackView, StageBytesView, StageView, SumView, TensorsView, WhoseView, largest,
+    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, ProcessView,
+    RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView, TrailView, WhoseView, add,
+    largest,
 };
 use crate::stack::{PythonCode, PythonFrame};
 use crate::tensors::TensorLedger;
 use crate::tensors::names::{Layer, LayerKey, Module, Names, PhaseKey, Site, SiteKey};
-use crate::tensors::places::{DevicePlaces, LayerSum, LiveBlock, OTHER_STACKS, StageRow, Sum};
+use crate::tensors::places::{DevicePlaces, LayerSum, LiveBlock, StageRow, Sum, Trail};
 use crate::tensors::threads::{Attribution, Evidence, Stage};
 use crate::words::{GpuUuid, Name, Ordinal};
 
@@ -83,6 +88,32 @@ pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
     }
 }
 
+impl Pipeline {
+    /// All ways to the memory of a process of this pipeline's snapshot, by device; none where its tensors are not watched.
+    pub fn trails(&self, process: &ProcessView) -> Vec<DeviceTrails> {
+        let is_meant = |one: &&Process| {
+            one.tgid == process.tgid && one.observed_since_ns == process.observed_since_ns && one.tensors.is_some()
+        };
+        let Some(process) = self.ended.iter().chain(self.processes.values()).find(is_meant) else { return Vec::new() };
+        let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+        process.tensors.as_ref().map_or_else(Vec::new, |ledger| trails(ledger, uuid))
+    }
+}
+
+fn trails(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceTrails> {
+    let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
+        let list = List { ledger, names: ledger.names(), device, fragments: HashMap::new() };
+        DeviceTrails {
+            device: ordinal.0,
+            uuid: uuid(*ordinal),
+            unplaced_bytes: device.unplaced_bytes(),
+            total: list.sum(device.total()),
+            trails: list.trails(),
+        }
+    };
+    ledger.places().devices().iter().map(device).collect()
+}
+
 /// The lists of one device.
 struct List<'a> {
     ledger: &'a TensorLedger,
@@ -106,13 +137,16 @@ impl List<'_> {
     }
 
     fn stages(&self) -> Vec<StageView> {
-        let view = |(row, sum): (StageRow, &Sum)| StageView {
+        self.device.stages().map(|(row, sum)| self.stage(row, sum)).collect()
+    }
+
+    fn stage(&self, row: StageRow, sum: &Sum) -> StageView {
+        StageView {
             stage: stage_name(row.stage),
             recomputed: row.recomputed,
             captured: row.captured,
             sum: self.sum(sum),
-        };
-        self.device.stages().map(view).collect()
+        }
     }
 
     fn layers(&self) -> Vec<LayerView> {
@@ -165,18 +199,37 @@ impl List<'_> {
     }
 
     fn stacks(&self) -> Vec<StackView> {
-        let all = self.device.stacks().iter().filter(|(id, sum)| **id != OTHER_STACKS && sum.live_bytes > 0);
-        let mut all: Vec<_> = all.collect();
-        all.sort_unstable_by_key(|(id, sum)| (Reverse(sum.live_bytes), **id));
-        let view = |(id, sum): (&u64, &Sum)| {
-            let stack = self.ledger.stacks().get(*id)?;
+        let mut sums: BTreeMap<u64, SumView> = BTreeMap::new();
+        for (trail, sum) in self.device.trails() {
+            let (Some(id), sum) = (trail.stack, self.sum(sum)) else { continue };
+            sums.entry(id).and_modify(|all| add(all, &sum)).or_insert(sum);
+        }
+        let mut all: Vec<_> = sums.into_iter().filter(|(_, sum)| sum.live_bytes > 0).collect();
+        all.sort_by_key(|(_, sum)| Reverse(sum.live_bytes));
+        let view = |(id, sum): (u64, SumView)| {
+            let stack = self.ledger.stacks().get(id)?;
             Some(StackView {
                 frames: stack.frames.iter().take(FRAMES).map(frame).collect(),
                 truncated: stack.truncated || stack.frames.len() > FRAMES,
-                sum: self.sum(sum),
+                sum,
             })
         };
         all.into_iter().filter_map(view).take(STACKS).collect()
+    }
+
+    fn trails(&self) -> Vec<TrailView> {
+        let mut all: Vec<_> = self.device.trails().filter(|(_, sum)| sum.is_used()).collect();
+        all.sort_unstable_by_key(|(trail, sum)| (Reverse(sum.live_bytes), *trail));
+        let view = |(trail, sum): (Trail, &Sum)| {
+            let stack = trail.stack.and_then(|id| self.ledger.stacks().get(id));
+            TrailView {
+                stage: self.stage(trail.row, sum),
+                site: self.site(trail.site, sum),
+                frames: stack.map_or_else(Vec::new, |stack| stack.frames.iter().map(frame).collect()),
+                truncated: stack.is_some_and(|stack| stack.truncated),
+            }
+        };
+        all.into_iter().map(view).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sums of blocks by site, stack, stage, layer and phase, on each device: each list adds up to what the allocator has granted.
+//! Sums of blocks by site, trail, stage, layer and phase, on each device: each list adds up to what the allocator has granted.
 //!
 //! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
 
@@ -22,15 +22,12 @@ pub use self::sum::Sum;
 use self::floor::Floor;
 use self::live::Live;
 
-/// How many stacks have sums of their own on a device; what comes after shares one.
-const STACKS: usize = 1 << 16;
+/// How many trails have sums of their own on a device; what comes after shares one for each stage.
+const TRAILS: usize = 1 << 16;
 /// How many refused allocations are remembered.
 const REFUSED: usize = 16;
-/// The row of stacks that are not told apart, and of what has none: the kernel half never gives this number.
-pub const OTHER_STACKS: u64 = 0;
-
 /// A stage, and how blocks came to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StageRow {
     /// The stage.
     pub stage: Stage,
@@ -46,6 +43,17 @@ impl StageRow {
     const fn index(self) -> usize {
         (self.stage as usize) * 4 + (self.recomputed as usize) * 2 + self.captured as usize
     }
+}
+
+/// The way to a block: its stack where it has one, else its site says why not; and the stage, since one stack may be in several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Trail {
+    /// The stack's number.
+    pub stack: Option<u64>,
+    /// The site.
+    pub site: SiteKey,
+    /// The stage.
+    pub row: StageRow,
 }
 
 /// A layer's sums.
@@ -89,7 +97,7 @@ pub struct DevicePlaces {
     stages: Vec<Sum>,
     /// The first is for what is in no phase, the next for the rest.
     phases: Vec<Sum>,
-    stacks: HashMap<u64, Sum, RandomState>,
+    trails: HashMap<Trail, Sum, RandomState>,
 }
 
 /// An allocation that failed.
@@ -258,7 +266,7 @@ impl DevicePlaces {
         at(&mut self.floors, whose.site.0 as usize).change(self.window, before_bytes, after_bytes);
         step.take(at_stage(&mut self.stages, row), epoch);
         step.take(at(&mut self.phases, phase), epoch);
-        step.take(self.stack(whose.stack), epoch);
+        step.take(self.trail(Trail { stack: whose.stack, site: whose.site, row }), epoch);
         let layer = at(&mut self.layers, whose.layer.0 as usize);
         step.take(&mut layer.sum, epoch);
         let stage = whose.stage as usize;
@@ -277,15 +285,16 @@ impl DevicePlaces {
         }
     }
 
-    fn stack(&mut self, stack: Option<u64>) -> &mut Sum {
-        let id = stack.filter(|id| self.stacks.len() < STACKS || self.stacks.contains_key(id));
-        self.stacks.entry(id.unwrap_or(OTHER_STACKS)).or_default()
+    fn trail(&mut self, trail: Trail) -> &mut Sum {
+        let has_room = self.trails.len() < TRAILS || self.trails.contains_key(&trail);
+        let trail = if has_room { trail } else { Trail { stack: None, site: SiteKey::REST, ..trail } };
+        self.trails.entry(trail).or_default()
     }
 
     fn reset_peaks(&mut self) {
         let layers = self.layers.iter_mut().map(|layer| &mut layer.sum);
         let lists = self.sites.iter_mut().chain(&mut self.stages).chain(&mut self.phases).chain(layers);
-        lists.chain(self.stacks.values_mut()).for_each(Sum::reset_peak);
+        lists.chain(self.trails.values_mut()).for_each(Sum::reset_peak);
         self.total.reset_peak();
         self.epoch += 1;
     }
@@ -347,9 +356,9 @@ impl DevicePlaces {
             .filter(|(_, sum)| sum.is_used())
     }
 
-    /// By the number of the stack; [`OTHER_STACKS`] for what has none.
-    pub const fn stacks(&self) -> &HashMap<u64, Sum, RandomState> {
-        &self.stacks
+    /// By the way to the block, in no order.
+    pub fn trails(&self) -> impl Iterator<Item = (Trail, &Sum)> {
+        self.trails.iter().map(|(trail, sum)| (*trail, sum))
     }
 }
 

@@ -58,6 +58,30 @@ fn what_is_beyond_a_list_is_in_its_last_row() {
     assert_eq!(device.stacks.len(), STACKS);
 }
 
+#[test]
+fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
+    let mut ledger = ledger(2000);
+    let what = TensorChange::Reported {
+        ordinal: Ordinal(0),
+        address: 7,
+        block_bytes: 512,
+        allocated_bytes: view(&ledger).allocated_bytes + 512,
+        reserved_bytes: 1 << 40,
+    };
+    ledger.apply(&TensorEvent { tgid: Tgid(1), tid: Tid(2), time_ns: 9, stack: StackRef::NoPython, what });
+    let mut devices = trails(&ledger, |_| None);
+    let device = devices.remove(0);
+    assert_eq!((devices.len(), device.trails.len(), device.unplaced_bytes), (0, 2001, 0));
+    let sum = |of: fn(&SumView) -> u64| device.trails.iter().map(|trail| of(&trail.site.sum)).sum::<u64>();
+    assert_eq!(sum(|sum| sum.live_bytes), device.total.live_bytes);
+    assert_eq!(sum(|sum| sum.at_peak_bytes), device.total.peak_bytes);
+    assert_eq!(sum(|sum| sum.total_bytes), device.total.total_bytes);
+    assert_eq!(sum(|sum| sum.allocations), 2001);
+    assert_eq!(device.trails[0].frames[0].line, Some(2000), "the largest is the first");
+    let native = device.trails.iter().find(|trail| trail.frames.is_empty()).expect("a thread without Python");
+    assert_eq!((&*native.site.kind, native.stage.sum.live_bytes), ("no_python", 512));
+}
+
 /// What an allocator tells of these grants, each with its stack; the first `given_back` of them are freed again.
 fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
     let mut naive = Naive::new(0, false);

@@ -41,7 +41,7 @@ fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
         device.layers().map(|(_, layer)| layer.sum).collect(),
         device.stages().map(|(_, sum)| *sum).collect(),
         device.phases().map(|(_, sum)| *sum).collect(),
-        device.stacks().values().copied().collect(),
+        device.trails().map(|(_, sum)| *sum).collect(),
     ]
 }
 
@@ -186,13 +186,15 @@ fn peaks_begin_again_where_they_are_reset() {
 }
 
 #[test]
-fn the_stacks_beyond_the_bound_share_a_row() {
+fn the_trails_beyond_the_bound_share_a_row_for_each_stage() {
     let mut places = Places::default();
-    for number in 0..STACKS as u64 + 100 {
+    for number in 0..TRAILS as u64 + 100 {
         let whose = Attribution { stack: Some(number + 1), ..whose(0, 0, 0) };
         places.grant(&block(number, 1, 1), whose);
     }
     let device = &places.devices()[&GPU];
-    assert!(device.stacks().len() <= STACKS + 1);
-    assert_eq!(device.stacks()[&OTHER_STACKS].live_bytes, 100);
+    let shared: Vec<_> = device.trails().filter(|(trail, _)| trail.site == SiteKey::REST).collect();
+    assert_eq!(device.trails().count(), TRAILS + 1);
+    let [(trail, sum)] = shared[..] else { panic!("one stage, one row: {shared:?}") };
+    assert_eq!((trail.stack, trail.row.stage, sum.live_bytes), (None, Stage::ALL[0], 100));
 }
