@@ -1,6 +1,7 @@
 //! The command line: says what was typed, does nothing.
 
 mod choice;
+mod export;
 mod leak;
 mod oom;
 mod recording;
@@ -18,6 +19,7 @@ use memwatch_core::words::Tgid;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
 pub(crate) use self::oom::Oom;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
@@ -35,6 +37,7 @@ Examples:
   sudo memwatch ps --by container        who holds it, summed by container, pod, job, user or GPU
   sudo memwatch --slurm-job 4242         one job; also --container, --pod, --user, --cgroup, --name
   sudo memwatch sites --pid 1234         which lines of a PyTorch program hold it; also stages, layers, stats
+  sudo memwatch flamegraph --pid 1234 -o flame.html   the same as a picture; memwatch export: for pprof, speedscope and others
   sudo memwatch record --pid 1234 -o job.mwr   all of it into a file; memwatch report job.mwr, memwatch sites --in job.mwr
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
@@ -90,6 +93,10 @@ pub(crate) enum Command {
     Leak(Leak),
     /// Say why allocations failed: who held what then, and what would have helped
     Oom(Oom),
+    /// Draw which Python stacks hold the memory of a PyTorch process
+    Flamegraph(Flamegraph),
+    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
+    Export(Export),
     /// Record all that a watch sees, for later
     Record(Record),
     /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
@@ -288,13 +295,17 @@ impl Args {
         let mut command = Self::command();
         let matches = command.try_get_matches_from_mut(words)?;
         let args = Self::from_arg_matches(&matches)?;
-        match args.misplaced(&matches) {
-            Some((flag, subcommand)) => Err(command.error(
-                ErrorKind::ArgumentConflict,
-                format!("'{flag}' does not belong before '{subcommand}': see 'memwatch {subcommand} --help'"),
-            )),
-            None => Ok(args),
+        if let Some((flag, subcommand)) = args.misplaced(&matches) {
+            let sentence =
+                format!("'{flag}' does not belong before '{subcommand}': see 'memwatch {subcommand} --help'");
+            return Err(command.error(ErrorKind::ArgumentConflict, sentence));
         }
+        let written = match &args.command {
+            Some(Command::Export(export)) => export.written().map(drop),
+            Some(Command::Flamegraph(flamegraph)) => flamegraph.written().map(drop),
+            _ => Ok(()),
+        };
+        written.map(|()| args).map_err(|sentence| command.error(ErrorKind::ArgumentConflict, sentence))
     }
 
     /// An option of the live view that was typed before a subcommand, where it would be ignored.
@@ -310,6 +321,8 @@ impl Args {
             Command::Snapshot(_) => "snapshot",
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
+            Command::Flamegraph(_) => "flamegraph",
+            Command::Export(_) => "export",
             Command::Record(_) => "record",
             Command::Report(_) => "report",
             Command::Doctor => "doctor",

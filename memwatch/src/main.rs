@@ -7,6 +7,7 @@ mod args;
 mod command;
 mod doctor;
 mod exit;
+mod export;
 mod large_pages;
 mod leak;
 mod logger;

@@ -26,7 +26,7 @@ use crate::sinks::wall_clock::WallClock;
 use crate::source::{Rhythm, Source};
 use crate::sources::clock;
 use crate::sources::torch::TensorWish;
-use crate::{recorded, tensor_report};
+use crate::{export, recorded, tensor_report};
 
 /// How long one report waits for NVML.
 const NVML_PATIENCE: Duration = Duration::from_secs(3);
@@ -58,6 +58,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Run(run)) => run_command(run, common).await,
             Some(Command::Stats(stats)) => tensor_report::stats(stats, common).await,
             Some(Command::Snapshot(pickle)) => tensor_report::snapshot(pickle, common).await,
+            Some(Command::Export(args)) => export::run(&args.held, args.written(), common).await,
+            Some(Command::Flamegraph(args)) => export::run(&args.held, args.written(), common).await,
             Some(Command::Sites(places)) => tensor_report::places(places, (Places::Sites, true), common).await,
             Some(Command::Stages(places)) => tensor_report::places(places, (Places::Stages, true), common).await,
             Some(Command::Layers(Layers { places, fragmentation })) => {

@@ -224,7 +224,7 @@ pub(crate) fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Resu
 
 /// Why a watch has an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Enough {
+pub(crate) enum Enough {
     /// What was waited for is known.
     Known,
     /// Time is up.
@@ -234,7 +234,7 @@ enum Enough {
 }
 
 /// Watches until enough is known, time is up, a signal comes, or nobody is left; and says what was seen by then. That PyTorch is seen is told once.
-async fn watch_until(
+pub(crate) async fn watch_until(
     session: &mut Session,
     signals: &mut Signals,
     deadline: Instant,
@@ -266,7 +266,7 @@ async fn watch_until(
     }
 }
 
-fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid]) -> Result<Exit, Failure> {
+pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid]) -> Result<Exit, Failure> {
     match written {
         // Nobody reads any more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),

@@ -8,7 +8,7 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning, tensor_probe};
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{LeaksView, MemoryHistory, OomView};
+use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -96,6 +96,11 @@ impl Session {
     /// What a process's caching allocators have done, and what there is now; `None` where nothing of PyTorch was seen.
     pub(crate) fn history(&self, tgid: Tgid) -> Option<MemoryHistory> {
         self.pipeline.history(tgid)
+    }
+
+    /// All ways to the memory of a process of this session's snapshot, by device.
+    pub(crate) fn trails(&self, process: &ProcessView) -> Vec<DeviceTrails> {
+        self.pipeline.trails(process)
     }
 
     /// What the logs of modules and stages have new.

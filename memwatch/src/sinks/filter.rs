@@ -72,6 +72,10 @@ impl GpuFilter {
         for process in &mut snapshot.processes {
             process.gpus.retain(|gpu| shown(gpu.uuid.as_ref()));
             process.failures.retain(|failure| shown(failure.uuid.as_ref()));
+            if let Some(tensors) = &mut process.tensors {
+                tensors.allocators.retain(|allocator| shown(allocator.uuid.as_ref()));
+                tensors.places.devices.retain(|device| shown(device.uuid.as_ref()));
+            }
         }
         snapshot.processes.retain(|process| process.target || !process.gpus.is_empty());
         Ok(())

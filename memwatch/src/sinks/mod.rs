@@ -1,5 +1,6 @@
 //! What people and programs get to see: each sink renders a snapshot and computes nothing but its form.
 
+pub(crate) mod export;
 pub(crate) mod filter;
 pub(crate) mod json;
 pub(crate) mod mem_trace;
@@ -13,7 +14,7 @@ pub(crate) mod table;
 pub(crate) mod tui;
 pub(crate) mod wall_clock;
 
-mod format;
+pub(crate) mod format;
 mod order;
 mod owners;
 mod sentences;

@@ -33,6 +33,12 @@ impl WallClock {
         i64::try_from(unix_us).unwrap_or(i64::MAX)
     }
 
+    /// Nanoseconds since 1970.
+    pub(crate) fn unix_ns(&self, boottime_ns: u64) -> i64 {
+        let unix_ns = i128::from(boottime_ns).saturating_add(self.boottime_to_unix_ns);
+        i64::try_from(unix_ns).unwrap_or(i64::MAX)
+    }
+
     /// `14:02:11`: for people.
     pub(crate) fn time_of_day(&self, boottime_ns: u64) -> String {
         let zone = if self.zone.is_unknown() { " UTC" } else { "" };

@@ -1,0 +1,105 @@
+//! `memwatch export` and `memwatch flamegraph`: which Python stacks hold the memory of PyTorch processes, for other programs.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+
+use tokio::time::Instant;
+
+use crate::args::{Common, Held, Written};
+use crate::exit::{Exit, Failure};
+use crate::recorded;
+use crate::run::Signals;
+use crate::sinks::export::{Format, Profile, Weight};
+use crate::sinks::filter::{GpuFilter, UnknownGpu};
+use crate::sinks::format::signed_bytes;
+use crate::sinks::wall_clock::WallClock;
+use crate::sources::clock;
+use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::tensor_report::{self, finish, open, watch_until};
+
+/// What a watch sees of PyTorch: what comes and goes, and for whom, so that a backward pass has the lines that it is of.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
+
+/// Writes the file; how, the command line has said.
+///
+/// # Errors
+/// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
+pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &Common) -> Result<Exit, Failure> {
+    let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
+        Written::Profile(format) => format,
+        Written::Snapshot => return tensor_report::snapshot(&held.pickle(), common).await,
+    };
+    if !held.is_for_stdout() && !held.force && held.output.exists() {
+        return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
+    }
+    let tgids = &held.subject.tgids;
+    let gpus = GpuFilter::new(&held.gpus);
+    let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
+    let (snapshot, profile) = if let Some(path) = &held.subject.recording {
+        let replay = recorded::play(path, |_| {})?;
+        let mut snapshot = recorded::chosen(&replay, path, tgids)?;
+        gpus.apply(&mut snapshot).map_err(unknown)?;
+        let clock = WallClock::utc(replay.boottime_to_unix_ns);
+        let profile = Profile::new(&snapshot, |process| replay.pipeline.trails(process), &clock);
+        (snapshot, profile)
+    } else {
+        let mut session = open(tgids, WISH, common)?;
+        let mut signals = Signals::listen()?;
+        let deadline = Instant::now() + held.duration;
+        let (mut snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
+        gpus.apply(&mut snapshot).map_err(unknown)?;
+        let clock = WallClock::utc(clock::boottime_to_unix_ns());
+        let profile = Profile::new(&snapshot, |process| session.trails(process), &clock);
+        (snapshot, profile)
+    };
+    if profile.parts.is_empty() {
+        return finish(Ok(()), &snapshot, tgids);
+    }
+    let bytes = profile.write(format, held.weight).map_err(|error| {
+        Failure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
+    })?;
+    write(held, &bytes)?;
+    tell(held, format, &profile);
+    finish(Ok(()), &snapshot, tgids)
+}
+
+fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
+    if held.is_for_stdout() {
+        let mut out = io::stdout().lock();
+        return match out.write_all(bytes).and_then(|()| out.flush()) {
+            // Nobody reads any more.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => Ok(written.map_err(|error| anyhow::Error::from(error).context("it cannot be written"))?),
+        };
+    }
+    let file = if held.force { File::create(&held.output) } else { File::create_new(&held.output) };
+    let written = file.and_then(|mut file| file.write_all(bytes));
+    written.map_err(|error| Failure::cannot_make(&held.output, &error))
+}
+
+/// What was written, what opens it, and what is missing in it.
+fn tell(held: &Held, format: Format, profile: &Profile) {
+    let path = held.output.display();
+    if !held.is_for_stdout() {
+        let stacks: usize = profile.parts.iter().map(|part| part.samples.len()).sum();
+        let amount = held.weight.amount(profile.total(held.weight));
+        eprintln!("memwatch: {path} is written: {amount}, {stacks} stacks; {}", opened_by(format));
+    }
+    if profile.total(held.weight) == 0 {
+        let other = if held.weight == Weight::Peak { "alloc" } else { "peak" };
+        eprintln!("memwatch: there was nothing {}; try --weight {other}", held.weight.name());
+    }
+    for part in profile.parts.iter().filter(|part| part.unplaced_bytes != 0) {
+        eprintln!("memwatch: {} are in no stack: events were lost", signed_bytes(part.unplaced_bytes));
+    }
+}
+
+const fn opened_by(format: Format) -> &'static str {
+    match format {
+        Format::Folded => "speedscope.app and flamegraph.pl read it",
+        Format::Speedscope => "drop it onto speedscope.app",
+        Format::Pprof => "go tool pprof -http=: FILE shows it",
+        Format::Csv => "any spreadsheet opens it",
+        Format::Svg | Format::Html => "open it in a browser",
+    }
+}
