@@ -1,6 +1,7 @@
 //! What the integration tests need, and where they find it.
 
 use crate::gpusim::{self, Prologue};
+use crate::profile_readers;
 use crate::repo::{Profile, Repo};
 use crate::run::pinned;
 use crate::setup;
@@ -64,6 +65,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     for (prologue, variable, _) in SHAPES {
         variables.push(((*variable).to_owned(), simulator(repo, *prologue).into()));
     }
+    variables.push(("PROFILE_READERS".to_owned(), repo.made(profile_readers::FOLDER).into()));
     for version in torch::VERSIONS {
         let environment = torch_environment(repo, version)?;
         let name = variable_part(version);

@@ -15,6 +15,7 @@ mod gpusim;
 mod integration;
 mod interrupt;
 mod orphans;
+mod profile_readers;
 mod repo;
 mod run;
 mod setup;

@@ -5,6 +5,7 @@ use crate::binary;
 use crate::docs;
 use crate::fuzz;
 use crate::integration;
+use crate::profile_readers;
 use crate::repo::{self, Profile, Repo};
 use crate::run::{pinned, run};
 use crate::setup;
@@ -49,6 +50,7 @@ const STEPS: &[Step] = &[
     Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(INTEGRATION_PACKAGES) },
     Step { name: "container engines, Slurm", part: INTEGRATION, run: daemons },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
+    Step { name: "readers of profiles", part: INTEGRATION, run: readers_of_profiles },
     Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
 ];
@@ -149,6 +151,15 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
 )]
 fn daemons(_: &mut Session<'_>) -> Result<()> {
     setup::daemons(&[Package::Containers, Package::Slurm]);
+    Ok(())
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "steps have one form; the tests that want these readers skip without them"
+)]
+fn readers_of_profiles(session: &mut Session<'_>) -> Result<()> {
+    profile_readers::install(session.repo);
     Ok(())
 }
 

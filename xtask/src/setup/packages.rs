@@ -21,6 +21,8 @@ pub(crate) enum Package {
     Bpftrace,
     /// Prometheus with promtool, and network namespaces: the agent's metrics are tested with a real one.
     Prometheus,
+    /// Runs programs that read profiles, and installs them.
+    NodeJs,
     /// Container engines, in which the tests run the simulated GPU's workload.
     Containers,
     /// A batch system, for the same.
@@ -37,6 +39,7 @@ impl Package {
             Self::Systemd => &["systemd"],
             Self::Bpftrace => &["bpftrace"],
             Self::Prometheus => &["prometheus", "iproute2"],
+            Self::NodeJs => &["nodejs", "npm"],
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
         }
@@ -51,6 +54,7 @@ impl Package {
             Self::Systemd => &["systemd-analyze", "--version"],
             Self::Bpftrace => &["bpftrace", "--version"],
             Self::Prometheus => &["sh", "-c", "promtool --version && prometheus --version && ip -V"],
+            Self::NodeJs => &["sh", "-c", "node --version && npm --version"],
             Self::Containers => &[
                 "sh",
                 "-c",

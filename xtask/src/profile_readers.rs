@@ -1,0 +1,40 @@
+//! Programs that read profiles: the tests have them open what memwatch exports.
+
+use crate::repo::Repo;
+use crate::run::run_quietly;
+use crate::setup::{self, Package};
+use anyhow::{Context as _, Result};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// From npm: speedscope's own importer, and a reader of pprof's profiles. Both are without dependencies that are used here.
+const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2"];
+/// Written last: a folder without it is half made.
+const STAMP: &str = ".memwatch-complete";
+/// Where they lie below `target/`.
+pub(crate) const FOLDER: &str = "profile-readers";
+
+/// Installs them, or says that the tests that need them will be skipped.
+pub(crate) fn install(repo: &Repo) {
+    if let Err(error) = ensure(&repo.made(FOLDER)) {
+        eprintln!("set-up: the tests that need speedscope and pprof-format are SKIPPED. {error:#}");
+    }
+}
+
+fn ensure(folder: &Path) -> Result<()> {
+    setup::packages(&[Package::NodeJs])?;
+    let (stamp, wanted) = (folder.join(STAMP), PACKAGES.join("\n"));
+    if fs::read_to_string(&stamp).is_ok_and(|made_from| made_from == wanted) {
+        return Ok(());
+    }
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    eprintln!("set-up: installing {} in {} ...", PACKAGES.join(" and "), folder.display());
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-save", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]);
+    run_quietly(npm.arg(folder).args(PACKAGES))?;
+    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
+}
