@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Program, Shape};
 use serde_json::Value;
 
 /// Weights that are no 0 after the end of a program, with PyTorch's own name of the same number.
@@ -19,22 +20,56 @@ const WEIGHTS: [(&str, &str); 3] = [
 struct Recorded {
     gpu: Gpu,
     file: PathBuf,
-    statistics: Value,
+    devices: Value,
 }
 
 impl Recorded {
     /// `memwatch run -o` of a training; `None` where PyTorch is not installed.
     fn training() -> Option<Self> {
-        let gpu = Gpu::new(Shape::Cmp)?;
         let words = ["transformer.py", "--steps", "2", "--layers", "2", "--dim", "128"];
+        let gpu = Gpu::new(Shape::Cmp)?;
         let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
         let file = gpu.directory().join("job.mwr");
         let path = file.display().to_string();
         let outcome = Outcome::of(gpu.memwatch_run(&["-o", &path], &job));
         outcome.assert_ended_with(0, &["job.mwr is written"]);
         let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
-        let statistics = last.expect("the job says what it has")["devices"][0]["memory_stats"].clone();
-        Some(Self { gpu, file, statistics })
+        let devices = last.expect("the job says what it has")["devices"].clone();
+        Some(Self { gpu, file, devices })
+    }
+
+    /// `memwatch record` of a job on two devices whose code has strange names, while it holds memory: names are read from a living process.
+    fn strange() -> Option<Self> {
+        let gpu = Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2);
+        let mut job = held_job(&gpu, "2.15", Allocator::Native, &["strange_names.py"])?;
+        let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr"));
+        let recorder = gpu.memwatch(&["record", "--pid", &tgid, "-o", &file.display().to_string()]);
+        let mut recorder = Program::start(recorder);
+        let mut made = Self { gpu, file, devices: Value::Null };
+        made.until(|table| table.code == 0);
+        job.go_on();
+        made.devices = job.next_checkpoint().expect("it holds memory")["devices"].clone();
+        made.until(|table| table.stdout.matches("/srv/").count() >= 2);
+        recorder.signal(libc::SIGINT);
+        assert_eq!(recorder.end(), 0);
+        Some(made)
+    }
+
+    /// Waits until the recording, which is read while it is written, makes such a table.
+    fn until(&self, holds: impl Fn(&Outcome) -> bool) {
+        let begin = Instant::now();
+        let mut table = None;
+        while begin.elapsed() < PATIENCE {
+            let mut command = self.gpu.memwatch(&["export", "-f", "csv", "-o", "-", "--in"]);
+            command.arg(&self.file);
+            let outcome = Outcome::of(command);
+            if holds(&outcome) {
+                return;
+            }
+            table = Some(outcome);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("the recording was never as expected; last: {table:#?}")
     }
 
     /// A command on the recording that writes a file of this name.
@@ -51,9 +86,14 @@ impl Recorded {
         output
     }
 
-    /// What PyTorch says.
+    /// What PyTorch says of its first device.
     fn said(&self, key: &str) -> u64 {
-        self.statistics[key].as_u64().unwrap_or_else(|| panic!("no {key} in {}", self.statistics))
+        self.said_of(0, key)
+    }
+
+    fn said_of(&self, device: usize, key: &str) -> u64 {
+        let statistics = &self.devices[device]["memory_stats"];
+        statistics[key].as_u64().unwrap_or_else(|| panic!("no {key} in {statistics}"))
     }
 }
 
@@ -140,6 +180,56 @@ fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
         let sum: u64 = samples.iter().filter_map(|sample| sample[1][index + 1].as_u64()).sum();
         assert_eq!(sum, job.said(key), "{key}");
     }
+}
+
+/// What is live of each of two devices, as PyTorch says.
+fn live(job: &Recorded) -> [u64; 2] {
+    [0, 1].map(|device| job.said_of(device, "allocated_bytes.all.current"))
+}
+
+#[test]
+fn strange_names_on_two_devices_are_read_by_everybody() {
+    let Some(job) = Recorded::strange() else { return };
+    let live = live(&job);
+    assert!(live[0] > 0 && live[1] > live[0], "{live:?}");
+    let names = ["job.folded", "job.speedscope.json", "job.pb.gz", "job.csv", "job.svg", "job.html"];
+    let files = names.map(|name| job.export("inuse", name));
+    let tables = read(Command::new("python3"), "read_tables.py", None, &files[3..]);
+    let rows = tables["job.csv"].as_array().expect("rows");
+    let is_second = |row: &&Value| row["gpu"] == "1" && row["live_bytes"] != "0";
+    let row = rows.iter().find(is_second).expect("the second device has a row");
+    let (name, file) = (r#"f;"</script><b>&\r\n 5"#, r#"/srv/=a;"</script><b>&\n\x1b[2J\u{202e}.py"#);
+    assert_eq!((&row["function"], &row["file"]), (&name.into(), &file.into()));
+    assert_eq!(row["live_bytes"], live[1].to_string());
+    let titles = tables["job.svg"].as_array().expect("titles");
+    let title = format!("{name} ({file}:3)").replace(';', ":");
+    let is_strange = |given: &&Value| given.as_str().is_some_and(|given| given.starts_with(&title));
+    assert_eq!(titles.iter().filter(is_strange).count(), 2, "{titles:#?}");
+    let frames = tables["job.html"]["data"]["frames"].to_string();
+    assert!(frames.contains(&serde_json::json!([name, format!("{file}:3")]).to_string()), "{frames}");
+    let Some(seen) = seen(&files[..3]) else { return };
+    let totals = |file: &str| -> Vec<u64> {
+        seen[file]["speedscope"]["profiles"].as_array().expect("a list").iter().map(total).collect()
+    };
+    assert_eq!(totals("job.folded"), [live[0] + live[1]]);
+    assert_eq!(totals("job.pb.gz"), [live[0] + live[1]]);
+    let in_use: Vec<u64> = totals("job.speedscope.json").into_iter().step_by(4).collect();
+    assert_eq!(in_use, live);
+    let pprof = &seen["job.pb.gz"]["pprof"];
+    assert_eq!(pprof["labels"]["gpu"], serde_json::json!(["0", "1"]));
+    assert_eq!(pprof["sums"][2], 2, "a live block on each");
+    assert!(pprof["functions"].as_array().is_some_and(|all| all.contains(&name.into())), "{pprof}");
+}
+
+#[test]
+fn one_of_two_devices_can_be_chosen() {
+    let Some(job) = Recorded::strange() else { return };
+    let (mut command, output) = job.command(&["export", "--gpu", "1"], "job.speedscope.json");
+    command.arg("--force");
+    Outcome::of(command).assert_ended_with(0, &["is written"]);
+    let written: Value = serde_json::from_str(&std::fs::read_to_string(output).expect("text")).expect("JSON");
+    assert_eq!(written["profiles"].as_array().map(Vec::len), Some(4));
+    assert_eq!(written["profiles"][0]["endValue"], live(&job)[1]);
 }
 
 #[test]

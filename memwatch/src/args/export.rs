@@ -38,7 +38,7 @@ pub(crate) struct Held {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
     /// What is counted: inuse (live at the end), peak (live when the device's total was highest), alloc (all bytes since the attach) or count
-    /// (allocations). speedscope and html have all of it and begin with this
+    /// (allocations). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
     #[arg(short, long, value_name = "WHAT", default_value = "inuse", value_parser = weight)]
     pub(crate) weight: Weight,
     /// Replace a file that is there

@@ -132,7 +132,7 @@ fn known(gpus: &[GpuView]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::fixture::{INSTANCE_0, INSTANCE_1, UUID_0, UUID_1, busy_node, divided_node};
+    use crate::sinks::fixture::{INSTANCE_0, INSTANCE_1, UUID_0, UUID_1, busy_node, divided_node, training_node};
 
     fn filtered(words: &[&str]) -> Result<Snapshot, UnknownGpu> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -185,6 +185,21 @@ mod tests {
         let on = snapshot.processes.iter().flat_map(|process| &process.gpus);
         assert!(on.clone().count() > 0);
         assert!(on.filter_map(|gpu| gpu.uuid.as_ref()).all(|uuid| uuid.as_str() == UUID_1));
+    }
+
+    #[test]
+    fn tensors_elsewhere_are_left_out() {
+        let mut snapshot = busy_node();
+        let mut tensors = training_node().processes[0].tensors.clone().expect("it trains");
+        let mut second = tensors.places.devices[0].clone();
+        (second.device, second.uuid) = (1, Some(GpuUuid::new(UUID_1)));
+        tensors.places.devices.push(second);
+        snapshot.processes[0].target = true;
+        snapshot.processes[0].tensors = Some(tensors);
+        GpuFilter::new(&["1".to_owned()]).apply(&mut snapshot).expect("a known GPU");
+        let left = snapshot.processes[0].tensors.as_ref().expect("it is a target");
+        assert_eq!(left.places.devices.iter().map(|device| device.device).collect::<Vec<_>>(), [1]);
+        assert_eq!(left.allocators.len(), 0);
     }
 
     #[test]
