@@ -229,11 +229,10 @@ fn part(snapshot: &Snapshot, process: &ProcessView, device: &DevicePlacesView, t
 
 fn sample(trail: &TrailView) -> Sample {
     let mut frames: Vec<Frame> = trail.frames.iter().rev().map(frame).collect();
-    if trail.truncated {
+    if trail.frames.iter().all(|frame| frame.file.is_none()) {
+        frames = vec![Frame::pseudo(places::site(&trail.site))];
+    } else if trail.truncated {
         frames.insert(0, Frame::pseudo("(outer frames are missing)"));
-    }
-    if trail.frames.is_empty() {
-        frames.push(Frame::pseudo(places::site(&trail.site)));
     }
     Sample { frames, stage: places::stage(&trail.stage), sum: trail.site.sum }
 }

@@ -13,6 +13,9 @@ const MIB: u64 = 1 << 20;
 /// What a program may call a function and a file.
 const HOSTILE: (&str, &str) = ("f\";</script><b>\n\u{1b}[2J& 5", "=cmd()|;\r\u{202e}.py");
 
+/// A frame whose code was gone.
+const UNREAD: FrameView = FrameView { file: None, line: None, function: None, module: None };
+
 fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
     let [live_bytes, at_peak_bytes, total_bytes] = mebibytes.map(|number| number * MIB);
     let lifetime = (frees > 0).then_some(1_500_000_000);
@@ -59,7 +62,7 @@ fn trails() -> Vec<TrailView> {
     let deep = trail("forward", "line", &[main, ("Net.forward", "/srv/net.py", 17)], sum([30, 40, 900], 90, 60));
     let cut = trail("optimizer", "line", &[main, (function, file, 8)], sum([2, 1, 2], 1, 0));
     let mut unknown = trail("outside", "line", &[main], sum([0, 7, 7], 1, 1));
-    unknown.frames[0] = FrameView { file: None, line: None, function: None, module: None };
+    unknown.frames.insert(0, UNREAD);
     vec![
         trail("before_attach", "before_attach", &[], sum([100, 120, 0], 0, 3)),
         deep,
@@ -225,6 +228,14 @@ fn a_frame_that_ends_in_a_number_is_no_second_weight() {
     let written = profile_of(&trails).write(Format::Folded, Weight::InUse).expect("text");
     let expected = format!("Net.forward (a 7) {}\nbackward of /srv/net.py:17 f_7 {}\n", 30 * MIB, 100 * MIB);
     assert_eq!(String::from_utf8_lossy(&written), expected);
+}
+
+#[test]
+fn a_stack_of_which_nothing_could_be_read_is_one_frame_that_says_so() {
+    let mut unread = trail("outside", "unreadable", &[], sum([1, 1, 1], 1, 0));
+    unread.frames = vec![UNREAD, UNREAD];
+    let written = profile_of(&[unread]).write(Format::Folded, Weight::InUse).expect("text");
+    assert_eq!(String::from_utf8_lossy(&written), format!("(not known: the stack could not be read) {MIB}\n"));
 }
 
 #[test]
