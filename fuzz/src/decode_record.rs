@@ -1,9 +1,19 @@
 //! A record off the ring, or a table of lines of Python: bytes of another program's making, as far as its arguments and memory go.
 
+use memwatch_common::native::COPY_BYTES;
 use memwatch_common::probes;
-use memwatch_common::record::{CALL_RECORD_BYTES, PROCESS_RECORD_BYTES, Record};
+use memwatch_common::record::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, Record};
 use memwatch_core::decode::{Action, DecodeError, decode, decode_tensor};
 use memwatch_core::stack::lines::LineTable;
+
+/// What is longer than a record and read where it lies.
+fn long(data: &[u8]) {
+    match Item::from_bytes(data) {
+        Ok(Item::Stack(stack)) => assert_eq!(stack.frames().count(), usize::from(stack.record.frames)),
+        Ok(Item::Native(copy)) => assert!(copy.stack.len() <= COPY_BYTES),
+        Ok(Item::Statistics(_) | Item::Record(_)) | Err(_) => {}
+    }
+}
 
 /// Reads and decodes the bytes.
 ///
@@ -11,6 +21,7 @@ use memwatch_core::stack::lines::LineTable;
 /// When a record is taken from bytes of another length, or decoding contradicts the table.
 pub fn run(data: &[u8]) {
     lines(data);
+    long(data);
     match Record::from_bytes(data) {
         Ok(Record::Call(record)) => {
             assert_eq!(data.len(), CALL_RECORD_BYTES);

@@ -8,6 +8,7 @@ pub mod books;
 pub mod capture;
 pub mod loss;
 pub mod meaning;
+pub mod native;
 pub mod plan;
 pub mod probes;
 pub mod python;

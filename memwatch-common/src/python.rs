@@ -37,8 +37,14 @@ pub struct PythonLayout {
     pub frame_local0: u32,
     /// In a frame: one byte, who owns it, plus one; 0 where frames have no owner.
     pub frame_owner: u32,
-    /// Frames of this owner or a higher one are the interpreter's own and are left out.
+    /// Frames of this owner or a higher one are the interpreter's own and are left out; the frame within was entered from outside the
+    /// interpreter's loop.
     pub owner_internal: u32,
+    /// In a frame: one byte that is not 0 where the interpreter's loop was entered for it, plus one; 0 where no frame says so, and [`EACH_FRAME`]
+    /// where the loop is entered for every frame.
+    pub frame_entry: u32,
+    /// 1: stacks of allocations at different depths of the machine's stack are different ones, since other native frames lie within them.
+    pub by_depth: u32,
     /// Bytes to copy of each frame: all of the above lie below, and at most 128; where `frame_far` says so, two copies are made.
     pub frame_bytes: u32,
     /// 1: code, previous and instruction lie in the first `frame_bytes`, the first local beyond (before 3.11).
@@ -47,7 +53,10 @@ pub struct PythonLayout {
     pub enabled: u32,
 }
 
-const _: () = assert!(size_of::<PythonLayout>() == 96);
+const _: () = assert!(size_of::<PythonLayout>() == 104);
+
+/// [`PythonLayout::frame_entry`] of interpreters that enter their loop for every frame (before 3.11).
+pub const EACH_FRAME: u32 = u32::MAX;
 
 /// What the kernel half keeps of the walks in one process; made by user space, changed by the kernel half alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
 
+use crate::native::{NATIVE_RECORD_BYTES, NativeItem, read_native};
 use crate::tensor::{
     STACK_FRAME_BYTES, STACK_RECORD_BYTES, STATISTICS_RECORD_BYTES, STATISTICS_WORDS, StackFrame, StackRecord,
     TENSOR_RECORD_BYTES, TEXT_RECORD_BYTES, TensorRecord, TextRecord,
@@ -21,6 +22,8 @@ pub enum RecordKind {
     Stack = 5,
     /// A [`crate::tensor::StatisticsRecord`].
     Statistics = 6,
+    /// A [`crate::native::NativeRecord`].
+    Native = 7,
 }
 
 /// An out-pointer was not readable when the call returned; the affected word is 0.
@@ -163,6 +166,8 @@ pub enum Item<'a> {
     Stack(StackItem<'a>),
     /// A caching allocator's own statistics.
     Statistics(StatisticsItem<'a>),
+    /// A copy of a thread's stack.
+    Native(NativeItem<'a>),
 }
 
 /// A Python stack in the ring.
@@ -216,6 +221,9 @@ impl<'a> Item<'a> {
             Some(&kind) if kind == RecordKind::Statistics as u8 => {
                 Words::of::<STATISTICS_RECORD_BYTES>(bytes).map(|words| Self::Statistics(read_statistics(words)))
             }
+            Some(&kind) if kind == RecordKind::Native as u8 => {
+                Words::of::<NATIVE_RECORD_BYTES>(bytes).map(|words| Self::Native(read_native(words)))
+            }
             _ => Record::from_bytes(bytes).map(Self::Record),
         }
     }
@@ -261,7 +269,7 @@ impl Record {
 }
 
 /// Reads native-endian integers off the front of a slice whose length was checked.
-struct Words<'a>(&'a [u8]);
+pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Words<'a> {
     fn of<const EXPECTED: usize>(bytes: &'a [u8]) -> Result<Self, RecordError> {
@@ -281,20 +289,20 @@ impl<'a> Words<'a> {
         word
     }
 
-    fn u8(&mut self) -> u8 {
+    pub(crate) fn u8(&mut self) -> u8 {
         let [byte] = self.take();
         byte
     }
-    fn u16(&mut self) -> u16 {
+    pub(crate) fn u16(&mut self) -> u16 {
         u16::from_ne_bytes(self.take())
     }
-    fn u32(&mut self) -> u32 {
+    pub(crate) fn u32(&mut self) -> u32 {
         u32::from_ne_bytes(self.take())
     }
     fn i32(&mut self) -> i32 {
         i32::from_ne_bytes(self.take())
     }
-    fn u64(&mut self) -> u64 {
+    pub(crate) fn u64(&mut self) -> u64 {
         u64::from_ne_bytes(self.take())
     }
 }
@@ -364,8 +372,14 @@ fn read_stack(bytes: &[u8]) -> Result<StackItem<'_>, RecordError> {
     let wrong = |expected| RecordError::Length { expected, got: bytes.len() };
     let (front, frames) = bytes.split_at_checked(STACK_RECORD_BYTES).ok_or(wrong(STACK_RECORD_BYTES))?;
     let mut words = Words(front);
-    let record =
-        StackRecord { kind: words.u8(), flags: words.u8(), frames: words.u16(), tgid: words.u32(), id: words.u64() };
+    let record = StackRecord {
+        kind: words.u8(),
+        flags: words.u8(),
+        frames: words.u16(),
+        tgid: words.u32(),
+        id: words.u64(),
+        entries: core::array::from_fn(|_| words.u64()),
+    };
     let expected = usize::from(record.frames) * STACK_FRAME_BYTES;
     if frames.len() == expected { Ok(StackItem { record, frames }) } else { Err(wrong(STACK_RECORD_BYTES + expected)) }
 }
@@ -440,13 +454,13 @@ mod tests {
 
     #[test]
     fn a_stack_has_as_many_frames_as_it_says_or_is_an_error() {
-        let mut bytes = [7; 16 + 48];
+        let mut bytes = [7; 32 + 48];
         (bytes[0], bytes[2], bytes[3]) = (5, 2, 0);
         let Ok(Item::Stack(stack)) = Item::from_bytes(&bytes) else { panic!("a stack must be read") };
         assert_eq!(stack.frames().count(), 2);
         bytes[2] = 3;
-        assert_eq!(Item::from_bytes(&bytes), Err(RecordError::Length { expected: 16 + 72, got: 64 }));
-        assert_eq!(Item::from_bytes(&bytes[..9]), Err(RecordError::Length { expected: 16, got: 9 }));
+        assert_eq!(Item::from_bytes(&bytes), Err(RecordError::Length { expected: 32 + 72, got: 80 }));
+        assert_eq!(Item::from_bytes(&bytes[..9]), Err(RecordError::Length { expected: 32, got: 9 }));
     }
 
     #[test]

@@ -20,6 +20,10 @@ pub const FLAG_STACK_OVER_BUDGET: u8 = 4;
 pub const FLAG_STACK_UNREADABLE: u8 = 8;
 /// The thread runs no Python.
 pub const FLAG_NO_PYTHON: u8 = 16;
+/// The thread's stack was to be copied for its native frames and was not, to keep the program fast.
+pub const FLAG_COPY_OVER_BUDGET: u8 = 32;
+/// It was to be copied and was not: the ring buffer was filling.
+pub const FLAG_COPY_LOST: u8 = 64;
 
 /// One event at a probed function around the caching allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,7 +47,8 @@ pub struct TensorRecord {
     pub args: [u64; 6],
     /// Stack words, peeked words, or the return value and zero.
     pub extra: [u64; 2],
-    /// The Python stack: the [`StackRecord::id`] of a record that came before, in this process; 0 for none.
+    /// The Python stack: the [`StackRecord::id`] of a record that came before, in this process; with [`FLAG_NO_PYTHON`] the
+    /// [`crate::native::NativeRecord::id`] of one; 0 for none.
     pub stack: u64,
 }
 
@@ -98,6 +103,9 @@ pub struct StackRecord {
     pub tgid: u32,
     /// Which stack of the process this is; never 0.
     pub id: u64,
+    /// A bit for each frame, the lowest for the innermost: set where the interpreter's loop was entered for it, so that beneath it lies a call of the
+    /// machine's. Without, the frame was called within the loop that its caller runs in.
+    pub entries: [u64; STACK_FRAMES / 64],
 }
 
 /// A frame of a Python stack.
@@ -143,7 +151,7 @@ pub const TENSOR_RECORD_BYTES: usize = 96;
 /// Size of a [`TextRecord`] in the ring, in bytes.
 pub const TEXT_RECORD_BYTES: usize = 96;
 /// Size of a [`StackRecord`] in the ring without its frames, in bytes.
-pub const STACK_RECORD_BYTES: usize = 16;
+pub const STACK_RECORD_BYTES: usize = 32;
 /// Size of a [`StackFrame`] in the ring, in bytes.
 pub const STACK_FRAME_BYTES: usize = 24;
 /// Size of a [`StatisticsRecord`] in the ring, in bytes.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise};
 use crate::stack::PythonStack;
+use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Name, Tgid};
 
 /// One thing that happened outside. The order of inputs decides everything.
@@ -30,6 +31,15 @@ pub enum Input {
         id: u64,
         /// Its frames.
         stack: PythonStack,
+    },
+    /// What a native stack is, before the records that name it, or with the Python stack of the same number.
+    NativeStack {
+        /// The process.
+        tgid: Tgid,
+        /// The number that those records give it.
+        id: u64,
+        /// Its frames.
+        stack: NativeStack,
     },
     /// The probes around PyTorch's caching allocator are in place in this process.
     TensorsWatched {

@@ -87,7 +87,11 @@ impl Pipeline {
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
-            process.tensors.get_or_insert_default().apply(&event);
+            let tensors = process.tensors.get_or_insert_default();
+            if let Record::Tensor(tensor) = record {
+                tensors.count_copies(tensor.flags);
+            }
+            tensors.apply(&event);
             self.note_tensor_oom(&event);
         }
     }

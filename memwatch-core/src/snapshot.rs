@@ -15,8 +15,9 @@ pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, Histor
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};
 pub use places::{
-    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, RefusalView,
-    SiteView, StackView, StageBytesView, StageView, SumView, TensorsView, TrailView, WhoseView,
+    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, MergedFrameView, NativeView, PhaseView,
+    PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
+    TrailView, WhoseView,
 };
 pub(crate) use rows::add;
 pub use rows::{Row, largest};

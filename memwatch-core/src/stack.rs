@@ -1,11 +1,15 @@
 //! Python stacks, resolved to functions, files and lines.
 
 pub mod lines;
+pub mod native;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET};
 use serde::{Deserialize, Serialize};
+
+use self::native::{NativeEnd, NativeStack};
 
 /// A Python stack, innermost frame first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +18,8 @@ pub struct PythonStack {
     pub frames: Vec<PythonFrame>,
     /// Outer frames are missing: there were more than are copied.
     pub truncated: bool,
+    /// How many frames, from the innermost on, lie within each call of the interpreter's loop: each number includes those before.
+    pub borders: Vec<u16>,
 }
 
 /// One frame.
@@ -69,6 +75,19 @@ pub fn wrapped_as(class: &str) -> Option<&'static str> {
 #[derive(Clone, Debug, Default)]
 pub struct Stacks {
     by_id: HashMap<u64, Arc<PythonStack>>,
+    native: HashMap<u64, Arc<NativeStack>>,
+    /// Native stacks by what ended them.
+    ends: BTreeMap<NativeEnd, u64>,
+    missing_copies: MissingCopies,
+}
+
+/// Allocations whose native stack is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MissingCopies {
+    /// It was not copied, to keep the program fast.
+    pub over_budget: u64,
+    /// There was no room for the copy.
+    pub lost: u64,
 }
 
 impl Stacks {
@@ -80,6 +99,38 @@ impl Stacks {
     /// The stack of this number, if it arrived.
     pub fn get(&self, id: u64) -> Option<&Arc<PythonStack>> {
         self.by_id.get(&id)
+    }
+
+    /// The native stack of this number is this from now on: that of the Python stack of the same number, as far as all allocations on it that were
+    /// looked at have it, or that of a thread without Python.
+    pub fn learn_native(&mut self, id: u64, stack: NativeStack) {
+        *self.ends.entry(stack.end).or_insert(0) += 1;
+        if let Some(before) = self.native.insert(id, Arc::new(stack))
+            && let Some(count) = self.ends.get_mut(&before.end)
+        {
+            *count -= 1;
+        }
+    }
+
+    /// The native stack of this number, if it arrived.
+    pub fn native(&self, id: u64) -> Option<&Arc<NativeStack>> {
+        self.native.get(&id)
+    }
+
+    /// What the flags of an event say of a copy that is missing.
+    pub(crate) fn count_copies(&mut self, flags: u8) {
+        self.missing_copies.over_budget += u64::from(flags & FLAG_COPY_OVER_BUDGET != 0);
+        self.missing_copies.lost += u64::from(flags & FLAG_COPY_LOST != 0);
+    }
+
+    /// Allocations whose native stack is missing.
+    pub const fn missing_copies(&self) -> MissingCopies {
+        self.missing_copies
+    }
+
+    /// How many native stacks ended so.
+    pub const fn ends(&self) -> &BTreeMap<NativeEnd, u64> {
+        &self.ends
     }
 
     /// How many are known.

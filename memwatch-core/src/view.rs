@@ -3,6 +3,7 @@
 mod allocators;
 mod fragmentation;
 mod history;
+mod native;
 pub(crate) mod places;
 
 use std::collections::BTreeMap;

@@ -155,6 +155,12 @@ impl Bpf {
         RECORDS.reserve::<T>(0)
     }
 
+    /// Whether so little waits in the ring that what is long and of less use than events may go there, too.
+    #[inline(always)]
+    pub(crate) fn has_plenty() -> bool {
+        fill() < RECORDS.query(BPF_RB_RING_SIZE.into()) / 4
+    }
+
     /// Hands over a record that was made in the ring; nobody waits for it.
     #[inline(always)]
     pub(crate) fn submit<T>(entry: RingBufEntry<T>) {

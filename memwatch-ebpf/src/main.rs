@@ -9,12 +9,14 @@
 #![expect(clippy::needless_pass_by_value, reason = "aya's macros hand each program its context by value")]
 
 mod kernel;
+mod native;
 mod process;
 mod python;
 mod statistics;
 mod tensor;
 mod threads;
 mod variable;
+mod window;
 
 use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::pt_regs;
@@ -22,6 +24,7 @@ use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use memwatch_common::capture::{on_enter, on_return};
+use memwatch_common::native::Registers;
 
 use crate::kernel::Bpf;
 
@@ -106,7 +109,7 @@ fn leave(context: &RetProbeContext) -> u32 {
 fn tensor_enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
-    tensor::on_enter(cookie(context), &arguments(registers), stack_pointer(registers));
+    tensor::on_enter(cookie(context), &arguments(registers), &kept(registers));
     0
 }
 
@@ -136,6 +139,22 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
     registers.rsp
 }
 
+/// The registers that a frame's caller is found with. Read here and now: the compiler would keep an address within the context instead, which the
+/// verifier refuses.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn kept(registers: &pt_regs) -> Registers {
+    // SAFETY: a reference to a register may be read through.
+    let read = |register: &u64| unsafe { core::ptr::read_volatile(register) };
+    Registers {
+        rbx: read(&registers.rbx),
+        rbp: read(&registers.rbp),
+        rsp: read(&registers.rsp),
+        r12_to_r15: [read(&registers.r12), read(&registers.r13), read(&registers.r14), read(&registers.r15)],
+        rip: read(&registers.rip),
+    }
+}
+
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn return_value(registers: &pt_regs) -> u64 {
@@ -153,6 +172,13 @@ fn arguments(registers: &pt_regs) -> [u64; 6] {
 #[inline(always)]
 fn stack_pointer(registers: &pt_regs) -> u64 {
     registers.sp
+}
+
+/// Native frames are not looked at there: user space asks for no copy.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn kept(registers: &pt_regs) -> Registers {
+    Registers { rbx: 0, rbp: 0, rsp: stack_pointer(registers), r12_to_r15: [0; 4], rip: 0 }
 }
 
 #[cfg(bpf_target_arch = "aarch64")]

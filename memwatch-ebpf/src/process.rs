@@ -11,7 +11,7 @@ use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKin
 
 use crate::kernel::Bpf;
 use crate::threads::drop_notes;
-use crate::{python, statistics, tensor};
+use crate::{native, python, statistics, tensor};
 
 /// Offset of `tgid` in `task_struct`, from the running kernel's BTF.
 #[unsafe(no_mangle)]
@@ -131,6 +131,7 @@ fn forget_tensors(thread: Thread) {
     python::forget(thread.tgid);
     statistics::forget(thread.tgid);
     tensor::forget(thread.tgid);
+    native::forget(thread.tgid);
 }
 
 /// `cgroup_attach_task(group, path, task, threadgroup)`, in whoever moves the task: user space looks where it is now.

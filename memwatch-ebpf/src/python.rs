@@ -6,12 +6,12 @@ use core::ffi::c_void;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
-use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
-use memwatch_common::python::{DEFAULT_WINDOW_FRAMES, PythonLayout, WALK_FRAMES, WINDOW_NS, WalkState};
+use memwatch_common::python::{DEFAULT_WINDOW_FRAMES, EACH_FRAME, PythonLayout, WALK_FRAMES, WINDOW_NS, WalkState};
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
     FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_TRUNCATED, FLAG_STACK_UNREADABLE, STACK_FRAME_BYTES,
@@ -20,7 +20,8 @@ use memwatch_common::tensor::{
 
 use crate::kernel::{Bpf, add};
 use crate::process::thread_pointer;
-use crate::threads::{COPIED_WORDS, FRAME_BYTES, Notes, PAGE_BYTES, SENT, WINDOW_BYTES, WINDOW_WORDS, notes};
+use crate::threads::{Notes, SENT, notes};
+use crate::window::{byte, copy, word};
 
 /// Where things lie in each process; those that are not here have no stacks.
 #[map]
@@ -49,9 +50,9 @@ static CAN_LOOP: Global<u8> = Global::new(0);
 /// An address, or a stack's id, of a process.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct OfProcess {
-    word: u64,
-    tgid: u64,
+pub(crate) struct OfProcess {
+    pub(crate) word: u64,
+    pub(crate) tgid: u64,
 }
 
 /// What came of a walk.
@@ -87,17 +88,15 @@ const SEARCH_STEPS: u32 = 2048;
 const ALL_FRAMES: u32 = STACK_FRAMES as u32;
 /// Frames that are looked at in a walk, with the interpreter's own.
 const WALK_STEPS: u32 = 2 * ALL_FRAMES;
-/// Frames that are no further from each other lie on the same stack, most likely.
-const NEAR_BYTES: u64 = 16 << 10;
 /// How long the lists are taken to hold no more than their newest entry says.
 const SEARCH_AGAIN_NS: u64 = 100_000_000;
 
 const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
 const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
 
-/// Walks the running thread's Python stack, and sends it unless it was sent before.
+/// Walks the running thread's Python stack, and sends it unless it was sent before. The stack pointer tells stacks apart where it is given.
 #[inline(always)]
-pub(crate) fn walk(thread: Thread, now_ns: u64) -> Walked {
+pub(crate) fn walk(thread: Thread, now_ns: u64, stack_pointer: Option<u64>) -> Walked {
     if CAN_LOOP.load() == 0 {
         return Walked::default();
     }
@@ -112,13 +111,19 @@ pub(crate) fn walk(thread: Thread, now_ns: u64) -> Walked {
         return Walked { id: 0, flags: FLAG_STACK_OVER_BUDGET };
     }
     let Some(notes) = notes(thread) else { return UNREADABLE_STACK };
-    match innermost_frame(notes, layout, now_ns) {
+    let Some(own) = thread_pointer() else { return UNREADABLE_STACK };
+    match innermost_frame(notes, layout, own, now_ns) {
         Ok(0) => return NO_PYTHON,
         Ok(frame) => notes.cursor = frame,
         Err(()) => return UNREADABLE_STACK,
     }
-    notes.hash = state.epoch;
+    notes.hash = match stack_pointer {
+        // A thread's pointer lies at a fixed place above its stack, so that threads that do the same have the same depth.
+        Some(stack_pointer) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(stack_pointer)),
+        _ => state.epoch,
+    };
     notes.frames = 0;
+    notes.stack.record.entries = [0; STACK_FRAMES / 64];
     // What lay there at the last walk does so no more.
     notes.window_bytes = 0;
     notes.alone = notes.cursor;
@@ -152,8 +157,7 @@ fn is_in_budget(state: &mut WalkState, now_ns: u64) -> bool {
 
 /// The frame that the running thread is in; 0 where it runs no Python.
 #[inline(always)]
-fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, now_ns: u64) -> Result<u64, ()> {
-    let own = thread_pointer().ok_or(())?;
+fn innermost_frame(notes: &mut Notes, layout: &PythonLayout, own: u64, now_ns: u64) -> Result<u64, ()> {
     if notes.thread_state != 0 {
         let id = read(notes.thread_state, layout.thread_id);
         if id.is_some_and(|id| is_of(id, own))
@@ -269,7 +273,18 @@ extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
     };
     notes.cursor = word(notes, at, layout.frame_previous);
     if layout.frame_owner != 0 && u32::from(byte(notes, at, layout.frame_owner - 1)) >= layout.owner_internal {
+        if taken > 0 {
+            enter(notes, taken - 1);
+        }
         return 0;
+    }
+    let is_entry = match layout.frame_entry {
+        0 => false,
+        EACH_FRAME => true,
+        offset => byte(notes, at, offset - 1) != 0,
+    };
+    if is_entry {
+        enter(notes, taken);
     }
     let code = word(notes, at, layout.frame_code) & layout.pointer_mask;
     let mut instruction = word(notes, at, layout.frame_instruction);
@@ -290,78 +305,18 @@ extern "C" fn walk_step(_index: u64, step: *mut Step) -> u64 {
     0
 }
 
-/// Where in the notes the front of this frame is copied to, in words; `None` where it cannot be read.
-///
-/// A copy costs the same for a word as for a page, nearly, and calls that stay within Python lay their frames one after the other, outer ones first
-/// (CPython's data stack, 3.11 and later): with a frame that comes near the one before, all that lies before it is copied.
+/// The interpreter's loop was entered for this frame.
 #[inline(always)]
-fn copy(notes: &mut Notes, frame: u64, frame_bytes: u32) -> Option<u32> {
-    let bytes = if frame_bytes > FRAME_BYTES { FRAME_BYTES } else { frame_bytes };
-    let within = frame.wrapping_sub(notes.window_start);
-    #[expect(clippy::cast_possible_truncation, reason = "less than the window's length")]
-    if within.wrapping_add(bytes.into()) <= notes.window_bytes
-        && within < notes.window_bytes
-        && within.is_multiple_of(8)
-    {
-        return Some((within / 8) as u32);
-    }
-    // The first frame is as near as can be.
-    if notes.alone.wrapping_sub(frame) < NEAR_BYTES && frame.is_multiple_of(8) {
-        let end = frame.wrapping_add(bytes.into());
-        let start = end.wrapping_sub(WINDOW_BYTES.into()) & !7;
-        let first = if notes.first_page <= frame && notes.first_page > start { notes.first_page } else { start };
-        if let Some(at) = copy_window(notes, first, frame, end) {
-            return Some(at);
-        }
-        // Before a page that nothing is mapped before, there are no frames.
-        notes.first_page = frame & !u64::from(PAGE_BYTES - 1);
-        if let Some(at) = copy_window(notes, notes.first_page, frame, end) {
-            return Some(at);
-        }
-    }
-    notes.alone = frame;
-    // SAFETY: the place is behind the window, with room for a frame.
-    let to = unsafe { notes.copied.as_mut_ptr().add(WINDOW_WORDS) };
-    // SAFETY: the helper writes no more than there is room for, and checks the user address itself.
-    let failed = unsafe { bpf_probe_read_user(to.cast::<c_void>(), bytes, frame as *const c_void) };
-    #[expect(clippy::cast_possible_truncation, reason = "about five hundred")]
-    (failed == 0).then_some(WINDOW_WORDS as u32)
-}
-
-/// Copies what lies between `start` and `end`, and says where in it the frame is.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "less than the window's length")]
-fn copy_window(notes: &mut Notes, start: u64, frame: u64, end: u64) -> Option<u32> {
-    let bytes = end.wrapping_sub(start) as u32;
-    let bytes = if bytes > WINDOW_BYTES { WINDOW_BYTES } else { bytes };
-    // SAFETY: as in `copy`.
-    let failed =
-        unsafe { bpf_probe_read_user(notes.copied.as_mut_ptr().cast::<c_void>(), bytes, start as *const c_void) };
-    if failed != 0 {
-        notes.window_bytes = 0;
-        return None;
-    }
-    notes.window_start = start;
-    notes.window_bytes = bytes.into();
-    Some((frame.wrapping_sub(start) / 8) as u32)
-}
-
-/// The word at this offset, which is a multiple of eight, of the frame that was copied there.
-#[inline(always)]
-fn word(notes: &Notes, at: u32, offset_bytes: u32) -> u64 {
-    let index = at.wrapping_add(offset_bytes / 8) as usize;
-    if index < COPIED_WORDS { notes.copied[index] } else { 0 }
-}
-
-/// The byte at this offset of the frame that was copied there.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the byte that is wanted was shifted down")]
-fn byte(notes: &Notes, at: u32, offset_bytes: u32) -> u8 {
-    (word(notes, at, offset_bytes) >> (offset_bytes % 8 * 8)) as u8
+fn enter(notes: &mut Notes, frame: u64) {
+    let bit = 1 << (frame % 64);
+    let half = if frame < 64 { &mut notes.stack.record.entries[0] } else { &mut notes.stack.record.entries[1] };
+    *half |= bit;
+    // What differs in this alone is another stack.
+    notes.hash = mix(notes.hash, frame);
 }
 
 #[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
+pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     let product = (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     product ^ (product >> 29)
 }
@@ -396,6 +351,7 @@ fn send(notes: &mut Notes, state: &mut WalkState, thread: Thread) -> Walked {
         frames: count,
         tgid: thread.tgid,
         id,
+        ..notes.stack.record
     };
     // Before it is sent: from then on a code object of it that goes must be noticed.
     notes.cursor = 0;

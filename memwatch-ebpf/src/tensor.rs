@@ -10,6 +10,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
+use memwatch_common::native::Registers;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
     FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord, Text,
@@ -17,8 +18,9 @@ use memwatch_common::tensor::{
 };
 
 use crate::kernel::Bpf;
+use crate::native::Grant;
 use crate::python::{self, Walked};
-use crate::{statistics, variable};
+use crate::{native, statistics, variable};
 
 /// Processes whose events are wanted; read only where the cookie says so.
 #[map]
@@ -34,7 +36,7 @@ struct Event {
 
 /// At a function's entry, or in its entry block where all arguments are still in place.
 #[inline(always)]
-pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], stack_pointer: u64) {
+pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], registers: &Registers) {
     let thread = Bpf.thread();
     if !is_wanted(cookie, thread.tgid) {
         return;
@@ -46,7 +48,7 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], stack_pointer: u64) {
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
     match plan.text {
         Text::None => {
-            send_words(event, plan, args, stack_pointer);
+            send_words(event, plan, args, registers);
             match plan.statistics {
                 Statistics::None => {}
                 Statistics::Announced => statistics::note_allocator(thread, args[0]),
@@ -74,7 +76,7 @@ pub(crate) fn on_return(cookie: u64, value: u64) {
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
     // The arguments are gone; the Python stack is as it was.
     let walks = matches!(plan.stack, Walk::Always);
-    let walked = if walks { python::walk(event.thread, event.time_ns) } else { Walked::default() };
+    let walked = if walks { python::walk(event.thread, event.time_ns, None) } else { Walked::default() };
     let flags = FLAG_RETURN | walked.flags;
     send(event, TensorRecord { flags, extra: [value, 0], stack: walked.id, ..blank(event) });
 }
@@ -91,13 +93,19 @@ fn is_wanted(cookie: u64, tgid: u32) -> bool {
 }
 
 #[inline(always)]
-fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], stack_pointer: u64) {
+fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Registers) {
     let walks = match plan.stack {
         Walk::Never => false,
         Walk::Always => true,
         Walk::Grants => args[1].cast_signed() > 0,
     };
-    let walked = if walks { python::walk(event.thread, event.time_ns) } else { Walked::default() };
+    let is_grant = matches!(plan.stack, Walk::Grants);
+    let depth = if is_grant { Some(registers.rsp) } else { None };
+    let mut walked = if walks { python::walk(event.thread, event.time_ns, depth) } else { Walked::default() };
+    if walks && is_grant {
+        let grant = Grant { thread: event.thread, time_ns: event.time_ns, bytes: args[1] };
+        walked = native::copy(grant, walked, registers);
+    }
     let mut extra = [0; 2];
     let was_read = match plan.peek {
         Some((argument, offset_bytes)) if plan.thread_variable => {
@@ -108,7 +116,7 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], stack_pointer: u6
         Some((argument, offset_bytes)) => {
             Bpf.read_words(pick(args, argument).wrapping_add(u64::from(offset_bytes)), &mut extra)
         }
-        None if plan.stack_words => Bpf.read_words(stack_pointer.wrapping_add(8), &mut extra),
+        None if plan.stack_words => Bpf.read_words(registers.rsp.wrapping_add(8), &mut extra),
         None => true,
     };
     let unreadable = if was_read { 0 } else { FLAG_EXTRA_UNREADABLE };

@@ -55,6 +55,10 @@ pub(crate) struct Notes {
     pub(crate) first_page: u64,
     /// Numbers of stacks that were sent.
     pub(crate) sent: [u64; SENT],
+    /// Numbers of stacks whose native frames were copied.
+    pub(crate) copied_of: [u64; SENT],
+    /// How many allocations this thread has made on each of them since.
+    pub(crate) copied_times: [u32; SENT],
     /// A `tls_index`, and where this thread's variable is that it names.
     pub(crate) variable: [u64; 2],
     /// The allocator that the next statistics are of.
@@ -89,11 +93,13 @@ static NOTHING: Notes = Notes {
     alone: 0,
     first_page: 0,
     sent: [0; SENT],
+    copied_of: [0; SENT],
+    copied_times: [0; SENT],
     variable: [0; 2],
     allocator: 0,
     settled: [0; 2],
     stack: Stack {
-        record: StackRecord { kind: 0, flags: 0, frames: 0, tgid: 0, id: 0 },
+        record: StackRecord { kind: 0, flags: 0, frames: 0, tgid: 0, id: 0, entries: [0; STACK_FRAMES / 64] },
         frames: [StackFrame { code: 0, instruction: 0, object: 0 }; STACK_FRAMES],
     },
 };
@@ -114,6 +120,7 @@ pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
         notes.searched_ns = 0;
         notes.first_page = 0;
         notes.sent = [0; SENT];
+        notes.copied_of = [0; SENT];
         notes.variable = [0; 2];
         notes.allocator = 0;
     }

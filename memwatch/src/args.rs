@@ -23,7 +23,7 @@ pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
 pub(crate) use self::oom::Oom;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
-pub(crate) use self::tensors::{Layers, Pickle, Places, Stats, Tensors, Whose};
+pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
 
 /// Where the agent of this machine listens, unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
@@ -82,7 +82,7 @@ pub(crate) enum Command {
     /// Begin the peaks of a process anew in the agent's books, as torch.cuda.reset_peak_memory_stats() does in a program's own
     ResetPeaks(Whose),
     /// Say which lines of Python hold the memory of a PyTorch process
-    Sites(Places),
+    Sites(Sites),
     /// Say what forward, backward and optimizer of a PyTorch process hold
     Stages(Places),
     /// Say which modules of a PyTorch process hold its memory

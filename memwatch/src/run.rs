@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Targets};
+use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
@@ -60,10 +60,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Snapshot(pickle)) => tensor_report::snapshot(pickle, common).await,
             Some(Command::Export(args)) => export::run(&args.held, args.written(), common).await,
             Some(Command::Flamegraph(args)) => export::run(&args.held, args.written(), common).await,
-            Some(Command::Sites(places)) => tensor_report::places(places, (Places::Sites, true), common).await,
-            Some(Command::Stages(places)) => tensor_report::places(places, (Places::Stages, true), common).await,
+            Some(Command::Sites(Sites { places, native })) => {
+                tensor_report::places(places, (Places::Sites, true, *native), common).await
+            }
+            Some(Command::Stages(places)) => tensor_report::places(places, (Places::Stages, true, false), common).await,
             Some(Command::Layers(Layers { places, fragmentation })) => {
-                tensor_report::places(places, (Places::Layers, !fragmentation), common).await
+                tensor_report::places(places, (Places::Layers, !fragmentation, false), common).await
             }
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,

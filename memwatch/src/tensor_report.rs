@@ -18,7 +18,7 @@ use crate::run::{Signals, session_options};
 use crate::session::Session;
 use crate::sinks::json::{self, Origin};
 use crate::sinks::pickle;
-use crate::sinks::places::Places as Which;
+use crate::sinks::places::{Places as Which, Wanted};
 use crate::sinks::table;
 use crate::sinks::wall_clock::WallClock;
 use crate::sources::clock;
@@ -115,13 +115,13 @@ fn recorded_scene(
     Ok((snapshot, Scene::of(&replay)))
 }
 
-/// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more.
+/// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more; with `native` also stacks.
 ///
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn places(
     args: &Places,
-    (which, reports_only): (Which, bool),
+    (which, reports_only, native): (Which, bool, bool),
     common: &Common,
 ) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
@@ -137,9 +137,9 @@ pub(crate) async fn places(
         (snapshot, Scene::here())
     };
     let mut out = io::stdout().lock();
-    let wanted = (which, args.top);
+    let wanted = Wanted { which, top: args.top, native };
     let written = if common.json {
-        json::places::write(&mut out, wanted, &snapshot, scene.origin())
+        json::places::write(&mut out, (which, args.top), &snapshot, scene.origin())
     } else {
         table::places::write(&mut out, &snapshot, wanted, &scene.clock, &style(common, false))
     };
@@ -156,7 +156,7 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
         return Err(Failure::cannot_make(&args.output, &io::ErrorKind::AlreadyExists.into()));
     }
     let (snapshot, history, boottime_to_unix_ns) = match (&args.recording, args.tgid) {
-        (Some(path), tgid) => recorded_history(path, tgid)?,
+        (Some(path), tgid) => recorded_history(path, tgid, args.native)?,
         (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
     };
     let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
@@ -179,19 +179,19 @@ async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<H
     session.keep_history(tgid, LONGEST_HISTORY);
     let mut signals = Signals::listen()?;
     let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
-    Ok((snapshot, session.history(tgid), clock::boottime_to_unix_ns()))
+    Ok((snapshot, session.history(tgid, args.native), clock::boottime_to_unix_ns()))
 }
 
 /// # Errors
 /// Also when no process is named, and there is not one with PyTorch.
-fn recorded_history(path: &Path, tgid: Option<Tgid>) -> Result<History, Failure> {
+fn recorded_history(path: &Path, tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
     let tgid = match tgid {
         Some(tgid) => tgid,
         None => only_with_torch(path)?,
     };
     let replay = recorded::play(path, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
     let snapshot = recorded::chosen(&replay, path, &[tgid])?;
-    Ok((snapshot, replay.pipeline.history(tgid), replay.boottime_to_unix_ns))
+    Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// The process of a recording that has PyTorch.

@@ -62,7 +62,20 @@ impl PlacesWatch {
     ///
     /// # Panics
     /// When it ends with another, or says no JSON.
-    pub fn interrupt_with(mut self, code: i32) -> Value {
+    pub fn interrupt_with(self, code: i32) -> Value {
+        let text = self.stop_with(code);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    }
+
+    /// Tells it to end: what it has written then.
+    ///
+    /// # Panics
+    /// When it has failed.
+    pub fn stop(self) -> String {
+        self.stop_with(0)
+    }
+
+    fn stop_with(mut self, code: i32) -> String {
         let tgid = i32::try_from(self.child.id()).expect("a process id");
         // SAFETY: the child has not been waited for, so the number is its own.
         unsafe { libc::kill(tgid, libc::SIGINT) };
@@ -70,7 +83,7 @@ impl PlacesWatch {
         let mut out = self.child.stdout.take().expect("standard output is piped");
         out.read_to_string(&mut text).expect("text");
         assert_eq!(self.child.wait().expect("it is ours").code(), Some(code), "{text}");
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+        text
     }
 }
 

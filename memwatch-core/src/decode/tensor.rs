@@ -27,7 +27,7 @@ pub struct TensorEvent {
     pub what: TensorChange,
 }
 
-/// Which Python stack an event has.
+/// Which stack an event has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StackRef {
     /// It was not asked.
@@ -35,12 +35,21 @@ pub enum StackRef {
     NotAsked,
     /// The thread runs no Python.
     NoPython,
+    /// The same, and its native stack is the one with this number, in its process.
+    Native(u64),
     /// The one with this number, in its process.
     Known(u64),
     /// It was left out to keep the program fast.
     OverBudget,
     /// It could not be read.
     Unreadable,
+}
+
+impl StackRef {
+    /// Whether the thread runs no Python.
+    pub const fn is_without_python(self) -> bool {
+        matches!(self, Self::NoPython | Self::Native(_))
+    }
 }
 
 /// What happened.
@@ -223,7 +232,8 @@ fn stack_of(record: &TensorRecord) -> StackRef {
     match record.stack {
         _ if has(FLAG_STACK_OVER_BUDGET) => StackRef::OverBudget,
         _ if has(FLAG_STACK_UNREADABLE) => StackRef::Unreadable,
-        _ if has(FLAG_NO_PYTHON) => StackRef::NoPython,
+        0 if has(FLAG_NO_PYTHON) => StackRef::NoPython,
+        id if has(FLAG_NO_PYTHON) => StackRef::Native(id),
         0 => StackRef::NotAsked,
         id => StackRef::Known(id),
     }
@@ -394,5 +404,6 @@ mod tests {
         assert_eq!(event(0, 0), Some(StackRef::NotAsked));
         assert_eq!(event(0, 5), Some(StackRef::Known(5)));
         assert_eq!(event(FLAG_NO_PYTHON, 0), Some(StackRef::NoPython));
+        assert_eq!(event(FLAG_NO_PYTHON, 5), Some(StackRef::Native(5)));
     }
 }

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 
 use super::{Encoder, EndMark, Ending, FORMAT, Front, Reader, RecordingError, Stopped};
 use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::stack::{PythonCode, PythonFrame, PythonModule, PythonStack};
 use crate::words::Tgid;
 
@@ -78,6 +79,9 @@ fn one_of_each() -> Vec<Input> {
     let module = PythonModule { address: 2, class: "DDP".into(), name: None, wraps: Some(Box::new(inner)) };
     let code = PythonCode { function: "step".into(), file: "/a b/\u{fffd}.py".into(), line: Some(7) };
     let frames = vec![PythonFrame { code: Some(code), module: Some(module) }, PythonFrame { code: None, module: None }];
+    let function: Option<Arc<str>> = Some("_PyEval_EvalFrameDefault".into());
+    let library = "/usr/lib/libpython3.11.so".into();
+    let native = NativeFrame { name: function.clone(), function, library, address: 77, role: NativeRole::Loop };
     let statistics = std::array::from_fn(|index| index as u64 * 512);
     vec![
         Input::Coverage(Coverage { mechanism: "uprobe_multi".into(), ..Coverage::default() }),
@@ -85,7 +89,8 @@ fn one_of_each() -> Vec<Input> {
         Input::Process(ProcessFacts { tgid: 9, comm: "a\"b\n".to_owned(), ..ProcessFacts::default() }),
         Input::Record(Record::Process(process)),
         Input::Record(Record::Call(call)),
-        Input::Stack { tgid: Tgid(9), id: u64::MAX, stack: PythonStack { frames, truncated: true } },
+        Input::Stack { tgid: Tgid(9), id: u64::MAX, stack: PythonStack { frames, truncated: true, borders: vec![1] } },
+        Input::NativeStack { tgid: Tgid(9), id: 5, stack: NativeStack::new(vec![native], NativeEnd::CopyEnds) },
         Input::Record(Record::Tensor(tensor(UNKNOWN_ROW, 60))),
         Input::Record(Record::Tensor(tensor(UNKNOWN_ROW + 1, 70))),
         Input::Record(Record::Text(text)),
@@ -112,7 +117,7 @@ fn a_chunk_says_from_when_to_when_it_is() {
     let (bytes, _) = recorded(&[&one_of_each()]);
     let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
     let front = reader.next_chunk().expect("memory can be read").expect("there is one").front;
-    assert_eq!((front.first_ns, front.last_ns, front.inputs), (5, 1_000, 14));
+    assert_eq!((front.first_ns, front.last_ns, front.inputs), (5, 1_000, 15));
 }
 
 #[test]
@@ -142,7 +147,7 @@ fn what_is_not_as_it_was_written_is_not_believed() {
         let mut changed = whole.clone();
         changed[byte] ^= 0x10;
         let (inputs, ending) = read(&changed);
-        assert_eq!(inputs.len(), 14, "byte {byte}");
+        assert_eq!(inputs.len(), 15, "byte {byte}");
         assert!(!matches!(ending, Some(Ending::Whole(_))), "byte {byte}: {ending:?}");
     }
 }
@@ -161,7 +166,7 @@ fn what_is_no_recording_or_another_versions_is_refused() {
 
 #[test]
 fn of_a_tensor_event_what_tells_something_is_kept() {
-    let [.., tensor] = &one_of_each()[..8] else { panic!("the eighth is a tensor event") };
+    let [.., tensor] = &one_of_each()[..9] else { panic!("the ninth is a tensor event") };
     let Input::Record(Record::Tensor(tensor)) = tensor else { panic!("{tensor:?}") };
     let event = |args| Input::Record(Record::Tensor(TensorRecord { probe: 1, args, ..*tensor }));
     let (bytes, _) = recorded(&[&[event([1, 2, 3, 4, 0xdead_beef_0101, 6])]]);

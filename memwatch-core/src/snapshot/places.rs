@@ -14,6 +14,10 @@ pub struct TensorsView {
     pub allocators: Vec<AllocatorView>,
     /// Events and stacks that did not arrive, by cause.
     pub losses: BTreeMap<Name, u64>,
+    /// Its native stacks by what ended them: `complete`, `copy_ends`, `no_information`, `unreadable`, `contradictory`,
+    /// `too_many_frames`, or `differing` where allocations on one Python stack have different frames from there on; and
+    /// allocations without one that were to have one: `over_budget`, to keep the program fast, and `lost`, where there was no room for it.
+    pub native_stacks: BTreeMap<Name, u64>,
     /// Whose its memory is.
     pub places: PlacesView,
 }
@@ -132,10 +136,10 @@ pub struct StageBytesView {
 /// A line of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteView {
-    /// `line`, or `backward_of` for the backward pass of what the line computed; `no_python`, `before_attach`, `rest`, and `not_asked`,
+    /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python; `no_python`, `before_attach`, `rest`, and `not_asked`,
     /// `over_budget`, `unreadable` or `missing` where the stack is not known.
     pub kind: Name,
-    /// The file.
+    /// The file; of a native function the name of that with its code.
     pub file: Option<String>,
     /// The line in it.
     pub line: Option<u32>,
@@ -184,13 +188,16 @@ pub struct TrailView {
     pub truncated: bool,
 }
 
-/// A Python stack.
+/// A Python stack, or the native one of a thread without Python, which has no other frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StackView {
     /// Innermost first.
     pub frames: Vec<FrameView>,
     /// There are more frames than these.
     pub truncated: bool,
+    /// The same with native frames; `None` where the thread's stack was not copied. A Python stack's is as far as the allocations on it
+    /// have the same, of which the first, the second, the fourth and so on of each thread are looked at.
+    pub native: Option<NativeView>,
     /// What it has; of one that ran in several stages, `peak_bytes` is at most this.
     pub sum: SumView,
 }
@@ -204,6 +211,38 @@ pub struct FrameView {
     pub line: Option<u32>,
     /// The function.
     pub function: Option<String>,
+    /// The class of the module whose call it is.
+    pub module: Option<String>,
+}
+
+/// A stack with native frames.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NativeView {
+    /// Innermost first; frames of Python in the place of the interpreter's loop that they ran in.
+    pub frames: Vec<MergedFrameView>,
+    /// Why there are no more native frames: as in [`TensorsView::native_stacks`].
+    pub end: Name,
+    /// From this frame on native ones are missing; `None` where all are there.
+    pub cut: Option<usize>,
+    /// The loops of the interpreter that were found are not those that the Python frames ran in.
+    pub mismatched: bool,
+}
+
+/// A frame of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MergedFrameView {
+    /// `python`; `native`, or `interpreter` for a native function of the interpreter's own.
+    pub kind: Name,
+    /// The file: of a native frame the one that the code is from.
+    pub file: Option<String>,
+    /// The line; of a native frame it is not known.
+    pub line: Option<u32>,
+    /// The function, of a native frame with the types of its parameters; `None` where it has no symbol.
+    pub function: Option<String>,
+    /// The function without those types.
+    pub name: Option<String>,
+    /// Of a native frame: the address in its file, before relocation.
+    pub address: Option<u64>,
     /// The class of the module whose call it is.
     pub module: Option<String>,
 }

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use memwatch_common::loss::Loss;
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
+use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
 use crate::words::{Ordinal, Tid};
 
@@ -234,6 +235,17 @@ impl TensorLedger {
     pub fn learn(&mut self, id: u64, stack: PythonStack) {
         self.threads.learn(id, &stack, &mut self.names);
         self.stacks.learn(id, stack);
+    }
+
+    /// Learns what a native stack is, before the events that name it.
+    pub fn learn_native(&mut self, id: u64, stack: NativeStack) {
+        self.threads.learn_native(id, &stack, &mut self.names);
+        self.stacks.learn_native(id, stack);
+    }
+
+    /// Native stacks are missing, as the flags of an event say.
+    pub(crate) fn count_copies(&mut self, flags: u8) {
+        self.stacks.count_copies(flags);
     }
 
     /// A thread of the process is no more.

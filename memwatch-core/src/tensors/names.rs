@@ -31,6 +31,17 @@ pub enum Site {
     Line(PythonCode),
     /// The backward pass of what this line computed.
     BackwardOf(PythonCode),
+    /// A function, in a thread that runs no Python.
+    Native(NativeCode),
+}
+
+/// A place in native code.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NativeCode {
+    /// The function, without its parameters.
+    pub function: Arc<str>,
+    /// The name of the file that it is in.
+    pub library: Arc<str>,
 }
 
 /// A row in the lists of sites.
@@ -51,7 +62,7 @@ impl SiteKey {
     pub(super) const fn without_frames(stack: StackRef) -> Self {
         match stack {
             StackRef::NotAsked => Self::NOT_ASKED,
-            StackRef::NoPython => Self::NO_PYTHON,
+            StackRef::NoPython | StackRef::Native(_) => Self::NO_PYTHON,
             StackRef::OverBudget => Self::OVER_BUDGET,
             StackRef::Unreadable => Self::UNREADABLE,
             StackRef::Known(_) => Self::MISSING,

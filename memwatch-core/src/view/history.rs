@@ -6,22 +6,26 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::native::history_frame;
 use super::places::stage_name;
 use crate::Pipeline;
 use crate::decode::StackRef;
 use crate::snapshot::{
     DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory,
 };
+use crate::stack::native::{MergedFrame, NativeStack, merge};
+use crate::stack::{PythonFrame, PythonStack};
 use crate::tensors::TensorLedger;
 use crate::tensors::allocator::{BlockState, Cell, DeviceAllocator, Line, LineAction, Memory, PoolSize};
 use crate::tensors::threads::Stage;
 use crate::words::Tgid;
 
 impl Pipeline {
-    /// What the caching allocators of a process did, as far back as is kept; `None` where they are not watched.
-    pub fn history(&self, tgid: Tgid) -> Option<MemoryHistory> {
+    /// What the caching allocators of a process did, as far back as is kept, on stacks with or without native frames; `None` where they are not
+    /// watched.
+    pub fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
         let ended = || self.ended.iter().rfind(|process| process.tgid == tgid);
-        Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?))
+        Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?, with_native))
     }
 
     /// So many lines of what each caching allocator of this process does are kept from now on.
@@ -30,8 +34,8 @@ impl Pipeline {
     }
 }
 
-pub(super) fn history(ledger: &TensorLedger) -> MemoryHistory {
-    let mut stacks = Stacks { ledger, places: HashMap::new(), all: Vec::new() };
+pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory {
+    let mut stacks = Stacks { ledger, with_native, places: HashMap::new(), all: Vec::new() };
     let devices = ledger.allocators().iter().map(|(ordinal, device)| {
         let replay = Replay::of(device);
         let mut segments = known_segments(device.memory(), &mut stacks);
@@ -224,6 +228,7 @@ fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
 /// Stacks by their place in the list.
 struct Stacks<'a> {
     ledger: &'a TensorLedger,
+    with_native: bool,
     places: HashMap<StackRef, usize>,
     all: Vec<Vec<HistoryFrame>>,
 }
@@ -240,29 +245,58 @@ impl Stacks<'_> {
     }
 
     fn frames(&self, stack: StackRef) -> Vec<HistoryFrame> {
-        let python = match stack {
-            StackRef::Known(id) => self.ledger.stacks().get(id),
-            _ => None,
+        let stacks = self.ledger.stacks();
+        let (python, native) = match stack {
+            StackRef::Known(id) => (stacks.get(id), stacks.native(id)),
+            StackRef::Native(id) => (None, stacks.native(id)),
+            _ => (None, None),
         };
+        let is_known = python.is_some() || matches!(stack, StackRef::Native(_));
+        if let Some(native) = native.filter(|_| self.with_native && is_known) {
+            return merged(python, native);
+        }
         let Some(python) = python else {
             return vec![remark(match stack {
                 StackRef::NotAsked => "memwatch: before attach",
-                StackRef::NoPython => "memwatch: a thread without Python",
+                StackRef::NoPython | StackRef::Native(_) => "memwatch: a thread without Python",
                 StackRef::OverBudget => "memwatch: no stack, to keep the program fast",
                 StackRef::Unreadable => "memwatch: the stack could not be read",
                 StackRef::Known(_) => "memwatch: the stack was lost",
             })];
         };
-        let code = python.frames.iter().map(|frame| match &frame.code {
-            Some(code) => HistoryFrame {
-                name: Arc::clone(&code.function),
-                file: Arc::clone(&code.file),
-                line: code.line.unwrap_or(0),
-            },
-            None => remark("memwatch: a frame that could not be read"),
-        });
+        let code = python.frames.iter().map(python_frame);
         code.chain(python.truncated.then(|| remark("memwatch: outer frames are missing"))).collect()
     }
+}
+
+fn python_frame(frame: &PythonFrame) -> HistoryFrame {
+    match &frame.code {
+        Some(code) => HistoryFrame {
+            name: Arc::clone(&code.function),
+            file: Arc::clone(&code.file),
+            line: code.line.unwrap_or(0),
+        },
+        None => remark("memwatch: a frame that could not be read"),
+    }
+}
+
+/// Python and native frames; a remark stands where native ones are missing.
+fn merged(python: Option<&Arc<PythonStack>>, native: &NativeStack) -> Vec<HistoryFrame> {
+    let nothing = PythonStack::default();
+    let merged = merge(python.map_or(&nothing, |python| python), native);
+    let mut frames: Vec<HistoryFrame> = merged
+        .frames
+        .iter()
+        .map(|frame| match frame {
+            MergedFrame::Python(frame) => python_frame(frame),
+            MergedFrame::Native(frame) => history_frame(frame),
+        })
+        .collect();
+    if let Some(cut) = merged.cut {
+        frames.insert(cut, remark("memwatch: native frames are missing from here on"));
+    }
+    frames.extend(python.is_some_and(|python| python.truncated).then(|| remark("memwatch: outer frames are missing")));
+    frames
 }
 
 /// A frame of memwatch's own: a viewer shows it in the place of one of the program's.

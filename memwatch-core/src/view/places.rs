@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::allocators::allocators;
 use super::fragmentation::{self, Fragmentation};
 use super::named;
+use super::native::{ends, native_view};
 use crate::Pipeline;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -18,7 +19,7 @@ use crate::snapshot::{
 };
 use crate::stack::{PythonCode, PythonFrame};
 use crate::tensors::TensorLedger;
-use crate::tensors::names::{Layer, LayerKey, Module, Names, PhaseKey, Site, SiteKey};
+use crate::tensors::names::{Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
 use crate::tensors::places::{DevicePlaces, LayerSum, LiveBlock, StageRow, Sum, Trail};
 use crate::tensors::threads::{Attribution, Evidence, Stage};
 use crate::words::{GpuUuid, Name, Ordinal};
@@ -65,6 +66,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     TensorsView {
         allocators: allocators(ledger, &uuid),
         losses: named(ledger.losses()),
+        native_stacks: ends(ledger.stacks()),
         places: PlacesView {
             steps: threads.steps(),
             optimizers: steps.into_iter().map(|(name, steps)| (name.to_owned(), steps)).collect(),
@@ -79,11 +81,12 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
 pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
     let site = names.site_of(key);
     let code = code_of(site);
+    let native = native_of(site);
     SiteView {
         kind: site_kind(site),
-        file: code.map(|code| code.file.to_string()),
+        file: code.map(|code| &code.file).or(native.map(|code| &code.library)).map(ToString::to_string),
         line: code.and_then(|code| code.line),
-        function: code.map(|code| code.function.to_string()),
+        function: code.map(|code| &code.function).or(native.map(|code| &code.function)).map(ToString::to_string),
         sum: SumView::default(),
     }
 }
@@ -207,10 +210,15 @@ impl List<'_> {
         let mut all: Vec<_> = sums.into_iter().filter(|(_, sum)| sum.live_bytes > 0).collect();
         all.sort_by_key(|(_, sum)| Reverse(sum.live_bytes));
         let view = |(id, sum): (u64, SumView)| {
-            let stack = self.ledger.stacks().get(id)?;
+            let (python, native) = (self.ledger.stacks().get(id), self.ledger.stacks().native(id));
+            if python.is_none() && native.is_none() {
+                return None;
+            }
+            let frames = python.map(|stack| stack.frames.iter().take(FRAMES).map(frame).collect());
             Some(StackView {
-                frames: stack.frames.iter().take(FRAMES).map(frame).collect(),
-                truncated: stack.truncated || stack.frames.len() > FRAMES,
+                frames: frames.unwrap_or_default(),
+                truncated: python.is_some_and(|stack| stack.truncated || stack.frames.len() > FRAMES),
+                native: native.map(|native| native_view(python.map(|python| &**python), native)),
                 sum,
             })
         };
@@ -252,6 +260,7 @@ pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
         let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
         format!("{}{line} {}", code.file, code.function)
     });
+    let line = line.or_else(|| native_of(site).map(|code| format!("{}  {}", code.function, code.library)));
     let by = match whose.by {
         Evidence::Node => "node",
         Evidence::Range => "range",
@@ -275,7 +284,7 @@ fn module_name(module: &Module) -> String {
     }
 }
 
-fn frame(frame: &PythonFrame) -> FrameView {
+pub(super) fn frame(frame: &PythonFrame) -> FrameView {
     let code = frame.code.as_ref();
     FrameView {
         file: code.map(|code| code.file.to_string()),
@@ -321,18 +330,23 @@ const fn site_kind(site: &Site) -> Name {
     Name::Borrowed(match site {
         Site::Rest => "rest",
         Site::BeforeAttach => "before_attach",
-        Site::NoPython | Site::NotKnown(StackRef::NoPython) => "no_python",
+        Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
         Site::NotKnown(StackRef::NotAsked) => "not_asked",
         Site::NotKnown(StackRef::OverBudget) => "over_budget",
         Site::NotKnown(StackRef::Unreadable) => "unreadable",
         Site::NotKnown(StackRef::Known(_)) => "missing",
         Site::Line(_) => "line",
         Site::BackwardOf(_) => "backward_of",
+        Site::Native(_) => "native",
     })
 }
 
 const fn code_of(site: &Site) -> Option<&PythonCode> {
     if let Site::Line(code) | Site::BackwardOf(code) = site { Some(code) } else { None }
+}
+
+const fn native_of(site: &Site) -> Option<&NativeCode> {
+    if let Site::Native(code) = site { Some(code) } else { None }
 }
 
 #[cfg(test)]

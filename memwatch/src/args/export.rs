@@ -82,6 +82,7 @@ impl Held {
             tgid: self.subject.tgids.first().copied(),
             recording: self.subject.recording.clone(),
             output: self.output.clone(),
+            native: false,
             force: self.force,
             duration: self.duration,
         }

@@ -68,7 +68,7 @@ pub(crate) struct Stats {
     pub(crate) reset_peaks: bool,
 }
 
-/// `memwatch sites`, `memwatch stages` and `memwatch layers`.
+/// `memwatch stages`, and what `memwatch sites` and `memwatch layers` have in common with it.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Places {
     #[command(flatten)]
@@ -83,6 +83,16 @@ pub(crate) struct Places {
     /// List blocks of this size and above one by one: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
+}
+
+/// `memwatch sites`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Sites {
+    #[command(flatten)]
+    pub(crate) places: Places,
+    /// Show the stacks that hold most, with native frames
+    #[arg(long)]
+    pub(crate) native: bool,
 }
 
 /// `memwatch layers`.
@@ -115,4 +125,7 @@ pub(crate) struct Pickle {
     #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
+    /// Write native frames, too, as torch.cuda.memory._record_memory_history(stacks="all") does
+    #[arg(long)]
+    pub(crate) native: bool,
 }

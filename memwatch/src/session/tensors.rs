@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
+use memwatch_common::native::NativeItem;
 use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
-use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning, tensor_probe};
+use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
 use memwatch_core::input::Input;
 use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView};
 use memwatch_core::words::Tgid;
@@ -17,6 +18,7 @@ use super::intake::Intake;
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::tensor_probes::{self, TensorProbes};
+use crate::sources::native::{NativeFiles, NativeProcess};
 use crate::sources::python::{PythonError, PythonProcess};
 use crate::sources::torch::{Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
 
@@ -24,6 +26,12 @@ use crate::sources::torch::{Moment, RestingNumbers, TensorLevel, TensorPoint, To
 const AGAIN: Duration = Duration::from_millis(500);
 /// An allocator's own statistics are asked for no more often than this: they are 1.2 KB, read under its lock.
 const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
+
+/// What is large where nobody says otherwise.
+const LARGE_BYTES: u64 = 100 << 20;
+
+/// Copies of stacks that wait for the record that names them: it comes right after them.
+const MOST_SAME: usize = 4096;
 
 /// The PyTorch processes of a watch.
 pub(super) struct Tensors {
@@ -33,6 +41,10 @@ pub(super) struct Tensors {
     replaced: Vec<u32>,
     /// Stacks that were resolved too late, as they are known now.
     corrected: Vec<Input>,
+    /// What is known of files with native code.
+    files: NativeFiles,
+    /// Of allocations of this size and above more is wanted.
+    large_bytes: u64,
     /// How often all records that there were have been fetched.
     fetches: u64,
 }
@@ -45,6 +57,9 @@ struct Process {
     resting: Option<RestingNumbers>,
     /// How many records of its tensors have come.
     records: u64,
+    native: NativeProcess,
+    /// The numbers of stacks that are the same as an earlier one, until the record comes that names them: theirs, and the earlier one's.
+    same: Vec<(u64, u64)>,
 }
 
 enum Python {
@@ -66,6 +81,7 @@ impl Session {
     /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
         self.pipeline.list_tensors_from(least_bytes);
+        self.tensors.list_from(least_bytes);
     }
 
     /// Looks for what keeps growing, from now on.
@@ -93,9 +109,10 @@ impl Session {
         self.pipeline.keep_history(tgid, lines);
     }
 
-    /// What a process's caching allocators have done, and what there is now; `None` where nothing of PyTorch was seen.
-    pub(crate) fn history(&self, tgid: Tgid) -> Option<MemoryHistory> {
-        self.pipeline.history(tgid)
+    /// What a process's caching allocators have done, and what there is now, on stacks with or without native frames; `None` where nothing of
+    /// PyTorch was seen.
+    pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
+        self.pipeline.history(tgid, with_native)
     }
 
     /// All ways to the memory of a process of this session's snapshot, by device.
@@ -118,7 +135,20 @@ impl Session {
 impl Tensors {
     /// None yet.
     pub(super) fn new(torch: TorchWatch) -> Self {
-        Self { torch, processes: BTreeMap::new(), replaced: Vec::new(), corrected: Vec::new(), fetches: 0 }
+        Self {
+            torch,
+            processes: BTreeMap::new(),
+            replaced: Vec::new(),
+            corrected: Vec::new(),
+            files: NativeFiles::default(),
+            large_bytes: LARGE_BYTES,
+            fetches: 0,
+        }
+    }
+
+    /// Allocations of this size and above are large, in processes where PyTorch is found from now on.
+    pub(super) fn list_from(&mut self, least_bytes: u64) {
+        self.large_bytes = least_bytes;
     }
 
     /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in those that have it.
@@ -173,6 +203,7 @@ impl Tensors {
     pub(super) fn take(&mut self, item: &Item<'_>) -> Option<Input> {
         match item {
             Item::Stack(stack) => self.resolve(stack),
+            Item::Native(copy) => self.unwind(copy),
             Item::Statistics(statistics) => Some(Input::Statistics {
                 tgid: Tgid(statistics.tgid),
                 allocator: statistics.allocator,
@@ -182,7 +213,7 @@ impl Tensors {
             Item::Record(record) => {
                 self.count(record);
                 self.note(record);
-                Some(Input::Record(*record))
+                Some(Input::Record(self.with_known_stack(*record)))
             }
         }
     }
@@ -229,9 +260,13 @@ impl Tensors {
                 // First: no code object whose address was sent goes unnoticed.
                 let probes = watch_code(kernel, tgid, &python);
                 log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &told));
+                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
                 Python::Found { python: Box::new(python), probes, told }
             }
-            Ok(None) => Python::Without,
+            Ok(None) => {
+                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
+                Python::Without
+            }
             Err(PythonError::Idle) => Python::Idle(Instant::now()),
             Err(error) => {
                 log::warn!("process {tgid}: lines of Python are not seen: {error}");
@@ -247,6 +282,37 @@ impl Tensors {
         let process = self.processes.get_mut(&item.record.tgid)?;
         let Python::Found { python, .. } = &mut process.python else { return None };
         Some(Input::Stack { tgid: Tgid(item.record.tgid), id: item.record.id, stack: python.resolve(item) })
+    }
+
+    /// The stack that was copied: of a thread without Python only if it is another than all before.
+    fn unwind(&mut self, copy: &NativeItem<'_>) -> Option<Input> {
+        let process = self.processes.get_mut(&copy.tgid)?;
+        let tgid = Tgid(copy.tgid);
+        if !copy.is_without_python() {
+            let stack = process.native.unwind(&mut self.files, copy)?;
+            return Some(Input::NativeStack { tgid, id: copy.id, stack });
+        }
+        let unwound = process.native.tell_apart(&mut self.files, copy);
+        if unwound.id != copy.id {
+            // The records that name so many copies were lost.
+            if process.same.len() >= MOST_SAME {
+                process.same.clear();
+            }
+            process.same.push((copy.id, unwound.id));
+        }
+        Some(Input::NativeStack { tgid, id: unwound.id, stack: unwound.stack? })
+    }
+
+    /// The record with the number that its stack has had before; each copy has one of its own.
+    fn with_known_stack(&mut self, record: Record) -> Record {
+        let Record::Tensor(tensor) = record else { return record };
+        if tensor.flags & FLAG_NO_PYTHON == 0 || tensor.stack == 0 {
+            return record;
+        }
+        let Some(process) = self.processes.get_mut(&tensor.tgid) else { return record };
+        let Some(at) = process.same.iter().position(|(id, _)| *id == tensor.stack) else { return record };
+        let (_, stack) = process.same.swap_remove(at);
+        Record::Tensor(TensorRecord { stack, ..tensor })
     }
 
     fn note(&mut self, record: &Record) {
@@ -267,7 +333,14 @@ impl Process {
         let resting = RestingNumbers::open(tgid);
         let resting =
             resting.inspect_err(|error| log::warn!("process {tgid}: its memory cannot be read: {error}")).ok();
-        Self { python: Python::Without, asked: None, resting, records: 0 }
+        Self {
+            python: Python::Without,
+            asked: None,
+            resting,
+            records: 0,
+            native: NativeProcess::new(tgid),
+            same: Vec::new(),
+        }
     }
 
     /// Its allocators' own numbers, where they are surer than what was followed and it rests.

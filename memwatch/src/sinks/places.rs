@@ -1,6 +1,7 @@
 //! Words for places of tensors: what a row of stages, layers, lines or phases is called on a screen.
 
-use memwatch_core::snapshot::{LayerView, PhaseView, SiteView, StageView, WhoseView};
+use memwatch_core::snapshot::{LayerView, MergedFrameView, PhaseView, SiteView, StageView, WhoseView};
+use memwatch_core::stack::native::file_name;
 
 use super::format::printable;
 
@@ -13,6 +14,17 @@ pub(crate) enum Places {
     Stages,
     /// By module.
     Layers,
+}
+
+/// What of a list is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// The list.
+    pub(crate) which: Places,
+    /// So many rows at most.
+    pub(crate) top: usize,
+    /// Also the stacks that hold most, with native frames.
+    pub(crate) native: bool,
 }
 
 /// `backward`, `backward (recomputed)`, `forward (captured)`.
@@ -54,8 +66,41 @@ pub(super) fn site(view: &SiteView) -> String {
     match &*view.kind {
         "line" => place,
         "backward_of" => format!("backward of {place}"),
+        "native" => format!("{}  {file}", printable(view.function.as_deref().unwrap_or_default())),
         "no_python" => "(no Python: a thread of PyTorch's own)".to_owned(),
         kind => row_without_name(kind),
+    }
+}
+
+/// A frame of Python or of native code; `None` for one of the interpreter's own.
+pub(super) fn frame(view: &MergedFrameView) -> Option<String> {
+    let file = printable(view.file.as_deref().unwrap_or("?"));
+    let function = view.name.as_deref().map(printable);
+    match &*view.kind {
+        "interpreter" => None,
+        "python" => {
+            let line = view.line.map_or_else(String::new, |line| format!(":{line}"));
+            Some(format!("{file}{line} {}", function.unwrap_or("?".into())))
+        }
+        _ => {
+            let address = || format!("{:#x}", view.address.unwrap_or_default()).into();
+            Some(format!("{}  {}", function.unwrap_or_else(address), file_name(&file)))
+        }
+    }
+}
+
+/// Why a native stack is shorter than the thread's.
+pub(super) fn native_end(end: &str) -> &str {
+    match end {
+        "copy_ends" => "more of the stack was not copied",
+        "no_information" => "nothing says who called this",
+        "unreadable" => "the file with the code cannot be read",
+        "contradictory" => "the stack contradicts itself",
+        "too_many_frames" => "there are too many",
+        "differing" => "allocations here have different ones",
+        "over_budget" => "left out to keep the program fast",
+        "lost" => "no room for the copy",
+        other => other,
     }
 }
 
@@ -74,6 +119,7 @@ fn row_without_name(kind: &str) -> String {
         "before_attach" => "(before attach)",
         "not_known" => "(not known)",
         "not_asked" => "(stacks are not asked for)",
+        "differing" => "allocations here have different ones",
         "over_budget" => "(not known: left out to keep the program fast)",
         "unreadable" => "(not known: the stack could not be read)",
         "missing" => "(not known: the stack did not arrive)",

@@ -11,6 +11,7 @@ pub(crate) mod library_sweep;
 pub(crate) mod library_watch;
 pub(crate) mod mappings;
 pub(crate) mod namespace;
+pub(crate) mod native;
 pub(crate) mod nvml;
 pub(crate) mod presence;
 mod process_probes;

@@ -15,6 +15,7 @@ use foldhash::fast::RandomState;
 
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::stack::PythonStack;
+use crate::stack::native::NativeStack;
 use crate::tensors::names::{LayerKey, Names, PhaseKey, SiteKey};
 use crate::words::Tid;
 
@@ -137,7 +138,7 @@ impl Thread {
                 self.outer = Some(*node);
                 node.origin
             }
-            None if node.nested && stack == StackRef::NoPython => self.outer.and_then(|outer| outer.origin),
+            None if node.nested && stack.is_without_python() => self.outer.and_then(|outer| outer.origin),
             None => node.origin,
         }
     }
@@ -162,6 +163,11 @@ impl Threads {
     /// Learns what a Python stack is, before the events that name it.
     pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
         self.origins.learn(id, stack, names);
+    }
+
+    /// Learns where a thread without Python is that has this native stack.
+    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
+        self.origins.learn_native(id, stack, names);
     }
 
     /// Takes one event into account.
@@ -226,6 +232,7 @@ impl Threads {
         let (captured, step) = (!self.captures.is_empty(), self.steps.process());
         let (id, key) = match stack {
             StackRef::Known(id) => (Some(id), self.origins.of_stack(id)),
+            StackRef::Native(id) => (Some(id), None),
             _ => (None, None),
         };
         let origin = key.map(|key| self.origins.get(key));
@@ -257,13 +264,13 @@ impl Threads {
             Some(own) if own.is_module() => own,
             _ if has_node => of_node.map_or(LayerKey::NOT_KNOWN, |of_node| of_node.layer),
             Some(own) => own,
-            None if stack == StackRef::NoPython => LayerKey::NONE,
+            None if stack.is_without_python() => LayerKey::NONE,
             None => LayerKey::NOT_KNOWN,
         };
         let site = match (&origin, &of_node) {
             (Some(origin), _) => origin.site,
-            (None, Some(of_node)) if stack == StackRef::NoPython => of_node.backward_site,
-            (None, _) => SiteKey::without_frames(stack),
+            (None, Some(of_node)) if stack.is_without_python() => of_node.backward_site,
+            (None, _) => self.origins.native_site(stack).unwrap_or(SiteKey::without_frames(stack)),
         };
         Attribution { stage, by, recomputed, captured, site, layer, phase, stack: id, step }
     }
@@ -327,7 +334,7 @@ impl Threads {
             _ => None,
         };
         let from_the_start = key.is_some_and(|key| self.origins.get(key).from_the_start);
-        let is_native = stack == StackRef::NoPython;
+        let is_native = stack.is_without_python();
         if !self.builders.contains(&tid) {
             if self.builders.len() >= BUILDERS {
                 let gone = self.builders.remove(0);
@@ -380,7 +387,7 @@ fn stage(thread: &Thread, stack: StackRef, origin: Option<&Origin>) -> (Stage, E
         (_, Some(_)) => (Stage::Optimizer, Evidence::Range),
         (Some(Doing::Optimizer), None) => (Stage::Optimizer, Evidence::Frames),
         (Some(Doing::Nothing), None) => (Stage::Outside, Evidence::Nothing),
-        (None, None) if stack == StackRef::NoPython => (Stage::Outside, Evidence::Nothing),
+        (None, None) if stack.is_without_python() => (Stage::Outside, Evidence::Nothing),
         (None, None) => (Stage::NotKnown, Evidence::Nothing),
     }
 }

@@ -7,8 +7,9 @@ use foldhash::fast::RandomState;
 
 use super::frames::{self, Doing, Reading};
 use crate::decode::StackRef;
+use crate::stack::native::{NativeStack, file_name};
 use crate::stack::{PythonModule, PythonStack, wrapped_as};
-use crate::tensors::names::{LayerKey, Module, Names, Site, SiteKey};
+use crate::tensors::names::{LayerKey, Module, Names, NativeCode, Site, SiteKey};
 
 /// How many stacks are told apart.
 const STACKS: usize = 1 << 18;
@@ -47,6 +48,8 @@ pub(super) struct Origin {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Origins {
     by_stack: HashMap<u64, OriginKey, RandomState>,
+    /// The sites of threads without Python.
+    native: HashMap<u64, SiteKey, RandomState>,
     all: Vec<Origin>,
     /// Modules by their address.
     met: HashMap<u64, Module>,
@@ -66,6 +69,22 @@ impl Origins {
             self.all.push(origin);
             self.by_stack.insert(id, OriginKey(key));
         }
+    }
+
+    /// The native stack of this number is this.
+    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
+        if let Some((function, library)) = stack.site().and_then(|frame| Some((frame.name.clone()?, &frame.library)))
+            && self.native.len() < STACKS
+        {
+            let library = file_name(library).into();
+            self.native.insert(id, names.site(Site::Native(NativeCode { function, library })));
+        }
+    }
+
+    /// The site of a thread without Python, where its native frames tell one.
+    pub(super) fn native_site(&self, stack: StackRef) -> Option<SiteKey> {
+        let StackRef::Native(id) = stack else { return None };
+        self.native.get(&id).copied()
     }
 
     /// The stack of this number, if it is known.

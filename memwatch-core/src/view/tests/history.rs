@@ -107,7 +107,7 @@ impl Told {
     }
 
     fn history(&self) -> MemoryHistory {
-        history(&self.ledger)
+        history(&self.ledger, false)
     }
 }
 

@@ -1,6 +1,9 @@
+use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET};
+
 use super::*;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::stack::PythonStack;
+use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::tensors::allocator::tests::naive::Naive;
 use crate::words::{Tgid, Tid};
 
@@ -11,7 +14,7 @@ fn ledger(lines: u32) -> TensorLedger {
     for line in 1..=lines {
         let code = PythonCode { function: "f".into(), file: "a.py".into(), line: Some(line) };
         let frames = vec![PythonFrame { code: Some(code), module: None }];
-        ledger.learn(u64::from(line), PythonStack { frames, truncated: false });
+        ledger.learn(u64::from(line), PythonStack { frames, truncated: false, borders: Vec::new() });
         let block_bytes = i64::from(line) * 512;
         allocated_bytes += block_bytes.unsigned_abs();
         let what = TensorChange::Reported {
@@ -80,6 +83,32 @@ fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
     assert_eq!(device.trails[0].frames[0].line, Some(2000), "the largest is the first");
     let native = device.trails.iter().find(|trail| trail.frames.is_empty()).expect("a thread without Python");
     assert_eq!((&*native.site.kind, native.stage.sum.live_bytes), ("no_python", 512));
+}
+
+#[test]
+fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them() {
+    let mut ledger = ledger(1);
+    let frame = |function: &str, library: &str| NativeFrame {
+        function: Some(function.into()),
+        name: Some(function.into()),
+        library: library.into(),
+        address: 16,
+        role: NativeRole::Code,
+    };
+    let frames = || vec![frame("at::empty", "libtorch.so"), frame("_PyEval_EvalFrameDefault", "python3")];
+    ledger.learn_native(1, NativeStack::new(frames(), NativeEnd::Complete));
+    ledger.count_copies(FLAG_COPY_LOST);
+    ledger.count_copies(FLAG_COPY_OVER_BUDGET);
+    let seen = tensors(&ledger, |_| None);
+    let expected = [("complete", 1), ("lost", 1), ("over_budget", 1)].map(|(name, count)| (name.into(), count));
+    assert_eq!(seen.native_stacks, BTreeMap::from(expected));
+    // Nothing says that the Python frame ran in this call of the loop.
+    let native = view(&ledger).stacks[0].native.clone().expect("it is known");
+    let kinds: Vec<_> = native.frames.iter().map(|frame| (&*frame.kind, frame.function.as_deref())).collect();
+    assert_eq!(kinds, [("native", Some("at::empty")), ("python", Some("f"))]);
+    assert_eq!((&*native.end, native.cut, native.mismatched), ("complete", Some(1), true));
+    ledger.learn_native(1, NativeStack::new(frames(), NativeEnd::Differing));
+    assert_eq!(tensors(&ledger, |_| None).native_stacks.get("complete"), None, "it is another now");
 }
 
 /// What an allocator tells of these grants, each with its stack; the first `given_back` of them are freed again.

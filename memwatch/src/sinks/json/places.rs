@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, LargeView, LayerView, PhaseView, PlaceNameView, ProcessView, RefusalView, SiteView, Snapshot,
-    StackView, StageBytesView, StageView, SumView, WhoseView, largest,
+    DevicePlacesView, LargeView, LayerView, NativeView, PhaseView, PlaceNameView, ProcessView, RefusalView, SiteView,
+    Snapshot, StackView, StageBytesView, StageView, SumView, WhoseView, largest,
 };
 use memwatch_core::words::Name;
 use serde::Serialize;
@@ -54,6 +54,7 @@ struct ProcessJson<'a> {
     peaks_since: Option<String>,
     exact: bool,
     losses: &'a BTreeMap<Name, u64>,
+    native_stacks: &'a BTreeMap<Name, u64>,
     steps: u64,
     optimizers: &'a BTreeMap<String, u64>,
     ambiguous_nodes: u64,
@@ -141,6 +142,7 @@ struct LayerJson {
 struct StackJson<'a> {
     frames: &'a [memwatch_core::snapshot::FrameView],
     truncated: bool,
+    native: Option<&'a NativeView>,
     #[serde(flatten)]
     sum: SumJson,
 }
@@ -173,7 +175,8 @@ struct WhoseJson<'a> {
 }
 
 fn process_json<'a>(process: &'a ProcessView, asked: (Places, usize), clock: &WallClock) -> Option<ProcessJson<'a>> {
-    let places = &process.tensors.as_ref()?.places;
+    let tensors = process.tensors.as_ref()?;
+    let places = &tensors.places;
     Some(ProcessJson {
         tgid: process.tgid.0,
         comm: &process.comm,
@@ -182,6 +185,7 @@ fn process_json<'a>(process: &'a ProcessView, asked: (Places, usize), clock: &Wa
         peaks_since: process.peaks_begun_ns.map(|time_ns| clock.rfc3339(time_ns)),
         exact: process.exact,
         losses: &process.losses,
+        native_stacks: &tensors.native_stacks,
         steps: places.steps,
         optimizers: &places.optimizers,
         ambiguous_nodes: places.ambiguous_nodes,
@@ -260,7 +264,12 @@ fn layer_json(layer: LayerView) -> LayerJson {
 }
 
 fn stack_json(stack: &StackView) -> StackJson<'_> {
-    StackJson { frames: &stack.frames, truncated: stack.truncated, sum: sum_json(&stack.sum) }
+    StackJson {
+        frames: &stack.frames,
+        truncated: stack.truncated,
+        native: stack.native.as_ref(),
+        sum: sum_json(&stack.sum),
+    }
 }
 
 fn large_json<'a>(block: &'a LargeView, clock: &WallClock) -> LargeJson<'a> {

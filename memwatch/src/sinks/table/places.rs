@@ -2,13 +2,16 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{DevicePlacesView, LayerView, PlacesView, ProcessView, Snapshot, SumView, largest};
+use memwatch_core::snapshot::{
+    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Snapshot, SumView, TensorsView, largest,
+};
+use memwatch_core::words::Name;
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
 use crate::sinks::Tone;
-use crate::sinks::format::{bytes, count, duration, known, percent, printable, signed_bytes};
-use crate::sinks::places::{self, Places};
+use crate::sinks::format::{bytes, count, duration, known, percent, plural, printable, signed_bytes};
+use crate::sinks::places::{self, Places, Wanted};
 use crate::sinks::sentences::{self, Sentence};
 use crate::sinks::wall_clock::WallClock;
 
@@ -32,12 +35,12 @@ const SUMS: [(&str, Align); 7] = [
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
-    (which, top): (Places, usize),
+    Wanted { which, top, native }: Wanted,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    if !page.lists(snapshot, (&[which], top), clock) {
+    if !page.lists(snapshot, (&[which], top, native), clock) {
         page.line(&Sentence::new(Tone::Plain, "No memory of PyTorch has been seen."));
     }
     page.trust(snapshot, clock);
@@ -57,7 +60,7 @@ pub(crate) fn write_all(
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top), clock);
+    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top, false), clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
@@ -176,7 +179,12 @@ fn allocated_in(layer: &LayerView, stage: &str) -> String {
 
 impl Page {
     /// These lists of each process; false where there is none.
-    fn lists(&mut self, snapshot: &Snapshot, (wanted, top): (&[Places], usize), clock: &WallClock) -> bool {
+    fn lists(
+        &mut self,
+        snapshot: &Snapshot,
+        (wanted, top, native): (&[Places], usize, bool),
+        clock: &WallClock,
+    ) -> bool {
         let mut any = false;
         for process in &snapshot.processes {
             let Some(tensors) = &process.tensors else { continue };
@@ -192,6 +200,13 @@ impl Page {
                 }
                 self.doubts(&tensors.places, device);
                 self.large(device, clock, wanted);
+                if native {
+                    self.stacks(device);
+                }
+            }
+            let has_native = |device: &DevicePlacesView| device.sites.iter().any(|site| site.kind == "native");
+            if native || (wanted.contains(&Places::Sites) && tensors.places.devices.iter().any(has_native)) {
+                self.missing_frames(tensors);
             }
             self.refused(snapshot, &tensors.places, clock);
         }
@@ -223,6 +238,47 @@ impl Page {
         if device.large.len() > LISTED {
             let others = count((device.large.len() - LISTED) as u64);
             self.line(&Sentence::new(Tone::Faint, format!("and {others} more large blocks")));
+        }
+    }
+
+    /// The stacks that hold most; frames of the interpreter's own are left out, frames of Python stand where it runs.
+    fn stacks(&mut self, device: &DevicePlacesView) {
+        for stack in device.stacks.iter().take(LISTED) {
+            let Some(native) = &stack.native else { continue };
+            let allocations = plural(stack.sum.allocations, "allocation", "allocations");
+            let text =
+                format!("{} live, {} in {allocations}:", bytes(stack.sum.live_bytes), bytes(stack.sum.total_bytes));
+            self.line(&Sentence::new(Tone::Heading, text));
+            for (number, frame) in native.frames.iter().enumerate() {
+                if native.cut == Some(number) {
+                    self.cut(native);
+                }
+                if let Some(text) = places::frame(frame) {
+                    let tone = if frame.kind == "python" { Tone::Plain } else { Tone::Faint };
+                    self.line(&Sentence::new(tone, format!("  {text}")));
+                }
+            }
+            if native.cut.is_some_and(|cut| cut >= native.frames.len()) {
+                self.cut(native);
+            }
+        }
+    }
+
+    fn cut(&mut self, native: &NativeView) {
+        let why = match (native.mismatched, &*native.end) {
+            (true, _) => "the interpreter's frames do not match those of Python",
+            (false, "complete") => "there are more frames of Python",
+            (false, end) => places::native_end(end),
+        };
+        self.line(&Sentence::new(Tone::Warning, format!("  (native frames are missing from here on: {why})")));
+    }
+
+    fn missing_frames(&mut self, tensors: &TensorsView) {
+        let ended = |(end, times): (&Name, &u64)| format!("{} ({})", count(*times), places::native_end(end));
+        let short: Vec<_> = tensors.native_stacks.iter().filter(|(end, _)| **end != "complete").map(ended).collect();
+        if !short.is_empty() {
+            let text = format!("native stacks that are not whole: {}", short.join(", "));
+            self.line(&Sentence::new(Tone::Warning, text));
         }
     }
 

@@ -8,6 +8,7 @@ use aya::Pod;
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
+use memwatch_common::native::CopyState;
 use memwatch_common::python::{PythonLayout, WalkState};
 use memwatch_common::tensor::ONLY_LISTED;
 
@@ -25,6 +26,10 @@ struct Layout(PythonLayout);
 #[repr(transparent)]
 struct Walks(WalkState);
 
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Copies(CopyState);
+
 /// A code object's address, and the process.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -37,6 +42,8 @@ struct OfProcess {
 unsafe impl Pod for Layout {}
 // SAFETY: as above.
 unsafe impl Pod for Walks {}
+// SAFETY: two words.
+unsafe impl Pod for Copies {}
 // SAFETY: two words.
 unsafe impl Pod for OfProcess {}
 
@@ -151,6 +158,20 @@ pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) 
     hash::<u32, Layout>(kernel, "PYTHON")?.insert(&tgid, &Layout(*layout), 0).map_err(in_table("PYTHON"))
 }
 
+/// From now on stacks are copied in this process, for their native frames; those of allocations of `large_bytes` and above whenever there is room.
+/// Where it has Python, its layout is set first.
+///
+/// # Errors
+/// The table is full.
+pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> Result<(), LoadError> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Ok(());
+    }
+    list(kernel, tgid)?;
+    array(kernel, "LARGE_BYTES")?.set(0, &large_bytes, 0).map_err(in_table("LARGE_BYTES"))?;
+    hash::<u32, Copies>(kernel, "COPIES")?.insert(&tgid, &Copies(CopyState::default()), 0).map_err(in_table("COPIES"))
+}
+
 /// What the kernel half keeps of the walks in a process: how many stacks were left out, among others. `None` where none are walked.
 #[cfg(test)]
 pub(crate) fn walk_state(kernel: &mut Kernel, tgid: u32) -> Option<WalkState> {
@@ -187,6 +208,7 @@ pub(crate) fn forget(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
     let _ = hash::<u32, u8>(kernel, "TENSOR_TARGETS")?.remove(&tgid);
     let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
     let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
+    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
     let mut wanted = hash::<u32, u64>(kernel, "STATISTICS_WANTED")?;
     let _ = wanted.remove(&tgid);
     if wanted.keys().next().is_none() {

@@ -3,7 +3,7 @@
 //! The numbers were compiled from the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0 and 3.14.10 for 64-bit processes; they are the same in every
 //! release of a minor version, which is an ABI. From 3.13 on the process says most of them itself (`_Py_DebugOffsets`).
 
-use memwatch_common::python::PythonLayout;
+use memwatch_common::python::{EACH_FRAME, PythonLayout};
 use memwatch_core::stack::lines::LineTable;
 
 use super::PythonError;
@@ -131,6 +131,9 @@ const V3_9: Layout = Layout {
         frame_local0: 360,
         frame_owner: 0,
         owner_internal: OWNER_INTERNAL,
+        frame_entry: EACH_FRAME,
+        // Where native frames are seen.
+        by_depth: cfg!(target_arch = "x86_64") as u32,
         frame_bytes: 112,
         frame_far: 1,
         enabled: 1,
@@ -177,6 +180,7 @@ const V3_11: Layout = Layout {
         instruction_bytes: 8,
         frame_local0: 72,
         frame_owner: 69 + 1,
+        frame_entry: 68 + 1,
         frame_bytes: 80,
         frame_far: 0,
         ..V3_9.walk
@@ -210,6 +214,8 @@ const V3_12: Layout = Layout {
         frame_code: 0,
         frame_previous: 8,
         frame_owner: 70 + 1,
+        // A frame of the interpreter's own comes before.
+        frame_entry: 0,
         ..V3_11.walk
     },
     native_thread: Some(144),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use memwatch_common::record::StackItem;
-use memwatch_common::tensor::{FLAG_STACK_TRUNCATED, StackFrame};
+use memwatch_common::tensor::{FLAG_STACK_TRUNCATED, STACK_FRAMES, StackFrame};
 use memwatch_core::stack::{PythonFrame, PythonModule, PythonStack};
 
 use super::code::Code;
@@ -26,6 +26,8 @@ pub(super) struct Sent {
     pub(super) id: u64,
     pub(super) frames: Box<[StackFrame]>,
     pub(super) truncated: bool,
+    /// Which frames the interpreter's loop was entered for ([`memwatch_common::tensor::StackRecord::entries`]).
+    pub(super) entries: [u64; STACK_FRAMES / 64],
 }
 
 /// A code object, and when it was read: `CLOCK_BOOTTIME`, nanoseconds.
@@ -82,7 +84,8 @@ impl<M: Memory> Resolver<M> {
     /// The stack that the kernel half sent.
     pub(super) fn resolve(&mut self, item: &StackItem) -> PythonStack {
         let truncated = item.record.flags & FLAG_STACK_TRUNCATED != 0;
-        self.resolve_sent(Sent { id: item.record.id, frames: item.frames().collect(), truncated })
+        let (id, entries) = (item.record.id, item.record.entries);
+        self.resolve_sent(Sent { id, frames: item.frames().collect(), truncated, entries })
     }
 
     /// The same from its parts.
@@ -119,13 +122,18 @@ impl<M: Memory> Resolver<M> {
     fn stack(&mut self, sent: &Sent, gone: Option<u64>) -> PythonStack {
         let outermost = sent.frames.iter().rfind(|frame| frame.object != 0).map(|frame| frame.object);
         let root = outermost.filter(|_| !sent.truncated);
-        let frames = sent.frames.iter().filter_map(|frame| {
+        let mut stack = PythonStack { truncated: sent.truncated, ..PythonStack::default() };
+        for (number, frame) in sent.frames.iter().enumerate() {
             if gone == Some(frame.code) {
-                return Some(PythonFrame { code: None, module: self.module(frame.object, root) });
+                stack.frames.push(PythonFrame { code: None, module: self.module(frame.object, root) });
+            } else {
+                stack.frames.extend(self.frame(frame, root));
             }
-            self.frame(frame, root)
-        });
-        PythonStack { frames: frames.collect(), truncated: sent.truncated }
+            if sent.entries.get(number / 64).is_some_and(|bits| bits >> (number % 64) & 1 == 1) {
+                stack.borders.extend(u16::try_from(stack.frames.len()));
+            }
+        }
+        stack
     }
 
     /// Which code is the call of modules, once the process has imported them.

@@ -8,6 +8,7 @@ mod watch;
 
 pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use symbols::TensorPoint;
+pub(in crate::sources) use symbols::in_pieces;
 #[cfg(test)]
 pub(crate) use symbols::points;
 pub(crate) use watch::{TensorLevel, TensorWish, TorchWatch};

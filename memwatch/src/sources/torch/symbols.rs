@@ -148,7 +148,11 @@ fn is_entry(name: &[u8], beginning: &[u8]) -> bool {
 }
 
 /// Shows a range of a file piece by piece, each with its offset in the range; `look` says how much of the end it wants to see again.
-fn in_pieces(file: &File, (start, length): (u64, u64), mut look: impl FnMut(u64, &[u8]) -> usize) -> io::Result<()> {
+pub(in crate::sources) fn in_pieces(
+    file: &File,
+    (start, length): (u64, u64),
+    mut look: impl FnMut(u64, &[u8]) -> usize,
+) -> io::Result<()> {
     let mut buffer = vec![0; PIECE_BYTES];
     let (mut offset, mut kept) = (0, 0);
     while offset < length {

@@ -4,7 +4,8 @@ mod layers;
 
 use super::*;
 use crate::decode::TensorEvent;
-use crate::tensors::names::{Layer, Site};
+use crate::stack::native::{NativeEnd, NativeFrame, NativeRole};
+use crate::tensors::names::{Layer, NativeCode, Site};
 use crate::tensors::test_stacks::stack;
 use crate::words::Tgid;
 
@@ -175,6 +176,32 @@ fn phases_are_the_ranges_that_the_program_names() {
     story.ends(MAIN).ends(MAIN).event(MAIN, TensorChange::NvtxPop);
     let whose = story.allocates(MAIN, &LOSS);
     assert_eq!(name(&story, whose), None);
+}
+
+#[test]
+fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_function() {
+    let mut story = Story::default();
+    let frame = |function: &str, library: &str| NativeFrame {
+        function: Some(format!("{function}(int)").into()),
+        name: Some(function.into()),
+        library: library.into(),
+        address: 1,
+        role: NativeRole::Code,
+    };
+    let frames = vec![frame("c10::allocate", "/w/libc10.so"), frame("decode", "/srv/decoder")];
+    story.threads.learn_native(7, &NativeStack::new(frames, NativeEnd::Complete), &mut story.names);
+    let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
+    let code = NativeCode { function: "decode".into(), library: "decoder".into() };
+    assert_eq!(story.names.site_of(whose.site), &Site::Native(code));
+    assert_eq!((whose.stage, whose.stack, whose.layer), (Stage::Outside, Some(7), LayerKey::NONE));
+    let unknown = story.threads.attribute(ENGINE, StackRef::Native(8));
+    assert_eq!(story.names.site_of(unknown.site), &Site::NoPython);
+    story.allocates(MAIN, &FORWARD);
+    story.numbers(MAIN, [0]);
+    story.allocates(MAIN, &FORWARD);
+    story.node(ENGINE, Some(0));
+    let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
+    assert!(matches!(story.names.site_of(whose.site), Site::BackwardOf(_)));
 }
 
 #[test]

@@ -1,10 +1,16 @@
+use memwatch_core::snapshot::{MergedFrameView, StackView};
+
 use super::*;
 use crate::sinks::fixture;
 
 fn told(snapshot: &Snapshot, which: Places, top: usize) -> String {
+    told_of(snapshot, Wanted { which, top, native: false })
+}
+
+fn told_of(snapshot: &Snapshot, wanted: Wanted) -> String {
     let mut out = Vec::new();
     let options = TableOptions::default();
-    write(&mut out, snapshot, (which, top), &fixture::clock(), &options).expect("memory takes all");
+    write(&mut out, snapshot, wanted, &fixture::clock(), &options).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
@@ -34,4 +40,43 @@ fn what_is_not_shown_is_in_the_last_row() {
 fn a_machine_without_pytorch_says_so() {
     let told = told(&fixture::quiet_node(), Places::Stages, 20);
     assert!(told.starts_with("No memory of PyTorch has been seen.\n"), "{told}");
+}
+
+fn frame(kind: &'static str, function: Option<&str>, file: &str) -> MergedFrameView {
+    MergedFrameView {
+        kind: kind.into(),
+        file: Some(file.to_owned()),
+        line: (kind == "python").then_some(12),
+        function: function.map(|name| format!("{name}(int)")),
+        name: function.map(str::to_owned),
+        address: (kind != "python").then_some(0x1F0),
+        module: None,
+    }
+}
+
+#[test]
+fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
+    let frames = vec![
+        frame("native", Some("at::empty\u{1b}"), "/w/libtorch_cpu.so"),
+        frame("interpreter", Some("PyObject_Call"), "/usr/bin/python3"),
+        frame("python", Some("main"), "train.py"),
+        frame("native", None, "/lib/libc.so.6"),
+    ];
+    let native = NativeView { frames, end: "copy_ends".into(), cut: Some(3), mismatched: false };
+    let mut snapshot = fixture::training_node();
+    let tensors = snapshot.processes[0].tensors.as_mut().expect("it has tensors");
+    tensors.native_stacks = [("complete".into(), 3), ("copy_ends".into(), 2)].into();
+    let stack = StackView { frames: Vec::new(), truncated: false, native: Some(native), sum: SumView::default() };
+    tensors.places.devices[0].stacks = vec![stack];
+    let told = told_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: true });
+    let expected = "\
+0 B live, 0 B in 0 allocations:
+  at::empty\\x1b  libtorch_cpu.so
+  train.py:12 main
+  (native frames are missing from here on: more of the stack was not copied)
+  0x1f0  libc.so.6
+";
+    assert!(told.contains(expected), "{told}");
+    assert!(told.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{told}");
+    assert!(!told_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: false }).contains("native"));
 }

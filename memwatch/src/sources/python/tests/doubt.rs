@@ -216,7 +216,7 @@ proptest! {
         // The word that a type stands at is any of them: then some objects are code.
         let code_type = memory.u64(8).unwrap_or(0);
         let mut resolver = Resolver::new(memory, layout, code_type);
-        let stack = resolver.resolve_sent(Sent { id: 1, frames: frames.into(), truncated: false });
+        let stack = resolver.resolve_sent(Sent { id: 1, frames: frames.into(), truncated: false, entries: [0; 2] });
         for code in stack.frames.iter().filter_map(|frame| frame.code.as_ref()) {
             prop_assert!(code.file.chars().count() <= 10 * 4096 && !code.file.chars().any(char::is_control));
         }

@@ -146,7 +146,12 @@ impl PythonProcess {
     /// What the kernel half would send for a thread now, resolved.
     pub(super) fn stack_of(&mut self, thread: u64) -> PythonStack {
         let walked = self.walk_of(thread);
-        self.resolver.resolve_sent(Sent { id: thread, frames: walked.frames.into(), truncated: walked.truncated })
+        self.resolver.resolve_sent(Sent {
+            id: thread,
+            frames: walked.frames.into(),
+            truncated: walked.truncated,
+            entries: [0; 2],
+        })
     }
 
     /// What the kernel half would send for a thread now.

@@ -1,0 +1,70 @@
+//! Stacks with native frames become rows of frames.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::places::frame;
+use crate::snapshot::{HistoryFrame, MergedFrameView, NativeView};
+use crate::stack::native::{MergedFrame, NativeFrame, NativeRole, NativeStack, merge};
+use crate::stack::{PythonStack, Stacks};
+use crate::words::Name;
+
+/// The longest list of frames.
+const FRAMES: usize = 256;
+
+/// How many native stacks ended how, and how many are missing.
+pub(super) fn ends(stacks: &Stacks) -> BTreeMap<Name, u64> {
+    let missing = stacks.missing_copies();
+    let missing = [("over_budget", missing.over_budget), ("lost", missing.lost)];
+    let ends = stacks.ends().iter().map(|(end, count)| (end.name(), *count));
+    ends.chain(missing).filter(|(_, count)| *count > 0).map(|(name, count)| (name.into(), count)).collect()
+}
+
+/// A Python stack with the native one that it lies in, or the latter alone.
+pub(super) fn native_view(python: Option<&PythonStack>, native: &NativeStack) -> NativeView {
+    let nothing = PythonStack::default();
+    let merged = merge(python.unwrap_or(&nothing), native);
+    let is_too_long = merged.frames.len() > FRAMES;
+    NativeView {
+        frames: merged.frames.iter().take(FRAMES).map(view).collect(),
+        end: Name::Borrowed(native.end.name()),
+        cut: merged.cut.or(is_too_long.then_some(FRAMES)).map(|cut| cut.min(FRAMES)),
+        mismatched: merged.mismatched,
+    }
+}
+
+fn view(merged: &MergedFrame<'_>) -> MergedFrameView {
+    match merged {
+        MergedFrame::Python(python) => {
+            let frame = frame(python);
+            MergedFrameView {
+                kind: Name::Borrowed("python"),
+                file: frame.file,
+                line: frame.line,
+                name: frame.function.clone(),
+                function: frame.function,
+                address: None,
+                module: frame.module,
+            }
+        }
+        MergedFrame::Native(native) => MergedFrameView {
+            kind: Name::Borrowed(if native.role == NativeRole::Code { "native" } else { "interpreter" }),
+            file: Some(native.library.to_string()),
+            line: None,
+            function: native.function.as_ref().map(ToString::to_string),
+            name: native.name.as_ref().map(ToString::to_string),
+            address: Some(native.address),
+            module: None,
+        },
+    }
+}
+
+/// A native frame as PyTorch writes one whose line it does not know (torch/csrc/profiler/unwind, with `TORCH_SYMBOLIZE_MODE=dladdr`): `??` where it has
+/// no name, and its address in the file for a line.
+pub(super) fn history_frame(native: &NativeFrame) -> HistoryFrame {
+    HistoryFrame {
+        name: native.function.clone().unwrap_or_else(|| "??".into()),
+        file: Arc::clone(&native.library),
+        line: u32::try_from(native.address).unwrap_or(0),
+    }
+}

@@ -1,0 +1,155 @@
+//! Copies of the running thread's stack, for its native frames: of a Python stack with the first allocation on it, of a thread without Python as
+//! many as the process's budget has. They are unwound in user space.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap};
+use memwatch_common::capture::Thread;
+use memwatch_common::native::{
+    COPY_BYTES, CopyState, FLAG_AGAIN, FLAG_WITHOUT_PYTHON, NativeRecord, PIECE_BYTES, Registers, WINDOW_COPIES,
+    WINDOW_NS,
+};
+use memwatch_common::record::RecordKind;
+use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
+
+use crate::kernel::{Bpf, add};
+use crate::python::{OfProcess, Walked, mix};
+use crate::threads::{SENT, notes};
+
+/// Processes whose native frames are wanted.
+#[map]
+static COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// Python stacks that were copied. One that is forgotten is copied again.
+#[map]
+static COPIED_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(32_768, 0);
+
+/// Allocations of this size in bytes and above are copied each; 0 for none.
+#[map]
+static LARGE_BYTES: Array<u64> = Array::with_max_entries(1, 0);
+
+/// An allocation.
+#[derive(Clone, Copy)]
+pub(crate) struct Grant {
+    pub(crate) thread: Thread,
+    pub(crate) time_ns: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Grant {
+    #[inline(always)]
+    fn is_large(self) -> bool {
+        LARGE_BYTES.get(0).is_some_and(|least| *least != 0 && self.bytes >= *least)
+    }
+}
+
+/// Copies the stack where that is due, and says what came of the walk: of a thread without Python the copy has a number.
+#[inline(always)]
+pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walked {
+    let Grant { thread, time_ns: now_ns, .. } = grant;
+    if walked.id != 0 {
+        let lost = copy_once(grant, walked.id, registers);
+        return Walked { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
+    }
+    if walked.flags & !FLAG_NO_PYTHON != 0 {
+        return walked;
+    }
+    let Some(state) = COPIES.get_ptr_mut(&thread.tgid) else { return walked };
+    // SAFETY: map values live as long as the program runs.
+    let state = unsafe { &mut *state };
+    // Two threads may both begin a window; the copies of the first are not counted then.
+    if now_ns.wrapping_sub(state.window_start_ns) >= WINDOW_NS {
+        state.window_start_ns = now_ns;
+        state.window_copies = 0;
+    }
+    if state.window_copies >= WINDOW_COPIES && !grant.is_large() {
+        return Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_OVER_BUDGET };
+    }
+    // SAFETY: the counter is aligned to eight bytes and lives in a map.
+    unsafe { add(&raw mut state.window_copies, 1) };
+    // A thread makes no two copies at one time.
+    let id = mix(mix(now_ns, thread.tid.into()), thread.tgid.into()) | 1;
+    if send(grant, (id, FLAG_WITHOUT_PYTHON), registers) {
+        Walked { id, flags: FLAG_NO_PYTHON }
+    } else {
+        Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_LOST }
+    }
+}
+
+/// Copies the stack that is of this Python stack, unless that was done before; whether it was to be and was not.
+#[inline(always)]
+fn copy_once(grant: Grant, id: u64, registers: &Registers) -> bool {
+    let Some(notes) = notes(grant.thread) else { return false };
+    #[expect(clippy::cast_possible_truncation, reason = "less than a hundred")]
+    let own = id as usize % SENT;
+    if notes.copied_of[own] == id {
+        let times = notes.copied_times[own].wrapping_add(1);
+        notes.copied_times[own] = times;
+        // Other ways may lead to the same depth: it is looked at again at the second, the fourth, the eighth time, and where much is at
+        // stake. A copy that is lost then is no loss.
+        if (times & times.wrapping_sub(1) == 0 || grant.is_large()) && COPIES.get_ptr(&grant.thread.tgid).is_some() {
+            send(grant, (id, FLAG_AGAIN), registers);
+        }
+        return false;
+    }
+    let tgid = grant.thread.tgid;
+    let stack = OfProcess { word: id, tgid: tgid.into() };
+    if COPIES.get_ptr(&tgid).is_none() {
+        return false;
+    }
+    if COPIED_STACKS.get_ptr(&stack).is_none() {
+        if !send(grant, (id, 0), registers) {
+            return true;
+        }
+        let _ = COPIED_STACKS.insert(&stack, &1, BPF_ANY.into());
+    }
+    notes.copied_of[own] = id;
+    notes.copied_times[own] = 1;
+    false
+}
+
+#[inline(always)]
+fn send(grant: Grant, (id, flags): (u64, u8), registers: &Registers) -> bool {
+    let Grant { thread, time_ns, .. } = grant;
+    let entry = if Bpf::has_plenty() { Bpf::reserve::<NativeRecord>() } else { None };
+    let Some(mut entry) = entry else {
+        return false;
+    };
+    let record = entry.as_mut_ptr();
+    // SAFETY: the record is in the ring, and nobody else has it until it is submitted. What is not written of the stack is not counted.
+    unsafe {
+        (*record).kind = RecordKind::Native as u8;
+        (*record).flags = flags;
+        (*record).reserved = 0;
+        (*record).tgid = thread.tgid;
+        (*record).tid = thread.tid;
+        (*record).id = id;
+        (*record).time_ns = time_ns;
+        (*record).registers = *registers;
+        let mut bytes = 0;
+        while bytes < COPY_BYTES {
+            let to = (&raw mut (*record).stack).cast::<u8>().add(bytes).cast::<c_void>();
+            let from = registers.rsp.wrapping_add(bytes as u64) as *const c_void;
+            #[expect(clippy::cast_possible_truncation, reason = "a kibibyte")]
+            if bpf_probe_read_user(to, PIECE_BYTES as u32, from) != 0 {
+                break;
+            }
+            bytes += PIECE_BYTES;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "16 KiB")]
+        {
+            (*record).bytes = bytes as u32;
+        }
+    }
+    Bpf::submit(entry);
+    true
+}
+
+/// Nothing is copied any more in a process that has ended or has another program.
+#[inline(always)]
+pub(crate) fn forget(tgid: u32) {
+    let _ = COPIES.remove(&tgid);
+}

@@ -1,0 +1,164 @@
+//! What functions are called: the symbols of a file, and what a C++ compiler made their names from.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use cpp_demangle::{DemangleOptions, Symbol};
+use object::ReadCache;
+
+use super::image::Image;
+use crate::printable::printable;
+use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES, Table};
+use crate::sources::torch::in_pieces;
+
+/// Functions of one file that are told apart: `libtorch_cpu.so` has 600,000.
+const MOST_FUNCTIONS: usize = 4 << 20;
+/// The longest name that is read, and the longest that is made of one: PyTorch's templates have some thousands.
+const MOST_NAME_BYTES: usize = 16 << 10;
+/// Names that are remembered; above it all are forgotten.
+const MOST_NAMES: usize = 1 << 16;
+/// How many functions that begin before an address are looked at: few lie within each other.
+const NEAR: usize = 8;
+
+/// A function's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Name {
+    /// With the types of its parameters.
+    pub(super) full: Arc<str>,
+    /// Without.
+    pub(super) short: Arc<str>,
+}
+
+/// Names by file and address.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    files: HashMap<usize, Functions>,
+    known: HashMap<(usize, u64), Option<Name>>,
+}
+
+/// The functions of a file, by their addresses.
+#[derive(Debug, Default)]
+struct Functions {
+    all: Vec<Function>,
+    /// Where their names lie in the file.
+    strings: (u64, u64),
+}
+
+/// A function: its name by its place in the table of names.
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    address: u64,
+    bytes: u32,
+    name: u32,
+}
+
+impl Names {
+    /// The function that an address of a file is in; `None` where no symbol covers it.
+    pub(super) fn of(&mut self, number: usize, image: &Image, address: u64) -> Option<Name> {
+        if let Some(known) = self.known.get(&(number, address)) {
+            return known.clone();
+        }
+        let functions = self.files.entry(number).or_insert_with(|| Functions::read(&image.file).unwrap_or_default());
+        let name = functions.name(&image.file, address);
+        if self.known.len() >= MOST_NAMES {
+            self.known.clear();
+        }
+        self.known.insert((number, address), name.clone());
+        name
+    }
+}
+
+impl Functions {
+    /// All that a file names: of the larger table, where it has two. `None` for a damaged file.
+    fn read(file: &File) -> Option<Self> {
+        let cache = ReadCache::new(file.try_clone().ok()?);
+        let layout = Layout::parse(&cache).ok()?;
+        let Table { symbols, strings } = layout.tables().last()?;
+        let mut all = Vec::new();
+        let read = in_pieces(file, symbols, |_, piece| {
+            let found = piece.as_chunks::<SYMBOL_BYTES>().0.iter().filter_map(|symbol| {
+                let location = layout.function(symbol).filter(|location| location.size_bytes > 0)?;
+                Some(Function {
+                    address: location.address,
+                    bytes: u32::try_from(location.size_bytes).ok()?,
+                    name: u32::from_le_bytes([symbol[0], symbol[1], symbol[2], symbol[3]]),
+                })
+            });
+            let room = MOST_FUNCTIONS.saturating_sub(all.len());
+            all.extend(found.take(room));
+            piece.len() % SYMBOL_BYTES
+        });
+        read.ok()?;
+        all.shrink_to_fit();
+        // Stable: of several names for one function the first in the table counts, always the same.
+        all.sort_by_key(|function| function.address);
+        Some(Self { all, strings })
+    }
+
+    fn name(&self, file: &File, address: u64) -> Option<Name> {
+        let after = self.all.partition_point(|function| function.address <= address);
+        let before = &self.all[after.saturating_sub(NEAR)..after];
+        let covers = |function: &&Function| address - function.address < u64::from(function.bytes);
+        let last = before.iter().rev().find(covers)?;
+        let function = before.iter().find(|function| function.address == last.address && covers(function))?;
+        let (start, length) = self.strings;
+        let room = length.checked_sub(u64::from(function.name))?.min(MOST_NAME_BYTES as u64);
+        let mut bytes = vec![0; usize::try_from(room).ok()?];
+        file.read_exact_at(&mut bytes, start + u64::from(function.name)).ok()?;
+        let name = bytes.split(|byte| *byte == 0).next().filter(|name| !name.is_empty())?;
+        Some(Name::of(name))
+    }
+}
+
+impl Name {
+    /// Of a symbol.
+    fn of(symbol: &[u8]) -> Self {
+        let plain: Arc<str> = printable(&String::from_utf8_lossy(symbol)).into();
+        if !symbol.starts_with(b"_Z") {
+            return Self { full: Arc::clone(&plain), short: plain };
+        }
+        // Parts that the compiler has split off carry the name of the whole and more behind a dot.
+        let whole = symbol.split(|byte| *byte == b'.').next().unwrap_or(symbol);
+        let parsed = Symbol::new(whole).ok();
+        let written = |options: DemangleOptions| {
+            let mut text = Bounded(String::new());
+            parsed.as_ref()?.structured_demangle(&mut text, &options).ok()?;
+            Some(printable(&text.0).into())
+        };
+        Self {
+            full: written(DemangleOptions::new()).unwrap_or_else(|| Arc::clone(&plain)),
+            short: written(DemangleOptions::new().no_params().no_return_type()).unwrap_or(plain),
+        }
+    }
+}
+
+/// A text of bounded length: a short symbol can stand for an endless name.
+struct Bounded(String);
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.0.len() + text.len() > MOST_NAME_BYTES {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Name;
+
+    #[test]
+    fn names_are_written_with_and_without_their_parameters() {
+        let name = Name::of(b"_ZN2at6native10empty_cudaEN3c108ArrayRefIlEE");
+        assert_eq!(&*name.full, "at::native::empty_cuda(c10::ArrayRef<long>)");
+        assert_eq!(&*name.short, "at::native::empty_cuda");
+        assert_eq!(&*Name::of(b"_ZN2at6native10empty_cudaEv.cold").short, "at::native::empty_cuda");
+        assert_eq!(&*Name::of(b"_PyEval_EvalFrameDefault.cold").full, "_PyEval_EvalFrameDefault.cold");
+        assert_eq!(&*Name::of(b"_Zebra\x1b[31m").full, "_Zebra\\x1b[31m");
+    }
+}

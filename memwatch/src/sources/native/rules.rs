@@ -1,0 +1,189 @@
+//! How the caller of one instruction is found: a row of the table that an entry of `.eh_frame` describes (DWARF 5, chapter 6.4).
+
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression, Format,
+    LittleEndian, Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection as _, Value,
+};
+
+/// Registers as DWARF numbers them for x86-64 (System V ABI, AMD64 supplement, figure 3.36), up to the return address.
+pub(super) const REGISTERS: usize = 17;
+/// `rbx`.
+pub(super) const RBX: usize = 3;
+/// `rbp`.
+pub(super) const RBP: usize = 6;
+/// `rsp`.
+pub(super) const RSP: usize = 7;
+/// `r12`; `r13` to `r15` follow.
+pub(super) const R12: usize = 12;
+/// The return address.
+pub(super) const RETURN_ADDRESS: usize = 16;
+
+/// What an expression may take: real ones have some ten operations.
+const MOST_OPERATIONS: u32 = 256;
+
+/// What is known of a frame's registers.
+pub(super) type Values = [Option<u64>; REGISTERS];
+
+/// How the caller of an instruction is found.
+#[derive(Debug)]
+pub(super) struct Rules {
+    frame: FrameAddress,
+    registers: Vec<(usize, Rule)>,
+    /// The instruction was interrupted by a signal: its caller's address is not one to return to.
+    pub(super) is_signal: bool,
+}
+
+/// The address of the frame: the caller's stack pointer, nearly always.
+#[derive(Debug)]
+enum FrameAddress {
+    Register(usize, i64),
+    Expression(Vec<u8>),
+}
+
+/// Where the caller's register is.
+#[derive(Debug)]
+enum Rule {
+    Undefined,
+    /// Saved so far from the frame's address.
+    At(i64),
+    /// It is the frame's address and so much.
+    Is(i64),
+    Register(usize),
+    /// Saved where the expression says.
+    AtExpression(Vec<u8>),
+    /// It is what the expression says.
+    IsExpression(Vec<u8>),
+    Constant(u64),
+}
+
+/// Why there is no caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The frame is the outermost.
+    Outermost,
+    /// What is needed is no part of the copy.
+    NotCopied,
+    /// It cannot be told.
+    Untold,
+}
+
+type Reader<'a> = EndianSlice<'a, LittleEndian>;
+
+/// The row for an address in an entry of `.eh_frame` that lies at `description`, and its common part; `None` where it is not about that address, or is
+/// damaged.
+pub(super) fn of(common: &[u8], entry: &[u8], description: u64, address: u64) -> Option<Rules> {
+    // Only these two are read of a section of 17 MB, so they are put side by side: the entry lies where it does, its common part right before.
+    let mut section = [common, entry].concat();
+    let back = u32::try_from(common.len() + 4).ok()?;
+    section.get_mut(common.len() + 4..common.len() + 8)?.copy_from_slice(&back.to_le_bytes());
+    let bases = BaseAddresses::default().set_eh_frame(description.wrapping_sub(common.len() as u64));
+    let section = EhFrame::new(&section, LittleEndian);
+    let entry = section.fde_from_offset(&bases, EhFrameOffset(common.len()), EhFrame::cie_from_offset).ok()?;
+    if entry.cie().return_address_register() != Register(16) {
+        return None;
+    }
+    let mut context = UnwindContext::new();
+    let row = entry.unwind_info_for_address(&section, &bases, &mut context, address).ok()?;
+    let bytes = |expression: &UnwindExpression<usize>| Some(expression.get(&section).ok()?.0.slice().to_vec());
+    let frame = match row.cfa() {
+        CfaRule::RegisterAndOffset { register, offset } => FrameAddress::Register(register.0.into(), *offset),
+        CfaRule::Expression(expression) => FrameAddress::Expression(bytes(expression)?),
+    };
+    let mut registers = Vec::new();
+    for (register, rule) in row.registers() {
+        let rule = match rule {
+            RegisterRule::Undefined => Rule::Undefined,
+            RegisterRule::SameValue => continue,
+            RegisterRule::Offset(offset) => Rule::At(*offset),
+            RegisterRule::ValOffset(offset) => Rule::Is(*offset),
+            RegisterRule::Register(register) => Rule::Register(register.0.into()),
+            RegisterRule::Expression(expression) => Rule::AtExpression(bytes(expression)?),
+            RegisterRule::ValExpression(expression) => Rule::IsExpression(bytes(expression)?),
+            RegisterRule::Constant(value) => Rule::Constant(*value),
+            RegisterRule::Architectural => return None,
+        };
+        registers.push((register.0.into(), rule));
+    }
+    Some(Rules { frame, registers, is_signal: entry.is_signal_trampoline() })
+}
+
+impl Rules {
+    /// The caller's registers; `read` reads a word of the stack.
+    pub(super) fn caller(&self, values: &Values, read: &impl Fn(u64) -> Option<u64>) -> Result<Values, Step> {
+        let value = |register: usize| values.get(register).copied().flatten();
+        let frame = match &self.frame {
+            FrameAddress::Register(register, offset) => {
+                value(*register).ok_or(Step::Untold)?.wrapping_add_signed(*offset)
+            }
+            FrameAddress::Expression(bytes) => evaluate(bytes, None, values, read)?,
+        };
+        let mut caller = *values;
+        // These are not kept by functions (System V ABI, figure 3.4), and the address to return to is another's.
+        for lost in (0..REGISTERS).filter(|register| !KEPT.contains(register)) {
+            caller[lost] = None;
+        }
+        caller[RSP] = Some(frame);
+        for (register, rule) in &self.registers {
+            let found = match rule {
+                Rule::Undefined if *register == RETURN_ADDRESS => return Err(Step::Outermost),
+                Rule::Undefined => Err(Step::Untold),
+                Rule::At(offset) => read(frame.wrapping_add_signed(*offset)).ok_or(Step::NotCopied),
+                Rule::Is(offset) => Ok(frame.wrapping_add_signed(*offset)),
+                Rule::Register(other) => value(*other).ok_or(Step::Untold),
+                Rule::AtExpression(bytes) => {
+                    evaluate(bytes, Some(frame), values, read).and_then(|at| read(at).ok_or(Step::NotCopied))
+                }
+                Rule::IsExpression(bytes) => evaluate(bytes, Some(frame), values, read),
+                Rule::Constant(value) => Ok(*value),
+            };
+            if *register == RETURN_ADDRESS {
+                caller[RETURN_ADDRESS] = Some(found?);
+            } else if let Some(known) = caller.get_mut(*register) {
+                *known = found.ok();
+            }
+        }
+        if caller[RETURN_ADDRESS].is_some() { Ok(caller) } else { Err(Step::Untold) }
+    }
+}
+
+/// Registers that a function gives back as it got them.
+const KEPT: [usize; 6] = [RBX, RBP, R12, R12 + 1, R12 + 2, R12 + 3];
+
+/// What an expression says, with the frame's address on its stack where there is one.
+fn evaluate(
+    bytes: &[u8],
+    frame: Option<u64>,
+    values: &Values,
+    read: &impl Fn(u64) -> Option<u64>,
+) -> Result<u64, Step> {
+    let untold = |_damaged: gimli::Error| Step::Untold;
+    let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
+    let mut evaluation = Expression(Reader::new(bytes, LittleEndian)).evaluation(encoding);
+    evaluation.set_max_iterations(MOST_OPERATIONS);
+    if let Some(frame) = frame {
+        evaluation.set_initial_value(frame);
+    }
+    let mut state = evaluation.evaluate().map_err(untold)?;
+    loop {
+        state = match state {
+            EvaluationResult::Complete => break,
+            EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
+                let word = read(address).ok_or(Step::NotCopied)?;
+                evaluation.resume_with_memory(Value::Generic(word)).map_err(untold)?
+            }
+            EvaluationResult::RequiresRegister { register, .. } => {
+                let value = values.get(usize::from(register.0)).copied().flatten().ok_or(Step::Untold)?;
+                evaluation.resume_with_register(Value::Generic(value)).map_err(untold)?
+            }
+            _ => return Err(Step::Untold),
+        };
+    }
+    match evaluation.as_result() {
+        [piece] => match piece.location {
+            Location::Address { address } => Ok(address),
+            Location::Value { value: Value::Generic(value) } => Ok(value),
+            _ => Err(Step::Untold),
+        },
+        _ => Err(Step::Untold),
+    }
+}

@@ -1,0 +1,76 @@
+//! From the innermost frame to its callers, one after the other.
+
+use memwatch_common::native::{FLAG_AT_RETURN, NativeItem};
+use memwatch_core::stack::native::NativeEnd;
+
+use super::MOST_FRAMES;
+use super::image::Images;
+use super::maps::{Code, Maps};
+use super::rules::{R12, RBP, RBX, REGISTERS, RETURN_ADDRESS, RSP, Step, Values};
+
+/// The frames of a copy, as numbers of files and addresses in them, and why there are no more.
+pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) -> (Vec<(usize, u64)>, NativeEnd) {
+    let mut values = first(copy);
+    let mut frames = Vec::new();
+    // A return address may be the first of the next function: the call before it is what counts.
+    let mut returns = copy.flags & FLAG_AT_RETURN != 0;
+    let read = |address: u64| word(copy, address);
+    let end = loop {
+        let (Some(at), Some(stack)) = (values[RETURN_ADDRESS], values[RSP]) else { break NativeEnd::Contradictory };
+        if at == 0 {
+            break NativeEnd::Complete;
+        }
+        let (image, address) = match place(maps, images, at - u64::from(returns)) {
+            Ok(place) => place,
+            Err(end) => break end,
+        };
+        if frames.len() >= MOST_FRAMES {
+            break NativeEnd::TooManyFrames;
+        }
+        frames.push((image, address));
+        let Some(rules) = images.get_mut(image).rules(address) else { break NativeEnd::NoInformation };
+        match rules.caller(&values, &read) {
+            // Stacks grow down: a caller's frame lies higher, but for a signal's, which may have a stack of its own.
+            Ok(caller) if caller[RSP].is_none_or(|above| above <= stack) && !rules.is_signal => {
+                break NativeEnd::Contradictory;
+            }
+            Ok(caller) => values = caller,
+            Err(Step::Outermost) => break NativeEnd::Complete,
+            Err(Step::NotCopied) => break NativeEnd::CopyEnds,
+            Err(Step::Untold) => break NativeEnd::NoInformation,
+        }
+        returns = !rules.is_signal;
+    };
+    (frames, end)
+}
+
+fn place(maps: &Maps, images: &mut Images, at: u64) -> Result<(usize, u64), NativeEnd> {
+    match maps.code(at) {
+        Code::OfFile(image, offset) => {
+            let address = images.get_mut(image).address(offset).ok_or(NativeEnd::NoInformation)?;
+            Ok((image, address))
+        }
+        Code::Unreadable => Err(NativeEnd::Unreadable),
+        Code::None => Err(NativeEnd::NoInformation),
+    }
+}
+
+fn first(copy: &NativeItem<'_>) -> Values {
+    let mut values = [None; REGISTERS];
+    let registers = &copy.registers;
+    for (register, value) in
+        [(RBX, registers.rbx), (RBP, registers.rbp), (RSP, registers.rsp), (RETURN_ADDRESS, registers.rip)]
+    {
+        values[register] = Some(value);
+    }
+    for (place, value) in values[R12..].iter_mut().zip(registers.r12_to_r15) {
+        *place = Some(value);
+    }
+    values
+}
+
+/// A word of the stack, where it was copied.
+fn word(copy: &NativeItem<'_>, address: u64) -> Option<u64> {
+    let at = usize::try_from(address.checked_sub(copy.registers.rsp)?).ok()?;
+    copy.stack.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}

@@ -1,0 +1,81 @@
+//! Native frames, seen from outside real, unmodified PyTorch on the simulated GPU, are those that PyTorch records itself.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, Shape, TorchJob};
+use serde_json::Value;
+
+/// What the comparison of memwatch's frames with PyTorch's own says.
+fn compared(version: &str) -> Option<Value> {
+    let gpu = Gpu::new(Shape::Cmp)?;
+    let file = |name: &str| gpu.directory().join(name).display().to_string();
+    let (ours, truth) = (file("ours.pickle"), file("truth.pickle"));
+    let mut command = gpu.torch_command(version, Allocator::Native, &["native_truth.py", &truth, "--hold"])?;
+    // It knows neither lines nor names of what is not exported then, but the address of every frame.
+    command.env("TORCH_SYMBOLIZE_MODE", "dladdr");
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("a job that is held says so")["label"], "begun");
+    let tgid = job.tgid().to_string();
+    let words = ["--no-agent", "snapshot", "--native", "--pid", &tgid, "--duration", "10m", "-o", &ours];
+    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    job.go_on();
+    while job.next_checkpoint().is_some_and(|checkpoint| checkpoint["label"] != "held") {
+        job.go_on();
+    }
+    watch.stop();
+    let mut reader = gpu.torch_command(version, Allocator::Native, &["same_frames.py", &ours, &truth])?;
+    let said = reader.output().expect("Python starts");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    Some(serde_json::from_slice(&said.stdout).expect("a line of JSON"))
+}
+
+fn frames_are_pytorchs_own(version: &str) {
+    let Some(said) = compared(version) else { return };
+    let count = |key: &str| said[key].as_u64().expect("a count");
+    assert_eq!(said["differ"], Value::Array(Vec::new()));
+    assert!(count("compared") >= 16 && count("missing") == 0, "{said}");
+    assert!(count("without_python") >= 4 && count("named") >= 100, "{said}");
+    // Of what a generator gives and of what `map` makes, C asks for the first in another place than for the rest.
+    assert_eq!(count("cut"), 5, "{said}");
+}
+
+#[test]
+fn native_frames_are_those_that_pytorch_2_8_records() {
+    frames_are_pytorchs_own("2.8");
+}
+
+#[test]
+fn native_frames_are_those_that_pytorch_2_15_records() {
+    frames_are_pytorchs_own("2.15");
+}
+
+/// The autograd engine's thread runs no Python: its tensors have the node of the graph that takes them for a site.
+#[test]
+fn a_thread_without_python_has_a_site() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let truth = gpu.directory().join("truth.pickle").display().to_string();
+    let words = ["native_truth.py", &truth];
+    let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &words) else { return };
+    let watch = PlacesWatch::start(&gpu, "sites", &[&job]);
+    job.go_on();
+    while job.next_checkpoint().is_some_and(|checkpoint| checkpoint["label"] != "held") {
+        job.go_on();
+    }
+    let report = watch.interrupt();
+    let process = &report["data"]["processes"][0];
+    let sites = process["devices"][0]["sites"].as_array().expect("a list");
+    let native: Vec<_> = sites.iter().filter(|site| site["kind"] == "native").collect();
+    let node = native.iter().find(|site| site["function"] == "torch::autograd::generated::AddmmBackward0::apply");
+    let node = node.unwrap_or_else(|| panic!("{native:?}"));
+    assert_eq!((&node["file"], &node["line"]), (&Value::from("libtorch_cpu.so"), &Value::Null));
+    assert!(node["live_bytes"].as_u64() > Some(0), "{node}");
+    let stacks = process["devices"][0]["stacks"].as_array().expect("a list");
+    let without_python = stacks.iter().filter(|stack| stack["frames"].as_array().is_some_and(Vec::is_empty));
+    for stack in without_python {
+        let native = &stack["native"];
+        assert_eq!((&native["end"], &native["cut"]), (&Value::from("complete"), &Value::Null), "{stack}");
+        assert!(native["frames"].as_array().is_some_and(|frames| frames.len() > 15), "{stack}");
+    }
+    let ends = &process["native_stacks"];
+    assert!(ends["complete"].as_u64() >= Some(5) && ends["contradictory"].is_null(), "{ends}");
+}

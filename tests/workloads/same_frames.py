@@ -1,0 +1,92 @@
+"""Compares the frames of live blocks in two memory snapshots: memwatch's with native frames, and PyTorch's own with stacks="all".
+
+    same_frames.py OURS TRUTH
+
+prints one line of JSON: how many blocks were `compared`, how many of them are `without_python`, how many stacks are `cut`, how many blocks have no
+native frame at all (`missing`), how many frames have a `named` function in both, and those that `differ`.
+
+Native frames are compared by file and address, from what calls the allocator on: each of the two has frames of its own within. PyTorch writes
+the interpreter's loop beside the Python frames and knows only one frame of Python in each loop, so both kinds are compared each by themselves.
+PyTorch names what a library exports alone (TORCH_SYMBOLIZE_MODE=dladdr).
+"""
+
+import json
+import pickle
+import sys
+from pathlib import Path
+
+ALLOCATOR = "libc10_cuda.so"
+LOOP = "_PyEval_EvalFrameDefault"
+MISSING = "memwatch: native frames are missing from here on"
+Frames = list[dict[str, object]]
+
+
+def blocks(path: str) -> dict[int, Frames]:
+    """The frames of each live block, by its address."""
+    snapshot = pickle.loads(Path(path).read_bytes())
+    all_blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    return {block["address"]: block["frames"] for block in all_blocks if block["state"] == "active_allocated"}
+
+
+def is_python(frame: dict[str, object]) -> bool:
+    """Whether a frame is of Python."""
+    return str(frame["filename"]).endswith(".py")
+
+
+def callers(frames: Frames) -> Frames:
+    """The native frames that call the allocator, without the interpreter's loop."""
+    native = [frame for frame in frames if not is_python(frame)]
+    files = [Path(str(frame["filename"])).name for frame in native]
+    if ALLOCATOR not in files:
+        return []
+    begin = files.index(ALLOCATOR)
+    while begin < len(files) and files[begin] == ALLOCATOR:
+        begin += 1
+    return [frame for frame in native[begin:] if not str(frame["name"]).startswith(LOOP)]
+
+
+def places(frames: Frames) -> list[tuple[str, object]]:
+    """Where native frames are."""
+    return [(Path(str(frame["filename"])).resolve().name, frame["line"]) for frame in frames]
+
+
+def python(frames: Frames) -> list[tuple[object, object, str]]:
+    """The frames of Python."""
+    own = [frame for frame in frames if is_python(frame)]
+    return [(frame["filename"], frame["line"], str(frame["name"]).split(".")[-1]) for frame in own]
+
+
+def plain(name: object) -> str:
+    """A name without what demanglers write differently: spaces, and what follows the function's own name."""
+    return str(name).split("(")[0].replace(" ", "")
+
+
+def main() -> None:
+    """Compares block by block."""
+    ours, truth = blocks(sys.argv[1]), blocks(sys.argv[2])
+    said = {"compared": 0, "without_python": 0, "cut": 0, "missing": 0, "named": 0, "differ": []}
+    for address in sorted(ours.keys() & truth.keys()):
+        native, true_native = callers(ours[address]), callers(truth[address])
+        if not native:
+            said["missing"] += 1
+            continue
+        said["compared"] += 1
+        said["without_python"] += not python(truth[address])
+        names = [frame["name"] for frame in native]
+        if MISSING in names:
+            said["cut"] += 1
+            native = native[: names.index(MISSING)]
+            true_native = true_native[: len(native)]
+        pairs = [(own["name"], true["name"]) for own, true in zip(native, true_native, strict=False)]
+        named = [(plain(own), plain(true)) for own, true in pairs if "??" not in (own, true)]
+        said["named"] += len(named)
+        differing = [pair for pair in named if pair[0] != pair[1]]
+        own = (places(native), python(ours[address]))
+        true = (places(true_native), python(truth[address]))
+        if own != true or differing:
+            said["differ"].append({"names": differing, "ours": own, "truth": true})
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
