@@ -42,7 +42,7 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     let words = ["keeps_tensors.py", "--seconds", "20"];
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let mut recorder = Program::start(gpu.memwatch(&["record", "--pid", &tgid, "-o", &file]));
+    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
     let leak = ["--no-agent", "leak", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&leak));
     job.go_on();
@@ -50,8 +50,7 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     assert_eq!(trained["label"], "trained");
     let live = watch.interrupt_with(3);
     assert_told(&live);
-    recorder.signal(libc::SIGINT);
-    assert_eq!(recorder.end(), 0);
+    recorder.interrupt();
     let reading = |words: &[&str]| Outcome::of(gpu.memwatch(&[words, &["--in", &file]].concat()));
     let replayed = reading(&["leak", "--json"]);
     replayed.assert_ended_with(0, &[]);

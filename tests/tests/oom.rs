@@ -24,7 +24,7 @@ fn memory_in_pieces_is_told_as_the_cause_with_the_setting_that_joins_them() {
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let mut recorder = Program::start(gpu.memwatch(&["record", "--pid", &tgid, "-o", &file]));
+    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));
     job.go_on();
@@ -32,8 +32,7 @@ fn memory_in_pieces_is_told_as_the_cause_with_the_setting_that_joins_them() {
     job.go_on();
     assert_eq!(job.next_checkpoint().expect("it survives")["label"], "refused");
     let live = watch.interrupt_with(3);
-    recorder.signal(libc::SIGINT);
-    assert_eq!(recorder.end(), 0);
+    recorder.interrupt();
     let replayed = in_recording(&gpu, &["oom", "--json"], &file);
     replayed.assert_ended_with(0, &[]);
     let said = &pieces["devices"][0]["memory_stats"];

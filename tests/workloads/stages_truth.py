@@ -8,7 +8,7 @@ stage and module. Without, the same steps run without hooks. Both say how much w
 from collections.abc import Iterable, Iterator
 
 import torch
-from attribution import Meter, granted_bytes, rows
+from attribution import Meter, granted_bytes, leave, rows
 from checkpoint import begin, checkpoint, parser
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -253,6 +253,8 @@ def main() -> None:
     if meter is not None:
         facts |= {"measured_bytes": meter.total(), "truth": rows(meter)}
     checkpoint("trained", **facts)
+    if meter is not None:
+        leave()
 
 
 if __name__ == "__main__":

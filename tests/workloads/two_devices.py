@@ -7,7 +7,7 @@ With --control, hooks measure who allocates, as in stages_truth.py, for each dev
 from contextlib import ExitStack
 
 import torch
-from attribution import Meter, rows
+from attribution import Meter, leave, rows
 from checkpoint import begin, checkpoint, parser
 from torch import nn
 
@@ -64,6 +64,8 @@ def main() -> None:
     for meter in meters:
         meter.total()
     checkpoint("trained", DEVICES, truths=[rows(meter) for meter in meters])
+    if meters:
+        leave()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Started twice, with RANK 0 and 1 and the same --store. With --control, hooks mea
 import os
 
 import torch
-from attribution import Meter, granted_bytes, rows
+from attribution import Meter, granted_bytes, leave, rows
 from checkpoint import begin, checkpoint, parser
 from stages_truth import WIDTH, Block
 from torch import distributed, nn
@@ -89,6 +89,8 @@ def main() -> None:
         facts |= {"measured_bytes": meter.total(), "truth": rows(meter)}
     checkpoint("trained", devices=(rank,), **facts)
     distributed.destroy_process_group()
+    if meter is not None:
+        leave()
 
 
 if __name__ == "__main__":
