@@ -136,8 +136,8 @@ pub struct StageBytesView {
 /// A line of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteView {
-    /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python; `no_python`, `before_attach`, `rest`, and `not_asked`,
-    /// `over_budget`, `unreadable` or `missing` where the stack is not known.
+    /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python;
+    /// `no_python`, `before_attach`, `rest`, and `not_asked`, `over_budget`, `unreadable` or `missing` where the stack is not known.
     pub kind: Name,
     /// The file; of a native function the name of that with its code.
     pub file: Option<String>,
