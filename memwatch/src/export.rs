@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::args::{Common, Held, Written};
 use crate::exit::{Exit, Failure};
+use crate::output::unless_closed;
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::export::{Format, Profile, Weight};
@@ -66,11 +67,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
 fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
     if held.is_for_stdout() {
         let mut out = io::stdout().lock();
-        return match out.write_all(bytes).and_then(|()| out.flush()) {
-            // Nobody reads any more.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            written => Ok(written.map_err(|error| anyhow::Error::from(error).context("it cannot be written"))?),
-        };
+        return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
     }
     let file = if held.force { File::create(&held.output) } else { File::create_new(&held.output) };
     let written = file.and_then(|mut file| file.write_all(bytes));

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::args::{Common, Leak};
 use crate::exit::{Exit, Failure};
-use crate::output::style;
+use crate::output::{style, unless_closed};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::{json, table};
@@ -41,16 +41,11 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     };
     leaks.retain(is_shown);
     let mut out = io::stdout().lock();
-    let written = if common.json {
+    unless_closed(if common.json {
         json::leaks::write(&mut out, &leaks, &snapshot, scene.origin())
     } else {
         table::leaks::write(&mut out, (&leaks, args.top), &snapshot, &scene.clock, &style(common, false))
-    };
-    match written {
-        // Nobody reads any more.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?,
-    }
+    })?;
     let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| &finding.verdict);
     let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));
     Ok(if is_found { Exit::Found } else { Exit::Ok })

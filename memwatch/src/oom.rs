@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::args::{Common, Oom};
 use crate::exit::{Exit, Failure};
-use crate::output::style;
+use crate::output::{style, unless_closed};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::{json, table};
@@ -36,16 +36,11 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     };
     let shown: Vec<&OomView> = ooms.iter().filter(|oom| is_of(&snapshot, oom)).collect();
     let mut out = io::stdout().lock();
-    let written = if common.json {
+    unless_closed(if common.json {
         json::oom::write(&mut out, (&shown, forgotten), &snapshot, scene.origin())
     } else {
         table::oom::write(&mut out, (&shown, forgotten), &snapshot, &scene.clock, &style(common, false))
-    };
-    match written {
-        // Nobody reads any more.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        written => written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?,
-    }
+    })?;
     Ok(if args.fail_on_oom && !shown.is_empty() { Exit::Found } else { Exit::Ok })
 }
 

@@ -103,6 +103,17 @@ impl Output {
     }
 }
 
+/// What became of a report: one that nobody reads to its end is no failure.
+///
+/// # Errors
+/// When it could not be written for another reason.
+pub(crate) fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?),
+    }
+}
+
 /// How text looks on standard output.
 pub(crate) fn style(common: &Common, repeated: bool) -> TableOptions {
     TableOptions { columns: columns(), color: use_color(common), ascii: common.ascii, repeated }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, interval};
 
 use crate::args::{Common, Record, Replayed, TapeArgs, Targets};
 use crate::exit::{Exit, Failure};
-use crate::output::{host_name, style};
+use crate::output::{host_name, style, unless_closed};
 use crate::run::{Signals, at, session_options};
 use crate::session::Session;
 use crate::sinks::json::{self, Origin};
@@ -178,12 +178,4 @@ pub(crate) fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> 
         table::recording::write(&mut out, &facts, (&snapshot, args.top), &clock, &style(common, false))
     })?;
     Ok(Exit::Ok)
-}
-
-/// A report that nobody reads to its end is no failure.
-fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written.map_err(|error| anyhow::Error::from(error).context("the report cannot be written"))?),
-    }
 }
