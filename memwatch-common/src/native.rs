@@ -8,8 +8,6 @@ pub const PIECE_BYTES: usize = 1 << 10;
 /// 3.5 to 10 KiB.
 pub const COPY_BYTES: usize = 16 << 10;
 
-/// The copy was taken where a function had returned to, not at its entry.
-pub const FLAG_AT_RETURN: u8 = 1;
 /// The thread runs no Python: the copy's number is its own.
 pub const FLAG_WITHOUT_PYTHON: u8 = 2;
 /// The Python stack was copied before: whether its native frames are the same still.
@@ -38,7 +36,7 @@ pub struct Registers {
 pub struct NativeRecord {
     /// [`RecordKind::Native`].
     pub kind: u8,
-    /// [`FLAG_AT_RETURN`], [`FLAG_WITHOUT_PYTHON`], [`FLAG_AGAIN`].
+    /// [`FLAG_WITHOUT_PYTHON`], [`FLAG_AGAIN`].
     pub flags: u8,
     /// Always zero.
     pub reserved: u16,
@@ -67,7 +65,7 @@ const _: () = assert!(RecordKind::Native as u8 == 7);
 /// A thread's stack in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NativeItem<'a> {
-    /// [`FLAG_AT_RETURN`], [`FLAG_WITHOUT_PYTHON`], [`FLAG_AGAIN`].
+    /// [`FLAG_WITHOUT_PYTHON`], [`FLAG_AGAIN`].
     pub flags: u8,
     /// Process id in the initial pid namespace.
     pub tgid: u32,

@@ -1,6 +1,6 @@
 //! From the innermost frame to its callers, one after the other.
 
-use memwatch_common::native::{FLAG_AT_RETURN, NativeItem};
+use memwatch_common::native::NativeItem;
 use memwatch_core::stack::native::NativeEnd;
 
 use super::MOST_FRAMES;
@@ -13,7 +13,7 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
     let mut values = first(copy);
     let mut frames = Vec::new();
     // A return address may be the first of the next function: the call before it is what counts.
-    let mut returns = copy.flags & FLAG_AT_RETURN != 0;
+    let mut returns = false;
     let read = |address: u64| word(copy, address);
     let end = loop {
         let (Some(at), Some(stack)) = (values[RETURN_ADDRESS], values[RSP]) else { break NativeEnd::Contradictory };
