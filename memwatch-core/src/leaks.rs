@@ -1,5 +1,7 @@
 //! The line's look at growth: taken in with each tick, told with names when it is asked for.
 
+use std::collections::BTreeSet;
+
 use crate::Pipeline;
 use crate::analysis::leak::{Finding, Held, Verdict};
 use crate::attribution::device::resolve;
@@ -48,6 +50,14 @@ impl Pipeline {
         for process in processes.values() {
             leaks.observe(process, *now_ns);
         }
+    }
+
+    /// What is forgotten of processes is forgotten here.
+    pub(crate) fn forget_leaks(&mut self) {
+        let Self { leaks: Some(leaks), processes, ended, .. } = self else { return };
+        let known = ended.iter().chain(processes.values());
+        let known: BTreeSet<_> = known.map(|process| (process.tgid, process.observed_since_ns)).collect();
+        leaks.keep(|tgid, since_ns| known.contains(&(tgid, since_ns)));
     }
 
     fn finding(&self, process: &Process, finding: &Finding) -> LeakView {

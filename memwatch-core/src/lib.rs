@@ -19,6 +19,7 @@ mod pytorch;
 pub mod recording;
 pub mod snapshot;
 pub mod stack;
+mod state;
 pub mod tensors;
 #[cfg(test)]
 #[path = "tests/calls.rs"]
@@ -34,8 +35,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
+use serde::{Deserialize, Serialize};
 
 pub use pytorch::{TensorLog, TensorLogLine};
+pub use state::{NoState, STATE};
 
 use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
@@ -74,7 +77,7 @@ pub struct Unnamed {
 }
 
 /// The whole line from inputs to the read model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pipeline {
     now_ns: u64,
     attached_ns: u64,
@@ -90,12 +93,15 @@ pub struct Pipeline {
     coverage: Coverage,
     losses: Losses,
     sharing: Sharing,
+    #[serde(skip)]
     unnamed: Vec<Unnamed>,
     names: Names,
     workloads: Workloads,
     promised: Vec<Promise>,
     cgroup_memory: Vec<CgroupMemory>,
+    #[serde(skip)]
     logs_tensors: bool,
+    #[serde(skip)]
     least_listed_bytes: Option<u64>,
     /// What keeps growing, if that is asked for.
     leaks: Option<Leaks>,
@@ -454,8 +460,12 @@ impl Pipeline {
         let now_ns = self.now_ns;
         let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
+        let remembered = self.ended.len();
         self.ended.retain(|process| kept(process) || process.ended.is_some_and(fresh));
         self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        if self.ended.len() < remembered {
+            self.forget_leaks();
+        }
         let processes = &self.processes;
         self.with_graphs.retain(|tgid| processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory()));
         let mut changed = BTreeSet::new();

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Pipeline;
 use crate::attribution::device::resolve;
 use crate::decode::{Call, TensorChange, TensorEvent};
@@ -19,7 +21,7 @@ const ONE_NS: u64 = 1_000_000_000;
 const OUT_OF_MEMORY: i32 = 2;
 
 /// Failures, oldest first, and how many older ones are forgotten.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OomLog {
     kept: VecDeque<OomView>,
     forgotten: u64,

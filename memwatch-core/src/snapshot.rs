@@ -43,6 +43,7 @@ pub struct Snapshot {
     /// What is attached where.
     pub coverage: Coverage,
     /// How NVML is.
+    #[serde(with = "crate::input::nvml_state")]
     pub nvml: NvmlState,
     /// When memwatch attached: `CLOCK_BOOTTIME`, nanoseconds.
     pub attached_ns: u64,

@@ -4,13 +4,15 @@
 //!   Correlation Methods, chapter 4). Its `p` is how often noise alone would look so steady.
 //! * **Theil–Sen**: the median of the slopes of all pairs. A jump, or a spike, is no slope.
 
+use serde::{Deserialize, Serialize};
+
 /// So many points are kept; then two neighbours become one.
 const POINTS: usize = 128;
 /// With fewer points, nothing is said.
 const FEWEST: usize = 10;
 
 /// A number over time, of which the least between two points is kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
     points: Vec<Point>,
     /// So many observations make a point.
@@ -19,7 +21,7 @@ pub struct Series {
     pending: Option<(Point, usize)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Point {
     time_ns: u64,
     bytes: u64,

@@ -15,18 +15,19 @@ pub mod log;
 mod marks;
 #[cfg(test)]
 #[path = "tests/stacks.rs"]
-mod test_stacks;
+pub(crate) mod test_stacks;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
+use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
-use crate::words::{Ordinal, Tid};
+use crate::words::{Ordinal, Tid, by_name};
 
 use self::allocator::{Allocators, DeviceAllocator, DriverChange, Words};
 use self::durations::Durations;
@@ -84,7 +85,7 @@ pub struct Block {
 }
 
 /// The totals of one device's caching allocator, as it reported them itself with its last event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reported {
     /// What the program has, in bytes.
     pub allocated_bytes: u64,
@@ -95,22 +96,24 @@ pub struct Reported {
 }
 
 /// The caching allocators of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TensorLedger {
     allocators: Allocators,
     stacks: Stacks,
+    #[serde(with = "by_name::losses")]
     losses: BTreeMap<Loss, u64>,
     names: Names,
     threads: Threads,
     places: Places,
     log: Log,
+    #[serde(skip)]
     marks: Marks,
     durations: Durations,
     window: Window,
 }
 
 /// The time in which the least of each site is looked for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Window {
     /// How many were closed before.
     closed: u64,

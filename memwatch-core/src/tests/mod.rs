@@ -12,6 +12,7 @@ use crate::words::{GpuUuid, Tgid};
 mod lifetime;
 mod peaks;
 mod properties;
+mod state;
 mod viewer;
 mod workloads;
 

@@ -48,6 +48,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
     ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
     ("recording", &["input"]),
+    ("state", &[]),
 ];
 const CORE: &str = "memwatch-core/src";
 
