@@ -212,6 +212,26 @@ pub enum NvmlState {
     Unavailable(String),
 }
 
+impl Input {
+    /// When it happened: `CLOCK_BOOTTIME`, nanoseconds; `None` where it has no time of its own.
+    pub const fn time_ns(&self) -> Option<u64> {
+        match self {
+            Self::Record(Record::Call(call)) => Some(call.returned_ns),
+            Self::Record(Record::Process(record)) => Some(record.time_ns),
+            Self::Record(Record::Tensor(record)) => Some(record.time_ns),
+            Self::Record(Record::Text(record)) => Some(record.time_ns),
+            Self::Devices(reading) => Some(reading.end_ns),
+            Self::Attached { time_ns }
+            | Self::Statistics { time_ns, .. }
+            | Self::ObservedFrom { time_ns, .. }
+            | Self::ProcessGone { time_ns, .. }
+            | Self::PeaksReset { time_ns, .. }
+            | Self::Tick { time_ns } => Some(*time_ns),
+            _ => None,
+        }
+    }
+}
+
 /// How NVML is, also in formats without names, in which a word and what belongs to it cannot stand side by side.
 pub(crate) mod nvml_state {
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
