@@ -3,6 +3,7 @@
 mod choice;
 mod export;
 mod leak;
+mod moment;
 mod oom;
 mod recording;
 mod tensors;
@@ -21,6 +22,7 @@ use crate::sources::containers::RuntimeSockets;
 pub(crate) use self::choice::{Choice, Rows};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
+pub(crate) use self::moment::{Moment, Until};
 pub(crate) use self::oom::Oom;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
@@ -133,6 +135,8 @@ pub(crate) struct Ps {
     /// Say what stood at the end of this recording, instead of now
     #[arg(long = "in", value_name = "FILE")]
     pub(crate) recording: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) until: Until,
 }
 
 /// How often and how long.

@@ -37,7 +37,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
     let gpus = GpuFilter::new(&held.gpus);
     let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
     let (snapshot, profile) = if let Some(path) = &held.subject.recording {
-        let replay = recorded::play(path, |_| {})?;
+        let replay = recorded::play(path, held.subject.until, |_| {})?;
         let mut snapshot = recorded::chosen(&replay, path, tgids)?;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(replay.boottime_to_unix_ns);

@@ -22,7 +22,7 @@ use crate::tensor_report::{Scene, open};
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let (snapshot, (ooms, forgotten), scene) = if let Some(path) = &args.subject.recording {
-        let replay = recorded::play(path, Pipeline::watch_ooms)?;
+        let replay = recorded::play(path, args.subject.until, Pipeline::watch_ooms)?;
         (recorded::chosen(&replay, path, tgids)?, told(&replay.pipeline), Scene::of(&replay))
     } else {
         // All that PyTorch's allocator does: what lies free in it is told then.

@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets};
+use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets, Until};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
@@ -71,10 +71,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
-            Some(Command::Ps(Ps { targets, rows, recording: Some(recording) })) => {
-                report_recorded(recording, targets, *rows, common)
+            Some(Command::Ps(Ps { targets, rows, recording: Some(recording), until })) => {
+                report_recorded((recording, *until), targets, *rows, common)
             }
-            Some(Command::Ps(Ps { targets, rows, recording: None })) => report_once(targets, *rows, common).await,
+            Some(Command::Ps(Ps { targets, rows, recording: None, .. })) => report_once(targets, *rows, common).await,
             None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
         }
@@ -256,8 +256,13 @@ async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<E
 }
 
 /// `memwatch ps --in FILE`: the report on what stood at the end of a recording.
-fn report_recorded(recording: &Path, targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
-    let replay = recorded::play(recording, |_| {})?;
+fn report_recorded(
+    (recording, until): (&Path, Until),
+    targets: &Targets,
+    rows: Rows,
+    common: &Common,
+) -> Result<Exit, Failure> {
+    let replay = recorded::play(recording, until, |_| {})?;
     let filter = Filter::new(targets);
     let snapshot = filtered(recorded::chosen(&replay, recording, &targets.tgids)?, &filter)?;
     Output::once(common, rows.by(), replay.front.host).show(&snapshot, replay.boottime_to_unix_ns)?;
@@ -278,8 +283,9 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
-    options.tape = run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false));
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    options.tape =
+        run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
     let mut session = Session::open(&options).map_err(failed)?;
     // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
     let mut signals = Signals::listen().map_err(failed)?;

@@ -160,6 +160,7 @@ impl Session {
         if options.logs_tensors {
             session.pipeline.log_tensors();
         }
+        session.prepare_recording(options);
         session.attach_first(options)?;
         Ok(session)
     }

@@ -81,6 +81,7 @@ impl Held {
         Pickle {
             tgid: self.subject.tgids.first().copied(),
             recording: self.subject.recording.clone(),
+            until: self.subject.until,
             output: self.output.clone(),
             native: false,
             force: self.force,

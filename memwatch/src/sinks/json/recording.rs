@@ -21,9 +21,10 @@ pub(crate) fn write(
     origin: Origin,
 ) -> io::Result<()> {
     let (ending, stopped, damaged_byte) = match facts.ending {
-        Ending::Whole(mark) => ("whole", Some(mark.stopped), None),
-        Ending::Cut => ("cut", None, None),
-        Ending::Damaged { byte } => ("damaged", None, Some(byte)),
+        None => ("not_read", None, None),
+        Some(Ending::Whole(mark)) => ("whole", Some(mark.stopped), None),
+        Some(Ending::Cut) => ("cut", None, None),
+        Some(Ending::Damaged { byte }) => ("damaged", None, Some(byte)),
     };
     let recording = Recording {
         file: facts.path,
@@ -32,6 +33,7 @@ pub(crate) fn write(
         everybody: facts.front.everybody,
         begin_time: origin.clock.rfc3339(snapshot.attached_ns),
         end_time: origin.clock.rfc3339(snapshot.time_ns),
+        events_since: facts.events_since_ns.map(|since_ns| origin.clock.rfc3339(since_ns)),
         bytes: facts.bytes,
         inputs: facts.inputs,
         ending,
@@ -57,6 +59,7 @@ struct Recording<'a> {
     everybody: bool,
     begin_time: String,
     end_time: String,
+    events_since: Option<String>,
     bytes: u64,
     inputs: u64,
     ending: &'static str,
