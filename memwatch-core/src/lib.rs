@@ -17,6 +17,7 @@ mod oom;
 pub mod owner;
 mod pytorch;
 pub mod recording;
+mod simulations;
 pub mod snapshot;
 pub mod stack;
 pub mod tensors;
@@ -39,6 +40,7 @@ pub use pytorch::{TensorLog, TensorLogLine};
 
 use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
+use analysis::simulation::Simulations;
 use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
 use attribution::names::Names;
@@ -101,6 +103,8 @@ pub struct Pipeline {
     leaks: Option<Leaks>,
     /// Allocations that failed, if that is asked for.
     ooms: Option<OomLog>,
+    /// What other settings of PyTorch's allocators would have taken, if that is asked for.
+    simulations: Option<Box<Simulations>>,
 }
 
 impl Pipeline {
@@ -129,6 +133,7 @@ impl Pipeline {
             least_listed_bytes: None,
             leaks: None,
             ooms: None,
+            simulations: None,
         }
     }
 
@@ -426,6 +431,7 @@ impl Pipeline {
         }
         self.on_several = device::on_several(&reading.devices);
         self.reading = reading;
+        self.update_rooms();
     }
 
     fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {

@@ -93,6 +93,7 @@ impl Pipeline {
             }
             tensors.apply(&event);
             self.note_tensor_oom(&event);
+            self.observe_simulations(&event);
         }
     }
 

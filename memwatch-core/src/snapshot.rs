@@ -8,6 +8,7 @@ mod leaks;
 mod oom;
 mod places;
 mod rows;
+mod simulations;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
@@ -21,6 +22,7 @@ pub use places::{
 };
 pub(crate) use rows::add;
 pub use rows::{Row, largest};
+pub use simulations::{ForeseenFailureView, MeasuredView, PolicyView, SimulationView};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,6 +5,7 @@ mod export;
 mod leak;
 mod oom;
 mod recording;
+mod simulate;
 mod tensors;
 mod values;
 
@@ -23,6 +24,7 @@ pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
 pub(crate) use self::oom::Oom;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
+pub(crate) use self::simulate::Simulate;
 pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
 
 /// Where the agent of this machine listens, unless told otherwise.
@@ -93,6 +95,8 @@ pub(crate) enum Command {
     Leak(Leak),
     /// Say why allocations failed: who held what then, and what would have helped
     Oom(Oom),
+    /// Say what other settings of PyTorch's allocator would have taken, by replaying what the program asked for
+    Simulate(Simulate),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
     /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
@@ -321,6 +325,7 @@ impl Args {
             Command::Snapshot(_) => "snapshot",
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
+            Command::Simulate(_) => "simulate",
             Command::Flamegraph(_) => "flamegraph",
             Command::Export(_) => "export",
             Command::Record(_) => "record",

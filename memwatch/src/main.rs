@@ -18,6 +18,7 @@ mod recorded;
 mod reset_peaks;
 mod run;
 mod session;
+mod simulate;
 mod sinks;
 mod source;
 mod sources;

@@ -2,4 +2,5 @@
 
 pub mod leak;
 pub mod reconcile;
+pub mod simulation;
 pub mod trend;

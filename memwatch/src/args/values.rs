@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use memwatch_core::analysis::simulation::Settings;
 use memwatch_core::words::Tgid;
 
 use super::ProcessMetrics;
@@ -92,6 +93,14 @@ pub(super) fn ring_bytes(text: &str) -> Result<u32, String> {
 /// When it is none.
 pub(super) fn size_bytes(text: &str) -> Result<u64, String> {
     size(text).ok_or_else(|| "a size is a number of bytes, or of K, M or G (of 1024), such as 100M".to_owned())
+}
+
+/// A value of `PYTORCH_CUDA_ALLOC_CONF`.
+///
+/// # Errors
+/// What is not understood of it.
+pub(super) fn setting(text: &str) -> Result<Settings, String> {
+    Settings::parse(text).map_err(|error| error.to_string())
 }
 
 fn size(text: &str) -> Option<u64> {

@@ -8,8 +8,9 @@ use memwatch_common::native::NativeItem;
 use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
+use memwatch_core::analysis::simulation::Plan;
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView};
+use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView, SimulationView};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -102,6 +103,16 @@ impl Session {
     /// What was kept, and how many older failures are forgotten.
     pub(crate) fn ooms(&self) -> (Vec<OomView>, u64) {
         crate::oom::told(&self.pipeline)
+    }
+
+    /// Replays what these policies would have taken, from now on.
+    pub(crate) fn simulate(&mut self, plans: Vec<Plan>, capacity_bytes: Option<u64>) {
+        self.pipeline.simulate(plans, capacity_bytes);
+    }
+
+    /// What came of it.
+    pub(crate) fn simulations(&self) -> Vec<SimulationView> {
+        self.pipeline.simulations()
     }
 
     /// Keeps what a process's caching allocators do from now on, so many lines of it.

@@ -8,6 +8,7 @@ pub(crate) mod oom;
 mod overhead;
 pub(crate) mod places;
 pub(crate) mod recording;
+pub(crate) mod simulations;
 pub(crate) mod stats;
 
 use std::collections::BTreeMap;

@@ -9,6 +9,7 @@ pub(crate) mod pickle;
 pub(crate) mod places;
 pub(crate) mod recording;
 pub(crate) mod selection;
+pub(crate) mod simulations;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod tui;

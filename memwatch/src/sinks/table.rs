@@ -6,6 +6,7 @@ pub(crate) mod leaks;
 pub(crate) mod oom;
 pub(crate) mod places;
 pub(crate) mod recording;
+pub(crate) mod simulations;
 pub(crate) mod stats;
 
 use std::io;
