@@ -9,6 +9,7 @@ pub mod analysis;
 pub mod attribution;
 pub mod decode;
 mod foresight;
+mod fragments;
 pub mod groups;
 pub mod input;
 mod leaks;
@@ -38,6 +39,7 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 pub use pytorch::{TensorLog, TensorLogLine};
 
+use analysis::fragments::Fragments;
 use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
 use analysis::simulation::Simulations;
@@ -105,6 +107,8 @@ pub struct Pipeline {
     ooms: Option<OomLog>,
     /// What other settings of PyTorch's allocators would have taken, if that is asked for.
     simulations: Option<Box<Simulations>>,
+    /// How free memory lies, if that is asked for.
+    fragments: Option<Fragments>,
 }
 
 impl Pipeline {
@@ -134,6 +138,7 @@ impl Pipeline {
             leaks: None,
             ooms: None,
             simulations: None,
+            fragments: None,
         }
     }
 
@@ -473,6 +478,7 @@ impl Pipeline {
         }
         self.ended.iter_mut().for_each(|process| process.ledger.tick(now_ns));
         self.observe_leaks();
+        self.observe_fragments();
         self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
     }
 }

@@ -3,6 +3,7 @@
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
 mod allocators;
+mod fragments;
 mod history;
 mod leaks;
 mod oom;
@@ -12,6 +13,7 @@ mod simulations;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
+pub use fragments::{FitView, FragmentsView, MomentView, SegmentBlockState, SegmentBlockView, SegmentView, ShapeView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};

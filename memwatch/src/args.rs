@@ -2,6 +2,7 @@
 
 mod choice;
 mod export;
+mod fragment;
 mod leak;
 mod oom;
 mod recording;
@@ -21,6 +22,7 @@ use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
+pub(crate) use self::fragment::Fragment;
 pub(crate) use self::leak::Leak;
 pub(crate) use self::oom::Oom;
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
@@ -97,6 +99,8 @@ pub(crate) enum Command {
     Oom(Oom),
     /// Say what other settings of PyTorch's allocator would have taken, by replaying what the program asked for
     Simulate(Simulate),
+    /// Say how the free memory of PyTorch's allocator lies, and draw it
+    Fragment(Fragment),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
     /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
@@ -326,6 +330,7 @@ impl Args {
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
             Command::Simulate(_) => "simulate",
+            Command::Fragment(_) => "fragment",
             Command::Flamegraph(_) => "flamegraph",
             Command::Export(_) => "export",
             Command::Record(_) => "record",

@@ -8,6 +8,7 @@ mod command;
 mod doctor;
 mod exit;
 mod export;
+mod fragment;
 mod large_pages;
 mod leak;
 mod logger;

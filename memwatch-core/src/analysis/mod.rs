@@ -1,5 +1,6 @@
 //! What the numbers say together.
 
+pub mod fragments;
 pub mod leak;
 pub mod reconcile;
 pub mod simulation;

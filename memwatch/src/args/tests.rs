@@ -128,7 +128,7 @@ fn words_of_the_program_to_run_are_its_own() {
 
 #[test]
 fn what_a_watch_is_asked_a_recording_is_asked() {
-    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak", "simulate"] {
+    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak", "simulate", "fragment"] {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }

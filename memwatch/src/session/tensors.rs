@@ -10,7 +10,9 @@ use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackIt
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
 use memwatch_core::analysis::simulation::Plan;
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView, SimulationView};
+use memwatch_core::snapshot::{
+    DeviceTrails, FragmentsView, LeaksView, MemoryHistory, OomView, ProcessView, SimulationView,
+};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -113,6 +115,16 @@ impl Session {
     /// What came of it.
     pub(crate) fn simulations(&self) -> Vec<SimulationView> {
         self.pipeline.simulations()
+    }
+
+    /// Keeps how free memory lies, from now on.
+    pub(crate) fn watch_fragments(&mut self) {
+        self.pipeline.watch_fragments();
+    }
+
+    /// How it lies, and what would become of a request of so many bytes.
+    pub(crate) fn fragments(&self, wanted_bytes: Option<u64>) -> Vec<FragmentsView> {
+        self.pipeline.fragments(wanted_bytes)
     }
 
     /// Keeps what a process's caching allocators do from now on, so many lines of it.

@@ -2,7 +2,9 @@
 
 pub(crate) mod export;
 pub(crate) mod filter;
+pub(crate) mod fragments;
 pub(crate) mod json;
+pub(crate) mod layout;
 pub(crate) mod mem_trace;
 pub(crate) mod oom;
 pub(crate) mod pickle;

@@ -13,11 +13,11 @@ pub(super) const LEAST_BYTES: u64 = 512;
 /// `kSmallSize`: a remainder in the large pool is larger than this.
 pub(super) const SMALL_BYTES: u64 = 1 << 20;
 /// `kSmallBuffer`: what requests of the small pool share, and the granule of larger segments.
-pub(super) const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
+pub const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
 /// `kLargeBuffer`: what requests below [`OWN_SEGMENT_BYTES`] share.
-pub(super) const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
+pub const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
 /// `kMinLargeAlloc`: requests from here on have a segment made for them.
-const OWN_SEGMENT_BYTES: u64 = 10 << 20;
+pub const OWN_SEGMENT_BYTES: u64 = 10 << 20;
 
 /// The allocator of one device.
 #[derive(Clone, Debug)]

@@ -22,6 +22,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+pub use self::caching::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 pub use self::feed::{DeviceRun, Measured, Older};
 pub use self::meter::{Meter, Room};
 pub use self::replay::{Failure, Outcome, Replay};
