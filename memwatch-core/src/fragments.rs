@@ -5,6 +5,7 @@ use crate::analysis::fragments::{Fragments, Moment, Moments, Shape, shapes};
 use crate::analysis::simulation::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
+use crate::decode::{TensorChange, TensorEvent};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
     FitView, FragmentsView, MomentView, SegmentBlockState, SegmentBlockView, SegmentView, ShapeView,
@@ -18,19 +19,29 @@ impl Pipeline {
         self.fragments.get_or_insert_default();
     }
 
-    /// How free memory lies now and has lain, by process and device; nothing before [`Pipeline::watch_fragments`]. With a request of so many
-    /// bytes, what would become of that.
-    pub fn fragments(&self, wanted_bytes: Option<u64>) -> Vec<FragmentsView> {
+    /// How free memory lies and has lain, by process and device; nothing before [`Pipeline::watch_fragments`]. Of a process that has ended, and
+    /// with `at_worst` of all, it is shown as it lay at its worst; else as it lies now. With a request of so many bytes, what would become of that.
+    pub fn fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
         let Some(fragments) = &self.fragments else { return Vec::new() };
         let all = self.ended.iter().chain(self.processes.values());
         let of_process = |process: &'_ Process| {
             let allocators = process.tensors.iter().flat_map(|tensors| tensors.allocators());
             let view = |(ordinal, allocator): (&Ordinal, &DeviceAllocator)| {
-                self.fragment(process, (*ordinal, allocator), fragments, wanted_bytes)
+                self.fragment(process, (*ordinal, allocator), fragments, (wanted_bytes, at_worst))
             };
             allocators.map(view).collect::<Vec<_>>()
         };
         all.flat_map(of_process).collect()
+    }
+
+    /// A request has failed: how it lies then matters most.
+    pub(crate) fn observe_fragments_of(&mut self, event: &TensorEvent) {
+        let Self { fragments: Some(fragments), processes, .. } = self else { return };
+        if matches!(event.what, TensorChange::OutOfMemory { .. })
+            && let Some(process) = processes.get(&event.tgid)
+        {
+            fragments.observe(process, event.time_ns);
+        }
     }
 
     pub(crate) fn observe_fragments(&mut self) {
@@ -45,7 +56,7 @@ impl Pipeline {
         process: &Process,
         (ordinal, allocator): (Ordinal, &DeviceAllocator),
         fragments: &Fragments,
-        wanted_bytes: Option<u64>,
+        (wanted_bytes, at_worst): (Option<u64>, bool),
     ) -> FragmentsView {
         let moments = fragments.moments(&(process.tgid, process.observed_since_ns, ordinal));
         let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
@@ -53,22 +64,26 @@ impl Pipeline {
         let driver_free_bytes = device
             .and_then(|device| device.total_bytes.zip(device.used_bytes))
             .map(|(total, used)| total.saturating_sub(used));
-        let [small, large] = shapes(allocator.memory());
-        let reported = allocator.reported();
+        let worst = moments.and_then(Moments::worst);
+        let shown = worst.filter(|_| at_worst || process.ended.is_some());
+        let memory = shown.map_or(allocator.memory(), |(_, memory)| memory);
+        let [small, large] = shapes(memory);
+        let reported = allocator.reported().filter(|_| shown.is_none());
         FragmentsView {
             tgid: process.tgid,
             observed_since_ns: process.observed_since_ns,
             device: ordinal.0,
             uuid,
+            at_worst_ns: shown.map(|(moment, _)| moment.time_ns),
             traced: allocator.seen_by() != "reports",
             reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
             reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
             small: shape_view(&small),
             large: shape_view(&large),
             moments: moments.iter().flat_map(|moments| moments.kept()).map(moment_view).collect(),
-            worst: moments.and_then(Moments::worst).as_ref().map(moment_view),
-            request: wanted_bytes.map(|wanted| fit(allocator.memory(), wanted, driver_free_bytes)),
-            segments: segments(allocator.memory()),
+            worst: worst.map(|(moment, _)| moment_view(moment)),
+            request: wanted_bytes.map(|wanted| fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
+            segments: segments(memory),
         }
     }
 }

@@ -94,6 +94,7 @@ impl Pipeline {
             tensors.apply(&event);
             self.note_tensor_oom(&event);
             self.observe_simulations(&event);
+            self.observe_fragments_of(&event);
         }
     }
 

@@ -30,7 +30,12 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     let (snapshot, fragments, simulations, scene) = if let Some(path) = &args.subject.recording {
         let replay = recorded::play(path, prepare)?;
         let snapshot = recorded::chosen(&replay, path, tgids)?;
-        (snapshot, replay.pipeline.fragments(args.request), replay.pipeline.simulations(), Scene::of(&replay))
+        (
+            snapshot,
+            replay.pipeline.fragments(args.request, args.worst),
+            replay.pipeline.simulations(),
+            Scene::of(&replay),
+        )
     } else {
         let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
         session.watch_fragments();
@@ -38,7 +43,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
-        (snapshot, session.fragments(args.request), session.simulations(), Scene::here())
+        (snapshot, session.fragments(args.request, args.worst), session.simulations(), Scene::here())
     };
     let told = told(&snapshot, fragments, &simulations);
     if let (Some(path), Some(picture)) = (&args.output, picture) {

@@ -50,7 +50,7 @@ fn memory_in_pieces_is_told_as_the_cause_with_the_setting_that_joins_them() {
         let site = failure["whose"]["site"]["name"].as_str().expect("the line is known");
         assert!(site.contains("fragments.py:"), "{site}");
         let advice = failure["advice"][0].as_str().expect("a sentence");
-        assert!(advice.contains("expandable_segments:True"), "{advice}");
+        assert!(advice.contains("memwatch simulate"), "{advice}");
     }
     let text = in_recording(&gpu, &["oom"], &file);
     text.assert_ended_with(0, &[]);

@@ -116,7 +116,7 @@ pub struct Moments {
     /// Of so many moments one is kept.
     every: u64,
     seen: u64,
-    worst: Option<Moment>,
+    worst: Option<(Moment, Memory)>,
 }
 
 impl Default for Moments {
@@ -131,14 +131,15 @@ impl Moments {
         &self.kept
     }
 
-    /// The one with most memory in pieces between blocks in use.
-    pub const fn worst(&self) -> Option<Moment> {
-        self.worst
+    /// The one with most memory in pieces between blocks in use, and how it lay then.
+    pub const fn worst(&self) -> Option<&(Moment, Memory)> {
+        self.worst.as_ref()
     }
 
-    fn push(&mut self, moment: Moment) {
-        if self.worst.is_none_or(|worst| moment.shape.split_bytes > worst.shape.split_bytes) {
-            self.worst = Some(moment);
+    fn push(&mut self, moment: Moment, memory: &Memory) {
+        let rank = |moment: &Moment| (moment.shape.split_bytes, moment.shape.reserved_bytes);
+        if self.worst.as_ref().is_none_or(|(worst, _)| rank(&moment) > rank(worst)) {
+            self.worst = Some((moment, memory.clone()));
         }
         if self.seen.is_multiple_of(self.every) {
             self.kept.push(moment);
@@ -171,7 +172,8 @@ impl Fragments {
         for (ordinal, allocator) in tensors.allocators() {
             let [small, large] = shapes(allocator.memory());
             let whose = (process.tgid, process.observed_since_ns, *ordinal);
-            self.series.entry(whose).or_default().push(Moment { time_ns: now_ns, shape: small.and(large) });
+            let moment = Moment { time_ns: now_ns, shape: small.and(large) };
+            self.series.entry(whose).or_default().push(moment, allocator.memory());
         }
     }
 
@@ -241,10 +243,10 @@ mod tests {
         let mut moments = Moments::default();
         for time_ns in 0..10_000 {
             let split_bytes = if time_ns == 777 { 9 } else { 1 };
-            moments.push(Moment { time_ns, shape: Shape { split_bytes, ..Shape::default() } });
+            moments.push(Moment { time_ns, shape: Shape { split_bytes, ..Shape::default() } }, &Memory::default());
         }
         assert!((KEPT / 4..KEPT).contains(&moments.kept().len()));
-        assert_eq!(moments.worst().map(|worst| worst.time_ns), Some(777));
+        assert_eq!(moments.worst().map(|(worst, _)| worst.time_ns), Some(777));
         let times: Vec<u64> = moments.kept().iter().map(|moment| moment.time_ns).collect();
         let apart = times[1] - times[0];
         assert!(times.windows(2).all(|pair| pair[1] - pair[0] == apart), "{times:?}");

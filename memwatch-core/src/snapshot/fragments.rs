@@ -15,9 +15,11 @@ pub struct FragmentsView {
     pub device: i32,
     /// The GPU, where it is known.
     pub uuid: Option<GpuUuid>,
+    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    pub at_worst_ns: Option<u64>,
     /// Whether its segments are seen; without that only what it reports is known.
     pub traced: bool,
-    /// What it has of the driver by its own last report, in bytes; `None` before the first.
+    /// What it has of the driver by its own last report, in bytes; `None` before the first, and where another moment is shown.
     pub reported_reserved_bytes: Option<u64>,
     /// What tensors have by that, in bytes.
     pub reported_allocated_bytes: Option<u64>,

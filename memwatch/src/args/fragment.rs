@@ -17,6 +17,9 @@ pub(crate) struct Fragment {
     /// Say what would become of a request of this size: 512M
     #[arg(short, long, value_name = "SIZE", value_parser = values::size_bytes)]
     pub(crate) request: Option<u64>,
+    /// Show how it lay at its worst, as of a process that has ended, instead of how it lies now
+    #[arg(long)]
+    pub(crate) worst: bool,
     /// Draw the segments and what lies in them into this file: map.svg, or map.html
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

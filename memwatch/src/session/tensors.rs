@@ -123,8 +123,8 @@ impl Session {
     }
 
     /// How it lies, and what would become of a request of so many bytes.
-    pub(crate) fn fragments(&self, wanted_bytes: Option<u64>) -> Vec<FragmentsView> {
-        self.pipeline.fragments(wanted_bytes)
+    pub(crate) fn fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
+        self.pipeline.fragments(wanted_bytes, at_worst)
     }
 
     /// Keeps what a process's caching allocators do from now on, so many lines of it.

@@ -42,7 +42,8 @@ impl Told {
 
     /// What the allocator has of the driver that was there before the watch: nothing is known of how that lies.
     pub(crate) fn unseen_bytes(&self) -> u64 {
-        self.view.reported_reserved_bytes.unwrap_or(0).saturating_sub(self.all().reserved_bytes)
+        let reported = self.view.reported_reserved_bytes.unwrap_or(0);
+        reported.saturating_sub(self.all().reserved_bytes)
     }
 
     /// Pools of the driver (`cudaMallocAsync`) on the same GPU: what they have beyond what is in use; `None` where there are none.

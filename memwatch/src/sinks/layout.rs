@@ -15,8 +15,10 @@ const ROW: u64 = 14;
 const ROW_STEP: u64 = 20;
 /// Room around the map.
 const MARGIN: u64 = 16;
-/// The map has about so many rows at most.
-const ROWS: u64 = 60;
+/// Between two segments.
+const GAP: u64 = 3;
+/// What lies in the segments has so many rows; with what is left free beside them it is at most about twice as many.
+const ROWS: u64 = 24;
 /// No cell is for less.
 const LEAST_CELL_BYTES: u64 = 512;
 
@@ -161,7 +163,7 @@ fn segments(body: &mut String, segments: &[SegmentView], top: u64) -> u64 {
         outline(body, (begin, end), y);
         body.push_str("</g>\n");
         y += end / WIDTH * ROW_STEP;
-        x = end % WIDTH + 3;
+        x = if end.is_multiple_of(WIDTH) { 0 } else { end % WIDTH + GAP };
     }
     y + ROW_STEP
 }

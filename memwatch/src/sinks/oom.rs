@@ -95,7 +95,7 @@ fn of_cache(cache: &CacheView, wanted: u64) -> Option<String> {
         )
     } else {
         format!(
-            "{free} lay free in pieces between blocks in use, the largest {hole}: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them"
+            "{free} lay free in pieces between blocks in use, the largest {hole}: with which setting there would have been room says memwatch simulate"
         )
     })
 }

@@ -47,7 +47,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
     ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
-    ("fragments", &["analysis", "attribution", "ledger", "tensors", "snapshot"]),
+    ("fragments", &["analysis", "attribution", "decode", "ledger", "tensors", "snapshot"]),
     ("simulations", &["input", "analysis", "attribution", "decode", "ledger", "tensors", "snapshot"]),
     ("recording", &["input"]),
 ];

@@ -33,6 +33,8 @@ struct DeviceJson<'a> {
     observed_since: String,
     device: i32,
     uuid: Option<&'a str>,
+    /// When it lay as it is shown; `null` for now.
+    at_worst: Option<String>,
     traced: bool,
     reported_reserved_bytes: Option<u64>,
     reported_allocated_bytes: Option<u64>,
@@ -87,6 +89,7 @@ fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> Devi
         observed_since: clock.rfc3339(view.observed_since_ns),
         device: view.device,
         uuid: view.uuid.as_ref().map(GpuUuid::as_str),
+        at_worst: view.at_worst_ns.map(|time_ns| clock.rfc3339(time_ns)),
         traced: view.traced,
         reported_reserved_bytes: view.reported_reserved_bytes,
         reported_allocated_bytes: view.reported_allocated_bytes,

@@ -57,7 +57,11 @@ pub(crate) fn write(
 fn device(page: &mut Page, told: &Told, snapshot: &Snapshot, clock: &WallClock) {
     let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
-    page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}", told.view.tgid.0)));
+    let when = told.view.at_worst_ns.map_or_else(
+        || "now".to_owned(),
+        |time_ns| format!("as it lay at its worst, at {}", clock.time_of_day(time_ns)),
+    );
+    page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", told.view.tgid.0)));
     let mut grid = Grid::new(&COLUMNS);
     grid.push(row("up to 1 MiB", &told.view.small));
     grid.push(row("larger", &told.view.large));
@@ -151,3 +155,6 @@ fn course(told: &Told, ascii: bool, clock: &WallClock) -> Vec<String> {
     );
     if moments.len() < 2 { vec![text] } else { vec![format!("between blocks  {line}"), text] }
 }
+
+#[cfg(test)]
+mod tests;

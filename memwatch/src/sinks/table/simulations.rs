@@ -120,3 +120,6 @@ fn failed(policy: &PolicyView, failure: &ForeseenFailureView, clock: &WallClock)
         bytes(failure.allocated_bytes),
     )
 }
+
+#[cfg(test)]
+mod tests;

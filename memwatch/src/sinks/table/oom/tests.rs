@@ -38,10 +38,10 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
     let told_of = |cache| told(&[&failed(snapshot.clone(), tgid, Some(cache), 2 * GIB)]);
     let text = told_of(cache);
     assert!(text.contains("3.0 GiB lay free in pieces between blocks in use, the largest 1.0 GiB"), "{text}");
-    assert!(text.contains("expandable_segments:True joins them"), "{text}");
+    assert!(text.contains("says memwatch simulate"), "{text}");
     assert!(text.contains("most held") && text.contains("and 3 more before these"), "{text}");
     let text = told_of(CacheView { is_expandable: true, ..cache });
-    assert!(!text.contains("expandable_segments:True"), "{text}");
+    assert!(!text.contains("memwatch simulate"), "{text}");
 }
 
 #[test]
