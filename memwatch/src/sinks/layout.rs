@@ -98,9 +98,10 @@ fn svg(told: &[Told], snapshot: &Snapshot) -> String {
     let mut body = String::new();
     let mut y = MARGIN;
     for one in told {
-        let title = escaped(&title(one, snapshot));
+        let (title, numbers) = (escaped(&title(one, snapshot)), numbers(one));
         let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{}\" class=\"t\">{title}</text>", y + 14);
-        y = legend(&mut body, y + 24);
+        let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{}\">{numbers}</text>", y + 32);
+        y = legend(&mut body, y + 42);
         y = segments(&mut body, &one.view.segments, y + 8) + 2 * MARGIN;
     }
     let (width, height) = (WIDTH + 2 * MARGIN, y);
@@ -111,14 +112,19 @@ fn svg(told: &[Told], snapshot: &Snapshot) -> String {
     )
 }
 
-/// `PID 7 train.py on GPU 0: 1.2 GiB in 60 segments, tensors 540.0 MiB, free 660.0 MiB`.
+/// `PID 7 train.py on GPU 0`.
 fn title(told: &Told, snapshot: &Snapshot) -> String {
     let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
+    format!("PID {} {command} on GPU {gpu}", told.view.tgid.0)
+}
+
+/// `1.2 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0 MiB`.
+fn numbers(told: &Told) -> String {
     let all = told.all();
+    let when = if told.view.at_worst_ns.is_some() { "at its worst: " } else { "" };
     format!(
-        "PID {} {command} on GPU {gpu}: {} in {}, tensors {}, free {}, the largest piece {}",
-        told.view.tgid.0,
+        "{when}{} in {}, {} in tensors, {} free, the largest piece {}",
         bytes(all.reserved_bytes),
         plural(all.segments, "segment", "segments"),
         bytes(all.allocated_bytes),
