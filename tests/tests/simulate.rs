@@ -13,8 +13,8 @@ const OFF_PER_MILLE: u64 = 10;
 
 /// The last checkpoint that a job has printed.
 fn last_checkpoint(outcome: &Outcome) -> Value {
-    let lines = outcome.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let last = lines.filter(|line| line["label"].is_string()).last();
+    let mut lines = outcome.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let last = lines.rfind(|line| line["label"].is_string());
     last.unwrap_or_else(|| panic!("no checkpoint in {} {}", outcome.stdout, outcome.stderr))
 }
 
