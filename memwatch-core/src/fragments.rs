@@ -34,13 +34,16 @@ impl Pipeline {
         all.flat_map(of_process).collect()
     }
 
-    /// A request has failed: how it lies then matters most.
+    /// A request has failed, or the driver is asked: how it lies then matters most.
     pub(crate) fn observe_fragments_of(&mut self, event: &TensorEvent) {
         let Self { fragments: Some(fragments), processes, .. } = self else { return };
-        if matches!(event.what, TensorChange::OutOfMemory { .. })
-            && let Some(process) = processes.get(&event.tgid)
-        {
-            fragments.observe(process, event.time_ns);
+        let Some(process) = processes.get(&event.tgid) else { return };
+        match event.what {
+            TensorChange::OutOfMemory { .. } => fragments.observe(process, event.time_ns),
+            TensorChange::SegmentWanted { .. } | TensorChange::Synchronized { .. } => {
+                fragments.look(process, event.time_ns);
+            }
+            _ => {}
         }
     }
 

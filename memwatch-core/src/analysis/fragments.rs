@@ -117,11 +117,13 @@ pub struct Moments {
     every: u64,
     seen: u64,
     worst: Option<(Moment, Memory)>,
+    /// What lay free when the driver was asked for more and it was looked at how it lies, in bytes.
+    free_bytes: u64,
 }
 
 impl Default for Moments {
     fn default() -> Self {
-        Self { kept: Vec::new(), every: 1, seen: 0, worst: None }
+        Self { kept: Vec::new(), every: 1, seen: 0, worst: None, free_bytes: 0 }
     }
 }
 
@@ -136,11 +138,16 @@ impl Moments {
         self.worst.as_ref()
     }
 
-    fn push(&mut self, moment: Moment, memory: &Memory) {
+    /// A moment that is kept only where it is the worst.
+    fn look(&mut self, moment: Moment, memory: &Memory) {
         let rank = |moment: &Moment| (moment.shape.split_bytes, moment.shape.reserved_bytes);
         if self.worst.as_ref().is_none_or(|(worst, _)| rank(&moment) > rank(worst)) {
             self.worst = Some((moment, memory.clone()));
         }
+    }
+
+    fn push(&mut self, moment: Moment, memory: &Memory) {
+        self.look(moment, memory);
         if self.seen.is_multiple_of(self.every) {
             self.kept.push(moment);
         }
@@ -174,6 +181,22 @@ impl Fragments {
             let whose = (process.tgid, process.observed_since_ns, *ordinal);
             let moment = Moment { time_ns: now_ns, shape: small.and(large) };
             self.series.entry(whose).or_default().push(moment, allocator.memory());
+        }
+    }
+
+    /// An allocator asks the driver, or gives back to it: what lies free now was of no use. It is looked at only where that is more than before
+    /// by a sixteenth, so that it costs nothing to speak of.
+    pub fn look(&mut self, process: &Process, now_ns: u64) {
+        let Some(tensors) = &process.tensors else { return };
+        for (ordinal, allocator) in tensors.allocators() {
+            let memory = allocator.memory();
+            let free_bytes = memory.reserved_bytes().saturating_sub(memory.allocated_bytes());
+            let moments = self.series.entry((process.tgid, process.observed_since_ns, *ordinal)).or_default();
+            if free_bytes > moments.free_bytes.saturating_add(moments.free_bytes / 16) {
+                moments.free_bytes = free_bytes;
+                let [small, large] = shapes(memory);
+                moments.look(Moment { time_ns: now_ns, shape: small.and(large) }, memory);
+            }
         }
     }
 

@@ -142,8 +142,10 @@ fn course(told: &Told, ascii: bool, clock: &WallClock) -> Vec<String> {
     let moments = &told.view.moments;
     let Some(worst) = told.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
     let letters = if ascii { EIGHTHS_ASCII } else { EIGHTHS };
-    let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0).max(1);
-    let letter = |moment: &MomentView| letters[usize::try_from(moment.split_bytes * 7 / top).unwrap_or(7)];
+    // It may have been worst between two looks.
+    let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0);
+    let is_drawn = top > 0 && moments.len() > 1;
+    let letter = |moment: &MomentView| letters[usize::try_from(moment.split_bytes * 7 / top.max(1)).unwrap_or(7)];
     let thin = moments.len().div_ceil(CELLS).max(1);
     let line: String = moments.iter().step_by(thin).map(letter).collect();
     let text = format!(
@@ -153,7 +155,7 @@ fn course(told: &Told, ascii: bool, clock: &WallClock) -> Vec<String> {
         percent(worst.split_bytes, worst.reserved_bytes),
         bytes(worst.reserved_bytes)
     );
-    if moments.len() < 2 { vec![text] } else { vec![format!("between blocks  {line}"), text] }
+    if is_drawn { vec![format!("between blocks  {line}"), text] } else { vec![text] }
 }
 
 #[cfg(test)]
