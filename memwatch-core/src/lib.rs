@@ -8,6 +8,7 @@
 pub mod analysis;
 pub mod attribution;
 pub mod decode;
+mod forecasts;
 mod foresight;
 pub mod groups;
 pub mod input;
@@ -37,6 +38,7 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 pub use pytorch::{TensorLog, TensorLogLine};
 
+use analysis::forecast::Forecasts;
 use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
@@ -99,6 +101,8 @@ pub struct Pipeline {
     least_listed_bytes: Option<u64>,
     /// What keeps growing, if that is asked for.
     leaks: Option<Leaks>,
+    /// Whether memory runs out, if that is asked for.
+    forecasts: Option<Forecasts>,
     /// Allocations that failed, if that is asked for.
     ooms: Option<OomLog>,
 }
@@ -128,6 +132,7 @@ impl Pipeline {
             logs_tensors: false,
             least_listed_bytes: None,
             leaks: None,
+            forecasts: None,
             ooms: None,
         }
     }
@@ -426,6 +431,7 @@ impl Pipeline {
         }
         self.on_several = device::on_several(&reading.devices);
         self.reading = reading;
+        self.observe_reading();
     }
 
     fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
@@ -467,6 +473,7 @@ impl Pipeline {
         }
         self.ended.iter_mut().for_each(|process| process.ledger.tick(now_ns));
         self.observe_leaks();
+        self.observe_needs();
         self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
     }
 }

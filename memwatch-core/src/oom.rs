@@ -118,7 +118,7 @@ impl Pipeline {
 }
 
 /// `None` where its segments are not seen.
-fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
+pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
     if allocator.seen_by() == "reports" {
         return None;
     }

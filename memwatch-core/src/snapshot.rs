@@ -3,6 +3,7 @@
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
 mod allocators;
+mod forecast;
 mod history;
 mod leaks;
 mod oom;
@@ -11,6 +12,7 @@ mod rows;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
+pub use forecast::{EndView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView, RangeView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};

@@ -1,5 +1,8 @@
 //! What the numbers say together.
 
+pub mod calibration;
+pub mod forecast;
 pub mod leak;
+pub mod line;
 pub mod reconcile;
 pub mod trend;

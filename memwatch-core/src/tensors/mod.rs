@@ -10,6 +10,7 @@ pub mod names;
 pub mod places;
 pub mod threads;
 
+mod crest;
 mod durations;
 pub mod log;
 mod marks;
@@ -29,6 +30,7 @@ use crate::stack::{PythonStack, Stacks};
 use crate::words::{Ordinal, Tid};
 
 use self::allocator::{Allocators, DeviceAllocator, DriverChange, Words};
+use self::crest::Crest;
 use self::durations::Durations;
 use self::log::Log;
 use self::marks::Marks;
@@ -106,6 +108,7 @@ pub struct TensorLedger {
     log: Log,
     marks: Marks,
     durations: Durations,
+    crests: BTreeMap<Ordinal, Crest>,
     window: Window,
 }
 
@@ -128,6 +131,7 @@ impl TensorLedger {
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
             self.places.close_window();
+            self.crests.values_mut().for_each(Crest::close);
             self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
     }
@@ -135,6 +139,11 @@ impl TensorLedger {
     /// How many windows have been closed.
     pub const fn windows(&self) -> u64 {
         self.window.closed
+    }
+
+    /// The most that a device's tensors had together within the last window that was closed, in bytes; `None` before one was.
+    pub fn crest_bytes(&self, ordinal: Ordinal) -> Option<u64> {
+        self.crests.get(&ordinal).and_then(Crest::of_closed)
     }
 
     /// Takes one event into account.
@@ -151,6 +160,7 @@ impl TensorLedger {
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
             self.places.observe(ordinal, before_bytes, now.allocated_bytes);
+            self.crests.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
         }
         match change {
             BlockChange::Granted(block) => {
