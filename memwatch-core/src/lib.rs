@@ -38,7 +38,6 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 pub use pytorch::{TensorLog, TensorLogLine};
 
-use analysis::forecast::Forecasts;
 use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
@@ -48,6 +47,7 @@ use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
+use forecasts::Foreseen;
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
 use oom::OomLog;
@@ -102,7 +102,7 @@ pub struct Pipeline {
     /// What keeps growing, if that is asked for.
     leaks: Option<Leaks>,
     /// Whether memory runs out, if that is asked for.
-    forecasts: Option<Forecasts>,
+    foreseen: Option<Foreseen>,
     /// Allocations that failed, if that is asked for.
     ooms: Option<OomLog>,
 }
@@ -132,7 +132,7 @@ impl Pipeline {
             logs_tensors: false,
             least_listed_bytes: None,
             leaks: None,
-            forecasts: None,
+            foreseen: None,
             ooms: None,
         }
     }

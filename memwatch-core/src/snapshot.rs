@@ -12,7 +12,10 @@ mod rows;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
-pub use forecast::{EndView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView, RangeView};
+pub use forecast::{
+    EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
+    RangeView,
+};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};

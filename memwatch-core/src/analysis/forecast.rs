@@ -116,11 +116,7 @@ impl Default for Track {
 
 impl Forecasts {
     /// NVML has been read.
-    pub fn observe_reading<'a>(
-        &mut self,
-        processes: impl Iterator<Item = &'a Process> + Clone,
-        reading: &DeviceReading,
-    ) {
+    pub fn observe_reading(&mut self, processes: &BTreeMap<Tgid, Process>, reading: &DeviceReading) {
         self.rest.retain(|uuid, _| reading.devices.iter().any(|device| device.uuid == *uuid));
         for device in &reading.devices {
             let Some(used_bytes) = device.used_bytes else {
@@ -129,7 +125,7 @@ impl Forecasts {
             };
             let mut rest = Rest { company: company(device), ..Rest::default() };
             let mut segments_bytes = 0_u64;
-            for process in processes.clone() {
+            for process in processes.values() {
                 let own = allocators_on(process, &device.uuid, &reading.devices);
                 let reserved: Vec<u64> = own.filter_map(|(_, one)| Some(one.reported()?.reserved_bytes)).collect();
                 if !reserved.is_empty() {
@@ -148,14 +144,9 @@ impl Forecasts {
     }
 
     /// Takes in what is needed now.
-    pub fn observe<'a>(
-        &mut self,
-        processes: impl Iterator<Item = &'a Process> + Clone,
-        devices: &[DeviceFacts],
-        now_ns: u64,
-    ) {
-        let fresh: BTreeSet<Key> = processes.clone().filter_map(|process| self.has_window(process)).collect();
-        for process in processes.clone().filter(|process| fresh.contains(&key(process))) {
+    pub fn observe(&mut self, processes: &BTreeMap<Tgid, Process>, devices: &[DeviceFacts], now_ns: u64) {
+        let fresh: BTreeSet<Key> = processes.values().filter_map(|process| self.has_window(process)).collect();
+        for process in processes.values().filter(|process| fresh.contains(&key(process))) {
             for (uuid, bytes) in needs(process, devices) {
                 self.processes.entry((key(process), uuid)).or_default().push(now_ns, bytes);
             }
@@ -163,7 +154,7 @@ impl Forecasts {
         for (uuid, rest) in &self.rest {
             let mut sum_bytes = rest.bytes;
             let (mut own, mut is_fresh) = (BTreeSet::new(), rest.without.is_empty());
-            for process in processes.clone() {
+            for process in processes.values() {
                 if allocators_on(process, uuid, devices).any(|(_, one)| one.reported().is_some()) {
                     own.insert(key(process));
                     is_fresh |= fresh.contains(&key(process));

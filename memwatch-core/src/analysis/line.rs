@@ -99,7 +99,7 @@ fn interval(points: &[Point]) -> (f64, f64) {
     let stray = NINETY_PERCENT * variance(points).max(0.0).sqrt();
     let count = as_f64(slopes.len() as u64);
     let rank = |rank: f64| slopes.get((rank.max(0.0) as usize).min(slopes.len().saturating_sub(1))).copied();
-    let (low, high) = (rank((count - stray) / 2.0), rank((count + stray) / 2.0));
+    let (low, high) = (rank(f64::midpoint(count, -stray)), rank(f64::midpoint(count, stray)));
     (low.unwrap_or(0.0), high.unwrap_or(0.0))
 }
 

@@ -1,5 +1,6 @@
 //! What the numbers say together.
 
+pub mod alarm;
 pub mod calibration;
 pub mod forecast;
 pub mod leak;

@@ -175,7 +175,7 @@ fn two_tails(deviations: f64) -> f64 {
 
 /// Bytes and times are far below 2^53, or need not be exact.
 #[expect(clippy::cast_precision_loss, reason = "a slope needs no sixteen digits")]
-pub(super) const fn as_f64(number: u64) -> f64 {
+pub(crate) const fn as_f64(number: u64) -> f64 {
     number as f64
 }
 

@@ -16,6 +16,21 @@ pub struct ForecastsView {
     pub processes: Vec<ProcessForecastView>,
 }
 
+/// Something that somebody is to be told: another level, or a threshold that was passed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ForecastChangeView {
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// The level before, where it has changed; what it is now stands in `gpu`.
+    pub before: Option<Name>,
+    /// More is needed than this part of the GPU's memory, in percent, where that was passed.
+    pub threshold_percent: Option<f64>,
+    /// The GPU as it was then.
+    pub gpu: GpuForecastView,
+    /// And the processes on it, the nearest end first.
+    pub processes: Vec<ProcessForecastView>,
+}
+
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuForecastView {

@@ -46,6 +46,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("foresight", &["decode", "ledger"]),
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
+    ("forecasts", &["input", "analysis", "attribution", "ledger", "snapshot", "leaks", "oom"]),
     ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
     ("recording", &["input"]),
 ];
