@@ -21,7 +21,7 @@ use crate::sources::containers::RuntimeSockets;
 pub(crate) use self::choice::{Choice, Rows};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
-pub(crate) use self::oom::Oom;
+pub(crate) use self::oom::{Oom, OomFound};
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
 
@@ -91,7 +91,7 @@ pub(crate) enum Command {
     Snapshot(Pickle),
     /// Say what keeps growing, how fast, and how sure that is
     Leak(Leak),
-    /// Say why allocations failed: who held what then, and what would have helped
+    /// Say whether memory runs out and when, and why allocations failed: who held what then, and what would have helped
     Oom(Oom),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),

@@ -3,6 +3,7 @@
 //! `args` says what was typed, `run` does it, `exit` says how it ended.
 
 mod agent;
+mod alert;
 mod args;
 mod command;
 mod doctor;

@@ -20,6 +20,8 @@ use crate::words::{GpuUuid, Ordinal, Tgid};
 /// So many of the last windows are kept, and so many of them are looked at by themselves: growth may have begun lately.
 const RECENT: usize = 64;
 const SCALES: [usize; 3] = [RECENT, 32, 16];
+/// A line whose later half has the rate of the whole, up to a factor of 1.5: its logarithm.
+const STRAIGHT: f64 = 0.405;
 /// A range is at least so many windows wide to either side: within one, nothing is told.
 const SLACK_WINDOWS: f64 = 2.0;
 /// Less sure than this, and the level is low, however near the end seems.
@@ -106,6 +108,8 @@ pub struct Forecasts {
     processes: BTreeMap<(Key, GpuUuid), Track>,
     rest: BTreeMap<GpuUuid, Rest>,
     windows: BTreeMap<Key, u64>,
+    /// Who has begun to train: what was needed before that was for setting up.
+    training: BTreeSet<Key>,
 }
 
 impl Default for Track {
@@ -145,6 +149,7 @@ impl Forecasts {
 
     /// Takes in what is needed now.
     pub fn observe(&mut self, processes: &BTreeMap<Tgid, Process>, devices: &[DeviceFacts], now_ns: u64) {
+        processes.values().for_each(|process| self.begin_training(process));
         let fresh: BTreeSet<Key> = processes.values().filter_map(|process| self.has_window(process)).collect();
         for process in processes.values().filter(|process| fresh.contains(&key(process))) {
             for (uuid, bytes) in needs(process, devices) {
@@ -165,6 +170,16 @@ impl Forecasts {
             if own == rest.without && is_fresh {
                 self.gpus.entry(uuid.clone()).or_default().push(now_ns, sum_bytes);
             }
+        }
+    }
+
+    /// With the first step of an optimizer a new course begins.
+    fn begin_training(&mut self, process: &Process) {
+        let steps = process.tensors.as_ref().map_or(0, |tensors| tensors.threads().steps());
+        if steps > 0 && self.training.insert(key(process)) {
+            let own = self.processes.extract_if(.., |(whose, _), _| *whose == key(process));
+            let uuids: Vec<GpuUuid> = own.map(|((_, uuid), _)| uuid).collect();
+            self.gpus.retain(|uuid, _| !uuids.contains(uuid));
         }
     }
 
@@ -205,15 +220,17 @@ impl Track {
         self.recent.back().map(|point| point.bytes)
     }
 
-    /// The longest time up to now in which it went along one straight line, else the longest in which it grew; else all of it.
+    /// The longest time up to now in which it went along a straight line, else the straightest in which it grew; else all of it.
     fn line(&self) -> Option<Line> {
         let recent: Vec<Point> = self.recent.iter().copied().collect();
         let last = |windows: usize| recent.get(recent.len().saturating_sub(windows)..).unwrap_or_default();
         let scales = SCALES.iter().filter(|windows| **windows == RECENT || **windows < recent.len());
         let all = std::iter::once(self.whole.points()).chain(scales.map(|windows| last(*windows)));
         let lines: Vec<Line> = all.filter_map(Line::through).collect();
-        let straight = lines.iter().find(|line| line.grows() && line.is_straight());
-        straight.or_else(|| lines.iter().find(|line| line.grows())).or(lines.first()).copied()
+        let growing = || lines.iter().filter(|line| line.grows());
+        let straight = growing().find(|line| line.bend() < STRAIGHT);
+        let straightest = || growing().min_by(|one, other| one.bend().total_cmp(&other.bend()));
+        straight.or_else(straightest).or(lines.first()).copied()
     }
 
     fn outlook(&self, limit_bytes: Option<f64>) -> Outlook {
@@ -229,7 +246,8 @@ impl Track {
 fn end(line: &Line, limit_bytes: f64) -> Option<End> {
     let rate = line.bytes_per_second;
     let grown_bytes = rate * line.span_seconds;
-    if grown_bytes <= 0.0 {
+    let levels_off = line.ceiling_bytes().is_some_and(|ceiling_bytes| ceiling_bytes < limit_bytes);
+    if grown_bytes <= 0.0 || levels_off {
         return None;
     }
     let left_bytes = (limit_bytes - line.top_bytes).max(0.0);

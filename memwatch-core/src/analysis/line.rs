@@ -12,6 +12,10 @@ const SURE_LATE: f64 = 0.05;
 const STILL: f64 = 0.4;
 /// So often at least a window needs more than any before it, and of these so often in the later half: a few jumps are no growth.
 const RISES: (usize, usize) = (4, 2);
+/// It has stopped where the last of these is longer ago than so many times the usual time between two.
+const STOPPED: f64 = 3.0;
+/// Growth that slows down as it has so far comes to so much more than that says, at most.
+const MARGIN: f64 = 1.5;
 /// Standard deviations to either side of a normal distribution that hold 90 % of it.
 const NINETY_PERCENT: f64 = 1.644_854;
 
@@ -26,6 +30,8 @@ pub struct Line {
     pub last_ns: u64,
     /// Over all of it.
     pub whole: Slope,
+    /// Over its first half.
+    pub early: Slope,
     /// Over its later half.
     pub late: Slope,
     /// The rate to go on with: the whole's, unless the later half has left what that can be.
@@ -38,6 +44,8 @@ pub struct Line {
     pub top_bytes: f64,
     /// How many windows needed more than any before, and how many of these lie in the later half.
     pub rises: (usize, usize),
+    /// The last of these is longer ago than usual.
+    pub has_stopped: bool,
 }
 
 impl Line {
@@ -50,6 +58,8 @@ impl Line {
         let late = points.get(points.len() / 2..)?;
         let (whole_slope, late_slope) = (slope(points), slope(late));
         let (low, high) = interval(points);
+        let rises = rises(points);
+        let in_late = rises.iter().filter(|index| **index >= points.len() / 2).count();
         let is_usual = (low..=high).contains(&late_slope.bytes_per_second);
         let rate = if is_usual { whole_slope.bytes_per_second } else { late_slope.bytes_per_second };
         let (low, high) = if is_usual { (low, high) } else { interval(late) };
@@ -59,12 +69,14 @@ impl Line {
             span_seconds: seconds_between(first, last),
             last_ns: last.time_ns,
             whole: whole_slope,
+            early: slope(points.get(..points.len() / 2)?),
             late: late_slope,
             bytes_per_second: rate,
             low_bytes_per_second: low,
             high_bytes_per_second: high,
             top_bytes: tops.fold(0.0, f64::max),
-            rises: rises(points),
+            rises: (rises.len(), in_late),
+            has_stopped: has_stopped(&rises, points.len()),
         })
     }
 
@@ -76,14 +88,22 @@ impl Line {
             && self.whole.p < sure
             && self.late.p < SURE_LATE
             && self.late.bytes_per_second >= STILL * self.whole.bytes_per_second
+            && !self.has_stopped
             && rises >= RISES.0
             && late_rises >= RISES.1
     }
 
-    /// Whether its later half has about the rate of the whole.
-    pub(super) fn is_straight(&self) -> bool {
-        let ratio = self.late.bytes_per_second / self.whole.bytes_per_second;
-        (0.67..=1.5).contains(&ratio)
+    /// How far the later half is from the rate of the whole: 0 for a straight line.
+    pub(super) fn bend(&self) -> f64 {
+        (self.late.bytes_per_second / self.whole.bytes_per_second).ln().abs()
+    }
+
+    /// Where it ends if it slows down as it has so far, in bytes; `None` where it does not slow down.
+    pub(super) fn ceiling_bytes(&self) -> Option<f64> {
+        let ratio = self.late.bytes_per_second / self.early.bytes_per_second;
+        let late_bytes = self.late.bytes_per_second * self.span_seconds / 2.0;
+        // The sum of what is still to come, half by half.
+        (ratio > 0.0 && ratio < 1.0).then(|| self.top_bytes + MARGIN * late_bytes * ratio / (1.0 - ratio))
     }
 }
 
@@ -103,17 +123,23 @@ fn interval(points: &[Point]) -> (f64, f64) {
     (low.unwrap_or(0.0), high.unwrap_or(0.0))
 }
 
-fn rises(points: &[Point]) -> (usize, usize) {
+/// Which windows needed more than any before.
+fn rises(points: &[Point]) -> Vec<usize> {
     let mut most = points.first().map_or(0, |point| point.bytes);
-    let (mut all, mut late) = (0, 0);
+    let mut rises = Vec::new();
     for (index, point) in points.iter().enumerate() {
         if point.bytes > most {
             most = point.bytes;
-            all += 1;
-            late += usize::from(index >= points.len() / 2);
+            rises.push(index);
         }
     }
-    (all, late)
+    rises
+}
+
+fn has_stopped(rises: &[usize], points: usize) -> bool {
+    let [first, .., last] = rises else { return true };
+    let usual = as_f64((last - first) as u64) / as_f64(rises.len() as u64 - 1);
+    as_f64((points - 1 - last) as u64) > STOPPED * usual
 }
 
 fn seconds_between(earlier: &Point, later: &Point) -> f64 {
@@ -149,14 +175,23 @@ mod tests {
         assert!(!line(30, |second| if second % 7 == 6 { 900 * MIB } else { 100 * MIB }).grows(), "evaluation");
         assert!(!line(30, |second| second / 8 * 100 * MIB).grows(), "three jumps");
         assert!(!line(40, |second| second.min(18) * 10 * MIB).grows(), "a cache that is full");
+        assert!(!line(16, |second| second.min(11) * 10 * MIB).grows(), "a cache that has just become full");
         assert!(!line(30, |second| (60 - second) * MIB).grows());
+    }
+
+    #[test]
+    fn what_slows_down_ends_somewhere() {
+        // Half of what is missing to 1 GiB in each 10 windows.
+        let slowing = line(20, |second| 1024 * MIB - ((1024 * MIB) >> (second / 10)) / (1 + second % 10 / 5));
+        assert!(slowing.ceiling_bytes().is_some_and(|bytes| bytes < 1_600.0 * 1_048_576.0), "{slowing:?}");
+        assert_eq!(line(20, |second| second * 10 * MIB).ceiling_bytes(), None);
     }
 
     #[test]
     fn what_grows_every_third_window_or_faster_and_faster_grows() {
         assert!(line(30, |second| second / 3 * 100 * MIB).grows());
         let faster = line(30, |second| second * second * MIB);
-        assert!(faster.grows() && !faster.is_straight(), "{faster:?}");
+        assert!(faster.grows() && faster.bend() > 0.2, "{faster:?}");
         assert!(faster.bytes_per_second > faster.whole.bytes_per_second, "{faster:?}");
     }
 }

@@ -9,7 +9,9 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView};
+use memwatch_core::snapshot::{
+    DeviceTrails, ForecastChangeView, ForecastsView, LeaksView, MemoryHistory, OomView, ProcessView,
+};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -92,6 +94,21 @@ impl Session {
     /// What is to be thought of each place, where growth of so many bytes a minute is too much.
     pub(crate) fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
         self.pipeline.leaks(threshold_bytes_per_minute)
+    }
+
+    /// Looks ahead from now on; that more is needed than these parts of a GPU, in percent, is told, too.
+    pub(crate) fn watch_forecasts(&mut self, thresholds: &[f64]) {
+        self.pipeline.watch_forecasts(thresholds);
+    }
+
+    /// What is to be expected.
+    pub(crate) fn forecasts(&self) -> ForecastsView {
+        self.pipeline.forecasts()
+    }
+
+    /// What has changed of that since the last time.
+    pub(crate) fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
+        self.pipeline.take_forecast_changes()
     }
 
     /// Keeps what is held when an allocation fails, from now on.

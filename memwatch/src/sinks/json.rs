@@ -2,6 +2,7 @@
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
+pub(crate) mod forecast;
 mod groups;
 pub(crate) mod leaks;
 pub(crate) mod oom;

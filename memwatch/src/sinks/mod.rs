@@ -2,6 +2,7 @@
 
 pub(crate) mod export;
 pub(crate) mod filter;
+pub(crate) mod forecast;
 pub(crate) mod json;
 pub(crate) mod mem_trace;
 pub(crate) mod oom;

@@ -1,5 +1,6 @@
 //! Plain text: `memwatch ps`, and one table per interval in a pipe.
 
+pub(crate) mod forecast;
 mod grid;
 pub(crate) mod groups;
 pub(crate) mod leaks;

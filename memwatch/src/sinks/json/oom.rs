@@ -2,10 +2,11 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{CacheView, OomView, Snapshot, WhoseView};
+use memwatch_core::snapshot::{CacheView, ForecastChangeView, ForecastsView, OomView, Snapshot, WhoseView};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
+use super::forecast::{self, ChangeJson, ForecastsJson};
 use super::{Origin, write_report};
 use crate::sinks::oom::{Holder, advice, gpu, holders, unwatched_bytes};
 use crate::sinks::wall_clock::WallClock;
@@ -17,15 +18,20 @@ use crate::sinks::wall_clock::WallClock;
 pub(crate) fn write(
     out: &mut impl io::Write,
     (ooms, forgotten): (&[&OomView], u64),
+    (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
+    let forecast = forecast::forecasts(forecasts, origin.clock);
+    let changes = changes.iter().map(|change| forecast::change_json(change, origin.clock)).collect();
     let failures = ooms.iter().map(|oom| failure(oom, origin.clock)).collect();
-    write_report(out, "memwatch.oom/1", Listed { failures, forgotten }, snapshot, origin)
+    write_report(out, "memwatch.oom/1", Listed { forecast, changes, failures, forgotten }, snapshot, origin)
 }
 
 #[derive(Serialize)]
 struct Listed<'a> {
+    forecast: ForecastsJson<'a>,
+    changes: Vec<ChangeJson<'a>>,
     failures: Vec<FailureJson<'a>>,
     forgotten: u64,
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{LeakView, LeaksView, ProcessView, SiteView, Snapshot, SumView};
+use memwatch_core::snapshot::{LeakView, LeaksView, ProcessView, Snapshot};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
@@ -98,14 +98,9 @@ fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
 /// `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host memory`.
 fn place(snapshot: &Snapshot, finding: &LeakView) -> String {
     let gpu = sentences::gpu_number(snapshot, finding.uuid.as_ref());
-    match (&*finding.level, &finding.kind) {
-        ("pinned_host", _) => "pinned host memory".to_owned(),
-        (_, Some(kind)) => {
-            let LeakView { file, line, function, .. } = finding.clone();
-            let site = SiteView { kind: kind.clone(), file, line, function, sum: SumView::default() };
-            format!("GPU {gpu}: {}", places::site(&site))
-        }
-        _ => format!("GPU {gpu}: memory of the driver"),
+    match &*finding.level {
+        "pinned_host" => "pinned host memory".to_owned(),
+        _ => format!("GPU {gpu}: {}", places::leak(finding).unwrap_or_else(|| "memory of the driver".to_owned())),
     }
 }
 

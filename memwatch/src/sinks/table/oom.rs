@@ -2,9 +2,9 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{GpuView, OomView, ProcessView, Snapshot, largest};
+use memwatch_core::snapshot::{ForecastChangeView, ForecastsView, GpuView, OomView, ProcessView, Snapshot, largest};
 
-use super::{Page, TableOptions};
+use super::{Page, TableOptions, forecast};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, duration, known};
 use crate::sinks::oom::{Holder, advice, gpu, holders, unwatched_bytes};
@@ -22,11 +22,13 @@ const LISTED: usize = 5;
 pub(crate) fn write(
     out: &mut impl io::Write,
     (ooms, forgotten): (&[&OomView], u64),
+    (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
     snapshot: &Snapshot,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
+    forecast::show(&mut page, forecasts, changes, clock);
     for oom in ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
         for (label, text) in facts(oom) {

@@ -23,7 +23,8 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
 fn told(ooms: &[&OomView]) -> String {
     let mut out = Vec::new();
     let snapshot = fixture::busy_node();
-    write(&mut out, (ooms, 3), &snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
+    let forecasts = ForecastsView::default();
+    write(&mut out, (ooms, 3), (&forecasts, &[]), &snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
