@@ -13,6 +13,7 @@ use crate::output::{style, unless_closed};
 use crate::recorded::{self, RHYTHM};
 use crate::run::{Signals, at};
 use crate::session::Session;
+use crate::sinks::oom::OomReport;
 use crate::sinks::{json, table};
 use crate::sources::torch::{TensorLevel, TensorWish};
 use crate::tensor_report::{Scene, open};
@@ -56,12 +57,14 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     let Told { snapshot, forecasts, changes, ooms: (_, forgotten), scene } = &told;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::oom::write(&mut out, (&shown, *forgotten), (forecasts, changes), snapshot, scene.origin())
+        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
+        json::oom::write(&mut out, &report, snapshot, scene.origin())
     } else {
         // What was printed as it came is not said again.
         let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
         let style = style(common, false);
-        table::oom::write(&mut out, (&shown, *forgotten), (forecasts, earlier), snapshot, &scene.clock, &style)
+        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
+        table::oom::write(&mut out, &report, snapshot, &scene.clock, &style)
     })?;
     let wants = |what| args.fail_on.contains(&what);
     let is_warning = |change: &ForecastChangeView| {

@@ -149,7 +149,9 @@ impl Forecasts {
 
     /// Takes in what is needed now.
     pub fn observe(&mut self, processes: &BTreeMap<Tgid, Process>, devices: &[DeviceFacts], now_ns: u64) {
-        processes.values().for_each(|process| self.begin_training(process));
+        for process in processes.values() {
+            self.begin_training(process);
+        }
         let fresh: BTreeSet<Key> = processes.values().filter_map(|process| self.has_window(process)).collect();
         for process in processes.values().filter(|process| fresh.contains(&key(process))) {
             for (uuid, bytes) in needs(process, devices) {

@@ -14,6 +14,8 @@ const STILL: f64 = 0.4;
 const RISES: (usize, usize) = (4, 2);
 /// It has stopped where the last of these is longer ago than so many times the usual time between two.
 const STOPPED: f64 = 3.0;
+/// Two of these that are more than this part of all growth are jumps: something was set up.
+const JUMP: f64 = 0.7;
 /// Growth that slows down as it has so far comes to so much more than that says, at most.
 const MARGIN: f64 = 1.5;
 /// Standard deviations to either side of a normal distribution that hold 90 % of it.
@@ -46,6 +48,8 @@ pub struct Line {
     pub rises: (usize, usize),
     /// The last of these is longer ago than usual.
     pub has_stopped: bool,
+    /// Two of them are most of the growth.
+    pub has_jumped: bool,
 }
 
 impl Line {
@@ -77,6 +81,7 @@ impl Line {
             top_bytes: tops.fold(0.0, f64::max),
             rises: (rises.len(), in_late),
             has_stopped: has_stopped(&rises, points.len()),
+            has_jumped: has_jumped(points, &rises),
         })
     }
 
@@ -89,6 +94,7 @@ impl Line {
             && self.late.p < SURE_LATE
             && self.late.bytes_per_second >= STILL * self.whole.bytes_per_second
             && !self.has_stopped
+            && !self.has_jumped
             && rises >= RISES.0
             && late_rises >= RISES.1
     }
@@ -142,6 +148,18 @@ fn has_stopped(rises: &[usize], points: usize) -> bool {
     as_f64((points - 1 - last) as u64) > STOPPED * usual
 }
 
+fn has_jumped(points: &[Point], rises: &[usize]) -> bool {
+    let first = points.first().map_or(0, |point| point.bytes);
+    let heights =
+        std::iter::once(first).chain(rises.iter().filter_map(|index| points.get(*index)).map(|point| point.bytes));
+    let heights: Vec<u64> = heights.collect();
+    let mut jumps: Vec<u64> = heights.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    jumps.sort_unstable();
+    let largest = jumps.iter().rev().take(2).sum();
+    let all = heights.last().map_or(0, |last| last - first);
+    as_f64(largest) > JUMP * as_f64(all)
+}
+
 fn seconds_between(earlier: &Point, later: &Point) -> f64 {
     as_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9
 }
@@ -177,6 +195,8 @@ mod tests {
         assert!(!line(40, |second| second.min(18) * 10 * MIB).grows(), "a cache that is full");
         assert!(!line(16, |second| second.min(11) * 10 * MIB).grows(), "a cache that has just become full");
         assert!(!line(30, |second| (60 - second) * MIB).grows());
+        let set_up = |second| if second < 12 { 10 * MIB } else { (400 + second * 7 % 11 + second / 4) * MIB };
+        assert!(!line(30, set_up).grows(), "set-up, and noise after it");
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{CacheView, ForecastChangeView, ForecastsView, OomView, Snapshot, WhoseView};
+use memwatch_core::snapshot::{CacheView, OomView, Snapshot, WhoseView};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
 use super::forecast::{self, ChangeJson, ForecastsJson};
 use super::{Origin, write_report};
-use crate::sinks::oom::{Holder, advice, gpu, holders, unwatched_bytes};
+use crate::sinks::oom::{Holder, OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::sinks::wall_clock::WallClock;
 
 /// Writes the report as one line.
@@ -17,11 +17,11 @@ use crate::sinks::wall_clock::WallClock;
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (ooms, forgotten): (&[&OomView], u64),
-    (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
+    report: &OomReport<'_>,
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
+    let OomReport { ooms, forgotten, forecasts, changes } = *report;
     let forecast = forecast::forecasts(forecasts, origin.clock);
     let changes = changes.iter().map(|change| forecast::change_json(change, origin.clock)).collect();
     let failures = ooms.iter().map(|oom| failure(oom, origin.clock)).collect();

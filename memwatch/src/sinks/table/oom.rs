@@ -2,12 +2,12 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{ForecastChangeView, ForecastsView, GpuView, OomView, ProcessView, Snapshot, largest};
+use memwatch_core::snapshot::{GpuView, OomView, ProcessView, Snapshot, largest};
 
 use super::{Page, TableOptions, forecast};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, duration, known};
-use crate::sinks::oom::{Holder, advice, gpu, holders, unwatched_bytes};
+use crate::sinks::oom::{Holder, OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::sinks::places;
 use crate::sinks::sentences::{self, Sentence};
 use crate::sinks::wall_clock::WallClock;
@@ -21,12 +21,12 @@ const LISTED: usize = 5;
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (ooms, forgotten): (&[&OomView], u64),
-    (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
+    report: &OomReport<'_>,
     snapshot: &Snapshot,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
+    let OomReport { ooms, forgotten, forecasts, changes } = *report;
     let mut page = Page { text: String::new(), options: *options };
     forecast::show(&mut page, forecasts, changes, clock);
     for oom in ooms {

@@ -1,4 +1,4 @@
-use memwatch_core::snapshot::CacheView;
+use memwatch_core::snapshot::{CacheView, ForecastsView};
 use memwatch_core::words::Tgid;
 
 use super::*;
@@ -24,7 +24,8 @@ fn told(ooms: &[&OomView]) -> String {
     let mut out = Vec::new();
     let snapshot = fixture::busy_node();
     let forecasts = ForecastsView::default();
-    write(&mut out, (ooms, 3), (&forecasts, &[]), &snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
+    let report = OomReport { ooms, forgotten: 3, forecasts: &forecasts, changes: &[] };
+    write(&mut out, &report, &snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
