@@ -129,3 +129,66 @@ async fn post(url: &str, json: Vec<u8>) -> Result<(), String> {
     let status = answer?.status();
     if status.is_success() { Ok(()) } else { Err(format!("it answered {status}")) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::time::{Duration, Instant};
+
+    use super::{execute, post};
+
+    fn block<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(future)
+    }
+
+    #[test]
+    fn a_command_reads_the_change_and_its_failure_is_said() {
+        let long = Duration::from_secs(60);
+        assert_eq!(block(execute("test \"$(cat)\" = '{}'", long, b"{}\n")), Ok(()));
+        assert_eq!(block(execute("true", long, &[b'x'; 1 << 20])), Ok(()), "it need not read");
+        let why = block(execute("exit 7", long, b"{}")).expect_err("it failed");
+        assert!(why.contains("exit status: 7"), "{why}");
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_ended() {
+        let begun = Instant::now();
+        let why = block(execute("exec sleep 600", Duration::from_millis(50), b"")).expect_err("it is late");
+        assert!(why.contains("was ended") && begun.elapsed() < Duration::from_secs(300), "{why}");
+    }
+
+    /// Answers one request with this status line, and gives it back.
+    fn server(status: &'static str) -> (String, std::thread::JoinHandle<String>) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let url = format!("http://{}/hook?a=b", listener.local_addr().expect("it is bound"));
+        let thread = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody comes");
+            let (mut request, mut part) = (String::new(), [0; 4096]);
+            while !request.ends_with("{\"level\":1}") {
+                let read = stream.read(&mut part).expect("a request");
+                request.push_str(&String::from_utf8_lossy(&part[..read]));
+            }
+            write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n").expect("it listens");
+            request
+        });
+        (url, thread)
+    }
+
+    #[test]
+    fn an_address_is_posted_to_and_what_it_refuses_is_said() {
+        let (url, thread) = server("204 No Content");
+        assert_eq!(block(post(&url, b"{\"level\":1}".to_vec())), Ok(()));
+        let request = thread.join().expect("it has answered");
+        assert!(request.starts_with("POST /hook?a=b HTTP/1.1\r\n"), "{request}");
+        assert!(
+            request.contains("content-type: application/json\r\n") && request.contains("host: 127.0.0.1:"),
+            "{request}"
+        );
+        let (url, _) = server("503 Service Unavailable");
+        let why = block(post(&url, b"{\"level\":1}".to_vec())).expect_err("it refuses");
+        assert!(why.contains("503"), "{why}");
+        assert!(block(post("http://127.0.0.1:1/", Vec::new())).expect_err("nobody is there").contains("no connection"));
+    }
+}
