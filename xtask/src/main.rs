@@ -83,7 +83,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "replays",
-        usage: "[NAME]",
+        usage: "[NAME]...",
         summary: "record the runs of tests/replays/runs.tsv anew, on the simulated GPU; NAME records those with it in their names",
         run: replays::task,
     },
