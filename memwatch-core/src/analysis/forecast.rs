@@ -342,13 +342,13 @@ mod tests {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    fn limit(mib: u64) -> Option<f64> {
-        Some((mib * MIB) as f64)
+    const fn limit(mib: u64) -> f64 {
+        (mib * MIB) as f64
     }
 
     #[test]
     fn what_grows_towards_the_limit_ends_there() {
-        let outlook = track(30, |second| (500 + 10 * second) * MIB).outlook(limit(1_000));
+        let outlook = track(30, |second| (500 + 10 * second) * MIB).outlook(Some(limit(1_000)));
         let end = outlook.end.expect("it grows");
         assert!((end.seconds - 21.0).abs() < 0.1, "{outlook:?}");
         let range = end.range.expect("that near was measured");
@@ -359,8 +359,8 @@ mod tests {
     #[test]
     fn a_leak_that_began_lately_is_seen_and_one_that_is_far_from_its_end_is_low() {
         let late = track(400, |second| (500 + 10 * second.saturating_sub(370)) * MIB);
-        assert!(late.outlook(limit(1_000)).end.is_some());
-        let far = track(30, |second| (500 + second) * MIB).outlook(limit(80_000));
+        assert!(late.outlook(Some(limit(1_000))).end.is_some());
+        let far = track(30, |second| (500 + second) * MIB).outlook(Some(limit(80_000)));
         assert_eq!((far.level, far.end.and_then(|end| end.range)), (Level::Low, None), "{far:?}");
     }
 
@@ -373,8 +373,8 @@ mod tests {
 
     #[test]
     fn what_does_not_grow_has_no_end_and_what_was_seen_too_short_has_no_line() {
-        let steady = track(30, |second| (500 + second % 3) * MIB).outlook(limit(510));
+        let steady = track(30, |second| (500 + second % 3) * MIB).outlook(Some(limit(510)));
         assert_eq!((steady.level, steady.end), (Level::None, None), "{steady:?}");
-        assert_eq!(track(5, |second| second * MIB).outlook(limit(10)).line, None);
+        assert_eq!(track(5, |second| second * MIB).outlook(Some(limit(10))).line, None);
     }
 }
