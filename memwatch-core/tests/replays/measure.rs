@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use memwatch_core::analysis::calibration::{WITHIN, bin};
+use memwatch_core::analysis::calibration::{Bin, WITHIN};
 
 use crate::play::{Given, Played, Warned, seconds};
 
@@ -51,37 +51,49 @@ fn quantile(numbers: &mut [f64], part: f64) -> f64 {
     numbers.get(rank).copied().unwrap_or(0.0)
 }
 
-/// The rows of `BINS`, from the runs that are for fitting.
+/// The rows of `BINS`, from all runs.
 pub(crate) fn table(all: &[Played]) -> String {
-    let fitting: Vec<Outcome<'_>> = all.iter().filter(|played| played.run.fits).flat_map(outcomes).collect();
     let mut text = "/// By how far they reach.\npub const BINS: &[Bin] = &[\n".to_owned();
+    for Bin { reach_below, earliest, latest, confidence, given } in fitted(all.iter()) {
+        writeln!(
+            text,
+            "    Bin {{ reach_below: {reach_below:?}, earliest: {earliest:?}, latest: {latest:?}, confidence: {confidence:?}, given: {given} }},"
+        )
+        .expect("a string takes all");
+    }
+    text + "];\n"
+}
+
+/// What these runs teach.
+fn fitted<'a>(runs: impl Iterator<Item = &'a Played>) -> Vec<Bin> {
+    let all: Vec<Outcome<'_>> = runs.flat_map(outcomes).collect();
+    let mut bins = Vec::new();
     let mut from = 0.0;
-    for below in EDGES {
-        let own = fitting.iter().filter(|one| (from..below).contains(&one.given.end.reach));
-        let own: Vec<&Outcome<'_>> = own.collect();
+    for reach_below in EDGES {
+        let own: Vec<&Outcome<'_>> =
+            all.iter().filter(|one| (from..reach_below).contains(&one.given.end.reach)).collect();
         if own.len() < FEWEST {
             continue;
         }
-        from = below;
+        from = reach_below;
         let ends = own.iter().filter_map(|one| Some((one.after?, one.given.end.seconds.max(0.5), slack(one.given))));
         let (mut low, mut high): (Vec<f64>, Vec<f64>) =
             ends.map(|(after, seconds, slack)| ((after + slack) / seconds, (after - slack) / seconds)).unzip();
         let earliest = round(quantile(&mut low, (1.0 - WITHIN) / 2.0).min(1.0));
         let latest = round(quantile(&mut high, f64::midpoint(1.0, WITHIN)).max(1.0));
-        let judged = own.iter().filter_map(|one| {
-            let (seconds, slack) = (one.given.end.seconds, slack(one.given));
-            came_true(one, (seconds * earliest - slack).max(0.0), seconds * latest + slack)
-        });
-        let judged: Vec<bool> = judged.collect();
-        let confidence = round(share(&judged));
-        let given = judged.len();
-        writeln!(
-            text,
-            "    Bin {{ reach_below: {below:?}, earliest: {earliest:?}, latest: {latest:?}, confidence: {confidence:?}, given: {given} }},"
-        )
-        .expect("a string takes all");
+        let mut bin = Bin { reach_below, earliest, latest, confidence: 0.0, given: 0 };
+        let judged: Vec<bool> = own.iter().filter_map(|one| judged_by(&bin, one)).collect();
+        bin.confidence = round(share(&judged));
+        bin.given = u32::try_from(judged.len()).unwrap_or(u32::MAX);
+        bins.push(bin);
     }
-    text + "];\n"
+    bins
+}
+
+/// Whether what this bin says of it came true.
+fn judged_by(bin: &Bin, one: &Outcome<'_>) -> Option<bool> {
+    let (seconds, slack) = (one.given.end.seconds, slack(one.given));
+    came_true(one, (seconds * bin.earliest - slack).max(0.0), seconds * bin.latest + slack)
 }
 
 fn round(number: f64) -> f64 {
@@ -140,42 +152,37 @@ fn warnings(all: &[Played]) -> String {
     text
 }
 
-/// What forecasts said, and how often it came true, in the runs that the table was not made from.
+/// What forecasts said, and how often it came true: of each run by a table from all others.
 fn forecasts(all: &[Played]) -> String {
+    let mut rows: Vec<(usize, f64, Option<bool>)> = Vec::new();
+    for (index, played) in all.iter().enumerate() {
+        let others = all.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other);
+        let bins = fitted(others);
+        for one in outcomes(played) {
+            let bin = bins.iter().find(|bin| one.given.end.reach < bin.reach_below);
+            rows.extend(bin.map(|bin| (index, bin.confidence, judged_by(bin, &one))));
+        }
+    }
     let mut text = "| sure, as told | forecasts | of runs | sure on average | came true | not told yet |\n|---|---|---|---|---|---|\n".to_owned();
     for (from, below) in CONFIDENCES {
-        let (mut judged, mut told, mut open, mut runs) = (Vec::new(), 0.0, 0, 0);
-        for played in all.iter().filter(|played| !played.run.fits) {
-            let before = judged.len();
-            for outcome in outcomes(played) {
-                let Some(range) = outcome.given.end.range.filter(|range| (from..below).contains(&range.confidence))
-                else {
-                    continue;
-                };
-                debug_assert!(bin(outcome.given.end.reach).is_some(), "a range comes from a bin");
-                match came_true(&outcome, range.earliest_seconds, range.latest_seconds) {
-                    Some(is_true) => {
-                        judged.push(is_true);
-                        told += range.confidence;
-                    }
-                    None => open += 1,
-                }
-            }
-            runs += usize::from(judged.len() > before);
-        }
-        if judged.is_empty() && open == 0 {
+        let own: Vec<_> = rows.iter().filter(|(_, confidence, _)| (from..below).contains(confidence)).collect();
+        if own.is_empty() {
             continue;
         }
+        let judged: Vec<bool> = own.iter().filter_map(|(_, _, judged)| *judged).collect();
+        let runs: std::collections::BTreeSet<usize> = own.iter().map(|(run, ..)| *run).collect();
         #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-        let told = told / judged.len().max(1) as f64;
+        let told = own.iter().map(|(_, confidence, _)| confidence).sum::<f64>() / own.len() as f64;
         writeln!(
             text,
-            "| {:.0} to {:.0} % | {} | {runs} | {:.0} % | {:.0} % | {open} |",
+            "| {:.0} to {:.0} % | {} | {} | {:.0} % | {:.0} % | {} |",
             from * 100.0,
             below.min(1.0) * 100.0,
             judged.len(),
+            runs.len(),
             told * 100.0,
-            share(&judged) * 100.0
+            share(&judged) * 100.0,
+            own.len() - judged.len()
         )
         .expect("a string takes all");
     }

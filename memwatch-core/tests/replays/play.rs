@@ -30,8 +30,6 @@ pub(crate) enum Warned {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) name: String,
-    /// Calibration is fitted on it; else it is checked on it.
-    pub(crate) fits: bool,
     /// Functions whose lines grow at the end, with the verdict.
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) runs_out: bool,
@@ -67,13 +65,12 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
     let text = std::fs::read_to_string(folder.join("runs.tsv")).expect("the table is in the tree");
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     rows.map(|row| {
-        let [name, use_, _, _, growing, runs_out, warned] = row.split('\t').collect::<Vec<_>>()[..] else {
+        let [name, _, _, _, growing, runs_out, warned] = row.split('\t').collect::<Vec<_>>()[..] else {
             panic!("seven columns in {row:?}");
         };
         let pairs = growing.split(',').filter_map(|pair| pair.split_once(':'));
         Run {
             name: name.to_owned(),
-            fits: use_ == "fit",
             growing: pairs.map(|(function, verdict)| (function.to_owned(), verdict.to_owned())).collect(),
             runs_out: runs_out == "yes",
             warned: match warned {
