@@ -16,7 +16,7 @@ const SURE: f64 = 0.01;
 /// And its later half, which has fewer points, less often than this.
 const SURE_LATE: f64 = 0.05;
 /// A leak's later half grows by at least this part of the whole's rate.
-const STILL: f64 = 0.4;
+const STILL: f64 = 0.6;
 
 /// Where memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
