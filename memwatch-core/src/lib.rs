@@ -15,6 +15,7 @@ mod leaks;
 pub mod ledger;
 mod oom;
 pub mod owner;
+mod profile;
 mod pytorch;
 pub mod recording;
 pub mod snapshot;
@@ -26,6 +27,7 @@ mod test_calls;
 #[cfg(test)]
 #[path = "tests/driver.rs"]
 mod test_driver;
+mod timeline;
 mod view;
 pub mod words;
 mod workloads;
@@ -50,6 +52,7 @@ use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
 use oom::OomLog;
 use owner::{CgroupMemory, ContainerNames, Promise};
+use profile::Followed;
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
 use words::{Tgid, Tid};
@@ -101,6 +104,8 @@ pub struct Pipeline {
     leaks: Option<Leaks>,
     /// Allocations that failed, if that is asked for.
     ooms: Option<OomLog>,
+    /// What is held over time, if that is asked for.
+    followed: Option<Box<Followed>>,
 }
 
 impl Pipeline {
@@ -129,6 +134,7 @@ impl Pipeline {
             least_listed_bytes: None,
             leaks: None,
             ooms: None,
+            followed: None,
         }
     }
 
@@ -159,6 +165,7 @@ impl Pipeline {
                 let now_ns = self.now_ns;
                 if let Some(process) = self.processes.get_mut(&held.tgid) {
                     process.anchor(&held, now_ns);
+                    self.follow_process(held.tgid, now_ns);
                 }
             }
             Input::Cgroups { tgid, cgroups } => self.move_to(tgid, &cgroups),
@@ -254,7 +261,11 @@ impl Pipeline {
     fn call(&mut self, record: &CallRecord) {
         let tgid = Tgid(record.tgid);
         match decode::decode(record) {
-            Ok(call) => self.apply(&call),
+            Ok(call) => {
+                self.follow_time(call.returned_ns);
+                self.apply(&call);
+                self.follow_call(&call);
+            }
             Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
             // The kernel half has counted it already, unless it could not tell whether it matters; in no case can it be applied.
             Err(decode::DecodeError::ResultUnreadable(probe)) => {
@@ -315,6 +326,7 @@ impl Pipeline {
                 self.note_life(record);
             }
             Some(ProcessEvent::Exec) => {
+                self.follow_end(tgid, record.time_ns);
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
@@ -408,6 +420,7 @@ impl Pipeline {
     }
 
     fn end(&mut self, tgid: Tgid, time_ns: u64) {
+        self.follow_end(tgid, time_ns);
         if let Some(mut process) = self.processes.remove(&tgid) {
             self.names.leave(&process.owner);
             process.end(time_ns);
@@ -420,12 +433,14 @@ impl Pipeline {
     }
 
     fn devices(&mut self, reading: DeviceReading) {
+        self.follow_time(reading.end_ns);
         for process in self.processes.values_mut() {
             device::remember(process, &reading.devices);
             self.reconciliation.compare(process, &reading);
         }
         self.on_several = device::on_several(&reading.devices);
         self.reading = reading;
+        self.follow_reading();
     }
 
     fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
@@ -450,6 +465,7 @@ impl Pipeline {
     }
 
     fn tick(&mut self, time_ns: u64) {
+        self.follow_time(time_ns);
         self.now_ns = self.now_ns.max(time_ns);
         let now_ns = self.now_ns;
         let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;

@@ -84,6 +84,7 @@ impl Pipeline {
 
     pub(crate) fn tensor(&mut self, record: &Record) {
         if let Some(event) = decode_tensor(record) {
+            self.follow_time(event.time_ns);
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
@@ -92,6 +93,7 @@ impl Pipeline {
                 tensors.count_copies(tensor.flags);
             }
             tensors.apply(&event);
+            self.follow_tensors(&event);
             self.note_tensor_oom(&event);
         }
     }

@@ -7,7 +7,9 @@ mod history;
 mod leaks;
 mod oom;
 mod places;
+mod profile;
 mod rows;
+mod timeline;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
@@ -19,8 +21,10 @@ pub use places::{
     PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
     TrailView, WhoseView,
 };
+pub use profile::{CourseView, DeviceProfileView, GpuProfileView, ProcessProfileView, ProfileView, RatioView};
 pub(crate) use rows::add;
 pub use rows::{Row, largest};
+pub use timeline::{EventView, PointView, SpanView, TimelineView, TrackView};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};

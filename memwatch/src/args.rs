@@ -4,6 +4,7 @@ mod choice;
 mod export;
 mod leak;
 mod oom;
+mod profile;
 mod recording;
 mod tensors;
 mod values;
@@ -22,6 +23,7 @@ pub(crate) use self::choice::{Choice, Rows};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
 pub(crate) use self::oom::Oom;
+pub(crate) use self::profile::{Looks, Profile};
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
 
@@ -93,6 +95,8 @@ pub(crate) enum Command {
     Leak(Leak),
     /// Say why allocations failed: who held what then, and what would have helped
     Oom(Oom),
+    /// Say what GPUs and processes held over time: average, peak, percentiles, utilisation and fragmentation
+    Profile(Profile),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
     /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
@@ -321,6 +325,7 @@ impl Args {
             Command::Snapshot(_) => "snapshot",
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
+            Command::Profile(_) => "profile",
             Command::Flamegraph(_) => "flamegraph",
             Command::Export(_) => "export",
             Command::Record(_) => "record",

@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             }
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
+            Some(Command::Profile(args)) => crate::profile::run(args, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
             Some(Command::Ps(Ps { targets, rows, recording: Some(recording) })) => {
@@ -215,20 +216,24 @@ fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failur
 }
 
 /// What of a snapshot is shown.
-struct Filter {
+pub(crate) struct Filter {
     gpus: GpuFilter,
     selection: Selection,
 }
 
 impl Filter {
     /// The source shows the processes that are named by number, and their children, and no others.
-    fn new(targets: &Targets) -> Self {
+    pub(crate) fn new(targets: &Targets) -> Self {
         let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
         Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
     }
 }
 
-fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
+/// Leaves of a snapshot what is to be shown.
+///
+/// # Errors
+/// When a GPU that was named is not there.
+pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
     filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
     filter.selection.apply(&mut snapshot);
     Ok(snapshot)
@@ -264,7 +269,9 @@ fn report_recorded(recording: &Path, targets: &Targets, rows: Rows, common: &Com
     found_any(&snapshot, &filter)
 }
 
-fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
+/// # Errors
+/// When some were named and none is there.
+pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
     if !snapshot.processes.is_empty() || filter.selection.is_everybody() {
         return Ok(Exit::Ok);
     }

@@ -1,5 +1,6 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
+mod analysis;
 mod intake;
 mod life;
 mod peaks;

@@ -1,5 +1,7 @@
 //! What the numbers say together.
 
+pub mod course;
 pub mod leak;
 pub mod reconcile;
+pub mod samples;
 pub mod trend;

@@ -11,7 +11,9 @@ use crate::words::{GpuUuid, Tgid};
 
 mod lifetime;
 mod peaks;
+mod profile;
 mod properties;
+mod timeline;
 mod viewer;
 mod workloads;
 

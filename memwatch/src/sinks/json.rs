@@ -7,6 +7,7 @@ pub(crate) mod leaks;
 pub(crate) mod oom;
 mod overhead;
 pub(crate) mod places;
+pub(crate) mod profile;
 pub(crate) mod recording;
 pub(crate) mod stats;
 

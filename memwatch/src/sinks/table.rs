@@ -5,6 +5,7 @@ pub(crate) mod groups;
 pub(crate) mod leaks;
 pub(crate) mod oom;
 pub(crate) mod places;
+pub(crate) mod profile;
 pub(crate) mod recording;
 pub(crate) mod stats;
 

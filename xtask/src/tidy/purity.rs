@@ -47,6 +47,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
     ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
+    ("profile", &["analysis", "attribution", "decode", "ledger", "snapshot", "timeline"]),
+    ("timeline", &["analysis", "attribution", "decode", "ledger", "profile", "snapshot", "tensors", "view"]),
     ("recording", &["input"]),
 ];
 const CORE: &str = "memwatch-core/src";

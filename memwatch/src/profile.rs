@@ -1,0 +1,51 @@
+//! `memwatch profile`: what GPUs and processes held over time, in a watch or in a recording.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use memwatch_core::Pipeline;
+use memwatch_core::snapshot::{ProfileView, Snapshot};
+
+use crate::args::{Common, Profile};
+use crate::exit::{Exit, Failure};
+use crate::looks::{Seen, look};
+use crate::output::{style, unless_closed};
+use crate::sinks::{json, table};
+use crate::sources::torch::{TensorLevel, TensorWish};
+
+/// What comes and goes: its totals stand in each report.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Blocks, reports_only: true };
+
+/// Watches, or reads the recording, and sums up.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure> {
+    let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
+    let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(interval_ns);
+    let seen = look(&args.looks, (WISH, prepare), Pipeline::profile, common).await?;
+    let Seen { snapshot, told, scene, everybody, exit } = seen;
+    let mut profile = told.unwrap_or_default();
+    if !everybody {
+        choose(&mut profile, &snapshot);
+    }
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::profile::write(&mut out, &profile, &snapshot, scene.origin())
+    } else {
+        table::profile::write(&mut out, &profile, &snapshot, &scene.clock, &style(common, false))
+    })?;
+    exit
+}
+
+/// Leaves the GPUs and processes that are in the snapshot.
+fn choose(profile: &mut ProfileView, snapshot: &Snapshot) {
+    let gpus: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).collect();
+    let lives: BTreeSet<_> =
+        snapshot.processes.iter().map(|process| (process.tgid, process.observed_since_ns)).collect();
+    profile.gpus.retain(|gpu| gpus.contains(&gpu.uuid));
+    profile.processes.retain(|process| lives.contains(&(process.tgid, process.observed_since_ns)));
+    for process in &mut profile.processes {
+        process.gpus.retain(|gpu| gpu.uuid.as_ref().is_none_or(|uuid| gpus.contains(uuid)));
+    }
+}
