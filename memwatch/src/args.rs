@@ -7,6 +7,7 @@ mod oom;
 mod profile;
 mod recording;
 mod tensors;
+mod timeline;
 mod values;
 
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ pub(crate) use self::oom::Oom;
 pub(crate) use self::profile::{Looks, Profile};
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
 pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
+pub(crate) use self::timeline::{Timeline, TimelineFormat, by_name};
 
 /// Where the agent of this machine listens, unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
@@ -97,6 +99,8 @@ pub(crate) enum Command {
     Oom(Oom),
     /// Say what GPUs and processes held over time: average, peak, percentiles, utilisation and fragmentation
     Profile(Profile),
+    /// Show memory over time, with failures, large allocations and training steps: as a table, a picture, a page, or for Perfetto
+    Timeline(Timeline),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
     /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
@@ -307,6 +311,8 @@ impl Args {
         let written = match &args.command {
             Some(Command::Export(export)) => export.written().map(drop),
             Some(Command::Flamegraph(flamegraph)) => flamegraph.written().map(drop),
+            Some(Command::Timeline(timeline)) => timeline.written().map(drop),
+            Some(Command::Profile(profile)) => profile.drawn().map(drop),
             _ => Ok(()),
         };
         written.map(|()| args).map_err(|sentence| command.error(ErrorKind::ArgumentConflict, sentence))
@@ -326,6 +332,7 @@ impl Args {
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
             Command::Profile(_) => "profile",
+            Command::Timeline(_) => "timeline",
             Command::Flamegraph(_) => "flamegraph",
             Command::Export(_) => "export",
             Command::Record(_) => "record",

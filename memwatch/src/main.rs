@@ -24,6 +24,7 @@ mod sinks;
 mod source;
 mod sources;
 mod tensor_report;
+mod timeline;
 
 use std::process::ExitCode;
 

@@ -12,6 +12,7 @@ use crate::looks::{Seen, look};
 use crate::output::{style, unless_closed};
 use crate::sinks::{json, table};
 use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::timeline::{self, check_free, rendered, write_to};
 
 /// What comes and goes: its totals stand in each report.
 const WISH: TensorWish = TensorWish { level: TensorLevel::Blocks, reports_only: true };
@@ -22,12 +23,21 @@ const WISH: TensorWish = TensorWish { level: TensorLevel::Blocks, reports_only: 
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure> {
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
+    let drawn = args.drawn().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    if let Some(path) = &args.plot {
+        check_free(path, args.force)?;
+    }
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(interval_ns);
-    let seen = look(&args.looks, (WISH, prepare), Pipeline::profile, common).await?;
-    let Seen { snapshot, told, scene, everybody, exit } = seen;
-    let mut profile = told.unwrap_or_default();
+    let tell = |pipeline: &Pipeline| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
+    let Seen { snapshot, told, scene, everybody, exit } = look(&args.looks, (WISH, prepare), tell, common).await?;
+    let (mut profile, mut timeline) = (told.0.unwrap_or_default(), told.1.unwrap_or_default());
     if !everybody {
         choose(&mut profile, &snapshot);
+        timeline::choose(&mut timeline, &snapshot);
+    }
+    if let Some(format) = drawn {
+        let picture = rendered(format, (&timeline, usize::MAX), &snapshot, &scene)?;
+        write_to(args.plot.as_deref(), args.force, &picture)?;
     }
     let mut out = io::stdout().lock();
     unless_closed(if common.json {

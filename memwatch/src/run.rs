@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             }
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
+            Some(Command::Timeline(args)) => crate::timeline::run(args, common).await,
             Some(Command::Profile(args)) => crate::profile::run(args, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,

@@ -10,6 +10,7 @@ pub(crate) mod places;
 pub(crate) mod profile;
 pub(crate) mod recording;
 pub(crate) mod stats;
+pub(crate) mod timeline;
 
 use std::collections::BTreeMap;
 use std::io;

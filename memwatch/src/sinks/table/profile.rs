@@ -2,7 +2,9 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{CourseView, GpuProfileView, ProcessProfileView, ProfileView, RatioView, Snapshot};
+use memwatch_core::snapshot::{
+    CourseView, GpuProfileView, ProcessProfileView, ProcessView, ProfileView, RatioView, Snapshot,
+};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
@@ -57,7 +59,7 @@ pub(super) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
         page.line(&Sentence::new(Tone::Plain, of_gpu(gpu, snapshot)));
     }
     for process in &profile.processes {
-        page.line(&Sentence::new(Tone::Plain, of_process(process, clock, profile.last_ns)));
+        page.line(&Sentence::new(Tone::Plain, of_process(process, snapshot, clock)));
     }
     let mut grid = Grid::new(&COLUMNS);
     let gpus = profile.gpus.iter().flat_map(|gpu| gpu_rows(gpu, snapshot));
@@ -76,11 +78,11 @@ pub(super) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
 fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
     let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
     let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);
-    let name = facts.map(sentences::gpu_name).unwrap_or_default();
+    let name = facts.map(|facts| format!("  {}", sentences::gpu_name(facts))).unwrap_or_default();
     let total = known(gpu.total_bytes, bytes);
     let used = utilization(gpu.used.as_ref(), gpu.total_bytes)
         .map_or_else(|| "not known how much was used".to_owned(), |used| parts(&used));
-    format!("GPU {number}  {name}  {total}: {used}")
+    format!("GPU {number}{name}  {total}: {used}")
 }
 
 fn parts(used: &RatioView) -> String {
@@ -88,8 +90,13 @@ fn parts(used: &RatioView) -> String {
 }
 
 /// `PID 1234  python train.py: fragmentation 12.0 % on average, 40.0 % at most; inexact`.
-fn of_process(process: &ProcessProfileView, clock: &WallClock, now_ns: u64) -> String {
-    let mut text = format!("PID {}  {}", process.tgid.0, printable(name_of(process)));
+fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClock) -> String {
+    let now_ns = snapshot.time_ns;
+    let of_process =
+        |view: &&ProcessView| (view.tgid, view.observed_since_ns) == (process.tgid, process.observed_since_ns);
+    let own = snapshot.processes.iter().find(of_process).map(sentences::short_command);
+    let name = own.unwrap_or_else(|| printable(name_of(process)).into_owned());
+    let mut text = format!("PID {}  {name}", process.tgid.0);
     if let Some(ended_ns) = process.ended_ns {
         text += &format!(" (ended {})", clock.moment(ended_ns, now_ns));
     }
