@@ -7,7 +7,9 @@
 
 pub mod analysis;
 pub mod attribution;
+mod churn;
 pub mod decode;
+pub mod difference;
 mod foresight;
 pub mod groups;
 pub mod input;
@@ -39,6 +41,7 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 
 pub use pytorch::{TensorLog, TensorLogLine};
 
+use analysis::churn::Churn;
 use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
@@ -106,6 +109,8 @@ pub struct Pipeline {
     ooms: Option<OomLog>,
     /// What is held over time, if that is asked for.
     followed: Option<Box<Followed>>,
+    /// How memory comes and goes, if that is asked for.
+    churn: Option<Box<Churn>>,
 }
 
 impl Pipeline {
@@ -135,6 +140,7 @@ impl Pipeline {
             leaks: None,
             ooms: None,
             followed: None,
+            churn: None,
         }
     }
 

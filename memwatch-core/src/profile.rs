@@ -64,20 +64,35 @@ impl Pipeline {
     /// The same, with what it asked for.
     pub(crate) fn follow_call(&mut self, call: &Call) {
         self.follow_process(call.tgid, call.returned_ns);
-        let Self { followed: Some(followed), processes, .. } = self else { return };
-        if let Some((events, process)) = followed.events.as_mut().zip(processes.get(&call.tgid)) {
+        let Self { followed, churn, processes, .. } = self;
+        let events = followed.as_mut().and_then(|followed| followed.events.as_mut());
+        if events.is_none() && churn.is_none() {
+            return;
+        }
+        let Some(process) = processes.get(&call.tgid) else { return };
+        if let Some(events) = events {
             events.observe_call(process, call);
+        }
+        if let Some(churn) = churn {
+            churn.observe_call(process, call);
         }
     }
 
     /// An event of its caching allocators has been taken in.
     pub(crate) fn follow_tensors(&mut self, event: &TensorEvent) {
-        let Self { followed: Some(followed), processes, .. } = self else { return };
-        if let Some(process) = processes.get(&event.tgid) {
+        let Self { followed, churn, processes, .. } = self;
+        if followed.is_none() && churn.is_none() {
+            return;
+        }
+        let Some(process) = processes.get(&event.tgid) else { return };
+        if let Some(followed) = followed {
             followed.samples.observe_tensors(process, event);
             if let Some(events) = &mut followed.events {
                 events.observe_tensors(process, event);
             }
+        }
+        if let Some(churn) = churn {
+            churn.observe_tensors(process, event);
         }
     }
 
@@ -90,8 +105,12 @@ impl Pipeline {
     /// A process is about to be no more, or to have another image.
     pub(crate) fn follow_end(&mut self, tgid: Tgid, time_ns: u64) {
         self.follow_time(time_ns);
-        let Some(process) = self.processes.get(&tgid).filter(|_| self.followed.is_some()) else { return };
+        let is_wanted = self.followed.is_some() || self.churn.is_some();
+        let Some(process) = self.processes.get(&tgid).filter(|_| is_wanted) else { return };
         let (life, view) = (Life::of(process), named(process, Some(time_ns)));
+        if let Some(churn) = &mut self.churn {
+            churn.end(life);
+        }
         if let Some(followed) = &mut self.followed {
             followed.samples.end(life, time_ns);
             followed.gone.insert(life, view);

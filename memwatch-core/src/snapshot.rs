@@ -3,6 +3,7 @@
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
 mod allocators;
+mod churn;
 mod history;
 mod leaks;
 mod oom;
@@ -13,6 +14,7 @@ mod timeline;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
+pub use churn::{ChurnView, ClassView, FlowView, TemporaryView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};

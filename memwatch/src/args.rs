@@ -1,8 +1,10 @@
 //! The command line: says what was typed, does nothing.
 
 mod choice;
+mod diff;
 mod export;
 mod leak;
+mod monitor;
 mod oom;
 mod profile;
 mod recording;
@@ -21,8 +23,10 @@ use memwatch_core::words::Tgid;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::diff::{Diff, Growth};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::leak::Leak;
+pub(crate) use self::monitor::Monitor;
 pub(crate) use self::oom::Oom;
 pub(crate) use self::profile::{Looks, Profile};
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
@@ -97,6 +101,8 @@ pub(crate) enum Command {
     Leak(Leak),
     /// Say why allocations failed: who held what then, and what would have helped
     Oom(Oom),
+    /// Look for everything at once: leaks, failed allocations, and what is held over time
+    Monitor(Monitor),
     /// Say what GPUs and processes held over time: average, peak, percentiles, utilisation and fragmentation
     Profile(Profile),
     /// Show memory over time, with failures, large allocations and training steps: as a table, a picture, a page, or for Perfetto
@@ -109,6 +115,8 @@ pub(crate) enum Command {
     Record(Record),
     /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
     Report(Replayed),
+    /// Say what a later run holds more or less than an earlier one, by line, stage and layer, from their recordings
+    Diff(Diff),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,
     /// Watch this machine for as long as it runs, and answer memwatch for users without privilege
@@ -331,12 +339,14 @@ impl Args {
             Command::Snapshot(_) => "snapshot",
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
+            Command::Monitor(_) => "monitor",
             Command::Profile(_) => "profile",
             Command::Timeline(_) => "timeline",
             Command::Flamegraph(_) => "flamegraph",
             Command::Export(_) => "export",
             Command::Record(_) => "record",
             Command::Report(_) => "report",
+            Command::Diff(_) => "diff",
             Command::Doctor => "doctor",
             Command::Agent(_) => "agent",
         };

@@ -37,14 +37,16 @@ pub(crate) struct Seen<T> {
 pub(crate) async fn look<T>(
     looks: &Looks,
     (wish, prepare): (TensorWish, impl FnOnce(&mut Pipeline)),
-    tell: impl FnOnce(&Pipeline) -> T,
+    tell: impl FnOnce(&Pipeline, &Snapshot) -> T,
     common: &Common,
 ) -> Result<Seen<T>, Failure> {
     let targets = &looks.targets;
     let filter = Filter::new(targets);
     let (snapshot, told, scene) = if let Some(path) = &looks.recording {
         let replay = recorded::play(path, prepare)?;
-        (recorded::chosen(&replay, path, &targets.tgids)?, tell(&replay.pipeline), Scene::of(&replay))
+        let snapshot = filtered(recorded::chosen(&replay, path, &targets.tgids)?, &filter)?;
+        let told = tell(&replay.pipeline, &snapshot);
+        (snapshot, told, Scene::of(&replay))
     } else {
         // Nobody has said whose PyTorch it should be.
         let wish = if targets.tgids.is_empty() { TensorWish::default() } else { wish };
@@ -52,11 +54,10 @@ pub(crate) async fn look<T>(
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         watch(&mut session, &mut signals, looks.duration).await;
-        let snapshot = session.snapshot();
-        let told = tell(session.pipeline());
+        let snapshot = filtered(session.snapshot(), &filter)?;
+        let told = tell(session.pipeline(), &snapshot);
         (snapshot, told, Scene::here())
     };
-    let snapshot = filtered(snapshot, &filter)?;
     let exit = found_any(&snapshot, &filter);
     let everybody = targets.tgids.is_empty() && targets.choice.is_empty() && targets.gpus.is_empty();
     Ok(Seen { snapshot, told, scene, everybody, exit })

@@ -5,6 +5,7 @@
 mod agent;
 mod args;
 mod command;
+mod diff;
 mod doctor;
 mod exit;
 mod export;
@@ -12,6 +13,7 @@ mod large_pages;
 mod leak;
 mod logger;
 mod looks;
+mod monitor;
 mod oom;
 mod output;
 mod printable;

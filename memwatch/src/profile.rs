@@ -28,7 +28,7 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
         check_free(path, args.force)?;
     }
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(interval_ns);
-    let tell = |pipeline: &Pipeline| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
+    let tell = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
     let Seen { snapshot, told, scene, everybody, exit } = look(&args.looks, (WISH, prepare), tell, common).await?;
     let (mut profile, mut timeline) = (told.0.unwrap_or_default(), told.1.unwrap_or_default());
     if !everybody {
@@ -49,7 +49,7 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
 }
 
 /// Leaves the GPUs and processes that are in the snapshot.
-fn choose(profile: &mut ProfileView, snapshot: &Snapshot) {
+pub(crate) fn choose(profile: &mut ProfileView, snapshot: &Snapshot) {
     let gpus: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).collect();
     let lives: BTreeSet<_> =
         snapshot.processes.iter().map(|process| (process.tgid, process.observed_since_ns)).collect();

@@ -64,7 +64,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let clock = WallClock::local(boottime_to_unix_ns);
     if common.json {
         let origin = Origin { host: &options.front.host, clock: &clock };
-        unless_closed(json::recording::write(&mut io::stdout().lock(), &facts, &snapshot, origin))?;
+        unless_closed(json::recording::write(&mut io::stdout().lock(), (&facts, None), &snapshot, origin))?;
     } else {
         eprint!("{}", summary::render(&snapshot, &clock));
     }
@@ -166,16 +166,22 @@ pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Sna
 /// When the file is no recording, or the report cannot be written.
 pub(crate) fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
     let path = &args.recording;
-    let replay = play(path, |pipeline| pipeline.list_tensors_from(LARGE_BYTES))?;
-    let snapshot = replay.snapshot();
+    let replay = play(path, |pipeline| {
+        pipeline.list_tensors_from(LARGE_BYTES);
+        pipeline.watch_churn(args.temporary);
+    })?;
+    let (snapshot, churn) = (replay.snapshot(), replay.pipeline.churn());
     let Replay { front, ending, bytes, inputs, .. } = &replay;
     let facts = Facts { path, front, bytes: *bytes, inputs: *inputs, ending: *ending };
     let clock = WallClock::local(replay.boottime_to_unix_ns);
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::recording::write(&mut out, &facts, &snapshot, Origin { host: &front.host, clock: &clock })
+        let origin = Origin { host: &front.host, clock: &clock };
+        json::recording::write(&mut out, (&facts, churn.as_ref()), &snapshot, origin)
     } else {
-        table::recording::write(&mut out, &facts, (&snapshot, args.top), &clock, &style(common, false))
+        let style = style(common, false);
+        table::recording::write(&mut out, &facts, (&snapshot, args.top), &clock, &style)
+            .and_then(|()| table::churn::write(&mut out, (churn.as_ref(), args.top), &style))
     })?;
     Ok(Exit::Ok)
 }

@@ -52,6 +52,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Report(report)) = &args.command {
         return recorded::report(report, common);
     }
+    if let Some(Command::Diff(diff)) = &args.command {
+        return crate::diff::run(diff, common);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
@@ -70,6 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
             Some(Command::Timeline(args)) => crate::timeline::run(args, common).await,
+            Some(Command::Monitor(args)) => crate::monitor::run(args, common).await,
             Some(Command::Profile(args)) => crate::profile::run(args, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,

@@ -32,7 +32,7 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
     }
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_timeline(interval_ns, args.min_size);
-    let seen = look(&args.looks, (WISH, prepare), Pipeline::timeline, common).await?;
+    let seen = look(&args.looks, (WISH, prepare), |pipeline, _| pipeline.timeline(), common).await?;
     let Seen { snapshot, told, scene, everybody, exit } = seen;
     let mut timeline = told.unwrap_or_default();
     if !everybody {

@@ -1,5 +1,6 @@
 //! What the numbers say together.
 
+pub mod churn;
 pub mod course;
 pub mod leak;
 pub mod reconcile;

@@ -14,7 +14,7 @@ use crate::ledger::totals::{DeviceRef, Kind};
 use crate::words::{GpuUuid, Ordinal, Tgid};
 
 /// One life of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Life {
     /// The process.
     pub tgid: Tgid,

@@ -9,6 +9,7 @@ use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
 
+mod churn;
 mod lifetime;
 mod peaks;
 mod profile;

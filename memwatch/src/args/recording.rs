@@ -48,6 +48,9 @@ pub(crate) struct Replayed {
     /// Show so many rows of each list at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
+    /// Call temporary what is freed before so many more of its kind are allocated in its process
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) temporary: u64,
 }
 
 /// Whose tensors a report is on, and where they are seen.

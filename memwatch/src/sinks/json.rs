@@ -2,8 +2,11 @@
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
+mod churn;
+pub(crate) mod diff;
 mod groups;
 pub(crate) mod leaks;
+pub(crate) mod monitor;
 pub(crate) mod oom;
 mod overhead;
 pub(crate) mod places;

@@ -1,8 +1,11 @@
 //! Plain text: `memwatch ps`, and one table per interval in a pipe.
 
+pub(crate) mod churn;
+pub(crate) mod diff;
 mod grid;
 pub(crate) mod groups;
 pub(crate) mod leaks;
+pub(crate) mod monitor;
 pub(crate) mod oom;
 pub(crate) mod places;
 pub(crate) mod profile;
@@ -99,7 +102,7 @@ fn gpu_line(gpu: &GpuView) -> String {
 }
 
 /// The text of one table while it grows.
-struct Page {
+pub(crate) struct Page {
     text: String,
     options: TableOptions,
 }

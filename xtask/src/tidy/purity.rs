@@ -43,12 +43,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("view", &["owner", "stack", "input", "decode", "ledger", "tensors", "attribution", "analysis", "snapshot"]),
     ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
     ("groups", &["owner", "snapshot"]),
+    ("difference", &["snapshot"]),
     ("foresight", &["decode", "ledger"]),
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
     ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
     ("profile", &["analysis", "attribution", "decode", "ledger", "snapshot", "timeline"]),
     ("timeline", &["analysis", "attribution", "decode", "ledger", "profile", "snapshot", "tensors", "view"]),
+    ("churn", &["analysis", "profile", "snapshot", "view"]),
     ("recording", &["input"]),
 ];
 const CORE: &str = "memwatch-core/src";

@@ -20,12 +20,16 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    let failures = ooms.iter().map(|oom| failure(oom, origin.clock)).collect();
-    write_report(out, "memwatch.oom/1", Listed { failures, forgotten }, snapshot, origin)
+    write_report(out, "memwatch.oom/1", data((ooms, forgotten), origin.clock), snapshot, origin)
+}
+
+/// The same within another report.
+pub(super) fn data<'a>((ooms, forgotten): (&[&'a OomView], u64), clock: &WallClock) -> Listed<'a> {
+    Listed { failures: ooms.iter().map(|oom| failure(oom, clock)).collect(), forgotten }
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
+pub(super) struct Listed<'a> {
     failures: Vec<FailureJson<'a>>,
     forgotten: u64,
 }

@@ -4,10 +4,10 @@ use std::io;
 use std::path::Path;
 
 use memwatch_core::recording::{Ending, Stopped};
-use memwatch_core::snapshot::Snapshot;
+use memwatch_core::snapshot::{ChurnView, Snapshot};
 use serde::Serialize;
 
-use super::{Data, Origin, Report, data, write_report};
+use super::{Data, Origin, Report, churn, data, write_report};
 use crate::sinks::recording::Facts;
 
 /// Writes a recording's last snapshot, and what the recording is, as one line.
@@ -16,7 +16,7 @@ use crate::sinks::recording::Facts;
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    facts: &Facts<'_>,
+    (facts, churn): (&Facts<'_>, Option<&ChurnView>),
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn write(
         stopped,
         damaged_byte,
     };
-    let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock) };
+    let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock), churn: churn.map(churn::data) };
     write_report(out, "memwatch.report/1", data, snapshot, origin)
 }
 
@@ -47,6 +47,9 @@ struct Whole<'a> {
     recording: Recording<'a>,
     #[serde(flatten)]
     data: Data<'a>,
+    /// How memory came and went; absent where it was recorded and not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    churn: Option<churn::Data<'a>>,
 }
 
 #[derive(Serialize)]

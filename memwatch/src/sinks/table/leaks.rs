@@ -34,6 +34,14 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
+    section(&mut page, (leaks, top), snapshot);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(super) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
     for process in leaks {
         let (tone, text) = heading(process, snapshot);
         page.line(&Sentence::new(tone, text));
@@ -52,9 +60,6 @@ pub(crate) fn write(
     if leaks.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "No process with GPU memory was seen."));
     }
-    page.trust(snapshot, clock);
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
 }
 
 /// `PID 1234  train.py: 1 leak, 0 slow, 3 levelled off, 12 steady; 2 places seen too short; 58 windows in 60 s`.

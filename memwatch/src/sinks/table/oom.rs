@@ -27,6 +27,14 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
+    section(&mut page, (ooms, forgotten), clock);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(super) fn section(page: &mut Page, (ooms, forgotten): (&[&OomView], u64), clock: &WallClock) {
     for oom in ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
         for (label, text) in facts(oom) {
@@ -39,9 +47,6 @@ pub(crate) fn write(
     if forgotten > 0 {
         page.line(&Sentence::new(Tone::Faint, format!("and {} more before these", count(forgotten))));
     }
-    page.trust(snapshot, clock);
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
 }
 
 /// `Out of memory at 14:05:20 in PID 1234 train.py: 2.0 GiB wanted on GPU 0`.
