@@ -109,7 +109,7 @@ pub(crate) enum Command {
     Timeline(Timeline),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
-    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
+    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, parquet, svg, html or memory-viz
     Export(Export),
     /// Record all that a watch sees, for later
     Record(Record),

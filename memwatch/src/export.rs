@@ -97,6 +97,7 @@ const fn opened_by(format: Format) -> &'static str {
         Format::Speedscope => "drop it onto speedscope.app",
         Format::Pprof => "go tool pprof -http=: FILE shows it",
         Format::Csv => "any spreadsheet opens it",
+        Format::Parquet => "pandas.read_parquet opens it, and so do DuckDB and Polars",
         Format::Svg | Format::Html => "open it in a browser",
     }
 }

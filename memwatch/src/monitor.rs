@@ -89,9 +89,9 @@ fn leaks(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
     Finding::Leaks(leaks)
 }
 
-fn held(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+fn held(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
     let mut held = pipeline.profile().unwrap_or_default();
-    profile::choose(&mut held, snapshot);
+    profile::choose(&mut held, &args.looks.targets, snapshot);
     Finding::Profile(Box::new(held))
 }
 

@@ -6,7 +6,7 @@ use std::io;
 use memwatch_core::Pipeline;
 use memwatch_core::snapshot::{ProfileView, Snapshot};
 
-use crate::args::{Common, Profile};
+use crate::args::{Common, Profile, Targets};
 use crate::exit::{Exit, Failure};
 use crate::looks::{Seen, look};
 use crate::output::{style, unless_closed};
@@ -31,9 +31,10 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
     let tell = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
     let Seen { snapshot, told, scene, everybody, exit } = look(&args.looks, (WISH, prepare), tell, common).await?;
     let (mut profile, mut timeline) = (told.0.unwrap_or_default(), told.1.unwrap_or_default());
+    let targets = &args.looks.targets;
     if !everybody {
-        choose(&mut profile, &snapshot);
-        timeline::choose(&mut timeline, &snapshot);
+        choose(&mut profile, targets, &snapshot);
+        timeline::choose(&mut timeline, targets, &snapshot);
     }
     if let Some(format) = drawn {
         let picture = rendered(format, (&timeline, usize::MAX), &snapshot, &scene)?;
@@ -48,13 +49,16 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
     exit
 }
 
-/// Leaves the GPUs and processes that are in the snapshot.
-pub(crate) fn choose(profile: &mut ProfileView, snapshot: &Snapshot) {
+/// Leaves the processes that are in the snapshot, and the GPUs, where some were named.
+pub(crate) fn choose(profile: &mut ProfileView, targets: &Targets, snapshot: &Snapshot) {
     let gpus: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).collect();
     let lives: BTreeSet<_> =
         snapshot.processes.iter().map(|process| (process.tgid, process.observed_since_ns)).collect();
-    profile.gpus.retain(|gpu| gpus.contains(&gpu.uuid));
     profile.processes.retain(|process| lives.contains(&(process.tgid, process.observed_since_ns)));
+    if targets.gpus.is_empty() {
+        return;
+    }
+    profile.gpus.retain(|gpu| gpus.contains(&gpu.uuid));
     for process in &mut profile.processes {
         process.gpus.retain(|gpu| gpu.uuid.as_ref().is_none_or(|uuid| gpus.contains(uuid)));
     }

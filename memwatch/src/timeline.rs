@@ -6,14 +6,15 @@ use std::path::Path;
 
 use memwatch_core::Pipeline;
 use memwatch_core::snapshot::{Snapshot, TimelineView};
+use memwatch_core::words::GpuUuid;
 
-use crate::args::{Common, Timeline, TimelineFormat};
+use crate::args::{Common, Targets, Timeline, TimelineFormat};
 use crate::exit::{Exit, Failure};
 use crate::looks::{Seen, look};
 use crate::output::{style, unless_closed};
 use crate::sinks::plot::Plot;
 use crate::sinks::wall_clock::WallClock;
-use crate::sinks::{json, perfetto, table};
+use crate::sinks::{json, parquet, perfetto, table};
 use crate::sources::torch::{TensorLevel, TensorWish};
 use crate::tensor_report::Scene;
 
@@ -36,7 +37,7 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
     let Seen { snapshot, told, scene, everybody, exit } = seen;
     let mut timeline = told.unwrap_or_default();
     if !everybody {
-        choose(&mut timeline, &snapshot);
+        choose(&mut timeline, &args.looks.targets, &snapshot);
     }
     let bytes = match format {
         Some(format) => rendered(format, (&timeline, args.points), &snapshot, &scene)?,
@@ -86,6 +87,7 @@ pub(crate) fn rendered(
     match format {
         TimelineFormat::Svg => Ok(plot()?.svg().into_bytes()),
         TimelineFormat::Html => plot()?.html().map_err(failed),
+        TimelineFormat::Parquet => parquet::timeline(timeline, &utc).map_err(failed),
         TimelineFormat::Perfetto => Ok(perfetto::write(timeline, snapshot, &utc)),
         TimelineFormat::Json => {
             let mut text = Vec::new();
@@ -111,9 +113,12 @@ pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result
     Ok(())
 }
 
-/// Leaves the GPUs and processes that are in the snapshot.
-pub(crate) fn choose(timeline: &mut TimelineView, snapshot: &Snapshot) {
-    let has_gpu = |uuid: Option<&_>| uuid.is_none_or(|uuid| snapshot.gpus.iter().any(|gpu| gpu.uuid == *uuid));
+/// Leaves the processes that are in the snapshot, and the GPUs, where some were named.
+pub(crate) fn choose(timeline: &mut TimelineView, targets: &Targets, snapshot: &Snapshot) {
+    let has_gpu = |uuid: Option<&_>| {
+        let is_there = |uuid: &GpuUuid| snapshot.gpus.iter().any(|gpu| gpu.uuid == *uuid);
+        targets.gpus.is_empty() || uuid.is_none_or(is_there)
+    };
     let processes = || snapshot.processes.iter();
     timeline.tracks.retain(|track| {
         let is_shown = |since_ns| {

@@ -16,11 +16,12 @@ pub(crate) enum Written {
 }
 
 /// Formats by their name, with the ends of file names that say so; of two ends that fit, the first counts.
-const FORMATS: [(&str, Written, &[&str]); 7] = [
+const FORMATS: [(&str, Written, &[&str]); 8] = [
     ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
     ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
     ("pprof", Written::Profile(Format::Pprof), &[".pb.gz", ".pprof"]),
     ("csv", Written::Profile(Format::Csv), &[".csv"]),
+    ("parquet", Written::Profile(Format::Parquet), &[".parquet"]),
     ("svg", Written::Profile(Format::Svg), &[".svg"]),
     ("html", Written::Profile(Format::Html), &[".html", ".htm"]),
     ("memory-viz", Written::Snapshot, &[".pickle"]),
@@ -55,7 +56,7 @@ pub(crate) struct Held {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// How it is written: folded, speedscope, pprof, csv, svg, html or memory-viz (default: as the file's name ends)
+    /// How it is written: folded, speedscope, pprof, csv, parquet, svg, html or memory-viz (default: as the file's name ends)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub(crate) format: Option<Written>,
 }
@@ -198,6 +199,7 @@ mod tests {
             ("a.pb.gz", Format::Pprof),
             ("a.pprof", Format::Pprof),
             ("a.csv", Format::Csv),
+            ("a.parquet", Format::Parquet),
             ("a.svg", Format::Svg),
             ("a.html", Format::Html),
         ] {
@@ -216,7 +218,7 @@ mod tests {
     #[test]
     fn what_does_not_tell_a_format_is_refused_with_those_there_are() {
         for (line, words) in [
-            ("export -p 1 -o a.bin", "-f folded, speedscope, pprof, csv, svg, html or memory-viz"),
+            ("export -p 1 -o a.bin", "-f folded, speedscope, pprof, csv, parquet, svg, html or memory-viz"),
             ("export -p 1 -o -", "'-o -' needs a format"),
             ("export -p 1 -o a -f png", "folded, speedscope"),
             ("flamegraph -p 1 -o a.csv", "-f svg or html"),

@@ -16,7 +16,7 @@ pub(crate) struct Timeline {
     #[arg(short, long, value_name = "TIME", default_value = "100ms", help_heading = "Time")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
-    /// How it is written: svg, html, perfetto (for ui.perfetto.dev) or json (default: as the file's name ends; without a file a table)
+    /// How it is written: svg, html, perfetto (for ui.perfetto.dev), json or parquet (default: as the file's name ends; without a file a table)
     #[arg(short, long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     pub(crate) format: Option<TimelineFormat>,
     /// The file; - for standard output
@@ -47,14 +47,17 @@ pub(crate) enum TimelineFormat {
     Perfetto,
     /// A report
     Json,
+    /// A table for data frames
+    Parquet,
 }
 
 /// Formats with the ends of file names that say so.
-const ENDS: [(TimelineFormat, &[&str]); 4] = [
+const ENDS: [(TimelineFormat, &[&str]); 5] = [
     (TimelineFormat::Svg, &[".svg"]),
     (TimelineFormat::Html, &[".html", ".htm"]),
     (TimelineFormat::Perfetto, &[".pftrace", ".perfetto-trace", ".perfetto"]),
     (TimelineFormat::Json, &[".json"]),
+    (TimelineFormat::Parquet, &[".parquet"]),
 ];
 
 impl Timeline {
@@ -73,7 +76,9 @@ impl Timeline {
             };
         };
         let found = self.format.or_else(|| by_name(output)).map(Some);
-        found.ok_or_else(|| "the name of the file does not tell the format: -f svg, html, perfetto or json".to_owned())
+        found.ok_or_else(|| {
+            "the name of the file does not tell the format: -f svg, html, perfetto, json or parquet".to_owned()
+        })
     }
 }
 
@@ -100,6 +105,7 @@ mod tests {
         for (words, format) in [
             ("-o a.svg", Some(TimelineFormat::Svg)),
             ("-o A.HTML", Some(TimelineFormat::Html)),
+            ("-o a.parquet", Some(TimelineFormat::Parquet)),
             ("-o a.pftrace", Some(TimelineFormat::Perfetto)),
             ("-o a.svg -f perfetto", Some(TimelineFormat::Perfetto)),
             ("-o - -f svg", Some(TimelineFormat::Svg)),

@@ -5,6 +5,7 @@ pub(crate) mod filter;
 pub(crate) mod json;
 pub(crate) mod mem_trace;
 pub(crate) mod oom;
+pub(crate) mod parquet;
 pub(crate) mod perfetto;
 pub(crate) mod pickle;
 pub(crate) mod places;

@@ -3,6 +3,7 @@
 mod csv;
 mod folded;
 mod html;
+mod parquet;
 mod pprof;
 mod speedscope;
 mod svg;
@@ -78,6 +79,8 @@ pub(crate) enum Format {
     Pprof,
     /// A table of lines of Python.
     Csv,
+    /// The same table for data frames.
+    Parquet,
     /// A picture.
     Svg,
     /// A page.
@@ -185,6 +188,7 @@ impl Profile {
             Format::Speedscope => Ok(speedscope::write(self, weight)?),
             Format::Pprof => pprof::write(self, weight),
             Format::Csv => Ok(csv::write(self).into_bytes()),
+            Format::Parquet => Ok(parquet::write(self)?),
             Format::Svg => svg::write(self, weight),
             Format::Html => Ok(html::write(self, weight)?),
         }

@@ -11,6 +11,9 @@ use crate::sinks::format::{bytes, count, known, percent, plural, rate};
 use crate::sinks::places;
 use crate::sinks::sentences::Sentence;
 
+/// Letters of the longest bar.
+const BAR: u128 = 30;
+
 /// Writes what was counted, and so many lines of Python at most; nothing where nothing was counted.
 ///
 /// # Errors
@@ -72,24 +75,45 @@ fn flows(page: &mut Page, churn: &ChurnView) {
     page.line(&Sentence::new(Tone::Faint, format!("temporary: freed before {within} were allocated in the process")));
 }
 
-/// `sizes     64 B to 128 B 12 (1.5 KiB); …` and the same of lifetimes.
+/// Sizes and lifetimes, a row for each class that has any.
 fn classes(page: &mut Page, flow: &FlowView) {
-    let list = |classes: &[ClassView], from: fn(u64) -> String| {
-        let told = classes.iter().filter(|class| class.count > 0).map(|class| {
-            let range = match class.below {
-                Some(below) if class.from == 0 => format!("below {}", from(below)),
-                Some(_) => format!("from {}", from(class.from)),
-                None => format!("{} and more", from(class.from)),
-            };
-            format!("{range}: {} ({})", count(class.count), bytes(class.bytes))
-        });
-        told.collect::<Vec<_>>().join("; ")
-    };
-    for (name, text) in [("sizes", list(&flow.sizes, bytes)), ("lives", list(&flow.lifetimes, short))] {
-        if !text.is_empty() {
-            page.line(&Sentence::new(Tone::Plain, format!("{} {name}: {text}", flow.kind.replace('_', " "))));
+    let kind = flow.kind.replace('_', " ");
+    let lists = [("SIZE", &flow.sizes, bytes as fn(u64) -> String), ("LIFE", &flow.lifetimes, short)];
+    for (title, classes, text) in lists {
+        let most = classes.iter().map(|class| class.count).max().unwrap_or(0);
+        if most == 0 {
+            continue;
         }
+        let title = format!("{} {title}", kind.to_uppercase());
+        let columns =
+            [(title.as_str(), Align::Right), ("COUNT", Align::Right), ("BYTES", Align::Right), ("", Align::Left)];
+        let mut grid = Grid::new(&columns);
+        for class in classes.iter().filter(|class| class.count > 0) {
+            grid.push(vec![
+                range(class, text),
+                count(class.count),
+                bytes(class.bytes),
+                bar(class.count, most, page.options.ascii),
+            ]);
+        }
+        page.grid(&grid);
     }
+}
+
+/// `below 1.0 ms`, `64 B to 128 B`, `1 min 0 s and more`.
+fn range(class: &ClassView, text: impl Fn(u64) -> String) -> String {
+    match class.below {
+        Some(below) if class.from == 0 => format!("below {}", text(below)),
+        Some(below) => format!("{} to {}", text(class.from), text(below)),
+        None => format!("{} and more", text(class.from)),
+    }
+}
+
+/// As long as the number is large beside the largest; never nothing.
+fn bar(count: u64, most: u64, ascii: bool) -> String {
+    let length = u128::from(count) * BAR / u128::from(most.max(1));
+    let letter = if ascii { "#" } else { "█" };
+    letter.repeat(usize::try_from(length).unwrap_or(1).max(1))
 }
 
 fn temporaries(page: &mut Page, churn: &ChurnView, top: usize) {
@@ -157,7 +181,7 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         let text = told(Some(&churn));
-        assert!(text.contains("tensor sizes: from 64 B: 3 (300 B)") && text.contains("33.3 %"), "{text}");
+        assert!(text.contains("64 B to 128 B      3  300 B") && text.contains("33.3 %"), "{text}");
         assert_eq!(told(None), "");
     }
 }
