@@ -94,12 +94,12 @@ impl Pair {
 /// Two runs side by side, those places first that have changed most on one side; with `by_function` lines of one function are one, so that a
 /// changed file can be compared.
 pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
-    let site = |site: &SiteView| SiteView { line: site.line.filter(|_| !by_function), ..site.clone() };
+    let named = |site: &SiteView| SiteView { line: site.line.filter(|_| !by_function), ..site.clone() };
     let site_key = |site: &SiteView| (site.kind.clone(), site.file.clone(), site.line, site.function.clone());
     let stage_key = |stage: &StageView| (stage.stage.clone(), stage.recomputed, stage.captured);
     let layer_key =
         |layer: &LayerView| (layer.kind.clone(), layer.model.clone(), layer.name.clone(), layer.class.clone());
-    let sites = |snapshot: &Snapshot| devices(snapshot, |device| device.sites.iter().map(site).collect());
+    let sites = |snapshot: &Snapshot| devices(snapshot, |device| device.sites.iter().map(named).collect());
     let stages = |snapshot: &Snapshot| devices(snapshot, |device| device.stages.clone());
     let layers = |snapshot: &Snapshot| devices(snapshot, |device| device.layers.clone());
     Difference {

@@ -99,7 +99,7 @@ impl Pipeline {
     /// NVML has been read.
     pub(crate) fn follow_reading(&mut self) {
         let Self { followed: Some(followed), processes, reading, .. } = self else { return };
-        followed.samples.read(reading, processes.values());
+        followed.samples.read(reading, &processes.values());
     }
 
     /// A process is about to be no more, or to have another image.

@@ -39,15 +39,13 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
     if !everybody {
         choose(&mut timeline, &args.looks.targets, &snapshot);
     }
-    let bytes = match format {
-        Some(format) => rendered(format, (&timeline, args.points), &snapshot, &scene)?,
-        None => {
-            let mut text = Vec::new();
-            let told = (&timeline, args.top);
-            table::timeline::write(&mut text, told, &snapshot, &scene.clock, &style(common, false))
-                .map_err(anyhow::Error::from)?;
-            text
-        }
+    let bytes = if let Some(format) = format {
+        rendered(format, (&timeline, args.points), &snapshot, &scene)?
+    } else {
+        let (mut text, told) = (Vec::new(), (&timeline, args.top));
+        let written = table::timeline::write(&mut text, told, &snapshot, &scene.clock, &style(common, false));
+        written.map_err(anyhow::Error::from)?;
+        text
     };
     write_to(args.output.as_deref(), args.force, &bytes)?;
     exit

@@ -198,8 +198,8 @@ impl Churn {
         let counts = self.kinds.entry(flow).or_default();
         counts.allocations += 1;
         counts.total_bytes = counts.total_bytes.saturating_add(bytes);
-        let size = &mut counts.sizes[bytes.checked_ilog2().unwrap_or(0) as usize];
-        *size = (size.0 + 1, size.1.saturating_add(bytes));
+        let class = &mut counts.sizes[bytes.checked_ilog2().unwrap_or(0) as usize];
+        *class = (class.0 + 1, class.1.saturating_add(bytes));
         if let Some(site) = site {
             let counts = self.sites.entry((life, site)).or_default();
             counts.allocations += 1;

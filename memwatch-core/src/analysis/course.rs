@@ -191,7 +191,7 @@ impl Course {
             minimum_bytes: looks().min().unwrap_or(current_bytes),
             maximum_bytes: looks().max().unwrap_or(current_bytes),
             peak: self.peak,
-            percentiles: percentiles(weighed, |one, other| one.cmp(other)).unwrap_or([current_bytes; 4]),
+            percentiles: percentiles(weighed, Ord::cmp).unwrap_or([current_bytes; 4]),
             samples: points.len() as u64,
             begun_ns: self.begun_ns,
             last_ns,
@@ -228,7 +228,9 @@ pub fn percentiles<T: Copy>(
 ) -> Option<[T; PERCENTILES.len()]> {
     values.sort_by(|(one, _), (other, _)| order(one, other));
     if values.iter().all(|(_, weight)| *weight == 0) {
-        values.iter_mut().for_each(|(_, weight)| *weight = 1);
+        for (_, weight) in &mut values {
+            *weight = 1;
+        }
     }
     let total: u128 = values.iter().map(|(_, weight)| u128::from(*weight)).sum();
     let (most, _) = *values.last()?;
@@ -256,7 +258,7 @@ mod tests {
         course.look(SECOND);
         course.look(2 * SECOND);
         let summary = course.summary(2 * SECOND);
-        assert_eq!(summary.average_bytes, Some((400 / 4 + 3 * 100 / 2) / 2));
+        assert_eq!(summary.average_bytes, Some(u64::midpoint(400 / 4, 3 * 100 / 2)));
         assert_eq!(summary.peak, Peak { bytes: 400, time_ns: SECOND / 4 });
         assert_eq!((summary.maximum_bytes, summary.current_bytes, summary.samples), (100, 100, 2));
         let most: Vec<u64> = course.points(2 * SECOND).iter().map(|point| point.most_bytes).collect();

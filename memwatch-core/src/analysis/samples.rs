@@ -163,7 +163,7 @@ impl Samples {
     }
 
     /// NVML has been read; which GPU a device is may be known now.
-    pub fn read<'a>(&mut self, reading: &DeviceReading, processes: impl Iterator<Item = &'a Process> + Clone) {
+    pub fn read<'a>(&mut self, reading: &DeviceReading, processes: &(impl Iterator<Item = &'a Process> + Clone)) {
         let time_ns = reading.end_ns;
         for process in processes.clone() {
             self.place(process, reading, time_ns);

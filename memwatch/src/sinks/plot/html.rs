@@ -60,7 +60,8 @@ pub(super) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
     write_json(&mut json, &data)?;
     let json = String::from_utf8(json).map_err(io::Error::other)?;
     let skipped = plot.told.len().saturating_sub(ROWS);
-    let mut rows: String = plot.told.iter().skip(skipped).map(|row| format!("<li>{}</li>", escape(row))).collect();
+    let told: Vec<String> = plot.told.iter().skip(skipped).map(|row| format!("<li>{}</li>", escape(row))).collect();
+    let mut rows = told.join("\n");
     if skipped > 0 {
         rows.insert_str(0, &format!("<li>{skipped} more before these</li>"));
     }

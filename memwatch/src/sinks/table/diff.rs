@@ -35,9 +35,9 @@ pub(crate) fn write(
         let which = if number == 0 { &before } else { &after };
         page.line(&Sentence::new(Tone::Warning, format!("{which} has lost records: its numbers may be wrong")));
     }
-    list(&mut page, ("LINE", top), &difference.sites, |site| places::site(site));
-    list(&mut page, ("STAGE", top), &difference.stages, |stage| places::stage(stage));
-    list(&mut page, ("LAYER", top), &difference.layers, |layer| places::layer(layer));
+    list(&mut page, ("LINE", top), &difference.sites, places::site);
+    list(&mut page, ("STAGE", top), &difference.stages, places::stage);
+    list(&mut page, ("LAYER", top), &difference.layers, places::layer);
     page.trust(snapshots[1], clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()

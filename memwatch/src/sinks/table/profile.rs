@@ -1,5 +1,6 @@
 //! `memwatch profile` as text.
 
+use std::fmt::Write as _;
 use std::io;
 
 use memwatch_core::snapshot::{
@@ -98,13 +99,13 @@ fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClo
     let name = own.unwrap_or_else(|| printable(name_of(process)).into_owned());
     let mut text = format!("PID {}  {name}", process.tgid.0);
     if let Some(ended_ns) = process.ended_ns {
-        text += &format!(" (ended {})", clock.moment(ended_ns, now_ns));
+        let _ = write!(text, " (ended {})", clock.moment(ended_ns, now_ns));
     }
     for gpu in &process.gpus {
         if let Some(part) = &gpu.fragmentation {
             let (average, maximum) = (share(part.average), share(part.maximum));
             let now = known(part.current, share);
-            text += &format!("; reserved and not allocated: {now} now, {average} on average, {maximum} at most");
+            let _ = write!(text, "; reserved and not allocated: {now} now, {average} on average, {maximum} at most");
         }
     }
     if !process.exact {
