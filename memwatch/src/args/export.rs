@@ -39,7 +39,7 @@ pub(crate) struct Held {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
     /// What is counted: inuse (live at the end), peak (live when the device's total was highest), alloc (all bytes since the attach) or count
-    /// (allocations). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
+    /// (allocations), or leak (as inuse, of lines that keep growing alone). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
     #[arg(short, long, value_name = "WHAT", default_value = "inuse", value_parser = weight)]
     pub(crate) weight: Weight,
     /// Replace a file that is there
@@ -172,7 +172,8 @@ fn weight(text: &str) -> Result<Weight, String> {
         "peak" => Ok(Weight::Peak),
         "alloc" => Ok(Weight::Allocated),
         "count" => Ok(Weight::Count),
-        _ => Err("inuse, peak, alloc or count".to_owned()),
+        "leak" => Ok(Weight::Leak),
+        _ => Err("inuse, peak, alloc, count or leak".to_owned()),
     }
 }
 
@@ -225,7 +226,7 @@ mod tests {
             ("flamegraph -p 1 -o a -f csv", "svg or html"),
             ("export -p 1,2 -o a.pickle", "memory-viz is of one process"),
             ("export -p 1 -o - -f memory-viz", "goes into a file"),
-            ("export -p 1 -o a.csv -w some", "inuse, peak, alloc or count"),
+            ("export -p 1 -o a.csv -w some", "inuse, peak, alloc, count or leak"),
             ("export -o a.csv", "--pid"),
         ] {
             let refusal = parsed(&format!("memwatch {line}")).expect_err(line);

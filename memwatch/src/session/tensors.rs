@@ -9,7 +9,7 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{DeviceTrails, LeaksView, MemoryHistory, OomView, ProcessView};
+use memwatch_core::snapshot::{LeaksView, MemoryHistory, OomView};
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -113,11 +113,6 @@ impl Session {
     /// PyTorch was seen.
     pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
         self.pipeline.history(tgid, with_native)
-    }
-
-    /// All ways to the memory of a process of this session's snapshot, by device.
-    pub(crate) fn trails(&self, process: &ProcessView) -> Vec<DeviceTrails> {
-        self.pipeline.trails(process)
     }
 
     /// What the logs of modules and stages have new.

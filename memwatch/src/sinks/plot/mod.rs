@@ -3,6 +3,8 @@
 mod html;
 mod svg;
 
+use std::cmp::Reverse;
+
 use memwatch_core::snapshot::{EventView, PointView, ProcessView, Snapshot, TimelineView, TrackView};
 use memwatch_core::words::{GpuUuid, Tgid};
 
@@ -81,8 +83,12 @@ impl Plot {
                 None => groups.push((key, vec![track])),
             }
         }
-        // GPUs first, then who held most.
-        groups.sort_by_key(|(key, tracks)| (key.0.is_some(), std::cmp::Reverse(most(tracks))));
+        // GPUs first, in their order; then who held most.
+        let place = |uuid: Option<&GpuUuid>| snapshot.gpus.iter().position(|gpu| Some(&gpu.uuid) == uuid);
+        groups.sort_by_key(|((process, uuid), tracks)| match process {
+            None => (false, place(uuid.as_ref()), Reverse(0), uuid.clone()),
+            Some(_) => (true, None, Reverse(most(tracks)), None),
+        });
         let more = groups.len().saturating_sub(PANELS);
         groups.truncate(PANELS);
         let panels = groups.iter().map(|(key, tracks)| panel(key, tracks, timeline, snapshot)).collect();

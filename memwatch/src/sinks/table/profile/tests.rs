@@ -66,8 +66,8 @@ fn what_is_exact_has_a_peak_and_what_was_looked_at_has_none() {
         "{told}"
     );
     let line = |what: &str| told.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {told}"));
-    assert!(line("used, by NVML").ends_with("40.0 GiB         -"), "{told}");
-    assert!(line("  live ").ends_with("8.0 GiB   9.0 GiB"), "{told}");
+    assert!(line("used, by NVML").ends_with("40.0 GiB        -"), "{told}");
+    assert!(line("  live ").ends_with("8.0 GiB  9.0 GiB"), "{told}");
     assert!(!told.contains('\u{1b}') && !told.contains("live, of all watched"), "{told}");
 }
 
