@@ -79,10 +79,10 @@ fn perfetto_and_pandas_find_the_peaks_and_steps_that_pytorch_has_counted() {
         *own.unwrap_or_else(|| panic!("no {end} in {tracks:#?}"))
     };
     let peak = |key: &str| job.statistics[key].as_u64();
-    for (track, key) in [("allocated", "allocated_bytes.all.peak"), ("reserved", "reserved_bytes.all.peak")] {
-        let track = named(&format!("tensors {track}"));
-        assert_eq!((highest(&track["values"]), &track["is_bytes"]), (peak(key), &true.into()), "{key}");
-        assert!(!trace["tracks"][track["parent"].to_string()]["pid"].is_null(), "a process has it: {track}");
+    for (measure, key) in [("allocated", "allocated_bytes.all.peak"), ("reserved", "reserved_bytes.all.peak")] {
+        let counter = named(&format!("tensors {measure}"));
+        assert_eq!((highest(&counter["values"]), &counter["is_bytes"]), (peak(key), &true.into()), "{key}");
+        assert!(!trace["tracks"][counter["parent"].to_string()]["pid"].is_null(), "a process has it: {counter}");
     }
     let steps = named("training steps");
     assert_eq!((steps["slices"].as_array().map(Vec::len), &steps["open"]), (Some(STEPS), &0.into()));
