@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{GpuUuid, Name, Tgid, by_name};
 
 /// One thing that happened outside. The order of inputs decides everything.
 ///
@@ -98,7 +98,7 @@ pub enum Input {
         /// Whose they were; `None` when that is not known.
         tgid: Option<Tgid>,
         /// Why.
-        #[serde(with = "loss_by_name")]
+        #[serde(with = "by_name::one_loss")]
         loss: Loss,
         /// How many.
         count: u64,
@@ -117,23 +117,6 @@ pub enum Input {
         /// `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
-}
-
-/// A loss as text: by the name that it has everywhere.
-mod loss_by_name {
-    use memwatch_common::loss::Loss;
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes what it writes by reference")]
-    pub(super) fn serialize<S: Serializer>(loss: &Loss, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(loss.name())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Loss, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let found = Loss::ALL.into_iter().find(|loss| loss.name() == name);
-        found.ok_or_else(|| D::Error::custom(format_args!("{name:?} is no loss that is known here")))
-    }
 }
 
 /// An address in the kernel half's books.
@@ -211,6 +194,7 @@ pub struct DeviceReading {
     /// Just after the last.
     pub end_ns: u64,
     /// How NVML is.
+    #[serde(with = "nvml_state")]
     pub state: NvmlState,
     /// One entry per device; empty unless `state` is [`NvmlState::Ok`].
     pub devices: Vec<DeviceFacts>,
@@ -226,6 +210,59 @@ pub enum NvmlState {
     Starting,
     /// Not there, or not usable: why, in a sentence.
     Unavailable(String),
+}
+
+impl Input {
+    /// When it happened: `CLOCK_BOOTTIME`, nanoseconds; `None` where it has no time of its own.
+    pub const fn time_ns(&self) -> Option<u64> {
+        match self {
+            Self::Record(Record::Call(call)) => Some(call.returned_ns),
+            Self::Record(Record::Process(record)) => Some(record.time_ns),
+            Self::Record(Record::Tensor(record)) => Some(record.time_ns),
+            Self::Record(Record::Text(record)) => Some(record.time_ns),
+            Self::Devices(reading) => Some(reading.end_ns),
+            Self::Attached { time_ns }
+            | Self::Statistics { time_ns, .. }
+            | Self::ObservedFrom { time_ns, .. }
+            | Self::ProcessGone { time_ns, .. }
+            | Self::PeaksReset { time_ns, .. }
+            | Self::Tick { time_ns } => Some(*time_ns),
+            _ => None,
+        }
+    }
+}
+
+/// How NVML is, also in formats without names, in which a word and what belongs to it cannot stand side by side.
+pub(crate) mod nvml_state {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use super::NvmlState;
+
+    /// The reason, where it is not usable; else whether it was asked.
+    type Bare = Result<bool, String>;
+
+    pub(crate) fn serialize<S: Serializer>(state: &NvmlState, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return state.serialize(serializer);
+        }
+        let bare: Bare = match state {
+            NvmlState::Ok => Ok(true),
+            NvmlState::Starting => Ok(false),
+            NvmlState::Unavailable(why) => Err(why.clone()),
+        };
+        bare.serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NvmlState, D::Error> {
+        if deserializer.is_human_readable() {
+            return NvmlState::deserialize(deserializer);
+        }
+        Ok(match Bare::deserialize(deserializer)? {
+            Ok(true) => NvmlState::Ok,
+            Ok(false) => NvmlState::Starting,
+            Err(why) => NvmlState::Unavailable(why),
+        })
+    }
 }
 
 /// One device at the moment of a reading.

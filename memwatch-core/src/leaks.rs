@@ -1,5 +1,7 @@
 //! The line's look at growth: taken in with each tick, told with names when it is asked for.
 
+use std::collections::BTreeSet;
+
 use crate::Pipeline;
 use crate::analysis::leak::{Finding, Held, Verdict};
 use crate::attribution::device::resolve;
@@ -12,13 +14,13 @@ use crate::words::{Name, Ordinal};
 impl Pipeline {
     /// From now on what keeps growing is looked for.
     pub fn watch_leaks(&mut self) {
-        self.leaks.get_or_insert_default();
+        self.detectors.leaks.get_or_insert_default();
     }
 
     /// What is to be thought of each place of each process, where growth of so many bytes a minute is too much; nothing before
     /// [`Pipeline::watch_leaks`].
     pub fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
-        let Some(leaks) = &self.leaks else { return Vec::new() };
+        let Some(leaks) = &self.detectors.leaks else { return Vec::new() };
         let all = self.ended.iter().chain(self.processes.values());
         let view = |process: &Process| {
             let all = leaks.findings(process, threshold_bytes_per_minute);
@@ -44,10 +46,20 @@ impl Pipeline {
     }
 
     pub(crate) fn observe_leaks(&mut self) {
-        let Self { leaks: Some(leaks), processes, now_ns, .. } = self else { return };
+        let Self { detectors, processes, now_ns, .. } = self;
+        let Some(leaks) = &mut detectors.leaks else { return };
         for process in processes.values() {
             leaks.observe(process, *now_ns);
         }
+    }
+
+    /// What is forgotten of processes is forgotten here.
+    pub(crate) fn forget_leaks(&mut self) {
+        let Self { detectors, processes, ended, .. } = self;
+        let Some(leaks) = &mut detectors.leaks else { return };
+        let known = ended.iter().chain(processes.values());
+        let known: BTreeSet<_> = known.map(|process| (process.tgid, process.observed_since_ns)).collect();
+        leaks.keep(|tgid, since_ns| known.contains(&(tgid, since_ns)));
     }
 
     fn finding(&self, process: &Process, finding: &Finding) -> LeakView {

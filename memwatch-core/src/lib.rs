@@ -7,18 +7,26 @@
 
 pub mod analysis;
 pub mod attribution;
+mod churn;
 pub mod decode;
+mod detectors;
+pub mod difference;
+mod forecasts;
 mod foresight;
+mod fragments;
 pub mod groups;
 pub mod input;
 mod leaks;
 pub mod ledger;
 mod oom;
 pub mod owner;
+mod profile;
 mod pytorch;
 pub mod recording;
+mod simulations;
 pub mod snapshot;
 pub mod stack;
+mod state;
 pub mod tensors;
 #[cfg(test)]
 #[path = "tests/calls.rs"]
@@ -26,6 +34,7 @@ mod test_calls;
 #[cfg(test)]
 #[path = "tests/driver.rs"]
 mod test_driver;
+mod timeline;
 mod view;
 pub mod words;
 mod workloads;
@@ -34,10 +43,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
+use serde::{Deserialize, Serialize};
 
 pub use pytorch::{TensorLog, TensorLogLine};
+pub use state::{NoState, STATE};
 
-use analysis::leak::Leaks;
 use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
@@ -46,9 +56,9 @@ use attribution::process::{Ended, Process};
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
+use detectors::Detectors;
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
-use oom::OomLog;
 use owner::{CgroupMemory, ContainerNames, Promise};
 use snapshot::{ProcessView, Snapshot};
 use view::Surroundings;
@@ -74,7 +84,7 @@ pub struct Unnamed {
 }
 
 /// The whole line from inputs to the read model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pipeline {
     now_ns: u64,
     attached_ns: u64,
@@ -90,17 +100,18 @@ pub struct Pipeline {
     coverage: Coverage,
     losses: Losses,
     sharing: Sharing,
+    #[serde(skip)]
     unnamed: Vec<Unnamed>,
     names: Names,
     workloads: Workloads,
     promised: Vec<Promise>,
     cgroup_memory: Vec<CgroupMemory>,
+    #[serde(skip)]
     logs_tensors: bool,
+    #[serde(skip)]
     least_listed_bytes: Option<u64>,
-    /// What keeps growing, if that is asked for.
-    leaks: Option<Leaks>,
-    /// Allocations that failed, if that is asked for.
-    ooms: Option<OomLog>,
+    /// What is looked for beyond the numbers.
+    detectors: Detectors,
 }
 
 impl Pipeline {
@@ -127,8 +138,7 @@ impl Pipeline {
             cgroup_memory: Vec::new(),
             logs_tensors: false,
             least_listed_bytes: None,
-            leaks: None,
-            ooms: None,
+            detectors: Detectors::default(),
         }
     }
 
@@ -159,6 +169,7 @@ impl Pipeline {
                 let now_ns = self.now_ns;
                 if let Some(process) = self.processes.get_mut(&held.tgid) {
                     process.anchor(&held, now_ns);
+                    self.follow_process(held.tgid, now_ns);
                 }
             }
             Input::Cgroups { tgid, cgroups } => self.move_to(tgid, &cgroups),
@@ -254,7 +265,11 @@ impl Pipeline {
     fn call(&mut self, record: &CallRecord) {
         let tgid = Tgid(record.tgid);
         match decode::decode(record) {
-            Ok(call) => self.apply(&call),
+            Ok(call) => {
+                self.follow_time(call.returned_ns);
+                self.apply(&call);
+                self.follow_call(&call);
+            }
             Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
             // The kernel half has counted it already, unless it could not tell whether it matters; in no case can it be applied.
             Err(decode::DecodeError::ResultUnreadable(probe)) => {
@@ -315,6 +330,7 @@ impl Pipeline {
                 self.note_life(record);
             }
             Some(ProcessEvent::Exec) => {
+                self.follow_end(tgid, record.time_ns);
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
@@ -408,6 +424,7 @@ impl Pipeline {
     }
 
     fn end(&mut self, tgid: Tgid, time_ns: u64) {
+        self.follow_end(tgid, time_ns);
         if let Some(mut process) = self.processes.remove(&tgid) {
             self.names.leave(&process.owner);
             process.end(time_ns);
@@ -420,12 +437,14 @@ impl Pipeline {
     }
 
     fn devices(&mut self, reading: DeviceReading) {
+        self.follow_time(reading.end_ns);
         for process in self.processes.values_mut() {
             device::remember(process, &reading.devices);
             self.reconciliation.compare(process, &reading);
         }
         self.on_several = device::on_several(&reading.devices);
         self.reading = reading;
+        self.show_reading();
     }
 
     fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
@@ -450,12 +469,17 @@ impl Pipeline {
     }
 
     fn tick(&mut self, time_ns: u64) {
+        self.follow_time(time_ns);
         self.now_ns = self.now_ns.max(time_ns);
         let now_ns = self.now_ns;
         let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
+        let remembered = self.ended.len();
         self.ended.retain(|process| kept(process) || process.ended.is_some_and(fresh));
         self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        if self.ended.len() < remembered {
+            self.forget_leaks();
+        }
         let processes = &self.processes;
         self.with_graphs.retain(|tgid| processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory()));
         let mut changed = BTreeSet::new();
@@ -466,7 +490,7 @@ impl Pipeline {
             }
         }
         self.ended.iter_mut().for_each(|process| process.ledger.tick(now_ns));
-        self.observe_leaks();
+        self.show_tick();
         self.workloads.tick(&changed, &self.processes, &self.reading.devices, now_ns);
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Pipeline;
 use crate::attribution::device::resolve;
 use crate::decode::{Call, TensorChange, TensorEvent};
@@ -19,7 +21,7 @@ const ONE_NS: u64 = 1_000_000_000;
 const OUT_OF_MEMORY: i32 = 2;
 
 /// Failures, oldest first, and how many older ones are forgotten.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OomLog {
     kept: VecDeque<OomView>,
     forgotten: u64,
@@ -28,12 +30,12 @@ pub(crate) struct OomLog {
 impl Pipeline {
     /// From now on what is held when an allocation fails is kept.
     pub fn watch_ooms(&mut self) {
-        self.ooms.get_or_insert_default();
+        self.detectors.ooms.get_or_insert_default();
     }
 
     /// The last failures, oldest first, and how many older ones are forgotten; nothing before [`Pipeline::watch_ooms`].
     pub fn ooms(&self) -> (impl Iterator<Item = &OomView>, u64) {
-        let log = self.ooms.as_ref();
+        let log = self.detectors.ooms.as_ref();
         (log.into_iter().flat_map(|log| &log.kept), log.map_or(0, |log| log.forgotten))
     }
 
@@ -91,7 +93,7 @@ impl Pipeline {
 
     /// Whether anybody wants to know, and it is not one of several that follow each other.
     fn is_new_oom(&mut self, tgid: Tgid, time_ns: u64) -> bool {
-        let Some(log) = &mut self.ooms else { return false };
+        let Some(log) = &mut self.detectors.ooms else { return false };
         let last = log.kept.iter_mut().rfind(|view| view.tgid == tgid);
         match last.filter(|view| time_ns.saturating_sub(view.time_ns) < ONE_NS) {
             Some(view) => {
@@ -108,7 +110,7 @@ impl Pipeline {
     }
 
     fn keep_oom(&mut self, view: OomView) {
-        let Some(log) = &mut self.ooms else { return };
+        let Some(log) = &mut self.detectors.ooms else { return };
         if log.kept.len() >= KEPT {
             log.kept.pop_front();
             log.forgotten += 1;
@@ -118,7 +120,7 @@ impl Pipeline {
 }
 
 /// `None` where its segments are not seen.
-fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
+pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
     if allocator.seen_by() == "reports" {
         return None;
     }

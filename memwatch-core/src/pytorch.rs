@@ -41,9 +41,11 @@ impl Pipeline {
         self.logs_tensors = true;
     }
 
-    /// Blocks of this size and above are listed one by one, in processes whose tensors are watched from now on; of 100 MiB until this is called.
+    /// Blocks of this size and above are listed one by one; of 100 MiB until this is called.
     pub fn list_tensors_from(&mut self, least_bytes: u64) {
         self.least_listed_bytes = Some(least_bytes);
+        let known = self.ended.iter_mut().chain(self.processes.values_mut());
+        known.filter_map(|process| process.tensors.as_mut()).for_each(|tensors| tensors.list_from(least_bytes));
     }
 
     /// What these logs have new.
@@ -84,6 +86,7 @@ impl Pipeline {
 
     pub(crate) fn tensor(&mut self, record: &Record) {
         if let Some(event) = decode_tensor(record) {
+            self.follow_time(event.time_ns);
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
@@ -92,7 +95,10 @@ impl Pipeline {
                 tensors.count_copies(tensor.flags);
             }
             tensors.apply(&event);
+            self.follow_tensors(&event);
             self.note_tensor_oom(&event);
+            self.observe_simulations(&event);
+            self.observe_fragments_of(&event);
         }
     }
 

@@ -6,6 +6,7 @@
 mod chunk;
 mod column;
 mod encoder;
+mod keyframe;
 mod lane;
 mod reader;
 #[cfg(test)]
@@ -15,15 +16,20 @@ use serde::{Deserialize, Serialize};
 
 pub use chunk::Chunk;
 pub use encoder::Encoder;
-pub use reader::{Ending, Reader, RecordingError};
+pub use keyframe::{Keyframe, KeyframeFront};
+pub use reader::{Ending, Part, Place, Reader, RecordingError};
 
-/// The format that this version writes, and the only one it reads.
+/// The format of recordings that have all inputs.
 pub const FORMAT: u32 = 1;
+/// The format of recordings that keep the newest: with keyframes between the chunks, of which the first may stand before all of them.
+pub const FORMAT_WITH_KEYFRAMES: u32 = 2;
 
 /// The first bytes of every recording. As in PNG: no text, and damaged by whatever changes line ends.
 const MAGIC: [u8; 8] = *b"\x89MWR\r\n\x1a\n";
 /// The first bytes of a chunk.
 const CHUNK_MAGIC: [u8; 4] = *b"MWCH";
+/// The first bytes of a keyframe.
+const KEYFRAME_MAGIC: [u8; 4] = *b"MWKF";
 /// The first bytes of the end mark.
 const END_MAGIC: [u8; 4] = *b"MWEN";
 
@@ -31,13 +37,15 @@ const END_MAGIC: [u8; 4] = *b"MWEN";
 const MOST_INPUTS: u32 = 1 << 15;
 /// Nor is it longer than this before it is compressed.
 const LONGEST_CHUNK_BYTES: u32 = 32 << 20;
+/// Nor is a state longer than this, packed or not.
+const LONGEST_STATE_BYTES: u32 = 512 << 20;
 /// Nor is the front.
 const LONGEST_FRONT_BYTES: u32 = 1 << 20;
 
 /// What stands at the front of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
-    /// [`FORMAT`] of who wrote it.
+    /// [`FORMAT`] or [`FORMAT_WITH_KEYFRAMES`].
     pub format: u32,
     /// The version of memwatch that wrote it.
     pub version: String,

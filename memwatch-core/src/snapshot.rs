@@ -3,14 +3,26 @@
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
 mod allocators;
+mod churn;
+mod forecast;
+mod fragments;
 mod history;
 mod leaks;
 mod oom;
 mod places;
+mod profile;
 mod rows;
+mod simulations;
+mod timeline;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
+pub use churn::{ChurnView, ClassView, FlowView, TemporaryView};
+pub use forecast::{
+    EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
+    RangeView,
+};
+pub use fragments::{FitView, FragmentsView, MomentView, SegmentBlockState, SegmentBlockView, SegmentView, ShapeView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};
@@ -19,8 +31,11 @@ pub use places::{
     PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
     TrailView, WhoseView,
 };
+pub use profile::{CourseView, DeviceProfileView, GpuProfileView, ProcessProfileView, ProfileView, RatioView};
 pub(crate) use rows::add;
 pub use rows::{Row, largest};
+pub use simulations::{ForeseenFailureView, MeasuredView, PolicyView, SimulationView};
+pub use timeline::{EventView, PointView, SpanView, TimelineView, TrackView};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,6 +58,7 @@ pub struct Snapshot {
     /// What is attached where.
     pub coverage: Coverage,
     /// How NVML is.
+    #[serde(with = "crate::input::nvml_state")]
     pub nvml: NvmlState,
     /// When memwatch attached: `CLOCK_BOOTTIME`, nanoseconds.
     pub attached_ns: u64,

@@ -54,7 +54,46 @@ pub struct PythonModule {
     /// backward, the name is that below the other.
     pub name: Option<Arc<str>>,
     /// What it stands around, where it is a wrapper ([`wrapped_as`]); its name is empty, whatever it is in its model.
+    #[serde(with = "chain")]
     pub wraps: Option<Box<PythonModule>>,
+}
+
+/// What wrappers stand around, one after the other: in a format without names nothing else says how deep a nest is.
+mod chain {
+    use std::sync::Arc;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use super::PythonModule;
+
+    /// No module is wrapped so often.
+    const DEEPEST: usize = 64;
+
+    type Wrapped = Option<Box<PythonModule>>;
+    type Link = (u64, Arc<str>, Option<Arc<str>>);
+
+    pub(super) fn serialize<S: Serializer>(wrapped: &Wrapped, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return wrapped.serialize(serializer);
+        }
+        let chain = std::iter::successors(wrapped.as_deref(), |module| module.wraps.as_deref()).take(DEEPEST);
+        let links: Vec<Link> =
+            chain.map(|module| (module.address, module.class.clone(), module.name.clone())).collect();
+        links.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Wrapped, D::Error> {
+        if deserializer.is_human_readable() {
+            return Wrapped::deserialize(deserializer);
+        }
+        let links = Vec::<Link>::deserialize(deserializer)?;
+        if links.len() > DEEPEST {
+            return Err(D::Error::custom("no module is wrapped so often"));
+        }
+        let around = |wraps, (address, class, name)| Some(Box::new(PythonModule { address, class, name, wraps }));
+        Ok(links.into_iter().rev().fold(None, around))
+    }
 }
 
 /// Modules that only stand around another one, and the name under which they keep it.
@@ -72,7 +111,7 @@ pub fn wrapped_as(class: &str) -> Option<&'static str> {
 }
 
 /// The stacks of one process, by the number that the kernel half gave them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stacks {
     by_id: HashMap<u64, Arc<PythonStack>>,
     native: HashMap<u64, Arc<NativeStack>>,
@@ -82,7 +121,7 @@ pub struct Stacks {
 }
 
 /// Allocations whose native stack is missing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingCopies {
     /// It was not copied, to keep the program fast.
     pub over_budget: u64,
@@ -108,7 +147,7 @@ impl Stacks {
         if let Some(before) = self.native.insert(id, Arc::new(stack))
             && let Some(count) = self.ends.get_mut(&before.end)
         {
-            *count -= 1;
+            *count = count.saturating_sub(1);
         }
     }
 

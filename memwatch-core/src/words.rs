@@ -1,5 +1,7 @@
 //! Newtypes of the dictionary: a tgid is no tid, an ordinal is no NVML index, and a GPU is its UUID.
 
+pub(crate) mod by_name;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -8,6 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A word of memwatch's own lists; owned where it came over a socket.
 pub type Name = Cow<'static, str>;
+
+/// The name of a function in a table of memwatch's.
+pub type Symbol = &'static str;
 
 /// What is known of two numbers together; `None` where nothing is known of either.
 pub fn sum_of_known(first: Option<u64>, second: Option<u64>) -> Option<u64> {
@@ -23,19 +28,19 @@ pub fn sum_of_known(first: Option<u64>, second: Option<u64>) -> Option<u64> {
 pub struct Tgid(pub u32);
 
 /// Thread id in the initial pid namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tid(pub u32);
 
 /// A device number inside one process (`CUdevice`): it follows `CUDA_VISIBLE_DEVICES` and is not an NVML index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ordinal(pub i32);
 
 /// A `CUcontext` value of one process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ContextHandle(pub u64);
 
 /// From a call's entry to its return: `CLOCK_BOOTTIME`, nanoseconds. Its effect happened somewhere between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// Entry.
     pub entered_ns: u64,
@@ -80,7 +85,7 @@ impl GpuUuid {
 }
 
 /// Where a GPU sits: the domain, bus and device of its PCI bus id. The function is always 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PciAddress {
     domain: u32,
     bus: u8,

@@ -1,11 +1,18 @@
 //! The command line: says what was typed, does nothing.
 
 mod choice;
+mod diff;
 mod export;
+mod fragment;
 mod leak;
+mod moment;
+mod monitor;
 mod oom;
+mod profile;
 mod recording;
+mod simulate;
 mod tensors;
+mod timeline;
 mod values;
 
 use std::net::SocketAddr;
@@ -19,11 +26,18 @@ use memwatch_core::words::Tgid;
 use crate::sources::containers::RuntimeSockets;
 
 pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::diff::{Diff, Growth};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
+pub(crate) use self::fragment::Fragment;
 pub(crate) use self::leak::Leak;
-pub(crate) use self::oom::Oom;
+pub(crate) use self::moment::{Moment, Until};
+pub(crate) use self::monitor::Monitor;
+pub(crate) use self::oom::{Oom, OomFound};
+pub(crate) use self::profile::{Looks, Profile};
 pub(crate) use self::recording::{Record, Replayed, Subject, TapeArgs};
+pub(crate) use self::simulate::Simulate;
 pub(crate) use self::tensors::{Layers, Pickle, Places, Sites, Stats, Tensors, Whose};
+pub(crate) use self::timeline::{Timeline, TimelineFormat, by_name};
 
 /// Where the agent of this machine listens, unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
@@ -91,16 +105,28 @@ pub(crate) enum Command {
     Snapshot(Pickle),
     /// Say what keeps growing, how fast, and how sure that is
     Leak(Leak),
-    /// Say why allocations failed: who held what then, and what would have helped
+    /// Say whether memory runs out and when, and why allocations failed: who held what then, and what would have helped
     Oom(Oom),
+    /// Say what other settings of PyTorch's allocator would have taken, by replaying what the program asked for
+    Simulate(Simulate),
+    /// Look for everything at once: leaks, failed allocations, and what is held over time
+    Monitor(Monitor),
+    /// Say what GPUs and processes held over time: average, peak, percentiles, utilisation and fragmentation
+    Profile(Profile),
+    /// Show memory over time, with failures, large allocations and training steps: as a table, a picture, a page, or for Perfetto
+    Timeline(Timeline),
+    /// Say how the free memory of PyTorch's allocator lies, and draw it
+    Fragment(Fragment),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
-    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, svg, html or memory-viz
+    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, parquet, svg, html or memory-viz
     Export(Export),
     /// Record all that a watch sees, for later
     Record(Record),
     /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
     Report(Replayed),
+    /// Say what a later run holds more or less than an earlier one, by line, stage and layer, from their recordings
+    Diff(Diff),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,
     /// Watch this machine for as long as it runs, and answer memwatch for users without privilege
@@ -133,6 +159,8 @@ pub(crate) struct Ps {
     /// Say what stood at the end of this recording, instead of now
     #[arg(long = "in", value_name = "FILE")]
     pub(crate) recording: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) until: Until,
 }
 
 /// How often and how long.
@@ -303,6 +331,8 @@ impl Args {
         let written = match &args.command {
             Some(Command::Export(export)) => export.written().map(drop),
             Some(Command::Flamegraph(flamegraph)) => flamegraph.written().map(drop),
+            Some(Command::Timeline(timeline)) => timeline.written().map(drop),
+            Some(Command::Profile(profile)) => profile.drawn().map(drop),
             _ => Ok(()),
         };
         written.map(|()| args).map_err(|sentence| command.error(ErrorKind::ArgumentConflict, sentence))
@@ -321,10 +351,16 @@ impl Args {
             Command::Snapshot(_) => "snapshot",
             Command::Leak(_) => "leak",
             Command::Oom(_) => "oom",
+            Command::Simulate(_) => "simulate",
+            Command::Monitor(_) => "monitor",
+            Command::Profile(_) => "profile",
+            Command::Timeline(_) => "timeline",
+            Command::Fragment(_) => "fragment",
             Command::Flamegraph(_) => "flamegraph",
             Command::Export(_) => "export",
             Command::Record(_) => "record",
             Command::Report(_) => "report",
+            Command::Diff(_) => "diff",
             Command::Doctor => "doctor",
             Command::Agent(_) => "agent",
         };

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::{self, Write as _};
 
+use memwatch_core::Pipeline;
+use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::args::{Common, Held, Written};
@@ -10,7 +12,7 @@ use crate::exit::{Exit, Failure};
 use crate::output::unless_closed;
 use crate::recorded;
 use crate::run::Signals;
-use crate::sinks::export::{Format, Profile, Weight};
+use crate::sinks::export::{Format, Profile, Weight, leaking};
 use crate::sinks::filter::{GpuFilter, UnknownGpu};
 use crate::sinks::format::signed_bytes;
 use crate::sinks::wall_clock::WallClock;
@@ -35,22 +37,28 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
     }
     let tgids = &held.subject.tgids;
     let gpus = GpuFilter::new(&held.gpus);
+    let watch = |pipeline: &mut Pipeline| {
+        if held.weight == Weight::Leak {
+            pipeline.watch_leaks();
+        }
+    };
     let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
     let (snapshot, profile) = if let Some(path) = &held.subject.recording {
-        let replay = recorded::play(path, |_| {})?;
+        let replay = recorded::play(path, held.subject.until, watch)?;
         let mut snapshot = recorded::chosen(&replay, path, tgids)?;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(replay.boottime_to_unix_ns);
-        let profile = Profile::new(&snapshot, |process| replay.pipeline.trails(process), &clock);
+        let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);
         (snapshot, profile)
     } else {
         let mut session = open(tgids, WISH, common)?;
+        watch(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         let deadline = Instant::now() + held.duration;
         let (mut snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(clock::boottime_to_unix_ns());
-        let profile = Profile::new(&snapshot, |process| session.trails(process), &clock);
+        let profile = profile(&snapshot, session.pipeline(), held.weight, &clock);
         (snapshot, profile)
     };
     if profile.parts.is_empty() {
@@ -62,6 +70,16 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
     write(held, &bytes)?;
     tell(held, format, &profile);
     finish(Ok(()), &snapshot, tgids)
+}
+
+/// All stacks, or those of what keeps growing.
+fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: Weight, clock: &WallClock) -> Profile {
+    if weight != Weight::Leak {
+        return Profile::new(snapshot, |process| pipeline.trails(process), clock);
+    }
+    // Any growth that goes on: a picture of it is looked at, and no alarm.
+    let leaks = pipeline.leaks(0.0);
+    Profile::new(snapshot, |process| leaking(pipeline.trails(process), process, &leaks), clock)
 }
 
 fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
@@ -97,6 +115,7 @@ const fn opened_by(format: Format) -> &'static str {
         Format::Speedscope => "drop it onto speedscope.app",
         Format::Pprof => "go tool pprof -http=: FILE shows it",
         Format::Csv => "any spreadsheet opens it",
+        Format::Parquet => "pandas.read_parquet opens it, and so do DuckDB and Polars",
         Format::Svg | Format::Html => "open it in a browser",
     }
 }

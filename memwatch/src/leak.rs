@@ -24,7 +24,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let threshold = args.threshold as f64;
     let (snapshot, mut leaks, scene) = if let Some(path) = &args.subject.recording {
-        let replay = recorded::play(path, Pipeline::watch_leaks)?;
+        let replay = recorded::play(path, args.subject.until, Pipeline::watch_leaks)?;
         (recorded::chosen(&replay, path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.

@@ -3,25 +3,33 @@
 //! `args` says what was typed, `run` does it, `exit` says how it ended.
 
 mod agent;
+mod alert;
 mod args;
 mod command;
+mod diff;
 mod doctor;
 mod exit;
 mod export;
+mod fragment;
 mod large_pages;
 mod leak;
 mod logger;
+mod looks;
+mod monitor;
 mod oom;
 mod output;
 mod printable;
+mod profile;
 mod recorded;
 mod reset_peaks;
 mod run;
 mod session;
+mod simulate;
 mod sinks;
 mod source;
 mod sources;
 mod tensor_report;
+mod timeline;
 
 use std::process::ExitCode;
 

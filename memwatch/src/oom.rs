@@ -1,47 +1,153 @@
-//! `memwatch oom`: why allocations failed, in a watch or in a recording.
+//! `memwatch oom`: whether memory runs out, and why allocations failed, in a watch or in a recording.
 
 use std::io;
 
 use memwatch_core::Pipeline;
-use memwatch_core::snapshot::{OomView, Snapshot};
-use tokio::time::Instant;
+use memwatch_core::snapshot::{ForecastChangeView, ForecastsView, OomView, Snapshot};
+use tokio::time::{Instant, interval};
 
-use crate::args::{Common, Oom};
+use crate::alert::{Alerts, Wish};
+use crate::args::{Common, Oom, OomFound};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
-use crate::recorded;
-use crate::run::Signals;
+use crate::recorded::{self, RHYTHM};
+use crate::run::{Signals, at};
+use crate::session::Session;
+use crate::sinks::oom::OomReport;
 use crate::sinks::{json, table};
 use crate::sources::torch::{TensorLevel, TensorWish};
 use crate::tensor_report::{Scene, open};
 
-/// Watches, or reads the recording, and explains each failure.
+/// From this level on, a forecast is one to fail on.
+const WARNING: [&str; 3] = ["medium", "high", "critical"];
+
+/// All that there is to tell.
+struct Told {
+    snapshot: Snapshot,
+    forecasts: ForecastsView,
+    changes: Vec<ForecastChangeView>,
+    ooms: (Vec<OomView>, u64),
+    scene: Scene,
+}
+
+/// Watches, or reads the recording; says what is to be expected, and explains each failure.
 ///
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
-    let (snapshot, (ooms, forgotten), scene) = if let Some(path) = &args.subject.recording {
-        let replay = recorded::play(path, Pipeline::watch_ooms)?;
-        (recorded::chosen(&replay, path, tgids)?, told(&replay.pipeline), Scene::of(&replay))
-    } else {
-        // All that PyTorch's allocator does: what lies free in it is told then.
-        let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: false }, common)?;
-        session.watch_ooms();
-        let mut signals = Signals::listen()?;
-        let deadline = args.duration.map(|duration| Instant::now() + duration);
-        recorded::follow(&mut session, &mut signals, deadline).await;
-        let snapshot = session.snapshot();
-        (snapshot, session.ooms(), Scene::here())
+    let told = match &args.subject.recording {
+        Some(path) => {
+            let mut replay = recorded::play(path, args.subject.until, |pipeline| {
+                pipeline.watch_ooms();
+                pipeline.watch_forecasts(&args.thresholds);
+            })?;
+            let snapshot = recorded::chosen(&replay, path, &args.subject.tgids)?;
+            let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
+            let pipeline = &replay.pipeline;
+            if args.follow {
+                for change in &changes {
+                    show(change, &snapshot, &scene, common)?;
+                }
+            }
+            Told { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::told(pipeline), scene }
+        }
+        None => watch(args, common).await?,
     };
-    let shown: Vec<&OomView> = ooms.iter().filter(|oom| is_of(&snapshot, oom)).collect();
+    let shown: Vec<&OomView> = told.ooms.0.iter().filter(|oom| is_of(&told.snapshot, oom)).collect();
+    let Told { snapshot, forecasts, changes, ooms: (_, forgotten), scene } = &told;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::oom::write(&mut out, (&shown, forgotten), &snapshot, scene.origin())
+        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
+        json::oom::write(&mut out, &report, snapshot, scene.origin())
     } else {
-        table::oom::write(&mut out, (&shown, forgotten), &snapshot, &scene.clock, &style(common, false))
+        // What was printed as it came is not said again.
+        let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
+        let style = style(common, false);
+        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
+        table::oom::write(&mut out, &report, snapshot, &scene.clock, &style)
     })?;
-    Ok(if args.fail_on_oom && !shown.is_empty() { Exit::Found } else { Exit::Ok })
+    let wants = |what| args.fail_on.contains(&what);
+    let is_warning = |change: &ForecastChangeView| {
+        change.threshold_percent.is_some() || WARNING.contains(&&*change.gpu.outlook.level)
+    };
+    let is_found = (!shown.is_empty() && (args.fail_on_oom || wants(OomFound::Oom)))
+        || (wants(OomFound::Forecast) && changes.iter().any(is_warning));
+    Ok(if is_found { Exit::Found } else { Exit::Ok })
+}
+
+/// Watches until the time is over, a signal comes or nobody is left, and tells each change as it comes.
+async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
+    // All that PyTorch's allocator does: what lies free in it is told then.
+    let wish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+    let mut session = open(&args.subject.tgids, wish, common)?;
+    session.watch_ooms();
+    session.watch_forecasts(&args.thresholds);
+    let mut signals = Signals::listen()?;
+    let deadline = args.duration.map(|duration| Instant::now() + duration);
+    let Oom { exec, exec_timeout, webhook, .. } = args.clone();
+    let mut alerts = Alerts::new(Wish { exec, exec_timeout, webhook });
+    let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
+    let (mut rhythm, mut is_told) = (interval(RHYTHM), false);
+    loop {
+        tokio::select! {
+            () = session.advance() => {}
+            _ = rhythm.tick() => {
+                session.tick();
+                if !is_told && session.sees_tensors() {
+                    is_told = true;
+                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
+                }
+                changes.extend(take(&mut session, args.follow, &mut alerts, common)?);
+                if !session.is_anybody_left() {
+                    break;
+                }
+                forecasts = session.forecasts();
+            }
+            () = at(deadline) => break,
+            _ = signals.any() => break,
+        }
+    }
+    let snapshot = session.snapshot();
+    changes.extend(take(&mut session, args.follow, &mut alerts, common)?);
+    alerts.finish().await;
+    if session.is_anybody_left() {
+        forecasts = session.forecasts();
+    }
+    Ok(Told { snapshot, forecasts, changes, ooms: session.ooms(), scene: Scene::here() })
+}
+
+/// What has changed, told to all who want to know.
+fn take(
+    session: &mut Session,
+    follow: bool,
+    alerts: &mut Alerts,
+    common: &Common,
+) -> Result<Vec<ForecastChangeView>, Failure> {
+    let changes = session.take_forecast_changes();
+    if changes.is_empty() || !(follow || alerts.is_wanted()) {
+        return Ok(changes);
+    }
+    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    for change in &changes {
+        if follow {
+            show(change, &snapshot, &scene, common)?;
+        }
+        if alerts.is_wanted() {
+            let mut line = Vec::new();
+            json::forecast::write(&mut line, change, &snapshot, scene.origin()).map_err(anyhow::Error::from)?;
+            alerts.raise(&line);
+        }
+    }
+    Ok(changes)
+}
+
+fn show(change: &ForecastChangeView, snapshot: &Snapshot, scene: &Scene, common: &Common) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::forecast::write(&mut out, change, snapshot, scene.origin())
+    } else {
+        table::forecast::write_change(&mut out, change, &scene.clock, &style(common, true))
+    })
 }
 
 /// What the pipeline has kept.

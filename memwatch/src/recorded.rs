@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
-use memwatch_core::recording::{EndMark, Ending, FORMAT, Front, Stopped};
+use memwatch_core::recording::{EndMark, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Stopped};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, interval};
 
-use crate::args::{Common, Record, Replayed, TapeArgs, Targets};
+use crate::args::{Common, Record, Replayed, TapeArgs, Targets, Until};
 use crate::exit::{Exit, Failure};
 use crate::output::{host_name, style, unless_closed};
 use crate::run::{Signals, at, session_options};
@@ -19,7 +19,7 @@ use crate::sinks::json::{self, Origin};
 use crate::sinks::recording::{Facts, Recorded, TapeOptions};
 use crate::sinks::wall_clock::WallClock;
 use crate::sinks::{summary, table};
-use crate::sources::replay::Replay;
+use crate::sources::replay::{Replay, Wish};
 
 /// Blocks of this size in bytes and above stand one by one in a report.
 const LARGE_BYTES: u64 = 100 << 20;
@@ -27,16 +27,20 @@ const LARGE_BYTES: u64 = 100 << 20;
 pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 
 /// What to record into, and what stands at its front.
-pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> TapeOptions {
+///
+/// # Errors
+/// When there is too little room to keep the newest.
+pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
+    let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
     let front = Front {
-        format: FORMAT,
+        format: if keeps_newest { FORMAT_WITH_KEYFRAMES } else { FORMAT },
         version: env!("CARGO_PKG_VERSION").to_owned(),
         host: host_name(),
         everybody,
         command: words.collect(),
     };
-    TapeOptions { path: path.to_owned(), force: args.force, limit_bytes: args.max_size, front }
+    Ok(TapeOptions { path: path.to_owned(), force: args.force, limit_bytes: args.max_size, keeps_newest, front })
 }
 
 /// `memwatch record`: until the time is over, a signal comes, nobody is left, or the file is full.
@@ -45,7 +49,7 @@ pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> TapeOptions
 /// When the processes cannot be watched, or the file cannot be written.
 pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
     let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
-    let options = tape(&args.output, &args.tape, args.tgids.is_empty());
+    let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
     let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
     session_options.tape = Some(options.clone());
     let mut session = Session::open(&session_options)?;
@@ -55,16 +59,16 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(stopped);
     let Some(recorded) = recorded else { return Ok(Exit::Ok) };
-    let ending = match recorded.end {
+    let ending = Some(match recorded.end {
         Ok(stopped) => Ending::Whole(EndMark { stopped, inputs: recorded.inputs }),
         Err(_) => Ending::Cut,
-    };
-    let facts =
-        Facts { path: &args.output, front: &options.front, bytes: recorded.bytes, inputs: recorded.inputs, ending };
+    });
+    let Recorded { bytes, inputs, events_since_ns, .. } = recorded;
+    let facts = Facts { path: &args.output, front: &options.front, bytes, inputs, ending, events_since_ns };
     let clock = WallClock::local(boottime_to_unix_ns);
     if common.json {
         let origin = Origin { host: &options.front.host, clock: &clock };
-        unless_closed(json::recording::write(&mut io::stdout().lock(), &facts, &snapshot, origin))?;
+        unless_closed(json::recording::write(&mut io::stdout().lock(), (&facts, None), &snapshot, origin))?;
     } else {
         eprint!("{}", summary::render(&snapshot, &clock));
     }
@@ -118,17 +122,28 @@ pub(crate) fn told(recorded: &Recorded) -> Result<Exit, Failure> {
 ///
 /// # Errors
 /// When it is none, or cannot be read.
-pub(crate) fn play(path: &Path, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
-    let replay = Replay::play(path, prepare);
-    let replay =
-        replay.map_err(|error| Failure::from(anyhow::Error::from(error).context(path.display().to_string())))?;
+pub(crate) fn play(path: &Path, until: Until, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    played(path, Wish { until: until.until, all_events: false }, prepare)
+}
+
+/// The same, from the first event that is there.
+///
+/// # Errors
+/// As of [`play`].
+pub(crate) fn play_all(path: &Path, until: Until, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    played(path, Wish { until: until.until, all_events: true }, prepare)
+}
+
+fn played(path: &Path, wish: Wish, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    let replay = Replay::play(path, wish, prepare);
+    let replay = replay.map_err(|error| Failure::from(error.context(path.display().to_string())))?;
     let name = path.display();
     match replay.ending {
-        Ending::Whole(_) => {}
-        Ending::Cut => {
+        None | Some(Ending::Whole(_)) => {}
+        Some(Ending::Cut) => {
             eprintln!("memwatch: {name} has no end: its recorder was killed, or still records; this is what it has");
         }
-        Ending::Damaged { byte } => {
+        Some(Ending::Damaged { byte }) => {
             eprintln!("memwatch: {name} is damaged from byte {byte} on; this is what stands before");
         }
     }
@@ -166,16 +181,23 @@ pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Sna
 /// When the file is no recording, or the report cannot be written.
 pub(crate) fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
     let path = &args.recording;
-    let replay = play(path, |pipeline| pipeline.list_tensors_from(LARGE_BYTES))?;
-    let snapshot = replay.snapshot();
-    let Replay { front, ending, bytes, inputs, .. } = &replay;
-    let facts = Facts { path, front, bytes: *bytes, inputs: *inputs, ending: *ending };
+    let replay = play(path, args.until, |pipeline| {
+        pipeline.list_tensors_from(LARGE_BYTES);
+        pipeline.watch_churn(args.temporary);
+    })?;
+    let (snapshot, churn) = (replay.snapshot(), replay.pipeline.churn());
+    let Replay { front, ending, bytes, inputs, events_since_ns, .. } = &replay;
+    let (bytes, inputs, ending, events_since_ns) = (*bytes, *inputs, *ending, *events_since_ns);
+    let facts = Facts { path, front, bytes, inputs, ending, events_since_ns };
     let clock = WallClock::local(replay.boottime_to_unix_ns);
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::recording::write(&mut out, &facts, &snapshot, Origin { host: &front.host, clock: &clock })
+        let origin = Origin { host: &front.host, clock: &clock };
+        json::recording::write(&mut out, (&facts, churn.as_ref()), &snapshot, origin)
     } else {
-        table::recording::write(&mut out, &facts, (&snapshot, args.top), &clock, &style(common, false))
+        let style = style(common, false);
+        table::recording::write(&mut out, &facts, (&snapshot, args.top), &clock, &style)
+            .and_then(|()| table::churn::write(&mut out, (churn.as_ref(), args.top), &style))
     })?;
     Ok(Exit::Ok)
 }

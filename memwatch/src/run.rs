@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets};
+use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets, Until};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
@@ -52,6 +52,9 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Report(report)) = &args.command {
         return recorded::report(report, common);
     }
+    if let Some(Command::Diff(diff)) = &args.command {
+        return crate::diff::run(diff, common);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
@@ -69,12 +72,17 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             }
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
+            Some(Command::Fragment(fragment)) => crate::fragment::run(fragment, common).await,
+            Some(Command::Simulate(simulate)) => crate::simulate::run(simulate, common).await,
+            Some(Command::Timeline(args)) => crate::timeline::run(args, common).await,
+            Some(Command::Monitor(args)) => crate::monitor::run(args, common).await,
+            Some(Command::Profile(args)) => crate::profile::run(args, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
-            Some(Command::Ps(Ps { targets, rows, recording: Some(recording) })) => {
-                report_recorded(recording, targets, *rows, common)
+            Some(Command::Ps(Ps { targets, rows, recording: Some(recording), until })) => {
+                report_recorded((recording, *until), targets, *rows, common)
             }
-            Some(Command::Ps(Ps { targets, rows, recording: None })) => report_once(targets, *rows, common).await,
+            Some(Command::Ps(Ps { targets, rows, recording: None, .. })) => report_once(targets, *rows, common).await,
             None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
         }
@@ -215,20 +223,24 @@ fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failur
 }
 
 /// What of a snapshot is shown.
-struct Filter {
+pub(crate) struct Filter {
     gpus: GpuFilter,
     selection: Selection,
 }
 
 impl Filter {
     /// The source shows the processes that are named by number, and their children, and no others.
-    fn new(targets: &Targets) -> Self {
+    pub(crate) fn new(targets: &Targets) -> Self {
         let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
         Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
     }
 }
 
-fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
+/// Leaves of a snapshot what is to be shown.
+///
+/// # Errors
+/// When a GPU that was named is not there.
+pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
     filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
     filter.selection.apply(&mut snapshot);
     Ok(snapshot)
@@ -256,15 +268,22 @@ async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<E
 }
 
 /// `memwatch ps --in FILE`: the report on what stood at the end of a recording.
-fn report_recorded(recording: &Path, targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
-    let replay = recorded::play(recording, |_| {})?;
+fn report_recorded(
+    (recording, until): (&Path, Until),
+    targets: &Targets,
+    rows: Rows,
+    common: &Common,
+) -> Result<Exit, Failure> {
+    let replay = recorded::play(recording, until, |_| {})?;
     let filter = Filter::new(targets);
     let snapshot = filtered(recorded::chosen(&replay, recording, &targets.tgids)?, &filter)?;
     Output::once(common, rows.by(), replay.front.host).show(&snapshot, replay.boottime_to_unix_ns)?;
     found_any(&snapshot, &filter)
 }
 
-fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
+/// # Errors
+/// When some were named and none is there.
+pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
     if !snapshot.processes.is_empty() || filter.selection.is_everybody() {
         return Ok(Exit::Ok);
     }
@@ -278,8 +297,9 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
-    options.tape = run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false));
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    options.tape =
+        run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
     let mut session = Session::open(&options).map_err(failed)?;
     // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
     let mut signals = Signals::listen().map_err(failed)?;

@@ -1,5 +1,6 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
+mod analysis;
 mod intake;
 mod life;
 mod peaks;
@@ -160,6 +161,7 @@ impl Session {
         if options.logs_tensors {
             session.pipeline.log_tensors();
         }
+        session.prepare_recording(options);
         session.attach_first(options)?;
         Ok(session)
     }

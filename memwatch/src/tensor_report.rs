@@ -10,7 +10,7 @@ use memwatch_core::snapshot::{MemoryHistory, Snapshot, TensorsView};
 use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
-use crate::args::{Common, Pickle, Places, Stats, Targets};
+use crate::args::{Common, Pickle, Places, Stats, Targets, Until};
 use crate::exit::{Exit, Failure};
 use crate::output::{host_name, style};
 use crate::recorded;
@@ -39,7 +39,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     if let Some(path) = &args.subject.recording {
-        let (snapshot, scene) = recorded_scene(path, tgids, |_| {})?;
+        let (snapshot, scene) = recorded_scene((path, args.subject.until), tgids, |_| {})?;
         return finish(write_stats(&snapshot, &scene, common), &snapshot, tgids);
     }
     let mut session = open(tgids, all_of(TensorLevel::Blocks), common)?;
@@ -106,11 +106,11 @@ impl Scene {
 
 /// What stood at the end of a recording.
 fn recorded_scene(
-    path: &Path,
+    (path, until): (&Path, Until),
     tgids: &[Tgid],
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<(Snapshot, Scene), Failure> {
-    let replay = recorded::play(path, prepare)?;
+    let replay = recorded::play(path, until, prepare)?;
     let snapshot = recorded::chosen(&replay, path, tgids)?;
     Ok((snapshot, Scene::of(&replay)))
 }
@@ -126,7 +126,7 @@ pub(crate) async fn places(
 ) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let (snapshot, scene) = if let Some(path) = &args.subject.recording {
-        recorded_scene(path, tgids, |pipeline| pipeline.list_tensors_from(args.min_size))?
+        recorded_scene((path, args.subject.until), tgids, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
         let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
         let mut session = open(tgids, TensorWish { level, reports_only }, common)?;
@@ -156,7 +156,7 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
         return Err(Failure::cannot_make(&args.output, &io::ErrorKind::AlreadyExists.into()));
     }
     let (snapshot, history, boottime_to_unix_ns) = match (&args.recording, args.tgid) {
-        (Some(path), tgid) => recorded_history(path, tgid, args.native)?,
+        (Some(path), tgid) => recorded_history((path, args.until), tgid, args.native)?,
         (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
     };
     let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
@@ -184,19 +184,19 @@ async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<H
 
 /// # Errors
 /// Also when no process is named, and there is not one with PyTorch.
-fn recorded_history(path: &Path, tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
+fn recorded_history((path, until): (&Path, Until), tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
     let tgid = match tgid {
         Some(tgid) => tgid,
-        None => only_with_torch(path)?,
+        None => only_with_torch(path, until)?,
     };
-    let replay = recorded::play(path, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
+    let replay = recorded::play_all(path, until, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
     let snapshot = recorded::chosen(&replay, path, &[tgid])?;
     Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// The process of a recording that has PyTorch.
-fn only_with_torch(path: &Path) -> Result<Tgid, Failure> {
-    let snapshot = recorded::chosen(&recorded::play(path, |_| {})?, path, &[])?;
+fn only_with_torch(path: &Path, until: Until) -> Result<Tgid, Failure> {
+    let snapshot = recorded::chosen(&recorded::play(path, until, |_| {})?, path, &[])?;
     let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
     match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
         [tgid] => Ok(*tgid),

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use memwatch_tests::mounts::SmallDisk;
-use memwatch_tests::report::Report;
+use memwatch_tests::report::{Report, as_recorded};
 use memwatch_tests::statistics::{compare_statistics, held_job};
 use memwatch_tests::{Allocator, Gpu, MIB, Outcome, PATIENCE, Program, Shape, Workload};
 use serde_json::Value;
@@ -81,7 +81,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_said() {
     let said = recorder.interrupt();
     let replayed = reading(&gpu, &["report", "--json"], &file);
     replayed.assert_ended_with(0, &[]);
-    assert_eq!(replayed.stdout.trim_end(), said);
+    assert_eq!(as_recorded(&replayed.stdout), said);
     assert!(replayed.stderr.is_empty(), "{}", replayed.stderr);
     let report = Report::parse(&said);
     assert_eq!(report.json()["schema"], "memwatch.report/1");
@@ -216,7 +216,7 @@ fn a_training_is_told_from_its_recording_as_the_program_itself_tells_it() {
     });
     let file = recorder.file.clone();
     let spoken = recorder.interrupt();
-    assert_eq!(reading(&gpu, &["report", "--json"], &file).stdout.trim_end(), spoken);
+    assert_eq!(as_recorded(&reading(&gpu, &["report", "--json"], &file).stdout), spoken);
     let statistics = reading(&gpu, &["stats", "--json", "--in"], &file);
     statistics.assert_ended_with(0, &[]);
     let exact = compare_statistics(&Report::parse(&statistics.stdout), &last, job.tgid());

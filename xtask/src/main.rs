@@ -16,6 +16,7 @@ mod integration;
 mod interrupt;
 mod orphans;
 mod profile_readers;
+mod replays;
 mod repo;
 mod run;
 mod setup;
@@ -79,6 +80,18 @@ const TASKS: &[Task] = &[
         usage: "",
         summary: "write the documents that are made from code: docs/probes.md and docs/metrics.md",
         run: docs::task,
+    },
+    Task {
+        name: "replays",
+        usage: "[NAME]...",
+        summary: "record the runs of tests/replays/runs.tsv anew, on the simulated GPU; NAME records those with it in their names",
+        run: replays::task,
+    },
+    Task {
+        name: "calibrate",
+        usage: "",
+        summary: "measure verdicts and forecasts on those runs: the table in the code, and docs/analysis.md",
+        run: replays::calibrate,
     },
     Task {
         name: "fuzz",

@@ -10,6 +10,10 @@ use std::process::Command;
 
 /// From npm: speedscope's own importer, and a reader of pprof's profiles. Both are without dependencies that are used here.
 const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2"];
+/// From PyPI: the messages of Perfetto's traces, and what reads Parquet.
+const PYTHON_PACKAGES: &[&str] = &["perfetto==0.59.1", "protobuf==7.36.2", "pandas==2.3.3", "pyarrow==22.0.0"];
+/// The environment with those, below the folder.
+const PYTHON: &str = "python";
 /// Written last: a folder without it is half made.
 const STAMP: &str = ".memwatch-complete";
 /// Where they lie below `target/`.
@@ -17,9 +21,29 @@ pub(crate) const FOLDER: &str = "profile-readers";
 
 /// Installs them, or says that the tests that need them will be skipped.
 pub(crate) fn install(repo: &Repo) {
-    if let Err(error) = ensure(&repo.made(FOLDER)) {
+    let folder = repo.made(FOLDER);
+    if let Err(error) = ensure(&folder) {
         eprintln!("set-up: the tests that need speedscope and pprof-format are SKIPPED. {error:#}");
     }
+    if let Err(error) = ensure_python(&folder.join(PYTHON)) {
+        eprintln!("set-up: the tests that need perfetto, pandas and pyarrow are SKIPPED. {error:#}");
+    }
+}
+
+fn ensure_python(folder: &Path) -> Result<()> {
+    let (stamp, wanted) = (folder.join(STAMP), PYTHON_PACKAGES.join("\n"));
+    if fs::read_to_string(&stamp).is_ok_and(|made_from| made_from == wanted) {
+        return Ok(());
+    }
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    eprintln!("set-up: installing {} in {} ...", PYTHON_PACKAGES.join(", "), folder.display());
+    run_quietly(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
+    let mut pip = Command::new(folder.join("bin/python"));
+    pip.args(["-m", "pip", "install", "--no-compile", "--only-binary=:all:", "--disable-pip-version-check"]);
+    run_quietly(pip.args(PYTHON_PACKAGES))?;
+    fs::write(&stamp, wanted).with_context(|| format!("cannot write {}", stamp.display()))
 }
 
 fn ensure(folder: &Path) -> Result<()> {

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::trend::{Series, Trend};
 use crate::attribution::process::Process;
 use crate::ledger::totals::{DeviceRef, Kind};
@@ -16,10 +18,10 @@ const SURE: f64 = 0.01;
 /// And its later half, which has fewer points, less often than this.
 const SURE_LATE: f64 = 0.05;
 /// A leak's later half grows by at least this part of the whole's rate.
-const STILL: f64 = 0.25;
+const STILL: f64 = 0.6;
 
 /// Where memory is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
     /// The process.
     pub tgid: Tgid,
@@ -30,7 +32,7 @@ pub struct Place {
 }
 
 /// Where in a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Held {
     /// By a line of Python, on a device of PyTorch's.
     Site(Ordinal, SiteKey),
@@ -65,7 +67,7 @@ pub struct Finding {
 }
 
 /// What all places have held so far.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Leaks {
     series: BTreeMap<Place, Series>,
     /// How many windows of a process have been taken in.
@@ -96,6 +98,12 @@ impl Leaks {
         }
         let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
         self.series.entry(place(Held::Pinned)).or_default().push(now_ns, pinned_bytes);
+    }
+
+    /// Forgets processes that are not these any more, by number and [`Process::observed_since_ns`].
+    pub fn keep(&mut self, is_known: impl Fn(Tgid, u64) -> bool) {
+        self.series.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
     }
 
     /// How many windows of a process have been seen.

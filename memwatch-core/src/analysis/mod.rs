@@ -1,5 +1,14 @@
 //! What the numbers say together.
 
+pub mod alarm;
+pub mod calibration;
+pub mod churn;
+pub mod course;
+pub mod forecast;
+pub mod fragments;
 pub mod leak;
+pub mod line;
 pub mod reconcile;
+pub mod samples;
+pub mod simulation;
 pub mod trend;

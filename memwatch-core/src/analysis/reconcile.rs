@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::attribution::device::held_during;
 use crate::attribution::process::Process;
 use crate::input::DeviceReading;
@@ -36,7 +38,7 @@ pub struct BeforeAttach {
 }
 
 /// What all readings so far have shown.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Reconciliation {
     /// At the first settled reading; shrinks as older memory is freed.
     older_bytes: BTreeMap<(Tgid, GpuUuid), i128>,

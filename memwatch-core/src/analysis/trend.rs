@@ -4,25 +4,29 @@
 //!   Correlation Methods, chapter 4). Its `p` is how often noise alone would look so steady.
 //! * **Theil–Sen**: the median of the slopes of all pairs. A jump, or a spike, is no slope.
 
+use serde::{Deserialize, Serialize};
+
 /// So many points are kept; then two neighbours become one.
 const POINTS: usize = 128;
 /// With fewer points, nothing is said.
 const FEWEST: usize = 10;
 
-/// A number over time, of which the least between two points is kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A number over time, of which the least between two points is kept, or the most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Series {
     points: Vec<Point>,
+    keeps_most: bool,
     /// So many observations make a point.
     every: usize,
     /// Those that make none yet, and how many they are.
     pending: Option<(Point, usize)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Point {
-    time_ns: u64,
-    bytes: u64,
+/// A number at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Point {
+    pub(super) time_ns: u64,
+    pub(super) bytes: u64,
 }
 
 /// How a series goes.
@@ -56,10 +60,21 @@ pub struct Slope {
 }
 
 impl Series {
+    /// An empty one that keeps the most between two points.
+    pub fn of_most() -> Self {
+        Self { keeps_most: true, ..Self::default() }
+    }
+
+    /// The points so far.
+    pub(super) fn points(&self) -> &[Point] {
+        &self.points
+    }
+
     /// One more observation. Times do not go back.
     pub fn push(&mut self, time_ns: u64, bytes: u64) {
+        let kept = if self.keeps_most { u64::max } else { u64::min };
         let (point, count) = match self.pending {
-            Some((point, count)) => (Point { time_ns, bytes: point.bytes.min(bytes) }, count + 1),
+            Some((point, count)) => (Point { time_ns, bytes: kept(point.bytes, bytes) }, count + 1),
             None => (Point { time_ns, bytes }, 1),
         };
         self.pending = Some((point, count));
@@ -69,8 +84,8 @@ impl Series {
         }
         if self.points.len() >= POINTS {
             let halved = self.points.chunks(2).filter_map(|pair| {
-                let least = pair.iter().map(|point| point.bytes).min()?;
-                Some(Point { time_ns: pair.last()?.time_ns, bytes: least })
+                let bytes = pair.iter().map(|point| point.bytes).reduce(kept)?;
+                Some(Point { time_ns: pair.last()?.time_ns, bytes })
             });
             self.points = halved.collect();
             self.every = self.every.max(1) * 2;
@@ -94,16 +109,18 @@ impl Series {
     }
 }
 
-fn slope(points: &[Point]) -> Slope {
-    let mut slopes = Vec::new();
-    let mut balance = 0_i64;
+/// The slope of these points.
+pub(super) fn slope(points: &[Point]) -> Slope {
+    let slopes = slopes(points);
+    let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
+    Slope { bytes_per_second, p: chance(balance(points), points) }
+}
+
+/// The slopes of all pairs, in their order.
+pub(super) fn slopes(points: &[Point]) -> Vec<f64> {
+    let mut slopes = Vec::with_capacity(points.len() * points.len() / 2);
     for (index, earlier) in points.iter().enumerate() {
         for later in points.iter().skip(index + 1) {
-            balance += match later.bytes.cmp(&earlier.bytes) {
-                std::cmp::Ordering::Greater => 1,
-                std::cmp::Ordering::Equal => 0,
-                std::cmp::Ordering::Less => -1,
-            };
             let seconds = as_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9;
             if seconds > 0.0 {
                 slopes.push((as_f64(later.bytes) - as_f64(earlier.bytes)) / seconds);
@@ -111,12 +128,34 @@ fn slope(points: &[Point]) -> Slope {
         }
     }
     slopes.sort_by(f64::total_cmp);
-    let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
-    Slope { bytes_per_second, p: chance(balance, points) }
+    slopes
+}
+
+/// How many more pairs grow than shrink: Kendall's S.
+fn balance(points: &[Point]) -> i64 {
+    let later = |index: usize| points.iter().skip(index + 1);
+    let pairs = points.iter().enumerate().flat_map(|(index, earlier)| later(index).map(move |later| (earlier, later)));
+    let sign = |(earlier, later): (&Point, &Point)| match later.bytes.cmp(&earlier.bytes) {
+        std::cmp::Ordering::Greater => 1,
+        std::cmp::Ordering::Equal => 0,
+        std::cmp::Ordering::Less => -1,
+    };
+    pairs.map(sign).sum()
 }
 
 /// How often so many more pairs would grow than shrink, or the other way round, if they were in no order.
 fn chance(balance: i64, points: &[Point]) -> f64 {
+    let variance = variance(points);
+    if variance <= 0.0 || balance == 0 {
+        return 1.0;
+    }
+    // One less for continuity.
+    let deviations = (as_f64(balance.unsigned_abs()) - 1.0) / variance.sqrt();
+    two_tails(deviations)
+}
+
+/// The variance of Kendall's S where there is no order, with ties.
+pub(super) fn variance(points: &[Point]) -> f64 {
     let part = |count: usize| {
         let count = as_f64(count as u64);
         count * (count - 1.0) * (2.0 * count + 5.0)
@@ -124,13 +163,7 @@ fn chance(balance: i64, points: &[Point]) -> f64 {
     let mut values: Vec<u64> = points.iter().map(|point| point.bytes).collect();
     values.sort_unstable();
     let ties: f64 = values.chunk_by(|one, other| one == other).map(|equal| part(equal.len())).sum();
-    let variance = (part(points.len()) - ties) / 18.0;
-    if variance <= 0.0 || balance == 0 {
-        return 1.0;
-    }
-    // One less for continuity.
-    let deviations = (as_f64(balance.unsigned_abs()) - 1.0) / variance.sqrt();
-    two_tails(deviations)
+    (part(points.len()) - ties) / 18.0
 }
 
 /// The part of a normal distribution beyond so many standard deviations, on both sides: Abramowitz and Stegun 26.2.17, to 1e-7.
@@ -144,7 +177,7 @@ fn two_tails(deviations: f64) -> f64 {
 
 /// Bytes and times are far below 2^53, or need not be exact.
 #[expect(clippy::cast_precision_loss, reason = "a slope needs no sixteen digits")]
-const fn as_f64(number: u64) -> f64 {
+pub(crate) const fn as_f64(number: u64) -> f64 {
     number as f64
 }
 

@@ -3,18 +3,22 @@
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
+use serde::{Deserialize, Serialize};
 
 use super::process::Process;
-use crate::words::Tgid;
+use crate::words::{Tgid, by_name};
 
 /// Lost records of the whole machine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Losses {
+    #[serde(with = "by_name::losses")]
     all: BTreeMap<Loss, u64>,
     /// Of nobody knows whom, and until when such were counted.
+    #[serde(with = "by_name::losses")]
     ownerless: BTreeMap<Loss, u64>,
     ownerless_ns: u64,
     /// Of processes not heard of yet.
+    #[serde(with = "by_name::losses_by_process")]
     early: BTreeMap<Tgid, BTreeMap<Loss, u64>>,
 }
 

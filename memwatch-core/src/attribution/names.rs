@@ -3,17 +3,19 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::owner::{Container, ContainerNames, Owner};
 
 /// Containers by id.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Names {
     containers: BTreeMap<String, Known>,
     lives: u64,
     revision: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Known {
     container: Container,
     cgroup: Option<String>,
@@ -53,7 +55,7 @@ impl Names {
     pub fn leave(&mut self, owner: &Owner) {
         let Some(id) = owner.container.as_ref().map(|container| &container.id) else { return };
         if let Some(known) = self.containers.get_mut(id) {
-            known.processes -= 1;
+            known.processes = known.processes.saturating_sub(1);
             if known.processes == 0 {
                 self.containers.remove(id);
                 self.revision += 1;

@@ -6,6 +6,7 @@
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, FLAG_RETURN, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE};
+use serde::{Deserialize, Serialize};
 
 /// A call of the driver with both its probes: docs/overhead.md, per family.
 const CALL_NS: u64 = 1_250;
@@ -33,7 +34,7 @@ pub struct Cost {
 }
 
 /// The records of one process, and what they have cost it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overhead {
     calls: u64,
     events: u64,
@@ -98,7 +99,7 @@ impl Overhead {
         let elapsed_ns = now_ns.saturating_sub(begun_ns);
         if elapsed_ns >= WINDOW_NS {
             let cost_ns = self.cost_ns();
-            self.ns_per_second = per_second(cost_ns - before_ns, elapsed_ns);
+            self.ns_per_second = per_second(cost_ns.saturating_sub(before_ns), elapsed_ns);
             self.window = Some((now_ns, cost_ns));
         }
     }

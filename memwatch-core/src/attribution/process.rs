@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
+use serde::{Deserialize, Serialize};
 
 use super::overhead::Overhead;
 use crate::decode::Call;
@@ -11,13 +12,13 @@ use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
 use crate::tensors::TensorLedger;
-use crate::words::{GpuUuid, Tgid, Tid};
+use crate::words::{GpuUuid, Tgid, Tid, by_name};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// How a process's watch came to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     /// `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
@@ -26,7 +27,7 @@ pub struct Ended {
 /// A process that memwatch watches or watched.
 ///
 /// A tgid is reused, so processes are told apart by the order of events: an exit ends one, the next event of the tgid starts another.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Process {
     /// Process id.
     pub tgid: Tgid,
@@ -43,6 +44,7 @@ pub struct Process {
     /// What its caching allocators do, where that is watched.
     pub tensors: Option<Box<TensorLedger>>,
     /// Records of it that did not arrive.
+    #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
     pub checkpointed: bool,

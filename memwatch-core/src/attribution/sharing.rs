@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::decode::Action;
 use crate::ledger::ProcessLedger;
 use crate::ledger::alias::Origin;
@@ -11,7 +13,7 @@ use crate::words::Tgid;
 const OFFERS_KEPT: usize = 65_536;
 
 /// What passes from the one process to the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 enum Token {
     /// The digest of a 64-byte handle (`CUipcMemHandle`, `CUmemPoolPtrExportData`).
     Handle([u64; 2]),
@@ -33,7 +35,7 @@ impl Token {
 }
 
 /// What all processes have offered so far.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Sharing {
     offers: HashMap<Token, Origin>,
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use crate::input::DeviceFacts;
 use crate::ledger::totals::{Kind, Refusals};
 use crate::owner::Owner;
@@ -17,7 +19,7 @@ const KEPT_NS: u64 = 300_000_000_000;
 const ENDED_KEPT: usize = 1024;
 
 /// What a workload is, strongest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum WorkloadKind {
     /// A Slurm job, in whatever pod or container it runs.
     Slurm,
@@ -49,7 +51,7 @@ impl WorkloadKind {
 }
 
 /// What tells workloads apart: ids, which do not change when names are learnt.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkloadKey {
     kind: WorkloadKind,
     job: Option<String>,
@@ -87,7 +89,7 @@ impl WorkloadKey {
 }
 
 /// What processes that are gone had on a GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gone {
     /// Allocations and their requested bytes, by kind: all freed.
     pub kinds: BTreeMap<Kind, (u64, u64)>,
@@ -110,7 +112,7 @@ impl Gone {
 }
 
 /// One workload.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Workload {
     /// Of its latest process, with names.
     pub owner: Owner,
@@ -149,7 +151,7 @@ impl Workload {
 }
 
 /// All workloads that have processes, or had some lately.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Workloads {
     known: BTreeMap<WorkloadKey, Workload>,
     of: BTreeMap<Tgid, WorkloadKey>,

@@ -1,11 +1,12 @@
 //! What a call asks for, in the words of the dictionary.
 
 use memwatch_common::meaning::{LinearKind, PoolRole};
+use serde::{Deserialize, Serialize};
 
 use crate::words::{ContextHandle, Ordinal, Tgid};
 
 /// Where physical memory lies: `CUmemLocation`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Location {
     /// On the device with this ordinal.
     Device(Ordinal),
@@ -26,7 +27,7 @@ impl Location {
 }
 
 /// What a pool hands out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PoolPlace {
     /// Where.
     pub location: Location,
@@ -35,7 +36,7 @@ pub struct PoolPlace {
 }
 
 /// What has a current and a default pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PoolSite {
     /// A device, for its own memory.
     Device(Ordinal),
@@ -44,7 +45,7 @@ pub enum PoolSite {
 }
 
 /// The stream a call is made on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stream {
     /// The default stream that all threads of a context share.
     Legacy,

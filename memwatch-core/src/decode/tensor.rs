@@ -5,6 +5,7 @@ use memwatch_common::tensor::{
     FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE, TensorMeaning, TensorRecord,
     TextRecord, tensor_probe,
 };
+use serde::{Deserialize, Serialize};
 
 use super::low_u32;
 use crate::words::{Ordinal, Tgid, Tid};
@@ -13,7 +14,7 @@ use crate::words::{Ordinal, Tgid, Tid};
 const CUDA: u8 = 1;
 
 /// Something that happened in or around a caching allocator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEvent {
     /// The process.
     pub tgid: Tgid,
@@ -28,7 +29,7 @@ pub struct TensorEvent {
 }
 
 /// Which stack an event has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StackRef {
     /// It was not asked.
     #[default]
@@ -53,7 +54,7 @@ impl StackRef {
 }
 
 /// What happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TensorChange {
     /// The allocator of a device has granted (above 0) or taken back (below 0) a block, and has these totals now.
     Reported {
@@ -141,7 +142,7 @@ pub enum TensorChange {
 }
 
 /// A line of the allocator's own trace (`record_trace` of c10/cuda/CUDACachingAllocator.cpp).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traced {
     /// The allocator of one device: the `this` of its methods.
     pub allocator: u64,
@@ -160,7 +161,7 @@ pub struct Traced {
 }
 
 /// `TraceEntry::Action`, in its order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TraceAction {
     /// A block is granted.
     Alloc,

@@ -1,5 +1,7 @@
 //! How often a process allocates and frees: its counters at the last two ticks.
 
+use serde::{Deserialize, Serialize};
+
 use super::totals::DeviceTotals;
 
 /// Calls per second over the last tick.
@@ -11,7 +13,7 @@ pub struct CallRate {
     pub frees_per_second: f64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Counted {
     time_ns: u64,
     allocations: u64,
@@ -19,7 +21,7 @@ struct Counted {
 }
 
 /// The counters of one process over time.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Activity {
     previous: Option<Counted>,
     latest: Option<Counted>,
@@ -37,10 +39,10 @@ impl Activity {
     /// The rate between the last two ticks; `None` before the second.
     pub fn rate(&self) -> Option<CallRate> {
         let (previous, latest) = (self.previous?, self.latest?);
-        let elapsed_ns = latest.time_ns - previous.time_ns;
+        let elapsed_ns = latest.time_ns.saturating_sub(previous.time_ns);
         Some(CallRate {
-            allocations_per_second: per_second(latest.allocations - previous.allocations, elapsed_ns),
-            frees_per_second: per_second(latest.frees - previous.frees, elapsed_ns),
+            allocations_per_second: per_second(latest.allocations.saturating_sub(previous.allocations), elapsed_ns),
+            frees_per_second: per_second(latest.frees.saturating_sub(previous.frees), elapsed_ns),
         })
     }
 }

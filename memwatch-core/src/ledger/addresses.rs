@@ -7,6 +7,8 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 
 use foldhash::fast::RandomState;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::grants::{Allocation, Tenancy};
 use super::pool::PoolId;
@@ -137,6 +139,36 @@ impl Addresses {
         let tenancy = self.sorts.unpack(small);
         self.sorts.leave(small.sort);
         tenancy
+    }
+}
+
+/// As they are kept: the sorts once, and each address with the number of its own.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    sorts: Vec<Sort>,
+    tenants: Tenants<(u64, u32)>,
+}
+
+impl Serialize for Addresses {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let sorts = self.sorts.rows.iter().map(|row| row.sort).collect();
+        let tenants = self.tenants.mapped(|small| (small.bytes, small.sort.0.get()));
+        Kept { sorts, tenants }.serialize(serializer)
+    }
+}
+
+/// Which sorts are in use, and how often, is counted anew.
+impl<'de> Deserialize<'de> for Addresses {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let Kept { sorts: kept, tenants } = Kept::deserialize(deserializer)?;
+        let mut sorts = Sorts::default();
+        let mut unknown = false;
+        let tenants = tenants.mapped(|(bytes, number)| {
+            let sort = (*number as usize).checked_sub(1).and_then(|index| kept.get(index));
+            unknown |= sort.is_none();
+            Small { bytes: *bytes, sort: sorts.enter(sort.copied().flatten()) }
+        });
+        if unknown { Err(D::Error::custom("an address is of no sort")) } else { Ok(Self { tenants, sorts }) }
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::words::Tgid;
 
 /// Where shared memory comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// The process that offered it.
     pub tgid: Tgid,
@@ -16,7 +18,7 @@ pub struct Origin {
 }
 
 /// What a process can offer to others: told apart from whatever gets the same address or handle later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedObject {
     /// What was granted at an address at a time (`CLOCK_BOOTTIME`, nanoseconds).
     Address {
@@ -34,7 +36,7 @@ pub enum SharedObject {
     },
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Alias {
     /// Opens less closes.
     opened: u32,
@@ -42,7 +44,7 @@ struct Alias {
 }
 
 /// All addresses of a process that are another owner's memory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Aliases {
     by_address: HashMap<u64, Alias>,
 }
@@ -58,7 +60,7 @@ impl Aliases {
     /// Closed once more; false where it was never seen open.
     pub fn close(&mut self, address: u64) -> bool {
         let Some(alias) = self.by_address.get_mut(&address) else { return false };
-        alias.opened -= 1;
+        alias.opened = alias.opened.saturating_sub(1);
         if alias.opened == 0 {
             self.by_address.remove(&address);
         }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use serde::{Deserialize, Serialize};
+
 use super::totals::DeviceRef;
 use crate::decode::Stream;
 use crate::words::{ContextHandle, Ordinal, PciAddress, Tid};
@@ -18,14 +20,14 @@ pub struct TornDown {
     pub takes_unknown: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Primary {
     context: Option<ContextHandle>,
     references: u32,
 }
 
 /// What a program was told by the driver of one of its devices.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Told {
     /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` answers with a MIG instance's own UUID, the first version
     /// with its GPU's.
@@ -35,7 +37,7 @@ pub struct Told {
 }
 
 /// The contexts of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Contexts {
     devices: BTreeMap<ContextHandle, Ordinal>,
     primaries: BTreeMap<Ordinal, Primary>,

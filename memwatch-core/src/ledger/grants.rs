@@ -1,6 +1,7 @@
 //! Grants and their ends: what has an address or handle of its own and goes with one free.
 
 use memwatch_common::meaning::LinearKind;
+use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, Call};
 use crate::words::{ContextHandle, Span};
@@ -13,7 +14,7 @@ use super::totals::{DeviceRef, Kind};
 use super::{Gone, ProcessLedger};
 
 /// A grant at an address. Millions of them may be live, so it is small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Allocation {
     pub(super) bytes: u64,
     /// Its context's handle; 0 where that is not known.
@@ -36,7 +37,7 @@ impl Allocation {
 }
 
 /// Who lives at an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Tenancy {
     /// The process's own memory.
     Own(Allocation),

@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::{Deserialize, Serialize};
+
 use crate::decode::Stream;
 use crate::words::Tid;
 
 use super::totals::DeviceRef;
 
 /// A stream of one process: the default stream of a thread is the thread's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum StreamKey {
     /// The default stream of the thread.
     OfThread(Tid),
@@ -52,7 +54,7 @@ pub struct NodeGrant {
     pub granted_ns: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Node {
     bytes: u64,
     /// The return of the call that made it.
@@ -71,13 +73,13 @@ impl Node {
 type GraphId = u64;
 
 /// A graph made ready to run, with the nodes it had then.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Executable {
     graph: GraphId,
     made_ns: u64,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Graph {
     alive: bool,
     executables: u32,
@@ -105,7 +107,7 @@ impl Graph {
 }
 
 /// All graphs of one process that have to do with memory.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graphs {
     graphs: BTreeMap<GraphId, Graph>,
     nodes: HashMap<u64, GraphId>,

@@ -31,9 +31,10 @@ pub mod virtual_memory;
 use std::collections::VecDeque;
 
 use memwatch_common::meaning::{LinearKind, PoolRole};
+use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, Call, Location};
-use crate::words::{Span, Tid};
+use crate::words::{Span, Symbol, Tid, by_name};
 
 use activity::{Activity, CallRate};
 use addresses::Addresses;
@@ -50,12 +51,13 @@ use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
 pub const FAILURES_KEPT: usize = 16;
 
 /// An allocation the driver refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAllocation {
     /// When it returned: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// The function.
-    pub symbol: &'static str,
+    #[serde(with = "by_name::symbol")]
+    pub symbol: Symbol,
     /// What it asked for, in bytes.
     pub requested_bytes: u64,
     /// `CUresult`; 2 is out of memory.
@@ -75,7 +77,7 @@ pub struct Gone {
 }
 
 /// What one process holds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessLedger {
     /// Grants with an address: device, managed, pool and pinned host memory share one address space, and one free function.
     addresses: Addresses,
@@ -97,6 +99,7 @@ pub struct ProcessLedger {
     /// Calls that may have torn a context down.
     teardowns: u64,
     /// Since the last [`Self::take_unnamed`].
+    #[serde(skip)]
     unnamed: Vec<Gone>,
 }
 

@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 
+use serde::{Deserialize, Serialize};
+
 use crate::decode::{Location, PoolPlace, PoolSite};
 use crate::words::Ordinal;
 
@@ -19,7 +21,7 @@ const RELEASE_THRESHOLD: u32 = 4;
 const HELD_BYTES: u32 = 5;
 
 /// One pool of a process, for as long as the process lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PoolId(NonZeroU32);
 
 impl PoolId {
@@ -40,14 +42,14 @@ pub struct Backed {
 }
 
 /// What a pool gives out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Kept {
     Here(Kind, DeviceRef),
     /// By another process: nothing of this one's own.
     Elsewhere,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Pool {
     kept: Kept,
     used_bytes: u64,
@@ -77,7 +79,7 @@ impl Pool {
 }
 
 /// All pools of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pools {
     pools: Vec<Pool>,
     by_handle: HashMap<u64, PoolId>,

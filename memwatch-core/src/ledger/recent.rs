@@ -2,19 +2,21 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::words::Span;
 
 /// How many changes are remembered. A process with more of them between two readings leaves no gap wide enough for one anyway.
 const CHANGES_KEPT: usize = 256;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Change {
     span: Span,
     before_bytes: u64,
 }
 
 /// The last changes of a number of live bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recent {
     changes: VecDeque<Change>,
     /// Return of the newest change that is remembered no more.

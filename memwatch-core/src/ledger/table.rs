@@ -8,6 +8,8 @@ use std::hash::BuildHasher;
 use std::hint::select_unpredictable;
 
 use foldhash::fast::RandomState;
+use serde::ser::SerializeSeq as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::prefetch::prefetch;
 
@@ -119,6 +121,15 @@ impl<V> Table<V> {
             self.reindex();
         }
         gone
+    }
+
+    /// The same keys with other values.
+    pub(super) fn mapped<U>(&self, mut value: impl FnMut(&V) -> U) -> Table<U> {
+        let mut table = Table::default();
+        for (key, own) in self.iter() {
+            table.insert(key, value(own));
+        }
+        table
     }
 
     /// All of them, in no order.
@@ -318,6 +329,28 @@ impl<V> Slot<V> {
 #[cfg(test)]
 pub(super) const fn slot_bytes<V>() -> usize {
     size_of::<Slot<V>>()
+}
+
+impl<V: Serialize> Serialize for Table<V> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut pairs = serializer.serialize_seq(Some(self.len))?;
+        for pair in self.iter() {
+            pairs.serialize_element(&pair)?;
+        }
+        pairs.end()
+    }
+}
+
+/// The index is made anew: one that is wrong cannot be told from one that is right.
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let pairs = Vec::<(u64, V)>::deserialize(deserializer)?;
+        let mut table = Self::default();
+        for (key, value) in pairs {
+            table.insert(key, value);
+        }
+        Ok(table)
+    }
 }
 
 #[cfg(test)]

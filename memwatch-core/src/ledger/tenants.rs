@@ -4,6 +4,8 @@
 //! Rule: a free whose entry precedes the present tenant's grant belongs to the tenant before it. In simulated contended histories
 //! a ledger in plain record order ended wrong in 1,295 of 5,000, with this rule in none.
 
+use serde::{Deserialize, Serialize};
+
 use super::table::{Table, Tag};
 
 /// What a free found.
@@ -17,14 +19,14 @@ pub enum Release<T> {
     Unknown,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Tenant<T> {
     granted_ns: u64,
     value: T,
 }
 
 /// Allocations by address or handle.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Tenants<T> {
     live: Table<Tenant<T>>,
     /// Tenants replaced before their free's record arrived, by address.
@@ -68,7 +70,7 @@ impl<T> Tenants<T> {
         }
         match self.awaiting_free.get_mut(key) {
             Some(count) => {
-                *count -= 1;
+                *count = count.saturating_sub(1);
                 if *count == 0 {
                     self.awaiting_free.remove(key);
                 }
@@ -135,6 +137,12 @@ impl<T> Tenants<T> {
     /// All that live, in no order.
     pub fn values(&self) -> impl Iterator<Item = &T> {
         self.live.iter().map(|(_, tenant)| &tenant.value)
+    }
+
+    /// The same with other values.
+    pub(super) fn mapped<U>(&self, mut value: impl FnMut(&T) -> U) -> Tenants<U> {
+        let live = self.live.mapped(|tenant| Tenant { granted_ns: tenant.granted_ns, value: value(&tenant.value) });
+        Tenants { live, awaiting_free: self.awaiting_free.mapped(|count| *count) }
     }
 
     /// How many live.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::recent::Recent;
 use crate::words::{Ordinal, Span};
 
 /// Kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// `cuMemAlloc`, `cuMemAllocPitch`.
     Device,
@@ -54,7 +56,7 @@ impl Kind {
 }
 
 /// A device as a process names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum DeviceRef {
     /// The thread's context is not known (attached in the middle), or the memory is on no device.
     Unknown,
@@ -63,7 +65,7 @@ pub enum DeviceRef {
 }
 
 /// Bytes now, at most, and ever.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
     /// Requested bytes of live allocations.
     pub live_bytes: u64,
@@ -110,7 +112,7 @@ impl Counter {
 }
 
 /// The totals of one device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceTotals {
     /// Device, pool, physical and array bytes together.
     pub owned: Counter,
@@ -183,7 +185,7 @@ impl DeviceTotals {
 }
 
 /// Allocations that the driver refused on one device.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
     /// By `CUresult`.
     pub by_status: BTreeMap<i32, u64>,
@@ -212,7 +214,7 @@ impl Refusals {
 }
 
 /// The totals of one device as it changes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Part {
     totals: DeviceTotals,
     /// Of [`DeviceTotals::owned`].
@@ -221,7 +223,7 @@ struct Part {
 }
 
 /// The totals of one process.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Over all devices: where all of a process is on one device, its peak is this one's, exactly.
     whole: DeviceTotals,

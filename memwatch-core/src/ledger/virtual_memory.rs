@@ -5,13 +5,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::{Deserialize, Serialize};
+
 use super::alias::Origin;
 use super::tenants::{Release, Tenants};
 use super::totals::{DeviceRef, Kind};
 use crate::words::Ordinal;
 
 /// Physical memory behind a handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Physical {
     /// Requested bytes; 0 for memory that is not this process's, or not known.
     pub bytes: u64,
@@ -71,7 +73,7 @@ pub enum HandleRelease {
 pub type PhysicalId = u64;
 
 /// A part of a multicast object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// On which device; `None` where the call does not say.
     pub device: Option<Ordinal>,
@@ -82,7 +84,7 @@ pub struct Part {
 }
 
 /// Physical memory bound to a part of a multicast object.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Binding {
     object: PhysicalId,
     part: Part,
@@ -91,13 +93,13 @@ struct Binding {
 }
 
 /// What a handle value stands for, and how many references the process holds under it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Name {
     id: PhysicalId,
     references: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Mapping {
     bytes: u64,
     mapped_ns: u64,
@@ -106,7 +108,7 @@ struct Mapping {
 }
 
 /// All handles and mappings of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VirtualMemory {
     handles: Tenants<Name>,
     memory: HashMap<PhysicalId, Physical>,

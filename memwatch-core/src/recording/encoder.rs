@@ -11,7 +11,7 @@ use super::{
 use crate::input::Input;
 
 /// Fast enough to keep up with any ring, and what is gained beyond is a few hundredths.
-const ZSTD_LEVEL: i32 = 3;
+pub(super) const ZSTD_LEVEL: i32 = 3;
 
 /// What is long apart from the numbers ends a chunk early: a chunk may be as long as [`LONGEST_CHUNK_BYTES`].
 const MUCH_TEXT_BYTES: usize = 1 << 20;
@@ -28,6 +28,8 @@ pub struct Encoder {
     time_ns: u64,
     first_ns: u64,
     last_ns: u64,
+    /// The latest time of any input, in this chunk or before.
+    latest_ns: u64,
     inputs: u64,
 }
 
@@ -42,6 +44,7 @@ impl Default for Encoder {
             time_ns: 0,
             first_ns: 0,
             last_ns: 0,
+            latest_ns: 0,
             inputs: 0,
         }
     }
@@ -85,6 +88,7 @@ impl Encoder {
         self.time_ns = time_ns;
         self.first_ns = if self.first_ns == 0 { time_ns } else { self.first_ns.min(time_ns) };
         self.last_ns = self.last_ns.max(time_ns);
+        self.latest_ns = self.latest_ns.max(time_ns);
     }
 
     /// Whether there is as much as belongs into one chunk.
@@ -95,6 +99,11 @@ impl Encoder {
     /// How many inputs there were so far.
     pub const fn inputs(&self) -> u64 {
         self.inputs
+    }
+
+    /// The latest time of any of them: `CLOCK_BOOTTIME`, nanoseconds.
+    pub const fn latest_ns(&self) -> u64 {
+        self.latest_ns
     }
 
     /// The chunk of what was pushed since the last one; `None` for nothing. `boottime_to_unix_ns` is what to add to its times now to get
@@ -120,8 +129,8 @@ impl Encoder {
         front.write(&mut bytes);
         bytes.extend_from_slice(&checksum(&bytes[CHUNK_MAGIC.len()..], &packed).to_le_bytes());
         bytes.extend_from_slice(&packed);
-        let inputs = self.inputs;
-        *self = Self { inputs, ..Self::default() };
+        let Self { latest_ns, inputs, .. } = *self;
+        *self = Self { latest_ns, inputs, ..Self::default() };
         Ok(Some(bytes))
     }
 

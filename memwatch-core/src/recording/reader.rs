@@ -1,13 +1,15 @@
 //! Bytes in, chunks out: of a recording that may have been cut off anywhere, or is none.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 
 use thiserror::Error;
 
 use super::chunk::Chunk;
 use super::encoder::checksum;
+use super::keyframe::{Keyframe, KeyframeFront};
 use super::{
-    CHUNK_MAGIC, ChunkFront, END_MAGIC, EndMark, FORMAT, Front, LONGEST_CHUNK_BYTES, LONGEST_FRONT_BYTES, MAGIC,
+    CHUNK_MAGIC, ChunkFront, END_MAGIC, EndMark, FORMAT, FORMAT_WITH_KEYFRAMES, Front, KEYFRAME_MAGIC,
+    LONGEST_CHUNK_BYTES, LONGEST_FRONT_BYTES, MAGIC,
 };
 
 /// Why a recording cannot be read at all.
@@ -17,7 +19,9 @@ pub enum RecordingError {
     #[error("it is no recording of memwatch's")]
     NoRecording,
     /// Another version wrote it, in another format.
-    #[error("it has format {0}, of another version of memwatch; this one reads format {FORMAT}")]
+    #[error(
+        "it has format {0}, of another version of memwatch; this one reads formats {FORMAT} and {FORMAT_WITH_KEYFRAMES}"
+    )]
     Format(u32),
     /// What stands after the first bytes is nothing that memwatch writes.
     #[error("its front is damaged")]
@@ -41,7 +45,27 @@ pub enum Ending {
     },
 }
 
-/// Reads a recording, chunk by chunk.
+/// What a recording is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Inputs.
+    Chunk(Chunk),
+    /// All that was known where it stands.
+    Keyframe(Keyframe),
+}
+
+/// Where a part stands, without what is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its first byte.
+    pub byte: u64,
+    /// A keyframe's front; `None` for a chunk.
+    pub keyframe: Option<KeyframeFront>,
+    /// A chunk's front; `None` for a keyframe.
+    pub chunk: Option<ChunkFront>,
+}
+
+/// Reads a recording, part by part.
 pub struct Reader<R> {
     source: R,
     front: Front,
@@ -50,7 +74,7 @@ pub struct Reader<R> {
     ending: Option<Ending>,
 }
 
-/// Bytes of a chunk's front, its sum included.
+/// Bytes of a chunk's or a keyframe's front, its sum included.
 const FRONT_BYTES: usize = 3 * 4 + 3 * 8 + 4;
 
 impl<R: Read> Reader<R> {
@@ -67,7 +91,7 @@ impl<R: Read> Reader<R> {
         let text = read_text(&mut source)?.ok_or(RecordingError::Front)?;
         let format = serde_json::from_slice(&text).map(|Format { format }| format);
         match format {
-            Ok(FORMAT) => {}
+            Ok(FORMAT | FORMAT_WITH_KEYFRAMES) => {}
             Ok(other) => return Err(RecordingError::Format(other)),
             Err(_) => return Err(RecordingError::Front),
         }
@@ -95,11 +119,11 @@ impl<R: Read> Reader<R> {
         self.ending = Some(Ending::Damaged { byte: self.byte });
     }
 
-    /// The next chunk; `None` after the last one.
+    /// The next part; `None` after the last one.
     ///
     /// # Errors
     /// When it cannot be read.
-    pub fn next_chunk(&mut self) -> io::Result<Option<Chunk>> {
+    pub fn next_part(&mut self) -> io::Result<Option<Part>> {
         if self.ending.is_some() {
             return Ok(None);
         }
@@ -107,12 +131,13 @@ impl<R: Read> Reader<R> {
         let mut magic = [0; CHUNK_MAGIC.len()];
         let found = match fill(&mut self.source, &mut magic)? {
             0..4 => Err(Ending::Cut),
-            _ if magic == CHUNK_MAGIC => self.read_chunk(damaged)?,
+            _ if magic == CHUNK_MAGIC => self.read_chunk(damaged)?.map(Part::Chunk),
+            _ if magic == KEYFRAME_MAGIC && self.has_keyframes() => self.read_keyframe(damaged)?.map(Part::Keyframe),
             _ if magic == END_MAGIC => Err(self.read_end(damaged)?),
             _ => Err(damaged),
         };
         match found {
-            Ok(chunk) => Ok(Some(chunk)),
+            Ok(part) => Ok(Some(part)),
             Err(ending) => {
                 self.ending = Some(ending);
                 Ok(None)
@@ -120,25 +145,52 @@ impl<R: Read> Reader<R> {
         }
     }
 
+    fn has_keyframes(&self) -> bool {
+        self.front.format == FORMAT_WITH_KEYFRAMES
+    }
+
     fn read_chunk(&mut self, damaged: Ending) -> io::Result<Result<Chunk, Ending>> {
+        let packed = match self.read_packed(damaged, |bytes| Some(ChunkFront::read(bytes)?.packed_bytes))? {
+            Ok(packed) => packed,
+            Err(ending) => return Ok(Err(ending)),
+        };
+        let read = || {
+            let said = ChunkFront::read(&packed.front)?;
+            let unpacked = zstd::bulk::decompress(&packed.bytes, said.unpacked_bytes as usize).ok()?;
+            Chunk::read(said, &unpacked).ok()
+        };
+        Ok(read().ok_or(damaged))
+    }
+
+    fn read_keyframe(&mut self, damaged: Ending) -> io::Result<Result<Keyframe, Ending>> {
+        let packed = self.read_packed(damaged, |bytes| Some(KeyframeFront::read(bytes)?.packed_bytes))?;
+        Ok(packed.and_then(|Packed { front, bytes }| {
+            KeyframeFront::read(&front).map(|front| Keyframe { front, packed: bytes }).ok_or(damaged)
+        }))
+    }
+
+    /// A front, and the packed bytes behind it, whose sum is right.
+    fn read_packed(
+        &mut self,
+        damaged: Ending,
+        length: impl Fn(&[u8]) -> Option<u32>,
+    ) -> io::Result<Result<Packed, Ending>> {
         let mut bytes = [0; FRONT_BYTES];
         if fill(&mut self.source, &mut bytes)? < FRONT_BYTES {
             return Ok(Err(Ending::Cut));
         }
         let Some((front, sum)) = bytes.split_last_chunk::<4>() else { return Ok(Err(damaged)) };
-        let Some(said) = ChunkFront::read(front) else { return Ok(Err(damaged)) };
+        let Some(wanted) = length(front) else { return Ok(Err(damaged)) };
         let mut packed = Vec::new();
-        let wanted = u64::from(said.packed_bytes);
+        let wanted = u64::from(wanted);
         if self.source.by_ref().take(wanted).read_to_end(&mut packed)? as u64 != wanted {
             return Ok(Err(Ending::Cut));
         }
         if checksum(front, &packed) != u32::from_le_bytes(*sum) {
             return Ok(Err(damaged));
         }
-        let unpacked = zstd::bulk::decompress(&packed, said.unpacked_bytes as usize);
-        let chunk = unpacked.ok().and_then(|bytes| Chunk::read(said, &bytes).ok());
         self.byte += (CHUNK_MAGIC.len() + FRONT_BYTES) as u64 + wanted;
-        Ok(chunk.ok_or(damaged))
+        Ok(Ok(Packed { front: front.to_vec(), bytes: packed }))
     }
 
     fn read_end(&mut self, damaged: Ending) -> io::Result<Ending> {
@@ -146,6 +198,53 @@ impl<R: Read> Reader<R> {
         self.byte += (END_MAGIC.len() + 4 + text.len()) as u64;
         Ok(serde_json::from_slice(&text).map_or(damaged, Ending::Whole))
     }
+}
+
+impl<R: Read + Seek> Reader<R> {
+    /// Where each part stands that is there as a whole, from here on; it is read on from here all the same. What is in them is not looked at.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn places(&mut self) -> io::Result<Vec<Place>> {
+        let length = self.source.seek(SeekFrom::End(0))?;
+        let mut places = Vec::new();
+        let mut byte = self.byte;
+        let mut bytes = [0; CHUNK_MAGIC.len() + FRONT_BYTES];
+        loop {
+            self.source.seek(SeekFrom::Start(byte))?;
+            if fill(&mut self.source, &mut bytes)? < bytes.len() {
+                break;
+            }
+            let (magic, front) = bytes.split_at(CHUNK_MAGIC.len());
+            let front = front.get(..FRONT_BYTES - 4).unwrap_or_default();
+            let chunk = ChunkFront::read(front).filter(|_| magic == CHUNK_MAGIC);
+            let keyframe = KeyframeFront::read(front).filter(|_| magic == KEYFRAME_MAGIC);
+            let packed = keyframe.map(|front| front.packed_bytes).or(chunk.map(|front| front.packed_bytes));
+            let Some(end) = packed.map(|packed| byte + bytes.len() as u64 + u64::from(packed)) else { break };
+            if end > length {
+                break;
+            }
+            places.push(Place { byte, keyframe, chunk });
+            byte = end;
+        }
+        self.go_to(self.byte)?;
+        Ok(places)
+    }
+
+    /// Reads on from this byte, where a part begins.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn go_to(&mut self, byte: u64) -> io::Result<()> {
+        self.byte = self.source.seek(SeekFrom::Start(byte))?;
+        Ok(())
+    }
+}
+
+/// A front, and the packed bytes behind it.
+struct Packed {
+    front: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 /// What every version's front has.

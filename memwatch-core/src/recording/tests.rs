@@ -7,7 +7,10 @@ use memwatch_common::record::{CallRecord, ProcessRecord, Record, RecordKind};
 use memwatch_common::tensor::{STATISTICS_WORDS, TEXT_BYTES, TensorRecord, TextRecord};
 use proptest::prelude::*;
 
-use super::{Encoder, EndMark, Ending, FORMAT, Front, Reader, RecordingError, Stopped};
+use super::{
+    Encoder, EndMark, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Keyframe, KeyframeFront, Part, Reader,
+    RecordingError, Stopped,
+};
 use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::stack::{PythonCode, PythonFrame, PythonModule, PythonStack};
@@ -34,7 +37,8 @@ fn read(bytes: &[u8]) -> (Vec<Input>, Option<Ending>) {
     let mut reader = Reader::open(bytes).expect("it is a recording");
     assert_eq!(reader.front(), &front());
     let mut inputs = Vec::new();
-    while let Some(chunk) = reader.next_chunk().expect("memory can be read") {
+    while let Some(part) = reader.next_part().expect("memory can be read") {
+        let Part::Chunk(chunk) = part else { continue };
         assert_eq!(chunk.front.boottime_to_unix_ns, 7);
         chunk.for_each(|input| inputs.push(input)).expect("what was written is read");
     }
@@ -116,7 +120,8 @@ fn every_kind_of_input_comes_back_as_it_was_and_in_order() {
 fn a_chunk_says_from_when_to_when_it_is() {
     let (bytes, _) = recorded(&[&one_of_each()]);
     let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
-    let front = reader.next_chunk().expect("memory can be read").expect("there is one").front;
+    let Some(Part::Chunk(chunk)) = reader.next_part().expect("memory can be read") else { panic!("there is one") };
+    let front = chunk.front;
     assert_eq!((front.first_ns, front.last_ns, front.inputs), (5, 1_000, 15));
 }
 
@@ -152,14 +157,79 @@ fn what_is_not_as_it_was_written_is_not_believed() {
     }
 }
 
+/// A recording that keeps the newest: a keyframe, a chunk, another keyframe and another chunk.
+fn with_keyframes() -> Vec<u8> {
+    let mut bytes = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..front() });
+    let mut encoder = Encoder::default();
+    for time_ns in [200, 300] {
+        let about = KeyframeFront { layout: 9, time_ns, inputs: encoder.inputs(), ..KeyframeFront::default() };
+        bytes.extend(Keyframe::pack(about, &[7; 1000]).expect("it is packed"));
+        encoder.push(&tick(time_ns));
+        bytes.extend(encoder.chunk(7).expect("it is packed").expect("there are inputs"));
+    }
+    bytes
+}
+
+#[test]
+fn a_keyframe_comes_back_whole_or_not_at_all() {
+    let bytes = with_keyframes();
+    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
+    let mut parts = Vec::new();
+    while let Some(part) = reader.next_part().expect("memory can be read") {
+        parts.push(part);
+    }
+    let [Part::Keyframe(first), Part::Chunk(chunk), Part::Keyframe(second), Part::Chunk(_)] = &parts[..] else {
+        panic!("{parts:?}")
+    };
+    assert_eq!((first.front.layout, first.front.time_ns, second.front.inputs), (9, 200, 1));
+    assert_eq!((first.state(), chunk.front.last_ns), (Some(vec![7; 1000]), 200));
+    let lies = Keyframe { front: KeyframeFront { unpacked_bytes: 999, ..first.front }, ..first.clone() };
+    assert_eq!(lies.state(), None);
+    for byte in Encoder::front(&front()).len()..bytes.len() {
+        let mut changed = bytes.clone();
+        changed[byte] ^= 0x10;
+        let mut reader = Reader::open(&changed[..]).expect("its front is whole");
+        let mut count = 0;
+        while reader.next_part().expect("memory can be read").is_some() {
+            count += 1;
+        }
+        assert!(count < 4, "byte {byte}");
+    }
+}
+
+#[test]
+fn where_parts_stand_is_found_without_unpacking_them_and_one_may_be_begun_with() {
+    let bytes = with_keyframes();
+    let mut reader = Reader::open(std::io::Cursor::new(&bytes)).expect("it is a recording");
+    let places = reader.places().expect("memory can be read");
+    let kinds: Vec<_> = places.iter().map(|place| (place.keyframe.is_some(), place.chunk.is_some())).collect();
+    assert_eq!(kinds, [(true, false), (false, true), (true, false), (false, true)]);
+    assert!(matches!(reader.next_part(), Ok(Some(Part::Keyframe(first))) if first.front.time_ns == 200));
+    reader.go_to(places[2].byte).expect("it is there");
+    assert!(matches!(reader.next_part(), Ok(Some(Part::Keyframe(second))) if second.front.time_ns == 300));
+    let cut = &bytes[..bytes.len() - 1];
+    let mut reader = Reader::open(std::io::Cursor::new(cut)).expect("it is a recording");
+    assert_eq!(reader.places().expect("memory can be read"), places[..3], "the last one is not whole");
+}
+
+#[test]
+fn keyframes_are_of_a_format_of_their_own() {
+    let newer = with_keyframes();
+    let (old, new) = (Encoder::front(&front()), Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..front() }));
+    let bytes = [&old[..], &newer[new.len()..]].concat();
+    let mut reader = Reader::open(&bytes[..]).expect("it is a recording");
+    assert_eq!(reader.next_part().expect("memory can be read"), None);
+    assert_eq!(reader.ending(), Some(Ending::Damaged { byte: old.len() as u64 }));
+}
+
 #[test]
 fn what_is_no_recording_or_another_versions_is_refused() {
     let refused = |bytes: &[u8]| Reader::open(bytes).err().expect("it is refused").to_string();
     for bytes in [&b""[..], b"\x89MWR", b"{\"schema\":\"memwatch.ps/1\"}"] {
         assert_eq!(refused(bytes), RecordingError::NoRecording.to_string());
     }
-    let newer = Encoder::front(&Front { format: FORMAT + 1, ..front() });
-    assert!(refused(&newer).contains("format 2, of another version"), "{}", refused(&newer));
+    let newer = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES + 1, ..front() });
+    assert!(refused(&newer).contains("format 3, of another version"), "{}", refused(&newer));
     let front = Encoder::front(&front());
     assert_eq!(refused(&front[..front.len() - 1]), RecordingError::Front.to_string());
 }
@@ -234,8 +304,11 @@ proptest! {
         whole.truncate(keeps);
         whole.extend(bytes);
         if let Ok(mut reader) = Reader::open(&whole[..]) {
-            while let Ok(Some(chunk)) = reader.next_chunk() {
-                let _ = chunk.for_each(drop);
+            while let Ok(Some(part)) = reader.next_part() {
+                match part {
+                    Part::Chunk(chunk) => drop(chunk.for_each(drop)),
+                    Part::Keyframe(keyframe) => drop(keyframe.state()),
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
 
 use super::Block;
 use super::names::LayerKey;
@@ -27,14 +28,14 @@ pub(super) struct Spent {
 }
 
 /// The threads' last allocations.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Durations {
     last: HashMap<Tid, Last, RandomState>,
     /// When any thread began a backward node last.
     node_ns: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     ordinal: Ordinal,
     layer: LayerKey,

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::Reported;
 use super::names::LayerKey;
 use super::threads::{Attribution, Stage};
@@ -38,12 +40,16 @@ pub struct LogLine {
 }
 
 /// The lines that nobody has taken yet.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Log {
+    #[serde(skip)]
     is_wanted: bool,
     highest: BTreeMap<Ordinal, (u64, u64)>,
+    #[serde(skip)]
     last: BTreeMap<Ordinal, (LayerKey, Stage, bool)>,
+    #[serde(skip)]
     lines: VecDeque<LogLine>,
+    #[serde(skip)]
     dropped: u64,
 }
 

@@ -10,25 +10,28 @@ pub mod names;
 pub mod places;
 pub mod threads;
 
+mod crest;
 mod durations;
 pub mod log;
 mod marks;
 #[cfg(test)]
 #[path = "tests/stacks.rs"]
-mod test_stacks;
+pub(crate) mod test_stacks;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
+use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
-use crate::words::{Ordinal, Tid};
+use crate::words::{Ordinal, Tid, by_name};
 
 use self::allocator::{Allocators, DeviceAllocator, DriverChange, Words};
+use self::crest::Crest;
 use self::durations::Durations;
 use self::log::Log;
 use self::marks::Marks;
@@ -84,7 +87,7 @@ pub struct Block {
 }
 
 /// The totals of one device's caching allocator, as it reported them itself with its last event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reported {
     /// What the program has, in bytes.
     pub allocated_bytes: u64,
@@ -95,22 +98,25 @@ pub struct Reported {
 }
 
 /// The caching allocators of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TensorLedger {
     allocators: Allocators,
     stacks: Stacks,
+    #[serde(with = "by_name::losses")]
     losses: BTreeMap<Loss, u64>,
     names: Names,
     threads: Threads,
     places: Places,
     log: Log,
+    #[serde(skip)]
     marks: Marks,
     durations: Durations,
+    crests: BTreeMap<Ordinal, Crest>,
     window: Window,
 }
 
 /// The time in which the least of each site is looked for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Window {
     /// How many were closed before.
     closed: u64,
@@ -128,6 +134,7 @@ impl TensorLedger {
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
             self.places.close_window();
+            self.crests.values_mut().for_each(Crest::close);
             self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
     }
@@ -135,6 +142,11 @@ impl TensorLedger {
     /// How many windows have been closed.
     pub const fn windows(&self) -> u64 {
         self.window.closed
+    }
+
+    /// The most that a device's tensors had together within the last window that was closed, in bytes; `None` before one was.
+    pub fn crest_bytes(&self, ordinal: Ordinal) -> Option<u64> {
+        self.crests.get(&ordinal).and_then(Crest::of_closed)
     }
 
     /// Takes one event into account.
@@ -151,6 +163,7 @@ impl TensorLedger {
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
             self.places.observe(ordinal, before_bytes, now.allocated_bytes);
+            self.crests.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
         }
         match change {
             BlockChange::Granted(block) => {

@@ -6,6 +6,9 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::decode::StackRef;
 use crate::stack::PythonCode;
 
@@ -17,7 +20,7 @@ const LAYERS: usize = 1 << 14;
 const PHASES: usize = 256;
 
 /// Where in the program memory was allocated.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Site {
     /// More sites than are told apart.
     Rest,
@@ -36,7 +39,7 @@ pub enum Site {
 }
 
 /// A place in native code.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NativeCode {
     /// The function, without its parameters.
     pub function: Arc<str>,
@@ -45,8 +48,8 @@ pub struct NativeCode {
 }
 
 /// A row in the lists of sites.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SiteKey(pub(super) u32);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SiteKey(#[serde(deserialize_with = "row::<_, SITES>")] pub(super) u32);
 
 impl SiteKey {
     pub(super) const REST: Self = Self(0);
@@ -71,7 +74,7 @@ impl SiteKey {
 }
 
 /// Whose computation memory was allocated for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layer {
     /// More layers than are told apart.
     Rest,
@@ -86,7 +89,7 @@ pub enum Layer {
 }
 
 /// A `torch.nn.Module`, or several that are used alike: one name in one model.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Module {
     /// The model it is in: its class, and `#2` and so on where there are several of the class.
     pub model: Arc<str>,
@@ -98,8 +101,8 @@ pub struct Module {
 }
 
 /// A row in the lists of layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LayerKey(pub(super) u32);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LayerKey(#[serde(deserialize_with = "row::<_, LAYERS>")] pub(super) u32);
 
 impl LayerKey {
     pub(super) const BEFORE_ATTACH: Self = Self(1);
@@ -113,8 +116,14 @@ impl LayerKey {
 }
 
 /// A row in the lists of phases: the name of a range that the program opened. The first is the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PhaseKey(pub(super) u32);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PhaseKey(#[serde(deserialize_with = "row::<_, PHASES>")] pub(super) u32);
+
+/// A row that a list may have: lists of sums are as long as the largest row asks for.
+fn row<'de, D: Deserializer<'de>, const MOST: usize>(deserializer: D) -> Result<u32, D::Error> {
+    let row = u32::deserialize(deserializer)?;
+    if (row as usize) < MOST { Ok(row) } else { Err(D::Error::custom("no list has so many rows")) }
+}
 
 /// All names of one process.
 #[derive(Clone, Debug)]
@@ -171,6 +180,39 @@ impl Names {
     }
 }
 
+/// As they are kept: the rows that every process has are left out.
+#[derive(Serialize, Deserialize)]
+struct Kept<S, L, P> {
+    sites: S,
+    layers: L,
+    phases: P,
+}
+
+impl Serialize for Names {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let all = Self::default();
+        let (sites, layers) = (self.sites.beyond(&all.sites), self.layers.beyond(&all.layers));
+        Kept { sites, layers, phases: self.phases.beyond(&all.phases) }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let kept: Kept<Vec<Site>, Vec<Layer>, Vec<Arc<str>>> = Kept::deserialize(deserializer)?;
+        let mut names = Self::default();
+        for site in kept.sites {
+            names.sites.key(site);
+        }
+        for layer in kept.layers {
+            names.layers.key(layer);
+        }
+        for phase in kept.phases {
+            names.phases.key(phase);
+        }
+        Ok(names)
+    }
+}
+
 /// Things by number. The first stands for all that come when the list is full.
 #[derive(Clone, Debug)]
 struct Interned<T> {
@@ -201,8 +243,13 @@ impl<T: Clone + Eq + Hash> Interned<T> {
     }
 
     fn item(&self, id: u32) -> &T {
-        // A key comes from `key` alone; a list never shrinks.
-        &self.items[id as usize]
+        // A key comes from `key` alone, and a list never shrinks: only a state that is not what was kept has others.
+        self.items.get(id as usize).unwrap_or(&self.items[0])
+    }
+
+    /// What it has that came after these.
+    fn beyond(&self, first: &Self) -> &[T] {
+        self.items.get(first.items.len()..).unwrap_or_default()
     }
 }
 

@@ -9,9 +9,13 @@ use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
 
+mod churn;
 mod lifetime;
 mod peaks;
+mod profile;
 mod properties;
+mod state;
+mod timeline;
 mod viewer;
 mod workloads;
 

@@ -15,7 +15,7 @@ const TGIDS: [u32; 2] = [7, 8];
 const ENDED_NS: u64 = 1_000_000_000;
 
 /// The records of a process with two devices, of which only the first tells its UUID.
-fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
+pub(super) fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
     let habits = Habits { threads, teardown: true, fresh_handles: false, stateful: true, focus: Focus::Everything };
     let history = play(habits, steps);
     let told = device_get_uuid(0, GPU_A).process(tgid).input();
@@ -46,12 +46,12 @@ fn outcome(records: &[Input]) -> Snapshot {
     pipeline.snapshot()
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(any::<Step>(), 0..120)
 }
 
 /// Both in some order that keeps each one's own.
-fn interleave(first: &[Input], second: &[Input], turns: &[bool]) -> Vec<Input> {
+pub(super) fn interleave(first: &[Input], second: &[Input], turns: &[bool]) -> Vec<Input> {
     let (mut first, mut second) = (first.iter(), second.iter());
     let taken = turns.iter().filter_map(|turn| if *turn { first.next() } else { second.next() }).cloned();
     let mut all: Vec<Input> = taken.collect();

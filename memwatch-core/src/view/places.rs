@@ -203,7 +203,10 @@ impl List<'_> {
 
     fn stacks(&self) -> Vec<StackView> {
         let mut sums: BTreeMap<u64, SumView> = BTreeMap::new();
-        for (trail, sum) in self.device.trails() {
+        // In one order each time: a mean of means depends on it in its last digit.
+        let mut trails: Vec<_> = self.device.trails().collect();
+        trails.sort_unstable_by_key(|(trail, _)| *trail);
+        for (trail, sum) in trails {
             let (Some(id), sum) = (trail.stack, self.sum(sum)) else { continue };
             sums.entry(id).and_modify(|all| add(all, &sum)).or_insert(sum);
         }

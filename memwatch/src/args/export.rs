@@ -16,11 +16,12 @@ pub(crate) enum Written {
 }
 
 /// Formats by their name, with the ends of file names that say so; of two ends that fit, the first counts.
-const FORMATS: [(&str, Written, &[&str]); 7] = [
+const FORMATS: [(&str, Written, &[&str]); 8] = [
     ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
     ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
     ("pprof", Written::Profile(Format::Pprof), &[".pb.gz", ".pprof"]),
     ("csv", Written::Profile(Format::Csv), &[".csv"]),
+    ("parquet", Written::Profile(Format::Parquet), &[".parquet"]),
     ("svg", Written::Profile(Format::Svg), &[".svg"]),
     ("html", Written::Profile(Format::Html), &[".html", ".htm"]),
     ("memory-viz", Written::Snapshot, &[".pickle"]),
@@ -38,7 +39,7 @@ pub(crate) struct Held {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
     /// What is counted: inuse (live at the end), peak (live when the device's total was highest), alloc (all bytes since the attach) or count
-    /// (allocations). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
+    /// (allocations), or leak (as inuse, of lines that keep growing alone). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
     #[arg(short, long, value_name = "WHAT", default_value = "inuse", value_parser = weight)]
     pub(crate) weight: Weight,
     /// Replace a file that is there
@@ -55,7 +56,7 @@ pub(crate) struct Held {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// How it is written: folded, speedscope, pprof, csv, svg, html or memory-viz (default: as the file's name ends)
+    /// How it is written: folded, speedscope, pprof, csv, parquet, svg, html or memory-viz (default: as the file's name ends)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub(crate) format: Option<Written>,
 }
@@ -81,6 +82,7 @@ impl Held {
         Pickle {
             tgid: self.subject.tgids.first().copied(),
             recording: self.subject.recording.clone(),
+            until: self.subject.until,
             output: self.output.clone(),
             native: false,
             force: self.force,
@@ -171,7 +173,8 @@ fn weight(text: &str) -> Result<Weight, String> {
         "peak" => Ok(Weight::Peak),
         "alloc" => Ok(Weight::Allocated),
         "count" => Ok(Weight::Count),
-        _ => Err("inuse, peak, alloc or count".to_owned()),
+        "leak" => Ok(Weight::Leak),
+        _ => Err("inuse, peak, alloc, count or leak".to_owned()),
     }
 }
 
@@ -198,6 +201,7 @@ mod tests {
             ("a.pb.gz", Format::Pprof),
             ("a.pprof", Format::Pprof),
             ("a.csv", Format::Csv),
+            ("a.parquet", Format::Parquet),
             ("a.svg", Format::Svg),
             ("a.html", Format::Html),
         ] {
@@ -216,14 +220,14 @@ mod tests {
     #[test]
     fn what_does_not_tell_a_format_is_refused_with_those_there_are() {
         for (line, words) in [
-            ("export -p 1 -o a.bin", "-f folded, speedscope, pprof, csv, svg, html or memory-viz"),
+            ("export -p 1 -o a.bin", "-f folded, speedscope, pprof, csv, parquet, svg, html or memory-viz"),
             ("export -p 1 -o -", "'-o -' needs a format"),
             ("export -p 1 -o a -f png", "folded, speedscope"),
             ("flamegraph -p 1 -o a.csv", "-f svg or html"),
             ("flamegraph -p 1 -o a -f csv", "svg or html"),
             ("export -p 1,2 -o a.pickle", "memory-viz is of one process"),
             ("export -p 1 -o - -f memory-viz", "goes into a file"),
-            ("export -p 1 -o a.csv -w some", "inuse, peak, alloc or count"),
+            ("export -p 1 -o a.csv -w some", "inuse, peak, alloc, count or leak"),
             ("export -o a.csv", "--pid"),
         ] {
             let refusal = parsed(&format!("memwatch {line}")).expect_err(line);

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use memwatch_core::words::Tgid;
 
-use super::{Tensors, values};
+use super::{Tensors, Until, values};
 
 /// `memwatch record`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
@@ -34,9 +35,42 @@ pub(crate) struct TapeArgs {
     /// Replace a file that is there
     #[arg(long)]
     pub(crate) force: bool,
-    /// End the recording before it is larger than this: 500M, 2G; a bare number is bytes (default: no limit)
+    /// Let the recording become no larger than this: 500M, 2G; a bare number is bytes (default: no limit)
     #[arg(long, value_name = "SIZE", value_parser = values::size_bytes)]
     pub(crate) max_size: Option<u64>,
+    /// What stays when --max-size is reached: the oldest, and the recording ends; or the newest, and it goes on
+    #[arg(long, value_name = "PART", value_enum, default_value_t, hide_possible_values = true)]
+    #[arg(requires_if("newest", "max_size"))]
+    pub(crate) keep: Keep,
+}
+
+/// What of a recording stays when it is as large as it may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Keep {
+    /// The recording ends
+    #[default]
+    Oldest,
+    /// It goes on, and its oldest events go; sums go on counting them
+    Newest,
+}
+
+/// The least that keeps anything of the newest.
+const LEAST_RING_BYTES: u64 = 1 << 20;
+
+impl TapeArgs {
+    /// Whether it goes on at its limit.
+    ///
+    /// # Errors
+    /// When there is too little room for that.
+    pub(crate) fn keeps_newest(&self) -> Result<bool, String> {
+        match (self.keep, self.max_size) {
+            (Keep::Newest, Some(bytes)) if bytes < LEAST_RING_BYTES => {
+                Err("--keep newest needs a --max-size of 1M or more: all that is known has to fit several times"
+                    .to_owned())
+            }
+            (keep, _) => Ok(keep == Keep::Newest),
+        }
+    }
 }
 
 /// `memwatch report`.
@@ -45,9 +79,14 @@ pub(crate) struct Replayed {
     /// The recording
     #[arg(value_name = "FILE")]
     pub(crate) recording: PathBuf,
+    #[command(flatten)]
+    pub(crate) until: Until,
     /// Show so many rows of each list at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
+    /// Call temporary what is freed before so many more of its kind are allocated in its process
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) temporary: u64,
 }
 
 /// Whose tensors a report is on, and where they are seen.
@@ -60,4 +99,6 @@ pub(crate) struct Subject {
     /// Say what stood at the end of this recording, instead of watching; without --pid of every process in it
     #[arg(long = "in", value_name = "FILE")]
     pub(crate) recording: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) until: Until,
 }

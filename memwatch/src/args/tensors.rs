@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use memwatch_core::words::Tgid;
 
-use super::{Subject, values};
+use super::{Subject, Until, values};
 use crate::sources::torch::{TensorLevel, TensorWish};
 
 /// How much of PyTorch is watched.
@@ -115,6 +115,8 @@ pub(crate) struct Pickle {
     /// Write what stood at the end of this recording, instead of watching
     #[arg(long = "in", value_name = "FILE")]
     pub(crate) recording: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) until: Until,
     /// The file, which pytorch.org/memory_viz reads
     #[arg(short, long, value_name = "FILE", default_value = "snapshot.pickle")]
     pub(crate) output: PathBuf,

@@ -71,11 +71,15 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch reset-peaks", "--pid <PID>"),
         ("memwatch record", "--output <FILE>"),
         ("memwatch record -o f --max-size 5T", "a size is a number of bytes"),
+        ("memwatch record -o f --keep newest", "--max-size"),
+        ("memwatch ps --until 10m", "--in"),
+        ("memwatch ps --in f --until soon", "a time is 14:05"),
         ("memwatch sites", "--pid <PID>"),
         ("memwatch sites --in f -d 5s", "cannot be used with"),
         ("memwatch stats --in f -i 1s", "cannot be used with"),
         ("memwatch report", "<FILE>"),
         ("memwatch leak -p 1 --fail-on all", "possible values"),
+        ("memwatch simulate --in f -s max_split_size_mb:8", "a number above 20"),
         ("memwatch stats -p 1 --reset-peaks", "--interval <TIME>"),
     ] {
         let text = refusal(line);
@@ -127,7 +131,7 @@ fn words_of_the_program_to_run_are_its_own() {
 
 #[test]
 fn what_a_watch_is_asked_a_recording_is_asked() {
-    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak"] {
+    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak", "simulate", "fragment"] {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use memwatch_core::analysis::simulation::Settings;
 use memwatch_core::words::Tgid;
 
 use super::ProcessMetrics;
@@ -86,12 +87,46 @@ pub(super) fn ring_bytes(text: &str) -> Result<u32, String> {
     }
 }
 
+/// A part of the whole, in percent.
+///
+/// # Errors
+/// When it is no number above 0 and up to 100.
+pub(super) fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
+        _ => Err("a threshold is a number of percent above 0 and up to 100, such as 85".to_owned()),
+    }
+}
+
+/// An address to post to.
+///
+/// # Errors
+/// When it is none of plain HTTP.
+pub(super) fn webhook(text: &str) -> Result<String, String> {
+    if text.starts_with("https://") {
+        return Err("https is not spoken here: post to a relay on this machine or in this network by http".to_owned());
+    }
+    let authority = text.strip_prefix("http://").and_then(|rest| rest.split('/').next());
+    match authority {
+        Some(authority) if !authority.is_empty() && !text.contains(char::is_whitespace) => Ok(text.to_owned()),
+        _ => Err("an address is http://host:port/path".to_owned()),
+    }
+}
+
 /// A size in bytes.
 ///
 /// # Errors
 /// When it is none.
 pub(super) fn size_bytes(text: &str) -> Result<u64, String> {
     size(text).ok_or_else(|| "a size is a number of bytes, or of K, M or G (of 1024), such as 100M".to_owned())
+}
+
+/// A value of `PYTORCH_CUDA_ALLOC_CONF`.
+///
+/// # Errors
+/// What is not understood of it.
+pub(super) fn setting(text: &str) -> Result<Settings, String> {
+    Settings::parse(text).map_err(|error| error.to_string())
 }
 
 fn size(text: &str) -> Option<u64> {

@@ -41,6 +41,7 @@ impl Intake {
     /// Writes what was recorded, now and then.
     pub(super) fn write_if_due(&mut self) {
         if let Some(tape) = &mut self.tape {
+            tape.keep_if_wanted(&self.pipeline, boottime_to_unix_ns);
             tape.write_if_due(boottime_to_unix_ns);
         }
     }

@@ -3,11 +3,20 @@
 use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
 
-use super::Session;
+use super::{Session, SessionOptions};
 use crate::sinks::recording::Recorded;
 use crate::sources::clock;
 
 impl Session {
+    /// What a recording will be asked that has not all events must be known before it is asked: what grows, whether it runs out,
+    /// and why allocations failed.
+    pub(super) fn prepare_recording(&mut self, options: &SessionOptions) {
+        if options.tape.as_ref().is_some_and(|tape| tape.keeps_newest) {
+            self.watch_forecasts(&[]);
+            self.watch_ooms();
+        }
+    }
+
     /// Whether a recording that was to be made has come to an end: it is full, or could not be written on.
     pub(crate) fn has_recording_ended(&self) -> bool {
         self.pipeline.tape.as_ref().is_some_and(|tape| !tape.is_going())

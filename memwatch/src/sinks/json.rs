@@ -2,13 +2,21 @@
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
+mod churn;
+pub(crate) mod diff;
+pub(crate) mod forecast;
+pub(crate) mod fragments;
 mod groups;
 pub(crate) mod leaks;
+pub(crate) mod monitor;
 pub(crate) mod oom;
 mod overhead;
 pub(crate) mod places;
+pub(crate) mod profile;
 pub(crate) mod recording;
+pub(crate) mod simulations;
 pub(crate) mod stats;
+pub(crate) mod timeline;
 
 use std::collections::BTreeMap;
 use std::io;

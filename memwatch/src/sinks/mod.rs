@@ -2,13 +2,20 @@
 
 pub(crate) mod export;
 pub(crate) mod filter;
+pub(crate) mod forecast;
+pub(crate) mod fragments;
 pub(crate) mod json;
+pub(crate) mod layout;
 pub(crate) mod mem_trace;
 pub(crate) mod oom;
+pub(crate) mod parquet;
+pub(crate) mod perfetto;
 pub(crate) mod pickle;
 pub(crate) mod places;
+pub(crate) mod plot;
 pub(crate) mod recording;
 pub(crate) mod selection;
+pub(crate) mod simulations;
 pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod tui;

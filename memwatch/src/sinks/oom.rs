@@ -1,9 +1,22 @@
 //! What can be said of an allocation that failed: who held the GPU, and what would have helped.
 
-use memwatch_core::snapshot::{CacheView, GpuView, OomView, ProcessView};
+use memwatch_core::snapshot::{CacheView, ForecastChangeView, ForecastsView, GpuView, OomView, ProcessView};
 
 use super::format::bytes;
 use super::sentences;
+
+/// All that `memwatch oom` has to tell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OomReport<'a> {
+    /// Allocations that failed, oldest first.
+    pub(crate) ooms: &'a [&'a OomView],
+    /// How many older ones are forgotten.
+    pub(crate) forgotten: u64,
+    /// What is to be expected.
+    pub(crate) forecasts: &'a ForecastsView,
+    /// What has changed of that, oldest first.
+    pub(crate) changes: &'a [ForecastChangeView],
+}
 
 /// A process that held memory of the GPU on which there was too little.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +108,7 @@ fn of_cache(cache: &CacheView, wanted: u64) -> Option<String> {
         )
     } else {
         format!(
-            "{free} lay free in pieces between blocks in use, the largest {hole}: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them"
+            "{free} lay free in pieces between blocks in use, the largest {hole}: with which setting there would have been room says memwatch simulate"
         )
     })
 }

@@ -1,6 +1,8 @@
 //! Words for places of tensors: what a row of stages, layers, lines or phases is called on a screen.
 
-use memwatch_core::snapshot::{LayerView, MergedFrameView, PhaseView, SiteView, StageView, WhoseView};
+use memwatch_core::snapshot::{
+    LayerView, LeakView, MergedFrameView, PhaseView, SiteView, StageView, SumView, WhoseView,
+};
 use memwatch_core::stack::native::file_name;
 
 use super::format::printable;
@@ -126,6 +128,12 @@ fn row_without_name(kind: &str) -> String {
         other => return printable(other).into_owned(),
     }
     .to_owned()
+}
+
+/// The line of a place that grows; `None` where no line is known.
+pub(super) fn leak(leak: &LeakView) -> Option<String> {
+    let LeakView { kind, file, line, function, .. } = leak.clone();
+    Some(site(&SiteView { kind: kind?, file, line, function, sum: SumView::default() }))
 }
 
 /// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.

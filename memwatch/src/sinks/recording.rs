@@ -1,13 +1,17 @@
 //! A recording on its way into a file: written a chunk at a time, so that all but the last second survives whatever happens.
 
+mod ring;
+
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
-use memwatch_core::recording::{Encoder, Ending, Front, Stopped};
+use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 
+use self::ring::{Kept, Ring};
 use super::format::bytes;
 use crate::exit::Failure;
 
@@ -25,6 +29,8 @@ pub(crate) struct TapeOptions {
     pub(crate) force: bool,
     /// It becomes no larger than this, in bytes.
     pub(crate) limit_bytes: Option<u64>,
+    /// At the limit the oldest goes, and the recording goes on.
+    pub(crate) keeps_newest: bool,
     /// What stands at its front.
     pub(crate) front: Front,
 }
@@ -32,13 +38,23 @@ pub(crate) struct TapeOptions {
 /// A recording that is being made.
 pub(crate) struct Tape {
     path: PathBuf,
-    file: File,
+    target: Target,
     encoder: Encoder,
-    /// How long the file is: all of it complete.
-    bytes: u64,
-    limit_bytes: u64,
     written: Instant,
     state: State,
+}
+
+/// Where its chunks go.
+enum Target {
+    /// A file that ends at its limit.
+    File {
+        file: File,
+        /// How long it is: all of it complete.
+        bytes: u64,
+        limit_bytes: u64,
+    },
+    /// One that keeps the newest.
+    Ring(Ring),
 }
 
 /// How a recording is.
@@ -62,6 +78,8 @@ pub(crate) struct Recorded {
     pub(crate) inputs: u64,
     /// Why it ended; else why it could not be written on.
     pub(crate) end: Result<Stopped, String>,
+    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) events_since_ns: Option<u64>,
 }
 
 impl Recorded {
@@ -86,8 +104,10 @@ pub(crate) struct Facts<'a> {
     pub(crate) bytes: u64,
     /// How many inputs are in it.
     pub(crate) inputs: u64,
-    /// How it ends.
-    pub(crate) ending: Ending,
+    /// How it ends; `None` where it was not read to its end.
+    pub(crate) ending: Option<Ending>,
+    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) events_since_ns: Option<u64>,
 }
 
 impl Tape {
@@ -100,16 +120,16 @@ impl Tape {
         let made = if options.force { File::create(path) } else { File::create_new(path) };
         let front = Encoder::front(&options.front);
         let written = made.and_then(|mut file| file.write_all(&front).map(|()| file));
-        let file = written.map_err(|error| Failure::cannot_make(path, &error))?;
-        Ok(Self {
-            path: path.clone(),
-            file,
-            encoder: Encoder::default(),
-            bytes: front.len() as u64,
-            limit_bytes: options.limit_bytes.unwrap_or(u64::MAX),
-            written: Instant::now(),
-            state: State::Going,
-        })
+        let limit_bytes = options.limit_bytes.unwrap_or(u64::MAX);
+        let target = written.and_then(|file| {
+            if options.keeps_newest {
+                return Ring::start(path, file, front, limit_bytes).map(Target::Ring);
+            }
+            Ok(Target::File { file, bytes: front.len() as u64, limit_bytes })
+        });
+        let target = target.map_err(|error| Failure::cannot_make(path, &error))?;
+        let (path, encoder) = (path.clone(), Encoder::default());
+        Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
     }
 
     /// Records what comes next; `boottime_to_unix_ns` tells what to add to the kernel's clock for people's.
@@ -130,9 +150,26 @@ impl Tape {
         }
     }
 
+    /// Takes all that is known now into the recording, if that is wanted: everything that was noted has been taken into account.
+    pub(crate) fn keep_if_wanted(&mut self, pipeline: &Pipeline, boottime_to_unix_ns: impl Fn() -> i128) {
+        if !matches!(&self.target, Target::Ring(ring) if ring.wants_keyframe()) {
+            return;
+        }
+        let offset = boottime_to_unix_ns();
+        self.write(offset);
+        if let Target::Ring(ring) = &self.target {
+            let (time_ns, inputs) = (self.encoder.latest_ns(), self.encoder.inputs());
+            let boottime_to_unix_ns = i64::try_from(offset).unwrap_or(i64::MAX);
+            let layout = memwatch_core::STATE;
+            let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
+            // A copy is made faster than the state is written, which the thread does.
+            ring.keyframe(front, pipeline.clone());
+        }
+    }
+
     /// Whether it goes on.
     pub(crate) fn is_going(&self) -> bool {
-        self.state == State::Going
+        self.state == State::Going && !matches!(&self.target, Target::Ring(ring) if !ring.is_going())
     }
 
     /// Writes all that has come, and the end mark, and waits until the disk has it.
@@ -140,29 +177,35 @@ impl Tape {
         if self.state == State::Going {
             self.write(boottime_to_unix_ns);
         }
-        if self.state == State::Going {
+        if self.state == State::Going && matches!(self.target, Target::File { .. }) {
             self.finish(stopped);
         }
-        let synced = self.file.sync_data();
-        let end = match (self.state, synced) {
-            (State::Ended(_), Err(error)) => Err(error.to_string()),
-            (State::Ended(stopped), Ok(())) => Ok(stopped),
-            (State::Failed(why), _) => Err(why),
-            (State::Going, _) => Ok(stopped),
+        let inputs = self.encoder.inputs();
+        let (kept, end) = match (self.target, self.state) {
+            (Target::File { file, bytes, .. }, state) => (Kept { bytes, since_ns: None }, ended(&file, state, stopped)),
+            (Target::Ring(ring), State::Failed(why)) => (ring.end(Vec::new()).0, Err(why)),
+            (Target::Ring(ring), _) => {
+                let (kept, done) = ring.end(self.encoder.end(stopped));
+                (kept, done.map(|()| stopped).map_err(|error| error.to_string()))
+            }
         };
-        Recorded { path: self.path, bytes: self.bytes, inputs: self.encoder.inputs(), end }
+        Recorded { path: self.path, bytes: kept.bytes, inputs, end, events_since_ns: kept.since_ns }
     }
 
     fn write(&mut self, boottime_to_unix_ns: i128) {
         self.written = Instant::now();
         let offset = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
-        match self.encoder.chunk(offset) {
-            Ok(None) => {}
-            Ok(Some(chunk)) if self.bytes + chunk.len() as u64 + END_BYTES > self.limit_bytes => {
+        let chunk = match self.encoder.chunk(offset) {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => return,
+            Err(error) => return self.fail(&error),
+        };
+        match &self.target {
+            Target::Ring(ring) => ring.append(chunk),
+            Target::File { bytes, limit_bytes, .. } if bytes + chunk.len() as u64 + END_BYTES > *limit_bytes => {
                 self.finish(Stopped::Limit);
             }
-            Ok(Some(chunk)) => self.append(&chunk),
-            Err(error) => self.fail(&error),
+            Target::File { .. } => self.append(&chunk),
         }
     }
 
@@ -174,12 +217,13 @@ impl Tape {
         }
     }
 
-    fn append(&mut self, bytes: &[u8]) {
-        match self.file.write_all(bytes) {
-            Ok(()) => self.bytes += bytes.len() as u64,
+    fn append(&mut self, more: &[u8]) {
+        let Target::File { file, bytes, .. } = &mut self.target else { return };
+        match file.write_all(more) {
+            Ok(()) => *bytes += more.len() as u64,
             Err(error) => {
                 // Part of it may be there: readers would take it for a recorder's that was killed, which is right, but it is of no use.
-                let _ = self.file.set_len(self.bytes);
+                let _ = file.set_len(*bytes);
                 self.fail(&error);
             }
         }
@@ -187,5 +231,15 @@ impl Tape {
 
     fn fail(&mut self, error: &io::Error) {
         self.state = State::Failed(error.to_string());
+    }
+}
+
+/// Waits until the disk has all of it.
+fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String> {
+    match (state, file.sync_data()) {
+        (State::Ended(_), Err(error)) => Err(error.to_string()),
+        (State::Ended(stopped), Ok(())) => Ok(stopped),
+        (State::Failed(why), _) => Err(why),
+        (State::Going, _) => Ok(stopped),
     }
 }

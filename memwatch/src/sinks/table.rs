@@ -1,12 +1,20 @@
 //! Plain text: `memwatch ps`, and one table per interval in a pipe.
 
+pub(crate) mod churn;
+pub(crate) mod diff;
+pub(crate) mod forecast;
+pub(crate) mod fragments;
 mod grid;
 pub(crate) mod groups;
 pub(crate) mod leaks;
+pub(crate) mod monitor;
 pub(crate) mod oom;
 pub(crate) mod places;
+pub(crate) mod profile;
 pub(crate) mod recording;
+pub(crate) mod simulations;
 pub(crate) mod stats;
+pub(crate) mod timeline;
 
 use std::io;
 
@@ -97,7 +105,7 @@ fn gpu_line(gpu: &GpuView) -> String {
 }
 
 /// The text of one table while it grows.
-struct Page {
+pub(crate) struct Page {
     text: String,
     options: TableOptions,
 }

@@ -25,9 +25,15 @@ const READINGS: usize = 3;
 /// PyTorch's libraries are found, and their probes put in, within so long.
 const PROBED: Duration = Duration::from_secs(2);
 
+/// What of tensors is recorded, and how the file is bounded.
+type Wish = (&'static str, &'static [&'static str]);
+
+const NONE: &[&str] = &[];
+const NEWEST: &[&str] = &["--max-size=16M", "--keep=newest"];
+
 /// One recording, and what reading it took.
 struct Measured {
-    level: &'static str,
+    wish: Wish,
     step_ns: f64,
     tensor_events: f64,
     inputs: f64,
@@ -48,8 +54,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut training = Training::start(repo, &driver)?;
     let file = driver.join(format!("bench-{}.mwr", std::process::id()));
-    let measured =
-        ["blocks", "sites", "layers"].map(|level| record(&mut training, (&memwatch, &driver), (level, steps), &file));
+    let wishes = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];
+    let measured = wishes.map(|wish| record(&mut training, (&memwatch, &driver), (wish, steps), &file));
     // What stays behind lies below target/.
     drop(std::fs::remove_file(&file));
     let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
@@ -61,12 +67,12 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 fn record(
     training: &mut Training,
     (memwatch, driver): (&Path, &Path),
-    (level, steps): (&'static str, u64),
+    (wish, steps): (Wish, u64),
     file: &Path,
 ) -> Result<Measured> {
     let mut command = Command::new(memwatch);
-    command.args(["record", "--force", "--pid", &training.tgid().to_string(), &format!("--tensors={level}"), "-o"]);
-    command.arg(file).arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
+    command.args(["record", "--force", "--pid", &training.tgid().to_string(), &format!("--tensors={}", wish.0), "-o"]);
+    command.arg(file).args(wish.1).arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
     command.env("GPUSIM_LEDGER", training.ledger());
     let watcher = Watcher::silent(&mut command)?;
     std::thread::sleep(PROBED);
@@ -87,7 +93,7 @@ fn record(
     let losses = report["losses"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64());
     let step_ns: Vec<f64> = answer["step_ns"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
     Ok(Measured {
-        level,
+        wish,
         step_ns: least(&step_ns),
         tensor_events: answer["events_per_step"].as_f64().unwrap_or_default()
             * f64::from(u32::try_from(step_ns.len())?),
@@ -114,10 +120,15 @@ fn text(measured: &[Measured], steps: u64) -> Result<String> {
         "seconds to the report",
         "million inputs per second",
     ]);
-    for Measured { level, step_ns, tensor_events, inputs, bytes, lost, reading_seconds } in measured {
+    for Measured { wish: (level, bound), step_ns, tensor_events, inputs, bytes, lost, reading_seconds } in measured {
         let seconds = reading_seconds.first().copied().unwrap_or(f64::NAN);
         table.row(vec![
-            format!("--tensors={level}"),
+            [&format!("--tensors={level}")]
+                .into_iter()
+                .map(String::as_str)
+                .chain(bound.iter().copied())
+                .collect::<Vec<_>>()
+                .join(" "),
             format!("{tensor_events:.0}"),
             format!("{inputs:.0}"),
             format!("{:.1}", bytes / f64::from(1 << 20)),

@@ -43,11 +43,20 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("view", &["owner", "stack", "input", "decode", "ledger", "tensors", "attribution", "analysis", "snapshot"]),
     ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
     ("groups", &["owner", "snapshot"]),
+    ("difference", &["snapshot"]),
     ("foresight", &["decode", "ledger"]),
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
+    ("forecasts", &["input", "analysis", "attribution", "ledger", "snapshot", "leaks", "oom"]),
     ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
+    ("fragments", &["analysis", "attribution", "decode", "ledger", "tensors", "snapshot"]),
+    ("simulations", &["input", "analysis", "attribution", "decode", "ledger", "tensors", "snapshot"]),
+    ("profile", &["analysis", "attribution", "decode", "ledger", "snapshot", "timeline"]),
+    ("timeline", &["analysis", "attribution", "decode", "ledger", "profile", "snapshot", "tensors", "view"]),
+    ("churn", &["analysis", "profile", "snapshot", "view"]),
+    ("detectors", &["analysis", "forecasts", "oom", "profile"]),
     ("recording", &["input"]),
+    ("state", &[]),
 ];
 const CORE: &str = "memwatch-core/src";
 

@@ -1,5 +1,7 @@
 //! One device's caching allocator, followed from outside.
 
+use serde::{Deserialize, Serialize};
+
 use super::driver::Mapped;
 use super::history::{History, LineAction};
 use super::memory::{BlockState, Cell, Effect, Memory, Segment};
@@ -13,7 +15,7 @@ use crate::tensors::{Block, BlockChange, Reported};
 use crate::words::Ordinal;
 
 /// Where the numbers count from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Base {
     /// Nowhere: the program was there before the watch.
     None,
@@ -33,14 +35,14 @@ pub(super) struct Request {
 }
 
 /// A grant that was traced and not reported yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Granting {
     address: u64,
     requested_bytes: u64,
 }
 
 /// A free that was traced and not reported yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Returning {
     address: u64,
     requested_bytes: u64,
@@ -50,7 +52,7 @@ struct Returning {
 }
 
 /// One device's caching allocator.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DeviceAllocator {
     ordinal: Ordinal,
     pub(super) memory: Memory,
@@ -82,7 +84,7 @@ pub struct DeviceAllocator {
 }
 
 /// What the events so far have shown that they show.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Sight {
     /// The allocator's trace.
     pub trace: bool,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 /// So many mapped ranges are remembered at most: others than the allocator may map memory, too.
 const KEPT: usize = 4096;
 
@@ -30,7 +32,7 @@ pub enum DriverChange {
 }
 
 /// Ranges that were mapped lately.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Mapped {
     ranges: BTreeMap<u64, u64>,
 }

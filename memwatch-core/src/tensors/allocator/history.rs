@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::memory::Segment;
 use crate::decode::{StackRef, TensorEvent};
 use crate::tensors::threads::Stage;
@@ -66,9 +68,11 @@ pub struct Line {
 }
 
 /// The last lines of an allocator.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct History {
+    #[serde(skip)]
     lines: VecDeque<Line>,
+    #[serde(skip)]
     limit: usize,
     cut: u64,
     now: Option<(u64, Tid)>,

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::statistics::PoolSize;
 use crate::decode::StackRef;
 use crate::words::Tid;
 
 /// A piece of memory of the driver: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// Its size in bytes.
     pub bytes: u64,
@@ -26,7 +28,7 @@ pub struct Segment {
 }
 
 /// What a block is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BlockState {
     /// The program has it.
     Allocated,
@@ -37,7 +39,7 @@ pub enum BlockState {
 }
 
 /// A block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
     /// Its size in bytes.
     pub bytes: u64,
@@ -82,7 +84,7 @@ pub struct Effect {
 }
 
 /// The memory of one allocator.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Memory {
     segments: BTreeMap<u64, Segment>,
     cells: BTreeMap<u64, Cell>,

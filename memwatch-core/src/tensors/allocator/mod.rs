@@ -17,6 +17,8 @@ mod untraced;
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use device::Request;
 pub use device::{Base, DeviceAllocator};
 pub use driver::DriverChange;
@@ -42,7 +44,7 @@ const ROUNDING: u64 = 512;
 const BELIEVABLE: u64 = 1 << 57;
 
 /// What a thread has asked for and was not granted yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Asked {
     allocator: u64,
     words: [u64; 2],
@@ -51,7 +53,7 @@ struct Asked {
 }
 
 /// The caching allocators of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Allocators {
     devices: BTreeMap<Ordinal, DeviceAllocator>,
     /// Whose an allocator is, by its address: told by the reports that follow its events.
@@ -68,6 +70,7 @@ pub struct Allocators {
     unbelievable: u64,
     from_start: bool,
     missing: Vec<u16>,
+    #[serde(skip)]
     history_limit: usize,
 }
 
@@ -249,7 +252,7 @@ impl Allocators {
         let Some(allocator) = traced.or(asked) else { return };
         if self.places.insert(allocator, ordinal) != Some(ordinal) {
             let kept = self.unplaced.remove(&allocator).unwrap_or_default();
-            self.unplaced_events -= kept.len();
+            self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
             for event in &kept {
                 self.device(ordinal).observe(event, None);
             }
@@ -259,7 +262,7 @@ impl Allocators {
     fn place_or_keep(&mut self, allocator: u64, event: &TensorEvent) {
         if let Some(ordinal) = self.places.get(&allocator).copied() {
             let asked = self.asked.get(&event.tid).filter(|asked| asked.allocator == allocator);
-            let asked_bytes = asked.zip(self.size_word).map(|(asked, word)| asked.words[word]);
+            let asked_bytes = asked.zip(self.size_word).and_then(|(asked, word)| asked.words.get(word).copied());
             self.device(ordinal).observe(event, asked_bytes);
             return;
         }
@@ -290,7 +293,7 @@ impl Allocators {
                 asked.words.map(|word| word > 0 && word.checked_next_multiple_of(ROUNDING) == Some(block_bytes));
             self.size_word = (first != second).then(|| usize::from(second));
         }
-        self.size_word.map(|word| asked.words[word]).filter(|bytes| *bytes <= block_bytes)
+        self.size_word.and_then(|word| asked.words.get(word).copied()).filter(|bytes| *bytes <= block_bytes)
     }
 }
 

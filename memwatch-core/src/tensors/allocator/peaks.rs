@@ -1,12 +1,14 @@
 //! Peaks of an allocator's numbers: the program's own, until memwatch is asked to begin them anew in its own books.
 
+use serde::{Deserialize, Serialize};
+
 use super::device::{Base, DeviceAllocator};
 use super::statistics::{Scope, Statistics};
 use super::trust::Doubt;
 use crate::tensors::allocator::Family;
 
 /// What memwatch knows of peaks that the allocator does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OwnPeaks {
     /// The most that the allocator kept for later at a report, in bytes.
     pub cached_bytes: u64,

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::statistics::{PoolSize, Scope, Stat};
 
 /// So many pools are told apart at most: a program may make pools without end.
 const KEPT: usize = 1024;
 
 /// Bytes by private pool, which is known by two numbers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Pools {
     by_id: BTreeMap<(u64, u64), [Stat; 3]>,
     /// Nothing of them was missed.

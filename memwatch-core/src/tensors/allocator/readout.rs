@@ -4,6 +4,7 @@
 //! c10/core/CachingDeviceAllocator.h of PyTorch 2.1 to 2.15, where `DeviceStats` begins with nine `StatArray`s of 3 × 4 words.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
+use serde::{Deserialize, Serialize};
 
 use super::device::{Base, DeviceAllocator};
 use super::pools::Pools;
@@ -40,7 +41,7 @@ pub(super) struct Readout {
 }
 
 /// Counters that not every version has, and the settings among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tail {
     /// From this size on, blocks are not split: bytes; -1 where all are.
     pub max_split_size: i64,

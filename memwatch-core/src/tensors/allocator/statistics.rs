@@ -1,5 +1,7 @@
 //! The numbers that a caching allocator keeps of itself, under PyTorch's own names: `torch.cuda.memory_stats()`.
 
+use serde::{Deserialize, Serialize};
+
 /// A family of numbers, in the order of `DeviceStats` (c10/core/CachingDeviceAllocator.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
@@ -79,7 +81,7 @@ impl Scope {
 }
 
 /// The allocator's two kinds of pools: what is in one is never granted for the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PoolSize {
     /// Requests of up to 1 MiB (`kSmallSize` of c10/cuda/CUDACachingAllocator.cpp).
     Small,
@@ -105,7 +107,7 @@ impl PoolSize {
 }
 
 /// One number over time: `c10::CachingAllocator::Stat`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stat {
     /// Now.
     pub current: i64,
@@ -133,7 +135,7 @@ impl Stat {
 }
 
 /// Numbers that only count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// `cudaMalloc` failed, and was tried again after the cache was given back.
     pub retries: i64,
@@ -148,7 +150,7 @@ pub struct Counters {
 }
 
 /// All numbers of one allocator that follow from its events.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
     families: [[Stat; 3]; 9],
     /// Calls and failures.

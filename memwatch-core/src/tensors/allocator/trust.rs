@@ -17,7 +17,7 @@ pub enum Certainty {
 }
 
 /// Why a number is not exact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Doubt {
     /// The program was there before the watch, and the allocator's own numbers were not read yet.
     NotRead,

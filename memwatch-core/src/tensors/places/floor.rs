@@ -1,7 +1,9 @@
 //! The least a place had within a window of time: what stays when a step's temporary memory is gone.
 
+use serde::{Deserialize, Serialize};
+
 /// The least live bytes of a place in the open window and in the one before, kept without looking at places that do not change.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Floor {
     /// The window of the last change.
     window: u64,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::tensors::threads::Attribution;
 use crate::words::{Ordinal, Tid};
@@ -13,7 +14,7 @@ const LISTED: usize = 1 << 14;
 const LARGE_BYTES: u64 = 100 << 20;
 
 /// A block that the program has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveBlock {
     /// The device.
     pub ordinal: Ordinal,
@@ -35,6 +36,24 @@ pub(super) struct Live {
     blocks: HashMap<(Ordinal, u64), LiveBlock, RandomState>,
     large: BTreeMap<(Ordinal, u64), LiveBlock>,
     least_bytes: u64,
+}
+
+/// The blocks alone are kept: which of them are listed is for whoever asks.
+impl Serialize for Live {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.blocks.values())
+    }
+}
+
+impl<'de> Deserialize<'de> for Live {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut live = Self::default();
+        for block in Vec::<LiveBlock>::deserialize(deserializer)? {
+            live.insert(block);
+        }
+        live.list_from(LARGE_BYTES);
+        Ok(live)
+    }
 }
 
 impl Default for Live {

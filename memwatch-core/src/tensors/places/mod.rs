@@ -9,6 +9,7 @@ mod sum;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
 
 use crate::tensors::Block;
 use crate::tensors::durations::Spent;
@@ -27,7 +28,7 @@ const TRAILS: usize = 1 << 16;
 /// How many refused allocations are remembered.
 const REFUSED: usize = 16;
 /// A stage, and how blocks came to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StageRow {
     /// The stage.
     pub stage: Stage,
@@ -46,7 +47,7 @@ impl StageRow {
 }
 
 /// The way to a block: its stack where it has one, else its site says why not; and the stage, since one stack may be in several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Trail {
     /// The stack's number.
     pub stack: Option<u64>,
@@ -57,7 +58,7 @@ pub struct Trail {
 }
 
 /// A layer's sums.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSum {
     /// In all.
     pub sum: Sum,
@@ -81,7 +82,7 @@ impl LayerSum {
 }
 
 /// The sums of one device.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DevicePlaces {
     total: Sum,
     /// What the allocator itself said last.
@@ -101,7 +102,7 @@ pub struct DevicePlaces {
 }
 
 /// An allocation that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The device.
     pub ordinal: Ordinal,
@@ -114,7 +115,7 @@ pub struct Refusal {
 }
 
 /// The sums of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Places {
     devices: BTreeMap<Ordinal, DevicePlaces>,
     live: Live,

@@ -1,7 +1,9 @@
 //! What is counted of each place.
 
+use serde::{Deserialize, Serialize};
+
 /// Blocks of one place on one device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
     /// Bytes of its live blocks.
     pub live_bytes: u64,

@@ -1,5 +1,7 @@
 //! What a Python stack says by itself: the line it belongs to, the module, and what the program is doing there.
 
+use serde::{Deserialize, Serialize};
+
 use crate::stack::{PythonCode, PythonModule, PythonStack, WRAPPERS, wrapped_as};
 
 /// By these files below it a folder `torch` is the package.
@@ -7,7 +9,7 @@ const CHECKOUT: [&str; 8] =
     ["nn/modules/", "autograd/", "optim/", "utils/", "_dynamo/", "_functorch/", "_tensor.py", "nn/functional.py"];
 
 /// What the innermost frame that says so is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Doing {
     /// Nothing says.
     Nothing,

@@ -12,6 +12,7 @@ mod ranges;
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
 
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::stack::PythonStack;
@@ -34,7 +35,7 @@ const CAPTURES: usize = 64;
 const NUMBERS: usize = 1 << 21;
 
 /// What part of a training step a block belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Stage {
     /// Within the call of a module.
     Forward,
@@ -57,7 +58,7 @@ impl Stage {
 }
 
 /// What told the stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Evidence {
     /// A node of the backward graph ran in the thread.
     Node,
@@ -70,7 +71,7 @@ pub enum Evidence {
 }
 
 /// To whom a block belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attribution {
     /// The stage.
     pub stage: Stage,
@@ -93,7 +94,7 @@ pub struct Attribution {
 }
 
 /// A node that runs.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Running {
     /// Where it was made, if a thread of the program's made it.
     origin: Option<OriginKey>,
@@ -107,7 +108,7 @@ struct Running {
     moment: u64,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Thread {
     ranges: Ranges,
     /// The node that began last.
@@ -145,7 +146,7 @@ impl Thread {
 }
 
 /// The threads of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Threads {
     all: HashMap<Tid, Thread, RandomState>,
     builders: Vec<Tid>,
@@ -207,7 +208,7 @@ impl Threads {
     /// The thread is no more.
     pub(super) fn end(&mut self, tid: Tid) {
         if let Some(thread) = self.all.remove(&tid) {
-            self.kept_numbers -= thread.numbers.len();
+            self.kept_numbers = self.kept_numbers.saturating_sub(thread.numbers.len());
             self.builders.retain(|builder| *builder != tid);
         }
     }
@@ -339,7 +340,7 @@ impl Threads {
             if self.builders.len() >= BUILDERS {
                 let gone = self.builders.remove(0);
                 let numbers = self.all.get_mut(&gone).map(|thread| std::mem::take(&mut thread.numbers));
-                self.kept_numbers -= numbers.map_or(0, |numbers| numbers.len());
+                self.kept_numbers = self.kept_numbers.saturating_sub(numbers.map_or(0, |numbers| numbers.len()));
             }
             self.builders.push(tid);
         }
@@ -351,7 +352,7 @@ impl Threads {
         let before = thread.numbers.len();
         thread.numbers.push(number, Numbered { origin: key, by_node, ran: false }, before + room);
         let after = thread.numbers.len();
-        self.kept_numbers = self.kept_numbers + after - before;
+        self.kept_numbers = (self.kept_numbers + after).saturating_sub(before);
     }
 
     fn thread(&mut self, tid: Tid) -> &mut Thread {

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::origins::OriginKey;
 
 /// How many numbers of a thread are kept: a graph of more nodes loses its oldest ones.
@@ -10,7 +12,7 @@ const KEPT: usize = 1 << 17;
 const GAP: u64 = 4096;
 
 /// One node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Numbered {
     /// Where it was made; `None` while that is not known.
     pub(super) origin: Option<OriginKey>,
@@ -21,7 +23,7 @@ pub(super) struct Numbered {
 }
 
 /// The numbers that one thread gave.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Numbers {
     first: u64,
     nodes: VecDeque<Numbered>,
@@ -55,7 +57,7 @@ impl Numbers {
 
     /// The nodes made since the last allocation were made here.
     pub(super) fn settle(&mut self, origin: OriginKey) {
-        let settled = self.nodes.len() - self.waiting;
+        let settled = self.nodes.len().saturating_sub(self.waiting);
         for node in self.nodes.range_mut(settled..) {
             node.origin = Some(origin);
         }
@@ -70,7 +72,7 @@ impl Numbers {
 
     /// Whether the node of this number waits for an allocation.
     pub(super) fn is_waiting(&self, number: u64) -> bool {
-        let settled = self.first + (self.nodes.len() - self.waiting) as u64;
+        let settled = self.first + self.nodes.len().saturating_sub(self.waiting) as u64;
         number >= settled && self.get(number).is_some()
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
 
 use super::frames::{self, Doing, Reading};
 use crate::decode::StackRef;
@@ -19,11 +20,11 @@ const ADDRESSES: usize = 1 << 16;
 const MODELS_OF_A_CLASS: u32 = 32;
 
 /// A stack's number in [`Origins`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct OriginKey(pub(super) u32);
 
 /// What a stack means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
 pub(super) struct Origin {
     /// The line it belongs to.
@@ -44,8 +45,19 @@ pub(super) struct Origin {
     pub(super) below_engine: bool,
 }
 
+const UNKNOWN: Origin = Origin {
+    site: SiteKey::MISSING,
+    backward_site: SiteKey::MISSING,
+    layer: LayerKey::NOT_KNOWN,
+    doing: Doing::Nothing,
+    from_the_start: false,
+    without_optimizer: false,
+    in_engine: false,
+    below_engine: false,
+};
+
 /// All stacks of one process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Origins {
     by_stack: HashMap<u64, OriginKey, RandomState>,
     /// The sites of threads without Python.
@@ -94,8 +106,8 @@ impl Origins {
 
     /// What it means.
     pub(super) fn get(&self, key: OriginKey) -> Origin {
-        // Keys come from `learn` alone, and no origin is ever taken away.
-        self.all[key.0 as usize]
+        // Keys come from `learn` alone, and no origin is ever taken away: only a state that is not what was kept has others.
+        self.all.get(key.0 as usize).copied().unwrap_or(UNKNOWN)
     }
 
     fn work_out(&mut self, reading: &Reading, names: &mut Names) -> Origin {

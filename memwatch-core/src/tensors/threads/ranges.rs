@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::tensors::names::PhaseKey;
 
 /// How many open ranges of a thread are known by name: one that is never closed must not cost memory for ever.
@@ -13,7 +15,7 @@ const OPTIMIZER: &str = "Optimizer.";
 const STEP: &str = "Optimizer.step#";
 
 /// An open range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Range {
     /// Of the program's or of a library's own, by `record_function`.
     Phase(PhaseKey),
@@ -30,7 +32,7 @@ impl Range {
 }
 
 /// The open ranges of a thread.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Ranges {
     open: Vec<Range>,
     /// Open ranges deeper than are known: of `record_function`, of NVTX.
@@ -121,7 +123,7 @@ impl Ranges {
 }
 
 /// The steps that optimizers have taken, by the name that their range has: optimizers of one class count together.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Steps {
     ids: HashMap<Box<str>, u32>,
     taken: Vec<u64>,
@@ -151,7 +153,8 @@ impl Steps {
 
     /// Each optimizer with its steps, by name.
     pub(super) fn by_optimizer(&self) -> Vec<(&str, u64)> {
-        let mut all: Vec<_> = self.ids.iter().map(|(name, id)| (&**name, self.taken[*id as usize])).collect();
+        let mut all: Vec<_> =
+            self.ids.iter().map(|(name, id)| (&**name, self.taken.get(*id as usize).copied().unwrap_or(0))).collect();
         all.sort_unstable();
         all
     }

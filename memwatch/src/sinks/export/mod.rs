@@ -3,12 +3,13 @@
 mod csv;
 mod folded;
 mod html;
+mod parquet;
 mod pprof;
 mod speedscope;
 mod svg;
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, DeviceTrails, FrameView, ProcessView, SiteView, Snapshot, SumView, TrailView,
+    DevicePlacesView, DeviceTrails, FrameView, LeakView, LeaksView, ProcessView, SiteView, Snapshot, SumView, TrailView,
 };
 
 use super::format::{bytes, count, printable};
@@ -29,16 +30,18 @@ pub(crate) enum Weight {
     Allocated,
     /// Their number.
     Count,
+    /// Live bytes of lines that keep growing, and of no others: a profile of those is [`leaking`].
+    Leak,
 }
 
 impl Weight {
-    /// All of them, in the order of [`Self::all_of`].
+    /// All that a stack has at once, in the order of [`Self::all_of`].
     pub(crate) const ALL: [Self; 4] = [Self::InUse, Self::Peak, Self::Allocated, Self::Count];
 
     /// What a sum has of it.
     const fn of(self, sum: &SumView) -> u64 {
         match self {
-            Self::InUse => sum.live_bytes,
+            Self::InUse | Self::Leak => sum.live_bytes,
             Self::Peak => sum.at_peak_bytes,
             Self::Allocated => sum.total_bytes,
             Self::Count => sum.allocations,
@@ -57,6 +60,7 @@ impl Weight {
             Self::Peak => "in use at the peak",
             Self::Allocated => "allocated",
             Self::Count => "allocations",
+            Self::Leak => "in use by what keeps growing",
         }
     }
 
@@ -78,6 +82,8 @@ pub(crate) enum Format {
     Pprof,
     /// A table of lines of Python.
     Csv,
+    /// The same table for data frames.
+    Parquet,
     /// A picture.
     Svg,
     /// A page.
@@ -185,6 +191,7 @@ impl Profile {
             Format::Speedscope => Ok(speedscope::write(self, weight)?),
             Format::Pprof => pprof::write(self, weight),
             Format::Csv => Ok(csv::write(self).into_bytes()),
+            Format::Parquet => Ok(parquet::write(self)?),
             Format::Svg => svg::write(self, weight),
             Format::Html => Ok(html::write(self, weight)?),
         }
@@ -212,6 +219,31 @@ impl Frame {
             (None, _) => String::new(),
         }
     }
+}
+
+/// Of the ways to a process's memory those whose line keeps growing.
+pub(crate) fn leaking(trails: Vec<DeviceTrails>, process: &ProcessView, leaks: &[LeaksView]) -> Vec<DeviceTrails> {
+    let own =
+        leaks.iter().filter(|leaks| (leaks.tgid, leaks.observed_since_ns) == (process.tgid, process.observed_since_ns));
+    let grows = |finding: &&LeakView| finding.verdict == "leak" || finding.verdict == "slow";
+    let suspects: Vec<&LeakView> = own.flat_map(|leaks| &leaks.findings).filter(grows).collect();
+    let only = |device: DeviceTrails| {
+        let is_of = |suspect: &&LeakView, site: &SiteView| {
+            (suspect.device, suspect.kind.as_ref()) == (Some(device.device), Some(&site.kind))
+                && (&suspect.file, suspect.line, &suspect.function) == (&site.file, site.line, &site.function)
+        };
+        let mut trails = device.trails;
+        trails.retain(|trail| suspects.iter().any(|suspect| is_of(suspect, &trail.site)));
+        let mut total = SumView::default();
+        for sum in trails.iter().map(|trail| &trail.site.sum) {
+            total.live_bytes = total.live_bytes.saturating_add(sum.live_bytes);
+            total.at_peak_bytes = total.at_peak_bytes.saturating_add(sum.at_peak_bytes);
+            total.total_bytes = total.total_bytes.saturating_add(sum.total_bytes);
+            total.allocations += sum.allocations;
+        }
+        DeviceTrails { trails, total, unplaced_bytes: 0, ..device }
+    };
+    trails.into_iter().map(only).collect()
 }
 
 fn part(snapshot: &Snapshot, process: &ProcessView, device: &DevicePlacesView, trails: &DeviceTrails) -> Part {

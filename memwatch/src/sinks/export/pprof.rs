@@ -124,7 +124,7 @@ pub(super) struct Function {
 /// For the peak, which heap profiles do not have.
 pub(super) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, ExportError> {
     let first = match weight {
-        Weight::InUse => "inuse_space",
+        Weight::InUse | Weight::Leak => "inuse_space",
         Weight::Allocated => "alloc_space",
         Weight::Count => "alloc_objects",
         Weight::Peak => return Err(ExportError::NoPeak),

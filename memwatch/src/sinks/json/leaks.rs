@@ -19,12 +19,16 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    let processes = leaks.iter().map(|leaks| process(leaks, origin.clock)).collect();
-    write_report(out, "memwatch.leak/1", Listed { processes }, snapshot, origin)
+    write_report(out, "memwatch.leak/1", data(leaks, origin.clock), snapshot, origin)
+}
+
+/// The same within another report.
+pub(super) fn data<'a>(leaks: &'a [LeaksView], clock: &WallClock) -> Listed<'a> {
+    Listed { processes: leaks.iter().map(|leaks| process(leaks, clock)).collect() }
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
+pub(super) struct Listed<'a> {
     processes: Vec<ProcessJson<'a>>,
 }
 

@@ -6,8 +6,9 @@ use memwatch_core::snapshot::{CacheView, OomView, Snapshot, WhoseView};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
+use super::forecast::{self, ChangeJson, ForecastsJson};
 use super::{Origin, write_report};
-use crate::sinks::oom::{Holder, advice, gpu, holders, unwatched_bytes};
+use crate::sinks::oom::{Holder, OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::sinks::wall_clock::WallClock;
 
 /// Writes the report as one line.
@@ -16,16 +17,34 @@ use crate::sinks::wall_clock::WallClock;
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (ooms, forgotten): (&[&OomView], u64),
+    report: &OomReport<'_>,
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    let failures = ooms.iter().map(|oom| failure(oom, origin.clock)).collect();
-    write_report(out, "memwatch.oom/1", Listed { failures, forgotten }, snapshot, origin)
+    let OomReport { ooms, forgotten, forecasts, changes } = *report;
+    let data = Report {
+        forecast: forecast::forecasts(forecasts, origin.clock),
+        changes: changes.iter().map(|change| forecast::change_json(change, origin.clock)).collect(),
+        failures: data((ooms, forgotten), origin.clock),
+    };
+    write_report(out, "memwatch.oom/1", data, snapshot, origin)
+}
+
+/// The same within another report.
+pub(super) fn data<'a>((ooms, forgotten): (&[&'a OomView], u64), clock: &WallClock) -> Listed<'a> {
+    Listed { failures: ooms.iter().map(|oom| failure(oom, clock)).collect(), forgotten }
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
+struct Report<'a> {
+    forecast: ForecastsJson<'a>,
+    changes: Vec<ChangeJson<'a>>,
+    #[serde(flatten)]
+    failures: Listed<'a>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Listed<'a> {
     failures: Vec<FailureJson<'a>>,
     forgotten: u64,
 }

@@ -4,10 +4,10 @@ use std::io;
 use std::path::Path;
 
 use memwatch_core::recording::{Ending, Stopped};
-use memwatch_core::snapshot::Snapshot;
+use memwatch_core::snapshot::{ChurnView, Snapshot};
 use serde::Serialize;
 
-use super::{Data, Origin, Report, data, write_report};
+use super::{Data, Origin, Report, churn, data, write_report};
 use crate::sinks::recording::Facts;
 
 /// Writes a recording's last snapshot, and what the recording is, as one line.
@@ -16,14 +16,15 @@ use crate::sinks::recording::Facts;
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    facts: &Facts<'_>,
+    (facts, churn): (&Facts<'_>, Option<&ChurnView>),
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
     let (ending, stopped, damaged_byte) = match facts.ending {
-        Ending::Whole(mark) => ("whole", Some(mark.stopped), None),
-        Ending::Cut => ("cut", None, None),
-        Ending::Damaged { byte } => ("damaged", None, Some(byte)),
+        None => ("not_read", None, None),
+        Some(Ending::Whole(mark)) => ("whole", Some(mark.stopped), None),
+        Some(Ending::Cut) => ("cut", None, None),
+        Some(Ending::Damaged { byte }) => ("damaged", None, Some(byte)),
     };
     let recording = Recording {
         file: facts.path,
@@ -32,13 +33,14 @@ pub(crate) fn write(
         everybody: facts.front.everybody,
         begin_time: origin.clock.rfc3339(snapshot.attached_ns),
         end_time: origin.clock.rfc3339(snapshot.time_ns),
+        events_since: facts.events_since_ns.map(|since_ns| origin.clock.rfc3339(since_ns)),
         bytes: facts.bytes,
         inputs: facts.inputs,
         ending,
         stopped,
         damaged_byte,
     };
-    let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock) };
+    let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock), churn: churn.map(churn::data) };
     write_report(out, "memwatch.report/1", data, snapshot, origin)
 }
 
@@ -47,6 +49,9 @@ struct Whole<'a> {
     recording: Recording<'a>,
     #[serde(flatten)]
     data: Data<'a>,
+    /// How memory came and went; absent where it was recorded and not read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    churn: Option<churn::Data<'a>>,
 }
 
 #[derive(Serialize)]
@@ -57,6 +62,7 @@ struct Recording<'a> {
     everybody: bool,
     begin_time: String,
     end_time: String,
+    events_since: Option<String>,
     bytes: u64,
     inputs: u64,
     ending: &'static str,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{LeakView, LeaksView, ProcessView, SiteView, Snapshot, SumView};
+use memwatch_core::snapshot::{LeakView, LeaksView, ProcessView, Snapshot};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
@@ -34,6 +34,14 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
+    section(&mut page, (leaks, top), snapshot);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(super) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snapshot: &Snapshot) {
     for process in leaks {
         let (tone, text) = heading(process, snapshot);
         page.line(&Sentence::new(tone, text));
@@ -52,9 +60,6 @@ pub(crate) fn write(
     if leaks.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "No process with GPU memory was seen."));
     }
-    page.trust(snapshot, clock);
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
 }
 
 /// `PID 1234  train.py: 1 leak, 0 slow, 3 levelled off, 12 steady; 2 places seen too short; 58 windows in 60 s`.
@@ -98,14 +103,9 @@ fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
 /// `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host memory`.
 fn place(snapshot: &Snapshot, finding: &LeakView) -> String {
     let gpu = sentences::gpu_number(snapshot, finding.uuid.as_ref());
-    match (&*finding.level, &finding.kind) {
-        ("pinned_host", _) => "pinned host memory".to_owned(),
-        (_, Some(kind)) => {
-            let LeakView { file, line, function, .. } = finding.clone();
-            let site = SiteView { kind: kind.clone(), file, line, function, sum: SumView::default() };
-            format!("GPU {gpu}: {}", places::site(&site))
-        }
-        _ => format!("GPU {gpu}: memory of the driver"),
+    match &*finding.level {
+        "pinned_host" => "pinned host memory".to_owned(),
+        _ => format!("GPU {gpu}: {}", places::leak(finding).unwrap_or_else(|| "memory of the driver".to_owned())),
     }
 }
 

@@ -4,10 +4,10 @@ use std::io;
 
 use memwatch_core::snapshot::{GpuView, OomView, ProcessView, Snapshot, largest};
 
-use super::{Page, TableOptions};
+use super::{Page, TableOptions, forecast};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, duration, known};
-use crate::sinks::oom::{Holder, advice, gpu, holders, unwatched_bytes};
+use crate::sinks::oom::{Holder, OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::sinks::places;
 use crate::sinks::sentences::{self, Sentence};
 use crate::sinks::wall_clock::WallClock;
@@ -21,12 +21,22 @@ const LISTED: usize = 5;
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (ooms, forgotten): (&[&OomView], u64),
+    report: &OomReport<'_>,
     snapshot: &Snapshot,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
+    let OomReport { ooms, forgotten, forecasts, changes } = *report;
     let mut page = Page { text: String::new(), options: *options };
+    forecast::show(&mut page, forecasts, changes, clock);
+    section(&mut page, (ooms, forgotten), clock);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(super) fn section(page: &mut Page, (ooms, forgotten): (&[&OomView], u64), clock: &WallClock) {
     for oom in ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
         for (label, text) in facts(oom) {
@@ -39,9 +49,6 @@ pub(crate) fn write(
     if forgotten > 0 {
         page.line(&Sentence::new(Tone::Faint, format!("and {} more before these", count(forgotten))));
     }
-    page.trust(snapshot, clock);
-    out.write_all(page.text.as_bytes())?;
-    out.flush()
 }
 
 /// `Out of memory at 14:05:20 in PID 1234 train.py: 2.0 GiB wanted on GPU 0`.

@@ -2,7 +2,7 @@
 
 pub(crate) mod naive;
 mod peaks;
-mod properties;
+pub(crate) mod properties;
 mod readout;
 mod recorded;
 

@@ -12,30 +12,30 @@ use crate::words::{Ordinal, Tgid, Tid};
 const CASES: u32 = 60;
 
 /// What happens next: what, where, how much.
-type Step = (u8, u8, u32);
+pub(crate) type Step = (u8, u8, u32);
 
 /// An allocator and its words.
-type Readable = (u64, Box<Words>);
+pub(crate) type Readable = (u64, Box<Words>);
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     vec(any::<Step>(), 1..120)
 }
 
 /// Events of all devices in their order, with the words of an allocator behind each report.
-struct History {
+pub(crate) struct History {
     devices: [Naive; 2],
-    events: Vec<(TensorEvent, Option<Readable>)>,
+    pub(crate) events: Vec<(TensorEvent, Option<Readable>)>,
     time_ns: u64,
     map_words: usize,
 }
 
 impl History {
-    fn new(expandable: bool, map_words: usize) -> Self {
+    pub(crate) fn new(expandable: bool, map_words: usize) -> Self {
         let devices = [Naive::new(0, expandable), Naive::new(1, false)];
         Self { devices, events: Vec::new(), time_ns: 0, map_words }
     }
 
-    fn step(&mut self, (what, place, amount): Step) {
+    pub(crate) fn step(&mut self, (what, place, amount): Step) {
         let tid = Tid(u32::from(place % 3) + 1);
         let which = usize::try_from(amount).expect("a word");
         let (stream, private) = (u64::from(place >> 6), u64::from(place % 16 == 0));

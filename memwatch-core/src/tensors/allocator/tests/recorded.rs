@@ -143,6 +143,40 @@ fn with_the_trace_every_number_is_pytorchs_own() {
 }
 
 #[test]
+fn allocators_kept_at_any_moment_go_on_as_if_they_had_not_been() {
+    for ((name, text, size_word), set) in
+        RECORDED.into_iter().zip([Set::Full, Set::WithoutTrace, Set::Exported, Set::Full])
+    {
+        let said = |allocators: &Allocators| {
+            let device = device(allocators);
+            format!(
+                "{:?} {:?} {:?}",
+                device.numbers(),
+                device.memory(),
+                (device.hits(), device.misses(), device.doubts.clone())
+            )
+        };
+        let mut expected = Vec::new();
+        let whole = play((text, size_word), set, |allocators, _| expected.push(said(allocators)));
+        let mut interrupted = started();
+        interrupted.begin(true, if set == Set::Exported { &[3, 4, 5, 6, 7, 8, 9] } else { &[] });
+        for line in text.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let is_traced = matches!(set, Set::Full | Set::WithoutRequests);
+            match (seen(set, &words, size_word), drives(&words).filter(|_| !is_traced)) {
+                (_, Some(changes)) => changes.into_iter().for_each(|change| interrupted.driver(change)),
+                (Some(change), None) => drop(interrupted.apply(&event(change))),
+                (None, None) => {}
+            }
+            let kept = postcard::to_allocvec(&interrupted).expect("it can be kept");
+            interrupted = postcard::from_bytes(&kept).expect("it is what was kept");
+        }
+        assert_eq!(said(&interrupted), said(&whole), "{name}");
+        assert_eq!(expected.last(), Some(&said(&whole)), "{name}");
+    }
+}
+
+#[test]
 fn the_segments_and_blocks_are_those_of_pytorchs_snapshot() {
     for (name, text, size_word) in RECORDED {
         let allocators = play((text, size_word), Set::Full, |_, _| {});

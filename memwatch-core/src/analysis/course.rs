@@ -1,0 +1,320 @@
+//! A number of bytes over time: looked at in a rhythm, and between two looks with all that happened to it.
+
+/// So many points are kept; then two neighbours become one.
+const POINTS: usize = 1 << 13;
+
+/// What a number was at one moment of the rhythm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// The moment: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// What it was then, in bytes.
+    pub bytes: u64,
+    /// The most it was since the point before, in bytes.
+    pub most_bytes: u64,
+    /// For how long the point stands, nanoseconds: back to the one before, or to the beginning.
+    pub weight_ns: u64,
+}
+
+/// One number over time. It keeps its value from one change to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Course {
+    points: Vec<Point>,
+    begun_ns: u64,
+    /// When it changed last.
+    changed_ns: u64,
+    bytes: u64,
+    most_bytes: u64,
+    peak: Peak,
+    /// Bytes times nanoseconds until it changed last.
+    area: u128,
+    /// It is no more: what it was, and since when.
+    ended: Option<(u64, u64)>,
+    /// How long it was no more before it began again, nanoseconds.
+    gap_ns: u64,
+}
+
+/// The most it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// How much, in bytes.
+    pub bytes: u64,
+    /// When first: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+}
+
+/// What a course comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Now; at the end of what has ended.
+    pub current_bytes: u64,
+    /// Over all the time, exactly; `None` where no time has passed.
+    pub average_bytes: Option<u64>,
+    /// The least at a look.
+    pub minimum_bytes: u64,
+    /// The most at a look.
+    pub maximum_bytes: u64,
+    /// The most at any time, between two looks, too.
+    pub peak: Peak,
+    /// What it was at most for half, nine tenths, 95 % and 99 % of the time, by the looks.
+    pub percentiles: [u64; 4],
+    /// How many looks that is from; the last is at the end.
+    pub samples: u64,
+    /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    pub begun_ns: u64,
+    /// And last.
+    pub last_ns: u64,
+}
+
+/// Of what percentiles are told, in hundredths.
+pub const PERCENTILES: [u64; 4] = [50, 90, 95, 99];
+
+impl Course {
+    /// From now on.
+    pub fn begin(time_ns: u64, bytes: u64) -> Self {
+        Self {
+            points: Vec::new(),
+            begun_ns: time_ns,
+            changed_ns: time_ns,
+            bytes,
+            most_bytes: bytes,
+            peak: Peak { bytes, time_ns },
+            area: 0,
+            ended: None,
+            gap_ns: 0,
+        }
+    }
+
+    /// What it is now, in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The most it was at any time.
+    pub const fn peak(&self) -> Peak {
+        self.peak
+    }
+
+    /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    pub const fn begun_ns(&self) -> u64 {
+        self.begun_ns
+    }
+
+    /// It is so much now. Times may go back by what records overtake each other.
+    pub fn set(&mut self, time_ns: u64, bytes: u64) {
+        if bytes == self.bytes && self.ended.is_none() {
+            return;
+        }
+        self.pass(time_ns);
+        if let Some((_, ended_ns)) = self.ended.take() {
+            self.gap_ns += time_ns.saturating_sub(ended_ns);
+        }
+        self.bytes = bytes;
+        self.most_bytes = self.most_bytes.max(bytes);
+        if bytes > self.peak.bytes {
+            self.peak = Peak { bytes, time_ns };
+        }
+    }
+
+    /// Nobody has it any more.
+    pub fn end(&mut self, time_ns: u64) {
+        if self.ended.is_none() {
+            self.pass(time_ns);
+            self.ended = Some((self.bytes, time_ns));
+            self.bytes = 0;
+        }
+    }
+
+    /// Whether it is no more, and since when.
+    pub fn ended_ns(&self) -> Option<u64> {
+        self.ended.map(|(_, time_ns)| time_ns)
+    }
+
+    /// It is looked at.
+    pub fn look(&mut self, time_ns: u64) {
+        if self.ended.is_none() && time_ns > self.last_ns() {
+            self.points.push(self.point(time_ns));
+            self.most_bytes = self.bytes;
+        }
+    }
+
+    /// Whether it has as many points as are kept.
+    pub fn is_full(&self) -> bool {
+        self.points.len() >= POINTS
+    }
+
+    /// From now on it is looked at half as often: points at times that are no multiples of this become part of the next.
+    pub fn thin(&mut self, interval_ns: u64) {
+        let mut kept: Vec<Point> = Vec::with_capacity(self.points.len() / 2 + 1);
+        let mut open: Option<Point> = None;
+        for point in self.points.drain(..) {
+            let point = open.take().map_or(point, |before| Point {
+                most_bytes: point.most_bytes.max(before.most_bytes),
+                weight_ns: point.weight_ns + before.weight_ns,
+                ..point
+            });
+            if point.time_ns.is_multiple_of(interval_ns) {
+                kept.push(point);
+            } else {
+                open = Some(point);
+            }
+        }
+        // What comes next is counted from the last that is kept.
+        if let Some(point) = open {
+            self.most_bytes = self.most_bytes.max(point.most_bytes);
+        }
+        self.points = kept;
+    }
+
+    /// All points, the last one now, or at its end.
+    pub fn points(&self, now_ns: u64) -> Vec<Point> {
+        let (bytes, end_ns) = self.ended.unwrap_or((self.bytes, now_ns.max(self.changed_ns)));
+        let mut points = self.points.clone();
+        if end_ns > self.last_ns() || points.is_empty() {
+            points.push(Point { bytes, most_bytes: self.most_bytes.max(bytes), ..self.point(end_ns) });
+        }
+        points
+    }
+
+    /// What it comes to by now.
+    pub fn summary(&self, now_ns: u64) -> Summary {
+        let points = self.points(now_ns);
+        let (current_bytes, last_ns) = self.ended.unwrap_or((self.bytes, now_ns.max(self.changed_ns)));
+        let area = self.area + self.area_until(last_ns);
+        let passed_ns = last_ns.saturating_sub(self.begun_ns).saturating_sub(self.gap_ns);
+        let average = area.checked_div(u128::from(passed_ns));
+        let looks = || points.iter().map(|point| point.bytes);
+        let weighed: Vec<(u64, u64)> = points.iter().map(|point| (point.bytes, point.weight_ns)).collect();
+        Summary {
+            current_bytes,
+            average_bytes: average.and_then(|bytes| u64::try_from(bytes).ok()),
+            minimum_bytes: looks().min().unwrap_or(current_bytes),
+            maximum_bytes: looks().max().unwrap_or(current_bytes),
+            peak: self.peak,
+            percentiles: percentiles(weighed, Ord::cmp).unwrap_or([current_bytes; 4]),
+            samples: points.len() as u64,
+            begun_ns: self.begun_ns,
+            last_ns,
+        }
+    }
+
+    fn pass(&mut self, time_ns: u64) {
+        if self.ended.is_none() {
+            self.area += self.area_until(time_ns);
+        }
+        self.changed_ns = self.changed_ns.max(time_ns);
+    }
+
+    fn area_until(&self, time_ns: u64) -> u128 {
+        let is_going = self.ended.is_none();
+        if is_going { u128::from(self.bytes) * u128::from(time_ns.saturating_sub(self.changed_ns)) } else { 0 }
+    }
+
+    fn last_ns(&self) -> u64 {
+        self.points.last().map_or(self.begun_ns, |point| point.time_ns)
+    }
+
+    fn point(&self, time_ns: u64) -> Point {
+        let weight_ns = time_ns.saturating_sub(self.last_ns());
+        Point { time_ns, bytes: self.bytes, most_bytes: self.most_bytes, weight_ns }
+    }
+}
+
+/// The values below or at which a number was for the [`PERCENTILES`] of the time, of values with the time that each stands for; where no
+/// time has passed, all count the same. `None` of nothing.
+pub fn percentiles<T: Copy>(
+    mut values: Vec<(T, u64)>,
+    order: impl Fn(&T, &T) -> std::cmp::Ordering,
+) -> Option<[T; PERCENTILES.len()]> {
+    values.sort_by(|(one, _), (other, _)| order(one, other));
+    if values.iter().all(|(_, weight)| *weight == 0) {
+        for (_, weight) in &mut values {
+            *weight = 1;
+        }
+    }
+    let total: u128 = values.iter().map(|(_, weight)| u128::from(*weight)).sum();
+    let (most, _) = *values.last()?;
+    Some(PERCENTILES.map(|part| {
+        let mut sum = 0;
+        let reached = values.iter().find(|(_, weight)| {
+            sum += u128::from(*weight);
+            sum * 100 >= total * u128::from(part)
+        });
+        reached.map_or(most, |(value, _)| *value)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Course, POINTS, Peak, percentiles};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn the_average_and_the_peak_are_exact_between_two_looks() {
+        let mut course = Course::begin(0, 0);
+        course.set(SECOND / 4, 400);
+        course.set(SECOND / 2, 100);
+        course.look(SECOND);
+        course.look(2 * SECOND);
+        let summary = course.summary(2 * SECOND);
+        assert_eq!(summary.average_bytes, Some(u64::midpoint(400 / 4, 3 * 100 / 2)));
+        assert_eq!(summary.peak, Peak { bytes: 400, time_ns: SECOND / 4 });
+        assert_eq!((summary.maximum_bytes, summary.current_bytes, summary.samples), (100, 100, 2));
+        let most: Vec<u64> = course.points(2 * SECOND).iter().map(|point| point.most_bytes).collect();
+        assert_eq!(most, [400, 100]);
+    }
+
+    #[test]
+    fn percentiles_go_by_time_and_not_by_the_number_of_looks() {
+        let mut course = Course::begin(0, 10);
+        course.look(90 * SECOND);
+        course.set(90 * SECOND, 1000);
+        course.look(91 * SECOND);
+        course.look(92 * SECOND);
+        let summary = course.summary(100 * SECOND);
+        assert_eq!((summary.percentiles, summary.samples), ([10, 10, 1000, 1000], 4));
+        assert_eq!(percentiles(vec![(3, 0), (1, 0)], u64::cmp), Some([1, 3, 3, 3]), "no time has passed");
+        assert_eq!(percentiles(Vec::<(u64, u64)>::new(), u64::cmp), None);
+    }
+
+    #[test]
+    fn what_has_ended_counts_until_its_end_and_may_begin_again() {
+        let mut course = Course::begin(0, 100);
+        course.look(SECOND);
+        course.end(3 * SECOND / 2);
+        course.look(5 * SECOND);
+        let summary = course.summary(9 * SECOND);
+        assert_eq!((summary.current_bytes, summary.average_bytes, summary.last_ns), (100, Some(100), 3 * SECOND / 2));
+        assert_eq!(course.points(9 * SECOND).len(), 2);
+        course.set(10 * SECOND, 100);
+        assert_eq!((course.ended_ns(), course.summary(10 * SECOND).current_bytes), (None, 100));
+        assert_eq!(course.summary(20 * SECOND).average_bytes, Some(100), "the time between does not count");
+    }
+
+    #[test]
+    fn thinned_points_keep_what_was_the_most_and_their_times() {
+        let mut course = Course::begin(0, 0);
+        for second in 1..=8 {
+            course.set(second * SECOND - SECOND / 2, second * 100);
+            course.set(second * SECOND - SECOND / 4, second);
+            course.look(second * SECOND);
+        }
+        let before = course.summary(8 * SECOND);
+        course.thin(2 * SECOND);
+        let points = course.points(8 * SECOND);
+        let told: Vec<_> = points.iter().map(|one| (one.time_ns / SECOND, one.bytes, one.most_bytes)).collect();
+        assert_eq!(told, [(2, 2, 200), (4, 4, 400), (6, 6, 600), (8, 8, 800)]);
+        assert!(points.iter().all(|point| point.weight_ns == 2 * SECOND));
+        let after = course.summary(8 * SECOND);
+        assert_eq!((after.average_bytes, after.peak), (before.average_bytes, before.peak));
+        assert!(!course.is_full() && POINTS > 1);
+    }
+
+    #[test]
+    fn a_number_seen_for_no_time_has_no_average() {
+        let course = Course::begin(SECOND, 7);
+        let summary = course.summary(SECOND);
+        assert_eq!((summary.average_bytes, summary.percentiles, summary.samples), (None, [7; 4], 1));
+    }
+}

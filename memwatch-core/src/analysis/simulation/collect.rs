@@ -1,0 +1,52 @@
+//! `garbage_collection_threshold`: blocks that were not used for long are given back before the driver refuses.
+
+use super::caching::Caching;
+use super::{Handle, arena::Pool};
+
+impl Caching {
+    /// Whether old blocks are given back: it takes a threshold, and a part of the device as the limit that it is a part of.
+    pub(super) fn collects(&self) -> bool {
+        self.settings.collection_threshold > 0.0 && self.settings.allowed_bytes(self.meter.room).is_some()
+    }
+
+    /// Gives back segments of the large pool that are older than the average, until there is less than the threshold.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as PyTorch"
+    )]
+    pub(super) fn collect(&mut self) {
+        if !self.collects() {
+            return;
+        }
+        let allowed = self.settings.allowed_bytes(self.meter.room).unwrap_or(u64::MAX);
+        let threshold = (self.settings.collection_threshold * allowed as f64) as u64;
+        let Some(target) = self.meter.reserved_bytes.checked_sub(threshold).filter(|more| *more > 0) else { return };
+        let mut reclaimed = 0;
+        while reclaimed < target {
+            let old: Vec<(Handle, u64, u64)> = self.unsplit().collect();
+            let count = old.len() as f64;
+            let average = old.iter().map(|(_, age, _)| *age).sum::<u64>() as f64 / count;
+            let before = reclaimed;
+            for (handle, age, bytes) in old {
+                if age as f64 >= average {
+                    self.release(handle);
+                    reclaimed += bytes;
+                }
+            }
+            if reclaimed == before {
+                return;
+            }
+        }
+    }
+
+    /// Free segments of the large pool: handle, age in look-ups, bytes.
+    fn unsplit(&self) -> impl Iterator<Item = (Handle, u64, u64)> {
+        let Pool { free, looked, .. } = &self.arena.pools[0];
+        let whole = free.iter().map(|(.., handle)| (*handle, self.arena.get(*handle)));
+        whole
+            .filter(|(_, block)| !block.is_split())
+            .map(move |(handle, block)| (handle, looked - block.born, block.bytes))
+    }
+}

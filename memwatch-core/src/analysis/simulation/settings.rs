@@ -1,0 +1,253 @@
+//! `PYTORCH_CUDA_ALLOC_CONF`, as far as it changes what is taken of the driver.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::caching::{LARGE_SEGMENT_BYTES, LEAST_BYTES};
+use super::meter::Room;
+
+const MIB: u64 = 1 << 20;
+/// Sizes from 1 MiB to 64 GiB have divisions of their own, by their highest bit.
+const INTERVALS: usize = 16;
+/// Settings that change how, but not how much.
+const WITHOUT_EFFECT: [&str; 6] = [
+    "pinned_use_cuda_host_register",
+    "pinned_num_register_threads",
+    "pinned_use_background_threads",
+    "pinned_reserve_segment_size_mb",
+    "release_lock_on_cudamalloc",
+    "throw_on_cudamalloc_oom",
+];
+
+/// What can be set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// `expandable_segments`.
+    pub expandable_segments: bool,
+    /// `max_split_size_mb`, in bytes.
+    pub max_split_bytes: Option<u64>,
+    /// `max_non_split_rounding_mb`, in bytes.
+    pub max_non_split_rounding_bytes: Option<u64>,
+    /// `large_segment_size_mb`, in bytes (2.15).
+    pub large_segment_bytes: u64,
+    /// `garbage_collection_threshold`; 0 for none.
+    pub collection_threshold: f64,
+    /// `per_process_memory_fraction` (2.15), or what `torch.cuda.set_per_process_memory_fraction` was told.
+    pub memory_fraction: Option<f64>,
+    /// `roundup_power2_divisions`, by the highest bit of the size.
+    pub roundup_divisions: [u64; INTERVALS],
+}
+
+/// What is not understood of a setting.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SettingsError {
+    /// No such setting.
+    #[error("{0} is no setting of PyTorch's allocator that is known here; known are {KNOWN}")]
+    Unknown(String),
+    /// It has no such value.
+    #[error("{key} takes {wanted}, not {value}")]
+    Value {
+        /// The setting.
+        key: &'static str,
+        /// What it takes.
+        wanted: &'static str,
+        /// What was given.
+        value: String,
+    },
+    /// Another allocator.
+    #[error("backend:{0} is the driver's own pool, of which there is no model; native is simulated")]
+    Backend(String),
+}
+
+const KNOWN: &str = "expandable_segments, max_split_size_mb, max_non_split_rounding_mb, garbage_collection_threshold, \
+                     roundup_power2_divisions, large_segment_size_mb and per_process_memory_fraction";
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            expandable_segments: false,
+            max_split_bytes: None,
+            max_non_split_rounding_bytes: None,
+            large_segment_bytes: LARGE_SEGMENT_BYTES,
+            collection_threshold: 0.0,
+            memory_fraction: None,
+            roundup_divisions: [0; INTERVALS],
+        }
+    }
+}
+
+impl Settings {
+    /// Reads the value of `PYTORCH_CUDA_ALLOC_CONF`; nothing is PyTorch's default.
+    ///
+    /// # Errors
+    /// What is not understood of it.
+    pub fn parse(text: &str) -> Result<Self, SettingsError> {
+        let mut settings = Self::default();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (part, others) = cut_part(rest);
+            rest = others;
+            let (key, value) = part.split_once(':').ok_or_else(|| SettingsError::Unknown(part.to_owned()))?;
+            settings.set(key.trim(), value.trim())?;
+        }
+        Ok(settings)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), SettingsError> {
+        match key {
+            "expandable_segments" => {
+                let flag = [("True", true), ("False", false)].into_iter().find(|(word, _)| *word == value);
+                self.expandable_segments = flag.ok_or_else(|| wrong("expandable_segments", "True or False", value))?.1;
+            }
+            // PyTorch refuses less.
+            "max_split_size_mb" => {
+                self.max_split_bytes = Some(mib("max_split_size_mb", "a number above 20", value, 21)?);
+            }
+            "max_non_split_rounding_mb" => {
+                let wanted = "a number above 20";
+                self.max_non_split_rounding_bytes = Some(mib("max_non_split_rounding_mb", wanted, value, 21)?);
+            }
+            "large_segment_size_mb" => {
+                // Pages of expandable segments are so large, too.
+                let bytes = mib("large_segment_size_mb", "an even number from 2 on", value, 2)?;
+                self.large_segment_bytes = bytes.next_multiple_of(2 * MIB);
+            }
+            "garbage_collection_threshold" => {
+                let part = part(value).filter(|part| *part < 1.0);
+                self.collection_threshold =
+                    part.ok_or_else(|| wrong("garbage_collection_threshold", "a number between 0 and 1", value))?;
+            }
+            "per_process_memory_fraction" => {
+                let part = part(value);
+                let wanted = "a number above 0, at most 1";
+                self.memory_fraction = Some(part.ok_or_else(|| wrong("per_process_memory_fraction", wanted, value))?);
+            }
+            "roundup_power2_divisions" => self.roundup_divisions = divisions(value)?,
+            "backend" if value != "native" => return Err(SettingsError::Backend(value.to_owned())),
+            "backend" => {}
+            other if WITHOUT_EFFECT.contains(&other) => {}
+            other => return Err(SettingsError::Unknown(other.to_owned())),
+        }
+        Ok(())
+    }
+
+    /// A size as the allocator rounds it, in bytes.
+    pub(super) fn rounded(&self, bytes: u64) -> u64 {
+        if bytes < LEAST_BYTES {
+            return LEAST_BYTES;
+        }
+        let interval = (bytes.ilog2() as usize).saturating_sub(20).min(INTERVALS - 1);
+        let divisions = self.roundup_divisions[interval];
+        if divisions <= 1 || bytes <= LEAST_BYTES.saturating_mul(divisions) {
+            return bytes.next_multiple_of(LEAST_BYTES);
+        }
+        let step = (1_u64 << bytes.ilog2()) >> divisions.ilog2();
+        bytes.next_multiple_of(step.max(1))
+    }
+
+    /// A block that is not split may be larger than what is wanted by less than this, in bytes.
+    pub(super) fn loose_bytes(&self) -> u64 {
+        self.max_non_split_rounding_bytes.unwrap_or(LARGE_SEGMENT_BYTES)
+    }
+
+    /// What the program has limited itself to, in bytes.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "as PyTorch"
+    )]
+    pub(super) fn allowed_bytes(&self, room: Room) -> Option<u64> {
+        self.memory_fraction.map(|fraction| (fraction * room.total_bytes as f64) as u64)
+    }
+}
+
+/// As the user would set it; nothing for PyTorch's default.
+impl fmt::Display for Settings {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usual = Self::default();
+        let mut words = Vec::new();
+        if self.expandable_segments {
+            words.push("expandable_segments:True".to_owned());
+        }
+        let sizes = [
+            ("max_split_size_mb", self.max_split_bytes),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes),
+            ("large_segment_size_mb", Some(self.large_segment_bytes).filter(|size| *size != usual.large_segment_bytes)),
+        ];
+        words.extend(sizes.into_iter().filter_map(|(key, size)| Some(format!("{key}:{}", size? / MIB))));
+        if self.collection_threshold > 0.0 {
+            words.push(format!("garbage_collection_threshold:{}", self.collection_threshold));
+        }
+        words.extend(self.memory_fraction.map(|part| format!("per_process_memory_fraction:{part}")));
+        match self.roundup_divisions {
+            all if all == usual.roundup_divisions => {}
+            [first, rest @ ..] if rest.iter().all(|other| *other == first) => {
+                words.push(format!("roundup_power2_divisions:{first}"));
+            }
+            all => {
+                let each = all.iter().enumerate().map(|(index, own)| format!("{}:{own}", 1_u64 << index));
+                words.push(format!("roundup_power2_divisions:[{}]", each.collect::<Vec<_>>().join(",")));
+            }
+        }
+        out.write_str(&words.join(","))
+    }
+}
+
+/// The first setting of several, and the others: commas within brackets part nothing.
+fn cut_part(text: &str) -> (&str, &str) {
+    let mut depth = 0_i32;
+    for (position, letter) in text.char_indices() {
+        match letter {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            ',' if depth <= 0 => return (&text[..position], &text[position + 1..]),
+            _ => {}
+        }
+    }
+    (text, "")
+}
+
+fn mib(key: &'static str, wanted: &'static str, value: &str, least: u64) -> Result<u64, SettingsError> {
+    let number = value.parse::<u64>().ok().filter(|number| *number >= least);
+    number.and_then(|number| number.checked_mul(MIB)).ok_or_else(|| wrong(key, wanted, value))
+}
+
+fn part(value: &str) -> Option<f64> {
+    value.parse::<f64>().ok().filter(|part| *part > 0.0 && *part <= 1.0)
+}
+
+/// `4`, or `[256:1,512:2,>:4]`: sizes in MiB, each for all below it that no other is for, and `>` for all above.
+fn divisions(value: &str) -> Result<[u64; INTERVALS], SettingsError> {
+    let refused = || wrong("roundup_power2_divisions", "a power of two, or a list such as [256:1,512:2,>:4]", value);
+    let count = |text: &str| {
+        let number = text.trim().parse::<u64>().ok();
+        number.filter(|number| *number <= 1 || number.is_power_of_two()).ok_or_else(refused)
+    };
+    let Some(list) = value.strip_prefix('[').and_then(|list| list.strip_suffix(']')) else {
+        return Ok([count(value)?; INTERVALS]);
+    };
+    let (mut all, mut before) = ([0; INTERVALS], None);
+    for entry in list.split(',') {
+        let (size, number) = entry.split_once(':').ok_or_else(refused)?;
+        let number = count(number)?;
+        let from = before.map_or(0, |before| before + 1);
+        if size.trim() == ">" {
+            all.iter_mut().skip(from).for_each(|own| *own = number);
+            continue;
+        }
+        let size = size.trim().parse::<u64>().ok().filter(|size| size.is_power_of_two()).ok_or_else(refused)?;
+        let index = (size.ilog2() as usize).min(INTERVALS - 1);
+        if before.is_none() {
+            all[..index].fill(number);
+        }
+        all[index] = number;
+        before = Some(index);
+    }
+    Ok(all)
+}
+
+fn wrong(key: &'static str, wanted: &'static str, value: &str) -> SettingsError {
+    SettingsError::Value { key, wanted, value: value.to_owned() }
+}

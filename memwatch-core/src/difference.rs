@@ -1,0 +1,196 @@
+//! What two runs of a program have held, side by side: by line, stage and layer.
+
+use std::collections::BTreeMap;
+
+use crate::snapshot::{LayerView, SiteView, Snapshot, StageView, SumView};
+
+/// Two runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// What the driver granted: live bytes and the peak, of all processes and GPUs.
+    pub driver: Pair,
+    /// What PyTorch's allocators granted, likewise.
+    pub tensors: Pair,
+    /// By line; of lists, what is in neither run is left out.
+    pub sites: Vec<Row<SiteView>>,
+    /// By stage.
+    pub stages: Vec<Row<StageView>>,
+    /// By layer.
+    pub layers: Vec<Row<LayerView>>,
+}
+
+/// A place in two runs; its own sums stand in `pair`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row<T> {
+    /// The place, with what the later run has of it, or else the earlier.
+    pub place: T,
+    /// Both.
+    pub pair: Pair,
+}
+
+/// Sums of the earlier and the later run; `None` where the run has none. Peaks of several processes and GPUs are added: they need not have
+/// been together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pair {
+    /// Of the earlier.
+    pub before: Option<SumView>,
+    /// Of the later.
+    pub after: Option<SumView>,
+}
+
+/// What of a sum is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Live bytes at the end.
+    Live,
+    /// The most there were.
+    Peak,
+    /// Bytes of all allocations.
+    Total,
+    /// Their number.
+    Count,
+}
+
+impl Side {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Live, Self::Peak, Self::Total, Self::Count];
+
+    /// What a sum has of it.
+    pub const fn of(self, sum: &SumView) -> u64 {
+        match self {
+            Self::Live => sum.live_bytes,
+            Self::Peak => sum.peak_bytes,
+            Self::Total => sum.total_bytes,
+            Self::Count => sum.allocations,
+        }
+    }
+}
+
+impl Pair {
+    /// The later less the earlier; what is not there is none.
+    pub fn change(&self, side: Side) -> i64 {
+        let of = |sum: &Option<SumView>| i128::from(sum.as_ref().map_or(0, |sum| side.of(sum)));
+        let change = of(&self.after) - of(&self.before);
+        i64::try_from(change).unwrap_or(if change < 0 { i64::MIN } else { i64::MAX })
+    }
+
+    /// By which part of the earlier it has grown; `None` where there was nothing before.
+    #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
+    pub fn growth(&self, side: Side) -> Option<f64> {
+        let before = self.before.as_ref().map(|sum| side.of(sum)).filter(|before| *before > 0)?;
+        Some(self.change(side) as f64 / before as f64)
+    }
+
+    /// `new`, `gone` or `both`.
+    pub const fn state(&self) -> &'static str {
+        match (&self.before, &self.after) {
+            (None, _) => "new",
+            (Some(_), None) => "gone",
+            _ => "both",
+        }
+    }
+}
+
+/// Two runs side by side, those places first that have changed most on one side; with `by_function` lines of one function are one, so that a
+/// changed file can be compared.
+pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
+    let named = |site: &SiteView| SiteView { line: site.line.filter(|_| !by_function), ..site.clone() };
+    let site_key = |site: &SiteView| (site.kind.clone(), site.file.clone(), site.line, site.function.clone());
+    let stage_key = |stage: &StageView| (stage.stage.clone(), stage.recomputed, stage.captured);
+    let layer_key =
+        |layer: &LayerView| (layer.kind.clone(), layer.model.clone(), layer.name.clone(), layer.class.clone());
+    let sites = |snapshot: &Snapshot| devices(snapshot, |device| device.sites.iter().map(named).collect());
+    let stages = |snapshot: &Snapshot| devices(snapshot, |device| device.stages.clone());
+    let layers = |snapshot: &Snapshot| devices(snapshot, |device| device.layers.clone());
+    Difference {
+        driver: Pair { before: driver(before), after: driver(after) },
+        tensors: Pair { before: tensors(before), after: tensors(after) },
+        sites: joined([sites(before), sites(after)], side, site_key, |site| site.sum),
+        stages: joined([stages(before), stages(after)], side, stage_key, |stage| stage.sum),
+        layers: joined([layers(before), layers(after)], side, layer_key, |layer| layer.sum),
+    }
+}
+
+fn devices<T>(snapshot: &Snapshot, list: impl Fn(&crate::snapshot::DevicePlacesView) -> Vec<T>) -> Vec<T> {
+    let tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref());
+    tensors.flat_map(|tensors| &tensors.places.devices).flat_map(list).collect()
+}
+
+fn joined<T, K: Ord>(runs: [Vec<T>; 2], side: Side, key: impl Fn(&T) -> K, sum: impl Fn(&T) -> SumView) -> Vec<Row<T>> {
+    let [before, after] = runs;
+    let mut rows: BTreeMap<K, Row<T>> = BTreeMap::new();
+    for (is_later, place) in
+        before.into_iter().map(|place| (false, place)).chain(after.into_iter().map(|place| (true, place)))
+    {
+        let own = sum(&place);
+        let row = rows.entry(key(&place)).or_insert_with(|| Row { place, pair: Pair::default() });
+        let slot = if is_later { &mut row.pair.after } else { &mut row.pair.before };
+        *slot = Some(slot.map_or(own, |known| added(&known, &own)));
+    }
+    let mut rows: Vec<Row<T>> = rows.into_values().collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.pair.change(side).unsigned_abs()));
+    rows
+}
+
+fn added(one: &SumView, other: &SumView) -> SumView {
+    SumView {
+        live_bytes: one.live_bytes.saturating_add(other.live_bytes),
+        peak_bytes: one.peak_bytes.saturating_add(other.peak_bytes),
+        at_peak_bytes: one.at_peak_bytes.saturating_add(other.at_peak_bytes),
+        total_bytes: one.total_bytes.saturating_add(other.total_bytes),
+        allocations: one.allocations + other.allocations,
+        frees: one.frees + other.frees,
+        mean_lifetime_ns: None,
+        longest_lifetime_ns: one.longest_lifetime_ns.max(other.longest_lifetime_ns),
+    }
+}
+
+fn tensors(snapshot: &Snapshot) -> Option<SumView> {
+    devices(snapshot, |device| vec![device.total]).into_iter().reduce(|one, other| added(&one, &other))
+}
+
+/// `None` where no process has had memory of the driver.
+fn driver(snapshot: &Snapshot) -> Option<SumView> {
+    let gpus = snapshot.processes.iter().flat_map(|process| &process.gpus);
+    let sums = gpus.map(|gpu| SumView {
+        live_bytes: gpu.live_bytes,
+        peak_bytes: gpu.peak_bytes,
+        total_bytes: gpu.kinds.values().fold(0, |sum, kind| sum.saturating_add(kind.total_bytes)),
+        allocations: gpu.allocations,
+        frees: gpu.frees,
+        ..SumView::default()
+    });
+    sums.reduce(|one, other| added(&one, &other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site(line: u32, peak_bytes: u64) -> SiteView {
+        let sum = SumView { peak_bytes, live_bytes: peak_bytes / 2, allocations: 1, ..SumView::default() };
+        let (file, function) = (Some("train.py".to_owned()), Some("step".to_owned()));
+        SiteView { kind: "line".into(), file, line: Some(line), function, sum }
+    }
+
+    fn rows(before: Vec<SiteView>, after: Vec<SiteView>) -> Vec<(Option<u32>, &'static str, i64)> {
+        let key = |site: &SiteView| site.line;
+        let rows = joined([before, after], Side::Peak, key, |site| site.sum);
+        rows.iter().map(|row| (row.place.line, row.pair.state(), row.pair.change(Side::Peak))).collect()
+    }
+
+    #[test]
+    fn what_is_new_gone_or_changed_is_told_with_the_largest_change_first() {
+        let told = rows(vec![site(1, 10), site(2, 500), site(3, 7)], vec![site(1, 110), site(3, 7), site(4, 90)]);
+        assert_eq!(told, [(Some(2), "gone", -500), (Some(1), "both", 100), (Some(4), "new", 90), (Some(3), "both", 0)]);
+    }
+
+    #[test]
+    fn a_place_on_two_devices_is_one_and_growth_needs_something_before() {
+        let rows =
+            joined([vec![site(1, 10), site(1, 30)], vec![site(1, 60)]], Side::Peak, |site| site.line, |site| site.sum);
+        assert_eq!(rows[0].pair.before.map(|sum| (sum.peak_bytes, sum.allocations)), Some((40, 2)));
+        assert_eq!((rows[0].pair.growth(Side::Peak), rows[0].pair.growth(Side::Total)), (Some(0.5), None));
+        assert_eq!(Pair::default().growth(Side::Peak), None);
+    }
+}

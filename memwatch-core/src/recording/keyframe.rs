@@ -1,0 +1,83 @@
+//! A keyframe: all that the recorder's pipeline knew at one moment. Whoever reads from there on needs nothing that came before.
+
+use std::io::{self, Read as _};
+
+use super::encoder::{ZSTD_LEVEL, checksum};
+use super::{KEYFRAME_MAGIC, LONGEST_STATE_BYTES};
+
+/// What stands before a keyframe's state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyframeFront {
+    /// Bytes that follow, compressed.
+    pub packed_bytes: u32,
+    /// Bytes that they are when unpacked.
+    pub unpacked_bytes: u32,
+    /// The layout of the state ([`crate::STATE`]).
+    pub layout: u32,
+    /// The latest time of any input so far: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// How many inputs came before, since the recorder began.
+    pub inputs: u64,
+    /// What to add, when it was made, to get nanoseconds since 1970.
+    pub boottime_to_unix_ns: i64,
+}
+
+/// A keyframe that has been read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyframe {
+    /// What stands before it.
+    pub front: KeyframeFront,
+    pub(super) packed: Vec<u8>,
+}
+
+impl Keyframe {
+    /// The bytes of a keyframe in a recording; of what stands before it, lengths are counted.
+    ///
+    /// # Errors
+    /// When the state is too long for one, or the compressor cannot have the memory it needs.
+    pub fn pack(front: KeyframeFront, state: &[u8]) -> io::Result<Vec<u8>> {
+        let too_long = || io::Error::other("what is known is more than a recording can keep at once, 512 MiB");
+        let length = |length: usize| u32::try_from(length).ok().filter(|length| *length <= LONGEST_STATE_BYTES);
+        let unpacked_bytes = length(state.len()).ok_or_else(too_long)?;
+        let packed = zstd::bulk::compress(state, ZSTD_LEVEL)?;
+        let packed_bytes = length(packed.len()).ok_or_else(too_long)?;
+        let mut bytes = KEYFRAME_MAGIC.to_vec();
+        KeyframeFront { packed_bytes, unpacked_bytes, ..front }.write(&mut bytes);
+        bytes.extend_from_slice(&checksum(&bytes[KEYFRAME_MAGIC.len()..], &packed).to_le_bytes());
+        bytes.extend_from_slice(&packed);
+        Ok(bytes)
+    }
+
+    /// The state; `None` where what is packed is not as long as it says.
+    pub fn state(&self) -> Option<Vec<u8>> {
+        let wanted = u64::from(self.front.unpacked_bytes);
+        let mut state = Vec::new();
+        // It grows with what comes: what a front says costs nothing.
+        let decoder = zstd::stream::read::Decoder::new(&self.packed[..]).ok()?;
+        let read = decoder.take(wanted + 1).read_to_end(&mut state).ok()? as u64;
+        (read == wanted).then_some(state)
+    }
+}
+
+impl KeyframeFront {
+    fn write(&self, bytes: &mut Vec<u8>) {
+        for number in [self.packed_bytes, self.unpacked_bytes, self.layout] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        for number in [self.time_ns, self.inputs, self.boottime_to_unix_ns.cast_unsigned()] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+
+    /// `None` for lengths that no keyframe has.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let (lengths, others) = bytes.split_at_checked(12)?;
+        let [packed_bytes, unpacked_bytes, layout] = *lengths.as_chunks::<4>().0 else { return None };
+        let [time_ns, inputs, to_unix] = *others.as_chunks::<8>().0 else { return None };
+        let [packed_bytes, unpacked_bytes, layout] = [packed_bytes, unpacked_bytes, layout].map(u32::from_le_bytes);
+        let [time_ns, inputs, to_unix] = [time_ns, inputs, to_unix].map(u64::from_le_bytes);
+        let is_possible = packed_bytes.max(unpacked_bytes) <= LONGEST_STATE_BYTES;
+        let boottime_to_unix_ns = to_unix.cast_signed();
+        is_possible.then_some(Self { packed_bytes, unpacked_bytes, layout, time_ns, inputs, boottime_to_unix_ns })
+    }
+}

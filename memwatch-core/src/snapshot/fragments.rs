@@ -1,0 +1,139 @@
+//! How the free memory of a caching allocator lies: see [`crate::analysis::fragments`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::words::{GpuUuid, Tgid};
+
+/// One device's caching allocator of one process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FragmentsView {
+    /// The process.
+    pub tgid: Tgid,
+    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    pub observed_since_ns: u64,
+    /// The process's own number of the device.
+    pub device: i32,
+    /// The GPU, where it is known.
+    pub uuid: Option<GpuUuid>,
+    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    pub at_worst_ns: Option<u64>,
+    /// Whether its segments are seen; without that only what it reports is known.
+    pub traced: bool,
+    /// What it has of the driver by its own last report, in bytes; `None` before the first, and where another moment is shown.
+    pub reported_reserved_bytes: Option<u64>,
+    /// What tensors have by that, in bytes.
+    pub reported_allocated_bytes: Option<u64>,
+    /// Requests of up to 1 MiB.
+    pub small: ShapeView,
+    /// Larger ones.
+    pub large: ShapeView,
+    /// How it has lain, oldest first.
+    pub moments: Vec<MomentView>,
+    /// The moment with most memory in pieces between blocks in use.
+    pub worst: Option<MomentView>,
+    /// What would become of a request, where one was asked for.
+    pub request: Option<FitView>,
+    /// The segments, by address.
+    pub segments: Vec<SegmentView>,
+}
+
+/// How memory lies in segments of one kind, in bytes and numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShapeView {
+    /// Segments; of those that grow, pieces without a gap.
+    pub segments: u64,
+    /// What they have of the driver.
+    pub reserved_bytes: u64,
+    /// What tensors have of that.
+    pub allocated_bytes: u64,
+    /// What was given back and a stream uses still.
+    pub pending_bytes: u64,
+    /// What lies free.
+    pub free_bytes: u64,
+    /// In so many blocks.
+    pub free_blocks: u64,
+    /// The largest of them.
+    pub largest_free_bytes: u64,
+    /// Free beside blocks in use.
+    pub split_bytes: u64,
+    /// In so many blocks.
+    pub split_blocks: u64,
+    /// Free in segments of which nothing is used: what `torch.cuda.empty_cache()` gives back.
+    pub unused_segment_bytes: u64,
+    /// What of it is in segments that grow.
+    pub expandable_bytes: u64,
+    /// Addresses without memory between the pieces of segments that grow.
+    pub hole_bytes: u64,
+}
+
+/// How it lay at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MomentView {
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// What the allocator had of the driver, in bytes.
+    pub reserved_bytes: u64,
+    /// What tensors had of that.
+    pub allocated_bytes: u64,
+    /// What lay free.
+    pub free_bytes: u64,
+    /// What of it lay beside blocks in use.
+    pub split_bytes: u64,
+    /// The largest free block.
+    pub largest_free_bytes: u64,
+}
+
+/// What would become of a request now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FitView {
+    /// What is asked for, in bytes.
+    pub wanted_bytes: u64,
+    /// Whether there is a free block for it, on some stream.
+    pub cached: bool,
+    /// What the driver would have to give for it otherwise, in bytes.
+    pub driver_bytes: u64,
+    /// What the driver has free by NVML's last reading, in bytes; `None` where that is not known.
+    pub driver_free_bytes: Option<u64>,
+    /// What it would have more once the cache was emptied, which PyTorch does before it gives up, in bytes.
+    pub releasable_bytes: u64,
+}
+
+/// A segment, and the blocks that tile it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentView {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// It is for requests of up to 1 MiB.
+    pub small: bool,
+    /// It grows and shrinks.
+    pub expandable: bool,
+    /// The stream it is for.
+    pub stream: u64,
+    /// The private pool it is for; (0, 0) for none.
+    pub private_pool: (u64, u64),
+    /// Its blocks, in their order.
+    pub blocks: Vec<SegmentBlockView>,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentBlockView {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// What it is used for.
+    pub state: SegmentBlockState,
+}
+
+/// What a block is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SegmentBlockState {
+    /// A tensor has it.
+    Allocated,
+    /// It was given back, and a stream uses it still.
+    Pending,
+    /// Nothing.
+    Free,
+}

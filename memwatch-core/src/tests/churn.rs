@@ -1,0 +1,59 @@
+//! How memory comes and goes.
+
+use super::*;
+use crate::snapshot::{ClassView, FlowView};
+
+fn flows(story: impl Fn(&mut Watch)) -> Vec<FlowView> {
+    let mut pipeline = Pipeline::new(true);
+    pipeline.watch_churn(2);
+    let mut watch = Watch::of(pipeline);
+    watch.reading(vec![device(GPU_A, 0, [])]).starts(7).calls(on_gpu_a(7));
+    story(&mut watch);
+    watch.pipeline.churn().expect("it was asked for").kinds
+}
+
+#[test]
+fn what_is_freed_before_two_more_come_is_temporary_and_the_rest_is_not() {
+    let told = flows(|watch| {
+        watch.calls(
+            [mem_alloc(0xa0, 100), mem_free(0xa0), mem_alloc(0xa1, 200), mem_alloc(0xa2, 300)]
+                .map(|call| call.process(7)),
+        );
+        watch.calls(
+            [mem_free(0xa1), mem_alloc(0xa3, 1), mem_alloc(0xa4, 1), mem_free(0xa2)].map(|call| call.process(7)),
+        );
+    });
+    let [device] = &told[..] else { panic!("{told:#?}") };
+    assert_eq!((&*device.kind, device.allocations, device.frees, device.total_bytes), ("device", 5, 3, 602));
+    assert_eq!((device.temporary, device.temporary_bytes), (2, 300));
+}
+
+#[test]
+fn sizes_and_lifetimes_fall_into_classes_that_have_everything() {
+    let told = flows(|watch| {
+        watch.calls([
+            mem_alloc(0xa0, 100).process(7),
+            mem_alloc(0xa1, 127).process(7),
+            mem_host_alloc(0xb0, 64).process(7),
+        ]);
+        watch.ticks(2).calls([mem_free(0xa0).process(7), mem_free(0xdead).process(7)]);
+    });
+    let device = told.iter().find(|flow| flow.kind == "device").expect("it allocated");
+    assert_eq!(device.sizes, [ClassView { from: 64, below: Some(128), count: 2, bytes: 227 }]);
+    let lived: Vec<u64> = device.lifetimes.iter().map(|class| class.count).collect();
+    assert_eq!(lived, [0, 0, 0, 0, 1, 0, 0]);
+    assert_eq!((device.older_frees, device.frees), (1, 1));
+    assert!(told.iter().any(|flow| flow.kind == "pinned" && flow.mean_lifetime_ns.is_none()), "{told:#?}");
+}
+
+#[test]
+fn what_a_process_leaves_behind_is_not_freed_by_it() {
+    let told = flows(|watch| {
+        watch
+            .calls([mem_alloc(0xa0, 100).process(7)])
+            .event(7, ProcessEvent::Exit)
+            .starts(7)
+            .calls([mem_free(0xa0).process(7)]);
+    });
+    assert_eq!((told[0].frees, told[0].older_frees), (0, 1));
+}

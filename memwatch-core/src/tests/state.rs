@@ -1,0 +1,291 @@
+//! What a pipeline knows, kept as bytes: it goes on as if it had not been.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use memwatch_common::loss::Loss;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::properties::{interleave, records, steps};
+use super::{GPU_A, GPU_B, SECOND_NS, Watch, device};
+use crate::Pipeline;
+use crate::decode::{StackRef, TensorChange, TensorEvent};
+use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::stack::PythonStack;
+use crate::state::STATE;
+use crate::tensors::allocator::tests::properties::{History, Step, steps as tensor_steps};
+use crate::tensors::test_stacks::stack;
+use crate::test_calls::*;
+use crate::words::{Tgid, Tid};
+
+/// Everything that can be asked of a pipeline.
+fn answers(pipeline: &Pipeline) -> String {
+    let snapshot = pipeline.snapshot();
+    let mut all = format!("{snapshot:#?}\n{:#?}\n{:#?}\n", pipeline.leaks(0.0), pipeline.forecasts());
+    let (ooms, forgotten) = pipeline.ooms();
+    write!(all, "{:#?} {forgotten}", ooms.collect::<Vec<_>>()).expect("a String takes any text");
+    for process in &snapshot.processes {
+        let tgid = process.tgid;
+        write!(all, "{:#?}", (pipeline.trails(process), pipeline.history(tgid, true)))
+            .expect("a String takes any text");
+        let wants = (pipeline.wants_statistics(tgid), pipeline.drifting_allocators(tgid), pipeline.lacks_trace(tgid));
+        write!(all, "{wants:#?} {}", pipeline.has_trace(tgid)).expect("a String takes any text");
+    }
+    let unplaced: Vec<_> = pipeline.unplaced().collect();
+    let others = (pipeline.to_anchor(), unplaced, pipeline.with_graph_memory().collect::<Vec<_>>());
+    write!(all, "{others:#?}").expect("a String takes any text");
+    all
+}
+
+/// Answers that are not the same: the first line of them that differs, with those before it.
+fn equal(one: &Pipeline, other: &Pipeline) -> Result<(), TestCaseError> {
+    let (one, other) = (answers(one), answers(other));
+    let Some(place) = one.lines().zip(other.lines()).position(|(one, other)| one != other) else {
+        prop_assert_eq!(one.len(), other.len());
+        return Ok(());
+    };
+    let around = |text: &str| text.lines().skip(place.saturating_sub(12)).take(14).collect::<Vec<_>>().join("\n");
+    Err(TestCaseError::fail(format!("{}\n---- is not\n{}", around(&one), around(&other))))
+}
+
+/// As whoever asks a recording prepares it.
+fn prepared(mut pipeline: Pipeline) -> Pipeline {
+    pipeline.watch_forecasts(&[]);
+    pipeline.watch_ooms();
+    pipeline.list_tensors_from(4096);
+    pipeline
+}
+
+fn begun() -> Pipeline {
+    let mut pipeline = prepared(Pipeline::new(true));
+    pipeline.step(Input::Attached { time_ns: 1 });
+    pipeline
+}
+
+fn kept_and_loaded(pipeline: &Pipeline) -> Pipeline {
+    prepared(Pipeline::load(&pipeline.state()).expect("it is what was kept"))
+}
+
+/// Takes it all in with no break, and with breaks at these places: both must say the same.
+fn same(inputs: &[Input], breaks: &[prop::sample::Index]) -> Result<(), TestCaseError> {
+    let (mut whole, mut broken) = (begun(), begun());
+    let breaks: BTreeSet<usize> = breaks.iter().map(|place| place.index(inputs.len().max(1))).collect();
+    for (place, input) in inputs.iter().enumerate() {
+        if breaks.contains(&place) {
+            broken = kept_and_loaded(&broken);
+        }
+        whole.step(input.clone());
+        broken.step(input.clone());
+    }
+    equal(&whole, &broken)?;
+    equal(&whole, &kept_and_loaded(&broken))
+}
+
+/// Two processes, with ticks, readings, losses, an end and all else that is not of the ring.
+fn with_the_world(records: Vec<Input>) -> Vec<Input> {
+    let process = |tgid| ProcessFacts { tgid, start_ns: 2, comm: format!("job{tgid}"), ..ProcessFacts::default() };
+    let mut inputs = vec![
+        Input::Coverage(Coverage { mechanism: "uprobe_multi".into(), ..Coverage::default() }),
+        Input::Process(process(7)),
+        Input::Process(ProcessFacts { cgroups: Some("0::/system.slice/train.service".to_owned()), ..process(8) }),
+        Input::Lost { tgid: Some(Tgid(9)), loss: Loss::OutUnreadable, count: 2 },
+        Input::Lost { tgid: None, loss: Loss::RingFull, count: 1 },
+    ];
+    let half = records.len() / 2;
+    for (place, record) in records.into_iter().enumerate() {
+        inputs.push(record);
+        if (place + 1).is_multiple_of(16) {
+            inputs.push(Input::Tick { time_ns: (place as u64) * SECOND_NS });
+        }
+        if place == half {
+            let devices = vec![device(GPU_A, 90_000, [(7, 50_000), (8, 40_000)]), device(GPU_B, 70_000, [(8, 70_000)])];
+            let (begin_ns, end_ns, state) = (SECOND_NS, SECOND_NS + 1, NvmlState::Ok);
+            inputs.push(Input::Devices(DeviceReading { begin_ns, end_ns, state, devices }));
+            inputs.push(Input::PeaksReset { tgid: Some(Tgid(7)), time_ns: SECOND_NS + 2 });
+        }
+    }
+    let state = NvmlState::Unavailable("gone".to_owned());
+    inputs.push(Input::Devices(DeviceReading { begin_ns: 1, end_ns: 2, state, devices: Vec::new() }));
+    inputs.push(Input::ProcessGone { tgid: Tgid(8), time_ns: 400 * SECOND_NS });
+    inputs.push(Input::Tick { time_ns: 401 * SECOND_NS });
+    inputs
+}
+
+/// The stacks of a small program, by their number from 1 on.
+fn stacks() -> [PythonStack; 5] {
+    let call = "nn Linear 0x20 layers.0";
+    let wrapped = "nn DistributedDataParallel 0x8 - around Net 0x10";
+    [
+        stack(&["train.py load:3"]),
+        stack(&["net.py Net.forward:9", call, "nn Net 0x10 -", "train.py step:12"]),
+        stack(&["net.py Net.forward:11", "nn Net 0x10 -", wrapped, "train.py step:12"]),
+        stack(&["torch/optim/adamw.py AdamW.step:220", "train.py step:14"]),
+        stack(&["torch/autograd/graph.py _engine_run_backward:7", "train.py step:13"]),
+    ]
+}
+
+/// What a thread does between its allocations.
+fn deed(what: u8, number: u32) -> TensorChange {
+    let graph = u64::from(number % 2);
+    match what % 12 {
+        0 => TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()),
+        1 => TensorChange::RangeBegins(format!("phase {}", number % 3).into()),
+        2..5 => TensorChange::RangeEnds,
+        5 => TensorChange::NvtxPush(format!("range {}", number % 3).into()),
+        6 => TensorChange::NvtxPop,
+        7 => TensorChange::NodeBegins { sequence: (!number.is_multiple_of(5)).then_some(u64::from(number % 20)) },
+        8 | 9 => TensorChange::SequenceNumber(u64::from(number % 20)),
+        10 => TensorChange::CaptureBegins(graph),
+        _ => TensorChange::CaptureEnds(graph),
+    }
+}
+
+/// One step of a PyTorch program: what its allocators tell, and what its threads do besides.
+fn train(
+    pipeline: &mut Pipeline,
+    event: &TensorEvent,
+    words: Option<&crate::tensors::allocator::tests::properties::Readable>,
+) {
+    let tensors = pipeline.tensors_mut(event.tgid);
+    let wants = tensors.wants_statistics();
+    tensors.apply(event);
+    if let Some((allocator, words)) = words.filter(|_| wants) {
+        tensors.learn_statistics(*allocator, event.time_ns, words);
+    }
+    pipeline.note_tensor_oom(event);
+    if event.time_ns.is_multiple_of(7_000_000) {
+        pipeline.step(Input::Tick { time_ns: event.time_ns * 1000 });
+    }
+}
+
+fn same_training(
+    steps: Vec<(Step, (u8, u8, u32))>,
+    from_start: bool,
+    breaks: &BTreeSet<usize>,
+) -> Result<(), TestCaseError> {
+    let (mut whole, mut broken) = (begun(), begun());
+    let mut history = History::new(steps.len().is_multiple_of(2), steps.len() % 3);
+    for pipeline in [&mut whole, &mut broken] {
+        let start_ns = if from_start { 2 } else { 0 };
+        pipeline.step(Input::Process(ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() }));
+        pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new() });
+        for (id, stack) in (1..).zip(stacks()) {
+            pipeline.step(Input::Stack { tgid: Tgid(7), id, stack });
+        }
+    }
+    for (place, (step, (what, thread, number))) in steps.into_iter().enumerate() {
+        if breaks.contains(&place) {
+            broken = kept_and_loaded(&broken);
+        }
+        history.step(step);
+        let time_ns = 1_000_000 * (place as u64 + 1);
+        let stack = StackRef::Known(u64::from(number % 6));
+        let process = Tgid(7);
+        let tid = Tid(u32::from(thread % 3) + 1);
+        let own = TensorEvent { tgid: process, tid, time_ns, stack, what: deed(what, number) };
+        let told: Vec<_> =
+            history.events.drain(..).map(|(event, words)| (TensorEvent { stack, ..event }, words)).collect();
+        for pipeline in [&mut whole, &mut broken] {
+            train(pipeline, &own, None);
+            for (event, words) in &told {
+                train(pipeline, event, words.as_ref());
+            }
+            if what == u8::MAX {
+                pipeline.step(Input::Lost { tgid: Some(process), loss: Loss::TensorEventLost, count: 1 });
+            }
+        }
+    }
+    equal(&whole, &broken)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 80, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_watch_kept_at_any_moment_goes_on_as_if_it_had_not_been(
+        first in steps(),
+        second in steps(),
+        turns in vec(any::<bool>(), 0..200),
+        breaks in vec(any::<prop::sample::Index>(), 1..4),
+    ) {
+        let records = interleave(&records(7, 2, &first), &records(8, 3, &second), &turns);
+        same(&with_the_world(records), &breaks)?;
+    }
+
+    #[test]
+    fn a_training_kept_at_any_moment_goes_on_as_if_it_had_not_been(
+        steps in tensor_steps(),
+        besides in vec(any::<(u8, u8, u32)>(), 120),
+        from_start: bool,
+        breaks in vec(0_usize..120, 1..4),
+    ) {
+        let steps = steps.into_iter().zip(besides).collect();
+        same_training(steps, from_start, &breaks.into_iter().collect())?;
+    }
+
+    #[test]
+    fn bytes_of_any_kind_are_loaded_without_a_panic(
+        bytes in vec(any::<u8>(), 0..300), keeps in any::<prop::sample::Index>(), at in any::<prop::sample::Index>()
+    ) {
+        let mut whole = some_of_everything().state();
+        whole.truncate(keeps.index(whole.len() + 1));
+        if !whole.is_empty() && !bytes.is_empty() {
+            let at = at.index(whole.len());
+            whole[at] = bytes[0];
+        } else {
+            whole.extend(bytes);
+        }
+        if let Ok(pipeline) = Pipeline::load(&whole) {
+            prop_assert_eq!(pipeline.state().is_empty(), false);
+        }
+    }
+}
+
+/// A pipeline with something in each of its parts.
+fn some_of_everything() -> Pipeline {
+    let mut watch = Watch::of(begun());
+    watch.runs_already(7).starts(8).lost(Some(8), Loss::RingFull, 1);
+    watch.calls([device_get_uuid(0, GPU_A).process(7)]);
+    watch.reading(vec![device(GPU_A, 90_000, [(7, 50_000)])]).tick();
+    let mut pipeline = watch.pipeline;
+    let mut history = History::new(false, 0);
+    for step in 0..200_u32 {
+        let byte = (step * 37).to_le_bytes()[0];
+        history.step((byte, byte / 2, step * 7919));
+    }
+    for (id, stack) in (1..).zip(stacks()) {
+        pipeline.step(Input::Stack { tgid: Tgid(7), id, stack });
+    }
+    for (index, (event, words)) in (0_u32..).zip(&history.events) {
+        let stack = StackRef::Known(u64::from(index % 6));
+        train(&mut pipeline, &TensorEvent { stack, ..event.clone() }, words.as_ref());
+        let what = deed((index % 256).to_le_bytes()[0], index);
+        train(&mut pipeline, &TensorEvent { stack, what, ..event.clone() }, None);
+    }
+    pipeline
+}
+
+/// Names of types, fields and variants are what changes with a layout, and so does the length.
+#[test]
+fn the_layout_of_a_state_is_the_one_that_its_number_says() {
+    let pipeline = some_of_everything();
+    let text = format!("{pipeline:?}");
+    let words: BTreeSet<&str> = text
+        .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
+        .filter(|word| word.starts_with(char::is_alphabetic))
+        .collect();
+    let mut sum = crc32fast::Hasher::new();
+    for word in &words {
+        sum.update(format!("{word} ").as_bytes());
+    }
+    let layout = (STATE, sum.finalize(), pipeline.state().len());
+    assert_eq!(layout, (1, 3_511_508_320, 22_636), "another layout has another number in `state.rs`");
+}
+
+#[test]
+fn more_bytes_than_a_state_are_none_and_so_are_fewer() {
+    let state = some_of_everything().state();
+    assert!(Pipeline::load(&state[..state.len() - 1]).is_err());
+    assert!(Pipeline::load(&[&state[..], &[0]].concat()).is_err());
+}

@@ -1,0 +1,147 @@
+//! The runs, and what memwatch would have said of each at every moment.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+use memwatch_core::recording::{Part, Reader};
+use memwatch_core::snapshot::{EndView, GrowthView};
+
+/// Growth of so many bytes a minute is a leak.
+const LEAK_BYTES_PER_MINUTE: f64 = 1_048_576.0;
+/// From this level on, somebody would be called.
+const WARNING: [&str; 3] = ["medium", "high", "critical"];
+
+/// Whether forecasts should warn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Warned {
+    /// At no time.
+    Never,
+    /// Before the memory runs out.
+    Before,
+    /// Perhaps while it grows, which nothing tells from a leak; no longer when it has stopped.
+    WhileItGrows,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) name: String,
+    /// Functions whose lines grow at the end, with the verdict.
+    pub(crate) growing: BTreeMap<String, String>,
+    pub(crate) runs_out: bool,
+    pub(crate) warned: Warned,
+    file: PathBuf,
+}
+
+/// A forecast of a GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Given {
+    pub(crate) time_ns: u64,
+    pub(crate) end: EndView,
+    pub(crate) growth: GrowthView,
+}
+
+/// What became of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct Played {
+    pub(crate) run: Run,
+    pub(crate) given: Vec<Given>,
+    pub(crate) failures_ns: Vec<u64>,
+    pub(crate) end_ns: u64,
+    /// Functions whose lines grow at the end, with the verdict, and how many lines do not.
+    pub(crate) growing: BTreeMap<String, String>,
+    pub(crate) quiet_lines: usize,
+    /// How long before the memory ran out, or before the end, it was warned first.
+    pub(crate) warned_seconds: Option<f64>,
+    pub(crate) is_warned_at_end: bool,
+}
+
+/// The table's rows.
+pub(crate) fn runs(folder: &Path) -> Vec<Run> {
+    let text = std::fs::read_to_string(folder.join("runs.tsv")).expect("the table is in the tree");
+    let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    rows.map(|row| {
+        let [name, _, _, _, growing, runs_out, warned] = row.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("seven columns in {row:?}");
+        };
+        let pairs = growing.split(',').filter_map(|pair| pair.split_once(':'));
+        Run {
+            name: name.to_owned(),
+            growing: pairs.map(|(function, verdict)| (function.to_owned(), verdict.to_owned())).collect(),
+            runs_out: runs_out == "yes",
+            warned: match warned {
+                "no" => Warned::Never,
+                "yes" => Warned::Before,
+                "passing" => Warned::WhileItGrows,
+                other => panic!("{other:?} in {row:?}"),
+            },
+            file: folder.join(name).with_extension("mwr"),
+        }
+    })
+    .collect()
+}
+
+/// Plays one, and looks ahead at every tick.
+pub(crate) fn play(run: &Run) -> Played {
+    let file = File::open(&run.file).unwrap_or_else(|error| panic!("{}: {error}", run.file.display()));
+    let mut reader = Reader::open(BufReader::new(file)).expect("it is a recording");
+    let mut pipeline = Pipeline::new(true);
+    pipeline.watch_forecasts(&[]);
+    pipeline.watch_ooms();
+    let mut ticks = Vec::new();
+    while let Some(part) = reader.next_part().expect("it can be read") {
+        let Part::Chunk(chunk) = part else { panic!("{} has no beginning", run.name) };
+        let played = chunk.for_each(|input| {
+            let time_ns = if let Input::Tick { time_ns } = input { Some(time_ns) } else { None };
+            pipeline.step(input);
+            if let Some(time_ns) = time_ns {
+                ticks.push((time_ns, pipeline.forecasts()));
+            }
+        });
+        assert!(played.is_ok(), "{} is damaged", run.name);
+    }
+    let failures_ns: Vec<u64> = pipeline.ooms().0.map(|failure| failure.time_ns).collect();
+    let first_failure_ns = failures_ns.first().copied();
+    ticks.retain(|(time_ns, _)| first_failure_ns.is_none_or(|failure_ns| *time_ns <= failure_ns));
+    let end_ns = first_failure_ns.unwrap_or_else(|| ticks.last().map_or(0, |(time_ns, _)| *time_ns));
+    let is_warning = |view: &memwatch_core::snapshot::ForecastsView| {
+        view.gpus.iter().any(|gpu| WARNING.contains(&&*gpu.outlook.level))
+    };
+    let first = ticks.iter().find(|(_, view)| is_warning(view)).map(|(time_ns, _)| *time_ns);
+    let given = ticks.iter().flat_map(|(time_ns, view)| {
+        let ends = view.gpus.iter().filter_map(|gpu| Some((gpu.outlook.end?, gpu.outlook.growth?)));
+        ends.map(|(end, growth)| Given { time_ns: *time_ns, end, growth })
+    });
+    let (growing, quiet_lines) = verdicts(&pipeline);
+    Played {
+        run: run.clone(),
+        given: given.collect(),
+        end_ns,
+        warned_seconds: first.map(|first| seconds(first, end_ns)),
+        is_warned_at_end: ticks.last().is_some_and(|(_, view)| is_warning(view)),
+        failures_ns,
+        growing,
+        quiet_lines,
+    }
+}
+
+fn verdicts(pipeline: &Pipeline) -> (BTreeMap<String, String>, usize) {
+    let all = pipeline.leaks(LEAK_BYTES_PER_MINUTE);
+    let findings: Vec<_> = all.iter().flat_map(|leaks| &leaks.findings).collect();
+    let (growing, quiet): (Vec<_>, Vec<_>) =
+        findings.into_iter().partition(|finding| finding.verdict == "leak" || finding.verdict == "slow");
+    let named = growing.iter().map(|finding| {
+        let function = finding.function.clone().unwrap_or_else(|| finding.level.clone().into_owned());
+        (function, finding.verdict.clone().into_owned())
+    });
+    (named.collect(), quiet.len())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "seconds need no sixteen digits")]
+pub(crate) fn seconds(from_ns: u64, to_ns: u64) -> f64 {
+    (to_ns as f64 - from_ns as f64) / 1e9
+}

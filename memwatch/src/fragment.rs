@@ -1,0 +1,97 @@
+//! `memwatch fragment`: how the free memory of PyTorch's allocators lies, in a watch or at the end of a recording.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use memwatch_core::Pipeline;
+use memwatch_core::analysis::simulation::Plan;
+use memwatch_core::snapshot::{FragmentsView, SimulationView, Snapshot};
+use tokio::time::Instant;
+
+use crate::args::{Common, Fragment};
+use crate::exit::{Exit, Failure};
+use crate::output::style;
+use crate::recorded;
+use crate::run::Signals;
+use crate::sinks::fragments::Told;
+use crate::sinks::layout::{self, Picture};
+use crate::sinks::{json, table};
+use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::tensor_report::{Scene, finish, open};
+
+/// Watches, or reads the recording, and says how it lies.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the picture cannot be written.
+pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &args.subject.tgids;
+    let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
+    let (snapshot, fragments, simulations, scene) = if let Some(path) = &args.subject.recording {
+        let replay = recorded::play(path, args.subject.until, prepare)?;
+        let snapshot = recorded::chosen(&replay, path, tgids)?;
+        (
+            snapshot,
+            replay.pipeline.fragments(args.request, args.worst),
+            replay.pipeline.simulations(),
+            Scene::of(&replay),
+        )
+    } else {
+        let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
+        session.watch_fragments();
+        session.simulate(Plan::usual(), None);
+        let mut signals = Signals::listen()?;
+        recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
+        let snapshot = session.snapshot();
+        (snapshot, session.fragments(args.request, args.worst), session.simulations(), Scene::here())
+    };
+    let told = told(&snapshot, fragments, &simulations);
+    if let (Some(path), Some(picture)) = (&args.output, picture) {
+        let bytes = layout::write(&told, &snapshot, picture);
+        let file = if args.force { File::create(path) } else { File::create_new(path) };
+        let written = file.and_then(|mut file| file.write_all(bytes.as_bytes()));
+        written.map_err(|error| Failure::cannot_make(path, &error))?;
+        eprintln!("memwatch: {} is written; a browser shows it", path.display());
+    }
+    let mut out = io::stdout().lock();
+    let written = if common.json {
+        json::fragments::write(&mut out, &told, &snapshot, scene.origin())
+    } else {
+        table::fragments::write(&mut out, &told, &snapshot, &scene.clock, &style(common, false))
+    };
+    drop(out);
+    finish(written, &snapshot, tgids)
+}
+
+/// Has it look for how free memory lies, and for what other settings would change of that.
+pub(crate) fn prepare(pipeline: &mut Pipeline) {
+    pipeline.watch_fragments();
+    pipeline.simulate(Plan::usual(), None);
+}
+
+/// Those of the snapshot, each with what was replayed of it.
+pub(crate) fn told(snapshot: &Snapshot, fragments: Vec<FragmentsView>, simulations: &[SimulationView]) -> Vec<Told> {
+    let is_shown = |view: &FragmentsView| {
+        let key = (view.tgid, view.observed_since_ns);
+        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
+    };
+    let told = |view: FragmentsView| {
+        let key = (view.tgid, view.observed_since_ns, view.device);
+        let own = simulations.iter().find(|one| (one.tgid, one.observed_since_ns, one.device) == key);
+        Told { simulation: own.cloned(), view }
+    };
+    fragments.into_iter().filter(is_shown).map(told).collect()
+}
+
+/// How the picture is written, by the name of its file.
+fn form(path: &Path, force: bool) -> Result<Picture, Failure> {
+    if !force && path.exists() {
+        return Err(Failure::cannot_make(path, &io::ErrorKind::AlreadyExists.into()));
+    }
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => Ok(Picture::Svg),
+        Some("html" | "htm") => Ok(Picture::Html),
+        _ => Err(Failure::new(Exit::Error, format_args!("{} ends neither in .svg nor in .html", path.display()))
+            .advise("These two are drawn: -o map.svg, -o map.html.")),
+    }
+}

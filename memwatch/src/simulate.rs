@@ -1,0 +1,55 @@
+//! `memwatch simulate`: what other settings of PyTorch's allocator would have taken, in a watch or in a recording.
+
+use std::io;
+
+use memwatch_core::snapshot::SimulationView;
+use tokio::time::Instant;
+
+use crate::args::{Common, Simulate};
+use crate::exit::{Exit, Failure};
+use crate::output::style;
+use crate::recorded;
+use crate::run::Signals;
+use crate::sinks::{json, table};
+use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::tensor_report::{Scene, finish, open};
+
+/// Watches, or reads the recording, and compares.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the report cannot be written.
+pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &args.subject.tgids;
+    let (snapshot, mut simulations, scene) = if let Some(path) = &args.subject.recording {
+        let replay =
+            recorded::play(path, args.subject.until, |pipeline| pipeline.simulate(args.plans(), args.capacity))?;
+        (recorded::chosen(&replay, path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
+    } else {
+        let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
+        session.simulate(args.plans(), args.capacity);
+        let mut signals = Signals::listen()?;
+        let deadline = args.duration.map(|duration| Instant::now() + duration);
+        recorded::follow(&mut session, &mut signals, deadline).await;
+        let snapshot = session.snapshot();
+        (snapshot, session.simulations(), Scene::here())
+    };
+    let is_shown = |view: &SimulationView| {
+        let key = (view.tgid, view.observed_since_ns);
+        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
+    };
+    simulations.retain(is_shown);
+    let mut out = io::stdout().lock();
+    let written = if common.json {
+        json::simulations::write(&mut out, (&simulations, args.capacity), &snapshot, scene.origin())
+    } else {
+        table::simulations::write(
+            &mut out,
+            (&simulations, args.capacity),
+            &snapshot,
+            &scene.clock,
+            &style(common, false),
+        )
+    };
+    drop(out);
+    finish(written, &snapshot, tgids)
+}

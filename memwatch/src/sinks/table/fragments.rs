@@ -1,0 +1,167 @@
+//! `memwatch fragment` as text: the numbers, and a map of segments.
+
+use std::io;
+
+use memwatch_core::snapshot::{MomentView, ShapeView, Snapshot};
+
+use super::grid::{Align, Grid};
+use super::{Page, TableOptions};
+use crate::sinks::Tone;
+use crate::sinks::format::{bytes, count, percent};
+use crate::sinks::fragments::{Told, blocks, remarks, scattered_part, unused_part};
+use crate::sinks::layout::{self, Cell};
+use crate::sinks::sentences::{self, Sentence};
+use crate::sinks::wall_clock::WallClock;
+
+const COLUMNS: [(&str, Align); 10] = [
+    ("SEGMENTS", Align::Left),
+    ("NUMBER", Align::Right),
+    ("RESERVED", Align::Right),
+    ("TENSORS", Align::Right),
+    ("FREE", Align::Right),
+    ("BETWEEN BLOCKS", Align::Right),
+    ("IN WHOLE SEGMENTS", Align::Right),
+    ("LARGEST FREE", Align::Right),
+    ("UNUSED", Align::Right),
+    ("SCATTERED", Align::Right),
+];
+/// The map has so many lines at most, and so many cells in each where the terminal says no width.
+const LINES: usize = 12;
+const CELLS: usize = 96;
+const EIGHTHS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
+const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
+
+/// Writes how the free memory of each allocator lies.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    told: &[Told],
+    snapshot: &Snapshot,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    section(&mut page, told, snapshot, clock);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(super) fn section(page: &mut Page, told: &[Told], snapshot: &Snapshot, clock: &WallClock) {
+    for one in told {
+        device(page, one, snapshot, clock);
+    }
+    if told.is_empty() {
+        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch was seen."));
+    }
+}
+
+fn device(page: &mut Page, told: &Told, snapshot: &Snapshot, clock: &WallClock) {
+    let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
+    let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
+    let when = told.view.at_worst_ns.map_or_else(
+        || "now".to_owned(),
+        |time_ns| format!("as it lay at its worst, at {}", clock.time_of_day(time_ns)),
+    );
+    page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", told.view.tgid.0)));
+    let mut grid = Grid::new(&COLUMNS);
+    grid.push(row("up to 1 MiB", &told.view.small));
+    grid.push(row("larger", &told.view.large));
+    grid.push(row("all", &told.all()));
+    page.grid(&grid);
+    for line in map(told, page.options) {
+        page.line(&Sentence::new(Tone::Plain, line));
+    }
+    let all = told.all();
+    if all.pending_bytes > 0 {
+        let text = format!("{} were given back and are used by a stream still", bytes(all.pending_bytes));
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    if all.expandable_bytes > 0 {
+        let (grow, holes) = (bytes(all.expandable_bytes), bytes(all.hole_bytes));
+        let text = format!(
+            "{grow} are in segments that grow, with holes of {holes} between their pieces, which take no memory"
+        );
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    if let Some(pool) = told.driver_pool(snapshot) {
+        let backed = pool.backed_bytes.unwrap_or(0);
+        let about = if pool.backed_estimated { "about " } else { "" };
+        let unused = bytes(backed.saturating_sub(pool.live_bytes));
+        let text = format!("the driver's own pool has {about}{}, {unused} of it unused", bytes(backed));
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    for line in course(told, page.options.ascii, clock) {
+        page.line(&Sentence::new(Tone::Plain, line));
+    }
+    for remark in remarks(told) {
+        page.line(&Sentence::new(Tone::Plain, format!("so  {remark}")));
+    }
+}
+
+fn row(name: &str, shape: &ShapeView) -> Vec<String> {
+    let part = |part: f64| format!("{:.1} %", part * 100.0);
+    vec![
+        name.to_owned(),
+        count(shape.segments),
+        bytes(shape.reserved_bytes),
+        bytes(shape.allocated_bytes),
+        format!("{} in {}", bytes(shape.free_bytes), blocks(shape.free_blocks)),
+        bytes(shape.split_bytes),
+        bytes(shape.unused_segment_bytes),
+        bytes(shape.largest_free_bytes),
+        part(unused_part(shape)),
+        part(scattered_part(shape)),
+    ]
+}
+
+/// Segments by address, one after the other: how full each piece of them is.
+fn map(told: &Told, options: TableOptions) -> Vec<String> {
+    let width = options.columns.unwrap_or(CELLS).clamp(16, 160);
+    let (cells, each) = layout::cells(&told.view.segments, width * LINES);
+    if cells.is_empty() {
+        return Vec::new();
+    }
+    let letter = |cell: &Cell| match (cell, options.ascii) {
+        (Cell::Edge, _) => "|",
+        (Cell::Used(8), false) => "█",
+        (Cell::Used(5..=7), false) => "▓",
+        (Cell::Used(1..=4), false) => "▒",
+        (Cell::Used(_), false) => "░",
+        (Cell::Used(8), true) => "#",
+        (Cell::Used(5..=7), true) => "+",
+        (Cell::Used(1..=4), true) => "-",
+        (Cell::Used(_), true) => ".",
+    };
+    let mut lines: Vec<String> = cells.chunks(width).map(|line| line.iter().map(letter).collect::<String>()).collect();
+    let (full, free) = if options.ascii { ("#", ".") } else { ("█", "░") };
+    lines.push(format!("{full} tensors   {free} free   | a segment ends; a cell is {}", bytes(each)));
+    lines
+}
+
+/// How it has gone: free memory over time, and the worst moment.
+fn course(told: &Told, ascii: bool, clock: &WallClock) -> Vec<String> {
+    let moments = &told.view.moments;
+    let Some(worst) = told.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
+    let letters = if ascii { EIGHTHS_ASCII } else { EIGHTHS };
+    // It may have been worst between two looks.
+    let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0);
+    let is_drawn = top > 0 && moments.len() > 1;
+    let letter = |moment: &MomentView| letters[usize::try_from(moment.split_bytes * 7 / top.max(1)).unwrap_or(7)];
+    let thin = moments.len().div_ceil(CELLS).max(1);
+    let line: String = moments.iter().step_by(thin).map(letter).collect();
+    let text = format!(
+        "at its worst at {}: {} between blocks, {} of {} reserved",
+        clock.time_of_day(worst.time_ns),
+        bytes(worst.split_bytes),
+        percent(worst.split_bytes, worst.reserved_bytes),
+        bytes(worst.reserved_bytes)
+    );
+    if is_drawn { vec![format!("between blocks  {line}"), text] } else { vec![text] }
+}
+
+#[cfg(test)]
+mod tests;

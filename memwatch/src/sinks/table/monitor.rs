@@ -1,0 +1,43 @@
+//! `memwatch monitor` as text: what each detector's own report says, one below the other.
+
+use std::io;
+
+use memwatch_core::snapshot::{OomView, Snapshot};
+
+use super::{Page, TableOptions, churn, forecast, fragments, leaks, oom, profile};
+use crate::monitor::Finding;
+use crate::sinks::Tone;
+use crate::sinks::sentences::Sentence;
+use crate::sinks::wall_clock::WallClock;
+
+/// Writes each section, with so many rows of a list at most.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    (findings, top): (&[(&'static str, Finding)], usize),
+    snapshot: &Snapshot,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    for (name, finding) in findings {
+        page.line(&Sentence::new(Tone::Heading, name.to_uppercase()));
+        match finding {
+            Finding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
+            Finding::Ooms(found, forgotten) => {
+                let all: Vec<&OomView> = found.iter().collect();
+                oom::section(&mut page, (&all, *forgotten), clock);
+            }
+            Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
+            Finding::Forecasts(found) => forecast::show(&mut page, found, &[], clock),
+            Finding::Fragments(found) => fragments::section(&mut page, found, snapshot, clock),
+            Finding::Churn(found) => churn::section(&mut page, found, top),
+        }
+        page.text.push('\n');
+    }
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}

@@ -1,0 +1,70 @@
+"""Opens Perfetto traces with Perfetto's own messages, and Parquet tables with pandas, and prints what they have, as JSON.
+
+    read_timelines.py FILE...
+
+Of a .pftrace its tracks with their parents, units and numbers, its slices and instants, and how many fields no message has;
+of a .parquet its columns, and its rows.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pandas
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+
+def unknown(message: Message) -> int:
+    """How many fields of a message, and of those within, are not in its description."""
+    count = len(UnknownFieldSet(message))
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            inner = [value] if isinstance(value, Message) else list(value)
+            count += sum(unknown(one) for one in inner)
+    return count
+
+
+def trace(path: Path) -> object:
+    """What a trace has."""
+    read = Trace()
+    read.ParseFromString(path.read_bytes())
+    tracks: dict[int, dict] = {}
+    for packet in read.packet:
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            tracks[track.uuid] = {
+                "name": track.name,
+                "parent": track.parent_uuid or None,
+                "pid": track.process.pid if track.HasField("process") else None,
+                "is_bytes": track.counter.unit == 3,
+                "values": [],
+                "instants": [],
+                "slices": [],
+                "open": 0,
+            }
+        if packet.HasField("track_event"):
+            event, track = packet.track_event, tracks[packet.track_event.track_uuid]
+            if event.type == TrackEvent.TYPE_COUNTER:
+                track["values"].append(event.counter_value)
+            elif event.type == TrackEvent.TYPE_INSTANT:
+                notes = {note.name: note.uint_value or note.string_value for note in event.debug_annotations}
+                track["instants"].append({"name": event.name, **notes})
+            elif event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                track["slices"].append(event.name)
+                track["open"] += 1
+            elif event.type == TrackEvent.TYPE_SLICE_END:
+                track["open"] -= 1
+    return {"tracks": {str(uuid): track for uuid, track in tracks.items()}, "unknown": unknown(read)}
+
+
+def table(path: Path) -> object:
+    """The rows of a table."""
+    frame = pandas.read_parquet(path)
+    types = {name: str(kind) for name, kind in frame.dtypes.items()}
+    return {"types": types, "rows": json.loads(frame.to_json(orient="records"))}
+
+
+READERS = {".pftrace": trace, ".parquet": table}
+print(json.dumps({Path(name).name: READERS[Path(name).suffix](Path(name)) for name in sys.argv[1:]}))

@@ -1,0 +1,48 @@
+//! Two runs of a training are compared: growth is what PyTorch says, and ends with a code of its own.
+
+use std::path::PathBuf;
+
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use serde_json::Value;
+
+/// A recording of a training with so many layers, and its peak as PyTorch says.
+fn recorded(gpu: &Gpu, layers: &str) -> Option<(PathBuf, u64)> {
+    let words = ["transformer.py", "--steps", "2", "--layers", layers, "--dim", "128"];
+    let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
+    let file = gpu.directory().join(format!("layers-{layers}.mwr"));
+    let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
+    outcome.assert_ended_with(0, &["is written"]);
+    let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+    let statistics = last.expect("the job says what it has")["devices"][0]["memory_stats"].clone();
+    Some((file, statistics["allocated_bytes.all.peak"].as_u64().expect("a number")))
+}
+
+#[test]
+fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some((two, peak_of_two)) = recorded(&gpu, "2") else { return };
+    let Some((three, peak_of_three)) = recorded(&gpu, "3") else { return };
+    let diff = |words: &[&str], files: [&PathBuf; 2]| {
+        let mut command = gpu.memwatch(&["diff"]);
+        command.args(files).args(words);
+        Outcome::of(command)
+    };
+    let outcome = diff(&["--json"], [&two, &three]);
+    outcome.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    let tensors = &report["data"]["tensors"];
+    assert_eq!(tensors["before"]["peak_bytes"], peak_of_two);
+    assert_eq!(tensors["after"]["peak_bytes"], peak_of_three);
+    let grown = i64::try_from(peak_of_three).expect("it fits") - i64::try_from(peak_of_two).expect("it fits");
+    assert_eq!(tensors["change"]["peak_bytes"], grown);
+    let stages = report["data"]["stages"].as_array().expect("stages");
+    let total: i64 = stages.iter().filter_map(|stage| stage["change"]["total_bytes"].as_i64()).sum();
+    assert_eq!(tensors["change"]["total_bytes"], total, "stages add up: {stages:#?}");
+    diff(&["--fail-on", "10%"], [&two, &three]).assert_ended_with(3, &[]);
+    diff(&["--fail-on", "10%"], [&three, &two]).assert_ended_with(0, &[]);
+    diff(&["--fail-on", "0%"], [&two, &two]).assert_ended_with(0, &[]);
+    let text = diff(&["-n", "50"], [&three, &two]);
+    text.assert_ended_with(0, &[]);
+    assert!(text.stdout.contains("PyTorch  peak ") && text.stdout.contains("forward"), "{}", text.stdout);
+    diff(&["--fail-on", "much"], [&two, &two]).assert_ended_with(2, &["growth is a part"]);
+}

@@ -1,0 +1,88 @@
+//! That memory runs out is told before it does, once for each level, in a watch and from a recording of it.
+
+use std::collections::BTreeSet;
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use serde_json::Value;
+
+const WARNINGS: [&str; 3] = ["medium", "high", "critical"];
+
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))).collect()
+}
+
+/// The changes of a `--follow --json`, and the report that ends it.
+fn parted(text: &str) -> (Vec<Value>, Value) {
+    let mut all = lines(text);
+    let report = all.pop().expect("it ends with a report");
+    assert_eq!(report["schema"], "memwatch.oom/1", "{report:#}");
+    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/1"), "{all:#?}");
+    (all, report)
+}
+
+/// What has been told: levels that were reached from below, and thresholds.
+fn told(changes: &[Value]) -> Vec<String> {
+    let rank =
+        |level: &Value| ["unknown", "none", "low", "medium", "high", "critical"].iter().position(|name| level == name);
+    let word = |change: &Value| {
+        let data = &change["data"];
+        match data["threshold_percent"].as_f64() {
+            Some(percent) => Some(format!("{percent} %")),
+            None => (rank(&data["level"]) > rank(&data["level_before"])).then(|| data["level"].to_string()),
+        }
+    };
+    changes.iter().filter_map(word).collect()
+}
+
+/// Each level and threshold is told once, a warning and all thresholds before the failure.
+fn assert_told_in_time(changes: &[Value], report: &Value) {
+    let all = told(changes);
+    let once: BTreeSet<&String> = all.iter().collect();
+    assert_eq!(once.len(), all.len(), "{all:?}");
+    let failure = report["data"]["failures"][0]["time"].as_str().unwrap_or_else(|| panic!("it failed: {report:#}"));
+    let is_before = |change: &&Value| change["data"]["time"].as_str().expect("a time") < failure;
+    let before: Vec<Value> = changes.iter().filter(is_before).cloned().collect();
+    let words = told(&before);
+    assert!(words.contains(&"75 %".to_owned()) && words.contains(&"90 %".to_owned()), "{words:?}");
+    let warning = before.iter().find(|change| WARNINGS.iter().any(|level| change["data"]["level"] == *level));
+    let warning = warning.unwrap_or_else(|| panic!("nobody was warned: {words:?}"));
+    let range = &warning["data"]["gpu"]["end"]["range"];
+    assert!(range["earliest_seconds"].as_f64() < range["latest_seconds"].as_f64(), "{range}");
+    assert!(range["confidence"].as_f64() > Some(0.5), "{range}");
+    let advice = warning["data"]["processes"][0]["advice"].as_array().expect("sentences");
+    assert!(!advice.is_empty(), "{warning:#}");
+}
+
+#[test]
+fn memory_that_runs_out_is_told_before_once_for_each_level_and_a_command_is_run() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_050);
+    let words = ["courses.py", "linear", "--seconds", "120", "--rate", "12", "--pace", "8"];
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let path = |name: &str| gpu.directory().join(name).display().to_string();
+    let (tgid, file, heard) = (job.tgid().to_string(), path("job.mwr"), path("heard"));
+    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let command = format!("cat >> {heard}");
+    let oom = ["--no-agent", "oom", "--json", "--follow", "--threshold", "75,90", "--exec", &command, "--pid", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it survives")["label"], "refused");
+    let (changes, report) = parted(&watch.stop());
+    recorder.interrupt();
+    assert_told_in_time(&changes, &report);
+
+    let heard = lines(&std::fs::read_to_string(heard).expect("the command has run"));
+    let times = |lines: &[Value]| lines.iter().map(|line| line["data"].to_string()).collect::<BTreeSet<_>>();
+    assert_eq!((heard.len(), times(&heard)), (changes.len(), times(&changes)));
+
+    let replay = ["oom", "--json", "--follow", "--threshold", "75,90", "--fail-on", "forecast", "--in", &file];
+    let replayed = Outcome::of(gpu.memwatch(&replay));
+    replayed.assert_ended_with(3, &[]);
+    let (changes, report) = parted(&replayed.stdout);
+    assert_told_in_time(&changes, &report);
+    let text = Outcome::of(gpu.memwatch(&["oom", "--in", &file]));
+    text.assert_ended_with(0, &[]);
+    assert!(text.stdout.starts_with("GPU 0  ") && text.stdout.contains("Out of memory at "), "{}", text.stdout);
+}

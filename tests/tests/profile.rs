@@ -1,0 +1,103 @@
+//! What is held over time is told alike by a watch and by a recording, and its peaks are PyTorch's own.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::report::Report;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use serde_json::Value;
+
+/// The first process's row on its GPU.
+fn row(report: &Value) -> &Value {
+    let row = &report["data"]["processes"][0]["gpus"][0];
+    assert!(row.is_object(), "{report:#}");
+    row
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number of bytes"))
+}
+
+/// Two numbers that are taken over nearly the same time.
+fn assert_near(one: u64, other: u64, what: &str) {
+    assert!(one.abs_diff(other) <= one.max(other) / 5, "{what}: {one} and {other}");
+}
+
+#[test]
+fn a_watch_and_its_recording_agree_and_peaks_are_those_that_pytorch_tells() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let words = ["keeps_tensors.py", "--seconds", "8"];
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
+    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let profile = ["--no-agent", "profile", "--json", "-i", "100ms", "--pid", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&profile));
+    job.go_on();
+    let trained = job.next_checkpoint().expect("it trains to its end");
+    let live = watch.interrupt();
+    recorder.interrupt();
+    let replayed = Outcome::of(gpu.memwatch(&["profile", "--json", "-i", "100ms", "--in", &file]));
+    replayed.assert_ended_with(0, &[]);
+    let replayed = Report::parse(&replayed.stdout).json().clone();
+    let statistics = &trained["devices"][0]["memory_stats"];
+    for report in [&live, &replayed] {
+        let row = row(report);
+        for (track, key) in [("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")] {
+            for (side, own) in [("peak", "peak_bytes"), ("current", "current_bytes")] {
+                assert_eq!(row[track][own], statistics[format!("{key}.all.{side}")], "{track} {side}: {row:#}");
+            }
+        }
+        assert_eq!(row["live"]["peak_bytes"], row["reserved"]["peak_bytes"], "it has nothing else");
+        assert!(row["fragmentation"]["maximum"].as_f64() > Some(0.0), "{row:#}");
+        assert!(row["live"]["samples"].as_u64() > Some(30), "{row:#}");
+        assert_eq!(report["data"]["processes"][0]["exact"], true);
+    }
+    for track in ["live", "allocated", "reserved"] {
+        for key in ["average_bytes", "p50_bytes", "p95_bytes"] {
+            assert_near(number(&row(&live)[track][key]), number(&row(&replayed)[track][key]), key);
+        }
+    }
+}
+
+#[test]
+fn memory_older_than_the_watch_is_told_by_nvml_alone_and_pytorch_is_absent() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc held 268435456"]);
+    let words = ["--no-agent", "profile", "--json", "-d", "3s", "-i", "200ms", "--pid", &job.tgid_word()];
+    let outcome = Outcome::of(gpu.memwatch(&words));
+    outcome.assert_ended_with(0, &[]);
+    let report = Report::parse(&outcome.stdout).json().clone();
+    let used = &report["data"]["gpus"][0]["used"];
+    assert!(used["current_bytes"].as_u64() >= Some(268_435_456), "{used}");
+    assert_eq!(used["peak_bytes"], Value::Null, "NVML is only read now and then");
+    let utilization = &report["data"]["gpus"][0]["utilization"];
+    assert!(utilization["average"].as_f64().is_some_and(|part| part > 0.0 && part < 1.0), "{utilization}");
+    let row = row(&report);
+    assert!(row["used"]["p50_bytes"].as_u64() >= Some(268_435_456), "{row:#}");
+    let (allocated, fragmentation) = (&row["allocated"], &row["fragmentation"]);
+    assert_eq!((allocated, fragmentation), (&Value::Null, &Value::Null), "PyTorch is not there");
+    let text = Outcome::of(gpu.memwatch(&["--no-agent", "profile", "-d", "1s", "--pid", &job.tgid_word()]));
+    text.assert_ended_with(0, &[]);
+    assert!(text.stdout.contains("used, by NVML") && text.stdout.contains("used on average"), "{}", text.stdout);
+}
+
+#[test]
+fn a_monitor_has_what_every_detector_has_to_say() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc held 268435456"]);
+    let words = ["--no-agent", "monitor", "--all", "--json", "-d", "2s", "--pid", &job.tgid_word()];
+    let outcome = Outcome::of(gpu.memwatch(&words));
+    outcome.assert_ended_with(0, &[]);
+    let report = Report::parse(&outcome.stdout).json().clone();
+    assert!(report["data"]["oom"]["failures"].is_array(), "{report:#}");
+    assert!(report["data"]["leak"]["processes"].is_array(), "{report:#}");
+    let forecast = &report["data"]["forecast"]["gpus"][0];
+    assert!(forecast["needed_bytes"].as_u64() >= Some(268_435_456), "{report:#}");
+    assert_eq!(forecast["level"], "unknown", "two seconds are too short: {report:#}");
+    assert_eq!(report["data"]["fragment"]["devices"], serde_json::json!([]), "without PyTorch: {report:#}");
+    assert!(report["data"]["churn"]["kinds"].is_array(), "{report:#}");
+    assert!(report["data"]["profile"]["gpus"][0]["used"]["current_bytes"].as_u64() >= Some(268_435_456), "{report:#}");
+    let refused = Outcome::of(gpu.memwatch(&["monitor", "--only", "nothing", "--pid", &job.tgid_word()]));
+    refused.assert_ended_with(2, &["there is forecast, oom, leak, profile, fragment, churn"]);
+}

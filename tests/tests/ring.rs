@@ -1,0 +1,206 @@
+//! Recordings that keep the newest: never larger than they may be, never unreadable, and with the sums of all that was seen.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use memwatch_tests::mounts::SmallDisk;
+use memwatch_tests::report::{Report, as_recorded};
+use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Program, Shape};
+use serde_json::Value;
+
+const LIMIT: u64 = 1 << 20;
+const NEWEST: [&str; 4] = ["--max-size", "1M", "--keep", "newest"];
+
+fn record(gpu: &Gpu, job: &Program, file: &Path, more: &[&str]) -> Program {
+    let (tgid, path) = (job.tgid().to_string(), file.display().to_string());
+    let mut command = gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]);
+    command.args(more);
+    Program::start(command)
+}
+
+fn asked(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
+    let mut command = Command::new(gpu.memwatch(&[]).get_program());
+    command.args(words).arg(file);
+    Outcome::of(command)
+}
+
+/// A program that becomes `job` with these orders as its input, once a file called `go` is there.
+fn held(gpu: &Gpu, job: &Command, orders: &str) -> Program {
+    let (input, go) = (gpu.directory().join("orders"), gpu.directory().join("go"));
+    std::fs::write(&input, orders).expect("the directory is ours");
+    let mut command = Command::new("sh");
+    gpu.apply(&mut command);
+    command.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args(["-c", "while [ ! -e \"$0\" ]; do sleep 0.05; done; input=$1; shift; exec \"$@\" < \"$input\""]);
+    command.arg(go).arg(input).arg(job.get_program()).args(job.get_args());
+    Program::start(command)
+}
+
+fn let_go(gpu: &Gpu) {
+    std::fs::write(gpu.directory().join("go"), "").expect("the directory is ours");
+}
+
+/// The file, and the copy that is being made of it.
+fn lengths(file: &Path) -> [u64; 2] {
+    let name = file.file_name().expect("it has a name").to_string_lossy();
+    let copy = file.with_file_name(format!(".{name}.new"));
+    [file, &copy].map(|path| std::fs::metadata(path).map_or(0, |metadata| metadata.len()))
+}
+
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < PATIENCE, "{what} never came");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until the recorder has seen the program.
+fn until_seen(gpu: &Gpu, job: &Program, file: &Path) {
+    until("the program", || {
+        let outcome = asked(gpu, &["report", "--json"], file);
+        outcome.code == 0 && Report::parse(&outcome.stdout).process(job.tgid()).is_some()
+    });
+}
+
+/// What the kernel's clock has no part in.
+fn sums(value: &Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(name, value)| sums(value, &format!("{path}.{name}"), found)),
+        Value::Array(items) => {
+            (0..).zip(items).for_each(|(index, item): (u32, _)| sums(item, &format!("{path}.{index}"), found));
+        }
+        // Each recorder has read the allocator at a time of its own.
+        _ if ["_ns", "time", "per_second", "readout"].iter().any(|word| path.contains(word)) => {}
+        value => found.push(format!("{path} {value}")),
+    }
+}
+
+fn sums_of(gpu: &Gpu, command: &str, file: &Path) -> Vec<String> {
+    let outcome = asked(gpu, &[command, "--json", "--in"], file);
+    outcome.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&outcome.stdout).expect("it is JSON");
+    let process = &report["data"]["processes"][0];
+    let parts = ["gpus", "devices", "sites", "stages"].map(|part| (part, &process[part]));
+    let mut found = Vec::new();
+    for (part, value) in parts {
+        sums(value, part, &mut found);
+    }
+    found
+}
+
+#[test]
+fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_more_than_its_room() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["busy_step.py"]) else { return };
+    let mut job = held(&gpu, &job, "run 350\n");
+    let [all, newest] = ["all.mwr", "newest.mwr"].map(|name| gpu.directory().join(name));
+    let mut recorders = [record(&gpu, &job, &all, &[]), record(&gpu, &job, &newest, &NEWEST)];
+    for file in [&all, &newest] {
+        until_seen(&gpu, &job, file);
+    }
+    let_go(&gpu);
+    let mut largest = 0;
+    // It ends when nobody is left.
+    let watched = std::thread::scope(|scope| {
+        let ended = scope.spawn(|| job.end());
+        while !ended.is_finished() {
+            largest = largest.max(lengths(&newest).iter().sum::<u64>());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ended.join().expect("it ends")
+    });
+    assert_eq!(watched, 0);
+    let words = recorders.each_mut().map(|recorder| recorder.next_line().expect("it says what it has"));
+    for recorder in &mut recorders {
+        assert_eq!(recorder.end(), 0);
+    }
+    let length = lengths(&newest)[0];
+    assert!(largest.max(length) <= LIMIT && length > LIMIT / 4, "{largest} and {length} of {LIMIT}");
+    assert!(lengths(&all)[0] > 3 * length, "{} against {length}", lengths(&all)[0]);
+    assert_eq!(as_recorded(&asked(&gpu, &["report", "--json"], &newest).stdout), words[1]);
+    let report = Report::parse(&words[1]);
+    assert!(report.is_complete(), "{report:#?}");
+    assert!(report.json()["data"]["recording"]["events_since"].is_string(), "{report:#?}");
+    for command in ["ps", "stats", "sites", "stages"] {
+        let (all, newest) = (sums_of(&gpu, command, &all), sums_of(&gpu, command, &newest));
+        assert!(all.len() > 5, "{command}: {all:?}");
+        assert_eq!(all, newest, "{command}");
+    }
+    let text = asked(&gpu, &["report"], &newest);
+    assert!(text.stdout.contains("keeps the newest: events from"), "{}", text.stdout);
+    // Earlier times, as far as there are any.
+    asked(&gpu, &["ps", "--until", "1ms", "--in"], &newest).assert_ended_with(0, &[]);
+    asked(&gpu, &["ps", "--until", "300d", "--in"], &newest).assert_ended_with(1, &["it begins at", "is not in it"]);
+    let earlier = asked(&gpu, &["sites", "--json", "--until", "1500ms", "--in"], &all);
+    earlier.assert_ended_with(0, &[]);
+    let steps =
+        |text: &str| Report::parse(text).json()["data"]["processes"][0]["devices"][0]["total"]["frees"].as_u64();
+    let whole = asked(&gpu, &["sites", "--json", "--in"], &all);
+    assert!(steps(&earlier.stdout) <= steps(&whole.stdout), "{} {}", earlier.stdout, whole.stdout);
+}
+
+/// A program of the driver alone that allocates and frees without end.
+fn churning(gpu: &Gpu) -> Program {
+    let job = Command::new(gpu.workload_program());
+    held(gpu, &job, "device 0\nchurn 2 200000000 4096\n")
+}
+
+#[test]
+fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut job = churning(&gpu);
+    let_go(&gpu);
+    let file = gpu.directory().join("job.mwr");
+    for round in 0..6 {
+        // What is as long as it may be is this round's.
+        drop(std::fs::remove_file(&file));
+        let mut recorder = record(&gpu, &job, &file, &NEWEST);
+        until("a full file", || lengths(&file)[0] > LIMIT / 3);
+        std::thread::sleep(Duration::from_millis(37 * round));
+        recorder.signal(libc::SIGKILL);
+        assert_eq!(recorder.end(), -1, "a signal has ended it");
+        let [length, copy] = lengths(&file);
+        assert!(length + copy <= LIMIT, "{length} and {copy}");
+        let replayed = asked(&gpu, &["report", "--json"], &file);
+        replayed.assert_ended_with(0, &["has no end: its recorder was killed"]);
+        let report = Report::parse(&replayed.stdout);
+        assert_eq!(report.json()["data"]["recording"]["ending"], "cut");
+        let process = report.process(job.tgid()).expect("it is in it");
+        assert!(process.0["gpus"][0]["kinds"]["device"]["total_bytes"].as_u64() > Some(0), "{process:?}");
+    }
+    job.signal(libc::SIGKILL);
+    job.end();
+}
+
+#[test]
+fn a_full_disk_ends_it_and_what_was_there_is_read() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(disk) = SmallDisk::mount(&gpu.directory().join("disk"), "2m") else { return };
+    let mut job = churning(&gpu);
+    let file: PathBuf = disk.path().join("job.mwr");
+    let mut recorder = record(&gpu, &job, &file, &NEWEST);
+    until_seen(&gpu, &job, &file);
+    disk.fill();
+    let_go(&gpu);
+    let said = recorder.next_line().expect("it says what it has");
+    assert_eq!(recorder.end(), 1, "{said}");
+    assert_eq!(lengths(&file)[1], 0, "no copy is left");
+    let replayed = asked(&gpu, &["report", "--json"], &file);
+    replayed.assert_ended_with(0, &["has no end"]);
+    assert!(Report::parse(&replayed.stdout).process(job.tgid()).is_some());
+    job.signal(libc::SIGKILL);
+    job.end();
+}
+
+#[test]
+fn what_cannot_keep_the_newest_is_said_before_anything_is_recorded() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let path = gpu.directory().join("job.mwr").display().to_string();
+    let started = |more: &[&str]| Outcome::of(gpu.memwatch(&[&["record", "--keep", "newest", "-o"], more].concat()));
+    started(&[&path]).assert_ended_with(2, &["--max-size"]);
+    started(&[&path, "--max-size", "64K"]).assert_ended_with(1, &["needs a --max-size of 1M or more"]);
+    let nowhere = started(&["/dev/null", "--force", "--max-size", "2M"]);
+    nowhere.assert_ended_with(1, &["/dev/null", "is no file on a disk"]);
+}

@@ -1,0 +1,126 @@
+//! Memory over time of real PyTorch: the programs that a timeline is for open it, and find PyTorch's own numbers in it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
+use serde_json::Value;
+
+const STEPS: usize = 3;
+
+/// A recording of a training, and what its program said of itself at the end.
+struct Recorded {
+    gpu: Gpu,
+    file: PathBuf,
+    statistics: Value,
+}
+
+impl Recorded {
+    fn training() -> Option<Self> {
+        let steps = STEPS.to_string();
+        let words = ["transformer.py", "--steps", &steps, "--layers", "2", "--dim", "128"];
+        let gpu = Gpu::new(Shape::Cmp)?;
+        let job = gpu.torch_command("2.15", Allocator::Native, &words)?;
+        let file = gpu.directory().join("job.mwr");
+        let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file.display().to_string()], &job));
+        outcome.assert_ended_with(0, &["job.mwr is written"]);
+        let last = outcome.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+        let statistics = last.expect("the job says what it has")["devices"][0]["memory_stats"].clone();
+        Some(Self { gpu, file, statistics })
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = self.gpu.memwatch(words);
+        command.arg("--in").arg(&self.file);
+        command
+    }
+
+    /// The timeline as a file of this name.
+    fn written(&self, name: &str) -> PathBuf {
+        let output = self.gpu.directory().join(name);
+        let mut command = self.command(&["timeline", "-z", "1M"]);
+        command.arg("-o").arg(&output);
+        Outcome::of(command).assert_ended_with(0, &["is written"]);
+        output
+    }
+}
+
+/// What Perfetto's own messages and pandas have understood; `None` where they are not installed.
+fn read(files: &[PathBuf]) -> Option<Value> {
+    let python = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("python/bin/python"));
+    let Some(python) = python.filter(|python| python.is_file()) else {
+        eprintln!("SKIPPED: perfetto and pandas are not installed: run through `cargo xtask test`");
+        return None;
+    };
+    let mut reader = Command::new(python);
+    reader.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/readers/read_timelines.py")).args(files);
+    let outcome = Outcome::of(reader);
+    outcome.assert_ended_with(0, &[]);
+    Some(serde_json::from_str(&outcome.stdout).expect("it prints JSON"))
+}
+
+fn highest(values: &Value) -> Option<u64> {
+    values.as_array()?.iter().filter_map(Value::as_u64).max()
+}
+
+#[test]
+fn perfetto_and_pandas_find_the_peaks_and_steps_that_pytorch_has_counted() {
+    let Some(job) = Recorded::training() else { return };
+    let mut command = job.command(&["export", "-f", "parquet"]);
+    let sites = job.gpu.directory().join("sites.parquet");
+    command.arg("-o").arg(&sites);
+    Outcome::of(command).assert_ended_with(0, &["sites.parquet is written"]);
+    let Some(seen) = read(&[job.written("job.pftrace"), job.written("job.parquet"), sites]) else { return };
+    let trace = &seen["job.pftrace"];
+    assert_eq!(trace["unknown"], 0, "every field is one of Perfetto's");
+    let tracks: Vec<&Value> = trace["tracks"].as_object().expect("tracks").values().collect();
+    let named = |end: &str| {
+        let own = tracks.iter().find(|track| track["name"].as_str().is_some_and(|name| name.ends_with(end)));
+        *own.unwrap_or_else(|| panic!("no {end} in {tracks:#?}"))
+    };
+    let peak = |key: &str| job.statistics[key].as_u64();
+    for (measure, key) in [("allocated", "allocated_bytes.all.peak"), ("reserved", "reserved_bytes.all.peak")] {
+        let counter = named(&format!("tensors {measure}"));
+        assert_eq!((highest(&counter["values"]), &counter["is_bytes"]), (peak(key), &true.into()), "{key}");
+        assert!(!trace["tracks"][counter["parent"].to_string()]["pid"].is_null(), "a process has it: {counter}");
+    }
+    let steps = named("training steps");
+    assert_eq!((steps["slices"].as_array().map(Vec::len), &steps["open"]), (Some(STEPS), &0.into()));
+    let stages = named("stages, by allocations")["slices"].as_array().expect("slices").clone();
+    assert!(["forward", "backward", "optimizer"].iter().all(|stage| stages.contains(&(*stage).into())), "{stages:?}");
+    let looks = &seen["job.parquet"];
+    assert_eq!(looks["types"]["time"], "datetime64[ns, UTC]");
+    let rows = looks["rows"].as_array().expect("rows");
+    let allocated = rows.iter().filter(|row| row["measure"] == "allocated");
+    assert_eq!(allocated.filter_map(|row| row["most_bytes"].as_u64()).max(), peak("allocated_bytes.all.peak"));
+    let sites = seen["sites.parquet"]["rows"].as_array().expect("rows");
+    let total: u64 = sites.iter().filter_map(|row| row["total_bytes"].as_u64()).sum();
+    assert_eq!(Some(total), peak("allocated_bytes.all.allocated"));
+}
+
+#[test]
+fn large_allocations_have_their_line_and_pictures_their_lines() {
+    let Some(job) = Recorded::training() else { return };
+    let outcome = Outcome::of(job.command(&["timeline", "--json", "-z", "1M", "--points", "50"]));
+    outcome.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
+    assert_eq!(report["schema"], "memwatch.timeline/1");
+    let events = report["data"]["events"].as_array().expect("events");
+    let large = events.iter().find(|event| event["kind"] == "large" && event["whose"]["stage"] == "forward");
+    let large = large.unwrap_or_else(|| panic!("{events:#?}"));
+    assert!(large["whose"]["site"]["name"].as_str().is_some_and(|name| name.contains("transformer.py:")), "{large}");
+    let kinds: Vec<&str> = events.iter().filter_map(|event| event["kind"].as_str()).collect();
+    assert!(["start", "peak", "exit"].iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
+    let tracks = report["data"]["tracks"].as_array().expect("tracks");
+    assert!(tracks.iter().all(|track| track["points"].as_array().is_some_and(|points| points.len() <= 50)));
+    let allocated = tracks.iter().find(|track| track["measure"] == "allocated").expect("PyTorch is watched");
+    let points = allocated["points"].as_array().expect("points");
+    let most = points.iter().filter_map(|point| point["most_bytes"].as_u64()).max();
+    assert_eq!(most, job.statistics["allocated_bytes.all.peak"].as_u64());
+    let picture = std::fs::read_to_string(job.written("job.svg")).expect("text");
+    assert!(picture.contains("allocated by PyTorch") && picture.contains("prefers-color-scheme"), "{picture}");
+    let page = std::fs::read_to_string(job.written("job.html")).expect("text");
+    assert!(page.contains("<h2>What happened</h2>") && !page.contains("src="), "{page}");
+    Outcome::of(job.command(&["timeline", "-o", "job.png"])).assert_ended_with(2, &["-f svg"]);
+    Outcome::of(job.command(&["timeline", "-f", "svg"])).assert_ended_with(2, &["-o FILE"]);
+}

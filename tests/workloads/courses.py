@@ -1,0 +1,225 @@
+"""Small jobs whose need of memory takes a known course: what forecasts and verdicts on leaks are measured on.
+
+    courses.py linear --seconds 30 --rate 12 --seed 3
+
+The jobs train (or serve) a tiny model a few times a second. Lines that keep memory end in a comment with their name. A job whose memory
+runs out ends well, with a checkpoint "refused".
+"""
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from checkpoint import begin, checkpoint, parser
+
+MIB = 1 << 20
+WIDTH = 64
+
+
+def size_bytes(size_mib: float) -> int:
+    """So many MiB; a block at least."""
+    return max(512, int(size_mib * MIB))
+
+
+def room(size_mib: float) -> torch.Tensor:
+    """So much memory of the device, for a while."""
+    return torch.empty(size_bytes(size_mib), dtype=torch.uint8, device="cuda")
+
+
+class Job:
+    """A tiny model, and what it keeps."""
+
+    def __init__(self, seconds: float, rate: float, seed: int, pace: float) -> None:
+        self.seconds, self.rate, self.pace = seconds, rate, pace
+        self.chance = random.Random(seed)
+        self.model = torch.nn.Linear(WIDTH, WIDTH).to("cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        self.base = room(64)
+        self.kept: list[torch.Tensor] = []
+        self.cache: dict[int, torch.Tensor] = {}
+        self.start = time.monotonic()
+        self.done = 0
+
+    def part(self) -> float:
+        """How much of the time is over."""
+        return (time.monotonic() - self.start) / self.seconds
+
+    def share_mib(self) -> float:
+        """What a step may keep, in MiB, for the wanted rate a second."""
+        return self.rate / self.pace
+
+    def train(self, work_mib: float = 24) -> None:
+        """One step of training with so much temporary memory."""
+        work = room(work_mib)
+        loss = self.model(torch.randn(8, WIDTH, device="cuda")).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        del work
+        self.done += 1
+
+    def keep(self, size_mib: float) -> None:
+        """Keeps what nobody needs."""
+        self.kept.append(torch.empty(size_bytes(size_mib), dtype=torch.uint8, device="cuda"))  # kept
+
+    def remember(self, key: int, size_mib: float) -> None:
+        """Keeps what is asked for again."""
+        if key not in self.cache:
+            self.cache[key] = torch.empty(size_bytes(size_mib), dtype=torch.uint8, device="cuda")  # cached
+
+
+def steady(job: Job) -> None:
+    """Every step needs the same."""
+    job.train()
+
+
+def batches(job: Job) -> None:
+    """Steps need more or less."""
+    job.train(job.chance.uniform(8, 96))
+
+
+def evaluation(job: Job) -> None:
+    """Steps need the same, and every fortieth is followed by something large."""
+    job.train()
+    if job.done % 40 == 39:
+        room(job.rate * 10)
+
+
+def warm_up(job: Job) -> None:
+    """Steps need more and more at first."""
+    job.train(24 + min(job.part() / 0.15, 1) * job.rate * 8)
+
+
+def linear(job: Job) -> None:
+    """Each step keeps as much."""
+    job.train()
+    job.keep(job.share_mib())
+
+
+def noisy(job: Job) -> None:
+    """Steps keep more or less, and need more or less."""
+    job.train(job.chance.uniform(8, 64))
+    job.keep(job.chance.uniform(0, 2 * job.share_mib()))
+
+
+def bursts(job: Job) -> None:
+    """Now and then a step keeps much."""
+    job.train()
+    if job.chance.random() < 0.15:
+        job.keep(job.share_mib() / 0.15)
+
+
+def faster(job: Job) -> None:
+    """Steps keep more and more."""
+    job.train()
+    job.keep(job.share_mib() * (0.5 + 1.5 * job.part()))
+
+
+def with_evaluation(job: Job) -> None:
+    """Each step keeps as much, and every fortieth is followed by something large."""
+    job.train()
+    job.keep(job.share_mib())
+    if job.done % 40 == 39:
+        room(100)
+
+
+def sequence(job: Job) -> None:
+    """Each step needs more than the one before, and keeps nothing."""
+    job.train(24 + job.done * job.share_mib())
+
+
+def late(job: Job) -> None:
+    """The later two thirds keep as much with each step."""
+    job.train()
+    if job.part() > 0.33:
+        job.keep(job.share_mib() * 1.5)
+
+
+def little(job: Job) -> None:
+    """Each step keeps very little."""
+    job.train()
+    job.keep(1 / 1024)
+
+
+def cache_once(job: Job) -> None:
+    """A cache fills in the first quarter."""
+    job.train()
+    job.remember(int(min(job.part(), 0.25) * 200), job.rate)
+
+
+def cache_slow(job: Job) -> None:
+    """A cache of as much as is asked for: less and less is new."""
+    job.train()
+    job.remember(int(job.chance.random() * 36), job.rate)
+
+
+def cache_late(job: Job) -> None:
+    """A cache fills in the first half, at one rate."""
+    job.train()
+    job.remember(int(min(job.part(), 0.5) * 200), job.rate)
+
+
+def fragments(job: Job) -> None:
+    """Batches of ever new sizes, of which a part stays for a while: holes between."""
+    job.train(job.chance.uniform(16, 64))
+    job.kept = job.kept[-24:]
+    job.keep(job.chance.uniform(2, 18))
+
+
+def server(job: Job) -> None:
+    """Answers requests of all sizes: no training."""
+    with torch.no_grad():
+        work = room(job.chance.uniform(8, 128))
+        job.model(torch.randn(8, WIDTH, device="cuda"))
+        del work
+
+
+def server_leak(job: Job) -> None:
+    """Answers requests, and keeps something of each."""
+    server(job)
+    job.keep(job.share_mib())
+
+
+COURSES: dict[str, Callable[[Job], None]] = {
+    course.__name__: course
+    for course in [
+        steady, batches, evaluation, warm_up, linear, noisy, bursts, faster, with_evaluation, sequence, late, little,
+        cache_once, cache_slow, cache_late, fragments, server, server_leak,
+    ]
+}  # fmt: skip
+
+
+def main() -> None:
+    """Runs one course, and another beside it if that is asked for."""
+    options = parser(__doc__)
+    options.add_argument("course", choices=COURSES)
+    options.add_argument("--seconds", type=float, default=30)
+    options.add_argument("--rate", type=float, default=8, help="MiB a second")
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--pace", type=float, default=8, help="steps a second")
+    options.add_argument("--beside", choices=COURSES, help="a second process takes this course")
+    arguments = begin(options)
+    other = None
+    if arguments.beside:
+        words = [arguments.beside, "--seconds", str(arguments.seconds), "--seed", str(arguments.seed + 1)]
+        other = subprocess.Popen([sys.executable, __file__, *words])
+    job = Job(arguments.seconds, arguments.rate, arguments.seed, arguments.pace)
+    step = COURSES[arguments.course]
+    label = "done"
+    try:
+        while job.part() < 1:
+            step(job)
+            time.sleep(1 / arguments.pace)
+    except torch.OutOfMemoryError:
+        label = "refused"
+    if other:
+        other.terminate() if label == "refused" else None
+        other.wait()
+    checkpoint(label)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+//! `cargo xtask replays`: records the runs of `tests/replays/runs.tsv`, real PyTorch on the simulated GPU, and `cargo xtask calibrate`:
+//! measures on them how far verdicts and forecasts are to be believed.
+//!
+//! A recording has command lines, paths and names in it. So each run is made in namespaces of its own, where the tree lies at `/srv`, the machine
+//! has another name, and nobody is seen to have started it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::args::Args;
+use crate::binary;
+use crate::gpusim::Prologue;
+use crate::integration;
+use crate::repo::{Profile, Repo};
+use crate::run::{pinned, run};
+use crate::setup;
+
+const TORCH: &str = "2.15.0";
+const FOLDER: &str = "tests/replays";
+/// So many runs at a time: each is idle most of the time, and has a simulated GPU of its own.
+const TOGETHER: usize = 6;
+/// Where the tree lies for them.
+const ROOT: &str = "/srv";
+/// The parent of what it starts ends at once, so that nobody stands above it; its output ends when the last of them has.
+const SCRIPT: &str = "mount --bind \"$TREE\" /srv && hostname simulated && cd /srv/tests/workloads && { \"$@\" & }";
+
+/// One run.
+#[derive(Clone, Debug)]
+struct Run {
+    name: String,
+    total_mb: String,
+    words: Vec<String>,
+}
+
+/// `cargo xtask replays [NAME]...`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let wanted: Vec<String> = std::iter::from_fn(|| args.word()).collect();
+    args.finish()?;
+    ensure!(setup::is_root(), "namespaces and uprobes need root: run it as root");
+    let runs = runs(repo)?;
+    let is_wanted = |run: &Run| wanted.is_empty() || wanted.iter().any(|name| run.name.contains(name));
+    let chosen: Vec<Run> = runs.into_iter().filter(is_wanted).collect();
+    ensure!(!chosen.is_empty(), "no run of {FOLDER}/runs.tsv has that in its name");
+    binary::build(repo, Profile::Release)?;
+    integration::build_simulator(repo, Prologue::Cmp)?;
+    integration::torch_environment(repo, TORCH)?;
+    let waiting = Mutex::new(chosen.into_iter());
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..TOGETHER {
+            scope.spawn(|| {
+                while let Some(run) = next(&waiting) {
+                    match record(repo, &run) {
+                        Ok(bytes) => println!("{:28}{bytes:>9} bytes", run.name),
+                        Err(error) => lock(&failed).push(format!("{}: {error:#}", run.name)),
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    Ok(())
+}
+
+/// `cargo xtask calibrate`.
+pub(crate) fn calibrate(repo: &Repo, args: Args) -> Result<()> {
+    args.finish()?;
+    // The first pass writes the table into the code, the second is compiled with it and writes the document.
+    for part in ["table", "document"] {
+        run(pinned(repo, "cargo").env("MEMWATCH_CALIBRATE", part).args([
+            "test",
+            "--package",
+            "memwatch-core",
+            "--test",
+            "replays",
+            "current",
+        ]))?;
+    }
+    Ok(())
+}
+
+fn next(waiting: &Mutex<impl Iterator<Item = Run>>) -> Option<Run> {
+    lock(waiting).next()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// The table's rows.
+fn runs(repo: &Repo) -> Result<Vec<Run>> {
+    let path = repo.path(FOLDER).join("runs.tsv");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    rows.map(|row| match row.split('\t').collect::<Vec<_>>()[..] {
+        [name, _, total_mb, words, ..] => Ok(Run {
+            name: name.to_owned(),
+            total_mb: total_mb.to_owned(),
+            words: words.split(' ').map(str::to_owned).collect(),
+        }),
+        _ => bail!("{}: {row:?} has too few columns", path.display()),
+    })
+    .collect()
+}
+
+/// Where a file of this tree lies for a run.
+fn inside(repo: &Repo, path: &Path) -> Result<PathBuf> {
+    let below = path.strip_prefix(repo.root());
+    Ok(Path::new(ROOT)
+        .join(below.with_context(|| format!("{} is not below {}", path.display(), repo.root().display()))?))
+}
+
+/// Makes one recording; its size in bytes.
+fn record(repo: &Repo, run: &Run) -> Result<u64> {
+    let torch = integration::torch_environment(repo, TORCH)?;
+    let simulator = inside(repo, &integration::simulator(repo, Prologue::Cmp))?.join("lib");
+    let ledger = std::env::temp_dir().join(format!("memwatch-replay-{}-{}", std::process::id(), run.name));
+    let python = inside(repo, &torch.python)?;
+    let settings = torch.command(Path::new(""), &ledger);
+    let file = Path::new(FOLDER).join(&run.name).with_extension("mwr");
+    let mut command = Command::new("unshare");
+    command.envs(settings.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+        .env("TREE", repo.root())
+        .env("GPUSIM_TOTAL_MB", &run.total_mb)
+        .env(
+            "LD_LIBRARY_PATH",
+            [simulator.as_os_str(), inside(repo, &torch.runtime_lib_dir)?.as_os_str()].join(":".as_ref()),
+        )
+        .args(["--mount", "--uts", "--cgroup", "sh", "-c", SCRIPT, "sh"])
+        .arg(inside(repo, &repo.memwatch(Profile::Release))?)
+        .arg("--nvml-lib")
+        .arg(simulator.join("libnvidia-ml.so.1"))
+        .args(["run", "--force", "-o"])
+        .arg(Path::new(ROOT).join(&file))
+        .arg("--")
+        .arg(python)
+        .arg("courses.py")
+        .args(&run.words);
+    let Output { stdout, stderr, .. } = command.output().context("unshare, of util-linux, is needed")?;
+    drop(fs::remove_file(&ledger));
+    let said = String::from_utf8_lossy(&stdout);
+    ensure!(said.contains("\"label\": \""), "it did not come to its end:\n{}", String::from_utf8_lossy(&stderr));
+    let facts = fs::metadata(repo.path(&file.to_string_lossy())).context("there is no recording")?;
+    Ok(facts.len())
+}
