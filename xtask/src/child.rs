@@ -33,9 +33,11 @@ impl Owned {
     }
 
     fn spawn(command: &mut Command, has_own_group: bool) -> Result<Self> {
-        // SAFETY: prctl is async-signal-safe and touches only the new process.
+        // SAFETY: signal and prctl are async-signal-safe and touch only the new process.
         unsafe {
             command.pre_exec(|| {
+                // A shell that starts us in the background has it ignored, and a shell below us could not trap it then.
+                libc::signal(libc::SIGINT, libc::SIG_DFL);
                 // Covers the one way of ending in which no destructor runs: SIGKILL.
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0 {
                     Ok(())
