@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::driver::Mapped;
 use super::history::{History, LineAction};
-use super::memory::{BlockState, Cell, Effect, Memory, Segment};
+use super::memory::{BlockState, Cell, Effect, Memory, Segment, unmapped_pool};
 use super::peaks::OwnPeaks;
 use super::pools::Pools;
 use super::readout::Tail;
@@ -250,6 +250,9 @@ impl DeviceAllocator {
             TraceAction::Alloc => self.granting = Some(Granting { address, requested_bytes: bytes }),
             TraceAction::FreeRequested => {
                 let is_known = self.give_back(address);
+                if !is_known {
+                    self.memory.forget_pending(Some(address));
+                }
                 self.returning = Some(Returning { address, requested_bytes: bytes, is_known, is_completed: false });
             }
             TraceAction::FreeCompleted => self.complete_traced(address, bytes),
@@ -469,12 +472,6 @@ impl DeviceAllocator {
             self.doubt(Doubt::OlderNeighbours);
         }
     }
-}
-
-/// The pool that so much of an expandable segment was surely, or probably, unmapped from: it is made of pages of 2 MiB in the small pool, and of
-/// `kLargeBuffer`, 20 MiB, in the large one.
-fn unmapped_pool(bytes: u64) -> PoolSize {
-    if bytes.is_multiple_of(20 << 20) { PoolSize::Large } else { PoolSize::Small }
 }
 
 /// The segment of a line of the trace.

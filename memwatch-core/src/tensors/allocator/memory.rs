@@ -125,8 +125,9 @@ impl Memory {
     /// It is given back; `None` where it was not known.
     pub fn remove_segment(&mut self, address: u64, bytes: u64) -> Option<Segment> {
         let known = self.segments.get(&address).copied();
-        self.forget(address, known.map_or(bytes, |segment| segment.bytes));
-        self.drop_cells(address, bytes);
+        let all_bytes = known.map_or(bytes, |segment| segment.bytes.max(bytes));
+        self.forget(address, all_bytes);
+        self.drop_cells(address, all_bytes);
         known
     }
 
@@ -292,6 +293,29 @@ impl Memory {
         self.cells.retain(|_, cell| cell.state != BlockState::Inactive);
     }
 
+    /// Bytes of the blocks known that were given back while a stream used them.
+    pub fn pending_bytes(&self) -> u64 {
+        self.cells
+            .values()
+            .filter(|cell| cell.state == BlockState::Pending)
+            .fold(0, |sum, cell| sum.saturating_add(cell.bytes))
+    }
+
+    /// It is not known any more that a block was given back while a stream used it: the one at this address, or all of them.
+    pub fn forget_pending(&mut self, address: Option<u64>) {
+        let is_meant = |at: u64| address.is_none_or(|address| address == at);
+        let gone: Vec<(u64, Cell)> = self
+            .cells
+            .iter()
+            .filter(|(at, cell)| cell.state == BlockState::Pending && is_meant(**at))
+            .map(|(at, cell)| (*at, *cell))
+            .collect();
+        for (at, cell) in gone {
+            self.forget(at, cell.bytes);
+            self.cells.remove(&at);
+        }
+    }
+
     fn pool_of(&self, address: u64, bytes: u64) -> PoolSize {
         self.segment_of(address).map_or(PoolSize::of_request(bytes), |(_, segment)| segment.pool)
     }
@@ -343,6 +367,12 @@ impl Memory {
             }
         }
     }
+}
+
+/// The pool that so much of an expandable segment was surely, or probably, unmapped from: it is made of pages of 2 MiB in the small pool, and of
+/// `kLargeBuffer`, 20 MiB, in the large one.
+pub(super) fn unmapped_pool(bytes: u64) -> PoolSize {
+    if bytes.is_multiple_of(20 << 20) { PoolSize::Large } else { PoolSize::Small }
 }
 
 fn signed(bytes: u64) -> i64 {

@@ -77,6 +77,13 @@ impl DeviceAllocator {
         self.tail = read.tail;
         self.base = Base::Read(time_ns);
         self.doubts.retain(|doubt| *doubt == Doubt::RoundedOnly);
+        let current = |family| self.statistics.get(family, Scope::All).current;
+        if i64::try_from(self.memory.pending_bytes())
+            != Ok(current(Family::ActiveBytes) - current(Family::AllocatedBytes))
+        {
+            // The end of one of them was lost: at its address may be another block by now.
+            self.memory.forget_pending(None);
+        }
         true
     }
 

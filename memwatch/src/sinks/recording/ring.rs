@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -227,7 +228,10 @@ impl Writer {
 
     fn copy(&self, new: &Path, (byte, kept): (u64, u64), more: &[u8]) -> io::Result<File> {
         let mut old = OpenOptions::new().read(true).open(&self.path)?;
-        let mut file = File::create(new)?;
+        // A recorder that was killed may have left one. What somebody else puts there meanwhile, such as a link, is not followed.
+        let left = fs::remove_file(new);
+        left.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
         file.set_permissions(self.file.metadata()?.permissions())?;
         file.write_all(&self.front)?;
         old.seek(SeekFrom::Start(byte))?;
