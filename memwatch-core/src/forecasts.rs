@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Pipeline;
 use crate::analysis::alarm::{Alarm, Change};
-use crate::analysis::forecast::{End, Forecasts, Level, Outlook, Range};
+use crate::analysis::forecast::{End, Forecasts, Level, Outlook, Range, company};
 use crate::analysis::line::Line;
 use crate::analysis::trend::as_f64;
 use crate::attribution::device::resolve;
@@ -65,7 +65,10 @@ impl Pipeline {
         let Some(Foreseen { forecasts, .. }) = &self.detectors.foreseen else { return view };
         let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
         for device in &self.reading.devices {
-            let Some(outlook) = forecasts.of_gpu(device) else { continue };
+            let Some(mut outlook) = forecasts.of_gpu(device) else { continue };
+            if self.has_lost_company(device) {
+                outlook = Outlook { needed_bytes: outlook.needed_bytes, ..Outlook::default() };
+            }
             view.gpus.push(GpuForecastView {
                 uuid: device.uuid.clone(),
                 number: place(device.nvml_index, device.mig.as_ref()),
@@ -95,6 +98,13 @@ impl Pipeline {
         let seconds = |process: &ProcessForecastView| process.outlook.end.map_or(f64::INFINITY, |end| end.seconds);
         view.processes.sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
         view
+    }
+
+    /// Somebody who was on the GPU when NVML was read last has ended since: its need begins anew with the next reading.
+    fn has_lost_company(&self, device: &DeviceFacts) -> bool {
+        let company = company(device);
+        let has_ended = |process: &Process| process.ended.is_some_and(|ended| ended.time_ns >= self.reading.end_ns);
+        self.ended.iter().any(|process| has_ended(process) && company.contains(&process.tgid))
     }
 
     pub(crate) fn observe_reading(&mut self) {
