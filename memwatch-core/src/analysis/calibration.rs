@@ -1,7 +1,7 @@
 //! How far a forecast is to be believed: measured on recorded runs, of which it was known how they went on.
 //!
-//! `cargo xtask calibrate` writes the table from the runs in `tests/replays` that are for fitting; how well it does on the others stands in
-//! docs/analysis.md.
+//! `cargo xtask calibrate` writes the table from the runs in `tests/replays`; how well a table from all others does on each of them stands
+//! in docs/analysis.md.
 
 /// Forecasts that reach about as far ahead.
 #[derive(Clone, Copy, Debug, PartialEq)]
