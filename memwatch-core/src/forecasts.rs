@@ -65,10 +65,7 @@ impl Pipeline {
         let Some(Foreseen { forecasts, .. }) = &self.detectors.foreseen else { return view };
         let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
         for device in &self.reading.devices {
-            let Some(mut outlook) = forecasts.of_gpu(device) else { continue };
-            if self.has_lost_company(device) {
-                outlook = Outlook { needed_bytes: outlook.needed_bytes, ..Outlook::default() };
-            }
+            let Some(outlook) = self.outlook(forecasts, device) else { continue };
             view.gpus.push(GpuForecastView {
                 uuid: device.uuid.clone(),
                 number: place(device.nvml_index, device.mig.as_ref()),
@@ -100,11 +97,14 @@ impl Pipeline {
         view
     }
 
-    /// Somebody who was on the GPU when NVML was read last has ended since: its need begins anew with the next reading.
-    fn has_lost_company(&self, device: &DeviceFacts) -> bool {
+    /// What is to be expected of a GPU: nothing is known where somebody who was on it when NVML was read last has ended since, until it is read again.
+    fn outlook(&self, forecasts: &Forecasts, device: &DeviceFacts) -> Option<Outlook> {
+        let outlook = forecasts.of_gpu(device)?;
         let company = company(device);
         let has_ended = |process: &Process| process.ended.is_some_and(|ended| ended.time_ns >= self.reading.end_ns);
-        self.ended.iter().any(|process| has_ended(process) && company.contains(&process.tgid))
+        let is_other = self.ended.iter().any(|process| has_ended(process) && company.contains(&process.tgid));
+        let unknown = Outlook { needed_bytes: outlook.needed_bytes, ..Outlook::default() };
+        Some(if is_other { unknown } else { outlook })
     }
 
     pub(crate) fn observe_reading(&mut self) {
@@ -114,18 +114,18 @@ impl Pipeline {
     }
 
     pub(crate) fn observe_needs(&mut self) {
-        let Self { detectors, processes, reading, now_ns, .. } = self;
-        let Some(foreseen) = &mut detectors.foreseen else { return };
-        foreseen.forecasts.observe(processes, &reading.devices, *now_ns);
-        let Foreseen { forecasts, alarms, thresholds, .. } = foreseen;
+        let Some(mut foreseen) = self.detectors.foreseen.take() else { return };
+        foreseen.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
+        let Foreseen { forecasts, alarms, thresholds, .. } = &mut foreseen;
         let mut all = Vec::new();
-        for device in &reading.devices {
-            let outlook = forecasts.of_gpu(device).unwrap_or_default();
+        for device in &self.reading.devices {
+            let outlook = self.outlook(forecasts, device).unwrap_or_default();
             let percent = percent(outlook.needed_bytes, device.total_bytes);
             let alarm = alarms.entry(device.uuid.clone()).or_default();
-            let changes = alarm.observe(outlook.level, percent, thresholds, *now_ns);
+            let changes = alarm.observe(outlook.level, percent, thresholds, self.now_ns);
             all.extend(changes.into_iter().map(|change| (device.uuid.clone(), change)));
         }
+        self.detectors.foreseen = Some(foreseen);
         for (uuid, change) in all {
             self.note_change(&uuid, change);
         }

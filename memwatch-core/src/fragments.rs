@@ -1,15 +1,13 @@
 //! The line's look at how free memory lies: taken in with each tick, told with names when it is asked for.
 
 use crate::Pipeline;
-use crate::analysis::fragments::{Fragments, Moment, Moments, Shape, shapes};
+use crate::analysis::fragments::{Fragments, Moment, Moments, shapes};
 use crate::analysis::simulation::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::ledger::totals::DeviceRef;
-use crate::snapshot::{
-    FitView, FragmentsView, MomentView, SegmentBlockState, SegmentBlockView, SegmentView, ShapeView,
-};
+use crate::snapshot::{FitView, FragmentsView, MomentView, SegmentBlockState, SegmentBlockView, SegmentView};
 use crate::tensors::allocator::{BlockState, DeviceAllocator, Memory, PoolSize};
 use crate::words::Ordinal;
 
@@ -83,8 +81,8 @@ impl Pipeline {
             traced: allocator.seen_by() != "reports",
             reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
             reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
-            small: shape_view(&small),
-            large: shape_view(&large),
+            small,
+            large,
             moments: moments.iter().flat_map(|moments| moments.kept()).map(moment_view).collect(),
             worst: worst.map(|(moment, _)| moment_view(moment)),
             request: wanted_bytes.map(|wanted| fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
@@ -131,23 +129,6 @@ fn segments(memory: &Memory) -> Vec<SegmentView> {
         blocks: memory.cells().range(*begin..begin.saturating_add(segment.bytes)).map(block).collect(),
     };
     memory.segments().iter().map(view).collect()
-}
-
-const fn shape_view(shape: &Shape) -> ShapeView {
-    ShapeView {
-        segments: shape.segments,
-        reserved_bytes: shape.reserved_bytes,
-        allocated_bytes: shape.allocated_bytes,
-        pending_bytes: shape.pending_bytes,
-        free_bytes: shape.free_bytes,
-        free_blocks: shape.free_blocks,
-        largest_free_bytes: shape.largest_free_bytes,
-        split_bytes: shape.split_bytes,
-        split_blocks: shape.split_blocks,
-        unused_segment_bytes: shape.unused_segment_bytes,
-        expandable_bytes: shape.expandable_bytes,
-        hole_bytes: shape.hole_bytes,
-    }
 }
 
 const fn moment_view(moment: &Moment) -> MomentView {

@@ -38,12 +38,12 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
         )
     } else {
         let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
-        session.watch_fragments();
-        session.simulate(Plan::usual(), None);
+        prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
-        (snapshot, session.fragments(args.request, args.worst), session.simulations(), Scene::here())
+        let pipeline = session.pipeline();
+        (snapshot, pipeline.fragments(args.request, args.worst), pipeline.simulations(), Scene::here())
     };
     let told = told(&snapshot, fragments, &simulations);
     if let (Some(path), Some(picture)) = (&args.output, picture) {

@@ -29,11 +29,11 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
         let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: true }, common)?;
-        session.watch_leaks();
+        session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
-        (snapshot, session.leaks(threshold), Scene::here())
+        (snapshot, session.pipeline().leaks(threshold), Scene::here())
     };
     let is_shown = |leaks: &LeaksView| {
         let key = (leaks.tgid, leaks.observed_since_ns);

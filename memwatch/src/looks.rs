@@ -1,16 +1,17 @@
 //! A watch of some length, or a recording, for reports on what happened in it: whom it is on, what is looked for, and how far it is.
 
+use std::convert::Infallible;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
 use memwatch_core::snapshot::Snapshot;
-use tokio::time::{Instant, interval};
+use tokio::time::Instant;
 
 use crate::args::{Common, Looks};
 use crate::exit::{Exit, Failure};
-use crate::recorded::{self, RHYTHM};
-use crate::run::{Filter, Signals, at, filtered, found_any, session_options};
+use crate::recorded;
+use crate::run::{Filter, Signals, filtered, found_any, session_options};
 use crate::session::Session;
 use crate::sinks::format::{bytes, duration, known};
 use crate::sources::torch::TensorWish;
@@ -65,24 +66,14 @@ pub(crate) async fn look<T>(
 
 /// Until the time is over, a signal comes or nobody is left; on a terminal it is told how far it is.
 async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
-    let mut rhythm = interval(RHYTHM);
     let begin = Instant::now();
-    let deadline = length.map(|length| begin + length);
     let mut progress = Progress::new(length);
-    loop {
-        tokio::select! {
-            () = session.advance() => {}
-            _ = rhythm.tick() => {
-                session.tick();
-                progress.show(session, begin.elapsed());
-                if !session.is_anybody_left() {
-                    break;
-                }
-            }
-            () = at(deadline) => break,
-            _ = signals.any() => break,
-        }
-    }
+    let each = |session: &mut Session| {
+        progress.show(session, begin.elapsed());
+        Ok::<(), Infallible>(())
+    };
+    // However it ends, what was seen by then is told.
+    let _ = recorded::follow_each(session, signals, length.map(|length| begin + length), each).await;
     progress.clear();
 }
 
@@ -100,10 +91,9 @@ impl Progress {
 
     fn show(&mut self, session: &Session, elapsed: Duration) {
         if session.sees_tensors() && !self.sees_tensors {
-            self.sees_tensors = true;
             self.clear();
-            eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
         }
+        recorded::tell_of_tensors(session, &mut self.sees_tensors);
         if !self.is_terminal {
             return;
         }

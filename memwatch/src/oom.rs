@@ -4,14 +4,14 @@ use std::io;
 
 use memwatch_core::Pipeline;
 use memwatch_core::snapshot::{ForecastChangeView, ForecastsView, OomView, Snapshot};
-use tokio::time::{Instant, interval};
+use tokio::time::Instant;
 
 use crate::alert::{Alerts, Wish};
 use crate::args::{Common, Oom, OomFound};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
-use crate::recorded::{self, RHYTHM};
-use crate::run::{Signals, at};
+use crate::recorded;
+use crate::run::Signals;
 use crate::session::Session;
 use crate::sinks::oom::OomReport;
 use crate::sinks::{json, table};
@@ -37,10 +37,7 @@ struct Told {
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     let told = match &args.subject.recording {
         Some(path) => {
-            let mut replay = recorded::play(path, args.subject.until, |pipeline| {
-                pipeline.watch_ooms();
-                pipeline.watch_forecasts(&args.thresholds);
-            })?;
+            let mut replay = recorded::play(path, args.subject.until, |pipeline| prepare(pipeline, args))?;
             let snapshot = recorded::chosen(&replay, path, &args.subject.tgids)?;
             let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
             let pipeline = &replay.pipeline;
@@ -75,45 +72,39 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     Ok(if is_found { Exit::Found } else { Exit::Ok })
 }
 
+fn prepare(pipeline: &mut Pipeline, args: &Oom) {
+    pipeline.watch_ooms();
+    pipeline.watch_forecasts(&args.thresholds);
+}
+
 /// Watches until the time is over, a signal comes or nobody is left, and tells each change as it comes.
 async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
     // All that PyTorch's allocator does: what lies free in it is told then.
     let wish = TensorWish { level: TensorLevel::Layers, reports_only: false };
     let mut session = open(&args.subject.tgids, wish, common)?;
-    session.watch_ooms();
-    session.watch_forecasts(&args.thresholds);
+    prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
     let mut alerts = Alerts::new(Wish { exec, exec_timeout, webhook });
     let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
-    let (mut rhythm, mut is_told) = (interval(RHYTHM), false);
-    loop {
-        tokio::select! {
-            () = session.advance() => {}
-            _ = rhythm.tick() => {
-                session.tick();
-                if !is_told && session.sees_tensors() {
-                    is_told = true;
-                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
-                }
-                changes.extend(take(&mut session, args.follow, &mut alerts, common)?);
-                if !session.is_anybody_left() {
-                    break;
-                }
-                forecasts = session.forecasts();
-            }
-            () = at(deadline) => break,
-            _ = signals.any() => break,
+    let mut is_told = false;
+    let each = |session: &mut Session| {
+        recorded::tell_of_tensors(session, &mut is_told);
+        changes.extend(take(session, args.follow, &mut alerts, common)?);
+        if session.is_anybody_left() {
+            forecasts = session.pipeline().forecasts();
         }
-    }
+        Ok::<(), Failure>(())
+    };
+    recorded::follow_each(&mut session, &mut signals, deadline, each).await?;
     let snapshot = session.snapshot();
     changes.extend(take(&mut session, args.follow, &mut alerts, common)?);
     alerts.finish().await;
     if session.is_anybody_left() {
-        forecasts = session.forecasts();
+        forecasts = session.pipeline().forecasts();
     }
-    Ok(Told { snapshot, forecasts, changes, ooms: session.ooms(), scene: Scene::here() })
+    Ok(Told { snapshot, forecasts, changes, ooms: self::told(session.pipeline()), scene: Scene::here() })
 }
 
 /// What has changed, told to all who want to know.
@@ -123,7 +114,7 @@ fn take(
     alerts: &mut Alerts,
     common: &Common,
 ) -> Result<Vec<ForecastChangeView>, Failure> {
-    let changes = session.take_forecast_changes();
+    let changes = session.pipeline_mut().take_forecast_changes();
     if changes.is_empty() || !(follow || alerts.is_wanted()) {
         return Ok(changes);
     }

@@ -1,5 +1,6 @@
 //! Commands on recordings: `record`, which makes one, `report`, and what `--in` reads.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -77,28 +78,53 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
 
 /// Watches until there is a reason to stop. That PyTorch is seen is told once.
 pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
-    let mut rhythm = interval(RHYTHM);
     let mut is_told = false;
+    let each = |session: &mut Session| {
+        tell_of_tensors(session, &mut is_told);
+        Ok::<(), Infallible>(())
+    };
+    match follow_each(session, signals, deadline, each).await {
+        Ok(stopped) => stopped,
+        Err(never) => match never {},
+    }
+}
+
+/// The same, with something to do at each look.
+///
+/// # Errors
+/// What that answers; nothing is watched any more then.
+pub(crate) async fn follow_each<E>(
+    session: &mut Session,
+    signals: &mut Signals,
+    deadline: Option<Instant>,
+    mut each: impl FnMut(&mut Session) -> Result<(), E>,
+) -> Result<Stopped, E> {
+    let mut rhythm = interval(RHYTHM);
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = rhythm.tick() => {
                 session.tick();
-                if !is_told && session.sees_tensors() {
-                    is_told = true;
-                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
-                }
+                each(session)?;
                 if !session.is_anybody_left() {
-                    return Stopped::NobodyLeft;
+                    return Ok(Stopped::NobodyLeft);
                 }
                 // What became of it is told at the end.
                 if session.has_recording_ended() {
-                    return Stopped::Limit;
+                    return Ok(Stopped::Limit);
                 }
             }
-            () = at(deadline) => return Stopped::Asked,
-            _ = signals.any() => return Stopped::Asked,
+            () = at(deadline) => return Ok(Stopped::Asked),
+            _ = signals.any() => return Ok(Stopped::Asked),
         }
+    }
+}
+
+/// Says once that PyTorch is seen.
+pub(crate) fn tell_of_tensors(session: &Session, is_told: &mut bool) {
+    if !*is_told && session.sees_tensors() {
+        *is_told = true;
+        eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
     }
 }
 

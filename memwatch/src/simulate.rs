@@ -26,12 +26,12 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
         (recorded::chosen(&replay, path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
     } else {
         let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
-        session.simulate(args.plans(), args.capacity);
+        session.pipeline_mut().simulate(args.plans(), args.capacity);
         let mut signals = Signals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);
         recorded::follow(&mut session, &mut signals, deadline).await;
         let snapshot = session.snapshot();
-        (snapshot, session.simulations(), Scene::here())
+        (snapshot, session.pipeline().simulations(), Scene::here())
     };
     let is_shown = |view: &SimulationView| {
         let key = (view.tgid, view.observed_since_ns);

@@ -275,6 +275,7 @@ fn key(process: &Process) -> Key {
     (process.tgid, process.observed_since_ns)
 }
 
+/// Who is on a GPU, by NVML.
 pub(crate) fn company(device: &DeviceFacts) -> BTreeSet<Tgid> {
     device.processes.iter().flatten().map(|entry| entry.tgid).collect()
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::attribution::process::Process;
 use crate::tensors::allocator::{BlockState, Memory, PoolSize, Segment};
 use crate::words::{Ordinal, Tgid};
@@ -10,9 +12,9 @@ use crate::words::{Ordinal, Tgid};
 const KEPT: usize = 256;
 
 /// How memory lies in the segments of one kind, in bytes and numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Segments.
+    /// Segments; of those that grow, pieces without a gap.
     pub segments: u64,
     /// What they have of the driver.
     pub reserved_bytes: u64,

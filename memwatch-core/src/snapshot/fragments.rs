@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::analysis::fragments::Shape as ShapeView;
 use crate::words::{GpuUuid, Tgid};
 
 /// One device's caching allocator of one process.
@@ -35,35 +36,6 @@ pub struct FragmentsView {
     pub request: Option<FitView>,
     /// The segments, by address.
     pub segments: Vec<SegmentView>,
-}
-
-/// How memory lies in segments of one kind, in bytes and numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShapeView {
-    /// Segments; of those that grow, pieces without a gap.
-    pub segments: u64,
-    /// What they have of the driver.
-    pub reserved_bytes: u64,
-    /// What tensors have of that.
-    pub allocated_bytes: u64,
-    /// What was given back and a stream uses still.
-    pub pending_bytes: u64,
-    /// What lies free.
-    pub free_bytes: u64,
-    /// In so many blocks.
-    pub free_blocks: u64,
-    /// The largest of them.
-    pub largest_free_bytes: u64,
-    /// Free beside blocks in use.
-    pub split_bytes: u64,
-    /// In so many blocks.
-    pub split_blocks: u64,
-    /// Free in segments of which nothing is used: what `torch.cuda.empty_cache()` gives back.
-    pub unused_segment_bytes: u64,
-    /// What of it is in segments that grow.
-    pub expandable_bytes: u64,
-    /// Addresses without memory between the pieces of segments that grow.
-    pub hole_bytes: u64,
 }
 
 /// How it lay at one moment.

@@ -12,8 +12,8 @@ impl Session {
     /// and why allocations failed.
     pub(super) fn prepare_recording(&mut self, options: &SessionOptions) {
         if options.tape.as_ref().is_some_and(|tape| tape.keeps_newest) {
-            self.watch_forecasts(&[]);
-            self.watch_ooms();
+            self.pipeline.watch_forecasts(&[]);
+            self.pipeline.watch_ooms();
         }
     }
 

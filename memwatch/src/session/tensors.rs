@@ -8,11 +8,8 @@ use memwatch_common::native::NativeItem;
 use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
-use memwatch_core::analysis::simulation::Plan;
 use memwatch_core::input::Input;
-use memwatch_core::snapshot::{
-    ForecastChangeView, ForecastsView, FragmentsView, LeaksView, MemoryHistory, OomView, SimulationView,
-};
+use memwatch_core::snapshot::MemoryHistory;
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
@@ -85,61 +82,6 @@ impl Session {
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
         self.pipeline.list_tensors_from(least_bytes);
         self.tensors.list_from(least_bytes);
-    }
-
-    /// Looks for what keeps growing, from now on.
-    pub(crate) fn watch_leaks(&mut self) {
-        self.pipeline.watch_leaks();
-    }
-
-    /// What is to be thought of each place, where growth of so many bytes a minute is too much.
-    pub(crate) fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
-        self.pipeline.leaks(threshold_bytes_per_minute)
-    }
-
-    /// Looks ahead from now on; that more is needed than these parts of a GPU, in percent, is told, too.
-    pub(crate) fn watch_forecasts(&mut self, thresholds: &[f64]) {
-        self.pipeline.watch_forecasts(thresholds);
-    }
-
-    /// What is to be expected.
-    pub(crate) fn forecasts(&self) -> ForecastsView {
-        self.pipeline.forecasts()
-    }
-
-    /// What has changed of that since the last time.
-    pub(crate) fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
-        self.pipeline.take_forecast_changes()
-    }
-
-    /// Keeps what is held when an allocation fails, from now on.
-    pub(crate) fn watch_ooms(&mut self) {
-        self.pipeline.watch_ooms();
-    }
-
-    /// What was kept, and how many older failures are forgotten.
-    pub(crate) fn ooms(&self) -> (Vec<OomView>, u64) {
-        crate::oom::told(&self.pipeline)
-    }
-
-    /// Replays what these policies would have taken, from now on.
-    pub(crate) fn simulate(&mut self, plans: Vec<Plan>, capacity_bytes: Option<u64>) {
-        self.pipeline.simulate(plans, capacity_bytes);
-    }
-
-    /// What came of it.
-    pub(crate) fn simulations(&self) -> Vec<SimulationView> {
-        self.pipeline.simulations()
-    }
-
-    /// Keeps how free memory lies, from now on.
-    pub(crate) fn watch_fragments(&mut self) {
-        self.pipeline.watch_fragments();
-    }
-
-    /// How it lies, and what would become of a request of so many bytes.
-    pub(crate) fn fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
-        self.pipeline.fragments(wanted_bytes, at_worst)
     }
 
     /// Keeps what a process's caching allocators do from now on, so many lines of it.

@@ -23,21 +23,7 @@ impl Told {
 
     /// Small and large segments together.
     pub(crate) fn all(&self) -> ShapeView {
-        let (small, large) = (&self.view.small, &self.view.large);
-        ShapeView {
-            segments: small.segments + large.segments,
-            reserved_bytes: small.reserved_bytes + large.reserved_bytes,
-            allocated_bytes: small.allocated_bytes + large.allocated_bytes,
-            pending_bytes: small.pending_bytes + large.pending_bytes,
-            free_bytes: small.free_bytes + large.free_bytes,
-            free_blocks: small.free_blocks + large.free_blocks,
-            largest_free_bytes: small.largest_free_bytes.max(large.largest_free_bytes),
-            split_bytes: small.split_bytes + large.split_bytes,
-            split_blocks: small.split_blocks + large.split_blocks,
-            unused_segment_bytes: small.unused_segment_bytes + large.unused_segment_bytes,
-            expandable_bytes: small.expandable_bytes + large.expandable_bytes,
-            hole_bytes: small.hole_bytes + large.hole_bytes,
-        }
+        self.view.small.and(self.view.large)
     }
 
     /// What the allocator has of the driver that was there before the watch: nothing is known of how that lies.
