@@ -20,6 +20,12 @@ pub trait Row {
     fn become_rest(&mut self);
     /// What of another row is no part of its sum.
     fn take_over(&mut self, other: &Self);
+    /// Its names: rows with the same sums stand in their order.
+    fn names(&self) -> [Option<&str>; 3];
+    /// The line in the first of them.
+    fn line(&self) -> Option<u32> {
+        None
+    }
 }
 
 impl Row for SiteView {
@@ -40,6 +46,14 @@ impl Row for SiteView {
     }
 
     fn take_over(&mut self, _: &Self) {}
+
+    fn names(&self) -> [Option<&str>; 3] {
+        [self.file.as_deref(), self.function.as_deref(), None]
+    }
+
+    fn line(&self) -> Option<u32> {
+        self.line
+    }
 }
 
 impl Row for LayerView {
@@ -73,6 +87,10 @@ impl Row for LayerView {
         // Several may lie in one segment.
         self.nearby_split_bytes = None;
     }
+
+    fn names(&self) -> [Option<&str>; 3] {
+        [self.model.as_deref(), self.name.as_deref(), self.class.as_deref()]
+    }
 }
 
 impl Row for PhaseView {
@@ -93,11 +111,15 @@ impl Row for PhaseView {
     }
 
     fn take_over(&mut self, _: &Self) {}
+
+    fn names(&self) -> [Option<&str>; 3] {
+        [self.name.as_deref(), None, None]
+    }
 }
 
 /// The rows with most live bytes, so many at most; all others, and the row of the rest that there may be already, are added up in the last one.
 pub fn largest<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
-    rows.sort_by(|one, other| (*one.kind() == REST).cmp(&(*other.kind() == REST)).then(order(one.sum(), other.sum())));
+    rows.sort_by(order);
     let mut beyond = rows.split_off(rows.len().min(most)).into_iter();
     if let Some(mut rest) = beyond.next() {
         rest.become_rest();
@@ -110,10 +132,11 @@ pub fn largest<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     rows
 }
 
-/// Most live bytes first, then most bytes at all.
-fn order(one: &SumView, other: &SumView) -> Ordering {
-    let key = |sum: &SumView| (sum.live_bytes, sum.peak_bytes, sum.total_bytes);
-    key(other).cmp(&key(one))
+/// The rest last; most live bytes first, then most bytes at all, then by name: two watches of one program list alike.
+fn order<R: Row>(one: &R, other: &R) -> Ordering {
+    let sums = |row: &R| (row.sum().live_bytes, row.sum().peak_bytes, row.sum().total_bytes);
+    let by_name = || (one.kind(), one.names(), one.line()).cmp(&(other.kind(), other.names(), other.line()));
+    (*one.kind() == REST).cmp(&(*other.kind() == REST)).then_with(|| sums(other).cmp(&sums(one))).then_with(by_name)
 }
 
 /// Adds one sum to another: their peaks were not at the same time, so the peak is at most this.
@@ -130,4 +153,23 @@ pub(crate) fn add(sum: &mut SumView, other: &SumView) {
         mean_lifetime_ns: mean.and_then(|mean| u64::try_from(mean).ok()),
         longest_lifetime_ns: sum.longest_lifetime_ns.max(other.longest_lifetime_ns),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_with_the_same_sums_stand_in_one_order_however_they_come() {
+        let site = |line| SiteView {
+            kind: "line".into(),
+            file: Some("train.py".to_owned()),
+            line: Some(line),
+            function: None,
+            sum: SumView { live_bytes: 512, ..SumView::default() },
+        };
+        let lines = |rows: Vec<SiteView>| largest(rows, 3).iter().map(|row| row.line).collect::<Vec<_>>();
+        assert_eq!(lines(vec![site(7), site(30), site(4)]), [Some(4), Some(7), Some(30)]);
+        assert_eq!(lines(vec![site(30), site(4), site(7)]), [Some(4), Some(7), Some(30)]);
+    }
 }

@@ -211,7 +211,9 @@ impl List<'_> {
             sums.entry(id).and_modify(|all| add(all, &sum)).or_insert(sum);
         }
         let mut all: Vec<_> = sums.into_iter().filter(|(_, sum)| sum.live_bytes > 0).collect();
-        all.sort_by_key(|(_, sum)| Reverse(sum.live_bytes));
+        all.sort_by(|(one, first), (other, second)| {
+            second.live_bytes.cmp(&first.live_bytes).then_with(|| self.lines(Some(*one)).cmp(self.lines(Some(*other))))
+        });
         let view = |(id, sum): (u64, SumView)| {
             let (python, native) = (self.ledger.stacks().get(id), self.ledger.stacks().native(id));
             if python.is_none() && native.is_none() {
@@ -228,9 +230,18 @@ impl List<'_> {
         all.into_iter().filter_map(view).take(STACKS).collect()
     }
 
+    /// The Python code of a stack: those with the same sums stand in its order, since numbers of stacks are other ones in each watch.
+    fn lines(&self, stack: Option<u64>) -> impl Iterator<Item = Option<&PythonCode>> {
+        let stack = stack.and_then(|id| self.ledger.stacks().get(id));
+        stack.into_iter().flat_map(|stack| stack.frames.iter().map(|frame| frame.code.as_ref()))
+    }
+
     fn trails(&self) -> Vec<TrailView> {
         let mut all: Vec<_> = self.device.trails().filter(|(_, sum)| sum.is_used()).collect();
-        all.sort_unstable_by_key(|(trail, sum)| (Reverse(sum.live_bytes), *trail));
+        all.sort_unstable_by(|(one, first), (other, second)| {
+            let by_line = || self.lines(one.stack).cmp(self.lines(other.stack));
+            second.live_bytes.cmp(&first.live_bytes).then_with(by_line).then_with(|| one.cmp(other))
+        });
         let view = |(trail, sum): (Trail, &Sum)| {
             let stack = trail.stack.and_then(|id| self.ledger.stacks().get(id));
             TrailView {

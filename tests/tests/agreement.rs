@@ -1,0 +1,198 @@
+//! Every command says the same of a training that runs out of memory, whether it watches, reads a recording, or reads what a killed
+//! recorder has left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Shape};
+use serde_json::Value;
+
+/// A command, and what its answer has that does not depend on when the watch began and how long it went on: JSON pointers, of which `*` is
+/// each of a list. All of its file where it writes one.
+type Asked = (&'static [&'static str], &'static [&'static str]);
+
+const ASKED: [Asked; 13] = [
+    (&["sites"], &["/data/processes/*/devices/*/stacks"]),
+    (&["stages"], &["/data/processes/*/steps", "/data/processes/*/devices/*/stages"]),
+    (&["layers"], &["/data/processes/*/devices/*/layers"]),
+    (&["leak"], &["/data/processes/*/findings/0", "/data/processes/*/too_short"]),
+    (&["oom"], &["/data/failures", "/data/forecast/processes/*/growing"]),
+    (&["simulate"], &["/data/devices/*/measured", "/data/devices/*/policies", "/data/devices/*/advice"]),
+    (&["fragment", "-r", "64M"], &["/data/devices/*/all", "/data/devices/*/request", "/data/devices/*/segments"]),
+    (&["profile"], &["/data/processes/*/gpus/*/live/peak_bytes", "/data/processes/*/gpus/*/reserved/current_bytes"]),
+    (&["timeline"], &["/data/events"]),
+    (
+        &["monitor", "--all"],
+        &[
+            "/data/oom",
+            "/data/leak/processes/*/findings/0",
+            "/data/fragment/devices/*/all",
+            "/data/churn/kinds/*/sizes",
+        ],
+    ),
+    (&["flamegraph", "-o", "flame.svg"], &[]),
+    (&["export", "-o", "stacks.folded"], &[]),
+    (&["snapshot", "-o", "snapshot.pickle"], &[]),
+];
+
+/// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
+/// what a watch with fewer probes than a recording's does not see.
+const ITS_OWN: [&str; 20] = [
+    "bytes_per_minute",
+    "failure_time",
+    "first_bytes",
+    "first_ns",
+    "held_bytes",
+    "host_duration_seconds",
+    "last_bytes",
+    "last_ns",
+    "late_bytes_per_minute",
+    "late_p",
+    "longest_lifetime_seconds",
+    "mean_lifetime_seconds",
+    "native",
+    "nearby_split_bytes",
+    "p",
+    "points",
+    "rounding_bytes",
+    "sampled_time",
+    "total_rounding_bytes",
+    "used_bytes",
+];
+
+/// The same of times.
+fn is_its_own(key: &str) -> bool {
+    ITS_OWN.contains(&key) || matches!(key, "time" | "seconds" | "since" | "until")
+}
+
+/// A value without what is each watch's own.
+fn comparable(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => map
+            .iter()
+            .filter(|(key, _)| !is_its_own(key))
+            .map(|(key, value)| (key.clone(), comparable(value)))
+            .collect(),
+        Value::Array(list) => list.iter().map(comparable).collect(),
+        other => other.clone(),
+    }
+}
+
+/// What a pointer with `*` leads to.
+fn at<'a>(value: &'a Value, pointer: &str) -> Vec<&'a Value> {
+    match pointer.split_once("/*") {
+        None => value.pointer(pointer).into_iter().collect(),
+        Some((list, rest)) => {
+            let list = value.pointer(list).and_then(Value::as_array);
+            list.into_iter().flatten().flat_map(|one| at(one, rest)).collect()
+        }
+    }
+}
+
+/// Where a command's answer is to be found, and the command.
+struct Asking<'a> {
+    gpu: &'a Gpu,
+    asked: &'a Asked,
+    /// Whose answer it is.
+    who: &'a str,
+}
+
+impl Asking<'_> {
+    fn file(&self) -> Option<PathBuf> {
+        let name = self.asked.0.iter().skip_while(|word| **word != "-o").nth(1)?;
+        Some(self.gpu.directory().join(format!("{}-{name}", self.who)))
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let mut command = self.gpu.memwatch(&[]);
+        match self.file() {
+            None => command.arg("--json").args(self.asked.0),
+            Some(file) => command.arg(self.asked.0[0]).arg("-o").arg(file),
+        };
+        command.args(more);
+        command
+    }
+
+    fn answer(&self, said: &str) -> Vec<Value> {
+        let Some(file) = self.file() else {
+            let said: Value = serde_json::from_str(said).unwrap_or_else(|error| panic!("{error} in {said}"));
+            let answers: Vec<_> = self.asked.1.iter().flat_map(|pointer| at(&said, pointer)).map(comparable).collect();
+            assert!(answers.len() >= self.asked.1.len(), "{said:#}");
+            return answers;
+        };
+        let bytes = if file.extension().is_some_and(|extension| extension == "pickle") {
+            unpickled(&file)
+        } else {
+            fs::read(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+        };
+        assert!(bytes.len() > 100, "{}", file.display());
+        vec![String::from_utf8(bytes).expect("it is text").into()]
+    }
+}
+
+/// A snapshot without its times.
+fn unpickled(file: &Path) -> Vec<u8> {
+    const SCRIPT: &str = "import json, pickle, sys\n\
+            seen = pickle.load(open(sys.argv[1], 'rb'))\n\
+            [line.pop('time_us') for lines in seen['device_traces'] for line in lines]\n\
+            print(json.dumps([seen['segments'], seen['device_traces']]))";
+    let read = Command::new("python3").args(["-c", SCRIPT]).arg(file).output().expect("Python starts");
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    read.stdout
+}
+
+/// Waits until a recording that is being written has all that the program holds now.
+fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
+    let (begin, held) = (Instant::now(), &checkpoint["devices"][0]["memory_stats"]["allocation.all.allocated"]);
+    while begin.elapsed() < PATIENCE {
+        let read = Outcome::of(gpu.memwatch(&["stats", "--json", "--in", file]));
+        let said: Value = serde_json::from_str(&read.stdout).unwrap_or_default();
+        if &said["data"]["processes"][0]["devices"][0]["statistics"]["allocation.all.allocated"] == held {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("{file} never has {held} allocations");
+}
+
+#[test]
+fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_000);
+    let words = ["courses.py", "linear", "--seconds", "60", "--seed", "1", "--rate", "36", "--pace", "8"];
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let tgid = job.tgid().to_string();
+    let place = |name: &str| gpu.directory().join(name).display().to_string();
+    let recordings = [place("whole.mwr"), place("killed.mwr")];
+    let [whole, killed] = recordings
+        .each_ref()
+        .map(|file| PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", file])));
+    let watched: Vec<_> = ASKED
+        .iter()
+        .map(|asked| Asking { gpu: &gpu, asked, who: "live" })
+        .map(|asking| {
+            let watch = PlacesWatch::of(asking.command(&["--no-agent", "-d", "10m", "--pid", &tgid]));
+            (asking, watch)
+        })
+        .collect();
+    job.go_on();
+    let refused = job.next_checkpoint().expect("it comes to its end");
+    assert_eq!(refused["label"], "refused");
+    until_written(&gpu, &recordings[1], &refused);
+    drop(killed);
+    whole.interrupt();
+    for (live, watch) in watched {
+        let name = live.asked.0.join(" ");
+        let said = live.answer(&watch.stop());
+        for (who, file) in ["whole", "killed"].into_iter().zip(&recordings) {
+            let reading = Asking { who, ..live };
+            let outcome = Outcome::of(reading.command(&["--in", file]));
+            outcome.assert_ended_with(0, &[]);
+            assert_eq!(reading.answer(&outcome.stdout), said, "{name}, {who}");
+        }
+    }
+}
