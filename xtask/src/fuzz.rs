@@ -29,7 +29,7 @@ const TARGETS: &[Target] = &[
     Target { name: "decode_record", longest_bytes: 136 },
 ];
 /// How long each runs unless told otherwise, seconds.
-const SECONDS: u64 = 60;
+const SECONDS: u64 = 40;
 /// An input that takes longer, in seconds, or more memory, in MiB, is a finding.
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
 /// A run of libFuzzer ends this much after its time at the latest.
@@ -71,7 +71,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     }
 }
 
-/// Every target for a minute, from the committed seeds alone.
+/// Every target for [`SECONDS`], from the committed seeds alone.
 ///
 /// # Errors
 /// When one finds something, or cannot be built.
