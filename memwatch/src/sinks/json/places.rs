@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, LargeView, LayerView, NativeView, PhaseView, PlaceNameView, ProcessView, RefusalView, SiteView,
-    Snapshot, StackView, StageBytesView, StageView, SumView, WhoseView, largest,
+    DevicePlacesView, LargeView, LayerView, NativeView, PhaseView, PlaceNameView, PlacesView, ProcessView, RefusalView,
+    SiteView, Snapshot, StackView, StageBytesView, StageView, SumView, WhoseView, largest,
 };
 use memwatch_core::words::Name;
 use serde::Serialize;
@@ -63,8 +63,9 @@ struct ProcessJson<'a> {
     failures: Vec<FailureJson<'a>>,
 }
 
+/// What a process holds on a device, and where it comes from.
 #[derive(Serialize)]
-struct DeviceJson<'a> {
+pub(super) struct DeviceJson<'a> {
     device: i32,
     uuid: Option<&'a str>,
     allocated_bytes: u64,
@@ -82,6 +83,7 @@ enum Rows<'a> {
     Sites { sites: Vec<SiteJson>, large: Vec<LargeJson<'a>>, stacks: Vec<StackJson<'a>> },
     Stages { stages: Vec<StageJson<'a>>, phases: Vec<PhaseJson> },
     Layers { layers: Vec<LayerJson> },
+    All { stages: Vec<StageJson<'a>>, layers: Vec<LayerJson>, sites: Vec<SiteJson> },
 }
 
 #[derive(Serialize)]
@@ -195,21 +197,44 @@ fn process_json<'a>(process: &'a ProcessView, asked: (Places, usize), clock: &Wa
     })
 }
 
+/// The largest places of each device, so many rows of each kind at most.
+pub(super) fn largest_places(places: &PlacesView, top: usize) -> Vec<DeviceJson<'_>> {
+    let of = |device| {
+        let rows = Rows::All { stages: stages(device), layers: layers(device, top), sites: sites(device, top) };
+        with_rows(device, rows)
+    };
+    places.devices.iter().map(of).collect()
+}
+
+fn stages(device: &DevicePlacesView) -> Vec<StageJson<'_>> {
+    device.stages.iter().map(stage_json).collect()
+}
+
+fn layers(device: &DevicePlacesView, top: usize) -> Vec<LayerJson> {
+    largest(device.layers.clone(), top).into_iter().map(layer_json).collect()
+}
+
+fn sites(device: &DevicePlacesView, top: usize) -> Vec<SiteJson> {
+    largest(device.sites.clone(), top).into_iter().map(site_json).collect()
+}
+
 fn device_json<'a>(device: &'a DevicePlacesView, (which, top): (Places, usize), clock: &WallClock) -> DeviceJson<'a> {
     let rows = match which {
         Places::Sites => Rows::Sites {
-            sites: largest(device.sites.clone(), top).into_iter().map(site_json).collect(),
+            sites: sites(device, top),
             large: device.large.iter().map(|block| large_json(block, clock)).collect(),
             stacks: device.stacks.iter().map(stack_json).collect(),
         },
         Places::Stages => Rows::Stages {
-            stages: device.stages.iter().map(stage_json).collect(),
+            stages: stages(device),
             phases: largest(device.phases.clone(), top).into_iter().map(phase_json).collect(),
         },
-        Places::Layers => {
-            Rows::Layers { layers: largest(device.layers.clone(), top).into_iter().map(layer_json).collect() }
-        }
+        Places::Layers => Rows::Layers { layers: layers(device, top) },
     };
+    with_rows(device, rows)
+}
+
+fn with_rows<'a>(device: &'a DevicePlacesView, rows: Rows<'a>) -> DeviceJson<'a> {
     DeviceJson {
         device: device.device,
         uuid: device.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),

@@ -9,8 +9,11 @@ use memwatch_core::words::{GpuUuid, Name};
 use serde::Serialize;
 
 use super::overhead::{self, OverheadJson};
-use super::{Origin, write_report};
+use super::{Origin, places, write_report};
 use crate::sinks::wall_clock::WallClock;
+
+/// The longest list of stages, layers or lines in a process's `tensor` field; `memwatch sites`, `stages` and `layers` have all of them.
+const PLACES: usize = 10;
 
 /// Writes every number of the caching allocators of each process whose tensors are watched, as one line.
 ///
@@ -56,6 +59,7 @@ struct DeviceJson<'a> {
 #[derive(Serialize)]
 pub(super) struct TensorJson<'a> {
     gpus: Vec<GpuJson<'a>>,
+    places: Vec<places::DeviceJson<'a>>,
     losses: &'a BTreeMap<Name, u64>,
 }
 
@@ -89,7 +93,11 @@ struct GpuJson<'a> {
 
 /// The `tensor` field of a process.
 pub(super) fn tensor(tensors: &TensorsView) -> TensorJson<'_> {
-    TensorJson { gpus: tensors.allocators.iter().map(gpu_json).collect(), losses: &tensors.losses }
+    TensorJson {
+        gpus: tensors.allocators.iter().map(gpu_json).collect(),
+        places: places::largest_places(&tensors.places, PLACES),
+        losses: &tensors.losses,
+    }
 }
 
 fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> Option<ProcessJson<'a>> {
