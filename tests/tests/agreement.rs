@@ -41,15 +41,13 @@ const ASKED: [Asked; 13] = [
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
 /// what a watch with fewer probes than a recording's does not see.
-const ITS_OWN: [&str; 20] = [
+const ITS_OWN: [&str; 18] = [
     "bytes_per_minute",
     "failure_time",
     "first_bytes",
-    "first_ns",
     "held_bytes",
     "host_duration_seconds",
     "last_bytes",
-    "last_ns",
     "late_bytes_per_minute",
     "late_p",
     "longest_lifetime_seconds",

@@ -3,12 +3,12 @@
 use std::io;
 
 use memwatch_core::snapshot::{
-    EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, LeakView, OutlookView,
-    ProcessForecastView, Snapshot,
+    EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView, Snapshot,
 };
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
+use super::leaks::{FindingJson, finding_json};
 use super::{Origin, write_report};
 use crate::sinks::forecast::advice;
 use crate::sinks::wall_clock::WallClock;
@@ -62,7 +62,7 @@ struct ProcessJson<'a> {
     uuid: &'a str,
     #[serde(flatten)]
     outlook: OutlookJson<'a>,
-    growing: &'a [LeakView],
+    growing: Vec<FindingJson<'a>>,
     advice: Vec<String>,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn forecasts<'a>(view: &'a ForecastsView, clock: &WallClock) -> Forec
     ForecastsJson {
         time: clock.rfc3339(view.time_ns),
         gpus: view.gpus.iter().map(gpu).collect(),
-        processes: view.processes.iter().map(process).collect(),
+        processes: view.processes.iter().map(|own| process(own, clock)).collect(),
     }
 }
 
@@ -89,7 +89,7 @@ pub(super) fn change_json<'a>(change: &'a ForecastChangeView, clock: &WallClock)
         level_before: change.before.as_deref(),
         threshold_percent: change.threshold_percent,
         gpu: gpu(&change.gpu),
-        processes: change.processes.iter().map(process).collect(),
+        processes: change.processes.iter().map(|own| process(own, clock)).collect(),
     }
 }
 
@@ -103,14 +103,14 @@ fn gpu(gpu: &GpuForecastView) -> GpuJson<'_> {
     }
 }
 
-fn process(process: &ProcessForecastView) -> ProcessJson<'_> {
+fn process<'a>(process: &'a ProcessForecastView, clock: &WallClock) -> ProcessJson<'a> {
     ProcessJson {
         tgid: process.tgid.0,
         comm: &process.comm,
         command: &process.command,
         uuid: GpuUuid::as_str(&process.uuid),
         outlook: outlook(&process.outlook),
-        growing: &process.growing,
+        growing: process.growing.iter().map(|finding| finding_json(finding, clock)).collect(),
         advice: advice(process),
     }
 }

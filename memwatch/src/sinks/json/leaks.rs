@@ -44,8 +44,9 @@ struct ProcessJson<'a> {
     findings: Vec<FindingJson<'a>>,
 }
 
+/// A place, and how it grows.
 #[derive(Serialize)]
-struct FindingJson<'a> {
+pub(super) struct FindingJson<'a> {
     verdict: &'a str,
     level: &'a str,
     device: Option<i32>,
@@ -77,7 +78,7 @@ fn process<'a>(leaks: &'a LeaksView, clock: &WallClock) -> ProcessJson<'a> {
     }
 }
 
-fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> FindingJson<'a> {
+pub(super) fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> FindingJson<'a> {
     FindingJson {
         verdict: &finding.verdict,
         level: &finding.level,
