@@ -104,7 +104,9 @@ pub(super) fn percent(text: &str) -> Result<f64, String> {
 /// When it is none of plain HTTP.
 pub(super) fn webhook(text: &str) -> Result<String, String> {
     if text.starts_with("https://") {
-        return Err("https is not spoken here: post to a relay on this machine or in this network by http".to_owned());
+        return Err(format!(
+            "https is not spoken here; the same by curl: --exec \"curl --fail --data-binary @- '{text}'\""
+        ));
     }
     let authority = text.strip_prefix("http://").and_then(|rest| rest.split('/').next());
     match authority {
