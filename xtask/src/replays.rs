@@ -98,7 +98,7 @@ fn runs(repo: &Repo) -> Result<Vec<Run>> {
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     rows.map(|row| match row.split('\t').collect::<Vec<_>>()[..] {
-        [name, _, total_mb, words, ..] => Ok(Run {
+        [name, total_mb, words, ..] => Ok(Run {
             name: name.to_owned(),
             total_mb: total_mb.to_owned(),
             words: words.split(' ').map(str::to_owned).collect(),

@@ -230,11 +230,15 @@ impl Track {
         let last = |windows: usize| recent.get(recent.len().saturating_sub(windows)..).unwrap_or_default();
         let scales = SCALES.iter().filter(|windows| **windows == RECENT || **windows < recent.len());
         let all = std::iter::once(self.whole.points()).chain(scales.map(|windows| last(*windows)));
-        let lines: Vec<Line> = all.filter_map(Line::through).collect();
-        let growing = || lines.iter().filter(|line| line.grows());
-        let straight = growing().find(|line| line.bend() < STRAIGHT);
-        let straightest = || growing().min_by(|one, other| one.bend().total_cmp(&other.bend()));
-        straight.or_else(straightest).or(lines.first()).copied()
+        let mut bent = Vec::new();
+        for line in all.filter_map(Line::through) {
+            if line.grows() && line.bend() < STRAIGHT {
+                return Some(line);
+            }
+            bent.push(line);
+        }
+        let growing = bent.iter().filter(|line| line.grows());
+        growing.min_by(|one, other| one.bend().total_cmp(&other.bend())).or(bent.first()).copied()
     }
 
     fn outlook(&self, limit_bytes: Option<f64>) -> Outlook {

@@ -1,6 +1,6 @@
 //! The line that a growing need follows: its rate, between which rates that lies, and how far above the line single windows come.
 
-use super::trend::{Point, Slope, as_f64, slope, slopes, variance};
+use super::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
 
 /// With fewer points, nothing is said.
 const FEWEST: usize = 12;
@@ -60,13 +60,14 @@ impl Line {
             return None;
         }
         let late = points.get(points.len() / 2..)?;
-        let (whole_slope, late_slope) = (slope(points), slope(late));
-        let (low, high) = interval(points);
+        let (all_slopes, late_slopes) = (slopes(points), slopes(late));
+        let (whole_slope, late_slope) = (slope_of(points, &all_slopes), slope_of(late, &late_slopes));
+        let (low, high) = interval(points, &all_slopes);
         let rises = rises(points);
         let in_late = rises.iter().filter(|index| **index >= points.len() / 2).count();
         let is_usual = (low..=high).contains(&late_slope.bytes_per_second);
         let rate = if is_usual { whole_slope.bytes_per_second } else { late_slope.bytes_per_second };
-        let (low, high) = if is_usual { (low, high) } else { interval(late) };
+        let (low, high) = if is_usual { (low, high) } else { interval(late, &late_slopes) };
         let tops = late.iter().map(|point| as_f64(point.bytes) + rate * seconds_between(point, last));
         Some(Self {
             points: points.len(),
@@ -120,8 +121,7 @@ impl Line {
     clippy::cast_sign_loss,
     reason = "a rank between 0 and the number of slopes"
 )]
-fn interval(points: &[Point]) -> (f64, f64) {
-    let slopes = slopes(points);
+fn interval(points: &[Point], slopes: &[f64]) -> (f64, f64) {
     let stray = NINETY_PERCENT * variance(points).max(0.0).sqrt();
     let count = as_f64(slopes.len() as u64);
     let rank = |rank: f64| slopes.get((rank.max(0.0) as usize).min(slopes.len().saturating_sub(1))).copied();

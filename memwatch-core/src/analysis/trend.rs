@@ -111,7 +111,11 @@ impl Series {
 
 /// The slope of these points.
 pub(super) fn slope(points: &[Point]) -> Slope {
-    let slopes = slopes(points);
+    slope_of(points, &slopes(points))
+}
+
+/// The same where the slopes of all pairs are known.
+pub(super) fn slope_of(points: &[Point], slopes: &[f64]) -> Slope {
     let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
     Slope { bytes_per_second, p: chance(balance(points), points) }
 }

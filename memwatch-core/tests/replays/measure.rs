@@ -1,6 +1,8 @@
 //! From what was forecast and what happened: the table that makes forecasts as sure as they say, and what it is worth on other runs.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use memwatch_core::analysis::calibration::{Bin, WITHIN};
 
@@ -8,18 +10,27 @@ use crate::play::{Given, Played, Warned, seconds};
 
 /// Bins of forecasts by how far they reach.
 const EDGES: [f64; 5] = [0.5, 1.0, 2.0, 4.0, 8.0];
-/// Fewer forecasts are no measure.
+/// Fewer forecasts of runs that ran out are no measure.
 const FEWEST: usize = 20;
 /// A range is so many windows wider on either side: as in analysis/forecast.rs.
 const SLACK_WINDOWS: f64 = 2.0;
-/// Forecasts that say about the same are checked together.
-const CONFIDENCES: [(f64, f64); 3] = [(0.5, 0.75), (0.75, 0.85), (0.85, 1.01)];
 
 /// A forecast, and after how many seconds it happened; `None` where it did not within the recording, which went on for so long.
+#[derive(Clone, Copy)]
 struct Outcome<'a> {
     given: &'a Given,
     after: Option<f64>,
     seen_seconds: f64,
+    /// It was known of the run that its growth stops before the end.
+    stops: bool,
+    /// Of which course the run is: runs of one course are alike.
+    course: &'a str,
+}
+
+impl Outcome<'_> {
+    fn is_in(&self, reach: &Range<f64>) -> bool {
+        reach.contains(&self.given.end.reach)
+    }
 }
 
 fn outcomes(played: &Played) -> impl Iterator<Item = Outcome<'_>> {
@@ -28,7 +39,19 @@ fn outcomes(played: &Played) -> impl Iterator<Item = Outcome<'_>> {
         given,
         after: failure.map(|failure| seconds(given.time_ns, failure)),
         seen_seconds: seconds(given.time_ns, played.end_ns),
+        stops: played.run.warned == Warned::WhileItGrows,
+        course: &played.run.course,
     })
+}
+
+/// The courses of these, each once.
+fn courses<'a>(all: &[Outcome<'a>]) -> BTreeSet<&'a str> {
+    all.iter().map(|one| one.course).collect()
+}
+
+/// Those of other courses.
+fn without<'a>(all: &[Outcome<'a>], course: &str) -> Vec<Outcome<'a>> {
+    all.iter().filter(|one| one.course != course).copied().collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of windows are small")]
@@ -40,7 +63,7 @@ fn slack(given: &Given) -> f64 {
 fn came_true(outcome: &Outcome<'_>, earliest_seconds: f64, latest_seconds: f64) -> Option<bool> {
     match outcome.after {
         Some(after) => Some((earliest_seconds..=latest_seconds).contains(&after)),
-        None => (outcome.seen_seconds > latest_seconds).then_some(false),
+        None => (outcome.stops || outcome.seen_seconds > latest_seconds).then_some(false),
     }
 }
 
@@ -51,10 +74,23 @@ fn quantile(numbers: &mut [f64], part: f64) -> f64 {
     numbers.get(rank).copied().unwrap_or(0.0)
 }
 
+/// The same where each number has a weight.
+fn weighted_quantile(numbers: &mut [(f64, f64)], part: f64) -> f64 {
+    numbers.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let total: f64 = numbers.iter().map(|(_, weight)| weight).sum();
+    let mut sum = 0.0;
+    let reached = numbers.iter().find(|(_, weight)| {
+        sum += weight;
+        sum >= part * total - 1e-9
+    });
+    reached.or(numbers.last()).map_or(0.0, |(number, _)| *number)
+}
+
 /// The rows of `BINS`, from all runs.
 pub(crate) fn table(all: &[Played]) -> String {
     let mut text = "/// By how far they reach.\npub const BINS: &[Bin] = &[\n".to_owned();
-    for Bin { reach_below, earliest, latest, confidence, given } in fitted(all.iter()) {
+    let all: Vec<Outcome<'_>> = all.iter().flat_map(outcomes).collect();
+    for Bin { reach_below, earliest, latest, confidence, given } in fitted(&all) {
         writeln!(
             text,
             "    Bin {{ reach_below: {reach_below:?}, earliest: {earliest:?}, latest: {latest:?}, confidence: {confidence:?}, given: {given} }},"
@@ -64,30 +100,62 @@ pub(crate) fn table(all: &[Played]) -> String {
     text + "];\n"
 }
 
-/// What these runs teach.
-fn fitted<'a>(runs: impl Iterator<Item = &'a Played>) -> Vec<Bin> {
-    let all: Vec<Outcome<'_>> = runs.flat_map(outcomes).collect();
+/// What these teach: the ranges are from all of them, but how sure each is says what becomes of each course's forecasts by ranges from all
+/// others. What somebody's program does is none of these courses either.
+fn fitted(all: &[Outcome<'_>]) -> Vec<Bin> {
+    let mut bins = ranges(all);
+    let mut judged: Vec<Vec<bool>> = vec![Vec::new(); bins.len()];
+    for course in courses(all) {
+        let others = ranges(&without(all, course));
+        for one in all.iter().filter(|one| one.course == course) {
+            let Some(bin) = bin(&others, one) else { continue };
+            let place = bins.iter().position(|own| own.reach_below.total_cmp(&bin.reach_below).is_eq());
+            if let Some((place, is_true)) = place.zip(judged_by(bin, one)) {
+                judged[place].push(is_true);
+            }
+        }
+    }
+    for (bin, judged) in bins.iter_mut().zip(&judged) {
+        bin.confidence = round(share(judged));
+        bin.given = u32::try_from(judged.len()).unwrap_or(u32::MAX);
+    }
+    bins.retain(|bin| bin.given > 0);
+    bins
+}
+
+/// The ranges that hold [`WITHIN`] of those that ran out. Each course counts the same, however long its runs are.
+fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
     let mut bins = Vec::new();
     let mut from = 0.0;
     for reach_below in EDGES {
-        let own: Vec<&Outcome<'_>> =
-            all.iter().filter(|one| (from..reach_below).contains(&one.given.end.reach)).collect();
-        if own.len() < FEWEST {
+        let own: Vec<&Outcome<'_>> = all.iter().filter(|one| one.is_in(&(from..reach_below))).collect();
+        let ended: Vec<(f64, &Outcome<'_>)> = own.iter().filter_map(|one| Some((one.after?, *one))).collect();
+        if ended.len() < FEWEST {
             continue;
         }
         from = reach_below;
-        let ends = own.iter().filter_map(|one| Some((one.after?, one.given.end.seconds.max(0.5), slack(one.given))));
-        let (mut low, mut high): (Vec<f64>, Vec<f64>) =
-            ends.map(|(after, seconds, slack)| ((after + slack) / seconds, (after - slack) / seconds)).unzip();
-        let earliest = round(quantile(&mut low, (1.0 - WITHIN) / 2.0).min(1.0));
-        let latest = round(quantile(&mut high, f64::midpoint(1.0, WITHIN)).max(1.0));
-        let mut bin = Bin { reach_below, earliest, latest, confidence: 0.0, given: 0 };
-        let judged: Vec<bool> = own.iter().filter_map(|one| judged_by(&bin, one)).collect();
-        bin.confidence = round(share(&judged));
-        bin.given = u32::try_from(judged.len()).unwrap_or(u32::MAX);
-        bins.push(bin);
+        let alike = |course: &str| ended.iter().filter(|(_, one)| one.course == course).count();
+        // Of the straight line's time, how much it took: a little more or less, within which nothing is told, counts as right.
+        let part = |slack_sign: f64, part: f64| {
+            let mut numbers: Vec<(f64, f64)> = ended
+                .iter()
+                .map(|(after, one)| {
+                    let seconds = one.given.end.seconds.max(0.5);
+                    ((after + slack_sign * slack(one.given)) / seconds, 1.0 / count(alike(one.course)))
+                })
+                .collect();
+            weighted_quantile(&mut numbers, part)
+        };
+        let earliest = round(part(1.0, (1.0 - WITHIN) / 2.0).min(1.0));
+        let latest = round(part(-1.0, f64::midpoint(1.0, WITHIN)).max(1.0));
+        bins.push(Bin { reach_below, earliest, latest, confidence: 0.0, given: 0 });
     }
     bins
+}
+
+/// Which of these a forecast belongs to.
+fn bin<'a>(bins: &'a [Bin], one: &Outcome<'_>) -> Option<&'a Bin> {
+    bins.iter().find(|bin| one.given.end.reach < bin.reach_below)
 }
 
 /// Whether what this bin says of it came true.
@@ -100,9 +168,13 @@ fn round(number: f64) -> f64 {
     (number * 100.0).round() / 100.0
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts are small")]
 fn share(judged: &[bool]) -> f64 {
-    judged.iter().filter(|is_true| **is_true).count() as f64 / judged.len().max(1) as f64
+    count(judged.iter().filter(|is_true| **is_true).count()) / count(judged.len().max(1))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are small")]
+fn count(number: usize) -> f64 {
+    number as f64
 }
 
 /// What stands in docs/analysis.md.
@@ -132,7 +204,7 @@ fn warnings(all: &[Played]) -> String {
     let kinds = [
         ("the memory runs out", true, Warned::Before),
         ("growth that stops before the end", false, Warned::WhileItGrows),
-        ("nothing is wrong", false, Warned::Never),
+        ("nothing is wrong, or its end is too far to tell", false, Warned::Never),
     ];
     for (name, runs_out, warned) in kinds {
         let own: Vec<&Played> = all.iter().filter(|played| played.run.warned == warned).collect();
@@ -152,39 +224,64 @@ fn warnings(all: &[Played]) -> String {
     text
 }
 
-/// What forecasts said, and how often it came true: of each run by a table from all others.
+/// What a forecast said, and whether it came true.
+struct Told<'a> {
+    one: Outcome<'a>,
+    reach_below: f64,
+    confidence: f64,
+    came_true: Option<bool>,
+}
+
+/// What forecasts said, and how often it came true: of each course by a table from all others.
 fn forecasts(all: &[Played]) -> String {
-    let mut rows: Vec<(usize, f64, Option<bool>)> = Vec::new();
-    for (index, played) in all.iter().enumerate() {
-        let others = all.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other);
-        let bins = fitted(others);
-        for one in outcomes(played) {
-            let bin = bins.iter().find(|bin| one.given.end.reach < bin.reach_below);
-            rows.extend(bin.map(|bin| (index, bin.confidence, judged_by(bin, &one))));
+    let all: Vec<Outcome<'_>> = all.iter().flat_map(outcomes).collect();
+    let mut told = Vec::new();
+    for course in courses(&all) {
+        let bins = fitted(&without(&all, course));
+        let own = all.iter().filter(|one| one.course == course);
+        told.extend(own.filter_map(|one| {
+            let bin = bin(&bins, one)?;
+            let (reach_below, confidence) = (bin.reach_below, bin.confidence);
+            Some(Told { one: *one, reach_below, confidence, came_true: judged_by(bin, one) })
+        }));
+    }
+    let mut text = rows_head("left, in multiples of the growth seen", "courses");
+    let mut from = 0.0;
+    for reach_below in EDGES {
+        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.reach_below.total_cmp(&reach_below).is_eq()).collect();
+        let of: BTreeSet<&str> = own.iter().map(|told| told.one.course).collect();
+        if !own.is_empty() {
+            row(&mut text, &format!("{from} to {reach_below}"), Some(of.len()), &own);
+            from = reach_below;
         }
     }
-    let mut text = "| sure, as told | forecasts | of runs | sure on average | came true | not told yet |\n|---|---|---|---|---|---|\n".to_owned();
-    for (from, below) in CONFIDENCES {
-        let own: Vec<_> = rows.iter().filter(|(_, confidence, _)| (from..below).contains(confidence)).collect();
-        if own.is_empty() {
-            continue;
-        }
-        let judged: Vec<bool> = own.iter().filter_map(|(_, _, judged)| *judged).collect();
-        let runs: std::collections::BTreeSet<usize> = own.iter().map(|(run, ..)| *run).collect();
-        #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-        let told = own.iter().map(|(_, confidence, _)| confidence).sum::<f64>() / own.len() as f64;
-        writeln!(
-            text,
-            "| {:.0} to {:.0} % | {} | {} | {:.0} % | {:.0} % | {} |",
-            from * 100.0,
-            below.min(1.0) * 100.0,
-            judged.len(),
-            runs.len(),
-            told * 100.0,
-            share(&judged) * 100.0,
-            own.len() - judged.len()
-        )
+    let (every, of): (Vec<&Told<'_>>, BTreeSet<&str>) = told.iter().map(|told| (told, told.one.course)).unzip();
+    row(&mut text, "all", Some(of.len()), &every);
+    let further = all.len() - told.len();
+    writeln!(text, "\n{further} forecasts reach further, and have neither range nor confidence. The same by course:\n")
         .expect("a string takes all");
+    text += &rows_head("course", "");
+    for course in of {
+        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.one.course == course).collect();
+        row(&mut text, course, None, &own);
     }
     text
+}
+
+fn rows_head(first: &str, second: &str) -> String {
+    let columns: Vec<&str> = [first, second, "forecasts", "sure on average", "came true", "not told yet"]
+        .into_iter()
+        .filter(|name| !name.is_empty())
+        .collect();
+    format!("| {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len()))
+}
+
+fn row(text: &mut String, name: &str, courses: Option<usize>, own: &[&Told<'_>]) {
+    let judged: Vec<bool> = own.iter().filter_map(|told| told.came_true).collect();
+    let sure = own.iter().map(|told| told.confidence).sum::<f64>() / count(own.len().max(1));
+    let courses = courses.map(|courses| format!("{courses} | ")).unwrap_or_default();
+    let waiting = own.len() - judged.len();
+    let (sure, came_true) = (sure * 100.0, share(&judged) * 100.0);
+    writeln!(text, "| {name} | {courses}{} | {sure:.0} % | {came_true:.0} % | {waiting} |", judged.len())
+        .expect("a string takes all");
 }

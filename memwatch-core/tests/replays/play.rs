@@ -1,14 +1,17 @@
 //! The runs, and what memwatch would have said of each at every moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{Part, Reader};
-use memwatch_core::snapshot::{EndView, GrowthView};
+use memwatch_core::snapshot::{EndView, GrowthView, LeakView};
 
 /// Growth of so many bytes a minute is a leak.
 const LEAK_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -30,6 +33,8 @@ pub(crate) enum Warned {
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     pub(crate) name: String,
+    /// What its need does: a function of tests/workloads/courses.py.
+    pub(crate) course: String,
     /// Functions whose lines grow at the end, with the verdict.
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) runs_out: bool,
@@ -55,6 +60,8 @@ pub(crate) struct Played {
     /// Functions whose lines grow at the end, with the verdict, and how many lines do not.
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) quiet_lines: usize,
+    /// The commands of processes of which that is told: by a line at the end, or by a forecast before the memory ran out.
+    pub(crate) growing_commands: BTreeSet<String>,
     /// How long before the memory ran out, or before the end, it was warned first.
     pub(crate) warned_seconds: Option<f64>,
     pub(crate) is_warned_at_end: bool,
@@ -65,12 +72,13 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
     let text = std::fs::read_to_string(folder.join("runs.tsv")).expect("the table is in the tree");
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     rows.map(|row| {
-        let [name, _, _, _, growing, runs_out, warned] = row.split('\t').collect::<Vec<_>>()[..] else {
-            panic!("seven columns in {row:?}");
+        let [name, _, words, growing, runs_out, warned] = row.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("six columns in {row:?}");
         };
         let pairs = growing.split(',').filter_map(|pair| pair.split_once(':'));
         Run {
             name: name.to_owned(),
+            course: words.split(' ').next().unwrap_or_default().to_owned(),
             growing: pairs.map(|(function, verdict)| (function.to_owned(), verdict.to_owned())).collect(),
             runs_out: runs_out == "yes",
             warned: match warned {
@@ -83,6 +91,25 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
         }
     })
     .collect()
+}
+
+/// Plays all, as many at a time as there are processors.
+pub(crate) fn all(runs: &[Run]) -> Vec<Played> {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let (next, played) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((place, run)) =
+                    Some(next.fetch_add(1, Relaxed)).and_then(|place| Some((place, runs.get(place)?)))
+                {
+                    let one = play(run);
+                    played.lock().expect("nobody panics holding it").insert(place, one);
+                }
+            });
+        }
+    });
+    played.into_inner().expect("nobody panics holding it").into_values().collect()
 }
 
 /// Plays one, and looks ahead at every tick.
@@ -117,6 +144,10 @@ pub(crate) fn play(run: &Run) -> Played {
         ends.map(|(end, growth)| Given { time_ns: *time_ns, end, growth })
     });
     let (growing, quiet_lines) = verdicts(&pipeline);
+    let by_line =
+        pipeline.leaks(LEAK_BYTES_PER_MINUTE).into_iter().filter(|leaks| leaks.findings.iter().any(is_growing));
+    let in_forecast = ticks.last().into_iter().flat_map(|(_, view)| &view.processes);
+    let by_forecast = in_forecast.filter(|process| process.outlook.growth.is_some_and(|growth| growth.grows));
     Played {
         run: run.clone(),
         given: given.collect(),
@@ -126,14 +157,21 @@ pub(crate) fn play(run: &Run) -> Played {
         failures_ns,
         growing,
         quiet_lines,
+        growing_commands: by_line
+            .map(|leaks| leaks.command)
+            .chain(by_forecast.map(|process| process.command.clone()))
+            .collect(),
     }
+}
+
+fn is_growing(finding: &LeakView) -> bool {
+    finding.verdict == "leak" || finding.verdict == "slow"
 }
 
 fn verdicts(pipeline: &Pipeline) -> (BTreeMap<String, String>, usize) {
     let all = pipeline.leaks(LEAK_BYTES_PER_MINUTE);
     let findings: Vec<_> = all.iter().flat_map(|leaks| &leaks.findings).collect();
-    let (growing, quiet): (Vec<_>, Vec<_>) =
-        findings.into_iter().partition(|finding| finding.verdict == "leak" || finding.verdict == "slow");
+    let (growing, quiet): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| is_growing(finding));
     let named = growing.iter().map(|finding| {
         let function = finding.function.clone().unwrap_or_else(|| finding.level.clone().into_owned());
         (function, finding.verdict.clone().into_owned())
