@@ -13,6 +13,7 @@ use crate::analysis::simulation::Simulations;
 use crate::forecasts::Foreseen;
 use crate::oom::OomLog;
 use crate::profile::Followed;
+use crate::words::Tgid;
 
 /// All detectors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -43,6 +44,12 @@ impl Pipeline {
         self.update_rooms();
         self.observe_reading();
         self.follow_reading();
+    }
+
+    /// A process is about to be no more, or to have another image.
+    pub(crate) fn show_end(&mut self, tgid: Tgid, time_ns: u64) {
+        self.follow_end(tgid, time_ns);
+        self.observe_last_fragments(tgid, time_ns);
     }
 
     /// Time has passed.

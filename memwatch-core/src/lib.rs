@@ -330,7 +330,7 @@ impl Pipeline {
                 self.note_life(record);
             }
             Some(ProcessEvent::Exec) => {
-                self.follow_end(tgid, record.time_ns);
+                self.show_end(tgid, record.time_ns);
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
@@ -424,7 +424,7 @@ impl Pipeline {
     }
 
     fn end(&mut self, tgid: Tgid, time_ns: u64) {
-        self.follow_end(tgid, time_ns);
+        self.show_end(tgid, time_ns);
         if let Some(mut process) = self.processes.remove(&tgid) {
             self.names.leave(&process.owner);
             process.end(time_ns);

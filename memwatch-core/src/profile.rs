@@ -33,7 +33,6 @@ impl Pipeline {
         let followed = self.detectors.followed.as_deref()?;
         let samples = &followed.samples;
         let mut lives: Vec<Life> = samples.tracks().keys().filter_map(Track::life).collect();
-        lives.dedup();
         lives.sort_by_key(|life| (life.since_ns, life.tgid));
         lives.dedup();
         Some(ProfileView {

@@ -22,7 +22,10 @@ pub use forecast::{
     EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
     RangeView,
 };
-pub use fragments::{FitView, FragmentsView, MomentView, SegmentBlockState, SegmentBlockView, SegmentView, ShapeView};
+pub use fragments::{
+    DriverFragmentsView, DriverGpuView, FitView, FragmentsView, MomentView, PinView, SegmentBlockState,
+    SegmentBlockView, SegmentView, ShapeView,
+};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use leaks::{LeakView, LeaksView};
 pub use oom::{CacheView, OomView};

@@ -1,4 +1,4 @@
-//! `memwatch fragment`: how the free memory of PyTorch's allocators lies, in a watch or at the end of a recording.
+//! `memwatch fragment`: how the free memory of PyTorch's allocators and of the driver lies, in a watch or at the end of a recording.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -6,18 +6,19 @@ use std::path::Path;
 
 use memwatch_core::Pipeline;
 use memwatch_core::analysis::simulation::Plan;
-use memwatch_core::snapshot::{FragmentsView, SimulationView, Snapshot};
+use memwatch_core::snapshot::{FragmentsView, Snapshot};
+use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
 use crate::args::{Common, Fragment};
 use crate::exit::{Exit, Failure};
-use crate::output::style;
+use crate::output::{style, unless_closed};
 use crate::recorded;
 use crate::run::Signals;
-use crate::sinks::fragments::Told;
+use crate::sinks::fragments::{Found, Told};
 use crate::sinks::layout::{self, Picture};
 use crate::sinks::{json, table};
-use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::sources::torch::TensorWish;
 use crate::tensor_report::{Scene, finish, open};
 
 /// Watches, or reads the recording, and says how it lies.
@@ -27,27 +28,22 @@ use crate::tensor_report::{Scene, finish, open};
 pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
-    let (snapshot, fragments, simulations, scene) = if let Some(path) = &args.subject.recording {
+    let (snapshot, found, scene) = if let Some(path) = &args.subject.recording {
         let replay = recorded::play(path, args.subject.until, prepare)?;
         let snapshot = recorded::chosen(&replay, path, tgids)?;
-        (
-            snapshot,
-            replay.pipeline.fragments(args.request, args.worst),
-            replay.pipeline.simulations(),
-            Scene::of(&replay),
-        )
+        let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
+        (snapshot, found, Scene::of(&replay))
     } else {
-        let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
+        let mut session = open(tgids, TensorWish { level: args.level, reports_only: false }, common)?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
-        let pipeline = session.pipeline();
-        (snapshot, pipeline.fragments(args.request, args.worst), pipeline.simulations(), Scene::here())
+        let found = found(&snapshot, session.pipeline(), args.request, args.worst);
+        (snapshot, found, Scene::here())
     };
-    let told = told(&snapshot, fragments, &simulations);
     if let (Some(path), Some(picture)) = (&args.output, picture) {
-        let bytes = layout::write(&told, &snapshot, picture);
+        let bytes = layout::write(&found.allocators, &snapshot, picture);
         let file = if args.force { File::create(path) } else { File::create_new(path) };
         let written = file.and_then(|mut file| file.write_all(bytes.as_bytes()));
         written.map_err(|error| Failure::cannot_make(path, &error))?;
@@ -55,12 +51,16 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     }
     let mut out = io::stdout().lock();
     let written = if common.json {
-        json::fragments::write(&mut out, &told, &snapshot, scene.origin())
+        json::fragments::write(&mut out, &found, &snapshot, scene.origin())
     } else {
-        table::fragments::write(&mut out, &told, &snapshot, &scene.clock, &style(common, false))
+        table::fragments::write(&mut out, (&found, args.top), &snapshot, &scene.clock, &style(common, false))
     };
     drop(out);
-    finish(written, &snapshot, tgids)
+    if found.drivers.is_empty() {
+        return finish(written, &snapshot, tgids);
+    }
+    unless_closed(written)?;
+    Ok(Exit::Ok)
 }
 
 /// Has it look for how free memory lies, and for what other settings would change of that.
@@ -69,18 +69,21 @@ pub(crate) fn prepare(pipeline: &mut Pipeline) {
     pipeline.simulate(Plan::usual(), None);
 }
 
-/// Those of the snapshot, each with what was replayed of it.
-pub(crate) fn told(snapshot: &Snapshot, fragments: Vec<FragmentsView>, simulations: &[SimulationView]) -> Vec<Told> {
-    let is_shown = |view: &FragmentsView| {
-        let key = (view.tgid, view.observed_since_ns);
-        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
-    };
+/// What was seen of those in the snapshot, PyTorch's allocators each with what was replayed of it.
+pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
+    let is_shown =
+        |key: (Tgid, u64)| snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key);
+    let simulations = pipeline.simulations();
     let told = |view: FragmentsView| {
         let key = (view.tgid, view.observed_since_ns, view.device);
         let own = simulations.iter().find(|one| (one.tgid, one.observed_since_ns, one.device) == key);
         Told { simulation: own.cloned(), view }
     };
-    fragments.into_iter().filter(is_shown).map(told).collect()
+    let mut allocators = pipeline.fragments(wanted_bytes, at_worst);
+    allocators.retain(|view| is_shown((view.tgid, view.observed_since_ns)));
+    let mut drivers = pipeline.driver_fragments(wanted_bytes.is_some(), at_worst);
+    drivers.retain(|view| is_shown((view.tgid, view.observed_since_ns)));
+    Found { allocators: allocators.into_iter().map(told).collect(), drivers, wanted_bytes }
 }
 
 /// How the picture is written, by the name of its file.

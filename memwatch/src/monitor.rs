@@ -9,7 +9,7 @@ use crate::args::{Common, Monitor};
 use crate::exit::{Exit, Failure};
 use crate::looks::{Seen, look};
 use crate::output::{style, unless_closed};
-use crate::sinks::fragments::Told;
+use crate::sinks::fragments::Found;
 use crate::sinks::{json, table};
 use crate::sources::torch::{TensorLevel, TensorWish};
 use crate::{fragment, oom, profile};
@@ -38,7 +38,7 @@ pub(crate) enum Finding {
     /// What was held over time.
     Profile(Box<ProfileView>),
     /// How free memory lies.
-    Fragments(Vec<Told>),
+    Fragments(Box<Found>),
     /// What comes and goes.
     Churn(Box<ChurnView>),
 }
@@ -87,7 +87,7 @@ fn forecasts(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Findi
 }
 
 fn fragments(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
-    Finding::Fragments(fragment::told(snapshot, pipeline.fragments(None, false), &pipeline.simulations()))
+    Finding::Fragments(Box::new(fragment::found(snapshot, pipeline, None, false)))
 }
 
 fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {

@@ -1,9 +1,11 @@
 //! How free memory lies is what PyTorch itself counts, in a watch and in a recording, and it can be drawn.
 
+use std::process::Command;
+
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Shape};
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape};
 use serde_json::Value;
 
 /// What is said of the only device is what PyTorch says at this checkpoint.
@@ -27,6 +29,19 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
         (&false.into(), &(512 * MIB).into()),
         "{device:#}"
     );
+    // All that is free lies beside blocks of the one line that keeps every other piece.
+    let sites = device["sites"].as_array().expect("sites");
+    assert_eq!(sites.len(), 1, "{sites:#?}");
+    let name = sites[0]["name"].as_str().expect("a line");
+    assert!(name.contains("fragments.py:") && sites[0]["kind"] == "line", "{sites:#?}");
+    for part in ["share_bytes", "alone_bytes"] {
+        assert_eq!(sites[0][part], all["split_bytes"], "{part}: {sites:#?}");
+    }
+    assert_eq!(sites[0]["held_bytes"], all["allocated_bytes"], "{sites:#?}");
+    // Segments fill the driver's granules.
+    let driver = &report["data"]["driver"][0]["gpus"][0];
+    assert_eq!(driver["device"]["live_bytes"], all["reserved_bytes"], "{driver:#}");
+    assert_eq!((&driver["device"]["unused_bytes"], &driver["wasted_bytes"]), (&0.into(), &0.into()), "{driver:#}");
     let blocks = device["segments"].as_array().into_iter().flatten().filter_map(|segment| segment["blocks"].as_array());
     let used = blocks.flatten().filter(|block| block["state"] == "allocated");
     let used_bytes: u64 = used.filter_map(|block| block["bytes"].as_u64()).sum();
@@ -66,4 +81,75 @@ fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recordi
         assert_eq!(picture.matches("tensors: 9.0 MiB in a segment of 20.0 MiB").count(), 60, "{path}");
     }
     reading(&["-o", &html]).assert_ended_with(1, &["map.html"]);
+}
+
+/// Small requests in two granules, a large one that does not fill its own, memory nobody has mapped, a pool that keeps what was freed.
+const OF_THE_DRIVER: &str = "device 0
+alloc a 1M
+alloc b 1M
+alloc c 512
+free b
+alloc d 3M
+reserve r 100M
+create p 20M
+map r+40M 20M p
+access r+40M 20M
+create q 30M
+pool create pool 0
+pool threshold pool max
+frompool f 5M pool
+frompool g 3M pool
+asyncfree g
+pool info pool
+sleep 4000
+kill
+";
+
+#[test]
+fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let (script, file) = (gpu.directory().join("script"), gpu.directory().join("job.mwr").display().to_string());
+    std::fs::write(&script, OF_THE_DRIVER).expect("the script is written");
+    let workload = gpu.workload_command();
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("exec {} < {}", gpu.workload_program().display(), script.display()));
+    shell.envs(workload.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file], &shell));
+    assert_eq!(outcome.code, 128 + 9, "{outcome:#?}");
+    let said = |command: &str, words: &[&str]| {
+        let outcome = Outcome::of(gpu.memwatch(&[&[command, "--json", "--in", &file], words].concat()));
+        outcome.assert_ended_with(0, &[]);
+        serde_json::from_str::<Value>(&outcome.stdout).expect("JSON")["data"].clone()
+    };
+    let before_its_end = ["--until", "1500ms"];
+    let now = said("fragment", &[&before_its_end[..], &["-r", "512M"]].concat());
+    let worst = said("fragment", &[]);
+    for (report, is_now) in [(&now, true), (&worst, false)] {
+        let driver = &report["driver"][0];
+        assert_eq!(driver["at_worst"].is_null(), is_now, "{driver:#}");
+        let addresses = &driver["addresses"];
+        let holes = [100 * MIB, 80 * MIB, 2, 40 * MIB].map(Value::from);
+        let keys = ["reserved_bytes", "hole_bytes", "holes", "largest_hole_bytes"];
+        assert_eq!(keys.map(|key| addresses[key].clone()), holes, "{driver:#}");
+        let on_gpu = &driver["gpus"][0];
+        let (device, pool) = (&on_gpu["device"], &on_gpu["pool"]);
+        let asked_bytes = 4 * MIB + 512;
+        assert_eq!((&device["live_bytes"], &device["allocations"]), (&asked_bytes.into(), &3.into()), "{on_gpu:#}");
+        assert_eq!((&device["small_allocations"], &device["estimated"]), (&2.into(), &true.into()), "{on_gpu:#}");
+        assert_eq!(on_gpu["physical"]["idle_bytes"], 30 * MIB, "{on_gpu:#}");
+        assert_eq!((&pool["used_bytes"], &pool["backed_estimated"]), (&(5 * MIB).into(), &false.into()), "{on_gpu:#}");
+    }
+    // The driver's word: what its process has beyond its calls and its context.
+    let held = said("ps", &before_its_end);
+    let unexplained = held["processes"][0]["gpus"][0]["unexplained_bytes"].as_u64().expect("NVML says");
+    let on_gpu = &now["driver"][0]["gpus"][0];
+    let unused = |kind: &str| on_gpu[kind]["unused_bytes"].as_u64().expect("it is known");
+    assert_eq!(unused("device") + unused("pool"), unexplained - CONTEXT_BYTES, "{on_gpu:#}");
+    assert_eq!(on_gpu["request"]["driver_bytes"], 512 * MIB);
+    assert!(on_gpu["request"]["driver_free_bytes"].as_u64() > Some(512 * MIB), "{on_gpu:#}");
+    let text = Outcome::of(gpu.memwatch(&["fragment", "--in", &file]));
+    text.assert_ended_with(0, &[]);
+    for words in ["neither mapped nor bound", "at its worst at", "80.0 MiB have no memory"] {
+        assert!(text.stdout.contains(words), "{words}: {}", text.stdout);
+    }
 }

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::driver::DriverShapes;
+use super::pins::{Pins, pins, unit_bytes};
 use crate::attribution::process::Process;
+use crate::tensors::TensorLedger;
 use crate::tensors::allocator::{BlockState, Memory, PoolSize, Segment};
 use crate::words::{Ordinal, Tgid};
 
@@ -28,11 +31,11 @@ pub struct Shape {
     pub free_blocks: u64,
     /// The largest of them.
     pub largest_free_bytes: u64,
-    /// Free beside blocks in use: `inactive_split_bytes`, and the same of segments that grow.
+    /// Free beside blocks in use, so that it cannot go back: `inactive_split_bytes`, and of segments that grow what is in no whole page.
     pub split_bytes: u64,
     /// In so many blocks.
     pub split_blocks: u64,
-    /// Free in segments of which nothing is used: what `empty_cache` gives back.
+    /// Free in segments of which nothing is used, and in whole pages of those that grow: what `empty_cache` gives back.
     pub unused_segment_bytes: u64,
     /// What of it is in segments that grow.
     pub expandable_bytes: u64,
@@ -60,11 +63,13 @@ impl Shape {
         }
     }
 
-    fn add(&mut self, segment: &Segment, blocks: impl Iterator<Item = (u64, BlockState)>) {
+    /// Blocks are told by where they begin within the segment, and their size.
+    fn add(&mut self, segment: &Segment, blocks: impl Iterator<Item = (u64, u64, BlockState)>) {
         self.segments += 1;
         self.reserved_bytes += segment.bytes;
         self.expandable_bytes += if segment.is_expandable { segment.bytes } else { 0 };
-        for (bytes, state) in blocks {
+        let unit_bytes = unit_bytes(segment).max(1);
+        for (begin, bytes, state) in blocks {
             match state {
                 BlockState::Allocated => self.allocated_bytes += bytes,
                 BlockState::Pending => self.pending_bytes += bytes,
@@ -72,12 +77,11 @@ impl Shape {
                     self.free_bytes += bytes;
                     self.free_blocks += 1;
                     self.largest_free_bytes = self.largest_free_bytes.max(bytes);
-                    if bytes < segment.bytes {
-                        self.split_bytes += bytes;
-                        self.split_blocks += 1;
-                    } else {
-                        self.unused_segment_bytes += bytes;
-                    }
+                    let (first, end) = (begin.div_ceil(unit_bytes), (begin + bytes) / unit_bytes);
+                    let whole_bytes = end.saturating_sub(first) * unit_bytes;
+                    self.unused_segment_bytes += whole_bytes;
+                    self.split_bytes += bytes - whole_bytes;
+                    self.split_blocks += u64::from(whole_bytes < bytes);
                 }
             }
         }
@@ -92,7 +96,7 @@ pub fn shapes(memory: &Memory) -> [Shape; 2] {
         let shape = &mut shapes[usize::from(segment.pool == PoolSize::Large)];
         let end = begin.saturating_add(segment.bytes);
         let cells = memory.cells().range(*begin..end);
-        shape.add(segment, cells.map(|(_, cell)| (cell.bytes, cell.state)));
+        shape.add(segment, cells.map(|(address, cell)| (address - begin, cell.bytes, cell.state)));
         if segment.is_expandable {
             // One for each stream and pool, in pieces.
             let before = ends.insert((segment.stream, segment.private_pool, segment.pool), end);
@@ -111,6 +115,17 @@ pub struct Moment {
     pub shape: Shape,
 }
 
+/// The moment with most memory in pieces between blocks in use.
+#[derive(Clone, Debug)]
+pub struct Worst {
+    /// The moment.
+    pub moment: Moment,
+    /// How it lay then.
+    pub memory: Memory,
+    /// And whose blocks held it together.
+    pub pins: Pins,
+}
+
 /// Moments of one allocator, oldest first.
 #[derive(Clone, Debug)]
 pub struct Moments {
@@ -118,7 +133,7 @@ pub struct Moments {
     /// Of so many moments one is kept.
     every: u64,
     seen: u64,
-    worst: Option<(Moment, Memory)>,
+    worst: Option<Worst>,
     /// What lay free when the driver was asked for more and it was looked at how it lies, in bytes.
     free_bytes: u64,
 }
@@ -135,21 +150,21 @@ impl Moments {
         &self.kept
     }
 
-    /// The one with most memory in pieces between blocks in use, and how it lay then.
-    pub const fn worst(&self) -> Option<&(Moment, Memory)> {
+    /// The worst of all.
+    pub const fn worst(&self) -> Option<&Worst> {
         self.worst.as_ref()
     }
 
     /// A moment that is kept only where it is the worst.
-    fn look(&mut self, moment: Moment, memory: &Memory) {
+    fn look(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
         let rank = |moment: &Moment| (moment.shape.split_bytes, moment.shape.reserved_bytes);
-        if self.worst.as_ref().is_none_or(|(worst, _)| rank(&moment) > rank(worst)) {
-            self.worst = Some((moment, memory.clone()));
+        if self.worst.as_ref().is_none_or(|worst| rank(&moment) > rank(&worst.moment)) {
+            self.worst = Some(Worst { moment, memory: memory.clone(), pins: pins() });
         }
     }
 
-    fn push(&mut self, moment: Moment, memory: &Memory) {
-        self.look(moment, memory);
+    fn push(&mut self, moment: Moment, memory: &Memory, pins: impl FnOnce() -> Pins) {
+        self.look(moment, memory, pins);
         if self.seen.is_multiple_of(self.every) {
             self.kept.push(moment);
         }
@@ -168,10 +183,17 @@ impl Moments {
 /// Whose allocator: a process, since when it is watched, and its number of the device.
 pub type Whose = (Tgid, u64, Ordinal);
 
+/// Whose blocks of a device hold its free memory together now.
+pub fn pinned(tensors: &TensorLedger, ordinal: Ordinal, memory: &Memory) -> Pins {
+    pins(memory, |address| tensors.places().live(ordinal, address).map(|block| block.whose))
+}
+
 /// How the memory of all allocators has lain.
 #[derive(Clone, Debug, Default)]
 pub struct Fragments {
     series: BTreeMap<Whose, Moments>,
+    /// And what is had of the driver itself.
+    pub drivers: DriverShapes,
 }
 
 impl Fragments {
@@ -182,7 +204,8 @@ impl Fragments {
             let [small, large] = shapes(allocator.memory());
             let whose = (process.tgid, process.observed_since_ns, *ordinal);
             let moment = Moment { time_ns: now_ns, shape: small.and(large) };
-            self.series.entry(whose).or_default().push(moment, allocator.memory());
+            let memory = allocator.memory();
+            self.series.entry(whose).or_default().push(moment, memory, || pinned(tensors, *ordinal, memory));
         }
     }
 
@@ -197,7 +220,8 @@ impl Fragments {
             if free_bytes > moments.free_bytes.saturating_add(moments.free_bytes / 16) {
                 moments.free_bytes = free_bytes;
                 let [small, large] = shapes(memory);
-                moments.look(Moment { time_ns: now_ns, shape: small.and(large) }, memory);
+                let moment = Moment { time_ns: now_ns, shape: small.and(large) };
+                moments.look(moment, memory, || pinned(tensors, *ordinal, memory));
             }
         }
     }
@@ -210,7 +234,7 @@ impl Fragments {
 
 #[cfg(test)]
 mod tests {
-    use super::{KEPT, Moment, Moments, Shape, shapes};
+    use super::{KEPT, Moment, Moments, Pins, Shape, shapes};
     use crate::decode::StackRef;
     use crate::tensors::allocator::{BlockState, Cell, Memory, PoolSize, Segment};
     use crate::words::Tid;
@@ -264,14 +288,29 @@ mod tests {
     }
 
     #[test]
+    fn of_a_segment_that_grows_whole_pages_go_back() {
+        let mut memory = Memory::default();
+        memory.map(0, segment(80 * MIB, true));
+        memory.grant(0, block(25 * MIB));
+        memory.grant(25 * MIB, block(5 * MIB));
+        memory.give_back(0);
+        memory.complete(0);
+        let [_, large] = shapes(&memory);
+        // Free are 0 to 25 and 30 to 80: the pages of 20 MiB from 0, from 40 and from 60 go back.
+        let lies = (large.unused_segment_bytes, large.split_bytes, large.split_blocks);
+        assert_eq!(lies, (60 * MIB, 15 * MIB, 2));
+    }
+
+    #[test]
     fn a_long_watch_keeps_few_moments_and_the_worst_of_all() {
         let mut moments = Moments::default();
         for time_ns in 0..10_000 {
             let split_bytes = if time_ns == 777 { 9 } else { 1 };
-            moments.push(Moment { time_ns, shape: Shape { split_bytes, ..Shape::default() } }, &Memory::default());
+            let moment = Moment { time_ns, shape: Shape { split_bytes, ..Shape::default() } };
+            moments.push(moment, &Memory::default(), Pins::default);
         }
         assert!((KEPT / 4..KEPT).contains(&moments.kept().len()));
-        assert_eq!(moments.worst().map(|(worst, _)| worst.time_ns), Some(777));
+        assert_eq!(moments.worst().map(|worst| worst.moment.time_ns), Some(777));
         let times: Vec<u64> = moments.kept().iter().map(|moment| moment.time_ns).collect();
         let apart = times[1] - times[0];
         assert!(times.windows(2).all(|pair| pair[1] - pair[0] == apart), "{times:?}");

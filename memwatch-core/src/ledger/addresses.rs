@@ -107,6 +107,11 @@ impl Addresses {
         self.tenants.get(address).map(|small| self.sorts.unpack(*small))
     }
 
+    /// The process's own memory by address, in no order.
+    pub(super) fn own(&self) -> impl Iterator<Item = (u64, Allocation)> {
+        self.tenants.iter().filter_map(|(address, small)| Some((address, *self.sorts.unpack(*small).own()?)))
+    }
+
     /// See [`Tenants::granted_ns`].
     pub(super) fn granted_ns(&self, address: u64) -> Option<u64> {
         self.tenants.granted_ns(address)

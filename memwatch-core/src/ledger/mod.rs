@@ -19,6 +19,7 @@ pub mod context;
 mod foresee;
 mod grants;
 pub mod graph;
+pub mod layout;
 pub mod pool;
 mod prefetch;
 mod reading;

@@ -129,6 +129,11 @@ impl<T> Tenants<T> {
         self.live.iter().map(|(key, _)| key)
     }
 
+    /// All that live, by address, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.live.iter().map(|(key, tenant)| (key, &tenant.value))
+    }
+
     /// Since when the present tenant lives there: `CLOCK_BOOTTIME`, nanoseconds.
     pub fn granted_ns(&self, key: u64) -> Option<u64> {
         self.live.get(key).map(|tenant| tenant.granted_ns)

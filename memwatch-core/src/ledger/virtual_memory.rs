@@ -53,6 +53,11 @@ impl Physical {
         self.owned
     }
 
+    /// Whether it is mapped, or bound to a multicast object.
+    pub const fn is_mapped(&self) -> bool {
+        self.mappings > 0
+    }
+
     const fn is_unused(&self) -> bool {
         self.names == 0 && self.mappings == 0
     }
@@ -268,6 +273,16 @@ impl VirtualMemory {
     /// Those of other processes whose owner is known.
     pub fn origins(&self) -> impl Iterator<Item = Origin> {
         self.memory.values().filter_map(|physical| physical.origin)
+    }
+
+    /// The process's own physical memory.
+    pub fn owned(&self) -> impl Iterator<Item = &Physical> {
+        self.memory.values().filter(|physical| physical.owned)
+    }
+
+    /// The mappings that begin between two addresses, by address: from where to where.
+    pub fn mapped_between(&self, begin: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.mappings.range(begin..end).map(|(start, mapping)| (*start, start.saturating_add(mapping.bytes)))
     }
 
     /// Live physical allocations of this process's own.

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 pub use crate::analysis::fragments::Shape as ShapeView;
+use crate::ledger::layout::{Holes, Linear};
+use crate::snapshot::PlaceNameView;
 use crate::words::{GpuUuid, Tgid};
 
 /// One device's caching allocator of one process.
@@ -36,6 +38,61 @@ pub struct FragmentsView {
     pub request: Option<FitView>,
     /// The segments, by address.
     pub segments: Vec<SegmentView>,
+    /// Whose lines' blocks hold free memory together, most first; empty where that is not seen.
+    pub sites: Vec<PinView>,
+    /// And whose layers'.
+    pub layers: Vec<PinView>,
+}
+
+/// What the blocks of a line or a layer hold back: free memory that cannot go to the driver, since they lie in the same segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinView {
+    /// The line or the layer; of kind `pending` for blocks that were given back and a stream uses still.
+    pub place: PlaceNameView,
+    /// Its blocks' own bytes in segments that are not full.
+    pub held_bytes: u64,
+    /// Its share of what is free there, by its bytes in each segment; those of all add up to `split_bytes`.
+    pub share_bytes: u64,
+    /// What would go back if its blocks went: free in segments in which there are no others; `None` for the rest.
+    pub alone_bytes: Option<u64>,
+}
+
+/// How the memory lies that a process has of the driver itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverFragmentsView {
+    /// The process.
+    pub tgid: Tgid,
+    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    pub observed_since_ns: u64,
+    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    pub at_worst_ns: Option<u64>,
+    /// Addresses that it has set apart, and those of them without memory.
+    pub addresses: Holes,
+    /// On each GPU.
+    pub gpus: Vec<DriverGpuView>,
+}
+
+/// On one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverGpuView {
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// Memory of `cuMemAlloc`, and the granules it lies in: these are no driver's word, but follow from the addresses.
+    pub linear: Linear,
+    /// Physical memory (`cuMemCreate`), in bytes.
+    pub physical_bytes: u64,
+    /// What of it is neither mapped nor bound.
+    pub idle_physical_bytes: u64,
+    /// What is used of pools (`cuMemAllocAsync`).
+    pub pool_bytes: u64,
+    /// What pools hold; `None` where that cannot even be estimated.
+    pub pool_backed_bytes: Option<u64>,
+    /// The program has not asked the driver for it lately, so it is an estimate.
+    pub pool_backed_estimated: bool,
+    /// All that is of no use, as far as it can be told.
+    pub wasted_bytes: u64,
+    /// Would a request fit: what the driver has free by NVML's last reading; `None` where that is not known, or was not asked.
+    pub driver_free_bytes: Option<u64>,
 }
 
 /// How it lay at one moment.

@@ -141,8 +141,6 @@ fn order<R: Row>(one: &R, other: &R) -> Ordering {
 
 /// Adds one sum to another: their peaks were not at the same time, so the peak is at most this.
 pub(crate) fn add(sum: &mut SumView, other: &SumView) {
-    let lifetimes = |sum: &SumView| u128::from(sum.mean_lifetime_ns.unwrap_or(0)) * u128::from(sum.frees);
-    let mean = (lifetimes(sum) + lifetimes(other)).checked_div(u128::from(sum.frees) + u128::from(other.frees));
     *sum = SumView {
         live_bytes: sum.live_bytes.saturating_add(other.live_bytes),
         peak_bytes: sum.peak_bytes.saturating_add(other.peak_bytes),
@@ -150,9 +148,19 @@ pub(crate) fn add(sum: &mut SumView, other: &SumView) {
         total_bytes: sum.total_bytes.saturating_add(other.total_bytes),
         allocations: sum.allocations.saturating_add(other.allocations),
         frees: sum.frees.saturating_add(other.frees),
-        mean_lifetime_ns: mean.and_then(|mean| u64::try_from(mean).ok()),
+        mean_lifetime_ns: mean_lifetime_ns(sum, other),
         longest_lifetime_ns: sum.longest_lifetime_ns.max(other.longest_lifetime_ns),
     };
+}
+
+/// Of both, by the number of their frees. What is not known of one says nothing of the other.
+fn mean_lifetime_ns(one: &SumView, other: &SumView) -> Option<u64> {
+    let (Some(mean_ns), Some(other_ns)) = (one.mean_lifetime_ns, other.mean_lifetime_ns) else {
+        return one.mean_lifetime_ns.or(other.mean_lifetime_ns);
+    };
+    let (frees, others) = (u128::from(one.frees), u128::from(other.frees));
+    let sum_ns = u128::from(mean_ns) * frees + u128::from(other_ns) * others;
+    u64::try_from(sum_ns.checked_div(frees + others)?).ok()
 }
 
 #[cfg(test)]
@@ -171,5 +179,18 @@ mod tests {
         let lines = |rows: Vec<SiteView>| largest(rows, 3).iter().map(|row| row.line).collect::<Vec<_>>();
         assert_eq!(lines(vec![site(7), site(30), site(4)]), [Some(4), Some(7), Some(30)]);
         assert_eq!(lines(vec![site(30), site(4), site(7)]), [Some(4), Some(7), Some(30)]);
+    }
+
+    #[test]
+    fn a_lifetime_that_is_not_known_is_no_lifetime_of_0() {
+        let of = |mean_lifetime_ns, frees| SumView { frees, mean_lifetime_ns, ..SumView::default() };
+        let both = |mut one: SumView, other: &SumView| {
+            add(&mut one, other);
+            (one.mean_lifetime_ns, one.frees)
+        };
+        assert_eq!(both(of(None, 3), &of(None, 4)), (None, 7));
+        assert_eq!(both(of(Some(10), 3), &of(None, 4)), (Some(10), 7));
+        assert_eq!(both(of(None, 3), &of(Some(10), 4)), (Some(10), 7));
+        assert_eq!(both(of(Some(10), 3), &of(Some(40), 6)), (Some(30), 9));
     }
 }

@@ -53,13 +53,20 @@ pub struct SiteKey(#[serde(deserialize_with = "row::<_, SITES>")] pub(super) u32
 
 impl SiteKey {
     pub(super) const REST: Self = Self(0);
-    pub(super) const BEFORE_ATTACH: Self = Self(1);
+    /// Of what was there before the watch.
+    pub const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NO_PYTHON: Self = Self(2);
     const NOT_ASKED: Self = Self(3);
     const OVER_BUDGET: Self = Self(4);
     const UNREADABLE: Self = Self(5);
     /// The stack has a number, and what it is did not arrive.
     pub(super) const MISSING: Self = Self(6);
+
+    /// The row of this number.
+    #[cfg(test)]
+    pub(crate) const fn numbered(number: u32) -> Self {
+        Self(number)
+    }
 
     /// The site of a stack that has no frames.
     pub(super) const fn without_frames(stack: StackRef) -> Self {
@@ -105,9 +112,16 @@ pub struct Module {
 pub struct LayerKey(#[serde(deserialize_with = "row::<_, LAYERS>")] pub(super) u32);
 
 impl LayerKey {
-    pub(super) const BEFORE_ATTACH: Self = Self(1);
+    /// Of what was there before the watch.
+    pub const BEFORE_ATTACH: Self = Self(1);
     pub(super) const NOT_KNOWN: Self = Self(2);
     pub(super) const NONE: Self = Self(3);
+
+    /// The row of this number.
+    #[cfg(test)]
+    pub(crate) const fn numbered(number: u32) -> Self {
+        Self(number)
+    }
 
     /// Whether it is a module's.
     pub(super) const fn is_module(self) -> bool {

@@ -269,12 +269,6 @@ fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<
 
 /// Names of one block's places.
 pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
-    let (site, layer) = (names.site_of(whose.site), names.layer_of(whose.layer));
-    let line = code_of(site).map(|code| {
-        let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
-        format!("{}{line} {}", code.file, code.function)
-    });
-    let line = line.or_else(|| native_of(site).map(|code| format!("{}  {}", code.function, code.library)));
     let by = match whose.by {
         Evidence::Node => "node",
         Evidence::Range => "range",
@@ -285,8 +279,8 @@ pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
         stage: stage_name(whose.stage),
         by: by.into(),
         step: whose.step,
-        site: PlaceNameView { kind: site_kind(site), name: line },
-        layer: PlaceNameView { kind: layer_kind(layer), name: module_of(layer).map(module_name) },
+        site: site_text(names, whose.site),
+        layer: layer_name(names, whose.layer),
     }
 }
 
@@ -306,6 +300,17 @@ pub(super) fn frame(frame: &PythonFrame) -> FrameView {
         function: code.map(|code| code.function.to_string()),
         module: frame.module.as_ref().map(|module| module.class.to_string()),
     }
+}
+
+/// What a site is called: `train.py:36 Trainer.step`.
+pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
+    let site = names.site_of(key);
+    let line = code_of(site).map(|code| {
+        let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
+        format!("{}{line} {}", code.file, code.function)
+    });
+    let name = line.or_else(|| native_of(site).map(|code| format!("{}  {}", code.function, code.library)));
+    PlaceNameView { kind: site_kind(site), name }
 }
 
 /// What a layer is called.

@@ -35,7 +35,7 @@ impl Tensors {
     }
 }
 
-fn level(text: &str) -> Result<TensorLevel, String> {
+pub(super) fn level(text: &str) -> Result<TensorLevel, String> {
     match text {
         "off" => Ok(TensorLevel::Off),
         "blocks" => Ok(TensorLevel::Blocks),

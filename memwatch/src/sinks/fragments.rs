@@ -1,9 +1,156 @@
 //! What can be said of how free memory lies.
 
-use memwatch_core::snapshot::{FragmentsView, KindView, ProcessView, ShapeView, SimulationView, Snapshot};
+use memwatch_core::snapshot::{
+    DriverFragmentsView, DriverGpuView, FragmentsView, KindView, ProcessView, ShapeView, SimulationView, Snapshot,
+};
 
-use super::format::{bytes, plural, ratio};
-use super::simulations;
+use super::format::{bytes, count, plural, ratio};
+use super::{sentences, simulations};
+
+/// The driver is asked for multiples of this.
+const GRANULE_BYTES: u64 = memwatch_core::ledger::layout::GRANULE_BYTES;
+
+/// All that was seen.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// Of PyTorch's allocators.
+    pub(crate) allocators: Vec<Told>,
+    /// Of what processes have of the driver itself.
+    pub(crate) drivers: Vec<DriverFragmentsView>,
+    /// The size of a request that is asked about, in bytes.
+    pub(crate) wanted_bytes: Option<u64>,
+}
+
+/// What a process has of the driver on a GPU and does not use, of one kind of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DriverRow<'a> {
+    /// The process and when.
+    pub(crate) driver: &'a DriverFragmentsView,
+    /// The GPU.
+    pub(crate) gpu: &'a DriverGpuView,
+    /// `device`, `physical` or `pool`.
+    pub(crate) kind: &'static str,
+    /// What was asked for and is live.
+    pub(crate) live_bytes: u64,
+    /// What the driver has to have for that; `None` where it cannot be told.
+    pub(crate) backed_bytes: Option<u64>,
+    /// That follows from addresses or habits, and not from what the driver says.
+    pub(crate) is_estimated: bool,
+    /// What of it is of no use.
+    pub(crate) unused_bytes: Option<u64>,
+    /// Why.
+    pub(crate) why: String,
+}
+
+impl Found {
+    /// By what is of no use, most first. Of a process with PyTorch's allocator only what wastes anything: it divides the rest itself.
+    pub(crate) fn driver_rows(&self) -> Vec<DriverRow<'_>> {
+        let mut rows: Vec<DriverRow<'_>> = Vec::new();
+        for driver in &self.drivers {
+            let key = (driver.tgid, driver.observed_since_ns);
+            let is_divided = self.allocators.iter().any(|one| (one.view.tgid, one.view.observed_since_ns) == key);
+            let all = driver.gpus.iter().flat_map(|gpu| rows_of(driver, gpu));
+            rows.extend(all.filter(|row| !is_divided || row.unused_bytes != Some(0)));
+        }
+        rows.sort_by_key(|row| std::cmp::Reverse(row.unused_bytes));
+        rows
+    }
+
+    /// Sentences on requests and on NVML's numbers.
+    pub(crate) fn driver_remarks(&self, snapshot: &Snapshot) -> Vec<String> {
+        let mut remarks = Vec::new();
+        for driver in &self.drivers {
+            let is_shown = |row: &DriverRow<'_>| row.driver.tgid == driver.tgid;
+            if !self.driver_rows().iter().any(is_shown) {
+                continue;
+            }
+            let holes = driver.addresses;
+            if holes.hole_bytes > 0 {
+                remarks.push(format!(
+                    "PID {}: of {} of addresses that are set apart {} have no memory, in {}, the longest {}: that takes none",
+                    driver.tgid.0,
+                    bytes(holes.reserved_bytes),
+                    bytes(holes.hole_bytes),
+                    plural(holes.holes, "piece", "pieces"),
+                    bytes(holes.largest_hole_bytes)
+                ));
+            }
+            let now = driver.gpus.iter().filter(|_| driver.at_worst_ns.is_none());
+            remarks.extend(now.filter_map(|gpu| against_nvml(driver, gpu, snapshot)));
+        }
+        let gpus = self.drivers.iter().flat_map(|driver| &driver.gpus);
+        let mut rooms: Vec<_> = gpus.filter_map(|gpu| Some((gpu.uuid.as_ref()?, gpu.driver_free_bytes?))).collect();
+        rooms.sort_unstable();
+        rooms.dedup();
+        let Some(wanted) = self.wanted_bytes.filter(|_| self.allocators.is_empty()) else { return remarks };
+        remarks.extend(rooms.into_iter().map(|(uuid, free)| {
+            let verdict = if free >= granules(wanted) { "has room for" } else { "would refuse" };
+            let gpu = sentences::gpu_number(snapshot, Some(uuid));
+            format!("the driver, with {} free on GPU {gpu}, {verdict} a request of {}", bytes(free), bytes(wanted))
+        }));
+        remarks
+    }
+}
+
+/// What the driver has to have for a request of its own.
+pub(crate) const fn granules(bytes: u64) -> u64 {
+    bytes.next_multiple_of(GRANULE_BYTES)
+}
+
+fn rows_of<'a>(driver: &'a DriverFragmentsView, gpu: &'a DriverGpuView) -> Vec<DriverRow<'a>> {
+    let row = |kind, live_bytes, backed_bytes: Option<u64>, unused_bytes, why: String| DriverRow {
+        driver,
+        gpu,
+        kind,
+        live_bytes,
+        backed_bytes,
+        is_estimated: false,
+        unused_bytes,
+        why,
+    };
+    let linear = &gpu.linear;
+    let why = format!(
+        "{} in granules of 2 MiB, {} of them up to 1 MiB",
+        plural(linear.allocations, "request", "requests"),
+        count(linear.small_allocations)
+    );
+    let (granules, wasted) = (linear.granule_bytes, linear.granule_bytes.saturating_sub(linear.bytes));
+    let device = row("device", linear.bytes, Some(granules), Some(wasted), why);
+    let physical = row(
+        "physical",
+        gpu.physical_bytes,
+        Some(gpu.physical_bytes),
+        Some(gpu.idle_physical_bytes),
+        "neither mapped nor bound".to_owned(),
+    );
+    let unused = gpu.pool_backed_bytes.map(|backed| backed.saturating_sub(gpu.pool_bytes));
+    let pool = row("pool", gpu.pool_bytes, gpu.pool_backed_bytes, unused, "kept for later requests".to_owned());
+    let rows = [
+        DriverRow { is_estimated: true, ..device },
+        physical,
+        DriverRow { is_estimated: gpu.pool_backed_estimated, ..pool },
+    ];
+    rows.into_iter().filter(|row| row.live_bytes > 0 || row.backed_bytes != Some(0)).collect()
+}
+
+/// What NVML says that no call has asked for, beside what the addresses explain of it.
+fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Snapshot) -> Option<String> {
+    let uuid = gpu.uuid.as_ref()?;
+    let process =
+        snapshot.processes.iter().find(|process| process.tgid == driver.tgid && process.ended_ns.is_none())?;
+    let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(uuid))?;
+    let unexplained = u64::try_from(own.unexplained_bytes?).ok()?;
+    let device = snapshot.gpus.iter().find(|device| device.uuid == *uuid);
+    let context = device.and_then(|device| device.context_bytes);
+    let context = context.map_or_else(String::new, |context| format!(", of which a context takes {}", bytes(context)));
+    Some(format!(
+        "PID {} on GPU {}: by NVML {} are used that no call has asked for{context}; the rows above explain {}",
+        driver.tgid.0,
+        sentences::gpu_number(snapshot, Some(uuid)),
+        bytes(unexplained),
+        bytes(gpu.wasted_bytes.saturating_sub(gpu.idle_physical_bytes))
+    ))
+}
 
 /// One allocator, and what was replayed of it.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Words for places of tensors: what a row of stages, layers, lines or phases is called on a screen.
 
 use memwatch_core::snapshot::{
-    LayerView, LeakView, MergedFrameView, PhaseView, SiteView, StageView, SumView, WhoseView,
+    LayerView, LeakView, MergedFrameView, PhaseView, PlaceNameView, SiteView, StageView, SumView, WhoseView,
 };
 use memwatch_core::stack::native::file_name;
 
@@ -128,6 +128,18 @@ fn row_without_name(kind: &str) -> String {
         other => return printable(other).into_owned(),
     }
     .to_owned()
+}
+
+/// A line or a layer by its name, whatever it is.
+pub(super) fn place(view: &PlaceNameView) -> String {
+    match (&*view.kind, view.name.as_deref().map(printable)) {
+        ("backward_of", Some(name)) => format!("backward of {name}"),
+        (_, Some(name)) => name.into_owned(),
+        ("none", None) => "(no module)".to_owned(),
+        ("no_python", None) => "(no Python: a thread of PyTorch's own)".to_owned(),
+        ("pending", None) => "(given back, used by a stream still)".to_owned(),
+        (kind, None) => row_without_name(kind),
+    }
 }
 
 /// The line of a place that grows; `None` where no line is known.

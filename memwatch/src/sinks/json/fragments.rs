@@ -2,30 +2,98 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{FitView, MomentView, SegmentView, ShapeView, Snapshot};
+use memwatch_core::ledger::layout::{GRANULE_BYTES, Holes};
+use memwatch_core::snapshot::{
+    DriverFragmentsView, DriverGpuView, FitView, MomentView, PinView, PlaceNameView, SegmentView, ShapeView, Snapshot,
+};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
 use super::{Origin, write_report};
-use crate::sinks::fragments::{Told, remarks, scattered_part, unused_part};
+use crate::sinks::fragments::{Found, Told, granules, remarks, scattered_part, unused_part};
 use crate::sinks::wall_clock::WallClock;
 
 /// Writes the report as one line.
 ///
 /// # Errors
 /// What `out` answers.
-pub(crate) fn write(out: &mut impl io::Write, told: &[Told], snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
-    write_report(out, "memwatch.fragment/1", data(told, snapshot, origin.clock), snapshot, origin)
+pub(crate) fn write(out: &mut impl io::Write, found: &Found, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
+    write_report(out, "memwatch.fragment/1", data(found, snapshot, origin.clock), snapshot, origin)
 }
 
 /// The same within another report.
-pub(super) fn data<'a>(told: &'a [Told], snapshot: &'a Snapshot, clock: &WallClock) -> Listed<'a> {
-    Listed { devices: told.iter().map(|one| device(one, snapshot, clock)).collect() }
+pub(super) fn data<'a>(found: &'a Found, snapshot: &'a Snapshot, clock: &WallClock) -> Listed<'a> {
+    let driver = |one| driver(one, found.wanted_bytes, clock);
+    Listed {
+        devices: found.allocators.iter().map(|one| device(one, snapshot, clock)).collect(),
+        driver: found.drivers.iter().map(driver).collect(),
+        remarks: found.driver_remarks(snapshot),
+    }
 }
 
 #[derive(Serialize)]
 pub(super) struct Listed<'a> {
     devices: Vec<DeviceJson<'a>>,
+    /// What processes have of the driver itself.
+    driver: Vec<DriverJson<'a>>,
+    remarks: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct DriverJson<'a> {
+    #[serde(rename = "pid")]
+    tgid: u32,
+    observed_since: String,
+    /// When it lay as it is shown; `null` for now.
+    at_worst: Option<String>,
+    addresses: Holes,
+    gpus: Vec<DriverGpuJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct DriverGpuJson<'a> {
+    uuid: Option<&'a str>,
+    device: LinearJson,
+    physical: PhysicalJson,
+    pool: DriverPoolJson,
+    wasted_bytes: u64,
+    request: Option<RequestJson>,
+}
+
+#[derive(Serialize)]
+struct LinearJson {
+    live_bytes: u64,
+    allocations: u64,
+    small_bytes: u64,
+    small_allocations: u64,
+    /// The granules it lies in, by the addresses: an estimate of what the driver has for it.
+    backed_bytes: u64,
+    granule_bytes: u64,
+    unused_bytes: u64,
+    estimated: bool,
+}
+
+#[derive(Serialize)]
+struct PhysicalJson {
+    live_bytes: u64,
+    /// Neither mapped nor bound.
+    idle_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct RequestJson {
+    wanted_bytes: u64,
+    driver_bytes: u64,
+    driver_free_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct PinJson<'a> {
+    #[serde(flatten)]
+    place: &'a PlaceNameView,
+    held_bytes: u64,
+    share_bytes: u64,
+    alone_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -51,6 +119,9 @@ struct DeviceJson<'a> {
     worst: Option<MomentJson>,
     moments: Vec<MomentJson>,
     segments: &'a [SegmentView],
+    /// Whose lines' blocks hold free memory between blocks.
+    sites: Vec<PinJson<'a>>,
+    layers: Vec<PinJson<'a>>,
     remarks: Vec<String>,
 }
 
@@ -69,6 +140,7 @@ struct DriverPoolJson {
     used_bytes: u64,
     backed_bytes: Option<u64>,
     backed_estimated: bool,
+    unused_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -85,6 +157,7 @@ fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> Devi
         used_bytes: pool.live_bytes,
         backed_bytes: pool.backed_bytes,
         backed_estimated: pool.backed_estimated,
+        unused_bytes: pool.backed_bytes.map(|backed| backed.saturating_sub(pool.live_bytes)),
     });
     DeviceJson {
         tgid: view.tgid.0,
@@ -106,7 +179,60 @@ fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> Devi
         worst: view.worst.as_ref().map(moment),
         moments: view.moments.iter().map(moment).collect(),
         segments: &view.segments,
+        sites: pins(&view.sites),
+        layers: pins(&view.layers),
         remarks: remarks(told),
+    }
+}
+
+impl<'a> PinJson<'a> {
+    const fn of(pin: &'a PinView) -> Self {
+        let PinView { place, held_bytes, share_bytes, alone_bytes } = pin;
+        Self { place, held_bytes: *held_bytes, share_bytes: *share_bytes, alone_bytes: *alone_bytes }
+    }
+}
+
+fn pins(all: &[PinView]) -> Vec<PinJson<'_>> {
+    all.iter().map(PinJson::of).collect()
+}
+
+fn driver<'a>(view: &'a DriverFragmentsView, wanted_bytes: Option<u64>, clock: &WallClock) -> DriverJson<'a> {
+    DriverJson {
+        tgid: view.tgid.0,
+        observed_since: clock.rfc3339(view.observed_since_ns),
+        at_worst: view.at_worst_ns.map(|time_ns| clock.rfc3339(time_ns)),
+        addresses: view.addresses,
+        gpus: view.gpus.iter().map(|gpu| driver_gpu(gpu, wanted_bytes)).collect(),
+    }
+}
+
+fn driver_gpu(gpu: &DriverGpuView, wanted_bytes: Option<u64>) -> DriverGpuJson<'_> {
+    let linear = &gpu.linear;
+    DriverGpuJson {
+        uuid: gpu.uuid.as_ref().map(GpuUuid::as_str),
+        device: LinearJson {
+            live_bytes: linear.bytes,
+            allocations: linear.allocations,
+            small_bytes: linear.small_bytes,
+            small_allocations: linear.small_allocations,
+            backed_bytes: linear.granule_bytes,
+            granule_bytes: GRANULE_BYTES,
+            unused_bytes: linear.wasted_bytes(),
+            estimated: true,
+        },
+        physical: PhysicalJson { live_bytes: gpu.physical_bytes, idle_bytes: gpu.idle_physical_bytes },
+        pool: DriverPoolJson {
+            used_bytes: gpu.pool_bytes,
+            backed_bytes: gpu.pool_backed_bytes,
+            backed_estimated: gpu.pool_backed_estimated,
+            unused_bytes: gpu.pool_backed_bytes.map(|backed| backed.saturating_sub(gpu.pool_bytes)),
+        },
+        wasted_bytes: gpu.wasted_bytes,
+        request: wanted_bytes.map(|wanted_bytes| RequestJson {
+            wanted_bytes,
+            driver_bytes: granules(wanted_bytes),
+            driver_free_bytes: gpu.driver_free_bytes,
+        }),
     }
 }
 

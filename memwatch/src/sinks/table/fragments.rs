@@ -2,14 +2,15 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{MomentView, ShapeView, Snapshot};
+use memwatch_core::snapshot::{MomentView, PinView, ShapeView, Snapshot};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
 use crate::sinks::Tone;
-use crate::sinks::format::{bytes, count, percent};
-use crate::sinks::fragments::{Told, blocks, remarks, scattered_part, unused_part};
+use crate::sinks::format::{bytes, count, known, percent, plural};
+use crate::sinks::fragments::{Found, Told, blocks, remarks, scattered_part, unused_part};
 use crate::sinks::layout::{self, Cell};
+use crate::sinks::places;
 use crate::sinks::sentences::{self, Sentence};
 use crate::sinks::wall_clock::WallClock;
 
@@ -25,6 +26,18 @@ const COLUMNS: [(&str, Align); 10] = [
     ("UNUSED", Align::Right),
     ("SCATTERED", Align::Right),
 ];
+/// Of lines and layers; what they are called goes to the last.
+const PIN_COLUMNS: [(&str, Align); 3] = [("SHARE", Align::Right), ("ALONE", Align::Right), ("HELD", Align::Right)];
+/// Of what the driver gave.
+const DRIVER_COLUMNS: [(&str, Align); 7] = [
+    ("PID", Align::Right),
+    ("GPU", Align::Right),
+    ("KIND", Align::Left),
+    ("LIVE", Align::Right),
+    ("BACKED", Align::Right),
+    ("UNUSED", Align::Right),
+    ("SINCE", Align::Left),
+];
 /// The map has so many lines at most, and so many cells in each where the terminal says no width.
 const LINES: usize = 12;
 const CELLS: usize = 96;
@@ -37,29 +50,84 @@ const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    told: &[Told],
+    (found, top): (&Found, usize),
     snapshot: &Snapshot,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    section(&mut page, told, snapshot, clock);
+    section(&mut page, (found, top), snapshot, clock);
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
-/// The same within another report.
-pub(super) fn section(page: &mut Page, told: &[Told], snapshot: &Snapshot, clock: &WallClock) {
-    for one in told {
-        device(page, one, snapshot, clock);
+/// The same within another report, with so many rows of a list at most.
+pub(super) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
+    for one in &found.allocators {
+        device(page, (one, top), snapshot, clock);
     }
-    if told.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch was seen."));
+    driver(page, (found, top), snapshot, clock);
+    if found.allocators.is_empty() && found.drivers.is_empty() {
+        page.line(&Sentence::new(Tone::Plain, "No memory on a GPU was seen."));
     }
 }
 
-fn device(page: &mut Page, told: &Told, snapshot: &Snapshot, clock: &WallClock) {
+/// What processes have of the driver itself.
+fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
+    let rows = found.driver_rows();
+    if !rows.is_empty() {
+        page.line(&Sentence::new(Tone::Heading, "Memory of the driver itself"));
+        let mut grid = Grid::new(&DRIVER_COLUMNS);
+        for row in rows.iter().take(top) {
+            let about = |bytes_of: Option<u64>| {
+                let mark = if row.is_estimated && bytes_of.is_some_and(|bytes| bytes > 0) { "~" } else { "" };
+                format!("{mark}{}", known(bytes_of, bytes))
+            };
+            let when =
+                row.driver.at_worst_ns.map(|time_ns| format!(", at its worst at {}", clock.time_of_day(time_ns)));
+            grid.push(vec![
+                row.driver.tgid.0.to_string(),
+                sentences::gpu_number(snapshot, row.gpu.uuid.as_ref()),
+                row.kind.to_owned(),
+                bytes(row.live_bytes),
+                about(row.backed_bytes),
+                about(row.unused_bytes),
+                format!("{}{}", row.why, when.unwrap_or_default()),
+            ]);
+        }
+        page.grid(&grid);
+        if rows.len() > top {
+            let others = plural((rows.len() - top) as u64, "row", "rows");
+            page.line(&Sentence::new(Tone::Faint, format!("{others} with less unused")));
+        }
+    }
+    for remark in found.driver_remarks(snapshot) {
+        page.line(&Sentence::new(Tone::Plain, format!("so  {remark}")));
+    }
+}
+
+/// Whose blocks hold free memory together: so many rows, and what is left.
+fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
+    if all.iter().all(|pin| matches!(&*pin.place.kind, "not_asked" | "pending")) {
+        return;
+    }
+    let mut grid = Grid::new(&[PIN_COLUMNS[0], PIN_COLUMNS[1], PIN_COLUMNS[2], (title, Align::Left)]);
+    let mut row = |pin: &[PinView], alone: Option<u64>, name: String| {
+        let sum = |of: fn(&PinView) -> u64| bytes(pin.iter().map(of).sum());
+        grid.push(vec![sum(|pin| pin.share_bytes), known(alone, bytes), sum(|pin| pin.held_bytes), name]);
+    };
+    let (shown, others) = all.split_at(all.len().min(top));
+    for pin in shown {
+        row(std::slice::from_ref(pin), pin.alone_bytes, places::place(&pin.place));
+    }
+    if !others.is_empty() {
+        row(others, None, plural(others.len() as u64, "other", "others"));
+    }
+    page.grid(&grid);
+}
+
+fn device(page: &mut Page, (told, top): (&Told, usize), snapshot: &Snapshot, clock: &WallClock) {
     let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
     let when = told.view.at_worst_ns.map_or_else(
@@ -87,13 +155,8 @@ fn device(page: &mut Page, told: &Told, snapshot: &Snapshot, clock: &WallClock) 
         );
         page.line(&Sentence::new(Tone::Plain, text));
     }
-    if let Some(pool) = told.driver_pool(snapshot) {
-        let backed = pool.backed_bytes.unwrap_or(0);
-        let about = if pool.backed_estimated { "about " } else { "" };
-        let unused = bytes(backed.saturating_sub(pool.live_bytes));
-        let text = format!("the driver's own pool has {about}{}, {unused} of it unused", bytes(backed));
-        page.line(&Sentence::new(Tone::Plain, text));
-    }
+    pins(page, ("BETWEEN BLOCKS, BY LINE", &told.view.sites), top);
+    pins(page, ("BETWEEN BLOCKS, BY LAYER", &told.view.layers), top);
     for line in course(told, page.options.ascii, clock) {
         page.line(&Sentence::new(Tone::Plain, line));
     }

@@ -32,7 +32,7 @@ pub(crate) fn write(
             }
             Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
             Finding::Forecasts(found) => forecast::show(&mut page, found, &[], clock),
-            Finding::Fragments(found) => fragments::section(&mut page, found, snapshot, clock),
+            Finding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),
             Finding::Churn(found) => churn::section(&mut page, found, top),
         }
         page.text.push('\n');

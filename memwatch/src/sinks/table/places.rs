@@ -201,7 +201,7 @@ impl Page {
                 self.doubts(&tensors.places, device);
                 self.large(device, clock, wanted);
                 if native {
-                    self.stacks(device);
+                    self.stacks(device, process.ended_ns.is_some());
                 }
             }
             let has_native = |device: &DevicePlacesView| device.sites.iter().any(|site| site.kind == "native");
@@ -242,7 +242,17 @@ impl Page {
     }
 
     /// The stacks that hold most; frames of the interpreter's own are left out, frames of Python stand where it runs.
-    fn stacks(&mut self, device: &DevicePlacesView) {
+    fn stacks(&mut self, device: &DevicePlacesView, has_ended: bool) {
+        if device.stacks.is_empty() {
+            let why = if has_ended {
+                "no stacks: the program has ended, and stacks are shown of blocks that are live; --until 10s shows those of 10 s before the end"
+            } else {
+                "no stacks: no block that is live has one"
+            };
+            self.line(&Sentence::new(Tone::Plain, why));
+        } else if device.stacks.iter().all(|stack| stack.native.is_none()) {
+            self.line(&Sentence::new(Tone::Plain, "no native frames: the stacks of what is live have none"));
+        }
         for stack in device.stacks.iter().take(LISTED) {
             let Some(native) = &stack.native else { continue };
             let allocations = plural(stack.sum.allocations, "allocation", "allocations");

@@ -1,0 +1,131 @@
+//! How the memory lies that a process has of the driver itself: what of it nobody asked for, nobody reaches or nobody uses.
+
+use std::collections::BTreeMap;
+
+use crate::attribution::process::Process;
+use crate::ledger::layout::{Holes, Linear};
+use crate::ledger::pool::Backed;
+use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind};
+use crate::words::Tgid;
+
+/// Of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OnDevice {
+    /// Memory of `cuMemAlloc`.
+    pub linear: Linear,
+    /// Physical memory (`cuMemCreate`), in bytes.
+    pub physical_bytes: u64,
+    /// What of it is neither mapped nor bound.
+    pub idle_physical_bytes: u64,
+    /// What is used of pools.
+    pub pool_bytes: u64,
+    /// What they hold; `None` where that cannot even be estimated.
+    pub pool_backed: Option<Backed>,
+}
+
+impl OnDevice {
+    /// Both together, of two names of one device.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let both = |own: Backed, other: Backed| Backed {
+            bytes: own.bytes.saturating_add(other.bytes),
+            estimated: own.estimated || other.estimated,
+        };
+        Self {
+            linear: self.linear.and(other.linear),
+            physical_bytes: self.physical_bytes.saturating_add(other.physical_bytes),
+            idle_physical_bytes: self.idle_physical_bytes.saturating_add(other.idle_physical_bytes),
+            pool_bytes: self.pool_bytes.saturating_add(other.pool_bytes),
+            pool_backed: self.pool_backed.zip(other.pool_backed).map(|(own, other)| both(own, other)),
+        }
+    }
+
+    /// What pools hold and nobody uses; `None` where that cannot be told.
+    pub fn unused_pool_bytes(&self) -> Option<u64> {
+        self.pool_backed.map(|backed| backed.bytes.saturating_sub(self.pool_bytes))
+    }
+
+    /// What of all that is of no use, as far as it can be told.
+    pub fn wasted_bytes(&self) -> u64 {
+        let linear = self.linear.wasted_bytes();
+        linear.saturating_add(self.idle_physical_bytes).saturating_add(self.unused_pool_bytes().unwrap_or(0))
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.linear.bytes.saturating_add(self.physical_bytes).saturating_add(self.pool_bytes)
+    }
+}
+
+/// Of one process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverShape {
+    /// Addresses that it has set apart.
+    pub holes: Holes,
+    /// By its own names of devices.
+    pub devices: BTreeMap<DeviceRef, OnDevice>,
+}
+
+impl DriverShape {
+    /// As it lies now.
+    pub fn of(process: &Process) -> Self {
+        let ledger = &process.ledger;
+        let (linear, idle) = (ledger.linear(), ledger.idle_physical());
+        let device = |(device, totals): (DeviceRef, &DeviceTotals)| {
+            let on_device = OnDevice {
+                linear: linear.get(&device).copied().unwrap_or_default(),
+                physical_bytes: totals.kind(Kind::Physical).live_bytes,
+                idle_physical_bytes: idle.get(&device).copied().unwrap_or(0),
+                pool_bytes: totals.kind(Kind::Pool).live_bytes,
+                pool_backed: ledger.pool_backed(device),
+            };
+            (device, on_device)
+        };
+        Self { holes: ledger.holes(), devices: ledger.totals().devices().map(device).collect() }
+    }
+
+    fn rank(&self) -> (u64, u64) {
+        let sum = |of: fn(&OnDevice) -> u64| self.devices.values().map(of).fold(0, u64::saturating_add);
+        (sum(OnDevice::wasted_bytes), sum(OnDevice::held_bytes))
+    }
+}
+
+/// The moment at which most was of no use: `CLOCK_BOOTTIME`, nanoseconds.
+pub type Worst = (u64, DriverShape);
+
+/// How it has lain, by process and since when that is watched.
+#[derive(Clone, Debug, Default)]
+pub struct DriverShapes {
+    worst: BTreeMap<(Tgid, u64), (Calls, Worst)>,
+}
+
+/// What a process has done when it was last looked at: where that is the same, it lies as before.
+type Calls = (u64, u64, u64);
+
+impl DriverShapes {
+    /// Takes in how it lies now.
+    pub fn observe(&mut self, process: &Process, now_ns: u64) {
+        let whole = process.ledger.totals().whole();
+        let calls = (whole.allocations, whole.frees, whole.owned.live_bytes);
+        let key = (process.tgid, process.observed_since_ns);
+        if calls == Calls::default() || self.worst.get(&key).is_some_and(|(before, _)| *before == calls) {
+            return;
+        }
+        let shape = DriverShape::of(process);
+        match self.worst.get_mut(&key) {
+            None => {
+                self.worst.insert(key, (calls, (now_ns, shape)));
+            }
+            Some((before, worst)) => {
+                *before = calls;
+                if shape.rank() > worst.1.rank() {
+                    *worst = (now_ns, shape);
+                }
+            }
+        }
+    }
+
+    /// The worst moment of a process.
+    pub fn worst(&self, tgid: Tgid, observed_since_ns: u64) -> Option<&Worst> {
+        self.worst.get(&(tgid, observed_since_ns)).map(|(_, worst)| worst)
+    }
+}
