@@ -25,8 +25,8 @@ pub struct TensorsView {
 /// Whose the memory of one process is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlacesView {
-    /// How many steps were seen to end: of the optimizer with most of them.
-    pub steps: u64,
+    /// How many steps were seen to end: of the optimizer with most of them. `None` where none was: there was none, or nobody looked for them.
+    pub steps: Option<u64>,
     /// Steps by the class of the optimizer: those of one class count together.
     pub optimizers: BTreeMap<String, u64>,
     /// Nodes of the backward graph that several threads may have made: their layer is not known.

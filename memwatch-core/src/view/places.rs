@@ -68,7 +68,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
         places: PlacesView {
-            steps: threads.steps(),
+            steps: Some(threads.steps()).filter(|steps| *steps > 0),
             optimizers: steps.into_iter().map(|(name, steps)| (name.to_owned(), steps)).collect(),
             ambiguous_nodes: threads.ambiguous_nodes(),
             refusals: refusals.collect(),

@@ -55,7 +55,7 @@ struct ProcessJson<'a> {
     exact: bool,
     losses: &'a BTreeMap<Name, u64>,
     native_stacks: &'a BTreeMap<Name, u64>,
-    steps: u64,
+    steps: Option<u64>,
     optimizers: &'a BTreeMap<String, u64>,
     ambiguous_nodes: u64,
     overhead: Option<OverheadJson>,

@@ -66,7 +66,7 @@ pub(crate) fn write_all(
 }
 
 fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, device: &DevicePlacesView) -> String {
-    let steps = if places.steps > 0 { format!("  {} steps", count(places.steps)) } else { String::new() };
+    let steps = places.steps.map_or_else(String::new, |steps| format!("  {} steps", count(steps)));
     format!(
         "PID {}  {}  GPU {}  allocated {}  peak {}{steps}",
         process.tgid.0,

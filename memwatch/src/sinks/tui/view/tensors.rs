@@ -37,15 +37,15 @@ struct Device<'a> {
 }
 
 impl Device<'_> {
-    fn lines(&self, number: &str, steps: u64) -> Vec<Line<'static>> {
+    fn lines(&self, number: &str, steps: Option<u64>) -> Vec<Line<'static>> {
         let Self { look, device, .. } = *self;
         let facts = format!(
-            "PyTorch on GPU {number}: tensors hold {}, at most {}; {} came, {} went, {}",
+            "PyTorch on GPU {number}: tensors hold {}, at most {}; {} came, {} went{}",
             bytes(device.allocated_bytes),
             bytes(device.total.peak_bytes.max(device.allocated_bytes)),
             count(device.total.allocations),
             count(device.total.frees),
-            plural(steps, "step", "steps"),
+            steps.map_or_else(String::new, |steps| format!(", {}", plural(steps, "step", "steps"))),
         );
         let mut lines = vec![Line::from(look.span(Tone::Heading, fit(&facts, self.width, look.mark()).into_owned()))];
         lines.extend(self.stages());
