@@ -119,13 +119,13 @@ pub(crate) enum Command {
     Fragment(Fragment),
     /// Draw which Python stacks hold the memory of a PyTorch process
     Flamegraph(Flamegraph),
-    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, parquet, svg, html or memory-viz
+    /// Write which Python stacks hold it, for other programs: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics
     Export(Export),
     /// Record all that a watch sees, for later
     Record(Record),
     /// Say what a recording has: what each process took, and which stages, layers and lines of PyTorch programs held it
     Report(Replayed),
-    /// Say what a later run holds more or less than an earlier one, by line, stage and layer, from their recordings
+    /// Say what a later run holds more or less than an earlier one, by line, stage and layer: of two recordings, or of one and a watch
     Diff(Diff),
     /// Say for each requirement whether this machine meets it, and how to fix what is missing
     Doctor,

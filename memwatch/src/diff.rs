@@ -1,36 +1,82 @@
-//! `memwatch diff`: what a later run holds more or less than an earlier one, from their recordings.
+//! `memwatch diff`: what a later run holds more or less than an earlier one: of two recordings, of a recording and a watch, or of two times of one.
 
 use std::io;
+use std::path::Path;
 
 use memwatch_core::difference::{Difference, Pair, Side, difference};
+use memwatch_core::snapshot::Snapshot;
+use tokio::time::Instant;
 
-use crate::args::{Common, Diff, Growth, Until};
+use crate::args::{Common, Diff, Growth, Moment, Until};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
 use crate::recorded;
+use crate::run::Signals;
 use crate::sinks::{json, table};
-use crate::tensor_report::Scene;
+use crate::sources::torch::{TensorLevel, TensorWish};
+use crate::tensor_report::{Scene, open};
 
-/// Reads both, and tells.
+/// What a recording has: so that the same can be compared.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+
+/// One of the two.
+pub(crate) struct Run<'a> {
+    /// The recording; `None` for a watch.
+    pub(crate) file: Option<&'a Path>,
+    /// What it is called.
+    pub(crate) name: String,
+    /// When it was as it is compared, by RFC 3339.
+    pub(crate) time: String,
+    /// As it was then.
+    pub(crate) snapshot: Snapshot,
+}
+
+/// Reads or watches both, and tells.
 ///
 /// # Errors
-/// When a recording cannot be read, or the report cannot be written.
-pub(crate) fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
-    let [before, after] = [&args.before, &args.after];
-    let earlier = recorded::play(before, Until::default(), |_| {})?.snapshot();
-    let replay = recorded::play(after, Until::default(), |_| {})?;
-    let (later, scene) = (replay.snapshot(), Scene::of(&replay));
-    let difference = difference(&earlier, &later, args.by.side(), args.by_function);
-    let files = [before.as_path(), after.as_path()];
+/// When a recording cannot be read, the processes cannot be watched, or the report cannot be written.
+pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
+    let (earlier, _) = replayed(&args.before, args.from)?;
+    let (later, scene) = match &args.after {
+        _ if !args.tgids.is_empty() => watched(args, common).await?,
+        Some(after) => replayed(after, args.until)?,
+        None => replayed(&args.before, args.until)?,
+    };
+    if args.from.is_some() && later.snapshot.time_ns <= earlier.snapshot.time_ns {
+        let sentence = format!("{} is not before {}", earlier.time, later.time);
+        return Err(Failure::new(Exit::Error, sentence).advise("--from names the earlier time, --until the later one."));
+    }
+    let difference = difference(&earlier.snapshot, &later.snapshot, args.by.side(), args.by_function);
+    let runs = [&earlier, &later];
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::diff::write(&mut out, (&difference, files, [&earlier, &later]), scene.origin())
+        json::diff::write(&mut out, (&difference, runs), scene.origin())
     } else {
-        let runs = (files, [&earlier, &later]);
         table::diff::write(&mut out, (&difference, args.top), runs, &scene.clock, &style(common, false))
     })?;
     let has_grown = args.fail_on.is_some_and(|limit| has_grown(&difference, limit));
     Ok(if has_grown { Exit::Found } else { Exit::Ok })
+}
+
+/// A recording at its end, or at a time of it.
+fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, Scene), Failure> {
+    let replay = recorded::play(path, Until { until }, |_| {})?;
+    let (snapshot, scene) = (replay.snapshot(), Scene::of(&replay));
+    let at = until.map_or_else(String::new, |_| format!(" at {}", scene.clock.time_of_day(snapshot.time_ns)));
+    let (name, time) = (format!("{}{at}", path.display()), scene.clock.rfc3339(snapshot.time_ns));
+    Ok((Run { file: Some(path), name, time, snapshot }, scene))
+}
+
+/// What processes do from now on.
+async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, Scene), Failure> {
+    let mut session = open(&args.tgids, WISH, common)?;
+    let mut signals = Signals::listen()?;
+    let deadline = args.duration.map(|duration| Instant::now() + duration);
+    recorded::follow(&mut session, &mut signals, deadline).await;
+    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    let tgids: Vec<String> = args.tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+    let (name, time) = (format!("PID {}", tgids.join(", ")), scene.clock.rfc3339(snapshot.time_ns));
+    Ok((Run { file: None, name, time, snapshot }, scene))
 }
 
 /// Where there was nothing before, anything is too much.

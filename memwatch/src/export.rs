@@ -7,6 +7,8 @@ use memwatch_core::Pipeline;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
+use crate::agent::metrics::own_use::OwnUse;
+use crate::agent::metrics::{Facts, Metrics};
 use crate::args::{Common, Held, Written};
 use crate::exit::{Exit, Failure};
 use crate::output::unless_closed;
@@ -20,6 +22,8 @@ use crate::sources::clock;
 use crate::sources::torch::{TensorLevel, TensorWish};
 use crate::tensor_report::{self, finish, open, watch_until};
 
+/// So many pairs of process and GPU have series of their own in a file of metrics.
+const OWN_SERIES: usize = 1000;
 /// What a watch sees of PyTorch: what comes and goes, and for whom, so that a backward pass has the lines that it is of.
 const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
 
@@ -31,6 +35,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
     let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
         Written::Profile(format) => format,
         Written::Snapshot => return tensor_report::snapshot(&held.pickle(), common).await,
+        Written::Metrics => return metrics(held, common).await,
     };
     if !held.is_for_stdout() && !held.force && held.output.exists() {
         return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
@@ -70,6 +75,32 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
     write(held, &bytes)?;
     tell(held, format, &profile);
     finish(Ok(()), &snapshot, tgids)
+}
+
+/// The agent's metrics of a moment, by a watch or from a recording.
+async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &held.subject.tgids;
+    if !held.is_for_stdout() && !held.force && held.output.exists() {
+        return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
+    }
+    let (mut snapshot, boottime_to_unix_ns) = if let Some(path) = &held.subject.recording {
+        let replay = recorded::play(path, held.subject.until, |_| {})?;
+        (recorded::chosen(&replay, path, tgids)?, replay.boottime_to_unix_ns)
+    } else {
+        let mut session = open(tgids, TensorWish::default(), common)?;
+        let mut signals = Signals::listen()?;
+        recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
+        (session.snapshot(), clock::boottime_to_unix_ns())
+    };
+    GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    let (own, collect_ns) = (OwnUse::default(), None);
+    let facts = Facts { snapshot: &snapshot, boottime_to_unix_ns, collect_ns, driver_version: "", own };
+    write(held, Metrics::new(OWN_SERIES).text_of_its_time(&facts).as_bytes())?;
+    if !held.is_for_stdout() {
+        let path = held.output.display();
+        eprintln!("memwatch: {path} is written; promtool tsdb create-blocks-from openmetrics {path} takes it in");
+    }
+    Ok(Exit::Ok)
 }
 
 /// All stacks, or those of what keeps growing.

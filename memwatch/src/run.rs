@@ -52,9 +52,6 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Report(report)) = &args.command {
         return recorded::report(report, common);
     }
-    if let Some(Command::Diff(diff)) = &args.command {
-        return crate::diff::run(diff, common);
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
@@ -70,6 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Layers(Layers { places, fragmentation })) => {
                 tensor_report::places(places, (Places::Layers, !fragmentation, false), common).await
             }
+            Some(Command::Diff(diff)) => crate::diff::run(diff, common).await,
             Some(Command::Leak(leak)) => crate::leak::run(leak, common).await,
             Some(Command::Oom(oom)) => crate::oom::run(oom, common).await,
             Some(Command::Fragment(fragment)) => crate::fragment::run(fragment, common).await,

@@ -1,7 +1,9 @@
 //! Two runs of a training are compared: growth is what PyTorch says, and ends with a code of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
 use serde_json::Value;
 
@@ -44,5 +46,43 @@ fn with_a_layer_more_the_peak_has_grown_by_what_pytorch_says() {
     let text = diff(&["-n", "50"], [&three, &two]);
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.contains("PyTorch  peak ") && text.stdout.contains("forward"), "{}", text.stdout);
+    two_times_of_one(&gpu, &two);
+    a_watch(&gpu, &two, peak_of_three);
     diff(&["--fail-on", "much"], [&two, &two]).assert_ended_with(2, &["growth is a part"]);
+}
+
+/// A recording at two times: what was allocated by the first had been by the second.
+fn two_times_of_one(gpu: &Gpu, file: &PathBuf) {
+    let diff = |words: &[&str]| {
+        let mut command = gpu.memwatch(&["diff", "--json"]);
+        command.arg(file).args(words);
+        Outcome::of(command)
+    };
+    let outcome = diff(&["--from", "1s"]);
+    outcome.assert_ended_with(0, &[]);
+    let data = serde_json::from_str::<Value>(&outcome.stdout).expect("JSON")["data"].clone();
+    assert_eq!(data["before"]["file"], data["after"]["file"]);
+    let [before, after] = ["before", "after"].map(|side| data[side]["time"].as_str().expect("a time").to_owned());
+    assert!(before < after, "{before} {after}");
+    let total = |side: &str| data["driver"][side]["total_bytes"].as_u64();
+    assert!(total("before") <= total("after") && total("after") > Some(0), "{data:#}");
+    diff(&["--from", "100ms", "--until", "1s"]).assert_ended_with(1, &["--from names the earlier time"]);
+    diff(&[]).assert_ended_with(2, &["AFTER"]);
+}
+
+/// A recording and a run that is watched from before its first allocation.
+fn a_watch(gpu: &Gpu, before: &Path, peak_after: u64) {
+    let words = ["transformer.py", "--steps", "2", "--layers", "3", "--dim", "128"];
+    let Some(mut job) = held_job(gpu, "2.15", Allocator::Native, &words) else { return };
+    let mut command = gpu.memwatch(&["--no-agent", "diff", "--json", "--fail-on", "10%", "-d", "10m"]);
+    command.arg(before).arg("--pid").arg(job.tgid().to_string());
+    let watch = PlacesWatch::of(command);
+    job.go_on();
+    while job.next_checkpoint().is_some() {
+        job.go_on();
+    }
+    let report = watch.interrupt_with(3);
+    let data = &report["data"];
+    assert!(data["after"]["file"].is_null() && data["before"]["file"].is_string(), "{data:#}");
+    assert_eq!(data["tensors"]["after"]["peak_bytes"], peak_after);
 }

@@ -1,6 +1,7 @@
 //! A real Prometheus asks real agents, and the shipped alerts fire.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Output, Stdio};
@@ -10,7 +11,7 @@ use memwatch_tests::http::{self, Answer};
 use memwatch_tests::ledger::Balance;
 use memwatch_tests::network::Network;
 use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped, until};
-use memwatch_tests::{Gpu, MIB, Program, Shape, Workload};
+use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, Workload};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -81,7 +82,7 @@ fn the_shipped_rules_fire_when_they_should_and_only_then() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     let mut configuration = promtool(&["check", "config", "prometheus.yaml"]).expect("it was there just now");
     assert!(configuration.output().expect("promtool runs").status.success());
-    let text = std::fs::read_to_string(shipped().join("rules_test.yaml")).expect("it is in the tree");
+    let text = fs::read_to_string(shipped().join("rules_test.yaml")).expect("it is in the tree");
     for line in hurried_rules().lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         assert!(text.contains(&format!("alertname: {line}\n")), "{line} has no test");
     }
@@ -244,4 +245,48 @@ fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
     }
     drop(jobs);
     drop(agent.program);
+}
+
+/// A recording as OpenMetrics, which Prometheus' own parser takes into a database at the recorded time.
+#[test]
+fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let place = |name: &str| gpu.directory().join(name).display().to_string();
+    let (script, file, text) = (place("script"), place("job.mwr"), place("job.openmetrics"));
+    fs::write(&script, "device 0\nalloc a 64M\nalloc b 1M\nfree b\nsleep 2500\nkill\n").expect("it is written");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("exec {} < {script}", gpu.workload_program().display()));
+    let workload = gpu.workload_command();
+    shell.envs(workload.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    assert_eq!(Outcome::of(gpu.memwatch_run(&["-o", &file], &shell)).code, 128 + 9);
+    let export = |words: &[&str]| Outcome::of(gpu.memwatch(&[&["export", "--in", &file], words].concat()));
+    export(&["--until", "1s", "-o", &text]).assert_ended_with(0, &["job.openmetrics is written"]);
+    export(&["-o", &text]).assert_ended_with(1, &["job.openmetrics"]);
+    let said = fs::read_to_string(&text).expect("it was written");
+    assert!(said.ends_with("# EOF\n"), "{said}");
+    let live =
+        |line: &&str| line.starts_with("memwatch_workload_memory_live_bytes{") && line.contains("kind=\"device\"");
+    let sample: Vec<&str> = said.lines().find(live).expect("it holds memory").rsplit(' ').take(2).collect();
+    assert_eq!(sample[1], (64 * MIB).to_string(), "{said}");
+    let stamps: BTreeSet<&str> =
+        said.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit(' ').next()).collect();
+    assert_eq!(stamps, BTreeSet::from([sample[0]]), "all samples are of one time");
+    assert!(!said.contains("process_cpu_seconds"), "no agent was there: {said}");
+    let stdout = export(&["--until", "1s", "-f", "openmetrics", "-o", "-"]).stdout;
+    assert_eq!(stdout, said);
+    let blocks = place("blocks");
+    let Some(mut create) = promtool(&["tsdb", "create-blocks-from", "openmetrics", &text, &blocks]) else { return };
+    let created = create.output().expect("promtool runs");
+    assert!(created.status.success(), "{created:#?}");
+    // It wants the log of a server, too.
+    fs::create_dir(place("blocks/wal")).expect("the blocks are there");
+    let dumped = promtool(&["tsdb", "dump", &blocks]).expect("it was there just now").output().expect("promtool runs");
+    let dumped = String::from_utf8(dumped.stdout).expect("text");
+    // Prometheus keeps milliseconds.
+    let milliseconds = sample[0].replace('.', "")[..13].to_owned();
+    let of_live =
+        dumped.lines().find(|line| line.contains("workload_memory_live_bytes") && line.contains("\"device\""));
+    let of_live = of_live.unwrap_or_else(|| panic!("{dumped}"));
+    let [when, bytes] = [0, 1].map(|place| of_live.rsplit(' ').nth(place).expect("a number and its time"));
+    assert_eq!((when, bytes.parse()), (milliseconds.as_str(), Ok(67_108_864.0_f64)), "{of_live}, not {sample:?}");
 }

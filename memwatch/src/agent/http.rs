@@ -152,7 +152,7 @@ fn write(metrics: &mut Metrics, published: &Published, form: Form) -> Bytes {
     let facts = Facts {
         snapshot: &published.snapshot,
         boottime_to_unix_ns: published.boottime_to_unix_ns,
-        collect_ns: published.agent.last_snapshot_ns,
+        collect_ns: Some(published.agent.last_snapshot_ns),
         driver_version: driver_version.trim(),
         own: OwnUse::read(),
     };

@@ -8,7 +8,7 @@ pub(crate) mod protocol;
 mod conversation;
 mod credentials;
 mod http;
-mod metrics;
+pub(crate) mod metrics;
 mod notify;
 mod privileges;
 pub(crate) mod publish;

@@ -1,19 +1,38 @@
 //! `memwatch diff`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use memwatch_core::difference::Side;
+use memwatch_core::words::Tgid;
 
-/// Two recordings.
+use super::moment::moment;
+use super::{Moment, values};
+
+/// Two recordings, a recording and a watch, or two times of one recording.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub(crate) struct Diff {
     /// The recording of the earlier run
     #[arg(value_name = "BEFORE")]
     pub(crate) before: PathBuf,
     /// That of the later
-    #[arg(value_name = "AFTER")]
-    pub(crate) after: PathBuf,
+    #[arg(value_name = "AFTER", required_unless_present_any = ["tgids", "from"], conflicts_with_all = ["tgids", "from"])]
+    pub(crate) after: Option<PathBuf>,
+    /// Compare it with what these processes and their children do now, by a watch; may be repeated
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', conflicts_with = "from")]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
+    pub(crate) tgids: Vec<Tgid>,
+    /// Watch so long (default: until Ctrl-C, or the end of the programs)
+    #[arg(short, long, value_name = "TIME", requires = "tgids")]
+    #[arg(value_parser = values::duration, allow_negative_numbers = true)]
+    pub(crate) duration: Option<Duration>,
+    /// Compare what one recording had at this time with what it had later: 14:05:30, 2026-11-22T14:05, or 10m for so long before its end
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) from: Option<Moment>,
+    /// Take the later run as it was at this time, instead of its end
+    #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "tgids")]
+    pub(crate) until: Option<Moment>,
     /// Whose change counts for the order
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     pub(crate) by: By,

@@ -13,10 +13,12 @@ pub(crate) enum Written {
     Profile(Format),
     /// What `memwatch snapshot` writes.
     Snapshot,
+    /// The agent's metrics.
+    Metrics,
 }
 
 /// Formats by their name, with the ends of file names that say so; of two ends that fit, the first counts.
-const FORMATS: [(&str, Written, &[&str]); 8] = [
+const FORMATS: [(&str, Written, &[&str]); 9] = [
     ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
     ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
     ("pprof", Written::Profile(Format::Pprof), &[".pb.gz", ".pprof"]),
@@ -25,6 +27,7 @@ const FORMATS: [(&str, Written, &[&str]); 8] = [
     ("svg", Written::Profile(Format::Svg), &[".svg"]),
     ("html", Written::Profile(Format::Html), &[".html", ".htm"]),
     ("memory-viz", Written::Snapshot, &[".pickle"]),
+    ("openmetrics", Written::Metrics, &[".openmetrics"]),
 ];
 
 /// Whose memory, and where it goes.
@@ -56,7 +59,7 @@ pub(crate) struct Held {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// How it is written: folded, speedscope, pprof, csv, parquet, svg, html or memory-viz (default: as the file's name ends)
+    /// How it is written: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics (default: as the file's name ends)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub(crate) format: Option<Written>,
 }
@@ -212,6 +215,7 @@ mod tests {
             );
         }
         assert_eq!(parsed("memwatch export -p 1 -o a.pickle"), Ok(Written::Snapshot));
+        assert_eq!(parsed("memwatch export -p 1 -o - -f openmetrics"), Ok(Written::Metrics));
         assert_eq!(parsed("memwatch export -p 1 -o - -f csv"), Ok(Written::Profile(Format::Csv)));
         assert_eq!(parsed("memwatch flamegraph -p 1 -o -"), Ok(Written::Profile(Format::Svg)));
         assert_eq!(parsed("memwatch flamegraph -p 1 -o a.txt -f html"), Ok(Written::Profile(Format::Html)));
@@ -220,7 +224,10 @@ mod tests {
     #[test]
     fn what_does_not_tell_a_format_is_refused_with_those_there_are() {
         for (line, words) in [
-            ("export -p 1 -o a.bin", "-f folded, speedscope, pprof, csv, parquet, svg, html or memory-viz"),
+            (
+                "export -p 1 -o a.bin",
+                "-f folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics",
+            ),
             ("export -p 1 -o -", "'-o -' needs a format"),
             ("export -p 1 -o a -f png", "folded, speedscope"),
             ("flamegraph -p 1 -o a.csv", "-f svg or html"),

@@ -31,7 +31,7 @@ pub(crate) enum Moment {
 
 /// # Errors
 /// When it is no time.
-fn moment(text: &str) -> Result<Moment, String> {
+pub(super) fn moment(text: &str) -> Result<Moment, String> {
     if let Ok(timestamp) = text.parse() {
         return Ok(Moment::At(timestamp));
     }

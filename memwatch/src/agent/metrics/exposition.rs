@@ -34,6 +34,8 @@ impl Form {
 pub(super) struct Exposition {
     text: String,
     form: Form,
+    /// What follows each number: the time of all of them, or nothing.
+    stamp: String,
 }
 
 /// A series' number.
@@ -50,7 +52,13 @@ pub(super) enum Number {
 impl Exposition {
     /// An empty text.
     pub(super) fn new(form: Form) -> Self {
-        Self { text: String::new(), form }
+        Self { text: String::new(), form, stamp: String::new() }
+    }
+
+    /// An empty text in OpenMetrics whose samples are all of one time, in nanoseconds since 1970.
+    pub(super) fn of_time(unix_ns: i128) -> Self {
+        let (seconds, rest) = (unix_ns.div_euclid(1_000_000_000), unix_ns.rem_euclid(1_000_000_000));
+        Self { stamp: format!(" {seconds}.{rest:09}"), ..Self::new(Form::OpenMetrics) }
     }
 
     /// Writes a family; nothing at all where it has no samples. Each sample has the values of the family's labels, in its order.
@@ -102,10 +110,13 @@ impl Exposition {
         }
         self.text.push_str(if values.is_empty() { " " } else { "} " });
         match number {
-            Number::Whole(number) => self.write(format_args!("{number}\n")),
-            Number::Signed(number) => self.write(format_args!("{number}\n")),
-            Number::Real(number) => self.write(format_args!("{number}\n")),
+            Number::Whole(number) => self.write(format_args!("{number}")),
+            Number::Signed(number) => self.write(format_args!("{number}")),
+            Number::Real(number) => self.write(format_args!("{number}")),
         }
+        let Self { text, stamp, .. } = self;
+        text.push_str(stamp);
+        text.push('\n');
     }
 
     /// Values are words of strangers. Both forms take any UTF-8 with these three escaped.
@@ -160,6 +171,14 @@ mod tests {
             "# HELP c Level.\n# TYPE c gauge\nc -7\n# EOF\n"
         );
         assert_eq!(text(Form::OpenMetrics), expected);
+    }
+
+    #[test]
+    fn a_time_stands_behind_each_number_in_seconds() {
+        let mut exposition = Exposition::of_time(1_795_223_863_000_250_000);
+        exposition.family(&GAUGE, [([], Number::Signed(-7))]);
+        let expected = "# HELP c Level.\n# TYPE c gauge\nc -7 1795223863.000250000\n# EOF\n";
+        assert_eq!(exposition.finish(), expected);
     }
 
     #[test]

@@ -31,8 +31,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) snapshot: &'a Snapshot,
     /// What to add to its times to get nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
-    /// How long it took to make, nanoseconds.
-    pub(crate) collect_ns: u64,
+    /// How long it took to make, nanoseconds; `None` where no agent has made it.
+    pub(crate) collect_ns: Option<u64>,
     /// The driver's version; empty where that is not known.
     pub(crate) driver_version: &'a str,
     /// The agent itself.
@@ -58,7 +58,18 @@ impl Metrics {
     pub(crate) fn text(&mut self, facts: &Facts<'_>, form: Form) -> String {
         self.gpus.update(facts.snapshot);
         self.workloads.update(facts.snapshot, &self.gpus);
-        let mut text = Exposition::new(form);
+        self.written(facts, Exposition::new(form))
+    }
+
+    /// All metrics as OpenMetrics, each with the time of the snapshot: for what is no scrape.
+    pub(crate) fn text_of_its_time(mut self, facts: &Facts<'_>) -> String {
+        self.gpus.update(facts.snapshot);
+        self.workloads.update(facts.snapshot, &self.gpus);
+        let unix_ns = facts.boottime_to_unix_ns.saturating_add(facts.snapshot.time_ns.into());
+        self.written(facts, Exposition::of_time(unix_ns))
+    }
+
+    fn written(&self, facts: &Facts<'_>, mut text: Exposition) -> String {
         let revision = option_env!("MEMWATCH_REVISION").unwrap_or_default();
         text.family(&families::BUILD, [([env!("CARGO_PKG_VERSION"), revision], Number::Whole(1))]);
         self.gpus(&mut text, facts);
@@ -152,7 +163,7 @@ impl Metrics {
         text.family(&families::AGENT_PROCESSES, [([], number(living))]);
         text.family(&families::AGENT_SUPPRESSED, [([], number(self.workloads.suppressed()))]);
         text.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
-        text.family(&families::AGENT_COLLECT, [([], seconds(facts.collect_ns.into()))]);
+        text.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }
 }
 

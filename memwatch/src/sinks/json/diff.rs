@@ -4,10 +4,11 @@ use std::io;
 use std::path::Path;
 
 use memwatch_core::difference::{Difference, Pair, Row, Side};
-use memwatch_core::snapshot::{LayerView, SiteView, Snapshot, StageView, SumView};
+use memwatch_core::snapshot::{LayerView, SiteView, StageView, SumView};
 use serde::Serialize;
 
 use super::{Origin, write_report};
+use crate::diff::Run;
 
 /// Writes the report as one line; its envelope is of the later run.
 ///
@@ -15,19 +16,23 @@ use super::{Origin, write_report};
 /// What `out` answers.
 pub(crate) fn write(
     out: &mut impl io::Write,
-    (difference, [before, after], [earlier, later]): (&Difference, [&Path; 2], [&Snapshot; 2]),
+    (difference, [before, after]): (&Difference, [&Run<'_>; 2]),
     origin: Origin,
 ) -> io::Result<()> {
     let data = Data {
-        before: RunJson { file: before, complete: earlier.complete },
-        after: RunJson { file: after, complete: later.complete },
+        before: run(before),
+        after: run(after),
         driver: pair(&difference.driver),
         tensors: pair(&difference.tensors),
         sites: difference.sites.iter().map(site).collect(),
         stages: difference.stages.iter().map(stage).collect(),
         layers: difference.layers.iter().map(layer).collect(),
     };
-    write_report(out, "memwatch.diff/1", data, later, origin)
+    write_report(out, "memwatch.diff/1", data, &after.snapshot, origin)
+}
+
+fn run<'a>(run: &'a Run<'_>) -> RunJson<'a> {
+    RunJson { file: run.file, time: &run.time, complete: run.snapshot.complete }
 }
 
 #[derive(Serialize)]
@@ -43,7 +48,9 @@ struct Data<'a> {
 
 #[derive(Serialize)]
 struct RunJson<'a> {
-    file: &'a Path,
+    /// `null` for a watch.
+    file: Option<&'a Path>,
+    time: &'a str,
     complete: bool,
 }
 

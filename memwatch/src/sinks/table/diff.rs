@@ -1,13 +1,12 @@
 //! `memwatch diff` as text.
 
 use std::io;
-use std::path::Path;
 
 use memwatch_core::difference::{Difference, Pair, Row, Side};
-use memwatch_core::snapshot::Snapshot;
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
+use crate::diff::Run;
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, known, printable, signed_bytes};
 use crate::sinks::places;
@@ -21,24 +20,24 @@ use crate::sinks::wall_clock::WallClock;
 pub(crate) fn write(
     out: &mut impl io::Write,
     (difference, top): (&Difference, usize),
-    (files, snapshots): ([&Path; 2], [&Snapshot; 2]),
+    runs: [&Run<'_>; 2],
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    let [before, after] = files.map(|file| printable(&file.to_string_lossy()).into_owned());
+    let [before, after] = runs.map(|run| printable(&run.name).into_owned());
     page.line(&Sentence::new(Tone::Heading, format!("{before} and then {after}")));
     for (name, pair) in [("driver", &difference.driver), ("PyTorch", &difference.tensors)] {
         page.line(&Sentence::new(tone(pair), format!("  {name:<9}{}", total(pair))));
     }
-    for (number, _) in snapshots.iter().enumerate().filter(|(_, snapshot)| !snapshot.complete) {
+    for (number, _) in runs.iter().enumerate().filter(|(_, run)| !run.snapshot.complete) {
         let which = if number == 0 { &before } else { &after };
         page.line(&Sentence::new(Tone::Warning, format!("{which} has lost records: its numbers may be wrong")));
     }
     list(&mut page, ("LINE", top), &difference.sites, places::site);
     list(&mut page, ("STAGE", top), &difference.stages, places::stage);
     list(&mut page, ("LAYER", top), &difference.layers, places::layer);
-    page.trust(snapshots[1], clock);
+    page.trust(&runs[1].snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
