@@ -146,13 +146,28 @@ struct DriverPoolJson {
 #[derive(Serialize)]
 struct MomentJson {
     time: String,
-    #[serde(flatten)]
-    moment: MomentView,
+    reserved_bytes: u64,
+    allocated_bytes: u64,
+    free_bytes: u64,
+    split_bytes: u64,
+    largest_free_bytes: u64,
+}
+
+fn moment_json(moment: MomentView, clock: &WallClock) -> MomentJson {
+    let MomentView { time_ns, reserved_bytes, allocated_bytes, free_bytes, split_bytes, largest_free_bytes } = moment;
+    MomentJson {
+        time: clock.rfc3339(time_ns),
+        reserved_bytes,
+        allocated_bytes,
+        free_bytes,
+        split_bytes,
+        largest_free_bytes,
+    }
 }
 
 fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
     let (view, process) = (&told.view, told.process(snapshot));
-    let moment = |moment: &MomentView| MomentJson { time: clock.rfc3339(moment.time_ns), moment: *moment };
+    let moment = |moment: &MomentView| moment_json(*moment, clock);
     let driver_pool = told.driver_pool(snapshot).map(|pool| DriverPoolJson {
         used_bytes: pool.live_bytes,
         backed_bytes: pool.backed_bytes,
