@@ -36,7 +36,7 @@ const DRIVER_COLUMNS: [(&str, Align); 7] = [
     ("LIVE", Align::Right),
     ("BACKED", Align::Right),
     ("UNUSED", Align::Right),
-    ("SINCE", Align::Left),
+    ("WHY", Align::Left),
 ];
 /// The map has so many lines at most, and so many cells in each where the terminal says no width.
 const LINES: usize = 12;
