@@ -42,7 +42,12 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
         let found = found(&snapshot, session.pipeline(), args.request, args.worst);
         (snapshot, found, Scene::here())
     };
-    if let (Some(path), Some(picture)) = (&args.output, picture) {
+    if let (Some(path), true) = (&args.output, found.allocators.is_empty()) {
+        eprintln!(
+            "memwatch: {} is not written: what is drawn are segments of PyTorch's allocator, and none was seen",
+            path.display()
+        );
+    } else if let (Some(path), Some(picture)) = (&args.output, picture) {
         let bytes = layout::write(&found.allocators, &snapshot, picture);
         let file = if args.force { File::create(path) } else { File::create_new(path) };
         let written = file.and_then(|mut file| file.write_all(bytes.as_bytes()));

@@ -125,6 +125,41 @@ pub(crate) fn fit<'a>(text: &'a str, columns: usize, mark: &str) -> Cow<'a, str>
     Cow::Owned(format!("{}{mark}", &text[..end]))
 }
 
+/// A text in lines of so many columns at most, broken between words; what goes on stands under what the line's first words are followed by, where
+/// two spaces tell that. A word that is longer than a line is left whole.
+pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
+    if width(text) <= columns {
+        return vec![text.to_owned()];
+    }
+    let indent = hang(text).min(columns / 2);
+    let (mut lines, mut line, mut gap) = (Vec::new(), String::new(), String::new());
+    for piece in text.split_inclusive(' ') {
+        let word = piece.trim_end_matches(' ');
+        if !word.is_empty() {
+            let has_words = !line.trim_start().is_empty();
+            if has_words && width(&line) + width(&gap) + width(word) > columns {
+                lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
+            } else {
+                line.push_str(&gap);
+            }
+            gap.clear();
+            line.push_str(word);
+        }
+        gap.push_str(&piece[word.len()..]);
+    }
+    lines.push(line);
+    lines
+}
+
+/// Where a text goes on in its next line: behind the first two spaces after its beginning, if they come early.
+fn hang(text: &str) -> usize {
+    const EARLY: usize = 20;
+    let begin = text.len() - text.trim_start().len();
+    let Some(gap) = text[begin..].find("  ").map(|at| begin + at).filter(|gap| *gap <= EARLY) else { return begin + 4 };
+    let rest = &text[gap..];
+    gap + (rest.len() - rest.trim_start().len())
+}
+
 /// A whole number as a float: the screen shows three digits of it.
 #[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
 const fn lossy(number: u64) -> f64 {
@@ -134,6 +169,20 @@ const fn lossy(number: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_line_is_broken_between_words_and_goes_on_under_its_text() {
+        assert_eq!(wrap("so  a request fits", 40), ["so  a request fits"]);
+        assert_eq!(wrap("so  a request fits into no block", 16), ["so  a request", "    fits into no", "    block"]);
+        let facts = wrap("  for         backward, step 71, Linear", 27);
+        assert_eq!(facts, ["  for         backward,", "             step 71,", "             Linear"]);
+        assert_eq!(wrap("a  veryveryverylongword b", 8), ["a", "   veryveryverylongword", "   b"]);
+        for columns in 10..60 {
+            let lines = wrap("one two three four five six seven eight nine ten eleven twelve", columns);
+            assert!(lines.iter().all(|line| width(line) <= columns), "{columns}: {lines:?}");
+            assert_eq!(lines.join(" ").split_whitespace().count(), 12, "{columns}: {lines:?}");
+        }
+    }
 
     #[test]
     fn bytes_are_written_with_binary_units() {

@@ -29,6 +29,10 @@ const STATES: [(SegmentBlockState, &str, &str); 3] = [
     (SegmentBlockState::Free, "#e4e4e4", "free"),
 ];
 
+/// Dark where the reader's system is; free memory then is darker than what is used, too.
+const STYLE: &str = "text{fill:#111111}.t{font-size:14px;font-weight:bold}@media(prefers-color-scheme:dark){text{fill:#e6e6e6}\
+                     .b{fill:#14171b}rect[fill=\"#e4e4e4\"]{fill:#33393f}rect[fill=none]{stroke:#8a929a}}";
+
 /// How it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Picture {
@@ -107,8 +111,8 @@ fn svg(told: &[Told], snapshot: &Snapshot) -> String {
     let (width, height) = (WIDTH + 2 * MARGIN, y);
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n<style>.t{{font-size:14px;font-weight:bold}}</style>\n\
-         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n{body}</svg>\n"
+         font-family=\"sans-serif\" font-size=\"12\">\n<style>{STYLE}</style>\n\
+         <rect class=\"b\" width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n{body}</svg>\n"
     )
 }
 
@@ -222,7 +226,8 @@ fn page(told: &[Told], snapshot: &Snapshot, svg: &str) -> String {
     let names = told.iter().map(|one| title(one, snapshot)).collect::<Vec<_>>().join("; ");
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{}</title>\n\
-         <style>body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}</style>\n\
+         <style>:root{{color-scheme:light dark}}body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}\
+         @media(prefers-color-scheme:dark){{body{{background:#14171b}}}}</style>\n\
          {svg}<ul>\n{list}</ul>\n<p>Point at a block for its size and segment. Written by memwatch {}.</p>\n</html>\n",
         escaped(&names),
         env!("CARGO_PKG_VERSION"),

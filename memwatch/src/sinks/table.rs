@@ -22,7 +22,7 @@ use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 
 use self::grid::{Align, Grid};
 use super::Tone;
-use super::format::{UNKNOWN, bytes, count, known, plural, rate, signed_bytes};
+use super::format::{UNKNOWN, bytes, count, known, plural, rate, signed_bytes, width, wrap};
 use super::order::by_holding;
 use super::owners;
 use super::sentences::{self, Sentence};
@@ -112,8 +112,14 @@ pub(crate) struct Page {
 
 impl Page {
     fn line(&mut self, sentence: &Sentence) {
-        self.text.push_str(&self.painted(sentence));
-        self.text.push('\n');
+        let lines = match self.options.columns {
+            Some(columns) => wrap(&sentence.text, columns),
+            None => vec![sentence.text.clone()],
+        };
+        for line in lines {
+            self.text.push_str(&self.painted(&Sentence::new(sentence.tone, line)));
+            self.text.push('\n');
+        }
     }
 
     fn painted(&self, sentence: &Sentence) -> String {
@@ -153,15 +159,23 @@ impl Page {
                 grid.push(cells.map(|(_, cell)| cell).collect());
             }
         }
-        self.grid(&grid);
+        self.lines(grid.lines(self.options.columns, self.mark()));
         for process in processes {
             self.details(snapshot, process, clock);
         }
     }
 
+    const fn mark(&self) -> &'static str {
+        if self.options.ascii { ".." } else { "…" }
+    }
+
+    /// A grid whose columns all are shown: those that a narrow terminal has no room for stand in a second line of each row.
     fn grid(&mut self, grid: &Grid) {
-        let mark = if self.options.ascii { ".." } else { "…" };
-        let mut lines = grid.lines(self.options.columns, mark).into_iter();
+        self.lines(grid.folded(self.options.columns, self.mark()));
+    }
+
+    fn lines(&mut self, lines: Vec<String>) {
+        let mut lines = lines.into_iter();
         if let Some(titles) = lines.next() {
             self.line(&Sentence::new(Tone::Heading, titles));
         }
@@ -203,9 +217,24 @@ impl Page {
     }
 
     fn trust(&mut self, snapshot: &Snapshot, clock: &WallClock) {
-        let parts: Vec<_> = sentences::trust(snapshot, clock).iter().map(|part| self.painted(part)).collect();
         let joint = if self.options.ascii { " - " } else { " · " };
-        self.text.push_str(&parts.join(joint));
+        let mut used = 0;
+        for part in sentences::trust(snapshot, clock) {
+            let wide = width(&part.text);
+            let fits = self.options.columns.is_none_or(|columns| used + width(joint) + wide <= columns);
+            if used > 0 && fits {
+                self.text.push_str(joint);
+                self.text.push_str(&self.painted(&part));
+                used += width(joint) + wide;
+                continue;
+            }
+            if used > 0 {
+                self.text.push('\n');
+            }
+            self.line(&part);
+            self.text.truncate(self.text.trim_end_matches('\n').len());
+            used = wide;
+        }
         self.text.push('\n');
     }
 }

@@ -36,11 +36,13 @@ const DRIVER_COLUMNS: [(&str, Align); 7] = [
     ("LIVE", Align::Right),
     ("BACKED", Align::Right),
     ("UNUSED", Align::Right),
-    ("SINCE", Align::Left),
+    ("WHY", Align::Left),
 ];
 /// The map has so many lines at most, and so many cells in each where the terminal says no width.
 const LINES: usize = 12;
 const CELLS: usize = 96;
+/// What stands before the course.
+const COURSE: &str = "between blocks  ";
 const EIGHTHS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
 
@@ -157,7 +159,7 @@ fn device(page: &mut Page, (told, top): (&Told, usize), snapshot: &Snapshot, clo
     }
     pins(page, ("BETWEEN BLOCKS, BY LINE", &told.view.sites), top);
     pins(page, ("BETWEEN BLOCKS, BY LAYER", &told.view.layers), top);
-    for line in course(told, page.options.ascii, clock) {
+    for line in course(told, page.options, clock) {
         page.line(&Sentence::new(Tone::Plain, line));
     }
     for remark in remarks(told) {
@@ -206,15 +208,16 @@ fn map(told: &Told, options: TableOptions) -> Vec<String> {
 }
 
 /// How it has gone: free memory over time, and the worst moment.
-fn course(told: &Told, ascii: bool, clock: &WallClock) -> Vec<String> {
+fn course(told: &Told, options: TableOptions, clock: &WallClock) -> Vec<String> {
     let moments = &told.view.moments;
     let Some(worst) = told.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
-    let letters = if ascii { EIGHTHS_ASCII } else { EIGHTHS };
+    let letters = if options.ascii { EIGHTHS_ASCII } else { EIGHTHS };
     // It may have been worst between two looks.
     let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0);
     let is_drawn = top > 0 && moments.len() > 1;
     let letter = |moment: &MomentView| letters[usize::try_from(moment.split_bytes * 7 / top.max(1)).unwrap_or(7)];
-    let thin = moments.len().div_ceil(CELLS).max(1);
+    let room = options.columns.map_or(CELLS, |columns| columns.saturating_sub(COURSE.len()).clamp(8, CELLS));
+    let thin = moments.len().div_ceil(room).max(1);
     let line: String = moments.iter().step_by(thin).map(letter).collect();
     let text = format!(
         "at its worst at {}: {} between blocks, {} of {} reserved",
@@ -223,7 +226,7 @@ fn course(told: &Told, ascii: bool, clock: &WallClock) -> Vec<String> {
         percent(worst.split_bytes, worst.reserved_bytes),
         bytes(worst.reserved_bytes)
     );
-    if is_drawn { vec![format!("between blocks  {line}"), text] } else { vec![text] }
+    if is_drawn { vec![format!("{COURSE}{line}"), text] } else { vec![text] }
 }
 
 #[cfg(test)]

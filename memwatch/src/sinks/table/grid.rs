@@ -11,6 +11,11 @@ pub(super) enum Align {
     Right,
 }
 
+/// So much further in is what a row has in its second line.
+const FOLD: usize = 4;
+/// Names are cut to no less than this.
+const NAME: usize = 32;
+
 /// Rows of cells under titles. The last column takes what room is left.
 #[derive(Debug)]
 pub(super) struct Grid {
@@ -29,6 +34,44 @@ impl Grid {
     pub(super) fn push(&mut self, row: Vec<String>) {
         debug_assert_eq!(row.len(), self.aligns.len(), "one cell per column");
         self.rows.push(row);
+    }
+
+    /// The lines, titles first; with `columns` no line is wider: columns for which there is no room stand in a second line of each row, further in.
+    /// What has no room there either is cut.
+    pub(super) fn folded(&self, columns: Option<usize>, mark: &str) -> Vec<String> {
+        let Some(wide) = columns else { return self.lines(None, mark) };
+        let first = self.columns_within(wide);
+        if first >= self.aligns.len() {
+            return self.lines(columns, mark);
+        }
+        let part = |range: std::ops::Range<usize>| Self {
+            aligns: self.aligns[range.clone()].to_vec(),
+            rows: self.rows.iter().map(|row| row[range.clone()].to_vec()).collect(),
+        };
+        let (above, below) = (part(0..first), part(first..self.aligns.len()));
+        let below = below.folded(Some(wide.saturating_sub(FOLD)), mark);
+        let each = below.len() / self.rows.len().max(1);
+        let mut below = below.into_iter();
+        let mut lines = Vec::new();
+        for line in above.lines(columns, mark) {
+            lines.push(line);
+            lines.extend(below.by_ref().take(each).map(|line| format!("{:FOLD$}{line}", "")));
+        }
+        lines
+    }
+
+    /// So many columns fit, one at least; the last may be cut to a part of it.
+    fn columns_within(&self, wide: usize) -> usize {
+        let mut used = 0;
+        for column in 0..self.aligns.len() {
+            let own = self.rows.iter().map(|row| width(&row[column])).max().unwrap_or(0);
+            let is_name = column + 1 == self.aligns.len() && self.aligns[column] == Align::Left;
+            used += if column > 0 { 2 } else { 0 } + if is_name { own.min(NAME) } else { own };
+            if used > wide {
+                return column.max(1);
+            }
+        }
+        self.aligns.len()
     }
 
     /// The lines, titles first; with `columns` no line is wider, and `mark` shows where the last cell was cut.
@@ -58,6 +101,23 @@ impl Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_without_room_stand_in_a_second_line_of_each_row() {
+        let (number, name) = (Align::Right, Align::Left);
+        let mut grid = Grid::new(&[("PEAK", number), ("AT END", number), ("CALLS", number), ("SETTING", name)]);
+        grid.push(["484.0 MiB", "1.0 MiB", "11", "expandable_segments:True"].map(str::to_owned).to_vec());
+        let all = ["     PEAK   AT END  CALLS  SETTING", "484.0 MiB  1.0 MiB     11  expandable_segments:True"];
+        assert_eq!(grid.folded(None, "…"), all);
+        assert_eq!(grid.folded(Some(60), "…"), all);
+        let folded =
+            ["     PEAK   AT END  CALLS", "    SETTING", "484.0 MiB  1.0 MiB     11", "    expandable_segments:True"];
+        assert_eq!(grid.folded(Some(30), "…"), folded);
+        for columns in 20..60 {
+            let lines = grid.folded(Some(columns), "");
+            assert!(lines.iter().all(|line| width(line) <= columns), "{columns}: {lines:?}");
+        }
+    }
 
     #[test]
     fn numbers_stand_under_one_another_and_wide_letters_count_twice() {

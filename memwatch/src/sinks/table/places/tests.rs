@@ -80,3 +80,16 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     assert!(told.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{told}");
     assert!(!told_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: false }).contains("native"));
 }
+
+#[test]
+fn where_no_stack_can_be_shown_it_is_said_why() {
+    let mut snapshot = fixture::training_node();
+    let wanted = Wanted { which: Places::Sites, top: 1, native: true };
+    snapshot.processes[0].tensors.as_mut().expect("it has tensors").places.devices[0].stacks.clear();
+    let living = told_of(&snapshot, wanted);
+    assert!(living.contains("no stacks: no block that is live has one"), "{living}");
+    snapshot.processes[0].ended_ns = Some(snapshot.time_ns);
+    let ended = told_of(&snapshot, wanted);
+    assert!(ended.contains("no stacks: the program has ended") && ended.contains("--until 10s"), "{ended}");
+    assert!(!told_of(&snapshot, Wanted { native: false, ..wanted }).contains("no stacks"));
+}
