@@ -19,7 +19,9 @@ pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&s
     header.extend(SETTINGS.iter().map(|setting| setting.title));
     header.push("measured");
     let mut table = Table::new(&header);
-    rows.into_iter().for_each(|row| table.row(row));
+    for row in rows {
+        table.row(row);
+    }
     format!("{machine}.\n\n{}", table.text())
 }
 
