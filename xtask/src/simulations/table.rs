@@ -14,7 +14,7 @@ pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&s
     let old = old.lines().filter_map(read).filter(|row| !is_new(row));
     let kept: Vec<Vec<String>> = old.filter(|row| place(titles, &row[0]) < titles.len()).collect();
     rows.extend(kept);
-    rows.sort_by_key(|row| (place(titles, &row[0]), row[0].clone(), std::cmp::Reverse(row[1].clone())));
+    rows.sort_by_key(|row| (place(titles, &row[0]), row[0].clone(), row[1].clone()));
     let mut header = vec!["program", "PyTorch"];
     header.extend(SETTINGS.iter().map(|setting| setting.title));
     header.push("measured");
