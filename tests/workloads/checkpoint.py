@@ -25,6 +25,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from types import TracebackType
 
 import torch
 
@@ -35,6 +36,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """A command line with the options that every workload has."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--wait", action="store_true", help="after each checkpoint, wait for a line on standard input")
+    options.add_argument("--fraction", type=float, metavar="F", help="limit the process to this part of each device's memory")
     options.add_argument("--hold", action="store_true", help="a checkpoint more, before anything is allocated")
     return options
 
@@ -49,7 +51,19 @@ def begin(options: argparse.ArgumentParser, devices: int = 1) -> argparse.Namesp
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found < devices:
         options.exit(3, f"{options.prog}: needs {devices} CUDA device(s), PyTorch {torch.__version__} finds {found}\n")
+    sys.excepthook = _end
+    if arguments.fraction is not None:
+        for device in range(found):
+            torch.cuda.set_per_process_memory_fraction(arguments.fraction, device)
     return arguments
+
+
+def _end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A program that memory runs out for says what it held by then."""
+    if issubclass(kind, torch.OutOfMemoryError):
+        used = [device for device in range(torch.cuda.device_count()) if torch.cuda.max_memory_reserved(device)]
+        checkpoint("out of memory", used)
+    sys.__excepthook__(kind, error, trace)
 
 
 def checkpoint(label: str, devices: Iterable[int] = (0,), **facts: object) -> None:

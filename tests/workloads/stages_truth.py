@@ -17,10 +17,14 @@ from torch.utils.data import DataLoader, TensorDataset
 WIDTH = 256
 BATCH = 16
 LENGTH = 64
+# Larger batches, in an order that leaves pieces.
+TIMES = (4, 11, 7, 19, 5)
 
 
 class Training:
     """What is trained: models with their optimizers, and the loss of one step."""
+
+    batch = BATCH
 
     def __init__(self, models: dict[str, nn.Module], accumulates: int = 1) -> None:
         self.models = {label: model.to("cuda") for label, model in models.items()}
@@ -60,8 +64,8 @@ class Transformer(Training):
     def losses(self) -> Iterator[torch.Tensor]:
         (model,) = self.models.values()
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            output = model(noise(BATCH, LENGTH, WIDTH))
-        yield nn.functional.mse_loss(output.float(), noise(BATCH, LENGTH, WIDTH))
+            output = model(noise(self.batch, LENGTH, WIDTH))
+        yield nn.functional.mse_loss(output.float(), noise(self.batch, LENGTH, WIDTH))
 
 
 class ConvNet(nn.Module):
@@ -94,7 +98,7 @@ class Convolutions(Training):
 
     def losses(self) -> Iterator[torch.Tensor]:
         model = self.models["ConvNet"]
-        yield self.loss(model(noise(BATCH, 3, 32, 32)), noise(BATCH, 10))
+        yield self.loss(model(noise(self.batch, 3, 32, 32)), noise(self.batch, 10))
 
 
 class Sequence(nn.Module):
@@ -119,7 +123,7 @@ class Lstm(Training):
 
     def losses(self) -> Iterator[torch.Tensor]:
         (model,) = self.models.values()
-        yield model(noise(BATCH, LENGTH, WIDTH)).square().mean()
+        yield model(noise(self.batch, LENGTH, WIDTH)).square().mean()
 
 
 class Block(nn.Module):
@@ -160,7 +164,7 @@ class Recomputation(Training):
 
     def losses(self) -> Iterator[torch.Tensor]:
         (model,) = self.models.values()
-        yield model(noise(BATCH, LENGTH, WIDTH)).square().mean()
+        yield model(noise(self.batch, LENGTH, WIDTH)).square().mean()
 
 
 class Perceptron(nn.Sequential):
@@ -178,7 +182,7 @@ class Accumulation(Training):
 
     def losses(self) -> Iterator[torch.Tensor]:
         (model,) = self.models.values()
-        yield model(noise(BATCH * LENGTH, WIDTH)).square().mean()
+        yield model(noise(self.batch * LENGTH, WIDTH)).square().mean()
 
 
 class TwoModels(Training):
@@ -189,7 +193,7 @@ class TwoModels(Training):
 
     def losses(self) -> Iterator[torch.Tensor]:
         first, second = self.models.values()
-        yield second(first(noise(BATCH * LENGTH, WIDTH))).square().mean()
+        yield second(first(noise(self.batch * LENGTH, WIDTH))).square().mean()
 
 
 class Compiled(Training):
@@ -200,7 +204,7 @@ class Compiled(Training):
 
     def losses(self) -> Iterator[torch.Tensor]:
         (model,) = self.models.values()
-        yield model(noise(BATCH * LENGTH, WIDTH)).square().mean()
+        yield model(noise(self.batch * LENGTH, WIDTH)).square().mean()
 
 
 class Loader(Training):
@@ -235,6 +239,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("training", choices=TRAININGS, help="what is trained")
     options.add_argument("--steps", type=int, default=3, metavar="N", help="how many steps (default 3)")
+    options.add_argument("--vary", action="store_true", help="batches of another size in each step")
     options.add_argument("--control", action="store_true", help="with hooks that measure who allocates")
     arguments = begin(options)
     torch.zeros(1, device="cuda")
@@ -247,7 +252,9 @@ def main() -> None:
             meter.watch_model(label, model)
         for optimizer in training.optimizers:
             meter.watch_optimizer(optimizer)
-    for _ in range(arguments.steps):
+    for number in range(arguments.steps):
+        if arguments.vary:
+            training.batch = BATCH * TIMES[number % len(TIMES)]
         training.step(meter)
     facts = {"granted_bytes": granted_bytes() - before, "steps": arguments.steps}
     if meter is not None:

@@ -9,6 +9,7 @@ mod binary;
 mod child;
 mod demo;
 mod docs;
+mod document;
 mod fuzz;
 mod gpu_check;
 mod gpusim;
@@ -20,6 +21,7 @@ mod replays;
 mod repo;
 mod run;
 mod setup;
+mod simulations;
 mod suite;
 mod table;
 mod test_output;
@@ -92,6 +94,12 @@ const TASKS: &[Task] = &[
         usage: "",
         summary: "measure verdicts and forecasts on those runs: the table in the code, and docs/analysis.md",
         run: replays::calibrate,
+    },
+    Task {
+        name: "simulations",
+        usage: "[NAME]...",
+        summary: "run real programs with each setting of PyTorch's allocator, compare what `memwatch simulate` says, and write docs/analysis.md",
+        run: simulations::task,
     },
     Task {
         name: "fuzz",

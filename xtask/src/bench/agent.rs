@@ -2,10 +2,11 @@
 
 use super::DOCUMENT;
 use super::crowd::{Crowd, PER_GROUP};
-use super::report::{self, AGENT};
+use super::report::AGENT;
 use crate::args::Args;
 use crate::binary;
 use crate::child::Owned;
+use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::{Profile, Repo};
@@ -65,10 +66,10 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
             rows.push(row);
         }
     }
-    let text = format!("{}.\n{}", report::machine()?, text(&rows, measured)?);
+    let text = format!("{}.\n{}", document::machine()?, text(&rows, measured)?);
     println!("{text}");
     drop(agent);
-    report::update(&repo.path(DOCUMENT), &AGENT, &text)
+    document::update(&repo.path(DOCUMENT), &AGENT, &text)
 }
 
 /// Each group has two pipes.

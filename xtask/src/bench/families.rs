@@ -1,11 +1,12 @@
 //! `cargo xtask bench families`: what a call of each family costs while memwatch watches, beside what it costs unwatched.
 
 use super::DOCUMENT;
-use super::report::{self, FAMILIES, Measurement};
+use super::report::{FAMILIES, Measurement};
 use super::watcher::{Mode, Watcher};
 use super::workload::Workload;
 use crate::args::Args;
 use crate::binary;
+use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::{Profile, Repo};
@@ -58,9 +59,9 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         }
         eprintln!("round {round} of {rounds}");
     }
-    let text = format!("{}.\n{}", report::machine()?, text(&rows, rounds));
+    let text = format!("{}.\n{}", document::machine()?, text(&rows, rounds));
     println!("{text}");
-    report::update(&repo.path(DOCUMENT), &FAMILIES, &text)
+    document::update(&repo.path(DOCUMENT), &FAMILIES, &text)
 }
 
 fn text(rows: &[[Measurement; 2]], rounds: u64) -> String {

@@ -1,8 +1,9 @@
 //! `cargo xtask bench ledger`: what it costs to take a record in, and to keep an allocation.
 
 use super::DOCUMENT;
-use super::report::{self, LEDGER};
+use super::report::LEDGER;
 use crate::args::Args;
+use crate::document;
 use crate::repo::Repo;
 use crate::run::{line, pinned};
 use crate::table::Table;
@@ -31,9 +32,9 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         .lines()
         .map(|line| serde_json::from_str(line).with_context(|| format!("the benchmark says {line}")))
         .collect::<Result<_>>()?;
-    let text = text(&report::machine()?, rounds, &rows)?;
+    let text = text(&document::machine()?, rounds, &rows)?;
     println!("{text}");
-    report::update(&repo.path(DOCUMENT), &LEDGER, &text)
+    document::update(&repo.path(DOCUMENT), &LEDGER, &text)
 }
 
 fn text(machine: &str, rounds: u64, rows: &[Value]) -> Result<String> {

@@ -8,6 +8,7 @@ use super::watcher::{MODES, Watcher};
 use super::workload::Workload;
 use crate::args::Args;
 use crate::binary;
+use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::{Profile, Repo};
@@ -44,7 +45,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     }
     let text = report::text(&measurements, rounds, pairs)?;
     println!("{text}");
-    report::update(&repo.path(DOCUMENT), &report::OVERHEAD, &text)
+    document::update(&repo.path(DOCUMENT), &report::OVERHEAD, &text)
 }
 
 /// One shape: `rounds` rounds of every mode in turn.

@@ -1,11 +1,12 @@
 //! `cargo xtask bench recording`: how long a recording of a training is, what making it costs the program, and how fast it is read again.
 
 use super::DOCUMENT;
-use super::report::{self, RECORDING};
+use super::report::RECORDING;
 use super::tensors::{Training, least};
 use super::watcher::Watcher;
 use crate::args::Args;
 use crate::binary;
+use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::{Profile, Repo};
@@ -61,7 +62,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
     let text = text(&measured, steps)?;
     println!("{text}");
-    report::update(&repo.path(DOCUMENT), &RECORDING, &text)
+    document::update(&repo.path(DOCUMENT), &RECORDING, &text)
 }
 
 fn record(
@@ -107,7 +108,7 @@ fn record(
 fn text(measured: &[Measured], steps: u64) -> Result<String> {
     let mut text = format!(
         "{}.\n{steps} steps of the small model; readings are of a file in the page cache.\n\n",
-        report::machine()?
+        document::machine()?
     );
     let mut table = Table::new(&[
         "recorded with",

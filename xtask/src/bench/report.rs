@@ -1,19 +1,12 @@
 //! The overhead measurement as text, and its place in the document.
 
 use super::watcher::Mode;
+use crate::document::{Part, machine};
 use crate::run::first_line;
 use crate::table::Table;
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 use std::process::Command;
-
-/// A measured part of the document, between two markers.
-pub(super) struct Part {
-    begin: &'static str,
-    end: &'static str,
-}
 
 /// What watching costs per driver call.
 pub(super) const OVERHEAD: Part = Part {
@@ -141,44 +134,6 @@ fn shapes(measurements: &[Measurement]) -> Vec<&'static str> {
     shapes
 }
 
-/// When and where.
-///
-/// # Errors
-/// When the machine does not say what it is.
-pub(super) fn machine() -> Result<String> {
-    let information = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
-    let model = information
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()))
-        .unwrap_or(std::env::consts::ARCH);
-    let processors = std::thread::available_parallelism().context("cannot count processors")?;
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("cannot read the kernel's version")?;
-    let date = first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
-    let is_virtual = information.lines().any(|line| line.starts_with("flags") && line.contains(" hypervisor"));
-    let kind = if is_virtual { "virtual machine" } else { "bare machine" };
-    Ok(format!("{date}: {model}, {processors} processors, {kind}, Linux {}", kernel.trim()))
-}
-
-/// Replaces what stands between the markers of a part.
-///
-/// # Errors
-/// When the document cannot be read or written, or has lost its markers.
-pub(super) fn update(document: &Path, part: &Part, measured: &str) -> Result<()> {
-    let old = fs::read_to_string(document).with_context(|| format!("cannot read {}", document.display()))?;
-    let new = replaced(&old, part, measured).with_context(|| format!("{}", document.display()))?;
-    fs::write(document, new).with_context(|| format!("cannot write {}", document.display()))?;
-    eprintln!("written into {}", document.display());
-    Ok(())
-}
-
-fn replaced(old: &str, part: &Part, measured: &str) -> Result<String> {
-    let Part { begin, end } = part;
-    let (Some(from), Some(to)) = (old.find(begin), old.find(end)) else {
-        bail!("the markers of the measured part are gone: {}{}", begin, end.trim_end());
-    };
-    Ok(format!("{}{begin}\n{}\n\n{}", &old[..from], measured.trim(), &old[to..]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,15 +156,5 @@ mod tests {
     #[test]
     fn an_even_number_of_rounds_has_a_median_too() {
         assert!((measured(Mode::None, &[1.0, 4.0, 2.0, 3.0]).median() - 2.5).abs() < 1e-9);
-    }
-
-    #[test]
-    fn only_the_measured_part_of_the_document_changes() {
-        let Part { begin, end } = OVERHEAD;
-        let old = format!("before\n{begin}{end}between\n{}{}after\n", LEDGER.begin, LEDGER.end);
-        let first = replaced(&old, &OVERHEAD, "one").unwrap();
-        let second = replaced(&first, &OVERHEAD, "two").unwrap();
-        assert_eq!(second, old.replace(end, &format!("\ntwo\n\n{end}")));
-        assert!(replaced("no markers", &OVERHEAD, "x").is_err());
     }
 }

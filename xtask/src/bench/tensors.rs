@@ -4,11 +4,12 @@
 //! within one run of one program.
 
 use super::DOCUMENT;
-use super::report::{self, TENSORS};
+use super::report::TENSORS;
 use super::watcher::{Watcher, attach_bpftrace, attach_memwatch_with};
 use crate::args::Args;
 use crate::binary;
 use crate::child::Owned;
+use crate::document;
 use crate::gpusim::Prologue;
 use crate::integration;
 use crate::repo::{Profile, Repo};
@@ -111,7 +112,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     }
     let text = text(&measured, rounds, events_per_step)?;
     println!("{text}");
-    report::update(&repo.path(DOCUMENT), &TENSORS, &text)
+    document::update(&repo.path(DOCUMENT), &TENSORS, &text)
 }
 
 impl Training {
@@ -243,7 +244,7 @@ pub(super) fn least(values: &[f64]) -> f64 {
 
 fn text(measured: &[Measured], rounds: u64, events_per_step: f64) -> Result<String> {
     let bpftrace = crate::run::first_line(Command::new("bpftrace").arg("--version"))?;
-    let mut text = format!("{}, PyTorch {VERSION}, {bpftrace}.\n", report::machine()?);
+    let mut text = format!("{}, PyTorch {VERSION}, {bpftrace}.\n", document::machine()?);
     write!(
         text,
         "{rounds} rounds of {STEPS} steps, {events_per_step:.0} tensors granted or taken back in each; milliseconds per step.\n\n"

@@ -187,6 +187,10 @@ impl Policy for Caching {
             self.extend(wanted).or_else(|| {
                 let released = if self.release_oversize(wanted) { self.extend(wanted) } else { None };
                 released.or_else(|| {
+                    // A graph is captured: no stream can be waited for.
+                    if request.private_pool != (0, 0) {
+                        return None;
+                    }
                     self.empty_cache();
                     self.meter.retries += 1;
                     self.extend(wanted)

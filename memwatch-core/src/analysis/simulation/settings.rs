@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::caching::{LARGE_SEGMENT_BYTES, LEAST_BYTES};
+use super::caching::{LARGE_SEGMENT_BYTES, LEAST_BYTES, SMALL_SEGMENT_BYTES};
 use super::meter::Room;
 
 const MIB: u64 = 1 << 20;
@@ -55,6 +55,16 @@ pub enum SettingsError {
         /// What was given.
         value: String,
     },
+    /// Smaller than the segments that it is about.
+    #[error("{key}:{mib} is below large_segment_size_mb, which is {large_mib} here: PyTorch refuses that")]
+    BelowLargeSegment {
+        /// The setting.
+        key: &'static str,
+        /// What was given.
+        mib: u64,
+        /// What it is to be at least.
+        large_mib: u64,
+    },
     /// Another allocator.
     #[error("backend:{0} is the driver's own pool, of which there is no model; native is simulated")]
     Backend(String),
@@ -91,7 +101,27 @@ impl Settings {
             let (key, value) = part.split_once(':').ok_or_else(|| SettingsError::Unknown(part.to_owned()))?;
             settings.set(key.trim(), value.trim())?;
         }
+        settings.check()?;
         Ok(settings)
+    }
+
+    /// What PyTorch refuses of values that are each allowed by themselves.
+    fn check(&self) -> Result<(), SettingsError> {
+        let large = self.large_segment_bytes;
+        let sizes = [
+            ("max_split_size_mb", self.max_split_bytes),
+            ("max_non_split_rounding_mb", self.max_non_split_rounding_bytes),
+        ];
+        let is_short = |size: &u64| *size < large;
+        if let Some((key, short)) = sizes.into_iter().find_map(|(key, size)| Some((key, size.filter(is_short)?))) {
+            return Err(SettingsError::BelowLargeSegment { key, mib: short / MIB, large_mib: large / MIB });
+        }
+        if self.expandable_segments && !large.is_multiple_of(SMALL_SEGMENT_BYTES) {
+            // The driver maps no less.
+            let wanted = "an even number with expandable_segments:True";
+            return Err(wrong("large_segment_size_mb", wanted, &(large / MIB).to_string()));
+        }
+        Ok(())
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), SettingsError> {
@@ -100,18 +130,16 @@ impl Settings {
                 let flag = [("True", true), ("False", false)].into_iter().find(|(word, _)| *word == value);
                 self.expandable_segments = flag.ok_or_else(|| wrong("expandable_segments", "True or False", value))?.1;
             }
-            // PyTorch refuses less.
+            // PyTorch refuses less; before `large_segment_size_mb` came, 20 as well.
             "max_split_size_mb" => {
-                self.max_split_bytes = Some(mib("max_split_size_mb", "a number above 20", value, 21)?);
+                self.max_split_bytes = Some(mib("max_split_size_mb", "a number from 20 on", value, 20)?);
             }
             "max_non_split_rounding_mb" => {
-                let wanted = "a number above 20";
-                self.max_non_split_rounding_bytes = Some(mib("max_non_split_rounding_mb", wanted, value, 21)?);
+                let wanted = "a number from 20 on";
+                self.max_non_split_rounding_bytes = Some(mib("max_non_split_rounding_mb", wanted, value, 20)?);
             }
             "large_segment_size_mb" => {
-                // Pages of expandable segments are so large, too.
-                let bytes = mib("large_segment_size_mb", "an even number from 2 on", value, 2)?;
-                self.large_segment_bytes = bytes.next_multiple_of(2 * MIB);
+                self.large_segment_bytes = mib("large_segment_size_mb", "a number above 10", value, 11)?;
             }
             "garbage_collection_threshold" => {
                 let part = part(value).filter(|part| *part < 1.0);
@@ -148,7 +176,7 @@ impl Settings {
 
     /// A block that is not split may be larger than what is wanted by less than this, in bytes.
     pub(super) fn loose_bytes(&self) -> u64 {
-        self.max_non_split_rounding_bytes.unwrap_or(LARGE_SEGMENT_BYTES)
+        self.max_non_split_rounding_bytes.unwrap_or(self.large_segment_bytes)
     }
 
     /// What the program has limited itself to, in bytes.

@@ -151,6 +151,37 @@ fn blocks_above_the_limit_are_not_split_and_go_to_no_smaller_request() {
 }
 
 #[test]
+fn requests_below_ten_mebibytes_share_segments_of_the_size_that_was_set_which_is_also_what_a_block_may_be_too_large_by()
+{
+    let mut odd = policy("large_segment_size_mb:33");
+    granted(&mut odd, 9 * MIB);
+    granted(&mut odd, 30 * MIB);
+    assert_eq!(reserved(&*odd), 63 * MIB);
+    let kept = |setting: &str| {
+        let mut policy = policy(setting);
+        let whole = granted(&mut policy, 100 * MIB).handle;
+        free(&mut policy, whole);
+        granted(&mut policy, 75 * MIB).is_hit
+    };
+    assert!(!kept("max_split_size_mb:64"), "25 MiB smaller is too much");
+    assert!(kept("max_split_size_mb:64,large_segment_size_mb:40"));
+    assert!(kept("max_split_size_mb:64,max_non_split_rounding_mb:26"));
+}
+
+#[test]
+fn while_a_graph_is_captured_the_cache_is_not_emptied_for_it() {
+    let mut policy = policy("");
+    policy.set_room(room(100 * MIB));
+    let cached = granted(&mut policy, 60 * MIB).handle;
+    free(&mut policy, cached);
+    let captured = Request { private_pool: (0, 1), ..of(50 * MIB) };
+    assert_eq!(policy.allocate(&captured), None);
+    assert_eq!((reserved(&*policy), policy.meter().retries), (60 * MIB, 0));
+    assert!(!granted(&mut policy, 70 * MIB).is_hit);
+    assert_eq!((reserved(&*policy), policy.meter().retries), (70 * MIB, 1));
+}
+
+#[test]
 fn blocks_above_the_limit_go_back_one_by_one_where_the_driver_refuses() {
     let mut policy = policy("max_split_size_mb:32");
     policy.set_room(room(300 * MIB));

@@ -49,6 +49,9 @@ impl Naive {
         self.hits += u64::from(best.is_some());
         if best.is_none() {
             if !self.extend(request, bytes) {
+                if request.private_pool != (0, 0) {
+                    return false;
+                }
                 self.empty_cache();
                 if !self.extend(request, bytes) {
                     return false;

@@ -46,7 +46,11 @@ fn what_is_written_is_read_again_as_the_same() {
 fn what_is_wrong_is_named_with_what_is_wanted() {
     for (setting, sentence) in [
         ("max_split_size:128", "max_split_size is no setting"),
-        ("max_split_size_mb:20", "max_split_size_mb takes a number above 20, not 20"),
+        ("max_split_size_mb:19", "max_split_size_mb takes a number from 20 on, not 19"),
+        ("max_split_size_mb:30,large_segment_size_mb:40", "max_split_size_mb:30 is below large_segment_size_mb"),
+        ("large_segment_size_mb:40,max_non_split_rounding_mb:30", "max_non_split_rounding_mb:30 is below"),
+        ("large_segment_size_mb:10", "large_segment_size_mb takes a number above 10, not 10"),
+        ("large_segment_size_mb:33,expandable_segments:True", "an even number with expandable_segments:True, not 33"),
         ("expandable_segments:yes", "takes True or False, not yes"),
         ("garbage_collection_threshold:1", "between 0 and 1"),
         ("roundup_power2_divisions:3", "a power of two"),

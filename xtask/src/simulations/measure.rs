@@ -1,0 +1,248 @@
+//! One program on one version of PyTorch: recorded once, then run with each setting.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+use super::settings::{SETTINGS, Setting, Taken};
+use super::{MOST_OFF, Program};
+use crate::gpusim::Prologue;
+use crate::integration;
+use crate::repo::{Profile, Repo};
+use crate::run::line;
+use crate::torch::TorchEnv;
+
+const MIB: u64 = 1 << 20;
+/// Memory of each simulated device.
+const TOTAL_MIB: u64 = 16_384;
+/// Longer than the longest takes, in seconds: a rank whose other half has ended would wait for it.
+const PATIENCE: &str = "120";
+/// Two ranks under one parent.
+const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
+
+/// A peak as real PyTorch has it and as it was simulated, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Cell {
+    pub(super) real_bytes: u64,
+    pub(super) simulated_bytes: u64,
+    /// The program ran out of memory, in the real run and in the simulated one.
+    pub(super) is_out_of_memory: (bool, bool),
+}
+
+impl Cell {
+    /// By how much it is off, in percent.
+    #[expect(clippy::cast_precision_loss, reason = "shown with two digits")]
+    pub(super) fn off(&self) -> f64 {
+        100.0 * self.real_bytes.abs_diff(self.simulated_bytes) as f64 / self.real_bytes.max(1) as f64
+    }
+}
+
+/// One row: a device of a program.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) title: String,
+    pub(super) version: String,
+    /// By setting; nothing where the version does not know it.
+    pub(super) cells: Vec<Option<Cell>>,
+}
+
+impl Measured {
+    /// The cells that are further off than they may be.
+    pub(super) fn off(&self) -> Vec<String> {
+        let cells = SETTINGS.iter().zip(&self.cells).filter_map(|(setting, cell)| Some((setting, cell.as_ref()?)));
+        let is_wrong = |cell: &Cell| cell.off() > MOST_OFF || cell.is_out_of_memory.0 != cell.is_out_of_memory.1;
+        let told = |(setting, cell): (&Setting, &Cell)| {
+            is_wrong(cell).then(|| format!("{} on {}, {}: {cell:?}", self.title, self.version, setting.title))
+        };
+        cells.filter_map(told).collect()
+    }
+}
+
+/// What a run says of a device in the end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Said {
+    reserved_bytes: u64,
+    allocated_bytes: u64,
+    is_out_of_memory: bool,
+}
+
+/// Where one program runs.
+struct Scene<'a> {
+    repo: &'a Repo,
+    program: &'a Program,
+    torch: TorchEnv,
+    simulator: PathBuf,
+    folder: PathBuf,
+}
+
+/// Measures one program on one version; a row for each of its devices.
+pub(super) fn program(repo: &Repo, program: &Program, version: &str) -> Result<Vec<Measured>> {
+    let name =
+        format!("memwatch-simulations-{}-{}-{version}", std::process::id(), program.title.replace([' ', ','], "-"));
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let (torch, simulator) =
+        (integration::torch_environment(repo, version)?, integration::simulator(repo, Prologue::Cmp));
+    let scene = Scene { repo, program, torch, simulator, folder };
+    let measured = scene.measure().with_context(|| format!("{} on {version}", program.title));
+    drop(std::fs::remove_dir_all(&scene.folder));
+    measured
+}
+
+impl Scene<'_> {
+    fn measure(&self) -> Result<Vec<Measured>> {
+        let recorded = self.run("", None, true)?;
+        let most = |of: fn(&Said) -> u64| recorded.values().map(of).max().unwrap_or(0);
+        let taken = Taken {
+            allocated_bytes: most(|said| said.allocated_bytes),
+            reserved_bytes: most(|said| said.reserved_bytes),
+        };
+        let mut rows: BTreeMap<u64, Vec<Option<Cell>>> = recorded.keys().map(|device| (*device, Vec::new())).collect();
+        for (index, setting) in SETTINGS.iter().enumerate() {
+            let is_known = setting.only.is_empty() || setting.only == self.torch.version;
+            let cells = if index == 0 {
+                Some(self.compare(setting, &recorded, taken)?)
+            } else if is_known {
+                Some(self.compare(setting, &self.run_with(setting, taken)?, taken)?)
+            } else {
+                None
+            };
+            for (device, row) in &mut rows {
+                row.push(cells.as_ref().and_then(|cells| cells.get(device)).copied());
+            }
+        }
+        let is_alone = rows.len() == 1;
+        let row = |(device, cells): (u64, Vec<Option<Cell>>)| Measured {
+            title: if is_alone { self.program.title.to_owned() } else { format!("{}: {device}", self.program.title) },
+            version: self.torch.version.clone(),
+            cells,
+        };
+        Ok(rows.into_iter().map(row).collect())
+    }
+
+    fn run_with(&self, setting: &Setting, taken: Taken) -> Result<BTreeMap<u64, Said>> {
+        let fraction = setting.fraction(taken, TOTAL_MIB * MIB);
+        self.run(setting.conf, fraction.as_deref(), false)
+    }
+
+    /// Runs the program to its end; what it said of each device.
+    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Said>> {
+        let (ledger, store) = (self.folder.join("ledger"), self.folder.join("store"));
+        drop(std::fs::remove_file(&ledger));
+        drop(std::fs::remove_file(&store));
+        let python = self.torch.command(&self.simulator.join("lib"), &ledger);
+        let mut command = Command::new("timeout");
+        command.arg(PATIENCE);
+        if is_recorded {
+            command.arg(self.repo.memwatch(Profile::Release)).arg("--nvml-lib");
+            command.arg(self.simulator.join("lib/libnvidia-ml.so.1")).args(["run", "--force", "-o"]);
+            command.arg(self.recording()).arg("--");
+        }
+        if self.program.is_ranked {
+            command.args(["sh", "-c", RANKS, "sh"]);
+        }
+        let (script, words) = self.program.words.split_first().context("a program has a script")?;
+        command.arg(python.get_program()).arg(self.repo.path("tests/workloads").join(script)).args(words);
+        command.envs(python.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.env("GPUSIM_TOTAL_MB", TOTAL_MIB.to_string()).env("PYTORCH_CUDA_ALLOC_CONF", conf);
+        if self.program.is_ranked {
+            command.env("GPUSIM_DEVICES", "2").arg("--store").arg(&store);
+        }
+        if let Some(fraction) = fraction {
+            command.args(["--fraction", fraction]);
+        }
+        let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
+        let said = said(&String::from_utf8_lossy(&output.stdout));
+        let has_ended = output.status.success() || said.values().any(|said| said.is_out_of_memory);
+        ensure!(has_ended && !said.is_empty(), "{}\n{}", line(&command), String::from_utf8_lossy(&output.stderr));
+        Ok(said)
+    }
+
+    fn recording(&self) -> PathBuf {
+        self.folder.join("job.mwr")
+    }
+
+    /// What is simulated for a setting, beside what was said, by device.
+    fn compare(&self, setting: &Setting, said: &BTreeMap<u64, Said>, taken: Taken) -> Result<BTreeMap<u64, Cell>> {
+        let typed = setting.simulated(setting.fraction(taken, TOTAL_MIB * MIB).as_deref());
+        let simulated = simulate(&self.repo.memwatch(Profile::Release), &self.recording(), &typed)?;
+        let devices = simulated["data"]["devices"].as_array().context("a list of devices")?;
+        let cell = |device: &Value| {
+            let number = device["device"].as_u64()?;
+            // The first is PyTorch's default, the last what was typed.
+            let policy = device["policies"].as_array()?.last()?;
+            let said = said.get(&number)?;
+            let is_out_of_memory = (said.is_out_of_memory, !policy["failure"].is_null());
+            let cell = Cell {
+                real_bytes: said.reserved_bytes,
+                simulated_bytes: policy["peak_reserved_bytes"].as_u64()?,
+                is_out_of_memory,
+            };
+            eprintln!(
+                "{} {} {device} {typed:?}: {cell:?}, {:.2} % off, {} retries, {} calls",
+                self.program.title,
+                self.torch.version,
+                cell.off(),
+                policy["retries"],
+                policy["driver_allocations"],
+                device = number,
+            );
+            Some((number, cell))
+        };
+        let cells: BTreeMap<u64, Cell> = devices.iter().filter_map(cell).collect();
+        ensure!(cells.len() == said.len(), "of {} devices, {} were simulated", said.len(), cells.len());
+        Ok(cells)
+    }
+}
+
+/// The last that each device's checkpoints say.
+fn said(output: &str) -> BTreeMap<u64, Said> {
+    let mut all: BTreeMap<u64, Said> = BTreeMap::new();
+    for checkpoint in output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        for device in checkpoint["devices"].as_array().into_iter().flatten() {
+            let Some(number) = device["device"].as_u64() else { continue };
+            let bytes = |field: &str| device[field].as_u64().unwrap_or(0);
+            let said = all.entry(number).or_default();
+            said.reserved_bytes = said.reserved_bytes.max(bytes("max_memory_reserved"));
+            said.allocated_bytes = said.allocated_bytes.max(bytes("max_memory_allocated"));
+            said.is_out_of_memory |= checkpoint["label"] == "out of memory";
+        }
+    }
+    all
+}
+
+/// What `memwatch simulate` says of a recording.
+fn simulate(memwatch: &Path, recording: &Path, setting: &str) -> Result<Value> {
+    let mut command = Command::new(memwatch);
+    command.args(["simulate", "--json", "--in"]).arg(recording).args(["-s", setting]);
+    let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
+    ensure!(output.status.success(), "{}: {}", line(&command), String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).with_context(|| format!("no report: {}", line(&command)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_of_each_device_is_what_a_run_says() {
+        let output = "noise\n\
+            {\"label\":\"step 1\",\"devices\":[{\"device\":0,\"max_memory_reserved\":8,\"max_memory_allocated\":3}]}\n\
+            {\"label\":\"out of memory\",\"devices\":[{\"device\":1,\"max_memory_reserved\":9,\"max_memory_allocated\":4}]}\n";
+        let said = said(output);
+        assert_eq!((said[&0].reserved_bytes, said[&0].is_out_of_memory), (8, false));
+        assert_eq!((said[&1].reserved_bytes, said[&1].allocated_bytes, said[&1].is_out_of_memory), (9, 4, true));
+    }
+
+    #[test]
+    fn a_program_that_runs_out_in_one_of_both_is_wrong_whatever_it_took() {
+        let cell = Cell { real_bytes: 1000, simulated_bytes: 1005, is_out_of_memory: (false, false) };
+        let off = |cell| Measured { title: "x".into(), version: "2.15.0".into(), cells: vec![Some(cell)] }.off().len();
+        assert_eq!(off(cell), 0);
+        assert_eq!(off(Cell { simulated_bytes: 1011, ..cell }), 1);
+        assert_eq!(off(Cell { is_out_of_memory: (true, false), ..cell }), 1);
+    }
+}

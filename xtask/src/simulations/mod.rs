@@ -1,0 +1,124 @@
+//! `cargo xtask simulations`: what `memwatch simulate` says of a recording, against what real PyTorch then takes on the simulated GPU.
+//!
+//! Each program runs once with PyTorch's own settings, and is recorded. Then it runs with each other setting, unwatched: the most that it says it
+//! had of the driver is compared with what the recording says. Rows of programs that were not asked for stay as they were measured before.
+
+mod measure;
+mod settings;
+mod table;
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, ensure};
+
+use self::measure::Measured;
+use crate::args::Args;
+use crate::binary;
+use crate::document::{self, Part};
+use crate::gpusim::Prologue;
+use crate::integration;
+use crate::repo::{Profile, Repo};
+use crate::setup;
+use crate::torch;
+
+const DOCUMENT: &str = "docs/analysis.md";
+const PART: Part = Part {
+    begin: "<!-- simulations: begin (cargo xtask simulations writes what follows) -->\n",
+    end: "<!-- simulations: end -->\n",
+};
+/// So many programs at a time, each with a simulated GPU of its own.
+const TOGETHER: usize = 2;
+/// A peak may be simulated as much off as this, in percent.
+const MOST_OFF: f64 = 1.0;
+
+/// A program of `tests/workloads`.
+struct Program {
+    /// As the table calls it.
+    title: &'static str,
+    /// The script and what follows it.
+    words: &'static [&'static str],
+    /// Two ranks, each with a GPU of its own.
+    is_ranked: bool,
+}
+
+const fn one(title: &'static str, words: &'static [&'static str]) -> Program {
+    Program { title, words, is_ranked: false }
+}
+
+const fn ranks(title: &'static str, words: &'static [&'static str]) -> Program {
+    Program { title, words, is_ranked: true }
+}
+
+/// What is measured.
+const PROGRAMS: &[Program] = &[
+    one("transformer, AdamW", &["transformer.py", "--steps", "6", "--layers", "4", "--dim", "512"]),
+    one("transformer, bf16 autocast", &["stages_truth.py", "transformer", "--steps", "5", "--vary"]),
+    one("convnet", &["stages_truth.py", "convnet", "--steps", "5", "--vary"]),
+    one("LSTM", &["stages_truth.py", "lstm", "--steps", "5", "--vary"]),
+    one("activation checkpointing", &["stages_truth.py", "checkpointing", "--steps", "5", "--vary"]),
+    one("gradient accumulation", &["stages_truth.py", "accumulation", "--steps", "5", "--vary"]),
+    one("DataLoader, pinned memory", &["stages_truth.py", "loader", "--steps", "3"]),
+    one("torch.compile, aot_eager", &["stages_truth.py", "compiled", "--steps", "5", "--vary"]),
+    one("CUDA graphs", &["graphs.py"]),
+    one("growth and frees", &["grow_free.py", "--tensors", "300"]),
+    ranks("FSDP, two ranks", &["two_ranks.py", "fsdp"]),
+    ranks("fully_shard, two ranks", &["two_ranks.py", "fully_shard"]),
+];
+
+/// `cargo xtask simulations [NAME]...`.
+pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let wanted: Vec<String> = std::iter::from_fn(|| args.word()).collect();
+    args.finish()?;
+    ensure!(setup::is_root(), "uprobes need root: run it as root");
+    let is_wanted = |program: &Program| wanted.is_empty() || wanted.iter().any(|name| program.title.contains(name));
+    let chosen: Vec<_> = PROGRAMS.iter().filter(|program| is_wanted(program)).collect();
+    ensure!(!chosen.is_empty(), "no program has that in its name; there are {}", titles().join("; "));
+    binary::build(repo, Profile::Release)?;
+    integration::build_simulator(repo, Prologue::Cmp)?;
+    integration::install_torch(repo)?;
+    let jobs: Vec<_> =
+        chosen.into_iter().flat_map(|program| torch::VERSIONS.iter().map(move |version| (program, *version))).collect();
+    let wrong = measure_all(repo, &jobs);
+    ensure!(wrong.is_empty(), "failed, or more than {MOST_OFF} % off:\n{}", wrong.join("\n"));
+    Ok(())
+}
+
+fn titles() -> Vec<&'static str> {
+    PROGRAMS.iter().map(|program| program.title).collect()
+}
+
+/// All jobs, some at a time, each written into the document when it is done; what was wrong with them.
+fn measure_all(repo: &Repo, jobs: &[(&Program, &str)]) -> Vec<String> {
+    let waiting = Mutex::new(jobs.iter());
+    let wrong = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..TOGETHER {
+            scope.spawn(|| {
+                while let Some((program, version)) = next(&waiting) {
+                    let rows = measure::program(repo, program, version);
+                    let mut wrong = lock(&wrong);
+                    match rows.and_then(|rows| write(repo, &rows).map(|()| rows)) {
+                        Ok(rows) => wrong.extend(rows.iter().flat_map(Measured::off)),
+                        Err(error) => wrong.push(format!("{error:#}")),
+                    }
+                }
+            });
+        }
+    });
+    wrong.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Puts rows into the document, in the place of those of the same program and version.
+fn write(repo: &Repo, rows: &[Measured]) -> Result<()> {
+    let path = repo.path(DOCUMENT);
+    let text = table::text(rows, &document::measured(&path, &PART)?, &document::machine()?, &titles());
+    document::update(&path, &PART, &text)
+}
+
+fn next<'a, T>(waiting: &Mutex<impl Iterator<Item = &'a T>>) -> Option<&'a T> {
+    lock(waiting).next()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

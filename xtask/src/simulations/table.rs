@@ -1,0 +1,80 @@
+//! The measurements as a table, in which rows that were not measured anew stay.
+
+use super::measure::{Cell, Measured};
+use super::settings::SETTINGS;
+use crate::table::Table;
+
+const MIB: u64 = 1 << 20;
+
+/// When and where, and the table: what was measured now, and what of the old text was not.
+pub(super) fn text(measured: &[Measured], old: &str, machine: &str, titles: &[&str]) -> String {
+    let (date, machine) = machine.split_once(": ").unwrap_or(("", machine));
+    let mut rows: Vec<Vec<String>> = measured.iter().map(|row| cells(row, date)).collect();
+    let is_new = |row: &[String]| measured.iter().any(|new| new.title == row[0] && new.version == row[1]);
+    let old = old.lines().filter_map(read).filter(|row| !is_new(row));
+    let kept: Vec<Vec<String>> = old.filter(|row| place(titles, &row[0]) < titles.len()).collect();
+    rows.extend(kept);
+    rows.sort_by_key(|row| (place(titles, &row[0]), row[0].clone(), row[1].clone()));
+    let mut header = vec!["program", "PyTorch"];
+    header.extend(SETTINGS.iter().map(|setting| setting.title));
+    header.push("measured");
+    let mut table = Table::new(&header);
+    for row in rows {
+        table.row(row);
+    }
+    format!("{machine}.\n\n{}", table.text())
+}
+
+/// Where a row's program stands among all.
+fn place(titles: &[&str], title: &str) -> usize {
+    titles
+        .iter()
+        .position(|known| title == *known || title.strip_prefix(known).is_some_and(|rest| rest.starts_with(':')))
+        .unwrap_or(titles.len())
+}
+
+fn cells(row: &Measured, date: &str) -> Vec<String> {
+    let mut cells = vec![row.title.clone(), row.version.clone()];
+    cells.extend(row.cells.iter().map(|cell| cell.as_ref().map_or_else(|| "-".to_owned(), cell_text)));
+    cells.push(date.to_owned());
+    cells
+}
+
+fn cell_text(cell: &Cell) -> String {
+    let ended = match cell.is_out_of_memory {
+        (false, false) => "",
+        (true, true) => " †",
+        (true, false) => " † real",
+        (false, true) => " † simulated",
+    };
+    format!("{}, {:.2} %{ended}", cell.real_bytes / MIB, cell.off())
+}
+
+/// A row of the table as it was written; nothing for other lines, or where the columns were others.
+fn read(line: &str) -> Option<Vec<String>> {
+    let inner = line.strip_prefix('|')?.trim_end().strip_suffix('|')?;
+    let cells: Vec<String> = inner.split('|').map(|cell| cell.trim().to_owned()).collect();
+    (cells.len() == SETTINGS.len() + 3).then_some(cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_were_not_measured_stay_and_others_are_replaced() {
+        let row = |title: &str, real_mib: u64| {
+            let cell =
+                Cell { real_bytes: real_mib << 20, simulated_bytes: real_mib << 20, is_out_of_memory: (true, true) };
+            Measured { title: title.into(), version: "2.8.0".into(), cells: vec![Some(cell); SETTINGS.len()] }
+        };
+        let titles = ["b", "a"];
+        let first = text(&[row("a", 1), row("b: 1", 2)], "", "2026-11-22: one", &titles);
+        let second = text(&[row("a", 3)], &first, "2026-11-23: two", &titles);
+        let rows: Vec<Vec<String>> = second.lines().filter_map(read).skip(2).collect();
+        assert_eq!(rows.len(), 2, "{second}");
+        assert_eq!((&*rows[0][0], &*rows[0][2], &*rows[0][11]), ("b: 1", "2, 0.00 % †", "2026-11-22"));
+        assert_eq!((&*rows[1][0], &*rows[1][2], &*rows[1][11]), ("a", "3, 0.00 % †", "2026-11-23"));
+        assert!(second.starts_with("two.\n"), "{second}");
+    }
+}
