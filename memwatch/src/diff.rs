@@ -4,9 +4,10 @@ use std::io;
 
 use memwatch_core::difference::{Difference, Pair, Side, difference};
 
-use crate::args::{Common, Diff, Growth, Until};
+use crate::args::{Common, Diff, Growth};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
+use crate::past::Recording;
 use crate::recorded;
 use crate::sinks::{json, table};
 use crate::tensor_report::Scene;
@@ -17,8 +18,8 @@ use crate::tensor_report::Scene;
 /// When a recording cannot be read, or the report cannot be written.
 pub(crate) fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
     let [before, after] = [&args.before, &args.after];
-    let earlier = recorded::play(before, Until::default(), |_| {})?.snapshot();
-    let replay = recorded::play(after, Until::default(), |_| {})?;
+    let earlier = recorded::play(&Recording::whole(before), |_| {})?.snapshot();
+    let replay = recorded::play(&Recording::whole(after), |_| {})?;
     let (later, scene) = (replay.snapshot(), Scene::of(&replay));
     let difference = difference(&earlier, &later, args.by.side(), args.by_function);
     let files = [before.as_path(), after.as_path()];

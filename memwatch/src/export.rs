@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::args::{Common, Held, Written};
 use crate::exit::{Exit, Failure};
 use crate::output::unless_closed;
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::export::{Format, Profile, Weight, leaking};
@@ -43,9 +44,10 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         }
     };
     let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
-    let (snapshot, profile) = if let Some(path) = &held.subject.recording {
-        let replay = recorded::play(path, held.subject.until, watch)?;
-        let mut snapshot = recorded::chosen(&replay, path, tgids)?;
+    let past = Recording::named(&held.subject.past, Needs::Tensors, common).await?;
+    let (snapshot, profile) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, watch)?;
+        let mut snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(replay.boottime_to_unix_ns);
         let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::moment::PAST;
 use super::{Subject, values};
 
 /// How free memory lies.
@@ -11,7 +12,7 @@ pub(crate) struct Fragment {
     #[command(flatten)]
     pub(crate) subject: Subject,
     /// Watch so long before the report (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// Say what would become of a request of this size: 512M
