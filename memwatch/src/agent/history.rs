@@ -216,9 +216,13 @@ mod tests {
     use crate::args::{Args, Command};
 
     fn prepared(directory: &Path) -> anyhow::Result<History> {
+        prepared_for(directory, None)
+    }
+
+    fn prepared_for(directory: &Path, group: Option<u32>) -> anyhow::Result<History> {
         let words = ["memwatch", "agent", "--history", directory.to_str().expect("a plain path")];
         let Some(Command::Agent(agent)) = Args::from_words(words).expect("it is one").command else { panic!() };
-        History::prepare(&agent, None).map(|history| history.expect("one is wanted"))
+        History::prepare(&agent, group).map(|history| history.expect("one is wanted"))
     }
 
     fn recording(inputs: u64) -> Vec<u8> {
@@ -257,7 +261,15 @@ mod tests {
         let parent = tempfile::tempdir().expect("a directory");
         let made = parent.path().join("made");
         prepared(&made).expect("it is made");
-        assert_eq!(fs::metadata(&made).expect("it is there").mode() & 0o7777, 0o750);
+        let bits = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
+        assert_eq!(bits(&made), 0o750);
+        // SAFETY: it has no preconditions.
+        let own = unsafe { libc::getegid() };
+        let of_group = parent.path().join("of_group");
+        prepared_for(&of_group, Some(own)).expect("it is made");
+        assert_eq!(bits(&of_group), 0o2750, "files in it are of its group, whatever the agent's is");
+        prepared_for(&made, Some(own)).expect("it is there");
+        assert_eq!(bits(&made), 0o750, "what is there stays as it is");
         fs::set_permissions(&made, Permissions::from_mode(0o777)).expect("it is ours");
         let refusal = |path: &Path| prepared(path).err().expect("it is refused").to_string();
         assert!(refusal(&made).contains("others may write into"), "{}", refusal(&made));
