@@ -39,6 +39,27 @@ pub(crate) struct Detectors {
 }
 
 impl Pipeline {
+    /// What was found by now is forgotten, and peaks of processes begin again: what is asked for after this is about what comes from this time on
+    /// (`CLOCK_BOOTTIME`, nanoseconds).
+    pub fn begin_window(&mut self, time_ns: u64) {
+        self.now_ns = self.now_ns.max(time_ns);
+        self.detectors = Detectors::default();
+        self.reset_peaks(None, time_ns);
+    }
+
+    /// When time was told last: `CLOCK_BOOTTIME`, nanoseconds.
+    pub const fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Shows what there is already to what was asked for in the middle of a watch.
+    pub fn show_present(&mut self) {
+        let Self { detectors, processes, reading, now_ns, .. } = self;
+        if let Some(followed) = &mut detectors.followed {
+            followed.samples.begin(reading, &processes.values(), *now_ns);
+        }
+    }
+
     /// A reading of all devices was taken in.
     pub(crate) fn show_reading(&mut self) {
         self.update_rooms();

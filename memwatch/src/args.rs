@@ -30,7 +30,7 @@ pub(crate) use self::diff::{Diff, Growth};
 pub(crate) use self::export::{Export, Flamegraph, Held, Written};
 pub(crate) use self::fragment::Fragment;
 pub(crate) use self::leak::Leak;
-pub(crate) use self::moment::{Moment, Until};
+pub(crate) use self::moment::{Moment, Past, Window};
 pub(crate) use self::monitor::Monitor;
 pub(crate) use self::oom::{Oom, OomFound};
 pub(crate) use self::profile::{Looks, Profile};
@@ -53,6 +53,7 @@ Examples:
   sudo memwatch sites --pid 1234         which lines of a PyTorch program hold it; also stages, layers, stats
   sudo memwatch flamegraph --pid 1234 -o flame.html   the same as a picture; memwatch export: for pprof, speedscope and others
   sudo memwatch record --pid 1234 -o job.mwr   all of it into a file; memwatch report job.mwr, memwatch sites --in job.mwr
+  sudo memwatch oom --since 2h           what failed on this machine, by the agent's history; --until 14:05: what stood then
   sudo memwatch ps --json                one report for a script
   sudo memwatch -d 1m --json | jq .      one JSON object per interval
   sudo memwatch doctor                   what works on this machine and how to fix the rest
@@ -156,11 +157,8 @@ pub(crate) struct Ps {
     /// What a row is: sums by owner add up to each GPU's used bytes, with a row for what is charged to nobody
     #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t)]
     pub(crate) rows: Rows,
-    /// Say what stood at the end of this recording, instead of now
-    #[arg(long = "in", value_name = "FILE")]
-    pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) until: Until,
+    pub(crate) past: Past,
 }
 
 /// How often and how long.
@@ -207,6 +205,13 @@ pub(crate) struct Agent {
     /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Keep a history of the watch in this directory, which --since and --until of other commands read (default: none)
+    #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
+    pub(crate) history: Option<PathBuf>,
+    /// Let it become no larger than this, and the oldest go: 256M, 2G; at least 1M. As much again is kept of the watch before
+    #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
+    #[arg(value_parser = values::history_bytes)]
+    pub(crate) history_size: u64,
     /// Serve metrics of the N largest processes, too: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = values::process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,

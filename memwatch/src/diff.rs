@@ -7,9 +7,10 @@ use memwatch_core::difference::{Difference, Pair, Side, difference};
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
-use crate::args::{Common, Diff, Growth, Moment, Until};
+use crate::args::{Common, Diff, Growth, Moment, Window};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
+use crate::past::Recording;
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::{json, table};
@@ -60,7 +61,8 @@ pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
 
 /// A recording at its end, or at a time of it.
 fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, Scene), Failure> {
-    let replay = recorded::play(path, Until { until }, |_| {})?;
+    let window = Window { until, ..Window::default() };
+    let replay = recorded::play(&Recording { window, ..Recording::whole(path) }, |_| {})?;
     let (snapshot, scene) = (replay.snapshot(), Scene::of(&replay));
     let at = until.map_or_else(String::new, |_| format!(" at {}", scene.clock.time_of_day(snapshot.time_ns)));
     let (name, time) = (format!("{}{at}", path.display()), scene.clock.rfc3339(snapshot.time_ns));

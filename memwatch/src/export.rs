@@ -12,6 +12,7 @@ use crate::agent::metrics::{Facts, Metrics};
 use crate::args::{Common, Held, Written};
 use crate::exit::{Exit, Failure};
 use crate::output::unless_closed;
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::export::{Format, Profile, Weight, leaking};
@@ -48,9 +49,10 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         }
     };
     let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
-    let (snapshot, profile) = if let Some(path) = &held.subject.recording {
-        let replay = recorded::play(path, held.subject.until, watch)?;
-        let mut snapshot = recorded::chosen(&replay, path, tgids)?;
+    let past = Recording::named(&held.subject.past, Needs::Tensors, common).await?;
+    let (snapshot, profile) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, watch)?;
+        let mut snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(replay.boottime_to_unix_ns);
         let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);
@@ -83,9 +85,10 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
     if !held.is_for_stdout() && !held.force && held.output.exists() {
         return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
     }
-    let (mut snapshot, boottime_to_unix_ns) = if let Some(path) = &held.subject.recording {
-        let replay = recorded::play(path, held.subject.until, |_| {})?;
-        (recorded::chosen(&replay, path, tgids)?, replay.boottime_to_unix_ns)
+    let past = Recording::named(&held.subject.past, Needs::Calls, common).await?;
+    let (mut snapshot, boottime_to_unix_ns) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, |_| {})?;
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.boottime_to_unix_ns)
     } else {
         let mut session = open(tgids, TensorWish::default(), common)?;
         let mut signals = Signals::listen()?;
@@ -93,8 +96,8 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
         (session.snapshot(), clock::boottime_to_unix_ns())
     };
     GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
-    let (own, collect_ns) = (OwnUse::default(), None);
-    let facts = Facts { snapshot: &snapshot, boottime_to_unix_ns, collect_ns, driver_version: "", own };
+    let (own, collect_ns, history) = (OwnUse::default(), None, None);
+    let facts = Facts { snapshot: &snapshot, boottime_to_unix_ns, collect_ns, driver_version: "", history, own };
     write(held, Metrics::new(OWN_SERIES).text_of_its_time(&facts).as_bytes())?;
     if !held.is_for_stdout() {
         let path = held.output.display();

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::args::{Common, Fragment};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::fragments::{Found, Told};
@@ -28,9 +29,10 @@ use crate::tensor_report::{Scene, finish, open};
 pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
-    let (snapshot, found, scene) = if let Some(path) = &args.subject.recording {
-        let replay = recorded::play(path, args.subject.until, prepare)?;
-        let snapshot = recorded::chosen(&replay, path, tgids)?;
+    let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
+    let (snapshot, found, scene) = if let Some(recording) = past {
+        let replay = recorded::play_all(&recording, prepare)?;
+        let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
         let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
         (snapshot, found, Scene::of(&replay))
     } else {

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::args::{Common, Leak};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::{json, table};
@@ -23,9 +24,10 @@ use crate::tensor_report::{Scene, open};
 pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let threshold = args.threshold as f64;
-    let (snapshot, mut leaks, scene) = if let Some(path) = &args.subject.recording {
-        let replay = recorded::play(path, args.subject.until, Pipeline::watch_leaks)?;
-        (recorded::chosen(&replay, path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
+    let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
+    let (snapshot, mut leaks, scene) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
         let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: true }, common)?;

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::args::{Common, Looks};
 use crate::exit::{Exit, Failure};
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::{Filter, Signals, filtered, found_any, session_options};
 use crate::session::Session;
@@ -43,9 +44,10 @@ pub(crate) async fn look<T>(
 ) -> Result<Seen<T>, Failure> {
     let targets = &looks.targets;
     let filter = Filter::new(targets);
-    let (snapshot, told, scene) = if let Some(path) = &looks.recording {
-        let replay = recorded::play(path, looks.until, prepare)?;
-        let snapshot = filtered(recorded::chosen(&replay, path, &targets.tgids)?, &filter)?;
+    let past = Recording::named(&looks.past, Needs::Calls, common).await?;
+    let (snapshot, told, scene) = if let Some(recording) = past {
+        let replay = recorded::play_all(&recording, prepare)?;
+        let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
         let told = tell(&replay.pipeline, &snapshot);
         (snapshot, told, Scene::of(&replay))
     } else {

@@ -10,6 +10,7 @@ use crate::alert::{Alerts, Wish};
 use crate::args::{Common, Oom, OomFound};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
 use crate::session::Session;
@@ -35,10 +36,10 @@ struct Told {
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
-    let told = match &args.subject.recording {
-        Some(path) => {
-            let mut replay = recorded::play(path, args.subject.until, |pipeline| prepare(pipeline, args))?;
-            let snapshot = recorded::chosen(&replay, path, &args.subject.tgids)?;
+    let told = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
+        Some(recording) => {
+            let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
+            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
             let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
             let pipeline = &replay.pipeline;
             if args.follow {

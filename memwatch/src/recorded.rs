@@ -11,15 +11,17 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, interval};
 
-use crate::args::{Common, Record, Replayed, TapeArgs, Targets, Until};
+use crate::args::{Common, Past, Record, Replayed, TapeArgs, Targets};
 use crate::exit::{Exit, Failure};
 use crate::output::{host_name, style, unless_closed};
+use crate::past::{Needs, Recording};
 use crate::run::{Signals, at, session_options};
 use crate::session::Session;
 use crate::sinks::json::{self, Origin};
 use crate::sinks::recording::{Facts, Recorded, TapeOptions};
 use crate::sinks::wall_clock::WallClock;
 use crate::sinks::{summary, table};
+use crate::sources::clock;
 use crate::sources::replay::{Replay, Wish};
 
 /// Blocks of this size in bytes and above stand one by one in a report.
@@ -41,7 +43,8 @@ pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<Tape
         everybody,
         command: words.collect(),
     };
-    Ok(TapeOptions { path: path.to_owned(), force: args.force, limit_bytes: args.max_size, keeps_newest, front })
+    let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
+    Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
 }
 
 /// `memwatch record`: until the time is over, a signal comes, nobody is left, or the file is full.
@@ -65,7 +68,8 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
         Err(_) => Ending::Cut,
     });
     let Recorded { bytes, inputs, events_since_ns, .. } = recorded;
-    let facts = Facts { path: &args.output, front: &options.front, bytes, inputs, ending, events_since_ns };
+    let (path, front) = (&args.output, &options.front);
+    let facts = Facts { path, front, bytes, inputs, ending, events_since_ns, since_ns: None };
     let clock = WallClock::local(boottime_to_unix_ns);
     if common.json {
         let origin = Origin { host: &options.front.host, clock: &clock };
@@ -148,24 +152,32 @@ pub(crate) fn told(recorded: &Recorded) -> Result<Exit, Failure> {
 ///
 /// # Errors
 /// When it is none, or cannot be read.
-pub(crate) fn play(path: &Path, until: Until, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
-    played(path, Wish { until: until.until, all_events: false }, prepare)
+pub(crate) fn play(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    played(recording, false, prepare)
 }
 
-/// The same, from the first event that is there.
+/// The same, from the first event on that is there and meant: for what is not known at any moment, but follows from what happened.
 ///
 /// # Errors
 /// As of [`play`].
-pub(crate) fn play_all(path: &Path, until: Until, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
-    played(path, Wish { until: until.until, all_events: true }, prepare)
+pub(crate) fn play_all(recording: &Recording, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    played(recording, true, prepare)
 }
 
-fn played(path: &Path, wish: Wish, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
-    let replay = Replay::play(path, wish, prepare);
+fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    let Recording { path, window, history } = recording;
+    let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
+    let replay = Replay::play(path, Wish { window: *window, all_events, now_unix_ns }, prepare);
     let replay = replay.map_err(|error| Failure::from(error.context(path.display().to_string())))?;
     let name = path.display();
+    if let Some(begins_ns) = replay.begins_late_ns {
+        let clock = WallClock::local(replay.boottime_to_unix_ns);
+        recording.tell_late(&clock.moment(begins_ns, replay.now_ns()));
+    }
     match replay.ending {
         None | Some(Ending::Whole(_)) => {}
+        // It is being written.
+        Some(Ending::Cut) if history.is_some() => {}
         Some(Ending::Cut) => {
             eprintln!("memwatch: {name} has no end: its recorder was killed, or still records; this is what it has");
         }
@@ -176,12 +188,14 @@ fn played(path: &Path, wish: Wish, prepare: impl FnOnce(&mut Pipeline)) -> Resul
     Ok(replay)
 }
 
-/// What stood at the end of a recording, of these processes and their children; of all, where none is named.
+/// What stood at the end of a recording, of these processes and their children; of all, where none is named. Who had ended before it was
+/// looked for anything is left out.
 ///
 /// # Errors
 /// When none of them is in it.
 pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Snapshot, Failure> {
     let mut snapshot = replay.snapshot();
+    snapshot.processes.retain(|process| process.ended_ns.is_none_or(|ended_ns| Some(ended_ns) > replay.since_ns));
     if tgids.is_empty() {
         return Ok(snapshot);
     }
@@ -205,20 +219,21 @@ pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Sna
 ///
 /// # Errors
 /// When the file is no recording, or the report cannot be written.
-pub(crate) fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
-    let path = &args.recording;
-    let replay = play(path, args.until, |pipeline| {
+pub(crate) async fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
+    let past = Past { recording: args.recording.clone(), window: args.window };
+    // The command line names one.
+    let Some(recording) = Recording::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
+    let path = &recording.path;
+    let replay = play_all(&recording, |pipeline| {
         pipeline.list_tensors_from(LARGE_BYTES);
         pipeline.watch_churn(args.temporary);
     })?;
-    let (snapshot, churn) = (replay.snapshot(), replay.pipeline.churn());
-    let Replay { front, ending, bytes, inputs, events_since_ns, .. } = &replay;
-    let (bytes, inputs, ending, events_since_ns) = (*bytes, *inputs, *ending, *events_since_ns);
-    let facts = Facts { path, front, bytes, inputs, ending, events_since_ns };
+    let (snapshot, churn) = (chosen(&replay, path, &[])?, replay.pipeline.churn());
+    let facts = replay.facts(path);
     let clock = WallClock::local(replay.boottime_to_unix_ns);
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        let origin = Origin { host: &front.host, clock: &clock };
+        let origin = Origin { host: &facts.front.host, clock: &clock };
         json::recording::write(&mut out, (&facts, churn.as_ref()), &snapshot, origin)
     } else {
         let style = style(common, false);

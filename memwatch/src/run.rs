@@ -1,6 +1,6 @@
 //! What was asked for: the only file that knows all rooms.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use memwatch_core::TensorLog;
@@ -10,10 +10,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets, Until};
+use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
+use crate::past::{Needs, Recording};
 use crate::session::{Session, SessionOptions};
 use crate::sinks::filter::GpuFilter;
 use crate::sinks::json::{self, Origin, Report};
@@ -49,9 +50,6 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Agent(agent)) = &args.command {
         return crate::agent::run(agent, common);
     }
-    if let Some(Command::Report(report)) = &args.command {
-        return recorded::report(report, common);
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     runtime.block_on(async {
         match &args.command {
@@ -77,10 +75,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             Some(Command::Profile(args)) => crate::profile::run(args, common).await,
             Some(Command::Record(record)) => recorded::record(record, common).await,
             Some(Command::ResetPeaks(whose)) => crate::reset_peaks::run(whose, common).await,
-            Some(Command::Ps(Ps { targets, rows, recording: Some(recording), until })) => {
-                report_recorded((recording, *until), targets, *rows, common)
+            Some(Command::Report(report)) => recorded::report(report, common).await,
+            Some(Command::Ps(Ps { targets, rows, past })) => {
+                match Recording::named(past, Needs::Calls, common).await? {
+                    Some(recording) => report_recorded(&recording, targets, *rows, common),
+                    None => report_once(targets, *rows, common).await,
+                }
             }
-            Some(Command::Ps(Ps { targets, rows, recording: None, .. })) => report_once(targets, *rows, common).await,
             None if args.once => report_once(&args.targets, Rows::Process, common).await,
             _ => watch(args).await,
         }
@@ -266,15 +267,10 @@ async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<E
 }
 
 /// `memwatch ps --in FILE`: the report on what stood at the end of a recording.
-fn report_recorded(
-    (recording, until): (&Path, Until),
-    targets: &Targets,
-    rows: Rows,
-    common: &Common,
-) -> Result<Exit, Failure> {
-    let replay = recorded::play(recording, until, |_| {})?;
+fn report_recorded(recording: &Recording, targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
+    let replay = recorded::play(recording, |_| {})?;
     let filter = Filter::new(targets);
-    let snapshot = filtered(recorded::chosen(&replay, recording, &targets.tgids)?, &filter)?;
+    let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
     Output::once(common, rows.by(), replay.front.host).show(&snapshot, replay.boottime_to_unix_ns)?;
     found_any(&snapshot, &filter)
 }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::args::{Common, Simulate};
 use crate::exit::{Exit, Failure};
 use crate::output::style;
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
 use crate::sinks::{json, table};
@@ -20,10 +21,10 @@ use crate::tensor_report::{Scene, finish, open};
 /// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the report cannot be written.
 pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
-    let (snapshot, mut simulations, scene) = if let Some(path) = &args.subject.recording {
-        let replay =
-            recorded::play(path, args.subject.until, |pipeline| pipeline.simulate(args.plans(), args.capacity))?;
-        (recorded::chosen(&replay, path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
+    let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
+    let (snapshot, mut simulations, scene) = if let Some(recording) = past {
+        let replay = recorded::play_all(&recording, |pipeline| pipeline.simulate(args.plans(), args.capacity))?;
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
     } else {
         let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -10,9 +9,10 @@ use memwatch_core::snapshot::{MemoryHistory, Snapshot, TensorsView};
 use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
-use crate::args::{Common, Pickle, Places, Stats, Targets, Until};
+use crate::args::{Common, Pickle, Places, Stats, Targets};
 use crate::exit::{Exit, Failure};
 use crate::output::{host_name, style};
+use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::{Signals, session_options};
 use crate::session::Session;
@@ -38,8 +38,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
-    if let Some(path) = &args.subject.recording {
-        let (snapshot, scene) = recorded_scene((path, args.subject.until), tgids, |_| {})?;
+    if let Some(recording) = Recording::named(&args.subject.past, Needs::Tensors, common).await? {
+        let (snapshot, scene) = recorded_scene(&recording, tgids, |_| {})?;
         return finish(write_stats(&snapshot, &scene, common), &snapshot, tgids);
     }
     let mut session = open(tgids, all_of(TensorLevel::Blocks), common)?;
@@ -106,12 +106,12 @@ impl Scene {
 
 /// What stood at the end of a recording.
 fn recorded_scene(
-    (path, until): (&Path, Until),
+    recording: &Recording,
     tgids: &[Tgid],
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<(Snapshot, Scene), Failure> {
-    let replay = recorded::play(path, until, prepare)?;
-    let snapshot = recorded::chosen(&replay, path, tgids)?;
+    let replay = recorded::play(recording, prepare)?;
+    let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
     Ok((snapshot, Scene::of(&replay)))
 }
 
@@ -125,8 +125,9 @@ pub(crate) async fn places(
     common: &Common,
 ) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
-    let (snapshot, scene) = if let Some(path) = &args.subject.recording {
-        recorded_scene((path, args.subject.until), tgids, |pipeline| pipeline.list_tensors_from(args.min_size))?
+    let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
+    let (snapshot, scene) = if let Some(recording) = past {
+        recorded_scene(&recording, tgids, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
         let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
         let mut session = open(tgids, TensorWish { level, reports_only }, common)?;
@@ -155,8 +156,9 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
     if !args.force && args.output.exists() {
         return Err(Failure::cannot_make(&args.output, &io::ErrorKind::AlreadyExists.into()));
     }
-    let (snapshot, history, boottime_to_unix_ns) = match (&args.recording, args.tgid) {
-        (Some(path), tgid) => recorded_history((path, args.until), tgid, args.native)?,
+    let past = Recording::named(&args.past, Needs::Tensors, common).await?;
+    let (snapshot, history, boottime_to_unix_ns) = match (&past, args.tgid) {
+        (Some(recording), tgid) => recorded_history(recording, tgid, args.native)?,
         (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
     };
     let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
@@ -184,19 +186,20 @@ async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<H
 
 /// # Errors
 /// Also when no process is named, and there is not one with PyTorch.
-fn recorded_history((path, until): (&Path, Until), tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
+fn recorded_history(recording: &Recording, tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
     let tgid = match tgid {
         Some(tgid) => tgid,
-        None => only_with_torch(path, until)?,
+        None => only_with_torch(recording)?,
     };
-    let replay = recorded::play_all(path, until, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
-    let snapshot = recorded::chosen(&replay, path, &[tgid])?;
+    let replay = recorded::play_all(recording, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
+    let snapshot = recorded::chosen(&replay, &recording.path, &[tgid])?;
     Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// The process of a recording that has PyTorch.
-fn only_with_torch(path: &Path, until: Until) -> Result<Tgid, Failure> {
-    let snapshot = recorded::chosen(&recorded::play(path, until, |_| {})?, path, &[])?;
+fn only_with_torch(recording: &Recording) -> Result<Tgid, Failure> {
+    let path = &recording.path;
+    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, &[])?;
     let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
     match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
         [tgid] => Ok(*tgid),

@@ -56,7 +56,10 @@ fn the_unit_grants_what_the_agent_keeps_and_what_it_calls() {
         "CapabilityBoundingSet=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE CAP_DAC_READ_SEARCH",
         "NoNewPrivileges=yes",
         "RuntimeDirectory=memwatch",
-        "ExecStart=/usr/bin/memwatch agent",
+        "ExecStart=/usr/bin/memwatch agent --history /var/lib/memwatch",
+        "StateDirectory=memwatch",
+        "StateDirectoryMode=0750",
+        "Group=memwatch",
     ] {
         assert!(text.lines().any(|own| own == line), "no {line}");
     }

@@ -125,6 +125,27 @@ impl Samples {
         }
     }
 
+    /// Looks at what there is already, where it is looked from the middle of a watch on: what does not change is held, too.
+    pub fn begin<'a>(
+        &mut self,
+        reading: &DeviceReading,
+        processes: &(impl Iterator<Item = &'a Process> + Clone),
+        time_ns: u64,
+    ) {
+        self.advance(time_ns);
+        for process in processes.clone() {
+            self.observe(process, reading, time_ns);
+            for (ordinal, allocator) in process.tensors.iter().flat_map(|tensors| tensors.allocators()) {
+                let Some(now) = allocator.reported() else { continue };
+                self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
+            }
+        }
+        // What NVML said last is what is known of now.
+        if reading.state == NvmlState::Ok {
+            self.read(&DeviceReading { end_ns: time_ns, ..reading.clone() }, processes);
+        }
+    }
+
     /// What a process holds of the driver now.
     pub fn observe(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
         let life = Life::of(process);
@@ -157,9 +178,7 @@ impl Samples {
         else {
             return;
         };
-        let life = Life::of(process);
-        self.set(Track::Allocated(life, ordinal), event.time_ns, allocated_bytes);
-        self.set(Track::Reserved(life, ordinal), event.time_ns, reserved_bytes);
+        self.set_tensors(Life::of(process), ordinal, event.time_ns, (allocated_bytes, reserved_bytes));
     }
 
     /// NVML has been read; which GPU a device is may be known now.
@@ -241,6 +260,11 @@ impl Samples {
             }
         }
         self.observe(process, reading, time_ns);
+    }
+
+    fn set_tensors(&mut self, life: Life, ordinal: Ordinal, time_ns: u64, (allocated, reserved): (u64, u64)) {
+        self.set(Track::Allocated(life, ordinal), time_ns, allocated);
+        self.set(Track::Reserved(life, ordinal), time_ns, reserved);
     }
 
     fn set(&mut self, track: Track, time_ns: u64, bytes: u64) {

@@ -17,6 +17,7 @@ mod properties;
 mod state;
 mod timeline;
 mod viewer;
+mod window;
 mod workloads;
 
 const SECOND_NS: u64 = 1_000_000_000;

@@ -10,7 +10,9 @@ use memwatch_core::words::Tgid;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::protocol::{self, ANSWER_BYTES, Answer, Inbox, PEAKS_SINCE_MINOR, PROTOCOL, Request, Told, Welcome};
+use super::protocol::{
+    self, ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, Inbox, Kept, PEAKS_SINCE_MINOR, PROTOCOL, Request, Told, Welcome,
+};
 
 /// How long an agent has for its welcome: it may just be attaching its probes.
 const WELCOME: Duration = Duration::from_secs(5);
@@ -113,16 +115,25 @@ impl Client {
     /// When it does not.
     pub(crate) async fn reset_peaks(path: &Path, tgid: Tgid) -> Result<(), NoAgent> {
         let (mut connection, welcome) = Connection::open(path).await?;
-        if welcome.protocol.minor < PEAKS_SINCE_MINOR {
-            return Err(NoAgent::Unusable(format!(
-                "it is memwatch {} and resets no peaks: use the same version of both",
-                welcome.program.escape_debug()
-            )));
-        }
-        connection.say(&Request::ResetPeaks { tgid: tgid.0 })?;
-        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
-        match timeout(ANSWER, connection.answer()).await.map_err(silent)?? {
+        welcome.check(PEAKS_SINCE_MINOR, "resets no peaks")?;
+        match connection.ask(&Request::ResetPeaks { tgid: tgid.0 }).await? {
             Answer::PeaksReset => Ok(()),
+            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+        }
+    }
+
+    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which is told, too.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub(crate) async fn history(path: &Path) -> Result<(Option<Kept>, Viewer), NoAgent> {
+        let (mut connection, welcome) = Connection::open(path).await?;
+        welcome.check(HISTORY_SINCE_MINOR, "keeps no history")?;
+        if welcome.viewer != Viewer::Everything {
+            return Ok((None, welcome.viewer));
+        }
+        match connection.ask(&Request::History).await? {
+            Answer::History(kept) => Ok((kept, welcome.viewer)),
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
     }
@@ -156,6 +167,17 @@ impl Client {
             }
             sleep(RETRY).await;
         }
+    }
+}
+
+impl Welcome {
+    /// Whether the agent knows what came with this minor version.
+    fn check(&self, since_minor: u32, lacks: &str) -> Result<(), NoAgent> {
+        if self.protocol.minor >= since_minor {
+            return Ok(());
+        }
+        let program = self.program.escape_debug();
+        Err(NoAgent::Unusable(format!("it is memwatch {program} and {lacks}: use the same version of both")))
     }
 }
 
@@ -201,6 +223,13 @@ impl Connection {
             }
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
+    }
+
+    /// One question, and its answer.
+    async fn ask(&mut self, request: &Request) -> Result<Answer<'static>, NoAgent> {
+        self.say(request)?;
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
+        timeout(ANSWER, self.answer()).await.map_err(silent)?
     }
 
     /// Requests are so short that they fit into any socket's buffer, or the agent has not read for long.

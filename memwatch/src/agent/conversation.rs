@@ -132,6 +132,7 @@ impl Reception {
                         Request::Snapshot => self.tell(stream, viewer).await?,
                         Request::Follow { every_ms } => follow = Some(pace(every_ms)),
                         Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
+                        Request::History => self.history(stream, viewer).await?,
                         Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
@@ -158,6 +159,17 @@ impl Reception {
             return Err(End::Refusal(format!("process {} is none that you get to see", tgid.0)));
         }
         self.send(stream, &protocol::frame(&Answer::PeaksReset)?).await?;
+        sleep_until(earliest).await;
+        Ok(())
+    }
+
+    async fn history(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+        if viewer != Viewer::Everything {
+            return Err(End::Refusal("its history has everybody's processes".to_owned()));
+        }
+        let earliest = Instant::now() + CLOSEST;
+        let kept = self.source.history().await.ok_or(End::Gone)?;
+        self.send(stream, &protocol::frame(&Answer::History(kept))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }

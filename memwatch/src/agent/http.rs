@@ -154,6 +154,7 @@ fn write(metrics: &mut Metrics, published: &Published, form: Form) -> Bytes {
         boottime_to_unix_ns: published.boottime_to_unix_ns,
         collect_ns: Some(published.agent.last_snapshot_ns),
         driver_version: driver_version.trim(),
+        history: published.agent.history,
         own: OwnUse::read(),
     };
     Bytes::from(metrics.text(&facts, form))

@@ -7,6 +7,7 @@ pub(crate) mod protocol;
 
 mod conversation;
 mod credentials;
+pub(crate) mod history;
 mod http;
 pub(crate) mod metrics;
 mod notify;
@@ -24,9 +25,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
 use self::conversation::{PATIENCE, Reception};
+use self::history::History;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
-use self::publish::{Publisher, Question, Requests, SnapshotSource};
+use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
 use self::socket::{Door, OpenSocket, ROOM};
 use crate::args::{Agent, Common};
 use crate::exit::{Exit, Failure};
@@ -48,11 +50,15 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let listener = listener.transpose()?;
     let group = credentials::group_number(credentials::GROUP);
     let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
+    let mut history = History::prepare(agent, group)?;
     let lacking = restrict(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
         let signals = Signals::listen().map_err(anyhow::Error::from)?;
-        let session = Session::open(&options)?;
+        let mut session = Session::open(&options)?;
+        if let Some(history) = &mut history {
+            history.begin(&mut session);
+        }
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }
@@ -68,11 +74,14 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
-        let mut agent = Loop { session, publisher: Publisher::default(), notifier, door };
+        let mut agent = Loop { session, history, publisher: Publisher::default(), notifier, door };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
         let turning = tokio::spawn(async move {
             agent.turn(requests, signals).await;
             agent.notifier.stopping();
+            if let Some(history) = &agent.history {
+                history.end(&mut agent.session);
+            }
         });
         turning.await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
@@ -92,6 +101,7 @@ fn restrict(options: &SessionOptions) -> Result<Option<String>, Failure> {
 /// The one task that owns the watch.
 struct Loop {
     session: Session,
+    history: Option<History>,
     publisher: Publisher,
     notifier: Notifier,
     door: Arc<Door>,
@@ -111,6 +121,9 @@ impl Loop {
                 _ = ticks.tick() => {
                     // A snapshot of thousands of processes is made when somebody asks.
                     self.session.tick();
+                    if let Some(history) = &mut self.history {
+                        history.tend(&mut self.session);
+                    }
                     self.publisher.forget();
                     self.notifier.alive();
                     self.notifier.status(status(self.session.extent(), self.door.state().clients));
@@ -124,13 +137,17 @@ impl Loop {
 impl Loop {
     /// Whoever asked may have gone.
     fn answer(&mut self, question: Question) {
-        let Self { session, publisher, door, .. } = self;
+        let Self { session, history, publisher, door, .. } = self;
+        let state = AgentState { history: history.as_ref().map(History::state), ..door.state() };
         match question {
             Question::Latest(reply) => {
-                let _ = reply.send(publisher.fresh(session, door.state()));
+                let _ = reply.send(publisher.fresh(session, state));
+            }
+            Question::History(reply) => {
+                let _ = reply.send(history.as_ref().map(History::kept));
             }
             Question::ResetPeaks(tgid, viewer, reply) => {
-                let now = publisher.fresh(session, door.state());
+                let now = publisher.fresh(session, state);
                 let _ = reply.send(Publisher::reset_peaks(session, &now, (tgid, viewer)));
             }
         }

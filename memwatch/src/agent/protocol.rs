@@ -5,16 +5,20 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::path::PathBuf;
 
 use memwatch_core::snapshot::{Snapshot, Viewer};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// What this program speaks. The major number changes when one side must know more than the other says.
-pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 1 };
+pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 2 };
 
 /// From this minor version on an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
+
+/// From this minor version on it says where its history is.
+pub(crate) const HISTORY_SINCE_MINOR: u32 = 2;
 
 /// The longest frame that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
@@ -60,6 +64,8 @@ pub(crate) enum Request {
         #[serde(rename = "pid")]
         tgid: u32,
     },
+    /// Where its history is: for those who see everything.
+    History,
 }
 
 /// What an agent says.
@@ -73,6 +79,8 @@ pub(crate) enum Answer<'a> {
     Snapshot(Told<'a>),
     /// The peaks of the process that was named have begun again.
     PeaksReset,
+    /// Where its history is; nothing where it keeps none.
+    History(Option<Kept>),
     /// It will not be answered: why, in a sentence. Then the agent hangs up.
     Refused {
         /// The sentence.
@@ -89,6 +97,17 @@ pub(crate) struct Welcome {
     pub(crate) program: String,
     /// What the client gets to see.
     pub(crate) viewer: Viewer,
+}
+
+/// Where an agent's history is, by the agent's paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    /// The recording that it writes.
+    pub(crate) file: PathBuf,
+    /// That of the agent's watch before, where there is one.
+    pub(crate) previous: Option<PathBuf>,
+    /// Why it cannot be written at the moment, if it cannot.
+    pub(crate) failing: Option<String>,
 }
 
 /// A snapshot, and what turns its times into dates.
@@ -227,7 +246,7 @@ mod tests {
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
         let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":1,"minor":1},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":1,"minor":2},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = Answer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

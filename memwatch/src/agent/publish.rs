@@ -7,6 +7,8 @@ use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
+use super::history::HistoryState;
+use super::protocol::Kept;
 use crate::session::Session;
 use crate::sources::clock;
 
@@ -40,6 +42,8 @@ pub(crate) struct AgentState {
     pub(crate) clients_refused_total: u64,
     /// Clients that it has dropped because they did not read or ask in time.
     pub(crate) clients_dropped_total: u64,
+    /// Its history, if it keeps one.
+    pub(crate) history: Option<HistoryState>,
     /// Snapshots made since its start.
     pub(crate) snapshots_total: u64,
     /// How long the last snapshot took to make, in nanoseconds.
@@ -57,6 +61,8 @@ pub(crate) struct SnapshotSource {
 pub(crate) enum Question {
     /// A snapshot.
     Latest(oneshot::Sender<Arc<Published>>),
+    /// Where its history is, if it keeps one.
+    History(oneshot::Sender<Option<Kept>>),
     /// The peaks of a process begin again, if this viewer gets to see it; whether they did.
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
 }
@@ -75,6 +81,13 @@ impl SnapshotSource {
     pub(crate) async fn latest(&self) -> Option<Arc<Published>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::Latest(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    /// Where the agent's history is, if it keeps one; `None` without when the agent is about to end.
+    pub(crate) async fn history(&self) -> Option<Option<Kept>> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Question::History(reply)).await.ok()?;
         answer.await.ok()
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::moment::PAST;
 use super::{Pickle, Subject, values};
 use crate::sinks::export::{Format, Weight};
 
@@ -49,7 +50,7 @@ pub(crate) struct Held {
     #[arg(long)]
     pub(crate) force: bool,
     /// Watch so long before it is written (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
 }
@@ -80,12 +81,20 @@ impl Held {
         self.output.as_os_str() == "-"
     }
 
+    /// # Errors
+    /// When a time is meant, and what is counted is of no time, or of all.
+    fn check_window(&self) -> Result<(), String> {
+        if self.subject.past.window.since.is_none() || matches!(self.weight, Weight::Peak | Weight::Leak) {
+            return Ok(());
+        }
+        Err("--since goes with --weight peak or leak: what is live is of one moment (--until), and sums are of the whole recording".to_owned())
+    }
+
     /// The same for `memwatch snapshot`.
     pub(crate) fn pickle(&self) -> Pickle {
         Pickle {
             tgid: self.subject.tgids.first().copied(),
-            recording: self.subject.recording.clone(),
-            until: self.subject.until,
+            past: self.subject.past.clone(),
             output: self.output.clone(),
             native: false,
             force: self.force,
@@ -119,7 +128,7 @@ impl Export {
             };
             return refusal.map_or(Ok(written), |refusal| Err(refusal.to_owned()));
         }
-        Ok(written)
+        self.held.check_window().map(|()| written)
     }
 }
 
@@ -131,6 +140,7 @@ impl Flamegraph {
     pub(crate) fn written(&self) -> Result<Written, String> {
         let refusal =
             || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));
+        self.held.check_window()?;
         match self.format {
             Some(format) => Ok(format),
             None if self.held.is_for_stdout() => Ok(Written::Profile(Format::Svg)),
@@ -236,6 +246,8 @@ mod tests {
             ("export -p 1 -o - -f memory-viz", "goes into a file"),
             ("export -p 1 -o a.csv -w some", "inuse, peak, alloc, count or leak"),
             ("export -o a.csv", "--pid"),
+            ("export --in j.mwr -o a.csv --since 10m", "--since goes with --weight peak or leak"),
+            ("flamegraph --in j.mwr -o a.svg -w alloc --since 10m", "--since goes with --weight peak or leak"),
         ] {
             let refusal = parsed(&format!("memwatch {line}")).expect_err(line);
             assert!(refusal.contains(words), "{line}: {refusal}");

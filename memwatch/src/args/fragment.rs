@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::moment::PAST;
 use super::tensors::level;
 use super::{Subject, values};
 use crate::sources::torch::TensorLevel;
@@ -13,7 +14,7 @@ pub(crate) struct Fragment {
     #[command(flatten)]
     pub(crate) subject: Subject,
     /// Watch so long before the report (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// What of PyTorch is watched: off (the driver's memory alone), blocks (how memory lies in segments), sites (and which lines hold it together) or

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+use super::moment::PAST;
 use super::{Subject, values};
 
 /// What keeps growing.
@@ -12,7 +13,7 @@ pub(crate) struct Leak {
     #[command(flatten)]
     pub(crate) subject: Subject,
     /// Watch so long before the report (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "1m", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", default_value = "1m", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// Growth of so many bytes a minute is a leak: 500K, 10M; less is called slow

@@ -1,5 +1,6 @@
-//! Times in a recording, as people type them.
+//! Recordings and the agent's history: which is looked at, and how much of it. Times in them, as people type them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::civil::{DateTime, Time};
@@ -8,18 +9,42 @@ use jiff::{Timestamp, Zoned};
 
 use super::values;
 
-/// Until when a recording is read.
+/// Options of which any says that nothing is to be watched now.
+pub(super) const PAST: [&str; 3] = ["recording", "since", "until"];
+
+/// What is looked at instead of a watch, if anything is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Past {
+    /// Look at this recording, instead of watching; without --pid at every process in it
+    #[arg(long = "in", value_name = "FILE")]
+    pub(crate) recording: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) window: Window,
+}
+
+/// How much of a recording is looked at; of the agent's history, where no recording is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Until {
-    /// Say what stood at this time of the recording instead: 14:05:30, 2026-11-22T14:05, or 10m for so long before its end
-    #[arg(long, value_name = "TIME", value_parser = moment, requires = "recording")]
+pub(crate) struct Window {
+    /// Look at the time from then on: 14:05:30, 2026-11-22T14:05, or 10m for so long before the end of the recording; without --in at the
+    /// history of the agent, and before now
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) since: Option<Moment>,
+    /// Say what stood at this time, as of --since; without --in by the history of the agent
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     pub(crate) until: Option<Moment>,
+}
+
+impl Window {
+    /// Whether it is all there is.
+    pub(crate) const fn is_whole(self) -> bool {
+        self.since.is_none() && self.until.is_none()
+    }
 }
 
 /// A time in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// So long before its end.
+    /// So long before its end; of a history that is being written, before now.
     BeforeEnd(Duration),
     /// The last such time of day in it, where the reader is.
     TimeOfDay(Time),
@@ -48,7 +73,7 @@ fn sentence() -> String {
 }
 
 impl Moment {
-    /// When it is, in nanoseconds since 1970, of a recording that ends at this time.
+    /// When it is, in nanoseconds since 1970, where the end, or now, is at this time.
     pub(crate) fn unix_ns(self, end_unix_ns: i128) -> i128 {
         self.in_zone(end_unix_ns, &TimeZone::system())
     }

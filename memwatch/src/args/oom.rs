@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+use super::moment::PAST;
 use super::{Subject, values};
 
 /// Whether memory runs out, and why allocations failed.
@@ -12,7 +13,7 @@ pub(crate) struct Oom {
     #[command(flatten)]
     pub(crate) subject: Subject,
     /// Watch so long (default: until Ctrl-C, or the end of the program)
-    #[arg(short, long, value_name = "TIME", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
     /// Tell that more than this part of a GPU is needed, in percent: 85, or several as 80,90,95
@@ -23,13 +24,13 @@ pub(crate) struct Oom {
     #[arg(long)]
     pub(crate) follow: bool,
     /// Run this command then, by the shell, with the change as JSON on its standard input
-    #[arg(long, value_name = "CMD", conflicts_with = "recording")]
+    #[arg(long, value_name = "CMD", conflicts_with_all = PAST)]
     pub(crate) exec: Option<String>,
     /// End that command after so long
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) exec_timeout: Duration,
     /// Post the change as JSON to this address then: http://host:port/path
-    #[arg(long, value_name = "URL", conflicts_with = "recording", value_parser = values::webhook)]
+    #[arg(long, value_name = "URL", conflicts_with_all = PAST, value_parser = values::webhook)]
     pub(crate) webhook: Option<String>,
     /// End with code 3 where one of these was found: forecast, a forecast of level medium or above; oom, an allocation that failed
     #[arg(long, value_name = "WHAT", value_enum, value_delimiter = ',')]

@@ -3,20 +3,18 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{Targets, TimelineFormat, Until, by_name, values};
+use super::moment::PAST;
+use super::{Past, Targets, TimelineFormat, by_name, values};
 
 /// Who is looked at, how often and how long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Looks {
     #[command(flatten)]
     pub(crate) targets: Targets,
-    /// Look at this recording, instead of watching; without --pid at every process in it
-    #[arg(long = "in", value_name = "FILE", help_heading = "What to watch")]
-    pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) until: Until,
+    pub(crate) past: Past,
     /// Watch so long (default: until Ctrl-C, or the end of the programs that are named)
-    #[arg(short, long, value_name = "TIME", conflicts_with = "recording", help_heading = "Time")]
+    #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST, help_heading = "Time")]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
 }

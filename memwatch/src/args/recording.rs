@@ -6,7 +6,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use memwatch_core::words::Tgid;
 
-use super::{Tensors, Until, values};
+use super::moment::PAST;
+use super::{Past, Tensors, Window, values};
 
 /// `memwatch record`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
@@ -55,7 +56,7 @@ pub(crate) enum Keep {
 }
 
 /// The least that keeps anything of the newest.
-const LEAST_RING_BYTES: u64 = 1 << 20;
+pub(super) const LEAST_RING_BYTES: u64 = 1 << 20;
 
 impl TapeArgs {
     /// Whether it goes on at its limit.
@@ -76,11 +77,11 @@ impl TapeArgs {
 /// `memwatch report`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Replayed {
-    /// The recording
-    #[arg(value_name = "FILE")]
-    pub(crate) recording: PathBuf,
+    /// The recording (with --since or --until it may be left away: then it is the history of the agent)
+    #[arg(value_name = "FILE", required_unless_present_any = ["since", "until"])]
+    pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) until: Until,
+    pub(crate) window: Window,
     /// Show so many rows of each list at most
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
@@ -93,12 +94,9 @@ pub(crate) struct Replayed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Subject {
     /// The process, and its children; may be repeated
-    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', required_unless_present = "recording")]
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', required_unless_present_any = PAST)]
     #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
     pub(crate) tgids: Vec<Tgid>,
-    /// Say what stood at the end of this recording, instead of watching; without --pid of every process in it
-    #[arg(long = "in", value_name = "FILE")]
-    pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) until: Until,
+    pub(crate) past: Past,
 }

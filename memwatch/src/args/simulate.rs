@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use memwatch_core::analysis::simulation::{Plan, Settings};
 
+use super::moment::PAST;
 use super::{Subject, values};
 
 /// What other settings would have taken.
@@ -12,7 +13,7 @@ pub(crate) struct Simulate {
     #[command(flatten)]
     pub(crate) subject: Subject,
     /// Watch so long (default: until Ctrl-C, or the end of the program)
-    #[arg(short, long, value_name = "TIME", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
     /// Try this value of PYTORCH_CUDA_ALLOC_CONF, such as max_split_size_mb:256, beside PyTorch's default; may be repeated (default: the usual ones)

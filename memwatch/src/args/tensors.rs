@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use memwatch_core::words::Tgid;
 
-use super::{Subject, Until, values};
+use super::moment::PAST;
+use super::{Past, Subject, values};
 use crate::sources::torch::{TensorLevel, TensorWish};
 
 /// How much of PyTorch is watched.
@@ -61,7 +62,7 @@ pub(crate) struct Stats {
     pub(crate) subject: Subject,
     /// Print them again and again, so often, until Ctrl-C or the end of the program
     #[arg(short, long, value_name = "TIME", value_parser = values::interval, allow_negative_numbers = true)]
-    #[arg(conflicts_with = "recording")]
+    #[arg(conflicts_with_all = PAST)]
     pub(crate) interval: Option<Duration>,
     /// Begin peaks anew with each report, in memwatch's books: each then has the peaks of its interval
     #[arg(long, requires = "interval")]
@@ -74,7 +75,7 @@ pub(crate) struct Places {
     #[command(flatten)]
     pub(crate) subject: Subject,
     /// Watch so long before the report (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// Show so many rows at most
@@ -110,13 +111,10 @@ pub(crate) struct Layers {
 pub(crate) struct Pickle {
     /// The process; of a recording with one PyTorch process it need not be said
     #[arg(short = 'p', long = "pid", value_name = "PID", value_parser = values::tgid, allow_negative_numbers = true)]
-    #[arg(required_unless_present = "recording")]
+    #[arg(required_unless_present_any = PAST)]
     pub(crate) tgid: Option<Tgid>,
-    /// Write what stood at the end of this recording, instead of watching
-    #[arg(long = "in", value_name = "FILE")]
-    pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) until: Until,
+    pub(crate) past: Past,
     /// The file, which pytorch.org/memory_viz reads
     #[arg(short, long, value_name = "FILE", default_value = "snapshot.pickle")]
     pub(crate) output: PathBuf,
@@ -124,7 +122,7 @@ pub(crate) struct Pickle {
     #[arg(long)]
     pub(crate) force: bool,
     /// Watch so long before it is written (ended earlier by Ctrl-C, or when the program ends)
-    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with = "recording")]
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
     /// Write native frames, too, as torch.cuda.memory._record_memory_history(stacks="all") does

@@ -72,14 +72,17 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch record", "--output <FILE>"),
         ("memwatch record -o f --max-size 5T", "a size is a number of bytes"),
         ("memwatch record -o f --keep newest", "--max-size"),
-        ("memwatch ps --until 10m", "--in"),
+        ("memwatch leak --since 10m -d 5s", "cannot be used with"),
+        ("memwatch timeline --until 10m -d 5s", "cannot be used with"),
+        ("memwatch ps --since sometimes", "a time is 14:05"),
+        ("memwatch agent --history /h --history-size 100K", "1M or more"),
         ("memwatch ps --in f --until soon", "a time is 14:05"),
         ("memwatch sites", "--pid <PID>"),
         ("memwatch sites --in f -d 5s", "cannot be used with"),
         ("memwatch stats --in f -i 1s", "cannot be used with"),
         ("memwatch report", "<FILE>"),
         ("memwatch leak -p 1 --fail-on all", "possible values"),
-        ("memwatch simulate --in f -s max_split_size_mb:8", "a number above 20"),
+        ("memwatch simulate --in f -s max_split_size_mb:8", "a number from 20 on"),
         ("memwatch stats -p 1 --reset-peaks", "--interval <TIME>"),
     ] {
         let text = refusal(line);
@@ -135,6 +138,15 @@ fn what_a_watch_is_asked_a_recording_is_asked() {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }
+    let commands = [
+        "ps", "leak", "oom", "profile", "timeline", "monitor", "report", "stats", "sites", "snapshot", "simulate",
+        "fragment",
+    ];
+    for command in commands {
+        args(&format!("memwatch {command} --since 2h --until 14:05"));
+    }
+    let Some(Command::Leak(leak)) = args("memwatch leak --since 10m").command else { panic!() };
+    assert!(!leak.subject.past.window.is_whole() && leak.subject.past.recording.is_none());
     let Some(Command::Record(record)) = args("memwatch record -p 7 -o job.mwr --max-size 2G").command else { panic!() };
     assert_eq!((record.tape.max_size, record.duration, record.tape.force), (Some(2 << 30), None, false));
 }

@@ -6,6 +6,7 @@ use memwatch_core::analysis::simulation::Settings;
 use memwatch_core::words::Tgid;
 
 use super::ProcessMetrics;
+use super::recording::LEAST_RING_BYTES;
 
 /// Faster refreshes cost more than they show.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
@@ -121,6 +122,18 @@ pub(super) fn webhook(text: &str) -> Result<String, String> {
 /// When it is none.
 pub(super) fn size_bytes(text: &str) -> Result<u64, String> {
     size(text).ok_or_else(|| "a size is a number of bytes, or of K, M or G (of 1024), such as 100M".to_owned())
+}
+
+/// How large an agent's history may become, in bytes.
+///
+/// # Errors
+/// When it is no size, or too small for anything of the newest.
+pub(super) fn history_bytes(text: &str) -> Result<u64, String> {
+    let bytes = size_bytes(text)?;
+    if bytes < LEAST_RING_BYTES {
+        return Err("a history takes 1M or more: all that is known has to fit several times".to_owned());
+    }
+    Ok(bytes)
 }
 
 /// A value of `PYTORCH_CUDA_ALLOC_CONF`.

@@ -4,7 +4,8 @@ use memwatch_core::recording::Stopped;
 use memwatch_core::snapshot::Snapshot;
 
 use super::{Session, SessionOptions};
-use crate::sinks::recording::Recorded;
+use crate::exit::Failure;
+use crate::sinks::recording::{Recorded, Tape, TapeOptions};
 use crate::sources::clock;
 
 impl Session {
@@ -12,9 +13,31 @@ impl Session {
     /// and why allocations failed.
     pub(super) fn prepare_recording(&mut self, options: &SessionOptions) {
         if options.tape.as_ref().is_some_and(|tape| tape.keeps_newest) {
-            self.pipeline.watch_forecasts(&[]);
-            self.pipeline.watch_ooms();
+            self.look_for_all();
         }
+    }
+
+    fn look_for_all(&mut self) {
+        self.pipeline.watch_forecasts(&[]);
+        self.pipeline.watch_ooms();
+    }
+
+    /// Records what comes from now on, into a file that keeps the newest and begins with all that is known now.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn begin_recording(&mut self, options: &TapeOptions) -> Result<(), Failure> {
+        let tape = Tape::create(options)?;
+        self.look_for_all();
+        self.tick();
+        tape.keep(&self.pipeline, self.pipeline.now_ns(), clock::boottime_to_unix_ns());
+        self.pipeline.tape = Some(tape);
+        Ok(())
+    }
+
+    /// A recording that has come to an end by itself: it could not be written on.
+    pub(crate) fn take_ended_recording(&mut self) -> Option<Tape> {
+        self.pipeline.tape.take_if(|tape| !tape.is_going())
     }
 
     /// Whether a recording that was to be made has come to an end: it is full, or could not be written on.

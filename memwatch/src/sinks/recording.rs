@@ -2,8 +2,9 @@
 
 mod ring;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,10 @@ pub(crate) struct TapeOptions {
     pub(crate) limit_bytes: Option<u64>,
     /// At the limit the oldest goes, and the recording goes on.
     pub(crate) keeps_newest: bool,
+    /// The permissions of the file, if not what the umask gives.
+    pub(crate) mode: Option<u32>,
+    /// The watch waits for a slow disk; else the recording ends there.
+    pub(crate) waits: bool,
     /// What stands at its front.
     pub(crate) front: Front,
 }
@@ -108,6 +113,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) ending: Option<Ending>,
     /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
     pub(crate) events_since_ns: Option<u64>,
+    /// From when on it was looked at, where that is not all of it: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) since_ns: Option<u64>,
 }
 
 impl Tape {
@@ -119,11 +126,15 @@ impl Tape {
         let path = &options.path;
         let made = if options.force { File::create(path) } else { File::create_new(path) };
         let front = Encoder::front(&options.front);
+        let made = made.and_then(|file| {
+            let permissions = options.mode.map(Permissions::from_mode);
+            permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions)).map(|()| file)
+        });
         let written = made.and_then(|mut file| file.write_all(&front).map(|()| file));
         let limit_bytes = options.limit_bytes.unwrap_or(u64::MAX);
         let target = written.and_then(|file| {
             if options.keeps_newest {
-                return Ring::start(path, file, front, limit_bytes).map(Target::Ring);
+                return Ring::start(path, file, front, limit_bytes, options.waits).map(Target::Ring);
             }
             Ok(Target::File { file, bytes: front.len() as u64, limit_bytes })
         });
@@ -157,9 +168,14 @@ impl Tape {
         }
         let offset = boottime_to_unix_ns();
         self.write(offset);
+        self.keep(pipeline, self.encoder.latest_ns(), offset);
+    }
+
+    /// Takes all that was known at this time into the recording, where it keeps the newest: with that it may begin.
+    pub(crate) fn keep(&self, pipeline: &Pipeline, time_ns: u64, boottime_to_unix_ns: i128) {
         if let Target::Ring(ring) = &self.target {
-            let (time_ns, inputs) = (self.encoder.latest_ns(), self.encoder.inputs());
-            let boottime_to_unix_ns = i64::try_from(offset).unwrap_or(i64::MAX);
+            let inputs = self.encoder.inputs();
+            let boottime_to_unix_ns = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
             let layout = memwatch_core::STATE;
             let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
             // A copy is made faster than the state is written, which the thread does.
@@ -170,6 +186,11 @@ impl Tape {
     /// Whether it goes on.
     pub(crate) fn is_going(&self) -> bool {
         self.state == State::Going && !matches!(&self.target, Target::Ring(ring) if !ring.is_going())
+    }
+
+    /// Whether nobody writes into its file any more.
+    pub(crate) fn has_let_go(&self) -> bool {
+        !matches!(&self.target, Target::Ring(ring) if !ring.has_let_go())
     }
 
     /// Writes all that has come, and the end mark, and waits until the disk has it.

@@ -72,6 +72,11 @@ async fn hand_out(mut requests: Requests, processes: u32) {
                 let _ = reply.send(viewer == Viewer::Everything && tgid.0 < 10);
                 continue;
             }
+            Question::History(reply) => {
+                let kept = protocol::Kept { file: "/h/history.mwr".into(), previous: None, failing: None };
+                let _ = reply.send((processes > 3).then_some(kept));
+                continue;
+            }
         };
         let snapshots_total = made.fetch_add(1, Ordering::Relaxed) + 1;
         let agent = AgentState { snapshots_total, ..AgentState::default() };
@@ -120,6 +125,16 @@ async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
     }
     let refused = Client::reset_peaks(&agent.path(), Tgid(70)).await.expect_err("it sees none").to_string();
     assert_eq!(refused, "it says: process 70 is none that you get to see");
+}
+
+#[tokio::test]
+async fn where_the_history_is_is_told_to_those_who_see_everything() {
+    for (processes, has_one) in [(3, false), (4, true)] {
+        let agent = Made::start(processes, ROOMY, PATIENCE);
+        let (kept, viewer) = Client::history(&agent.path()).await.expect("it answers");
+        let is_told = has_one && viewer == Viewer::Everything;
+        assert_eq!(kept.map(|kept| kept.file), is_told.then(|| "/h/history.mwr".into()));
+    }
 }
 
 #[tokio::test]

@@ -221,6 +221,20 @@ pub(crate) const AGENT_SUPPRESSED: Family = gauge(
     NONE,
     "Pairs of workload and GPU beyond the 200 with series of their own: they are summed under workload_kind other.",
 );
+/// Whether the history is written.
+pub(crate) const AGENT_HISTORY_UP: Family = gauge(
+    "memwatch_agent_history_up",
+    "",
+    NONE,
+    "1 while the agent writes its history, 0 while it cannot, as on a full disk; absent without --history.",
+);
+/// How often it could not be.
+pub(crate) const AGENT_HISTORY_FAILURES: Family = counter(
+    "memwatch_agent_history_failures",
+    "",
+    NONE,
+    "How often the history could not be written on or begun: it is tried again every 10 s. Absent without --history.",
+);
 /// When the numbers were made.
 pub(crate) const AGENT_SNAPSHOT: Family = gauge(
     "memwatch_agent_snapshot_timestamp_seconds",
@@ -254,7 +268,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 33] = [
+pub(crate) const ALL: [&Family; 35] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -280,6 +294,8 @@ pub(crate) const ALL: [&Family; 33] = [
     &AGENT_PROBE_FAILURES,
     &AGENT_PROCESSES,
     &AGENT_SUPPRESSED,
+    &AGENT_HISTORY_UP,
+    &AGENT_HISTORY_FAILURES,
     &AGENT_SNAPSHOT,
     &AGENT_COLLECT,
     &OWN_CPU,

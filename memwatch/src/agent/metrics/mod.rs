@@ -20,6 +20,7 @@ use self::families::Family;
 use self::gpus::Gpus;
 use self::own_use::OwnUse;
 use self::workloads::{Counted, Labels, OUT_OF_MEMORY, Row, Workloads};
+use super::history::HistoryState;
 
 /// So many driver libraries have series of their own.
 const OWN_LIBRARIES: usize = 32;
@@ -35,6 +36,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) collect_ns: Option<u64>,
     /// The driver's version; empty where that is not known.
     pub(crate) driver_version: &'a str,
+    /// Its history, if it keeps one.
+    pub(crate) history: Option<HistoryState>,
     /// The agent itself.
     pub(crate) own: OwnUse,
 }
@@ -162,6 +165,10 @@ impl Metrics {
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();
         text.family(&families::AGENT_PROCESSES, [([], number(living))]);
         text.family(&families::AGENT_SUPPRESSED, [([], number(self.workloads.suppressed()))]);
+        let history = facts.history;
+        text.family(&families::AGENT_HISTORY_UP, history.map(|own| ([], Number::Whole(own.is_written.into()))));
+        let failures = history.map(|own| ([], Number::Whole(own.failures_total)));
+        text.family(&families::AGENT_HISTORY_FAILURES, failures);
         text.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
         text.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }

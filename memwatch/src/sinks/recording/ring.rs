@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use memwatch_core::Pipeline;
@@ -34,6 +34,8 @@ pub(super) struct Ring {
     orders: SyncSender<Order>,
     thread: JoinHandle<(Kept, io::Result<()>)>,
     flags: Arc<Flags>,
+    /// The watch waits for a slow disk.
+    waits: bool,
 }
 
 /// What is in the file.
@@ -58,7 +60,7 @@ impl Ring {
     ///
     /// # Errors
     /// When the file is none that another can take the place of, or there can be no thread.
-    pub(super) fn start(path: &Path, file: File, front: Vec<u8>, limit_bytes: u64) -> io::Result<Self> {
+    pub(super) fn start(path: &Path, file: File, front: Vec<u8>, limit_bytes: u64, waits: bool) -> io::Result<Self> {
         if !file.metadata()?.is_file() {
             return Err(io::Error::other("it is no file on a disk, and cannot keep the newest"));
         }
@@ -70,7 +72,7 @@ impl Ring {
         let writer = Writer { path, file, front, kept, limit_bytes, keyframes, since, flags: Arc::clone(&flags) };
         let (orders, waiting) = sync_channel(WAITING);
         let thread = thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&waiting))?;
-        Ok(Self { orders, thread, flags })
+        Ok(Self { orders, thread, flags, waits })
     }
 
     /// Whether it goes on.
@@ -84,14 +86,27 @@ impl Ring {
     }
 
     pub(super) fn append(&self, chunk: Vec<u8>) {
+        self.order(Order::Chunk(chunk));
+    }
+
+    fn order(&self, order: Order) {
         // A thread that is gone has said that it failed.
-        let _ = self.orders.send(Order::Chunk(chunk));
+        if self.waits {
+            let _ = self.orders.send(order);
+        } else if let Err(TrySendError::Full(_)) = self.orders.try_send(order) {
+            self.flags.has_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the thread has ended: it does nothing to the file any more.
+    pub(super) fn has_let_go(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// All that is known behind the last chunk.
     pub(super) fn keyframe(&self, front: KeyframeFront, pipeline: Pipeline) {
         self.flags.is_due.store(false, Ordering::Relaxed);
-        let _ = self.orders.send(Order::Keyframe(front, Box::new(pipeline)));
+        self.order(Order::Keyframe(front, Box::new(pipeline)));
     }
 
     /// Writes the end mark. Says what is in the file, and whether all of it was written.
@@ -122,6 +137,10 @@ impl Writer {
     fn run(mut self, orders: &Receiver<Order>) -> (Kept, io::Result<()>) {
         let mut done = Ok(());
         for order in orders {
+            if self.flags.has_failed.load(Ordering::Relaxed) {
+                done = Err(io::Error::other("the disk does not keep up with what is recorded"));
+                break;
+            }
             done = match order {
                 Order::Chunk(chunk) => self.add(&chunk),
                 Order::Keyframe(front, pipeline) => {
@@ -152,7 +171,7 @@ impl Writer {
         // A keyframe may be on its way still.
         if self.kept.bytes + more + super::END_BYTES > self.limit_bytes {
             return Err(io::Error::other(
-                "--max-size is too little for what came before all that was known could be written",
+                "--max-size (of an agent --history-size) is too little for what came before all that was known could be written",
             ));
         }
         self.append(chunk)?;
@@ -168,6 +187,9 @@ impl Writer {
         let more = keyframe.len() as u64;
         if self.kept.bytes + more > self.full_bytes() {
             self.keep_newest(more)?;
+        }
+        if self.kept.bytes == self.front.len() as u64 {
+            self.kept.since_ns = Some(time_ns);
         }
         if self.kept.bytes + more > self.full_bytes() {
             // Nothing of the file may be kept beside it: it begins anew.
@@ -201,7 +223,7 @@ impl Writer {
         if self.kept.bytes + bytes > self.limit_bytes {
             let state = super::bytes(more.len() as u64);
             return Err(io::Error::other(format!(
-                "all that is known takes {state}: give --max-size at least six times that"
+                "all that is known takes {state}: give --max-size (an agent --history-size) at least six times that"
             )));
         }
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();

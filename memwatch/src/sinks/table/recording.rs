@@ -47,8 +47,12 @@ fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
         let since = clock.moment(since_ns, snapshot.time_ns);
         format!("keeps the newest: events from {since} on; sums count all since {begin}\n")
     });
+    let looked = facts.since_ns.map_or_else(String::new, |since_ns| {
+        let since = clock.moment(since_ns, snapshot.time_ns);
+        format!("looked at from {since} on: peaks, and what came and went; calls and sums count all since {begin}\n")
+    });
     format!(
-        "{}: {begin} to {end} ({took}) on {}, {} in {} inputs, {ended}\n{kept}made by memwatch {}: {}\n\n",
+        "{}: {begin} to {end} ({took}) on {}, {} in {} inputs, {ended}\n{kept}{looked}made by memwatch {}: {}\n\n",
         printable(&path),
         printable(&facts.front.host),
         bytes(facts.bytes),

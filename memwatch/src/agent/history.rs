@@ -1,0 +1,283 @@
+//! The history that the agent keeps: a recording of its watch with the newest that there was, beside that of its watch before.
+//!
+//! Nothing that becomes of a disk stops the agent: it says so, and tries again now and then.
+
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, BufReader};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use memwatch_core::recording::{FORMAT_WITH_KEYFRAMES, Front, Reader, Stopped};
+
+use super::protocol::Kept;
+use crate::args::Agent;
+use crate::output::host_name;
+use crate::session::Session;
+use crate::sinks::recording::{Tape, TapeOptions};
+
+/// The recording, that of the watch before, and what a killed agent may have left of a copy.
+const FILE: &str = "history.mwr";
+const PREVIOUS: &str = "previous.mwr";
+const COPY: &str = ".history.mwr.new";
+/// For root and the group: it has what all users run.
+const FILE_MODE: u32 = 0o640;
+/// Of a directory that is made for it: files in it are of its group.
+const DIRECTORY_MODE: u32 = 0o2750;
+/// So long after a failure it is tried again.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// How the history is, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HistoryState {
+    /// It is being written.
+    pub(crate) is_written: bool,
+    /// How often it could not be written on, or not be made.
+    pub(crate) failures_total: u64,
+}
+
+/// The history of this watch.
+pub(crate) struct History {
+    directory: PathBuf,
+    options: TapeOptions,
+    state: HistoryState,
+    /// Why it is not written, and when it is tried again.
+    failing: Option<(String, Instant)>,
+    /// One that failed, until its thread has let go of the file.
+    failed: Option<Tape>,
+}
+
+impl History {
+    /// Where it is to be kept. A directory that is not there is made, for root and this group: that takes privileges which are given up later.
+    ///
+    /// # Errors
+    /// When it cannot be kept there by anybody, or not safely.
+    pub(crate) fn prepare(agent: &Agent, group: Option<u32>) -> anyhow::Result<Option<Self>> {
+        let Some(directory) = &agent.history else { return Ok(None) };
+        let name = directory.display();
+        match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
+            Ok(()) => {
+                // As in a user namespace, or as a user: then it stays its maker's alone.
+                let owned = chown(directory, None, group);
+                let mode = if group.is_some() && owned.is_ok() { DIRECTORY_MODE } else { DIRECTORY_MODE & 0o777 };
+                fs::set_permissions(directory, Permissions::from_mode(mode))?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("the directory {name} cannot be made")),
+        }
+        let metadata = fs::metadata(directory).with_context(|| format!("{name} cannot be looked at"))?;
+        // SAFETY: it has no preconditions.
+        let own = unsafe { libc::geteuid() };
+        if !metadata.is_dir() {
+            bail!("{name} is no directory: --history names one");
+        }
+        if metadata.mode() & 0o002 != 0 || ![0, own].contains(&metadata.uid()) {
+            bail!("others may write into {name}: --history takes a directory of root's (or of the agent's user) alone");
+        }
+        let directory = directory.canonicalize()?;
+        let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
+        let front = Front {
+            format: FORMAT_WITH_KEYFRAMES,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            host: host_name(),
+            everybody: true,
+            command: words.collect(),
+        };
+        let options = TapeOptions {
+            path: directory.join(FILE),
+            force: false,
+            limit_bytes: Some(agent.history_size),
+            keeps_newest: true,
+            mode: Some(FILE_MODE),
+            waits: false,
+            front,
+        };
+        Ok(Some(Self { directory, options, state: HistoryState::default(), failing: None, failed: None }))
+    }
+
+    /// Begins to write: what an agent before has left becomes the previous history.
+    pub(crate) fn begin(&mut self, session: &mut Session) {
+        let begun = self
+            .make_room()
+            .map_err(anyhow::Error::from)
+            .and_then(|()| session.begin_recording(&self.options).map_err(|failure| failure.error));
+        match begun {
+            Ok(()) => {
+                if self.failing.take().is_some() {
+                    eprintln!("memwatch: the history is written again");
+                }
+                self.state.is_written = true;
+            }
+            Err(error) => self.fail(format!("{error:#}")),
+        }
+    }
+
+    /// Looks whether it is written still, and tries again where it is not.
+    pub(crate) fn tend(&mut self, session: &mut Session) {
+        if let Some(tape) = session.take_ended_recording() {
+            self.state.is_written = false;
+            self.failed = Some(tape);
+            self.fail(String::new());
+        }
+        if self.failed.as_ref().is_some_and(Tape::has_let_go)
+            && let Some(Err(why)) = self.failed.take().map(|tape| tape.end(Stopped::Limit, 0).end)
+        {
+            self.tell(why);
+        }
+        let is_due = self.failing.as_ref().is_some_and(|(_, again)| Instant::now() >= *again);
+        if is_due && self.failed.is_none() {
+            self.begin(session);
+        }
+    }
+
+    /// The agent ends.
+    pub(crate) fn end(&self, session: &mut Session) {
+        if self.state.is_written
+            && let (_, _, Some(recorded)) = session.end_recording(Stopped::Asked)
+            && let Err(why) = recorded.end
+        {
+            eprintln!("memwatch: the history in {} has no end: {why}", self.directory.display());
+        }
+    }
+
+    /// How it is.
+    pub(crate) const fn state(&self) -> HistoryState {
+        self.state
+    }
+
+    /// Where it is, for those who may read it.
+    pub(crate) fn kept(&self) -> Kept {
+        let previous = self.directory.join(PREVIOUS);
+        Kept {
+            file: self.options.path.clone(),
+            previous: previous.exists().then_some(previous),
+            failing: self.failing.as_ref().map(|(why, _)| match why.as_str() {
+                "" => "why is not known yet".to_owned(),
+                why => why.to_owned(),
+            }),
+        }
+    }
+
+    /// Nothing has its name then.
+    fn make_room(&self) -> io::Result<()> {
+        fs::remove_file(self.directory.join(COPY)).or_else(unless_absent)?;
+        let file = &self.options.path;
+        if is_empty(file) {
+            return fs::remove_file(file);
+        }
+        fs::rename(file, self.directory.join(PREVIOUS)).or_else(unless_absent)
+    }
+
+    fn fail(&mut self, why: String) {
+        self.state.failures_total += 1;
+        let before = self.failing.take();
+        let known = before.map(|(why, _)| why).unwrap_or_default();
+        self.failing = Some((known, Instant::now() + PAUSE));
+        self.tell(why);
+    }
+
+    /// Says why, once for each reason.
+    fn tell(&mut self, why: String) {
+        let Some((known, _)) = self.failing.as_mut().filter(|(known, _)| *known != why && !why.is_empty()) else {
+            return;
+        };
+        let place = self.directory.display();
+        eprintln!(
+            "memwatch: no history is written in {place}, which is tried again every {} s: {why}",
+            PAUSE.as_secs()
+        );
+        *known = why;
+    }
+}
+
+/// Whether it is a recording in which nothing was recorded: nobody would miss it.
+fn is_empty(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return false };
+    if file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0) {
+        return true;
+    }
+    Reader::open(BufReader::new(file)).is_ok_and(|mut reader| matches!(reader.next_part(), Ok(None)))
+}
+
+fn unless_absent(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::symlink;
+
+    use memwatch_core::input::Input;
+    use memwatch_core::recording::Encoder;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn prepared(directory: &Path) -> anyhow::Result<History> {
+        prepared_for(directory, None)
+    }
+
+    fn prepared_for(directory: &Path, group: Option<u32>) -> anyhow::Result<History> {
+        let words = ["memwatch", "agent", "--history", directory.to_str().expect("a plain path")];
+        let Some(Command::Agent(agent)) = Args::from_words(words).expect("it is one").command else { panic!() };
+        History::prepare(&agent, group).map(|history| history.expect("one is wanted"))
+    }
+
+    fn recording(inputs: u64) -> Vec<u8> {
+        let mut encoder = Encoder::default();
+        let mut bytes = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
+        (1..=inputs).for_each(|time_ns| encoder.push(&Input::Tick { time_ns }));
+        bytes.extend(encoder.chunk(0).expect("it is packed").unwrap_or_default());
+        bytes
+    }
+
+    #[test]
+    fn a_history_becomes_the_previous_one_and_an_empty_one_goes() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let history = prepared(directory.path()).expect("it is ours");
+        let [file, previous, copy] = [FILE, PREVIOUS, COPY].map(|name| directory.path().join(name));
+        history.make_room().expect("there is nothing");
+        fs::write(&file, recording(3)).expect("it is ours");
+        fs::write(&copy, "half").expect("it is ours");
+        history.make_room().expect("it is ours");
+        assert!(!file.exists() && !copy.exists());
+        assert_eq!(history.kept().previous.as_ref(), Some(&previous));
+        for empty in [recording(0), Vec::new()] {
+            fs::write(&file, empty).expect("it is ours");
+            history.make_room().expect("it is ours");
+            assert!(!file.exists());
+            assert_eq!(fs::read(&previous).expect("it is kept"), recording(3));
+        }
+        // What is none is nothing to be thrown away at once.
+        fs::write(&file, "something").expect("it is ours");
+        history.make_room().expect("it is ours");
+        assert_eq!(fs::read(&previous).expect("it is kept"), b"something");
+    }
+
+    #[test]
+    fn a_directory_is_made_for_its_maker_and_one_of_others_is_refused() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let made = parent.path().join("made");
+        prepared(&made).expect("it is made");
+        let bits = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
+        assert_eq!(bits(&made), 0o750);
+        // SAFETY: it has no preconditions.
+        let own = unsafe { libc::getegid() };
+        let of_group = parent.path().join("of_group");
+        prepared_for(&of_group, Some(own)).expect("it is made");
+        assert_eq!(bits(&of_group), 0o2750, "files in it are of its group, whatever the agent's is");
+        prepared_for(&made, Some(own)).expect("it is there");
+        assert_eq!(bits(&made), 0o750, "what is there stays as it is");
+        fs::set_permissions(&made, Permissions::from_mode(0o777)).expect("it is ours");
+        let refusal = |path: &Path| prepared(path).err().expect("it is refused").to_string();
+        assert!(refusal(&made).contains("others may write into"), "{}", refusal(&made));
+        let file = parent.path().join("file");
+        fs::write(&file, "").expect("it is ours");
+        assert!(refusal(&file).contains("is no directory"), "{}", refusal(&file));
+        assert!(refusal(&parent.path().join("a/b")).contains("cannot be made"));
+        symlink(&file, parent.path().join("link")).expect("it is ours");
+        assert!(refusal(&parent.path().join("link")).contains("is no directory"));
+    }
+}

@@ -1,0 +1,237 @@
+//! The agent's history: every command reads it as it reads a recording, whatever becomes of the agent or of its disk.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use memwatch_tests::agent::{Agent, workload_of};
+use memwatch_tests::mounts::SmallDisk;
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Shape, Workload};
+
+const ANN: u32 = 64_001;
+const ROOT: u32 = 0;
+/// What asks for all that there is.
+const ALL: [&str; 2] = ["--since", "300d"];
+
+fn machine() -> Option<Gpu> {
+    Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda)
+}
+
+/// One that keeps a history of this size there, and its file.
+fn keeping(gpu: &Gpu, directory: &Path, size: &str) -> (Agent, PathBuf) {
+    let mut command = gpu.memwatch(&[]);
+    command.env("MEMWATCH_HISTORY", directory).env("MEMWATCH_HISTORY_SIZE", size);
+    (Agent::by(gpu, command), directory.join("history.mwr"))
+}
+
+fn until<T>(what: &str, found: impl Fn() -> Option<T>) -> T {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        if let Some(found) = found() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{what} never came")
+}
+
+fn in_file(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
+    let file = file.display().to_string();
+    let place: &[&str] = if words[0] == "report" { &[&file] } else { &["--in", &file] };
+    Outcome::of(gpu.memwatch(&[&words[..1], place, &words[1..]].concat()))
+}
+
+/// Waits until the history knows that so much is live, and that it was a while ago.
+fn until_live(gpu: &Gpu, agent: &Agent, job: &Workload, bytes: u64) {
+    until("what is live", || {
+        let report = Report::parse(&agent.ask(gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat()).stdout);
+        let live = report.process(job.tgid()).map(|process| process.0["gpus"][0]["live_bytes"].clone());
+        (live == Some(bytes.into())).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(1100));
+}
+
+fn failures(outcome: &Outcome) -> usize {
+    outcome.assert_ended_with(0, &[]);
+    Report::parse(&outcome.stdout).json()["data"]["failures"].as_array().expect("a list").len()
+}
+
+#[test]
+fn commands_say_of_the_history_what_they_say_of_a_recording() {
+    let Some(gpu) = machine() else { return };
+    let (agent, file) = keeping(&gpu, &gpu.directory().join("history"), "64M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M", "alloc most 32M", "free most"]);
+    assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let since = Timestamp::now().to_string();
+    std::thread::sleep(Duration::from_millis(1100));
+    job.run(&["alloc more 8M", "alloc passing 16M", "free passing"]);
+    assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
+    until_live(&gpu, &agent, &job, 12 * MIB);
+    let end = Timestamp::now().to_string();
+    std::thread::sleep(Duration::from_millis(1100));
+    job.run(&["free more"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+
+    // Of the same time the same is said, to the byte.
+    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "report"] {
+        for json in [&[][..], &["--json"]] {
+            let words = [&[command, "--since", &since, "--until", &end], json].concat();
+            let (asked, read) = (agent.ask(&gpu, ROOT, &words), in_file(&gpu, &words, &file));
+            asked.assert_ended_with(0, &[]);
+            read.assert_ended_with(0, &[]);
+            assert_eq!(asked.stdout, read.stdout, "{words:?}");
+            assert!(!asked.stdout.is_empty() && asked.stderr.is_empty(), "{asked:?}");
+        }
+    }
+    // What was before the window is not of it, and what is later neither.
+    let asked = |words: &[&str]| agent.ask(&gpu, ROOT, &[words, &["--json"]].concat());
+    assert_eq!(failures(&asked(&["oom", "--since", &since])), 1);
+    assert_eq!(failures(&asked(&["oom", "--since", "300d"])), 2);
+    assert_eq!(failures(&asked(&["oom", "--until", &since])), 1);
+    let profile = |words: &[&str]| {
+        let profile = asked(&[&["profile"], words].concat());
+        let live =
+            Report::parse(&profile.stdout).process(job.tgid()).expect("it holds memory").0["gpus"][0]["live"].clone();
+        ["minimum_bytes", "peak_bytes", "current_bytes"].map(|name| live[name].as_u64().expect("a number") / MIB)
+    };
+    assert_eq!(profile(&["--since", &since, "--until", &end]), [4, 28, 12]);
+    assert_eq!(profile(&["--since", "300d", "--until", &since])[1..], [36, 4]);
+    let held = Report::parse(&asked(&["ps", "--since", &since, "--until", &end]).stdout);
+    let held = held.process(job.tgid()).expect("it holds memory").only_gpu();
+    assert_eq!((held.number("live_bytes"), held.number("peak_bytes")), (12 * MIB, 28 * MIB));
+
+    let metadata = fs::metadata(&file).expect("it is there");
+    assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o640, 0));
+    assert_eq!(fs::metadata(file.parent().expect("a directory")).expect("it is there").mode() & 0o777, 0o750);
+    for words in [&["leak", "--since", "10s"][..], &["ps", "--until", "1s"]] {
+        agent.ask(&gpu, ANN, words).assert_ended_with(4, &["has everybody's processes", "usermod -aG memwatch"]);
+    }
+    for command in ["sites", "stats", "fragment", "simulate"] {
+        asked(&[command, "--since", "10s"]).assert_ended_with(1, &["the agent watches no tensors", "memwatch record"]);
+    }
+    let long = agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat());
+    long.assert_ended_with(0, &["the agent's history begins at"]);
+    assert!(!long.stderr.contains("has no end") && !long.stderr.contains("previous.mwr"), "{long:?}");
+}
+
+#[test]
+fn a_restart_keeps_the_watch_before_and_a_killed_agent_leaves_what_can_be_read() {
+    let Some(gpu) = machine() else { return };
+    let directory = gpu.directory().join("history");
+    let previous = directory.join("previous.mwr");
+    let (mut agent, file) = keeping(&gpu, &directory, "64M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+    let tgid = job.tgid();
+    let recording = |file: &Path| {
+        let report = in_file(&gpu, &["report", "--json"], file);
+        report.assert_ended_with(0, &[]);
+        let report = Report::parse(&report.stdout);
+        assert!(report.process(tgid).is_some(), "{report:#?}");
+        report.json()["data"]["recording"]["ending"].clone()
+    };
+    assert_eq!(recording(&file), "whole");
+    let first = fs::read(&file).expect("it is there");
+
+    let (mut agent, _) = keeping(&gpu, &directory, "64M");
+    assert_eq!(fs::read(&previous).expect("it is kept"), first);
+    agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat()).assert_ended_with(0, &["its watch before", "previous.mwr"]);
+    job.run(&["alloc more 8M"]);
+    // What it had before is not known to this one.
+    until_live(&gpu, &agent, &job, 8 * MIB);
+    agent.signal(libc::SIGKILL);
+    agent.end();
+    assert_eq!(recording(&file), "cut");
+    let nobody = agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]);
+    nobody.assert_ended_with(1, &["cannot be used", "memwatch agent --history"]);
+    // Without a history it says so, and leaves what is there alone.
+    let agent = Agent::start(&gpu);
+    agent.ask(&gpu, ROOT, &["leak", "--since", "10s"]).assert_ended_with(1, &["keeps no history", "--history"]);
+    assert_eq!(recording(&file), "cut");
+}
+
+#[test]
+fn it_is_read_while_its_oldest_goes() {
+    let Some(gpu) = machine() else { return };
+    let (agent, file) = keeping(&gpu, &gpu.directory().join("history"), "1M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let inode = || fs::metadata(&file).expect("one or the other is there").ino();
+    let (first, mut copies) = (inode(), 0);
+    let begin = Instant::now();
+    let mut last = first;
+    while copies < 3 {
+        assert!(begin.elapsed() < PATIENCE, "it does not grow");
+        job.run(&["churn 2 20000 4096"]);
+        for words in [&["report", "--since", "1s", "--json"][..], &["timeline", "--since", "300d", "--json"]] {
+            let outcome = agent.ask(&gpu, ROOT, words);
+            outcome.assert_ended_with(0, &[]);
+            assert!(!outcome.stderr.contains("damaged"), "{outcome:?}");
+        }
+        copies += u32::from(std::mem::replace(&mut last, inode()) != last);
+        assert!(fs::metadata(&file).expect("it is there").len() < 1 << 20);
+    }
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    let report = Report::parse(&agent.ask(&gpu, ROOT, &["ps", "--json", "--since", "300d"]).stdout);
+    assert!(report.is_complete(), "{report:#?}");
+}
+
+#[test]
+fn a_full_disk_stops_no_agent_and_the_history_goes_on_where_there_is_room_again() {
+    let Some(gpu) = machine() else { return };
+    let Some(disk) = SmallDisk::mount(&gpu.directory().join("disk"), "256k") else { return };
+    let directory = disk.path().join("history");
+    fs::create_dir(&directory).expect("the disk is ours");
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).expect("it is ours");
+    let (agent, _) = keeping(&gpu, &directory, "1M");
+    let mut job = workload_of(&gpu, ANN);
+    job.run(&["uuid 0", "device 0", "alloc held 4M"]);
+    until_live(&gpu, &agent, &job, 4 * MIB);
+    disk.fill();
+    job.run(&["churn 2 2000 4096"]);
+    let asked = || agent.ask(&gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat());
+    until("that it cannot be written", || asked().stderr.contains("No space left on device").then_some(()));
+    let now = Report::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
+    assert!(now.json()["from_agent"] == true && now.is_complete(), "{now:#?}");
+    fs::remove_file(disk.path().join("filling")).expect("it is ours");
+    job.run(&["alloc more 8M"]);
+    let again = until("that it is written", || {
+        let outcome = asked();
+        let is_fine = outcome.code == 0 && !outcome.stderr.contains("cannot write its history");
+        is_fine.then(|| Report::parse(&outcome.stdout)).filter(|report| {
+            report.process(job.tgid()).is_some_and(|process| process.0["gpus"][0]["live_bytes"] == 12 * MIB)
+        })
+    });
+    assert!(again.is_complete(), "{again:#?}");
+}
+
+#[test]
+fn a_directory_of_others_and_a_size_of_nothing_are_refused() {
+    let Some(gpu) = machine() else { return };
+    let (socket, open) = (gpu.directory().join("run/a.sock"), gpu.directory().join("open"));
+    fs::create_dir(&open).expect("the directory is ours");
+    let asked = |words: &[&str]| {
+        let mut command = gpu.memwatch(&["agent", "--history"]);
+        command.arg(&open).args(words).arg("--socket").arg(&socket);
+        Outcome::of(command)
+    };
+    asked(&["--history-size", "1000"]).assert_ended_with(2, &["a history takes 1M or more"]);
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    asked(&[]).assert_ended_with(1, &["others may write into"]);
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    chown(&open, Some(ANN), None).expect("we are root");
+    asked(&[]).assert_ended_with(1, &["others may write into"]);
+    let nowhere = gpu.directory().join("nobody.sock").display().to_string();
+    let ask = |words: &[&str]| gpu.run_memwatch(&[words, &["leak", "--since", "10s"]].concat());
+    ask(&["--agent", &nowhere]).assert_ended_with(1, &["no agent listens on", "--history"]);
+    ask(&["--no-agent"]).assert_ended_with(1, &["which --no-agent forbids", "--in FILE"]);
+}
