@@ -6,6 +6,7 @@ pub mod churn;
 pub mod course;
 pub mod forecast;
 pub mod fragments;
+pub mod growth;
 pub mod leak;
 pub mod line;
 pub mod reconcile;

@@ -52,7 +52,8 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
         let signals = Signals::listen().map_err(anyhow::Error::from)?;
-        let session = Session::open(&options)?;
+        let mut session = Session::open(&options)?;
+        session.pipeline_mut().watch_growth();
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }
