@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Pipeline;
 use crate::analysis::churn::Churn;
 use crate::analysis::fragments::Fragments;
+use crate::analysis::growth::MachineGrowth;
 use crate::analysis::leak::Leaks;
 use crate::analysis::simulation::Simulations;
 use crate::forecasts::Foreseen;
@@ -22,6 +23,9 @@ pub(crate) struct Detectors {
     pub(crate) leaks: Option<Leaks>,
     /// Whether memory runs out, if that is asked for.
     pub(crate) foreseen: Option<Foreseen>,
+    /// How fast GPUs fill and workloads grow, if that is asked for.
+    #[serde(skip)]
+    pub(crate) growth: Option<Box<MachineGrowth>>,
     /// Allocations that failed, if that is asked for.
     pub(crate) ooms: Option<OomLog>,
     /// What other settings of PyTorch's allocators would have taken, if that is asked for.
@@ -64,6 +68,7 @@ impl Pipeline {
     pub(crate) fn show_reading(&mut self) {
         self.update_rooms();
         self.observe_reading();
+        self.observe_growth_reading();
         self.follow_reading();
     }
 
@@ -73,10 +78,11 @@ impl Pipeline {
         self.observe_last_fragments(tgid, time_ns);
     }
 
-    /// Time has passed.
+    /// Time has passed, and workloads know what is live.
     pub(crate) fn show_tick(&mut self) {
         self.observe_leaks();
         self.observe_needs();
         self.observe_fragments();
+        self.observe_growth();
     }
 }

@@ -15,6 +15,7 @@ mod forecasts;
 mod foresight;
 mod fragments;
 pub mod groups;
+mod growth;
 pub mod input;
 mod leaks;
 pub mod ledger;
@@ -245,7 +246,7 @@ impl Pipeline {
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
         let gpus = self.reading.devices.iter().map(|device| surroundings.gpu(device, &processes)).collect();
         let workloads = workloads::views(&self.workloads, &processes);
-        Snapshot {
+        self.tell_growth(Snapshot {
             time_ns: self.now_ns,
             complete: self.losses.all().is_empty(),
             losses: view::named(self.losses.all()),
@@ -259,7 +260,7 @@ impl Pipeline {
             cgroup_memory: self.cgroup_memory.clone(),
             hidden: None,
             from_agent: false,
-        }
+        })
     }
 
     fn call(&mut self, record: &CallRecord) {

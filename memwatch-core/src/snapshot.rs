@@ -117,6 +117,11 @@ pub struct GpuView {
     pub sampled_ns: u64,
     /// Processes that NVML lists and memwatch does not watch: their number.
     pub unwatched_processes: Option<u64>,
+    /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
+    /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
+    /// For whoever has the pipeline: not told over a socket.
+    #[serde(skip)]
+    pub seconds_to_full: Option<f64>,
 }
 
 /// One process.
@@ -372,6 +377,11 @@ pub struct WorkloadGpuView {
     pub last_oom_ns: Option<u64>,
     /// By kind; kinds never seen are left out.
     pub kinds: BTreeMap<Name, WorkloadKindView>,
+    /// By how much its live bytes keep growing; `None` where they do not, were seen for too short a time, or where nobody asked for it
+    /// (`Pipeline::watch_growth`).
+    /// For whoever has the pipeline: not told over a socket.
+    #[serde(skip)]
+    pub growth_bytes_per_second: Option<f64>,
 }
 
 /// One kind of memory of a workload on one GPU.

@@ -208,6 +208,7 @@ impl Surroundings<'_> {
             context_bytes: self.reconciliation.context_bytes(&device.uuid),
             sampled_ns: self.reading.end_ns,
             unwatched_processes: device.processes.as_ref().map(unwatched).and_then(|count| u64::try_from(count).ok()),
+            seconds_to_full: None,
         }
     }
 }

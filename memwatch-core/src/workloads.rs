@@ -66,6 +66,7 @@ fn row<'a>(
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::new(),
+        growth_bytes_per_second: None,
     })
 }
 

@@ -76,6 +76,10 @@ fn memory_that_runs_out_is_told_before_once_for_each_level_and_a_command_is_run(
     let heard = lines(&std::fs::read_to_string(heard).expect("the command has run"));
     let times = |lines: &[Value]| lines.iter().map(|line| line["data"].to_string()).collect::<BTreeSet<_>>();
     assert_eq!((heard.len(), times(&heard)), (changes.len(), times(&changes)));
+    // The change is a GPU's, and says whose growth it is.
+    let growing = heard.iter().filter(|line| line["data"]["level"] != "none").map(|line| &line["data"]["processes"][0]);
+    let is_named = |process: &Value| process["pid"] == job.tgid() && process["growth"]["grows"] == true;
+    assert!(growing.clone().count() > 0 && growing.clone().all(is_named), "{:#?}", growing.collect::<Vec<_>>());
 
     let replay = ["oom", "--json", "--follow", "--threshold", "75,90", "--fail-on", "forecast", "--in", &file];
     let replayed = Outcome::of(gpu.memwatch(&replay));

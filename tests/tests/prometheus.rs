@@ -201,15 +201,20 @@ fn assert_refusal_is_told(prometheus: &Prometheus, agent: &Agent, training: &mut
 
 fn assert_growth_is_told(prometheus: &Prometheus, agent: &Agent, leak: &mut Workload) {
     let mut number = 0;
-    let firing = until("growth is told", || {
+    let alert = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadGrowth\",alertstate=\"firing\"");
+    let rate = agent.selector("memwatch_workload_growth_bytes_per_second", "");
+    let full = agent.selector("memwatch_gpu_seconds_to_full", "");
+    let [firing, rate, full] = until("growth is told", || {
         number += 1;
         leak.run(&[&format!("alloc grown{number} {}", 16 * MIB)]);
-        let firing = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadGrowth\",alertstate=\"firing\"");
-        Some(prometheus.query(&firing)).filter(|firing| !firing.is_empty())
+        let told = [&alert, &rate, &full].map(|expression| prometheus.query(expression));
+        Some(told).filter(|told| told.iter().all(|series| !series.is_empty()))
     });
-    for (labels, _) in &firing {
+    for (labels, _) in firing.iter().chain(&rate) {
         assert_eq!(labels["unit"], "leak.service", "{labels}");
     }
+    assert!(rate.iter().all(|(_, bytes)| *bytes > 0.0), "{rate:?}");
+    assert!(full.iter().all(|(labels, seconds)| labels["gpu"] == "0" && *seconds > 0.0), "{full:?}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::calibration;
-use super::line::Line;
+use super::line::{Line, may_grow};
 use super::trend::{Point, Series, as_f64};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -84,7 +84,7 @@ pub struct Outlook {
 
 /// The need of one GPU, or of one process on it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Track {
+pub(super) struct Track {
     whole: Series,
     recent: VecDeque<Point>,
 }
@@ -212,7 +212,8 @@ impl Forecasts {
 }
 
 impl Track {
-    fn push(&mut self, time_ns: u64, bytes: u64) {
+    /// One more window.
+    pub(super) fn push(&mut self, time_ns: u64, bytes: u64) {
         self.whole.push(time_ns, bytes);
         if self.recent.len() >= RECENT {
             self.recent.pop_front();
@@ -224,14 +225,24 @@ impl Track {
         self.recent.back().map(|point| point.bytes)
     }
 
-    /// The longest time up to now in which it went along a straight line, else the straightest in which it grew; else all of it.
     fn line(&self) -> Option<Line> {
+        self.line_of(|_| true)
+    }
+
+    /// The line, if it grows: costs next to nothing where it does not.
+    pub(super) fn growth(&self) -> Option<Line> {
+        self.line_of(may_grow).filter(Line::grows)
+    }
+
+    /// The longest time up to now in which it went along a straight line, else the straightest in which it grew; else all of it. Of those
+    /// times that are wanted.
+    fn line_of(&self, is_wanted: impl Fn(&[Point]) -> bool) -> Option<Line> {
         let recent: Vec<Point> = self.recent.iter().copied().collect();
         let last = |windows: usize| recent.get(recent.len().saturating_sub(windows)..).unwrap_or_default();
         let scales = SCALES.iter().filter(|windows| **windows == RECENT || **windows < recent.len());
         let all = std::iter::once(self.whole.points()).chain(scales.map(|windows| last(*windows)));
         let mut bent = Vec::new();
-        for line in all.filter_map(Line::through) {
+        for line in all.filter(|points| is_wanted(points)).filter_map(Line::through) {
             if line.grows() && line.bend() < STRAIGHT {
                 return Some(line);
             }
@@ -251,7 +262,7 @@ impl Track {
 }
 
 /// When this line comes to the limit.
-fn end(line: &Line, limit_bytes: f64) -> Option<End> {
+pub(super) fn end(line: &Line, limit_bytes: f64) -> Option<End> {
     let rate = line.bytes_per_second;
     let grown_bytes = rate * line.span_seconds;
     let levels_off = line.ceiling_bytes().is_some_and(|ceiling_bytes| ceiling_bytes < limit_bytes);

@@ -129,6 +129,13 @@ fn interval(points: &[Point], slopes: &[f64]) -> (f64, f64) {
     (low.unwrap_or(0.0), high.unwrap_or(0.0))
 }
 
+/// Whether [`Line::grows`] may hold for the line through these, by what is quickly found.
+pub(super) fn may_grow(points: &[Point]) -> bool {
+    let rises = rises(points);
+    let late = rises.iter().filter(|index| **index >= points.len() / 2).count();
+    rises.len() >= RISES.0 && late >= RISES.1 && !has_stopped(&rises, points.len()) && !has_jumped(points, &rises)
+}
+
 /// Which windows needed more than any before.
 fn rises(points: &[Point]) -> Vec<usize> {
     let mut most = points.first().map_or(0, |point| point.bytes);

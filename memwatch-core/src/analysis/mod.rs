@@ -7,6 +7,7 @@ pub mod course;
 pub mod driver;
 pub mod forecast;
 pub mod fragments;
+pub mod growth;
 pub mod leak;
 pub mod line;
 pub mod pins;

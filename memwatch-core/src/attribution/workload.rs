@@ -122,6 +122,9 @@ pub struct Workload {
     pub gone: BTreeMap<Option<GpuUuid>, Gone>,
     /// The most that was live together at a tick, and at least the peak of each process that is gone.
     pub peaks_bytes: BTreeMap<Option<GpuUuid>, u64>,
+    /// What was live together at the last tick before which one of its processes changed.
+    #[serde(skip)]
+    pub live_bytes: BTreeMap<Option<GpuUuid>, u64>,
     /// When its last process went: `CLOCK_BOOTTIME`, nanoseconds; `None` while it has one.
     pub ended_ns: Option<u64>,
     /// A process that is gone lost records.
@@ -144,9 +147,10 @@ impl Workload {
                 *sum_bytes = sum_bytes.saturating_add(row.totals.owned.live_bytes);
             }
         }
-        for (gpu, bytes) in live {
-            self.raise_peak(gpu, bytes);
+        for (gpu, bytes) in &live {
+            self.raise_peak(gpu.clone(), *bytes);
         }
+        self.live_bytes = live;
     }
 }
 

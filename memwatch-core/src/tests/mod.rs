@@ -10,6 +10,7 @@ use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
 
 mod churn;
+mod growth;
 mod lifetime;
 mod peaks;
 mod profile;

@@ -9,7 +9,7 @@ const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e
 
 impl Watch {
     /// A process of this Docker container, seen from its start, that works on GPU A.
-    fn starts_in(&mut self, container: &str, tgid: u32) -> &mut Self {
+    pub(super) fn starts_in(&mut self, container: &str, tgid: u32) -> &mut Self {
         let start_ns = self.later();
         let cgroups = Some(format!("0::/system.slice/docker-{container}.scope\n"));
         self.pipeline.step(Input::Process(ProcessFacts { tgid, start_ns, cgroups, ..ProcessFacts::default() }));

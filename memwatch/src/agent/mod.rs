@@ -59,6 +59,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         if let Some(history) = &mut history {
             history.begin(&mut session);
         }
+        session.pipeline_mut().watch_growth();
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }

@@ -168,6 +168,7 @@ fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView
         context_bytes: Some(512 * MIB),
         sampled_ns: at(14, 3, 20),
         unwatched_processes: Some(u64::from(nvml_index)),
+        seconds_to_full: None,
     }
 }
 

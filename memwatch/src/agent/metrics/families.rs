@@ -102,6 +102,14 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
      (memwatch_workload_memory_preexisting_bytes tells that part), and what nobody accounts for. Never rounded to 0: a little below 0 \
      where NVML and the calls were read at slightly different moments.",
 );
+/// The look ahead.
+pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
+    "memwatch_gpu_seconds_to_full",
+    "",
+    GPU,
+    "When the GPU's memory is full if its use grows on as it has, by a straight line; absent where it does not grow, and until some twelve \
+     seconds were seen of the processes that are on it now.",
+);
 /// NVML's bytes of a workload.
 pub(crate) const WORKLOAD_DRIVER: Family = gauge(
     "memwatch_workload_memory_driver_bytes",
@@ -130,6 +138,14 @@ pub(crate) const WORKLOAD_PREEXISTING: Family = gauge(
     "bytes",
     WORKLOAD,
     "Memory that the workload's processes had before the agent began; absent while that is not known.",
+);
+/// How fast it grows.
+pub(crate) const WORKLOAD_GROWTH: Family = gauge(
+    "memwatch_workload_growth_bytes_per_second",
+    "",
+    WORKLOAD,
+    "By how much the workload's live bytes on the GPU keep growing; absent where they do not, where they were seen for too short a time, \
+     and for workloads beyond the first 512 at a time.",
 );
 /// Living processes.
 pub(crate) const WORKLOAD_PROCESSES: Family = gauge(
@@ -275,10 +291,12 @@ pub(crate) const ALL: [&Family; 35] = [
     &GPU_LIMIT,
     &GPU_USED,
     &GPU_UNATTRIBUTED,
+    &GPU_SECONDS_TO_FULL,
     &WORKLOAD_DRIVER,
     &WORKLOAD_LIVE,
     &WORKLOAD_PEAK,
     &WORKLOAD_PREEXISTING,
+    &WORKLOAD_GROWTH,
     &WORKLOAD_PROCESSES,
     &WORKLOAD_ALLOCATIONS,
     &WORKLOAD_FREES,

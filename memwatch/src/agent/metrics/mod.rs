@@ -99,6 +99,7 @@ impl Metrics {
         gauge(&families::GPU_LIMIT, |gpu| gpu.total_bytes.map(Number::Whole));
         gauge(&families::GPU_USED, |gpu| gpu.used_bytes.map(Number::Whole));
         gauge(&families::GPU_UNATTRIBUTED, |gpu| gpu.unexplained_bytes.map(Number::Signed));
+        gauge(&families::GPU_SECONDS_TO_FULL, |gpu| gpu.seconds_to_full.map(Number::Real));
     }
 
     fn workloads(&self, text: &mut Exposition, facts: &Facts<'_>) {
@@ -115,6 +116,9 @@ impl Metrics {
         text.family(&families::WORKLOAD_LIVE, live);
         gauge(text, &families::WORKLOAD_PEAK, |row| row.peak_bytes);
         gauge(text, &families::WORKLOAD_PREEXISTING, |row| row.preexisting_bytes);
+        let growth =
+            rows().filter_map(|(labels, row)| Some((words(labels), Number::Real(row.growth_bytes_per_second?))));
+        text.family(&families::WORKLOAD_GROWTH, growth);
         gauge(text, &families::WORKLOAD_PROCESSES, |row| row.processes);
         counter(text, &families::WORKLOAD_ALLOCATIONS, Counted::Allocations);
         counter(text, &families::WORKLOAD_FREES, Counted::Frees);

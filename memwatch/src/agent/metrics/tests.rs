@@ -44,6 +44,7 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::from([("device".into(), kind)]),
+        growth_bytes_per_second: None,
     }
 }
 
@@ -51,7 +52,9 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
 fn node() -> Snapshot {
     let mut snapshot = fixture::busy_node();
     let mut refused = workload("train-0", 40 * GIB);
+    snapshot.gpus[0].seconds_to_full = Some(312.5);
     let gpu = &mut refused.gpus[0];
+    gpu.growth_bytes_per_second = Some(1_048_576.25);
     gpu.refusals = BTreeMap::from([(2, 3), (700, 1), (12_345, 4)]);
     gpu.last_oom_ns = Some(fixture::at(14, 3, 20));
     gpu.kinds.insert("pool".into(), WorkloadKindView { live_bytes: 7, allocations: 1, ..WorkloadKindView::default() });

@@ -78,13 +78,14 @@ pub(super) type Count = (Counted, &'static str);
 type Counts = BTreeMap<Count, u64>;
 
 /// What the series of a pair say; absent is not known, or not applicable.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
     pub(super) driver_bytes: Option<u64>,
     /// By kind.
     pub(super) live_bytes: BTreeMap<&'static str, u64>,
     pub(super) peak_bytes: Option<u64>,
     pub(super) preexisting_bytes: Option<u64>,
+    pub(super) growth_bytes_per_second: Option<f64>,
     pub(super) processes: Option<u64>,
     /// `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) last_oom_ns: Option<u64>,
@@ -202,6 +203,7 @@ impl Row {
             driver_bytes: gpu.used_bytes,
             peak_bytes: Some(gpu.peak_bytes),
             preexisting_bytes: gpu.before_attach_bytes,
+            growth_bytes_per_second: gpu.growth_bytes_per_second,
             processes: Some(workload.processes),
             last_oom_ns: gpu.last_oom_ns,
             size_bytes: gpu.live_bytes.max(gpu.used_bytes.unwrap_or_default()),
@@ -234,6 +236,8 @@ impl Row {
         self.driver_bytes = sum_of_known(self.driver_bytes, other.driver_bytes);
         self.peak_bytes = sum_of_known(self.peak_bytes, other.peak_bytes);
         self.preexisting_bytes = sum_of_known(self.preexisting_bytes, other.preexisting_bytes);
+        let growth = self.growth_bytes_per_second.into_iter().chain(other.growth_bytes_per_second);
+        self.growth_bytes_per_second = growth.reduce(|one, other| one + other);
         self.processes = sum_of_known(self.processes, other.processes);
         self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
         for (kind, bytes) in other.live_bytes {

@@ -1,0 +1,102 @@
+//! How fast GPUs fill and workloads grow, as an agent is asked for it.
+
+use super::*;
+use crate::snapshot::WorkloadGpuView;
+
+const MIB: u64 = 1 << 20;
+const TRAIN: &str = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
+const SERVE: &str = "27db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1b";
+
+/// GPU A, on which these are, with so much in use of 1000 MiB.
+fn gpu_a(used_bytes: u64, processes: &[u32]) -> DeviceFacts {
+    let list =
+        processes.iter().map(|tgid| ProcessUse { tgid: Tgid(*tgid), used_bytes: None, mps_client: false }).collect();
+    DeviceFacts {
+        total_bytes: Some(1000 * MIB),
+        used_bytes: Some(used_bytes),
+        processes: Some(list),
+        ..device(GPU_A, 0, [])
+    }
+}
+
+/// Two containers, of which one keeps 10 MiB a second and the other the same all the time; growth is looked for, if that is asked for.
+fn two_containers(is_asked: bool) -> Watch {
+    let mut watch = Watch::begin();
+    if is_asked {
+        watch.pipeline.watch_growth();
+    }
+    watch.reading(vec![gpu_a(100 * MIB, &[7, 8])]);
+    watch.starts_in(TRAIN, 7).starts_in(SERVE, 8);
+    watch.calls([mem_alloc(0x8000_0000, 50 * MIB).process(8)]);
+    watch
+}
+
+/// So many seconds more of that.
+fn grow(watch: &mut Watch, seconds: std::ops::Range<u64>, processes: &[u32]) {
+    for second in seconds {
+        watch.calls([mem_alloc(0x1000_0000 + second * 16 * MIB, 10 * MIB).process(7)]);
+        watch.reading(vec![gpu_a((110 + 10 * second) * MIB, processes)]).tick();
+    }
+}
+
+fn of_container(watch: &Watch, id: &str) -> WorkloadGpuView {
+    let all = watch.snapshot().workloads.into_iter();
+    let mut own = all.filter(|workload| workload.container.as_ref().is_some_and(|name| id.starts_with(name.as_str())));
+    own.next().expect("it is listed").gpus.remove(0)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "small numbers")]
+fn is_about(number: Option<f64>, wanted: u64) -> bool {
+    number.is_some_and(|number| (number / wanted as f64 - 1.0).abs() < 0.02)
+}
+
+#[test]
+fn a_gpu_that_fills_has_its_end_and_who_fills_it_its_rate() {
+    let mut watch = two_containers(true);
+    grow(&mut watch, 0..10, &[7, 8]);
+    assert_eq!((watch.gpu(GPU_A).seconds_to_full, of_container(&watch, TRAIN).growth_bytes_per_second), (None, None));
+    grow(&mut watch, 10..40, &[7, 8]);
+    let left = watch.gpu(GPU_A).seconds_to_full;
+    assert!(is_about(left, 50), "500 of 1000 MiB are in use: {left:?}");
+    let rate = of_container(&watch, TRAIN).growth_bytes_per_second;
+    assert!(is_about(rate, 10 * MIB), "{rate:?}");
+    assert_eq!(of_container(&watch, SERVE).growth_bytes_per_second, None);
+}
+
+#[test]
+fn growth_that_has_stopped_and_a_gpu_with_others_on_it_are_told_no_longer() {
+    let mut watch = two_containers(true);
+    grow(&mut watch, 0..40, &[7, 8]);
+    watch.reading(vec![gpu_a(510 * MIB, &[7, 8, 9])]).tick();
+    assert_eq!(watch.gpu(GPU_A).seconds_to_full, None, "somebody has come");
+    assert!(of_container(&watch, TRAIN).growth_bytes_per_second.is_some());
+    watch.ticks(20);
+    assert_eq!(of_container(&watch, TRAIN).growth_bytes_per_second, None, "no more was kept for a while");
+}
+
+#[test]
+fn nobody_is_told_who_did_not_ask() {
+    let mut watch = two_containers(false);
+    grow(&mut watch, 0..40, &[7, 8]);
+    assert_eq!((watch.gpu(GPU_A).seconds_to_full, of_container(&watch, TRAIN).growth_bytes_per_second), (None, None));
+}
+
+#[test]
+fn of_very_many_workloads_the_first_512_are_followed() {
+    let mut watch = Watch::begin();
+    watch.pipeline.watch_growth();
+    watch.reading(vec![gpu_a(100 * MIB, &[])]);
+    (0..600).for_each(|tgid| {
+        watch.starts_in(&format!("{tgid:064x}"), 1000 + tgid);
+    });
+    for second in 0..60_u64 {
+        for tgid in 1000..1600_u32 {
+            let address = (u64::from(tgid) << 32) + second * 16 * MIB;
+            watch.calls([mem_alloc(address, MIB).process(tgid)]);
+        }
+        watch.tick();
+    }
+    let workloads = watch.snapshot().workloads;
+    let gpus = workloads.iter().flat_map(|workload| &workload.gpus);
+    assert_eq!(gpus.filter(|gpu| gpu.growth_bytes_per_second.is_some()).count(), 512);
+}
