@@ -284,7 +284,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 35] = [
+pub(crate) const ALL: [&Family; 37] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
