@@ -1,5 +1,7 @@
 //! The line's look at other settings of PyTorch's allocators: replayed with each event, told with names when it is asked for.
 
+use std::collections::BTreeMap;
+
 use memwatch_common::loss::Loss;
 
 use crate::Pipeline;
@@ -12,7 +14,7 @@ use crate::input::DeviceFacts;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{ForeseenFailureView, MeasuredView, PolicyView, SimulationView};
 use crate::tensors::allocator::DeviceAllocator;
-use crate::words::Ordinal;
+use crate::words::{GpuUuid, Ordinal};
 
 impl Pipeline {
     /// From now on, what these policies would have taken is replayed; on a card with so many bytes, where that is given.
@@ -28,6 +30,16 @@ impl Pipeline {
             Some(self.simulation(process, whose.2, (simulations.plans(), run)))
         };
         simulations.runs().iter().filter_map(view).collect()
+    }
+
+    /// What the driver takes for a context, by GPU, as far as it was seen, in bytes.
+    pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
+        self.reconciliation.contexts()
+    }
+
+    /// The same, known beforehand: that it takes room shows only with NVML's first reading after a program's first allocations.
+    pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
+        self.reconciliation.know_contexts(contexts);
     }
 
     pub(crate) fn observe_simulations(&mut self, event: &TensorEvent) {

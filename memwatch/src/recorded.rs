@@ -1,5 +1,6 @@
 //! Commands on recordings: `record`, which makes one, `report`, and what `--in` reads.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use memwatch_core::Pipeline;
 use memwatch_core::recording::{EndMark, Ending, FORMAT, FORMAT_WITH_KEYFRAMES, Front, Stopped};
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
 use crate::args::{Common, Past, Record, Replayed, TapeArgs, Targets};
@@ -164,11 +165,24 @@ pub(crate) fn play_all(recording: &Recording, prepare: impl FnOnce(&mut Pipeline
     played(recording, true, prepare)
 }
 
-fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+/// What the driver takes for a context, by GPU, as far as the recording shows it.
+///
+/// # Errors
+/// As of [`play`].
+pub(crate) fn contexts(recording: &Recording) -> Result<BTreeMap<GpuUuid, u64>, Failure> {
+    Ok(silently(recording, false, |_| {})?.pipeline.contexts().clone())
+}
+
+fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     let Recording { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let replay = Replay::play(path, Wish { window: *window, all_events, now_unix_ns }, prepare);
-    let replay = replay.map_err(|error| Failure::from(error.context(path.display().to_string())))?;
+    replay.map_err(|error| Failure::from(error.context(path.display().to_string())))
+}
+
+fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
+    let replay = silently(recording, all_events, prepare)?;
+    let Recording { path, history, .. } = recording;
     let name = path.display();
     if let Some(begins_ns) = replay.begins_late_ns {
         let clock = WallClock::local(replay.boottime_to_unix_ns);

@@ -23,7 +23,12 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
     let tgids = &args.subject.tgids;
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, mut simulations, scene) = if let Some(recording) = past {
-        let replay = recorded::play_all(&recording, |pipeline| pipeline.simulate(args.plans(), args.capacity))?;
+        // On a smaller card the context takes room from the first allocation on, long before a reading shows how much.
+        let contexts = args.capacity.map(|_| recorded::contexts(&recording)).transpose()?;
+        let replay = recorded::play_all(&recording, |pipeline| {
+            pipeline.know_contexts(contexts.unwrap_or_default());
+            pipeline.simulate(args.plans(), args.capacity);
+        })?;
         (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
     } else {
         let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;

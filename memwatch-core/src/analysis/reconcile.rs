@@ -118,6 +118,16 @@ impl Reconciliation {
         self.context_bytes.get(gpu).copied()
     }
 
+    /// The same of all GPUs of which it is known.
+    pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
+        &self.context_bytes
+    }
+
+    /// What was learnt of contexts elsewhere; what is seen here goes on from that.
+    pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
+        self.context_bytes.extend(contexts);
+    }
+
     /// The bytes older than the attach; `None` before the first settled reading.
     pub fn before_attach(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<BeforeAttach> {
         let older = (*self.older_bytes.get(&(tgid, gpu.clone()))?).max(0);
@@ -163,6 +173,16 @@ mod tests {
         assert_eq!(before, Some(BeforeAttach { bytes: 482, includes_context: false }));
         let before = reconciliation.before_attach(Tgid(2), &gpu);
         assert_eq!(before, Some(BeforeAttach { bytes: 0, includes_context: false }));
+    }
+
+    #[test]
+    fn what_is_known_of_a_context_beforehand_holds_until_a_smaller_one_is_seen() {
+        let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
+        reconciliation.know_contexts([(gpu.clone(), 518)].into());
+        reconciliation.observe(Tgid(1), &gpu, settled(900, 300, true));
+        assert_eq!(reconciliation.contexts(), &[(gpu.clone(), 518)].into());
+        reconciliation.observe(Tgid(1), &gpu, settled(800, 300, true));
+        assert_eq!(reconciliation.contexts(), &[(gpu, 500)].into());
     }
 
     #[test]
