@@ -78,7 +78,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     until_live(&gpu, &agent, &job, 4 * MIB);
 
     // Of the same time the same is said, to the byte.
-    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "report"] {
+    for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", &since, "--until", &end], json].concat();
             let (asked, read) = (agent.ask(&gpu, ROOT, &words), in_file(&gpu, &words, &file));
@@ -111,7 +111,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     for words in [&["leak", "--since", "10s"][..], &["ps", "--until", "1s"]] {
         agent.ask(&gpu, ANN, words).assert_ended_with(4, &["has everybody's processes", "usermod -aG memwatch"]);
     }
-    for command in ["sites", "stats", "fragment", "simulate"] {
+    for command in ["sites", "stats", "simulate"] {
         asked(&[command, "--since", "10s"]).assert_ended_with(1, &["the agent watches no tensors", "memwatch record"]);
     }
     let long = agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat());
