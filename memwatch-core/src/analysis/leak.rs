@@ -117,7 +117,8 @@ impl Leaks {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
         let finding = |(place, series): (&Place, &Series)| {
-            let found = series.trend().map(|trend| {
+            let trend = if process.ended.is_some() { series.trend_of_ended() } else { series.trend() };
+            let found = trend.map(|trend| {
                 let verdict = judge(&trend, threshold_bytes_per_minute);
                 Finding { place: *place, verdict, trend }
             });

@@ -94,19 +94,31 @@ impl Series {
 
     /// How it goes; `None` where it is too short to tell.
     pub fn trend(&self) -> Option<Trend> {
-        let [first, .., last] = &self.points[..] else { return None };
-        let late = self.points.get(self.points.len() / 2..)?;
-        (self.points.len() >= FEWEST).then(|| Trend {
-            points: self.points.len(),
-            first_ns: first.time_ns,
-            last_ns: last.time_ns,
-            first_bytes: first.bytes,
-            last_bytes: last.bytes,
-            late_least_bytes: late.iter().map(|point| point.bytes).min().unwrap_or(0),
-            whole: slope(&self.points),
-            late: slope(late),
-        })
+        trend_of(&self.points)
     }
+
+    /// The same of a program that has ended: what it gave back as it did is no part of how it went.
+    pub fn trend_of_ended(&self) -> Option<Trend> {
+        match &self.points[..] {
+            [all @ .., before, last] if last.bytes < before.bytes => trend_of(&self.points[..=all.len()]),
+            all => trend_of(all),
+        }
+    }
+}
+
+fn trend_of(points: &[Point]) -> Option<Trend> {
+    let [first, .., last] = points else { return None };
+    let late = points.get(points.len() / 2..)?;
+    (points.len() >= FEWEST).then(|| Trend {
+        points: points.len(),
+        first_ns: first.time_ns,
+        last_ns: last.time_ns,
+        first_bytes: first.bytes,
+        last_bytes: last.bytes,
+        late_least_bytes: late.iter().map(|point| point.bytes).min().unwrap_or(0),
+        whole: slope(points),
+        late: slope(late),
+    })
 }
 
 /// The slope of these points.
@@ -230,6 +242,15 @@ mod tests {
         assert!(leak.whole.p < 1e-4 && (30.0..70.0).contains(&leak.whole.bytes_per_second), "{leak:?}");
         let full = series((0..60).map(|second| 100 * second.min(25))).trend().expect("it is long enough");
         assert!(full.whole.p < 1e-4 && full.late.bytes_per_second.abs() < 1e-9, "{full:?}");
+    }
+
+    #[test]
+    fn what_a_program_gives_back_as_it_ends_is_no_part_of_how_it_went() {
+        let ended = series((0..30).map(|second| 100 * second).chain([0]));
+        let trend = ended.trend_of_ended().expect("it is long enough");
+        assert_eq!((trend.points, trend.last_bytes, trend.late_least_bytes), (30, 2_900, 1_500));
+        let rests = series((0..30).map(|second| 100 * second));
+        assert_eq!(rests.trend_of_ended(), rests.trend());
     }
 
     #[test]
