@@ -13,6 +13,24 @@ pub enum Agreement {
     CallsOnly,
     /// All but peaks: while threads free and allocate at once, a peak may exceed the true one by the frees in flight.
     ExceptPeaks,
+    /// What both of these leave.
+    CallsExceptPeaks,
+}
+
+impl Agreement {
+    const fn has_readings(self) -> bool {
+        matches!(self, Self::Exact | Self::ExceptPeaks)
+    }
+
+    const fn has_peaks(self) -> bool {
+        matches!(self, Self::Exact | Self::CallsOnly)
+    }
+
+    /// The same while threads free and allocate at once.
+    #[must_use]
+    pub const fn except_peaks(self) -> Self {
+        if self.has_readings() { Self::ExceptPeaks } else { Self::CallsExceptPeaks }
+    }
 }
 
 /// Waits for a report made after everything the workload has done, and compares it with the simulator's books.
@@ -20,7 +38,7 @@ pub enum Agreement {
 /// # Panics
 /// When a number differs, or a record was lost.
 pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreement: Agreement) -> Report {
-    let report = if agreement == Agreement::CallsOnly { watch.next_fresh() } else { watch.settled() };
+    let report = if agreement.has_readings() { watch.settled() } else { watch.next_fresh() };
     let ledger = gpu.ledger();
     let entry = ledger.process(workload.tgid()).expect("the workload is in the simulator's books");
     let process = report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"));
@@ -30,7 +48,7 @@ pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreemen
         match process.on(&uuid) {
             Some(on_gpu) => compare_device(on_gpu, device, entry.suspended, (agreement, &report)),
             // Without NVML's list, which is read once a second, a context alone does not show.
-            None if agreement == Agreement::CallsOnly => {
+            None if !agreement.has_readings() => {
                 assert_eq!(device.owned_live_bytes, 0, "nothing is reported on {uuid}: {report:#?}");
             }
             None => assert_eq!(device.used_bytes, 0, "nothing is reported on {uuid}: {report:#?}"),
@@ -65,7 +83,7 @@ fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agr
     assert_eq!(on_gpu.0["checkpointed_bytes"].as_u64(), checkpointed, "checkpointed: {report:#?}");
     // NVML lists a process while it has a context that was not taken off the device.
     let used = (device.contexts > 0 && !suspended).then_some(device.used_bytes);
-    if agreement != Agreement::CallsOnly {
+    if agreement.has_readings() {
         assert_eq!(on_gpu.0["used_bytes"].as_u64(), used, "used: {report:#?}");
     }
     compare_pools(on_gpu, device, report);
@@ -79,11 +97,11 @@ fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agr
     ];
     for (kind, balance) in kinds {
         assert_eq!(on_gpu.kind(kind, "live_bytes"), balance.live_bytes, "{kind} live: {report:#?}");
-        if agreement != Agreement::ExceptPeaks {
+        if agreement.has_peaks() {
             assert_eq!(on_gpu.kind(kind, "peak_bytes"), balance.peak_live_bytes, "{kind} peak: {report:#?}");
         }
     }
-    if agreement != Agreement::ExceptPeaks {
+    if agreement.has_peaks() {
         assert_eq!(on_gpu.number("peak_bytes"), device.peak_owned_bytes, "peak: {report:#?}");
     }
 }

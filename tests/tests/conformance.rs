@@ -39,14 +39,14 @@ fn alone(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario, agreement: Agreement
     workload.end();
 }
 
-fn together(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario) {
+fn together(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario, agreement: Agreement) {
     let mut workload = start(gpu);
     let script = gpu.directory().join("storm");
     let lines: Vec<&str> = ["device 0"].into_iter().chain(scenario.steps.concat()).collect();
     std::fs::write(&script, lines.join("\n")).expect("a script in the temporary directory");
     let answer = workload.ask(&format!("storm {THREADS} {TURNS} {}", script.display()));
     assert_eq!((&answer["result"], &answer["failed"]), (&0.into(), &0.into()), "{}: {answer}", scenario.name);
-    assert_agrees(gpu, watch, &workload, Agreement::ExceptPeaks);
+    assert_agrees(gpu, watch, &workload, agreement.except_peaks());
     workload.end();
 }
 
@@ -57,7 +57,7 @@ fn agrees(shape: Shape, options: &[&str], agreement: Agreement) {
         eprintln!("{shape:?} {options:?}: {}", scenario.name);
         alone(&gpu, &mut watch, scenario, agreement);
         if !scenario.alone {
-            together(&gpu, &mut watch, scenario);
+            together(&gpu, &mut watch, scenario, agreement);
         }
     }
 }
