@@ -29,6 +29,10 @@ pub(crate) fn build_simulators(repo: &Repo) -> Result<()> {
     SHAPES.iter().try_for_each(|(prologue, ..)| build_simulator(repo, *prologue).map(drop))
 }
 
+/// Files of tests that each compare one PyTorch job of their own, whatever else runs: two of a file's tests run at a time. They wait for Python
+/// for most of their time, and are half of all that the tests take.
+const TOGETHER: &[&str] = &["pytorch", "simulate", "tensors", "tensors_more"];
+
 /// Builds one shape of the simulated driver and returns its folder.
 ///
 /// # Errors
@@ -81,8 +85,25 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
             format!("sudo --preserve-env={}", names.join(",")),
         );
     }
-    cargo.args(["test", "--package", "memwatch-tests", "--tests"]).envs(variables);
+    cargo.args(["test", "--package", "memwatch-tests"]).envs(variables);
     Ok(cargo)
+}
+
+/// What cargo is told of the files of tests, in two parts, and how many tests of each may run at a time. Most look at the whole machine, where
+/// another test's programs would be too many.
+///
+/// # Errors
+/// When the files cannot be listed.
+pub(crate) fn files(repo: &Repo) -> Result<[(Vec<String>, usize); 2]> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(repo.path("tests/tests")).context("cannot list the tests")? {
+        let path = entry.context("cannot list the tests")?.path();
+        names.extend(path.file_stem().filter(|_| path.is_file()).map(|stem| stem.to_string_lossy().into_owned()));
+    }
+    names.sort();
+    let (together, alone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| TOGETHER.contains(&name.as_str()));
+    let words = |names: Vec<String>| names.into_iter().flat_map(|name| ["--test".to_owned(), name]);
+    Ok([(["--lib".to_owned()].into_iter().chain(words(alone)).collect(), 1), (words(together).collect(), 2)])
 }
 
 /// `2.15.0` → `2_15`, as the variables spell it.
@@ -97,5 +118,15 @@ mod tests {
     #[test]
     fn variables_carry_major_and_minor_only() {
         assert_eq!(variable_part("2.15.0"), "2_15");
+    }
+
+    #[test]
+    fn every_file_of_tests_is_in_one_of_the_parts() {
+        let [(alone, _), (together, _)] = files(&Repo::locate().unwrap()).unwrap();
+        for name in TOGETHER {
+            assert!(together.contains(&(*name).to_owned()) && !alone.contains(&(*name).to_owned()), "{name}");
+        }
+        assert_eq!(together.len(), 2 * TOGETHER.len());
+        assert!(alone.contains(&"--lib".to_owned()) && alone.contains(&"agent".to_owned()), "{alone:?}");
     }
 }

@@ -168,9 +168,13 @@ fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
 }
 
 fn integration_tests(session: &mut Session<'_>) -> Result<()> {
-    let mut cargo = integration::cargo_test(session.repo)?;
-    cargo.args(&session.filter).args(["--", "--test-threads=1"]);
-    run_tests(&mut cargo, &mut session.closing_lines)
+    for (files, at_once) in integration::files(session.repo)? {
+        let mut cargo = integration::cargo_test(session.repo)?;
+        cargo.args(files).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
+        print!("{}", std::mem::take(&mut session.closing_lines));
+        run_tests(&mut cargo, &mut session.closing_lines)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
