@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{ForecastChangeView, ForecastsView, ProcessForecastView};
+use memwatch_core::snapshot::{ForecastChangeView, ForecastsView, ProcessForecastView, Snapshot};
 
 use super::{Page, TableOptions};
 use crate::sinks::Tone;
@@ -29,7 +29,12 @@ pub(crate) fn write_change(
 }
 
 /// What is to be expected, and what was told of it before.
-pub(super) fn show(page: &mut Page, forecasts: &ForecastsView, changes: &[ForecastChangeView], clock: &WallClock) {
+pub(super) fn show(
+    page: &mut Page,
+    (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
+    snapshot: &Snapshot,
+    clock: &WallClock,
+) {
     for gpu in &forecasts.gpus {
         page.line(&of_gpu(gpu));
         let own: Vec<ProcessForecastView> =
@@ -37,10 +42,12 @@ pub(super) fn show(page: &mut Page, forecasts: &ForecastsView, changes: &[Foreca
         processes(page, &own);
     }
     if forecasts.gpus.is_empty() {
-        page.line(&Sentence::new(
-            Tone::Plain,
-            "No forecast: NVML does not say what the GPUs have, or nothing was seen on them.",
-        ));
+        let mut all = snapshot.processes.iter();
+        let why = match all.len() > 0 && all.all(|process| process.ended_ns.is_some()) {
+            true => "No forecast: what was watched has ended.",
+            false => "No forecast: NVML does not say what the GPUs have, or nothing was seen on them.",
+        };
+        page.line(&Sentence::new(Tone::Plain, why));
     }
     for told in changes {
         let time = clock.time_of_day(told.time_ns);

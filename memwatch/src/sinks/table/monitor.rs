@@ -31,7 +31,7 @@ pub(crate) fn write(
                 oom::section(&mut page, (&all, *forgotten), clock);
             }
             Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
-            Finding::Forecasts(found) => forecast::show(&mut page, found, &[], clock),
+            Finding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),
             Finding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),
             Finding::Churn(found) => churn::section(&mut page, found, top),
         }

@@ -28,7 +28,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let OomReport { ooms, forgotten, forecasts, changes } = *report;
     let mut page = Page { text: String::new(), options: *options };
-    forecast::show(&mut page, forecasts, changes, clock);
+    forecast::show(&mut page, (forecasts, changes), snapshot, clock);
     section(&mut page, (ooms, forgotten), clock);
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;

@@ -21,11 +21,14 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
 }
 
 fn told(ooms: &[&OomView]) -> String {
+    told_at_end_of(&fixture::busy_node(), ooms)
+}
+
+fn told_at_end_of(snapshot: &Snapshot, ooms: &[&OomView]) -> String {
     let mut out = Vec::new();
-    let snapshot = fixture::busy_node();
     let forecasts = ForecastsView::default();
     let report = OomReport { ooms, forgotten: 3, forecasts: &forecasts, changes: &[] };
-    write(&mut out, &report, &snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
+    write(&mut out, &report, snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
@@ -44,6 +47,18 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
     assert!(text.contains("most held") && text.contains("and 3 more before these"), "{text}");
     let text = told_of(CacheView { is_expandable: true, ..cache });
     assert!(!text.contains("memwatch simulate"), "{text}");
+}
+
+#[test]
+fn without_a_forecast_the_reason_is_said() {
+    let mut snapshot = fixture::training_node();
+    assert!(told_at_end_of(&snapshot, &[]).contains("No forecast: NVML does not say"));
+    for process in &mut snapshot.processes {
+        process.ended_ns = Some(snapshot.time_ns);
+    }
+    assert!(told_at_end_of(&snapshot, &[]).contains("No forecast: what was watched has ended."));
+    snapshot.processes.clear();
+    assert!(told_at_end_of(&snapshot, &[]).contains("or nothing was seen on them"));
 }
 
 #[test]
