@@ -43,9 +43,10 @@ pub(super) fn show(
     }
     if forecasts.gpus.is_empty() {
         let mut all = snapshot.processes.iter();
-        let why = match all.len() > 0 && all.all(|process| process.ended_ns.is_some()) {
-            true => "No forecast: what was watched has ended.",
-            false => "No forecast: NVML does not say what the GPUs have, or nothing was seen on them.",
+        let why = if all.len() > 0 && all.all(|process| process.ended_ns.is_some()) {
+            "No forecast: what was watched has ended."
+        } else {
+            "No forecast: NVML does not say what the GPUs have, or nothing was seen on them."
         };
         page.line(&Sentence::new(Tone::Plain, why));
     }
