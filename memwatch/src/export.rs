@@ -38,9 +38,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         Written::Snapshot => return tensor_report::snapshot(&held.pickle(), common).await,
         Written::Metrics => return metrics(held, common).await,
     };
-    if !held.is_for_stdout() && !held.force && held.output.exists() {
-        return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
-    }
+    check_absent(held)?;
     let tgids = &held.subject.tgids;
     let gpus = GpuFilter::new(&held.gpus);
     let watch = |pipeline: &mut Pipeline| {
@@ -79,12 +77,18 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
     finish(Ok(()), &snapshot, tgids)
 }
 
-/// The agent's metrics of a moment, by a watch or from a recording.
-async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &held.subject.tgids;
+/// Nothing is watched for a file that cannot be written then.
+fn check_absent(held: &Held) -> Result<(), Failure> {
     if !held.is_for_stdout() && !held.force && held.output.exists() {
         return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
     }
+    Ok(())
+}
+
+/// The agent's metrics of a moment, by a watch or from a recording.
+async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &held.subject.tgids;
+    check_absent(held)?;
     let past = Recording::named(&held.subject.past, Needs::Calls, common).await?;
     let (mut snapshot, boottime_to_unix_ns) = if let Some(recording) = past {
         let replay = recorded::play(&recording, |_| {})?;

@@ -36,16 +36,21 @@ pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 /// When there is too little room to keep the newest.
 pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    let front = front(keeps_newest, everybody);
+    let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
+    Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
+}
+
+/// What stands at the front of a recording that this program makes.
+pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
     let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-    let front = Front {
+    Front {
         format: if keeps_newest { FORMAT_WITH_KEYFRAMES } else { FORMAT },
         version: env!("CARGO_PKG_VERSION").to_owned(),
         host: host_name(),
         everybody,
         command: words.collect(),
-    };
-    let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
-    Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
+    }
 }
 
 /// `memwatch record`: until the time is over, a signal comes, nobody is left, or the file is full.

@@ -41,7 +41,7 @@ const ASKED: [Asked; 13] = [
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
 /// what a watch with fewer probes than a recording's does not see.
-const ITS_OWN: [&str; 18] = [
+const ITS_OWN: [&str; 22] = [
     "bytes_per_minute",
     "failure_time",
     "first_bytes",
@@ -58,21 +58,20 @@ const ITS_OWN: [&str; 18] = [
     "points",
     "rounding_bytes",
     "sampled_time",
+    "seconds",
+    "since",
+    "time",
     "total_rounding_bytes",
+    "until",
     "used_bytes",
 ];
-
-/// The same of times.
-fn is_its_own(key: &str) -> bool {
-    ITS_OWN.contains(&key) || matches!(key, "time" | "seconds" | "since" | "until")
-}
 
 /// A value without what is each watch's own.
 fn comparable(value: &Value) -> Value {
     match value {
         Value::Object(map) => map
             .iter()
-            .filter(|(key, _)| !is_its_own(key))
+            .filter(|(key, _)| !ITS_OWN.contains(&key.as_str()))
             .map(|(key, value)| (key.clone(), comparable(value)))
             .collect(),
         Value::Array(list) => list.iter().map(comparable).collect(),

@@ -309,7 +309,8 @@ pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
         let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
         format!("{}{line} {}", code.file, code.function)
     });
-    let name = line.or_else(|| native_of(site).map(|code| format!("{}  {}", code.function, code.library)));
+    let name =
+        line.or_else(|| native_of(site).map(|NativeCode { function, library }| format!("{function}  {library}")));
     PlaceNameView { kind: site_kind(site), name }
 }
 

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use memwatch_core::recording::{FORMAT_WITH_KEYFRAMES, Front, Reader, Stopped};
+use memwatch_core::recording::{Reader, Stopped};
 
 use super::protocol::Kept;
 use crate::args::Agent;
-use crate::output::host_name;
+use crate::recorded::front;
 use crate::session::Session;
 use crate::sinks::recording::{Tape, TapeOptions};
 
@@ -76,14 +76,6 @@ impl History {
             bail!("others may write into {name}: --history takes a directory of root's (or of the agent's user) alone");
         }
         let directory = directory.canonicalize()?;
-        let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-        let front = Front {
-            format: FORMAT_WITH_KEYFRAMES,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            host: host_name(),
-            everybody: true,
-            command: words.collect(),
-        };
         let options = TapeOptions {
             path: directory.join(FILE),
             force: false,
@@ -91,7 +83,7 @@ impl History {
             keeps_newest: true,
             mode: Some(FILE_MODE),
             waits: false,
-            front,
+            front: front(true, true),
         };
         Ok(Some(Self { directory, options, state: HistoryState::default(), failing: None, failed: None }))
     }
@@ -210,7 +202,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use memwatch_core::input::Input;
-    use memwatch_core::recording::Encoder;
+    use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front};
 
     use super::*;
     use crate::args::{Args, Command};

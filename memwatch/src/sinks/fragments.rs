@@ -58,10 +58,10 @@ impl Found {
 
     /// Sentences on requests and on NVML's numbers.
     pub(crate) fn driver_remarks(&self, snapshot: &Snapshot) -> Vec<String> {
-        let mut remarks = Vec::new();
+        let (mut remarks, rows) = (Vec::new(), self.driver_rows());
         for driver in &self.drivers {
             let is_shown = |row: &DriverRow<'_>| row.driver.tgid == driver.tgid;
-            if !self.driver_rows().iter().any(is_shown) {
+            if !rows.iter().any(is_shown) {
                 continue;
             }
             let holes = driver.addresses;
