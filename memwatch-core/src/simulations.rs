@@ -77,17 +77,19 @@ impl Pipeline {
         let losses = process.tensors.as_ref().map(|tensors| tensors.losses());
         let policies = plans.iter().zip(run.replays());
         let available_bytes = run.room().available_bytes;
+        let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
         SimulationView {
             tgid: process.tgid,
             observed_since_ns: process.observed_since_ns,
             device: ordinal.0,
-            uuid: resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices),
             traced: run.is_traced(),
             lost: losses.and_then(|losses| losses.get(&Loss::TensorEventLost).copied()).unwrap_or(0),
             operations: run.operations(),
             older_allocated_bytes: run.older().map(|older| older.allocated_bytes),
             older_reserved_bytes: run.older().map(|older| older.reserved_bytes),
             available_bytes: (available_bytes < u64::MAX).then_some(available_bytes),
+            context_bytes: uuid.as_ref().and_then(|uuid| self.reconciliation.context_bytes(uuid)),
+            uuid,
             measured: measured(run),
             policies: policies
                 .map(|(plan, replay)| {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::PATIENCE;
+use crate::{PATIENCE, until};
 
 const POLL: Duration = Duration::from_millis(20);
 
@@ -174,14 +174,7 @@ pub fn has_program(name: &str) -> bool {
 /// # Panics
 /// When there is none in time.
 pub fn workload_in_group(part: &str) -> u32 {
-    let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
-        if let Some(&tgid) = workloads_in_group(part).first() {
-            return tgid;
-        }
-        std::thread::sleep(POLL);
-    }
-    panic!("no workload in a control group with {part}")
+    until(&format!("a workload in a control group with {part}"), || workloads_in_group(part).first().copied())
 }
 
 /// The same for all that are there now.

@@ -25,6 +25,7 @@ pub mod statistics;
 
 mod docker;
 mod gpu;
+mod patience;
 mod program;
 mod torch_job;
 mod watch;
@@ -32,13 +33,11 @@ mod workload;
 
 pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Shape};
+pub use patience::{PATIENCE, until};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};
 pub use watch::{Outcome, Watch};
 pub use workload::Workload;
-
-/// How long a test waits for something that must happen, before it fails.
-pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::PATIENCE;
 use crate::http;
+use crate::{PATIENCE, until};
 
 const POLL: Duration = Duration::from_millis(100);
 
@@ -156,21 +156,6 @@ impl Drop for Prometheus {
         let _ = self.server.kill();
         let _ = self.server.wait();
     }
-}
-
-/// Waits for something that must happen.
-///
-/// # Panics
-/// When it does not.
-pub fn until<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
-        if let Some(found) = happens() {
-            return found;
-        }
-        std::thread::sleep(POLL);
-    }
-    panic!("not in all this time: {what}")
 }
 
 fn encoded(text: &str) -> String {

@@ -4,11 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Shape};
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape, until};
 use serde_json::Value;
 
 /// A command, and what its answer has that does not depend on when the watch began and how long it went on: JSON pointers, of which `*` is
@@ -144,16 +143,13 @@ fn unpickled(file: &Path) -> Vec<u8> {
 
 /// Waits until a recording that is being written has all that the program holds now.
 fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
-    let (begin, held) = (Instant::now(), &checkpoint["devices"][0]["memory_stats"]["allocation.all.allocated"]);
-    while begin.elapsed() < PATIENCE {
+    let held = &checkpoint["devices"][0]["memory_stats"]["allocation.all.allocated"];
+    until(&format!("{held} allocations in {file}"), || {
         let read = Outcome::of(gpu.memwatch(&["stats", "--json", "--in", file]));
         let said: Value = serde_json::from_str(&read.stdout).unwrap_or_default();
-        if &said["data"]["processes"][0]["devices"][0]["statistics"]["allocation.all.allocated"] == held {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("{file} never has {held} allocations");
+        let written = &said["data"]["processes"][0]["devices"][0]["statistics"]["allocation.all.allocated"];
+        (written == held).then_some(())
+    });
 }
 
 #[test]

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use memwatch_tests::agent::{Agent, workload_of};
 use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Shape, Workload};
+use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Shape, Workload, until};
 
 const ANN: u32 = 64_001;
 const ROOT: u32 = 0;
@@ -25,17 +25,6 @@ fn keeping(gpu: &Gpu, directory: &Path, size: &str) -> (Agent, PathBuf) {
     let mut command = gpu.memwatch(&[]);
     command.env("MEMWATCH_HISTORY", directory).env("MEMWATCH_HISTORY_SIZE", size);
     (Agent::by(gpu, command), directory.join("history.mwr"))
-}
-
-fn until<T>(what: &str, found: impl Fn() -> Option<T>) -> T {
-    let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
-        if let Some(found) = found() {
-            return found;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{what} never came")
 }
 
 fn in_file(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {

@@ -1,10 +1,9 @@
 //! Why an allocation failed is told with the numbers of that moment, in a watch and in a recording of it.
 
 use memwatch_tests::places::PlacesWatch;
-use memwatch_tests::prometheus::until;
 use memwatch_tests::report::Report;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape};
+use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, until};
 use serde_json::Value;
 
 fn in_recording(gpu: &Gpu, words: &[&str], file: &str) -> Outcome {

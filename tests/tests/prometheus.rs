@@ -10,8 +10,8 @@ use memwatch_tests::groups::Group;
 use memwatch_tests::http::{self, Answer};
 use memwatch_tests::ledger::Balance;
 use memwatch_tests::network::Network;
-use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped, until};
-use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, Workload};
+use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped};
+use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, Workload, until};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::{Report, as_recorded};
-use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Program, Shape};
+use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, until};
 use serde_json::Value;
 
 const LIMIT: u64 = 1 << 20;
@@ -48,19 +48,11 @@ fn lengths(file: &Path) -> [u64; 2] {
     [file, &copy].map(|path| std::fs::metadata(path).map_or(0, |metadata| metadata.len()))
 }
 
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < PATIENCE, "{what} never came");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Waits until the recorder has seen the program.
 fn until_seen(gpu: &Gpu, job: &Program, file: &Path) {
     until("the program", || {
         let outcome = asked(gpu, &["report", "--json"], file);
-        outcome.code == 0 && Report::parse(&outcome.stdout).process(job.tgid()).is_some()
+        (outcome.code == 0 && Report::parse(&outcome.stdout).process(job.tgid()).is_some()).then_some(())
     });
 }
 
@@ -157,7 +149,7 @@ fn a_recorder_that_is_killed_at_any_moment_leaves_what_can_be_read() {
         // What is as long as it may be is this round's.
         drop(std::fs::remove_file(&file));
         let mut recorder = record(&gpu, &job, &file, &NEWEST);
-        until("a full file", || lengths(&file)[0] > LIMIT / 3);
+        until("a full file", || (lengths(&file)[0] > LIMIT / 3).then_some(()));
         std::thread::sleep(Duration::from_millis(37 * round));
         recorder.signal(libc::SIGKILL);
         assert_eq!(recorder.end(), -1, "a signal has ended it");

@@ -6,7 +6,7 @@ use std::process::Command;
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape};
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape, TorchJob, until};
 use serde_json::Value;
 
 /// A setting may be simulated as much off as this, of a thousand.
@@ -170,9 +170,32 @@ fn a_request_that_failed_is_told_to_fail_with_another_setting_and_to_succeed_wit
     // It says so itself, where the device gives what it has no room for otherwise.
     let granted = Outcome::of(with(job, "roundup_power2_divisions:4"));
     assert!(granted.stderr.contains("the device gave"), "{} {}", granted.stdout, granted.stderr);
+}
+
+#[test]
+fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
+    let file = gpu.directory().join("job.mwr").display().to_string();
+    let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["fragments.py"]) else { return };
+    // It rests at its checkpoints, so that NVML is read while it holds what it holds.
+    let mut job = TorchJob::start(gpu.memwatch_run(&["-o", &file], &job));
+    while job.next_checkpoint().expect("it fills the device")["label"] != "in pieces" {
+        job.go_on();
+    }
+    until("a reading at rest in the recording", || {
+        let outcome = gpu.run_memwatch(&["simulate", "--json", "--in", &file]);
+        let report: Value = serde_json::from_str(&outcome.stdout).unwrap_or_default();
+        (!report["data"]["devices"][0]["context_bytes"].is_null()).then_some(())
+    });
+    job.go_on();
+    while job.next_checkpoint().is_some() {
+        job.go_on();
+    }
     let small = simulated(&gpu, &file, &["--capacity", "1G"]);
     let failure = &policy(&small, "")["failure"];
     // The context is there before the first segment.
+    assert_eq!(small["context_bytes"], CONTEXT_BYTES, "{small:#}");
     let room = small["available_bytes"].as_u64().expect("bytes");
     assert_eq!(room, 1024 * MIB - CONTEXT_BYTES, "{small:#}");
     let reserved = failure["reserved_bytes"].as_u64().expect("bytes");

@@ -29,9 +29,9 @@ def granted_bytes(device: int | None = None) -> int:
 
 
 def leave() -> NoReturn:
-    """Ends a control run, which has said all that it has to say, at once.
+    """Ends a program that has said all that it has to say, at once.
 
-    PyTorch's backward thread lets go of what the hooks have left with it a little after the pass is over. An interpreter that ends in
+    PyTorch's backward thread lets go of the Python objects of a pass, of hooks and of recomputed parts, a little after it is over. An interpreter that ends in
     between takes its lock away, and the program is aborted (seen with PyTorch 2.15 on Python 3.11, on a busy machine).
     """
     os._exit(0)

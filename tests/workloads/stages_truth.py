@@ -260,8 +260,7 @@ def main() -> None:
     if meter is not None:
         facts |= {"measured_bytes": meter.total(), "truth": rows(meter)}
     checkpoint("trained", **facts)
-    if meter is not None:
-        leave()
+    leave()
 
 
 if __name__ == "__main__":

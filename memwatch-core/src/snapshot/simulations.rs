@@ -27,6 +27,9 @@ pub struct SimulationView {
     pub older_reserved_bytes: Option<u64>,
     /// What the driver could give it at most, in bytes; `None` where that is not known, so that nothing was refused.
     pub available_bytes: Option<u64>,
+    /// What the process's context takes of the device before that, in bytes; `None` where no reading of NVML has shown it, so that
+    /// `available_bytes` is too much by that.
+    pub context_bytes: Option<u64>,
     /// As it ran.
     pub measured: MeasuredView,
     /// As it would have run.

@@ -53,6 +53,12 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
             bytes(older)
         ));
     }
+    if let Some(available_bytes) = view.available_bytes.filter(|_| view.context_bytes.is_none()) {
+        advice.push(format!(
+            "NVML was not read while the program rested, so what its context takes is not known: PyTorch would have less than {}",
+            bytes(available_bytes)
+        ));
+    }
     if view.lost > 0 {
         advice.push(format!("{} were lost, so what was replayed is not all", plural(view.lost, "event", "events")));
     }

@@ -44,6 +44,7 @@ fn view(policies: Vec<PolicyView>) -> SimulationView {
         older_allocated_bytes: Some(0),
         older_reserved_bytes: Some(0),
         available_bytes: Some(20 * GIB),
+        context_bytes: Some(512 << 20),
         measured,
         policies,
     }
@@ -103,6 +104,14 @@ fn where_a_smaller_card_ends_it_is_said_with_time_and_size() {
     assert!(text.contains("on a card of 24.0 GiB, 20.0 GiB of it for PyTorch"), "{text}");
     let sentence = "with PyTorch's default: 512.0 MiB wanted, 1.0 GiB taken, 512.0 MiB of it in tensors";
     assert!(text.contains("out of memory at ") && text.contains(sentence), "{text}");
+}
+
+#[test]
+fn a_room_from_which_no_context_was_taken_is_told_to_be_too_large() {
+    let text = told(SimulationView { context_bytes: None, ..view(vec![policy("", GIB)]) }, Some(24 * GIB));
+    assert!(text.contains("what its context takes is not known: PyTorch would have less than 20.0 GiB"), "{text}");
+    let text = told(view(vec![policy("", GIB)]), Some(24 * GIB));
+    assert!(!text.contains("context"), "{text}");
 }
 
 #[test]
