@@ -86,6 +86,12 @@ impl Snapshot {
     pub fn keep_wanted(&mut self) {
         self.processes.retain(|process| process.target || process.has_touched_gpu());
     }
+
+    /// The process with this number that is watched since then (`CLOCK_BOOTTIME`, nanoseconds): the number alone may be used again.
+    pub fn process(&self, tgid: Tgid, observed_since_ns: u64) -> Option<&ProcessView> {
+        let mut all = self.processes.iter();
+        all.find(|process| (process.tgid, process.observed_since_ns) == (tgid, observed_since_ns))
+    }
 }
 
 /// One GPU.

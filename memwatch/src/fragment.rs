@@ -7,7 +7,6 @@ use std::path::Path;
 use memwatch_core::Pipeline;
 use memwatch_core::analysis::simulation::Plan;
 use memwatch_core::snapshot::{FragmentsView, Snapshot};
-use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
 use crate::args::{Common, Fragment};
@@ -78,8 +77,6 @@ pub(crate) fn prepare(pipeline: &mut Pipeline) {
 
 /// What was seen of those in the snapshot, PyTorch's allocators each with what was replayed of it.
 pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
-    let is_shown =
-        |key: (Tgid, u64)| snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key);
     let simulations = pipeline.simulations();
     let told = |view: FragmentsView| {
         let key = (view.tgid, view.observed_since_ns, view.device);
@@ -87,9 +84,9 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
         Told { simulation: own.cloned(), view }
     };
     let mut allocators = pipeline.fragments(wanted_bytes, at_worst);
-    allocators.retain(|view| is_shown((view.tgid, view.observed_since_ns)));
+    allocators.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut drivers = pipeline.driver_fragments(wanted_bytes.is_some(), at_worst);
-    drivers.retain(|view| is_shown((view.tgid, view.observed_since_ns)));
+    drivers.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     Found { allocators: allocators.into_iter().map(told).collect(), drivers, wanted_bytes }
 }
 

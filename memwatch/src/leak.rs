@@ -3,7 +3,6 @@
 use std::io;
 
 use memwatch_core::Pipeline;
-use memwatch_core::snapshot::LeaksView;
 use tokio::time::Instant;
 
 use crate::args::{Common, Leak};
@@ -37,11 +36,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         let snapshot = session.snapshot();
         (snapshot, session.pipeline().leaks(threshold), Scene::here())
     };
-    let is_shown = |leaks: &LeaksView| {
-        let key = (leaks.tgid, leaks.observed_since_ns);
-        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
-    };
-    leaks.retain(is_shown);
+    leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         json::leaks::write(&mut out, &leaks, &snapshot, scene.origin())

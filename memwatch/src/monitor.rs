@@ -99,10 +99,7 @@ fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
 fn leaks(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
     let mut leaks = pipeline.leaks(args.threshold as f64);
-    leaks.retain(|leaks| {
-        let key = (leaks.tgid, leaks.observed_since_ns);
-        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
-    });
+    leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
     Finding::Leaks(leaks)
 }
 

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use memwatch_core::snapshot::SimulationView;
 use tokio::time::Instant;
 
 use crate::args::{Common, Simulate};
@@ -39,11 +38,7 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
         let snapshot = session.snapshot();
         (snapshot, session.pipeline().simulations(), Scene::here())
     };
-    let is_shown = |view: &SimulationView| {
-        let key = (view.tgid, view.observed_since_ns);
-        snapshot.processes.iter().any(|process| (process.tgid, process.observed_since_ns) == key)
-    };
-    simulations.retain(is_shown);
+    simulations.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut out = io::stdout().lock();
     let written = if common.json {
         json::simulations::write(&mut out, (&simulations, args.capacity), &snapshot, scene.origin())

@@ -20,8 +20,6 @@ pub struct Pinned {
     pub share_bytes: u64,
     /// What is free in those in which no block is another's.
     pub alone_bytes: u64,
-    /// So many units.
-    pub units: u64,
 }
 
 /// By owner: `None` for blocks that the program has given back and a stream uses still.
@@ -117,7 +115,6 @@ fn share<K: Ord + Copy>(pins: &mut By<K>, used: &BTreeMap<Option<K>, u64>, free_
         pinned.held_bytes += bytes;
         pinned.share_bytes += part(before + bytes) - part(before);
         pinned.alone_bytes += if used.len() == 1 { free_bytes } else { 0 };
-        pinned.units += 1;
         before += bytes;
     }
 }
@@ -170,14 +167,10 @@ mod tests {
         memory.grant(300 * MIB, block(20));
         // Site 0: 9 MiB at 0. Site 1: 3 MiB beside it, and all that is used at 100 MiB. Both are of one layer.
         let pins = pins(&memory, |address| Some(whose(u64::from(address > 0))));
-        let of = |held, share, alone, units| Pinned {
-            held_bytes: held * MIB,
-            share_bytes: share * MIB,
-            alone_bytes: alone * MIB,
-            units,
-        };
-        assert_eq!(pins.sites.values().copied().collect::<Vec<_>>(), [of(9, 6, 0, 1), of(4, 21, 19, 2)]);
-        assert_eq!(pins.layers.values().copied().collect::<Vec<_>>(), [of(13, 27, 27, 2)]);
+        let of =
+            |held, share, alone| Pinned { held_bytes: held * MIB, share_bytes: share * MIB, alone_bytes: alone * MIB };
+        assert_eq!(pins.sites.values().copied().collect::<Vec<_>>(), [of(9, 6, 0), of(4, 21, 19)]);
+        assert_eq!(pins.layers.values().copied().collect::<Vec<_>>(), [of(13, 27, 27)]);
     }
 
     #[test]
@@ -190,8 +183,8 @@ mod tests {
         memory.complete(0);
         // In use are 25 to 55: 5 MiB are free before it in its first page, 5 behind it in its last; the first and the fourth page go back.
         let pins = pins(&memory, |_| Some(whose(0)));
-        let all: Vec<_> = pins.sites.values().map(|one| (one.share_bytes, one.alone_bytes, one.units)).collect();
-        assert_eq!(all, [(10 * MIB, 10 * MIB, 2)]);
+        let all: Vec<_> = pins.sites.values().map(|one| (one.share_bytes, one.alone_bytes)).collect();
+        assert_eq!(all, [(10 * MIB, 10 * MIB)]);
     }
 
     #[test]

@@ -16,6 +16,9 @@ pub(super) const ZSTD_LEVEL: i32 = 3;
 /// What is long apart from the numbers ends a chunk early: a chunk may be as long as [`LONGEST_CHUNK_BYTES`].
 const MUCH_TEXT_BYTES: usize = 1 << 20;
 
+/// What a number takes at most, seven bits a byte.
+const LONGEST_NUMBER: usize = 10;
+
 /// Collects inputs, and makes chunks of them.
 pub struct Encoder {
     lanes: Vec<(Lane, Vec<Vec<u64>>)>,
@@ -31,6 +34,8 @@ pub struct Encoder {
     /// The latest time of any input, in this chunk or before.
     latest_ns: u64,
     inputs: u64,
+    /// How many numbers the lanes of this chunk have.
+    numbers: usize,
 }
 
 impl Default for Encoder {
@@ -46,6 +51,7 @@ impl Default for Encoder {
             last_ns: 0,
             latest_ns: 0,
             inputs: 0,
+            numbers: 0,
         }
     }
 }
@@ -74,6 +80,7 @@ impl Encoder {
         }
         self.order.push(index as u64);
         self.inputs += 1;
+        self.numbers += lane.kind.width();
         if lane.kind == Kind::Other {
             // What cannot be written as text is a record, which has a lane.
             write_text(&mut self.text, input);
@@ -96,9 +103,22 @@ impl Encoder {
         self.order.len() >= MOST_INPUTS as usize || self.text.len() >= MUCH_TEXT_BYTES
     }
 
+    /// What the chunk that is being made takes at most, in bytes: usually it is a small part of that.
+    pub const fn most_bytes(&self) -> u64 {
+        let numbers = self.numbers + self.order.len() + self.lanes.len() * (2 * WIDEST + 3) + 1;
+        let unpacked = (numbers * LONGEST_NUMBER + self.text.len()) as u64;
+        // What does not pack at all becomes longer by so much (ZSTD_COMPRESSBOUND in zstd.h), and has its front.
+        unpacked + (unpacked >> 8) + 64 + 64
+    }
+
     /// How many inputs there were so far.
     pub const fn inputs(&self) -> u64 {
         self.inputs
+    }
+
+    /// How many of them are in the chunk that is being made.
+    pub const fn pending(&self) -> u64 {
+        self.order.len() as u64
     }
 
     /// The latest time of any of them: `CLOCK_BOOTTIME`, nanoseconds.
@@ -132,6 +152,11 @@ impl Encoder {
         let Self { latest_ns, inputs, .. } = *self;
         *self = Self { latest_ns, inputs, ..Self::default() };
         Ok(Some(bytes))
+    }
+
+    /// A chunk of so many inputs has not become a part of the recording: they do not count.
+    pub const fn leave_out(&mut self, inputs: u64) {
+        self.inputs = self.inputs.saturating_sub(inputs);
     }
 
     fn unpacked(&self) -> Vec<u8> {

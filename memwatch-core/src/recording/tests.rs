@@ -117,6 +117,25 @@ fn every_kind_of_input_comes_back_as_it_was_and_in_order() {
 }
 
 #[test]
+fn a_chunk_takes_no_more_than_was_said_before_and_counts_unless_it_is_left_out() {
+    let mut encoder = Encoder::default();
+    let noise = (0..500).map(|index: u64| tick(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    for inputs in [one_of_each(), vec![tick(1)], noise.collect()] {
+        for input in &inputs {
+            encoder.push(input);
+        }
+        assert_eq!(encoder.pending(), inputs.len() as u64);
+        let most_bytes = encoder.most_bytes();
+        let chunk = encoder.chunk(0).expect("it is packed").expect("there are inputs");
+        assert!(chunk.len() as u64 <= most_bytes, "{} of {most_bytes}", chunk.len());
+        assert_eq!(encoder.pending(), 0);
+    }
+    assert_eq!(encoder.inputs(), 516);
+    encoder.leave_out(500);
+    assert_eq!(encoder.inputs(), 16);
+}
+
+#[test]
 fn a_chunk_says_from_when_to_when_it_is() {
     let (bytes, _) = recorded(&[&one_of_each()]);
     let mut reader = Reader::open(&bytes[..]).expect("it is a recording");

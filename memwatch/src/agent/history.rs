@@ -15,12 +15,11 @@ use super::protocol::Kept;
 use crate::args::Agent;
 use crate::recorded::front;
 use crate::session::Session;
-use crate::sinks::recording::{Tape, TapeOptions};
+use crate::sinks::recording::{Tape, TapeOptions, copy_of};
 
-/// The recording, that of the watch before, and what a killed agent may have left of a copy.
+/// The recording, and that of the watch before.
 const FILE: &str = "history.mwr";
 const PREVIOUS: &str = "previous.mwr";
-const COPY: &str = ".history.mwr.new";
 /// For root and the group: it has what all users run.
 const FILE_MODE: u32 = 0o640;
 /// Of a directory that is made for it: files in it are of its group.
@@ -153,8 +152,9 @@ impl History {
 
     /// Nothing has its name then.
     fn make_room(&self) -> io::Result<()> {
-        fs::remove_file(self.directory.join(COPY)).or_else(unless_absent)?;
         let file = &self.options.path;
+        // A killed agent may have left one.
+        fs::remove_file(copy_of(file)).or_else(unless_absent)?;
         if is_empty(file) {
             return fs::remove_file(file);
         }
@@ -229,7 +229,8 @@ mod tests {
     fn a_history_becomes_the_previous_one_and_an_empty_one_goes() {
         let directory = tempfile::tempdir().expect("a directory");
         let history = prepared(directory.path()).expect("it is ours");
-        let [file, previous, copy] = [FILE, PREVIOUS, COPY].map(|name| directory.path().join(name));
+        let [file, previous] = [FILE, PREVIOUS].map(|name| directory.path().join(name));
+        let copy = copy_of(&file);
         history.make_room().expect("there is nothing");
         fs::write(&file, recording(3)).expect("it is ours");
         fs::write(&copy, "half").expect("it is ours");

@@ -164,8 +164,7 @@ pub(crate) struct Told {
 impl Told {
     /// Its process.
     pub(crate) fn process<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ProcessView> {
-        let key = (self.view.tgid, self.view.observed_since_ns);
-        snapshot.processes.iter().find(|process| (process.tgid, process.observed_since_ns) == key)
+        snapshot.process(self.view.tgid, self.view.observed_since_ns)
     }
 
     /// Small and large segments together.

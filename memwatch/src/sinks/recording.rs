@@ -12,6 +12,7 @@ use memwatch_core::Pipeline;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 
+pub(crate) use self::ring::copy_of;
 use self::ring::{Kept, Ring};
 use super::format::bytes;
 use crate::exit::Failure;
@@ -149,8 +150,16 @@ impl Tape {
             return;
         }
         self.encoder.push(input);
-        if self.encoder.is_full() {
+        if self.encoder.is_full() || self.encoder.most_bytes() > self.room_bytes() {
             self.write(boottime_to_unix_ns());
+        }
+    }
+
+    /// How long the next chunk of a file that ends at its limit may be: shorter ones use all of that.
+    const fn room_bytes(&self) -> u64 {
+        match &self.target {
+            Target::File { bytes, limit_bytes, .. } => limit_bytes.saturating_sub(*bytes + END_BYTES),
+            Target::Ring(_) => u64::MAX,
         }
     }
 
@@ -216,6 +225,7 @@ impl Tape {
     fn write(&mut self, boottime_to_unix_ns: i128) {
         self.written = Instant::now();
         let offset = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
+        let inputs = self.encoder.pending();
         let chunk = match self.encoder.chunk(offset) {
             Ok(Some(chunk)) => chunk,
             Ok(None) => return,
@@ -223,7 +233,8 @@ impl Tape {
         };
         match &self.target {
             Target::Ring(ring) => ring.append(chunk),
-            Target::File { bytes, limit_bytes, .. } if bytes + chunk.len() as u64 + END_BYTES > *limit_bytes => {
+            Target::File { .. } if chunk.len() as u64 > self.room_bytes() => {
+                self.encoder.leave_out(inputs);
                 self.finish(Stopped::Limit);
             }
             Target::File { .. } => self.append(&chunk),
@@ -262,5 +273,41 @@ fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String>
         (State::Ended(stopped), Ok(())) => Ok(stopped),
         (State::Failed(why), _) => Err(why),
         (State::Going, _) => Ok(stopped),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::recording::{EndMark, FORMAT, Part, Reader};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_ends_at_its_limit_has_all_that_fits_and_says_how_much_that_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, limit_bytes) = (directory.path().join("job.mwr"), 20_000);
+        let front = Front { format: FORMAT, ..Front::default() };
+        let (limit, force) = (Some(limit_bytes), false);
+        let options =
+            TapeOptions { path, force, limit_bytes: limit, keeps_newest: false, mode: None, waits: true, front };
+        let mut tape = Tape::create(&options).expect("the directory is ours");
+        let mut noted = 0_u64;
+        while tape.is_going() {
+            noted += 1;
+            tape.note(&Input::Tick { time_ns: noted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 }, || 0);
+        }
+        let recorded = tape.end(Stopped::NobodyLeft, 0);
+        assert_eq!(recorded.end, Ok(Stopped::Limit));
+        let file = std::fs::read(&options.path).expect("it is there");
+        assert_eq!(file.len() as u64, recorded.bytes);
+        assert!((limit_bytes - END_BYTES - 100..limit_bytes).contains(&recorded.bytes), "{recorded:?}");
+        let mut reader = Reader::open(&file[..]).expect("it is a recording");
+        let mut inputs = 0;
+        while let Some(part) = reader.next_part().expect("memory can be read") {
+            let Part::Chunk(chunk) = part else { panic!("it has no keyframes") };
+            inputs += u64::from(chunk.front.inputs);
+        }
+        assert_eq!(reader.ending(), Some(Ending::Whole(EndMark { stopped: Stopped::Limit, inputs })));
+        assert!(inputs == recorded.inputs && inputs + 3 > noted, "{inputs} of {noted}");
     }
 }

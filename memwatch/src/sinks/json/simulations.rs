@@ -61,8 +61,7 @@ struct PolicyJson<'a> {
 }
 
 fn device<'a>(view: &'a SimulationView, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
-    let key = (view.tgid, view.observed_since_ns);
-    let process = snapshot.processes.iter().find(|process| (process.tgid, process.observed_since_ns) == key);
+    let process = snapshot.process(view.tgid, view.observed_since_ns);
     let policy = |policy: &'a PolicyView| PolicyJson {
         environment: setting(policy),
         failure_time: policy.failure.map(|failure| clock.rfc3339(failure.time_ns)),

@@ -226,8 +226,7 @@ impl Writer {
                 "all that is known takes {state}: give --max-size (an agent --history-size) at least six times that"
             )));
         }
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let new = self.path.with_file_name(format!(".{name}.new"));
+        let new = copy_of(&self.path);
         let copied = self.copy(&new, (byte, kept), more).and_then(|file| {
             fs::rename(&new, &self.path)?;
             Ok(file)
@@ -276,6 +275,12 @@ impl Writer {
         }
         written
     }
+}
+
+/// Where the newest is put together before it takes the place of the file.
+pub(crate) fn copy_of(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.new"))
 }
 
 #[cfg(test)]

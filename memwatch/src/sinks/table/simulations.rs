@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{ForeseenFailureView, PolicyView, ProcessView, SimulationView, Snapshot};
+use memwatch_core::snapshot::{ForeseenFailureView, PolicyView, SimulationView, Snapshot};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
@@ -66,9 +66,8 @@ pub(crate) fn write(
 
 /// `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.0 GiB, 23.5 GiB of it for PyTorch`.
 fn heading(view: &SimulationView, capacity_bytes: Option<u64>, snapshot: &Snapshot) -> String {
-    let key = (view.tgid, view.observed_since_ns);
-    let of_it = |process: &&ProcessView| (process.tgid, process.observed_since_ns) == key;
-    let command = snapshot.processes.iter().find(of_it).map(sentences::short_command).unwrap_or_default();
+    let process = snapshot.process(view.tgid, view.observed_since_ns);
+    let command = process.map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, view.uuid.as_ref());
     let available = known(view.available_bytes, bytes);
     let card = capacity_bytes.map_or_else(String::new, |capacity| {
