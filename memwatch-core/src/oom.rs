@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use crate::Pipeline;
+use crate::analysis::fragments::shapes;
 use crate::attribution::device::resolve;
 use crate::decode::{Call, TensorChange, TensorEvent};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{CacheView, OomView, Snapshot};
-use crate::tensors::allocator::{BlockState, DeviceAllocator, PoolSize};
+use crate::tensors::allocator::{DeviceAllocator, PoolSize};
 use crate::view::places::whose;
 use crate::words::Tgid;
 
@@ -125,22 +126,14 @@ pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<Ca
         return None;
     }
     let memory = allocator.memory();
-    let pool = PoolSize::of_request(wanted_bytes);
-    let mut view = CacheView {
+    let [small, large] = shapes(memory);
+    let own = if PoolSize::of_request(wanted_bytes) == PoolSize::Small { small } else { large };
+    Some(CacheView {
         reserved_bytes: memory.reserved_bytes(),
         allocated_bytes: memory.allocated_bytes(),
-        unused_segment_bytes: memory.unused_segments().map(|(_, segment)| segment.bytes).sum(),
-        ..CacheView::default()
-    };
-    for (begin, segment) in memory.segments().iter().filter(|(_, segment)| segment.pool == pool) {
-        view.is_expandable |= segment.is_expandable;
-        let cells = memory.cells().range(*begin..begin.saturating_add(segment.bytes)).map(|(_, cell)| cell);
-        for cell in cells.filter(|cell| cell.state == BlockState::Inactive) {
-            view.largest_free_bytes = view.largest_free_bytes.max(cell.bytes);
-            if cell.bytes < segment.bytes {
-                view.split_bytes = view.split_bytes.saturating_add(cell.bytes);
-            }
-        }
-    }
-    Some(view)
+        unused_segment_bytes: small.and(large).unused_segment_bytes,
+        split_bytes: own.split_bytes,
+        largest_free_bytes: own.largest_free_bytes,
+        is_expandable: own.expandable_bytes > 0,
+    })
 }

@@ -126,6 +126,19 @@ def with_evaluation(job: Job) -> None:
         room(100)
 
 
+def epochs(job: Job) -> None:
+    """Every thirtieth step keeps much."""
+    job.train()
+    if job.done % 30 == 29:
+        job.keep(job.share_mib() * 30)
+
+
+def slower(job: Job) -> None:
+    """Steps keep less and less."""
+    job.train()
+    job.keep(job.share_mib() * (1.5 - job.part()))
+
+
 def sequence(job: Job) -> None:
     """Each step needs more than the one before, and keeps nothing."""
     job.train(24 + job.done * job.share_mib())
@@ -186,7 +199,8 @@ def server_leak(job: Job) -> None:
 COURSES: dict[str, Callable[[Job], None]] = {
     course.__name__: course
     for course in [
-        steady, batches, evaluation, warm_up, linear, noisy, bursts, faster, with_evaluation, sequence, late, little,
+        steady, batches, evaluation, warm_up, linear, noisy, bursts, faster, with_evaluation, epochs, slower, sequence, late,
+        little,
         cache_once, cache_slow, cache_late, fragments, server, server_leak,
     ]
 }  # fmt: skip

@@ -33,6 +33,7 @@ const SCRIPT: &str = "mount --bind \"$TREE\" /srv && hostname simulated && cd /s
 struct Run {
     name: String,
     total_mb: String,
+    /// `NAME=VALUE`, and what follows.
     words: Vec<String>,
 }
 
@@ -123,6 +124,7 @@ fn record(repo: &Repo, run: &Run) -> Result<u64> {
     let python = inside(repo, &torch.python)?;
     let settings = torch.command(Path::new(""), &ledger);
     let file = Path::new(FOLDER).join(&run.name).with_extension("mwr");
+    let (variables, words): (Vec<&String>, Vec<&String>) = run.words.iter().partition(|word| word.contains('='));
     let mut command = Command::new("unshare");
     command.envs(settings.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command
@@ -141,7 +143,8 @@ fn record(repo: &Repo, run: &Run) -> Result<u64> {
         .arg("--")
         .arg(python)
         .arg("courses.py")
-        .args(&run.words);
+        .args(words);
+    command.envs(variables.into_iter().filter_map(|variable| variable.split_once('=')));
     let Output { stdout, stderr, .. } = command.output().context("unshare, of util-linux, is needed")?;
     drop(fs::remove_file(&ledger));
     let said = String::from_utf8_lossy(&stdout);

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::calibration;
+use super::fragments::shapes;
 use super::line::{Line, may_grow};
 use super::trend::{Point, Series, as_f64};
 use crate::attribution::device::resolve;
@@ -343,8 +344,8 @@ fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
         return None;
     }
     let memory = allocator.memory();
-    let unused_bytes: u64 = memory.unused_segments().map(|(_, segment)| segment.bytes).sum();
-    Some(memory.reserved_bytes().saturating_sub(unused_bytes))
+    let [small, large] = shapes(memory);
+    Some(memory.reserved_bytes().saturating_sub(small.and(large).unused_segment_bytes))
 }
 
 #[cfg(test)]

@@ -97,6 +97,26 @@ impl Series {
         trend_of(&self.points)
     }
 
+    /// One point of each span of so many nanoseconds: where what is held is replaced within that, they have nothing to do with each other.
+    #[must_use]
+    pub fn apart(&self, span_ns: u64) -> Self {
+        let kept = if self.keeps_most { u64::max } else { u64::min };
+        let mut points: Vec<Point> = Vec::new();
+        let mut begin_ns = None;
+        for point in &self.points {
+            match points.last_mut() {
+                Some(last) if point.time_ns < begin_ns.unwrap_or(0) + span_ns => {
+                    *last = Point { time_ns: point.time_ns, bytes: kept(last.bytes, point.bytes) };
+                }
+                _ => {
+                    begin_ns = Some(point.time_ns);
+                    points.push(*point);
+                }
+            }
+        }
+        Self { points, ..self.clone() }
+    }
+
     /// The same of a program that has ended: what it gave back as it did is no part of how it went.
     pub fn trend_of_ended(&self) -> Option<Trend> {
         match &self.points[..] {
@@ -260,6 +280,14 @@ mod tests {
         assert!(trend.points < POINTS && (trend.whole.bytes_per_second - 3.0).abs() < 0.1, "{trend:?}");
         assert_eq!(trend.first_bytes, 0, "of neighbours the least is kept");
         assert_eq!(series(0..9).trend(), None);
+    }
+
+    #[test]
+    fn points_apart_are_the_least_of_their_spans() {
+        let wanders = series([5, 3, 8, 9, 7, 1, 4]);
+        let all: Vec<u64> = wanders.apart(3 * SECOND).points.iter().map(|point| point.bytes).collect();
+        assert_eq!(all, [3, 1, 4]);
+        assert_eq!(wanders.apart(0), wanders);
     }
 
     #[test]

@@ -39,9 +39,9 @@ pub struct CacheView {
     pub reserved_bytes: u64,
     /// What of that the program had.
     pub allocated_bytes: u64,
-    /// Segments of which nothing was in use: what `torch.cuda.empty_cache()` gives back.
+    /// Segments of which nothing was in use, and such pages of those that grow: what `torch.cuda.empty_cache()` gives back.
     pub unused_segment_bytes: u64,
-    /// Free blocks beside others that were in use.
+    /// Free beside blocks that were in use, so that it cannot go back.
     pub split_bytes: u64,
     /// The largest free block.
     pub largest_free_bytes: u64,

@@ -44,6 +44,11 @@ fn outcomes(played: &Played) -> impl Iterator<Item = Outcome<'_>> {
     })
 }
 
+/// Of the runs that the table is made from.
+fn learnt(all: &[Played]) -> Vec<Outcome<'_>> {
+    all.iter().filter(|played| !played.run.is_check).flat_map(outcomes).collect()
+}
+
 /// The courses of these, each once.
 fn courses<'a>(all: &[Outcome<'a>]) -> BTreeSet<&'a str> {
     all.iter().map(|one| one.course).collect()
@@ -89,8 +94,7 @@ fn weighted_quantile(numbers: &mut [(f64, f64)], part: f64) -> f64 {
 /// The rows of `BINS`, from all runs.
 pub(crate) fn table(all: &[Played]) -> String {
     let mut text = "/// By how far they reach.\npub const BINS: &[Bin] = &[\n".to_owned();
-    let all: Vec<Outcome<'_>> = all.iter().flat_map(outcomes).collect();
-    for Bin { reach_below, earliest, latest, confidence, given } in fitted(&all) {
+    for Bin { reach_below, earliest, latest, confidence, given } in fitted(&learnt(all)) {
         writeln!(
             text,
             "    Bin {{ reach_below: {reach_below:?}, earliest: {earliest:?}, latest: {latest:?}, confidence: {confidence:?}, given: {given} }},"
@@ -179,7 +183,7 @@ fn count(number: usize) -> f64 {
 
 /// What stands in docs/analysis.md.
 pub(crate) fn document(all: &[Played]) -> String {
-    format!("\n{}\n{}\n{}\n", leaks(all), warnings(all), forecasts(all))
+    format!("\n{}\n{}\n{}\n{}\n", leaks(all), warnings(all), forecasts(all), checked(all))
 }
 
 /// Verdicts on lines, told against deserved.
@@ -234,16 +238,11 @@ struct Told<'a> {
 
 /// What forecasts said, and how often it came true: of each course by a table from all others.
 fn forecasts(all: &[Played]) -> String {
-    let all: Vec<Outcome<'_>> = all.iter().flat_map(outcomes).collect();
+    let all = learnt(all);
     let mut told = Vec::new();
     for course in courses(&all) {
         let bins = fitted(&without(&all, course));
-        let own = all.iter().filter(|one| one.course == course);
-        told.extend(own.filter_map(|one| {
-            let bin = bin(&bins, one)?;
-            let (reach_below, confidence) = (bin.reach_below, bin.confidence);
-            Some(Told { one: *one, reach_below, confidence, came_true: judged_by(bin, one) })
-        }));
+        told.extend(all.iter().filter(|one| one.course == course).filter_map(|one| told_by(&bins, *one)));
     }
     let mut text = rows_head("left, in multiples of the growth seen", "courses");
     let mut from = 0.0;
@@ -266,6 +265,31 @@ fn forecasts(all: &[Played]) -> String {
         row(&mut text, course, None, &own);
     }
     text
+}
+
+/// What they say, as they are, of runs that were made when they were: no such run has a part in them.
+fn checked(all: &[Played]) -> String {
+    let bins = fitted(&learnt(all));
+    let runs: Vec<&Played> = all.iter().filter(|played| played.run.is_check).collect();
+    let given: Vec<Outcome<'_>> = runs.iter().copied().flat_map(outcomes).collect();
+    let told: Vec<Told<'_>> = given.iter().filter_map(|one| told_by(&bins, *one)).collect();
+    let mut text = format!("{} runs have no part in any table. What the one in force says of them:\n\n", runs.len());
+    text += &rows_head("course", "");
+    for course in courses(&given) {
+        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.one.course == course).collect();
+        if !own.is_empty() {
+            row(&mut text, course, None, &own);
+        }
+    }
+    row(&mut text, "all", None, &told.iter().collect::<Vec<_>>());
+    text
+}
+
+/// `None` for what reaches further than they do.
+fn told_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<Told<'a>> {
+    let bin = bin(bins, &one)?;
+    let (reach_below, confidence) = (bin.reach_below, bin.confidence);
+    Some(Told { one, reach_below, confidence, came_true: judged_by(bin, &one) })
 }
 
 fn rows_head(first: &str, second: &str) -> String {

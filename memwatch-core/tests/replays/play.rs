@@ -39,6 +39,8 @@ pub(crate) struct Run {
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) runs_out: bool,
     pub(crate) warned: Warned,
+    /// It has no part in what forecasts learn: what they say of it is a check.
+    pub(crate) is_check: bool,
     file: PathBuf,
 }
 
@@ -72,19 +74,24 @@ pub(crate) fn runs(folder: &Path) -> Vec<Run> {
     let text = std::fs::read_to_string(folder.join("runs.tsv")).expect("the table is in the tree");
     let rows = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     rows.map(|row| {
-        let [name, _, words, growing, runs_out, warned] = row.split('\t').collect::<Vec<_>>()[..] else {
-            panic!("six columns in {row:?}");
+        let [name, _, words, growing, runs_out, warned, used_for] = row.split('\t').collect::<Vec<_>>()[..] else {
+            panic!("seven columns in {row:?}");
         };
         let pairs = growing.split(',').filter_map(|pair| pair.split_once(':'));
         Run {
             name: name.to_owned(),
-            course: words.split(' ').next().unwrap_or_default().to_owned(),
+            course: words.split(' ').find(|word| !word.contains('=')).unwrap_or_default().to_owned(),
             growing: pairs.map(|(function, verdict)| (function.to_owned(), verdict.to_owned())).collect(),
             runs_out: runs_out == "yes",
             warned: match warned {
                 "no" => Warned::Never,
                 "yes" => Warned::Before,
                 "passing" => Warned::WhileItGrows,
+                other => panic!("{other:?} in {row:?}"),
+            },
+            is_check: match used_for {
+                "table" => false,
+                "check" => true,
                 other => panic!("{other:?} in {row:?}"),
             },
             file: folder.join(name).with_extension("mwr"),

@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,8 +31,10 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// What the agent took during one measurement.
+#[derive(Debug)]
 struct Row {
     processes: usize,
+    keeps_history: bool,
     scraped: bool,
     core_percent: f64,
     resident_bytes: u64,
@@ -53,22 +55,23 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let memwatch = binary::build(repo, Profile::Release)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut crowd = Crowd::new(&driver)?;
-    let agent = Agent::start(&memwatch, &driver, &crowd)?;
     let mut rows = Vec::new();
     for processes in CROWDS {
         let begin = Instant::now();
         crowd.grow(processes)?;
         eprintln!("{processes} processes are there after {:.1} s", begin.elapsed().as_secs_f64());
-        std::thread::sleep(SETTLED);
-        for scraped in [false, true] {
-            let row = agent.measure(processes, scraped, measured)?;
-            eprintln!("{processes} processes, scraped: {scraped}: {:.3} % of a core", row.core_percent);
-            rows.push(row);
+        for (keeps_history, scraping) in [(false, &[false, true][..]), (true, &[false])] {
+            let agent = Agent::start(&memwatch, &driver, &crowd, keeps_history)?;
+            std::thread::sleep(SETTLED);
+            for scraped in scraping {
+                let row = agent.measure(processes, *scraped, measured)?;
+                eprintln!("{processes} processes, {row:?}");
+                rows.push(row);
+            }
         }
     }
     let text = format!("{}.\n{}", document::machine()?, text(&rows, measured)?);
     println!("{text}");
-    drop(agent);
     document::update(&repo.path(DOCUMENT), &AGENT, &text)
 }
 
@@ -89,18 +92,34 @@ fn allow_many_files() -> Result<()> {
 struct Agent {
     program: Owned,
     address: SocketAddr,
+    /// What it keeps there is of no use afterwards.
+    history: Option<PathBuf>,
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // What cannot be removed lies below target/ and is replaced next time.
+        drop(self.program.interrupt(READY_LIMIT));
+        if let Some(history) = &self.history {
+            drop(fs::remove_dir_all(history));
+        }
+    }
 }
 
 impl Agent {
-    fn start(memwatch: &Path, driver: &Path, crowd: &Crowd) -> Result<Self> {
+    fn start(memwatch: &Path, driver: &Path, crowd: &Crowd, keeps_history: bool) -> Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).context("no free port")?;
         let mut command = Command::new(memwatch);
         command.args(["agent", "--listen", &address.to_string(), "--socket"]).arg(driver.join("bench-agent.sock"));
         command.arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
         command.arg("--libcuda").arg(driver.join("lib/libcuda.so.1"));
         command.env("GPUSIM_LEDGER", crowd.first_ledger()).env("GPUSIM_TOTAL_MB", "1000000");
+        let history = keeps_history.then(|| driver.join("bench-history"));
+        if let Some(history) = &history {
+            command.arg("--history").arg(history);
+        }
         let program = Owned::start(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
-        let agent = Self { program, address };
+        let agent = Self { program, address, history };
         let begin = Instant::now();
         while agent.get("/readyz").is_none_or(|answer| !answer.starts_with("HTTP/1.1 200 ")) {
             if begin.elapsed() > READY_LIMIT {
@@ -123,7 +142,7 @@ impl Agent {
     fn measure(&self, processes: usize, scraped: bool, measured: Duration) -> Result<Row> {
         let mut scrape = None;
         let begin = Instant::now();
-        let before = self.cpu()?;
+        let before = self.program.processor_time()?;
         while begin.elapsed() < measured {
             if scraped {
                 let asked = Instant::now();
@@ -133,25 +152,23 @@ impl Agent {
             std::thread::sleep(SCRAPE_EVERY.min(measured.saturating_sub(begin.elapsed())));
         }
         let elapsed = begin.elapsed();
-        let used = self.cpu()?.saturating_sub(before);
+        let used = self.program.processor_time()?.saturating_sub(before);
         let [resident_bytes, anonymous_bytes] = self.memory()?;
         // Asked for when the measurement is over.
         let answer = self.get("/metrics").context("the agent does not answer")?;
         let tracked = answer.lines().find_map(|line| line.strip_prefix("memwatch_agent_tracked_processes "));
         let tracked = tracked.and_then(|number| number.parse().ok()).context("no number of tracked processes")?;
         let core_percent = 100.0 * used.as_secs_f64() / elapsed.as_secs_f64();
-        Ok(Row { processes, scraped, core_percent, resident_bytes, anonymous_bytes, scrape, tracked })
-    }
-
-    /// User and system time, by `/proc/PID/stat` (proc(5)): exact to 10 ms.
-    fn cpu(&self) -> Result<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.program.tgid())).context("the agent has ended")?;
-        let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace().collect();
-        let ticks = |field: usize| fields.get(field - 3).and_then(|ticks| ticks.parse::<u64>().ok());
-        let ticks = ticks(14).zip(ticks(15)).context("stat is not as expected")?;
-        // SAFETY: sysconf has no preconditions.
-        let per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100);
-        Ok(Duration::from_millis((ticks.0 + ticks.1) * 1000 / per_second))
+        Ok(Row {
+            processes,
+            keeps_history: self.history.is_some(),
+            scraped,
+            core_percent,
+            resident_bytes,
+            anonymous_bytes,
+            scrape,
+            tracked,
+        })
     }
 
     fn memory(&self) -> Result<[u64; 2]> {
@@ -171,6 +188,7 @@ fn text(rows: &[Row], measured: Duration) -> Result<String> {
     let mut table = Table::new(&[
         "processes",
         "tracked",
+        "history",
         "scrape",
         "% of a core",
         "resident MB",
@@ -185,6 +203,7 @@ fn text(rows: &[Row], measured: Duration) -> Result<String> {
         table.row(vec![
             row.processes.to_string(),
             row.tracked.to_string(),
+            if row.keeps_history { "kept" } else { "none" }.to_owned(),
             if row.scraped { format!("every {} s", SCRAPE_EVERY.as_secs()) } else { "none".to_owned() },
             format!("{:.2}", row.core_percent),
             megabytes(row.resident_bytes),
@@ -205,6 +224,7 @@ mod tests {
     fn a_row_is_in_megabytes_and_percent() {
         let row = Row {
             processes: 1000,
+            keeps_history: true,
             scraped: true,
             core_percent: 0.0834,
             resident_bytes: 21_450_000,
@@ -214,6 +234,6 @@ mod tests {
         };
         let text = text(&[row], Duration::from_secs(60)).unwrap();
         let numbers: Vec<&str> = text.lines().last().unwrap_or_default().split('|').map(str::trim).collect();
-        assert_eq!(numbers[1..9], ["1000", "1000", "every 15 s", "0.08", "21.4", "9.0", "7", "123"]);
+        assert_eq!(numbers[1..10], ["1000", "1000", "kept", "every 15 s", "0.08", "21.4", "9.0", "7", "123"]);
     }
 }

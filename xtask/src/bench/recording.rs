@@ -32,6 +32,9 @@ type Wish = (&'static str, &'static [&'static str]);
 const NONE: &[&str] = &[];
 const NEWEST: &[&str] = &["--max-size=16M", "--keep=newest"];
 
+/// Steps of the training while nobody records.
+const UNRECORDED_STEPS: u64 = 1_000;
+
 /// One recording, and what reading it took.
 struct Measured {
     wish: Wish,
@@ -40,8 +43,12 @@ struct Measured {
     inputs: f64,
     bytes: f64,
     lost: u64,
+    /// What the recorder took of the processors while the training ran.
+    recorder_seconds: f64,
     /// Seconds from the start of `memwatch report` to its end, shortest first.
     reading_seconds: Vec<f64>,
+    /// The same of `memwatch simulate`, which replays the usual settings beside.
+    simulating_seconds: Vec<f64>,
 }
 
 /// Builds everything, measures, prints the table and writes it into docs/overhead.md.
@@ -55,12 +62,13 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut training = Training::start(repo, &driver)?;
     let file = driver.join(format!("bench-{}.mwr", std::process::id()));
+    let unrecorded = training.ask(&format!("run {UNRECORDED_STEPS}"))?;
     let wishes = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];
     let measured = wishes.map(|wish| record(&mut training, (&memwatch, &driver), (wish, steps), &file));
     // What stays behind lies below target/.
     drop(std::fs::remove_file(&file));
     let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
-    let text = text(&measured, steps)?;
+    let text = text(&measured, (steps, least(&step_ns(&unrecorded))))?;
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &RECORDING, &text)
 }
@@ -77,22 +85,15 @@ fn record(
     command.env("GPUSIM_LEDGER", training.ledger());
     let watcher = Watcher::silent(&mut command)?;
     std::thread::sleep(PROBED);
+    let before = watcher.processor_time()?;
     let answer = training.ask(&format!("run {steps}"))?;
+    let recorder_seconds = watcher.processor_time()?.saturating_sub(before).as_secs_f64();
     watcher.detach()?;
-    let mut reading_seconds = Vec::new();
-    let mut report = Value::Null;
-    for _ in 0..READINGS {
-        let mut command = Command::new(memwatch);
-        command.args(["report", "--json"]).arg(file).stderr(Stdio::inherit());
-        let begin = Instant::now();
-        let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
-        reading_seconds.push(begin.elapsed().as_secs_f64());
-        report = serde_json::from_slice(&output.stdout).with_context(|| format!("no report: {}", line(&command)))?;
-    }
-    reading_seconds.sort_by(f64::total_cmp);
+    let (reading_seconds, report) = read(Command::new(memwatch).args(["report", "--json"]).arg(file))?;
+    let (simulating_seconds, _) = read(Command::new(memwatch).args(["simulate", "--json", "--in"]).arg(file))?;
     let of_recording = |field: &str| report["data"]["recording"][field].as_f64().with_context(|| format!("no {field}"));
     let losses = report["losses"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64());
-    let step_ns: Vec<f64> = answer["step_ns"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    let step_ns = step_ns(&answer);
     Ok(Measured {
         wish,
         step_ns: least(&step_ns),
@@ -101,14 +102,37 @@ fn record(
         inputs: of_recording("inputs")?,
         bytes: of_recording("bytes")?,
         lost: losses.sum(),
+        recorder_seconds,
         reading_seconds,
+        simulating_seconds,
     })
 }
 
-fn text(measured: &[Measured], steps: u64) -> Result<String> {
+/// How long each step took.
+fn step_ns(answer: &Value) -> Vec<f64> {
+    answer["step_ns"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
+}
+
+/// Runs a command some times: how long each took, shortest first, and what it says.
+fn read(command: &mut Command) -> Result<(Vec<f64>, Value)> {
+    let mut seconds = Vec::new();
+    let mut report = Value::Null;
+    for _ in 0..READINGS {
+        let begin = Instant::now();
+        let output = command.stderr(Stdio::inherit()).output();
+        let output = output.with_context(|| format!("cannot start {}", line(command)))?;
+        seconds.push(begin.elapsed().as_secs_f64());
+        report = serde_json::from_slice(&output.stdout).with_context(|| format!("no report: {}", line(command)))?;
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok((seconds, report))
+}
+
+fn text(measured: &[Measured], (steps, unrecorded_ns): (u64, f64)) -> Result<String> {
     let mut text = format!(
-        "{}.\n{steps} steps of the small model; readings are of a file in the page cache.\n\n",
-        document::machine()?
+        "{}.\n{steps} steps of the small model, which takes {:.2} ms a step at the least while nobody records; readings are of a file in the page cache.\n\n",
+        document::machine()?,
+        unrecorded_ns / 1e6
     );
     let mut table = Table::new(&[
         "recorded with",
@@ -118,26 +142,30 @@ fn text(measured: &[Measured], steps: u64) -> Result<String> {
         "bytes per tensor event",
         "lost",
         "shortest step, ms",
+        "recorder, us per tensor event",
         "seconds to the report",
         "million inputs per second",
+        "seconds to simulate",
     ]);
-    for Measured { wish: (level, bound), step_ns, tensor_events, inputs, bytes, lost, reading_seconds } in measured {
-        let seconds = reading_seconds.first().copied().unwrap_or(f64::NAN);
+    for one in measured {
+        let (level, bound) = one.wish;
+        let shortest = |seconds: &[f64]| seconds.first().copied().unwrap_or(f64::NAN);
+        let seconds = shortest(&one.reading_seconds);
+        let options: Vec<String> =
+            [format!("--tensors={level}")].into_iter().chain(bound.iter().map(|word| (*word).to_owned())).collect();
         table.row(vec![
-            [&format!("--tensors={level}")]
-                .into_iter()
-                .map(String::as_str)
-                .chain(bound.iter().copied())
-                .collect::<Vec<_>>()
-                .join(" "),
-            format!("{tensor_events:.0}"),
-            format!("{inputs:.0}"),
-            format!("{:.1}", bytes / f64::from(1 << 20)),
-            format!("{:.1}", bytes / tensor_events),
-            lost.to_string(),
-            format!("{:.2}", step_ns / 1e6),
+            options.join(" "),
+            format!("{:.0}", one.tensor_events),
+            format!("{:.0}", one.inputs),
+            format!("{:.1}", one.bytes / f64::from(1 << 20)),
+            if bound.is_empty() { format!("{:.1}", one.bytes / one.tensor_events) } else { String::new() },
+            one.lost.to_string(),
+            format!("{:.2}", one.step_ns / 1e6),
+            format!("{:.2}", one.recorder_seconds * 1e6 / one.tensor_events),
             format!("{seconds:.2}"),
-            format!("{:.1}", inputs / seconds / 1e6),
+            // A file that keeps the newest tells how many there were, not how many are left.
+            if bound.is_empty() { format!("{:.1}", one.inputs / seconds / 1e6) } else { String::new() },
+            format!("{:.2}", shortest(&one.simulating_seconds)),
         ]);
     }
     text.push_str(&table.text());

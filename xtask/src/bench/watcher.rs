@@ -80,6 +80,14 @@ impl Watcher {
         Ok(Self { program, last_report: None })
     }
 
+    /// What it took of the processors so far.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(super) fn processor_time(&self) -> Result<Duration> {
+        self.program.processor_time()
+    }
+
     /// Ends the watcher, returns when its probes are gone, and gives its last report, if it makes reports.
     ///
     /// # Errors

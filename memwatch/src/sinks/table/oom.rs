@@ -91,7 +91,7 @@ fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
         facts.push(("PyTorch", format!("tensors had {has} of the {of} that it had of the driver")));
         facts.push((
             "",
-            format!("free: {unused} in segments without a tensor, {split} between tensors, the largest piece {hole}"),
+            format!("free: {unused} that it could give back, {split} between tensors, the largest piece {hole}"),
         ));
     }
     facts.extend(lines(oom));
