@@ -55,19 +55,19 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let memwatch = binary::build(repo, Profile::Release)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut crowd = Crowd::new(&driver)?;
+    // Both are there before the processes, whose memory they could not tell of otherwise; each is measured by its own time.
+    let without = Agent::start(&memwatch, &driver, &crowd, false)?;
+    let with = Agent::start(&memwatch, &driver, &crowd, true)?;
     let mut rows = Vec::new();
     for processes in CROWDS {
         let begin = Instant::now();
         crowd.grow(processes)?;
         eprintln!("{processes} processes are there after {:.1} s", begin.elapsed().as_secs_f64());
-        for (keeps_history, scraping) in [(false, &[false, true][..]), (true, &[false])] {
-            let agent = Agent::start(&memwatch, &driver, &crowd, keeps_history)?;
-            std::thread::sleep(SETTLED);
-            for scraped in scraping {
-                let row = agent.measure(processes, *scraped, measured)?;
-                eprintln!("{processes} processes, {row:?}");
-                rows.push(row);
-            }
+        std::thread::sleep(SETTLED);
+        for (agent, scraped) in [(&without, false), (&without, true), (&with, false)] {
+            let row = agent.measure(processes, scraped, measured)?;
+            eprintln!("{row:?}");
+            rows.push(row);
         }
     }
     let text = format!("{}.\n{}", document::machine()?, text(&rows, measured)?);
@@ -110,7 +110,8 @@ impl Agent {
     fn start(memwatch: &Path, driver: &Path, crowd: &Crowd, keeps_history: bool) -> Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).context("no free port")?;
         let mut command = Command::new(memwatch);
-        command.args(["agent", "--listen", &address.to_string(), "--socket"]).arg(driver.join("bench-agent.sock"));
+        command.args(["agent", "--listen", &address.to_string(), "--socket"]);
+        command.arg(driver.join(if keeps_history { "bench-history.sock" } else { "bench-agent.sock" }));
         command.arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
         command.arg("--libcuda").arg(driver.join("lib/libcuda.so.1"));
         command.env("GPUSIM_LEDGER", crowd.first_ledger()).env("GPUSIM_TOTAL_MB", "1000000");

@@ -49,7 +49,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
     ("forecasts", &["input", "analysis", "attribution", "ledger", "snapshot", "leaks", "oom"]),
     ("growth", &["snapshot"]),
-    ("oom", &["attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
+    ("oom", &["analysis", "attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
     ("fragments", &["analysis", "attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
     ("simulations", &["input", "analysis", "attribution", "decode", "ledger", "tensors", "snapshot"]),
     ("profile", &["analysis", "attribution", "decode", "ledger", "snapshot", "timeline"]),
