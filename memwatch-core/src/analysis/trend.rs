@@ -102,14 +102,14 @@ impl Series {
     pub fn apart(&self, span_ns: u64) -> Self {
         let kept = if self.keeps_most { u64::max } else { u64::min };
         let mut points: Vec<Point> = Vec::new();
-        let mut begin_ns = None;
+        let mut begin_ns = 0_u64;
         for point in &self.points {
             match points.last_mut() {
-                Some(last) if point.time_ns < begin_ns.unwrap_or(0) + span_ns => {
+                Some(last) if point.time_ns < begin_ns.saturating_add(span_ns) => {
                     *last = Point { time_ns: point.time_ns, bytes: kept(last.bytes, point.bytes) };
                 }
                 _ => {
-                    begin_ns = Some(point.time_ns);
+                    begin_ns = point.time_ns;
                     points.push(*point);
                 }
             }

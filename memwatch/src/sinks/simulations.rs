@@ -55,7 +55,7 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
     }
     if let Some(available_bytes) = view.available_bytes.filter(|_| view.context_bytes.is_none()) {
         advice.push(format!(
-            "NVML was not read while the program rested, so what its context takes is not known: PyTorch would have less than {}",
+            "what its context takes was not seen (NVML shows it while a program that is watched from its start rests): PyTorch would have less than {}",
             bytes(available_bytes)
         ));
     }
