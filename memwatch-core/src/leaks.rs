@@ -1,15 +1,22 @@
 //! The line's look at growth: taken in with each tick, told with names when it is asked for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Pipeline;
 use crate::analysis::leak::{Finding, Held, Verdict};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::ledger::totals::DeviceRef;
-use crate::snapshot::{LeakView, LeaksView};
+use crate::snapshot::{AgeView, LeakView, LeaksView};
+use crate::tensors::names::SiteKey;
 use crate::view::places::site_name;
 use crate::words::{Name, Ordinal};
+
+/// At these ages live memory is told apart, nanoseconds: a second, ten, a minute, ten, an hour.
+const AGES_NS: [u64; 5] = [1_000_000_000, 10_000_000_000, 60_000_000_000, 600_000_000_000, 3_600_000_000_000];
+
+/// Live bytes of lines by age.
+type Ages = BTreeMap<(Ordinal, SiteKey), [u64; AGES_NS.len() + 1]>;
 
 impl Pipeline {
     /// From now on what keeps growing is looked for.
@@ -25,8 +32,9 @@ impl Pipeline {
         let view = |process: &Process| {
             let all = leaks.findings(process, threshold_bytes_per_minute);
             let (sure, short): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, finding)| finding.is_some());
+            let ages = self.ages(process);
             let mut findings: Vec<LeakView> =
-                sure.iter().filter_map(|(_, finding)| Some(self.finding(process, finding.as_ref()?))).collect();
+                sure.iter().filter_map(|(_, finding)| Some(self.finding(process, finding.as_ref()?, &ages))).collect();
             findings.sort_by(|one, other| {
                 let order = rank(&one.verdict).cmp(&rank(&other.verdict));
                 order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
@@ -62,7 +70,21 @@ impl Pipeline {
         leaks.keep(|tgid, since_ns| known.contains(&(tgid, since_ns)));
     }
 
-    fn finding(&self, process: &Process, finding: &Finding) -> LeakView {
+    /// What lines have now by how old it is.
+    fn ages(&self, process: &Process) -> Ages {
+        let mut ages = Ages::new();
+        for block in process.tensors.iter().flat_map(|tensors| tensors.places().blocks()) {
+            let age_ns = self.now_ns.saturating_sub(block.granted_ns);
+            let place = AGES_NS.partition_point(|edge_ns| *edge_ns <= age_ns);
+            let of_line = ages.entry((block.ordinal, block.whose.site)).or_default();
+            if let Some(bytes) = of_line.get_mut(place) {
+                *bytes = bytes.saturating_add(block.bytes);
+            }
+        }
+        ages
+    }
+
+    fn finding(&self, process: &Process, finding: &Finding, ages: &Ages) -> LeakView {
         let uuid = |device| resolve(process, device, &self.reading.devices);
         let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
         let (level, device, uuid, site) = match finding.place.held {
@@ -72,6 +94,14 @@ impl Pipeline {
             }
             Held::Device(device) => ("driver", number(device), uuid(device), None),
             Held::Pinned => ("pinned_host", None, None, None),
+        };
+        let ages = match finding.place.held {
+            Held::Site(ordinal, site) if process.ended.is_none() => {
+                let edges = AGES_NS.iter().copied().map(Some).chain([None]);
+                let bytes = ages.get(&(ordinal, site)).copied().unwrap_or_default();
+                Some(edges.zip(bytes).map(|(below_ns, bytes)| AgeView { below_ns, bytes }).collect())
+            }
+            _ => None,
         };
         let trend = &finding.trend;
         let (kind, file, line, function) =
@@ -94,6 +124,8 @@ impl Pipeline {
             last_ns: trend.last_ns,
             first_bytes: trend.first_bytes,
             last_bytes: trend.last_bytes,
+            turnover_ns: finding.turnover_ns,
+            ages,
         }
     }
 }

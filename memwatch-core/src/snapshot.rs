@@ -27,7 +27,7 @@ pub use fragments::{
     SegmentBlockView, SegmentView, ShapeView,
 };
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
-pub use leaks::{LeakView, LeaksView};
+pub use leaks::{AgeView, LeakView, LeaksView};
 pub use oom::{CacheView, OomView};
 pub use places::{
     DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, MergedFrameView, NativeView, PhaseView,

@@ -40,7 +40,8 @@ const ASKED: [Asked; 13] = [
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
 /// what a watch with fewer probes than a recording's does not see.
-const ITS_OWN: [&str; 22] = [
+const ITS_OWN: [&str; 25] = [
+    "ages",
     "bytes_per_minute",
     "failure_time",
     "first_bytes",
@@ -55,6 +56,8 @@ const ITS_OWN: [&str; 22] = [
     "nearby_split_bytes",
     "p",
     "points",
+    "reason",
+    "replaced_seconds",
     "rounding_bytes",
     "sampled_time",
     "seconds",

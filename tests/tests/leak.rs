@@ -34,6 +34,13 @@ fn assert_told(report: &Value) {
     let per_minute = leak["bytes_per_minute"].as_f64().expect("a number");
     assert!((60.0..1_300.0).contains(&(per_minute / 1_048_576.0)), "{leak}");
     assert!(leak["p"].as_f64() < Some(0.01), "{leak}");
+    assert!(leak["reason"].as_str().is_some_and(|reason| reason.contains("and goes on")), "{leak}");
+    // What is kept is of all ages, in twenty seconds.
+    assert!(leak["replaced_seconds"].is_null(), "{leak}");
+    let ages = leak["ages"].as_array().unwrap_or_else(|| panic!("it runs still: {leak}"));
+    let bytes = |age: &Value| age["bytes"].as_u64().expect("bytes");
+    assert!(ages.iter().map(bytes).sum::<u64>() >= leak["last_bytes"].as_u64().expect("bytes"), "{leak}");
+    assert!(ages[2]["below_seconds"] == 60.0 && bytes(&ages[2]) > 0, "{leak}");
 }
 
 #[test]

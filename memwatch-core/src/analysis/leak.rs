@@ -64,6 +64,8 @@ pub struct Finding {
     pub verdict: Verdict,
     /// How it goes.
     pub trend: Trend,
+    /// Within how long what is held is replaced on average, nanoseconds; `None` where it is kept.
+    pub turnover_ns: Option<u64>,
 }
 
 /// What all places have held so far.
@@ -132,7 +134,8 @@ impl Leaks {
             let found = trend.and_then(|trend| {
                 let replaced = self::trend(&series.apart(turnover_ns), has_ended);
                 let verdict = judge_replaced(&trend, replaced.as_ref(), threshold_bytes_per_minute)?;
-                Some(Finding { place: *place, verdict, trend })
+                let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
+                Some(Finding { place: *place, verdict, trend, turnover_ns })
             });
             (*place, found)
         };

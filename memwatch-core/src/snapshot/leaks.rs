@@ -60,4 +60,17 @@ pub struct LeakView {
     pub first_bytes: u64,
     /// And in the last.
     pub last_bytes: u64,
+    /// Within how long what is held there is replaced on average, nanoseconds; `None` where it is kept, and below that level.
+    pub turnover_ns: Option<u64>,
+    /// What is held now by how old it is, youngest first; `None` where it has ended, and below that level.
+    pub ages: Option<Vec<AgeView>>,
+}
+
+/// Live memory of some age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgeView {
+    /// It is younger than this, nanoseconds, and not as young as the one before; `None` for the oldest.
+    pub below_ns: Option<u64>,
+    /// Bytes.
+    pub bytes: u64,
 }

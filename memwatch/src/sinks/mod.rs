@@ -6,6 +6,7 @@ pub(crate) mod forecast;
 pub(crate) mod fragments;
 pub(crate) mod json;
 pub(crate) mod layout;
+pub(crate) mod leaks;
 pub(crate) mod mem_trace;
 pub(crate) mod oom;
 pub(crate) mod parquet;

@@ -76,6 +76,11 @@ impl Live {
         before
     }
 
+    /// All of them, in no order.
+    pub(super) fn all(&self) -> impl Iterator<Item = &LiveBlock> {
+        self.blocks.values()
+    }
+
     /// Takes a block out.
     pub(super) fn remove(&mut self, ordinal: Ordinal, address: u64) -> Option<LiveBlock> {
         let block = self.blocks.remove(&(ordinal, address))?;

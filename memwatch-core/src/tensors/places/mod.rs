@@ -163,6 +163,11 @@ impl Places {
         self.live.get(ordinal, address)
     }
 
+    /// All blocks that the program has, of which the beginning was seen, in no order.
+    pub fn blocks(&self) -> impl Iterator<Item = &LiveBlock> {
+        self.live.all()
+    }
+
     /// A block was given back: one never seen is older than the watch.
     pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) {
         match self.live.remove(ordinal, address) {

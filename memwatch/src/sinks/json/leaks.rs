@@ -2,11 +2,13 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{LeakView, LeaksView, Snapshot};
+use memwatch_core::snapshot::{AgeView, LeakView, LeaksView, Snapshot};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
+use super::overhead::seconds;
 use super::{Origin, write_report};
+use crate::sinks::leaks::reason;
 use crate::sinks::wall_clock::WallClock;
 
 /// Writes the report as one line.
@@ -64,6 +66,16 @@ pub(super) struct FindingJson<'a> {
     until: String,
     first_bytes: u64,
     last_bytes: u64,
+    replaced_seconds: Option<f64>,
+    ages: Option<Vec<AgeJson>>,
+    reason: String,
+}
+
+/// Live memory of some age: younger than this, and not as young as the one before.
+#[derive(Serialize)]
+struct AgeJson {
+    below_seconds: Option<f64>,
+    bytes: u64,
 }
 
 fn process<'a>(leaks: &'a LeaksView, clock: &WallClock) -> ProcessJson<'a> {
@@ -97,5 +109,11 @@ pub(super) fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> Find
         until: clock.rfc3339(finding.last_ns),
         first_bytes: finding.first_bytes,
         last_bytes: finding.last_bytes,
+        replaced_seconds: finding.turnover_ns.map(seconds),
+        ages: finding.ages.as_ref().map(|ages| {
+            let age = |age: &AgeView| AgeJson { below_seconds: age.below_ns.map(seconds), bytes: age.bytes };
+            ages.iter().map(age).collect()
+        }),
+        reason: reason(finding),
     }
 }

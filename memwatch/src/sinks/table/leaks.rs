@@ -8,6 +8,7 @@ use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
 use crate::sinks::Tone;
 use crate::sinks::format::{bytes, count, duration, percent_of_one, rate_per_minute};
+use crate::sinks::leaks::{by_age, reason};
 use crate::sinks::places;
 use crate::sinks::sentences::{self, Sentence};
 use crate::sinks::wall_clock::WallClock;
@@ -52,6 +53,11 @@ pub(super) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
                 grid.push(row(snapshot, finding));
             }
             page.grid(&grid);
+            let grow = |finding: &&&LeakView| finding.verdict == "leak" || finding.verdict == "slow";
+            for finding in rows.iter().take(top).filter(grow) {
+                let why = [Some(reason(finding)), by_age(finding)].into_iter().flatten().collect::<Vec<_>>().join("; ");
+                page.line(&Sentence::new(Tone::Plain, format!("why {}: {why}", place(snapshot, finding))));
+            }
         }
         if rows.len() > top {
             page.line(&Sentence::new(Tone::Faint, format!("and {} more", count((rows.len() - top) as u64))));

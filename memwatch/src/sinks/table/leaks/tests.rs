@@ -1,3 +1,5 @@
+use memwatch_core::snapshot::AgeView;
+
 use super::*;
 use crate::sinks::fixture;
 
@@ -20,6 +22,12 @@ fn finding(verdict: &'static str, line: u32, per_minute: f64) -> LeakView {
         last_ns: 60_000_000_000,
         first_bytes: 0,
         last_bytes: 64 << 20,
+        turnover_ns: None,
+        ages: Some(vec![
+            AgeView { below_ns: Some(1_000_000_000), bytes: 1 << 20 },
+            AgeView { below_ns: Some(10_000_000_000), bytes: 0 },
+            AgeView { below_ns: None, bytes: 63 << 20 },
+        ]),
     }
 }
 
@@ -50,6 +58,18 @@ fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() 
         "{told}"
     );
     assert!(!told.contains('\u{1b}'), "{told}");
+}
+
+#[test]
+fn why_something_is_told_to_grow_is_said_with_how_old_it_is_and_whether_it_is_replaced() {
+    let text = told(vec![finding("leak", 12, 67_108_864.0), finding("levelled_off", 7, 0.0)], 10);
+    let why = "why GPU -: train.py:12 step\\x1b[2J: it grows at +64.0 MiB/min (sure 99.8 %), and goes on: \
+               +32.0 MiB/min in its later half (sure 99.0 %); now held: 1.0 MiB below 1 s, 63.0 MiB older";
+    assert!(text.contains(why), "{text}");
+    assert!(!text.contains("why GPU -: train.py:7"), "{text}");
+    let replaced = LeakView { turnover_ns: Some(12_000_000_000), ages: None, ..finding("slow", 12, 9.0) };
+    let text = told(vec![replaced], 10);
+    assert!(text.contains("; what it holds is replaced every 12 s\n"), "{text}");
 }
 
 #[test]
