@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::Pipeline;
 use crate::analysis::driver::{DriverShape, OnDevice};
-use crate::analysis::fragments::{Fragments, Moment, Moments, pinned, shapes};
+use crate::analysis::fragments::{Fragments, Moment, Moments, pinned, releasable_bytes, shapes};
 use crate::analysis::pins::{By, Pinned, Pins};
 use crate::analysis::simulation::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 use crate::attribution::device::resolve;
@@ -211,10 +211,8 @@ fn fit(memory: &Memory, wanted_bytes: u64, driver_free_bytes: Option<u64>) -> Fi
         PoolSize::Large if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
         PoolSize::Large => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
     };
-    let [small, large] = shapes(memory);
-    let releasable_bytes = small.and(large).unused_segment_bytes;
     let cached = free.any(|own| own >= bytes);
-    FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes }
+    FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes: releasable_bytes(memory) }
 }
 
 fn segments(memory: &Memory) -> Vec<SegmentView> {

@@ -95,14 +95,7 @@ impl Pipeline {
             Held::Device(device) => ("driver", number(device), uuid(device), None),
             Held::Pinned => ("pinned_host", None, None, None),
         };
-        let ages = match finding.place.held {
-            Held::Site(ordinal, site) if process.ended.is_none() => {
-                let edges = AGES_NS.iter().copied().map(Some).chain([None]);
-                let bytes = ages.get(&(ordinal, site)).copied().unwrap_or_default();
-                Some(edges.zip(bytes).map(|(below_ns, bytes)| AgeView { below_ns, bytes }).collect())
-            }
-            _ => None,
-        };
+        let ages = by_age(finding.place.held, process.ended.is_some(), ages);
         let trend = &finding.trend;
         let (kind, file, line, function) =
             site.map_or((None, None, None, None), |site| (Some(site.kind), site.file, site.line, site.function));
@@ -144,4 +137,38 @@ fn word(verdict: Verdict) -> Name {
 
 fn rank(word: &str) -> usize {
     VERDICTS.iter().position(|(_, own)| *own == word).unwrap_or(VERDICTS.len())
+}
+
+/// What a line has by age; of what is older than the watch nobody knows how old it is.
+fn by_age(held: Held, has_ended: bool, ages: &Ages) -> Option<Vec<AgeView>> {
+    let Held::Site(ordinal, site) = held else { return None };
+    let edges = AGES_NS.iter().copied().map(Some).chain([None]);
+    let bytes = ages.get(&(ordinal, site)).copied().unwrap_or_default();
+    (!has_ended && site != SiteKey::BEFORE_ATTACH)
+        .then(|| edges.zip(bytes).map(|(below_ns, bytes)| AgeView { below_ns, bytes }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ages, by_age};
+    use crate::analysis::leak::Held;
+    use crate::tensors::names::SiteKey;
+    use crate::words::Ordinal;
+
+    #[test]
+    fn how_old_memory_is_is_told_of_lines_that_hold_some_now_and_were_seen_to_take_it() {
+        let (device, site) = (Ordinal(0), SiteKey::numbered(7));
+        let ages: Ages = [((device, site), [1, 2, 3, 0, 0, 4])].into();
+        let bytes = |held, has_ended| {
+            by_age(held, has_ended, &ages).map(|ages| ages.into_iter().map(|age| age.bytes).collect::<Vec<_>>())
+        };
+        assert_eq!(bytes(Held::Site(device, site), false), Some(vec![1, 2, 3, 0, 0, 4]));
+        assert_eq!(bytes(Held::Site(device, SiteKey::numbered(8)), false), Some(vec![0; 6]));
+        assert_eq!(bytes(Held::Site(device, site), true), None);
+        assert_eq!(bytes(Held::Site(device, SiteKey::BEFORE_ATTACH), false), None);
+        assert_eq!(bytes(Held::Pinned, false), None);
+        let views = by_age(Held::Site(device, site), false, &ages).expect("it holds some");
+        let below: Vec<_> = views.iter().map(|age| age.below_ns.map(|below_ns| below_ns / 1_000_000_000)).collect();
+        assert_eq!(below, [Some(1), Some(10), Some(60), Some(600), Some(3_600), None]);
+    }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::calibration;
-use super::fragments::shapes;
+use super::fragments::releasable_bytes;
 use super::line::{Line, may_grow};
 use super::trend::{Point, Series, as_f64};
 use crate::attribution::device::resolve;
@@ -344,8 +344,7 @@ fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
         return None;
     }
     let memory = allocator.memory();
-    let [small, large] = shapes(memory);
-    Some(memory.reserved_bytes().saturating_sub(small.and(large).unused_segment_bytes))
+    Some(memory.reserved_bytes().saturating_sub(releasable_bytes(memory)))
 }
 
 #[cfg(test)]

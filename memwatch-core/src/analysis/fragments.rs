@@ -106,6 +106,12 @@ pub fn shapes(memory: &Memory) -> [Shape; 2] {
     shapes
 }
 
+/// What goes back to the driver when the cache is emptied, in bytes.
+pub fn releasable_bytes(memory: &Memory) -> u64 {
+    let [small, large] = shapes(memory);
+    small.and(large).unused_segment_bytes
+}
+
 /// How it lay at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {

@@ -133,7 +133,7 @@ impl Leaks {
             let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
             let found = trend.and_then(|trend| {
                 let replaced = self::trend(&series.apart(turnover_ns), has_ended);
-                let verdict = judge_replaced(&trend, replaced.as_ref(), threshold_bytes_per_minute)?;
+                let (verdict, trend) = judge_replaced(trend, replaced, threshold_bytes_per_minute)?;
                 let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
                 Some(Finding { place: *place, verdict, trend, turnover_ns })
             });
@@ -148,11 +148,11 @@ fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
 }
 
 /// Where all that is held is another after a while, as in a list of the last hundred, it wanders; that it grows is told by points that have
-/// nothing to do with each other, or not yet.
-fn judge_replaced(trend: &Trend, replaced: Option<&Trend>, threshold_bytes_per_minute: f64) -> Option<Verdict> {
-    match judge(trend, threshold_bytes_per_minute) {
-        Verdict::Leak | Verdict::Slow => replaced.map(|trend| judge(trend, threshold_bytes_per_minute)),
-        settled => Some(settled),
+/// nothing to do with each other, or not yet. With the verdict, the trend that it is of.
+fn judge_replaced(trend: Trend, replaced: Option<Trend>, threshold_bytes_per_minute: f64) -> Option<(Verdict, Trend)> {
+    match judge(&trend, threshold_bytes_per_minute) {
+        Verdict::Leak | Verdict::Slow => replaced.map(|trend| (judge(&trend, threshold_bytes_per_minute), trend)),
+        settled => Some((settled, trend)),
     }
 }
 
@@ -201,7 +201,8 @@ mod tests {
             let mut series = Series::default();
             (0..seconds).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
             let replaced = series.apart(turnover * 1_000_000_000).trend();
-            judge_replaced(&series.trend().expect("it is long enough"), replaced.as_ref(), THRESHOLD)
+            let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
+            judged.map(|(verdict, _)| verdict)
         };
         assert_eq!(judged(60, 12, |second| second * MIB), None, "it has been replaced five times");
         assert_eq!(judged(60, 12, |_| 77 * MIB), Some(Verdict::Steady), "nothing grows");
@@ -233,7 +234,10 @@ mod tests {
             series.push(time_ns, sum.live_bytes);
         }
         let replaced = series.apart(sum.turnover_ns().unwrap_or(0)).trend();
-        judge_replaced(&series.trend().expect("it is long enough"), replaced.as_ref(), THRESHOLD)
+        let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
+        // The numbers beside a verdict are those that it is from.
+        assert!(judged.is_none_or(|(verdict, trend)| verdict == judge(&trend, THRESHOLD)), "{judged:?}");
+        judged.map(|(verdict, _)| verdict)
     }
 
     #[test]

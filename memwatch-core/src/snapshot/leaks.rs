@@ -62,7 +62,7 @@ pub struct LeakView {
     pub last_bytes: u64,
     /// Within how long what is held there is replaced on average, nanoseconds; `None` where it is kept, and below that level.
     pub turnover_ns: Option<u64>,
-    /// What is held now by how old it is, youngest first; `None` where it has ended, and below that level.
+    /// What is held now by how old it is, youngest first; `None` where it has ended, for what is older than the watch, and below that level.
     pub ages: Option<Vec<AgeView>>,
 }
 

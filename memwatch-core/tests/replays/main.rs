@@ -81,7 +81,7 @@ fn every_recording_has_its_row_and_none_is_large() {
     let rows: BTreeSet<String> = all().iter().map(|played| played.run.name.clone()).collect();
     assert_eq!(named, rows);
     assert!(sizes.iter().all(|(_, bytes)| *bytes < 300 << 10), "{sizes:?}");
-    assert!(sizes.iter().map(|(_, bytes)| bytes).sum::<u64>() < 10 << 20, "10 MiB in all: {sizes:?}");
+    assert!(sizes.iter().map(|(_, bytes)| bytes).sum::<u64>() < 8 << 20, "8 MiB in all: {sizes:?}");
 }
 
 /// Compares a part of a file with what it should be, or writes it where `cargo xtask calibrate` asks for that.

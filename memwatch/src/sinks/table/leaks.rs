@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::snapshot::{LeakView, LeaksView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{LeakView, LeaksView, Snapshot};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
@@ -74,9 +74,8 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     let leaks = of("leak");
     let watched = snapshot.time_ns.saturating_sub(process.observed_since_ns);
     let windows = process.windows.map(|windows| format!("{} windows in ", count(windows))).unwrap_or_default();
-    let of_process =
-        |view: &&ProcessView| (view.tgid, view.observed_since_ns) == (process.tgid, process.observed_since_ns);
-    let command = snapshot.processes.iter().find(of_process).map(sentences::short_command).unwrap_or_default();
+    let view = snapshot.process(process.tgid, process.observed_since_ns);
+    let command = view.map(sentences::short_command).unwrap_or_default();
     let verdicts = if process.findings.is_empty() {
         "seen for too short a time to tell".to_owned()
     } else {

@@ -3,9 +3,7 @@
 use std::fmt::Write as _;
 use std::io;
 
-use memwatch_core::snapshot::{
-    CourseView, GpuProfileView, ProcessProfileView, ProcessView, ProfileView, RatioView, Snapshot,
-};
+use memwatch_core::snapshot::{CourseView, GpuProfileView, ProcessProfileView, ProfileView, RatioView, Snapshot};
 
 use super::grid::{Align, Grid};
 use super::{Page, TableOptions};
@@ -93,9 +91,7 @@ fn parts(used: &RatioView) -> String {
 /// `PID 1234  python train.py: fragmentation 12.0 % on average, 40.0 % at most; inexact`.
 fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClock) -> String {
     let now_ns = snapshot.time_ns;
-    let of_process =
-        |view: &&ProcessView| (view.tgid, view.observed_since_ns) == (process.tgid, process.observed_since_ns);
-    let own = snapshot.processes.iter().find(of_process).map(sentences::short_command);
+    let own = snapshot.process(process.tgid, process.observed_since_ns).map(sentences::short_command);
     let name = own.unwrap_or_else(|| printable(name_of(process)).into_owned());
     let mut text = format!("PID {}  {name}", process.tgid.0);
     if let Some(ended_ns) = process.ended_ns {
