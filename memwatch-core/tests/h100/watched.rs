@@ -5,10 +5,11 @@ use std::fs::File;
 use std::io::BufReader;
 
 use memwatch_core::Pipeline;
-use memwatch_core::analysis::simulation::{Plan, Settings};
+use memwatch_core::allocators::pytorch::LineAction;
+use memwatch_core::features::simulate::model::{Plan, Settings};
+use memwatch_core::features::simulate::view::SimulationView;
 use memwatch_core::recording::{Ending, Part, Reader};
-use memwatch_core::snapshot::{AllocatorView, ProcessView, SimulationView, Snapshot};
-use memwatch_core::tensors::allocator::LineAction;
+use memwatch_core::snapshot::{AllocatorView, ProcessView, Snapshot};
 use memwatch_core::words::Tgid;
 
 use crate::tables::{folder, number};
