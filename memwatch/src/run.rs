@@ -26,6 +26,7 @@ use crate::sinks::tui::Flow;
 use crate::sinks::wall_clock::WallClock;
 use crate::source::{Rhythm, Source};
 use crate::sources::clock;
+use crate::sources::nvml::NvmlLibrary;
 use crate::sources::torch::TensorWish;
 use crate::{export, recorded, tensor_report};
 
@@ -111,7 +112,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
         targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
         libraries: common.libcuda.clone(),
-        nvml_library: common.nvml_lib.clone(),
+        nvml: common.nvml_lib.clone().map_or(NvmlLibrary::System, NvmlLibrary::File),
         sockets: common.sockets.places(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,

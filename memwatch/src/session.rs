@@ -42,7 +42,7 @@ use crate::sources::library::LibraryScan;
 use crate::sources::library_sweep::Among;
 use crate::sources::library_watch::{Latecomer, LibraryWatch, library_source};
 use crate::sources::namespace;
-use crate::sources::nvml;
+use crate::sources::nvml::{self, NvmlLibrary};
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::sources::torch::{TensorWish, TorchWatch};
@@ -66,8 +66,8 @@ pub(crate) struct SessionOptions {
     pub(crate) expects_command: bool,
     /// Further driver library files.
     pub(crate) libraries: Vec<PathBuf>,
-    /// The NVML library to use instead of the system's.
-    pub(crate) nvml_library: Option<PathBuf>,
+    /// The NVML to ask.
+    pub(crate) nvml: NvmlLibrary,
     /// Where runtimes are asked for names.
     pub(crate) sockets: RuntimeSockets,
     /// Size of the ring buffer in bytes.
@@ -151,7 +151,7 @@ impl Session {
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
-            devices: nvml::start(options.nvml_library.clone()),
+            devices: nvml::start(options.nvml.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
             everybody,

@@ -22,6 +22,8 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use memwatch_core::input::NvmlState;
+use memwatch_core::snapshot::Snapshot;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
@@ -30,6 +32,7 @@ use self::connections::{Connection, Connections};
 use super::metrics::own_use::OwnUse;
 use super::metrics::{Facts, Form, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
+use crate::printable::printable;
 use crate::session::has_reading;
 
 /// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request, or waits to be scraped.
@@ -56,21 +59,23 @@ const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
 pub(crate) struct Serving {
     /// So many of the largest pairs of process and GPU have series of their own.
     pub(crate) processes: usize,
+    /// `/readyz` waits for NVML.
+    pub(crate) needs_nvml: bool,
     longest_head: Duration,
     longest_connection: Duration,
 }
 
 impl Serving {
     /// With the usual time limits.
-    pub(crate) const fn new(processes: usize) -> Self {
-        Self { processes, longest_head: LONGEST_HEAD, longest_connection: LONGEST_CONNECTION }
+    pub(crate) const fn new(processes: usize, needs_nvml: bool) -> Self {
+        Self { processes, needs_nvml, longest_head: LONGEST_HEAD, longest_connection: LONGEST_CONNECTION }
     }
 }
 
 /// Serves until the agent ends.
 pub(crate) async fn serve(listener: TcpListener, source: SnapshotSource, serving: Serving) {
     let writer = Arc::new(Mutex::new(Writer::new(serving.processes)));
-    let routes = routes(Arc::new(Server { source, writer }));
+    let routes = routes(Arc::new(Server { source, writer, needs_nvml: serving.needs_nvml }));
     let connections = Connections::new(CONNECTIONS, SCRAPES);
     loop {
         match listener.accept().await {
@@ -117,6 +122,7 @@ fn routes(server: Arc<Server>) -> Router {
 struct Server {
     source: SnapshotSource,
     writer: Arc<Mutex<Writer>>,
+    needs_nvml: bool,
 }
 
 impl Server {
@@ -161,17 +167,28 @@ async fn healthz(
     server.latest().await.map(|_| "ok\n")
 }
 
-/// Whether the probes are attached and NVML has been asked: its numbers mean something from here on.
+/// Whether the agent's numbers are whole: the probes are attached, and NVML answers.
 async fn readyz(
     State(server): State<Arc<Server>>,
     Extension(connection): Extension<Arc<Connection>>,
 ) -> Result<&'static str, Unable> {
     connection.answer();
     let published = server.latest().await?;
-    if has_reading(&published.snapshot) {
-        Ok("ready\n")
-    } else {
-        Err((StatusCode::SERVICE_UNAVAILABLE, "NVML has not been asked yet\n".into()))
+    match lacking(&published.snapshot, server.needs_nvml) {
+        None => Ok("ready\n"),
+        Some(why) => Err((StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n").into())),
+    }
+}
+
+/// Why the agent is not ready, in a sentence.
+fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
+    match &snapshot.nvml {
+        NvmlState::Unavailable(why) if needs_nvml => {
+            let why = printable(why);
+            Some(format!("NVML: {why}. It is tried again at least every 30 s; on a machine without NVML: --no-nvml"))
+        }
+        _ if has_reading(snapshot) => None,
+        _ => Some("NVML has not answered yet".to_owned()),
     }
 }
 

@@ -35,6 +35,7 @@ use crate::args::{Agent, Common};
 use crate::exit::{Exit, Failure};
 use crate::session::{Session, SessionOptions};
 use crate::sources::kernel::load;
+use crate::sources::nvml::NvmlLibrary;
 
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
@@ -43,7 +44,10 @@ const TICK: Duration = Duration::from_secs(1);
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
-    let options = crate::run::everybody(common);
+    let mut options = crate::run::everybody(common);
+    if agent.no_nvml {
+        options.nvml = NvmlLibrary::Off;
+    }
     let notifier = Notifier::of_this_process();
     let listener = agent
         .listen
@@ -95,7 +99,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
 fn serve_http(listener: TcpListener, source: SnapshotSource, agent: &Agent) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let serving = Serving::new(agent.process_metrics.0);
+    let serving = Serving::new(agent.process_metrics.0, !agent.no_nvml);
     tokio::spawn(http::serve(tokio::net::TcpListener::from_std(listener)?, source, serving));
     eprintln!("memwatch: serving metrics on http://{address}/metrics");
     Ok(())

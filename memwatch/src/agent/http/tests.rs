@@ -6,13 +6,12 @@ use tokio::sync::oneshot;
 use super::super::publish::{AgentState, Question};
 use super::*;
 use crate::sinks::fixture;
-use memwatch_core::snapshot::Snapshot;
 
 /// How long a client waits: longer than any limit of the server.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The usual server.
-const SERVING: Serving = Serving::new(0);
+const SERVING: Serving = Serving::new(0, true);
 /// One that waits for its clients for as long as they wait for it: nobody is dropped because time has passed.
 const PATIENT: Serving = Serving { longest_head: LIMIT, longest_connection: LIMIT, ..SERVING };
 
@@ -184,5 +183,28 @@ fn scrapes_that_are_not_read_keep_no_probe_of_life_waiting() {
         }
         assert_alive(address);
         assert!(scrapes[SCRAPES..].iter().all(is_held), "they wait for a place");
+    });
+}
+
+#[test]
+fn an_agent_without_nvml_is_not_ready_and_says_why_unless_it_was_started_so() {
+    let mut snapshot = fixture::busy_node();
+    snapshot.nvml = NvmlState::Unavailable("no NVIDIA driver is loaded".to_owned());
+    let ready = "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n";
+    serving_as(SERVING, Some(snapshot.clone()), |address| {
+        let answer = ask(address, ready);
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        for part in ["not ready: NVML: no NVIDIA driver is loaded.", "tried again", "--no-nvml"] {
+            assert!(answer.contains(part), "no {part} in {answer}");
+        }
+        assert_alive(address);
+    });
+    serving_as(Serving::new(0, false), Some(snapshot.clone()), |address| {
+        assert!(ask(address, ready).starts_with("HTTP/1.1 200 OK\r\n"));
+    });
+    snapshot.nvml = NvmlState::Starting;
+    serving_as(SERVING, Some(snapshot), |address| {
+        let answer = ask(address, ready);
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("NVML has not answered yet"), "{answer}");
     });
 }
