@@ -1,6 +1,5 @@
 //! `memwatch fragment`: how the free memory of PyTorch's allocators and of the driver lies, in a watch or at the end of a recording.
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use tokio::time::Instant;
 use crate::args::{Common, Fragment};
 use crate::exit::{Exit, Failure};
 use crate::output::{style, unless_closed};
+use crate::output_file;
 use crate::past::{Needs, Recording};
 use crate::recorded;
 use crate::run::Signals;
@@ -50,8 +50,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
         );
     } else if let (Some(path), Some(picture)) = (&args.output, picture) {
         let bytes = layout::write(&found.allocators, &snapshot, picture);
-        let file = if args.force { File::create(path) } else { File::create_new(path) };
-        let written = file.and_then(|mut file| file.write_all(bytes.as_bytes()));
+        let written = output_file::create(path, args.force).and_then(|mut file| file.write_all(bytes.as_bytes()));
         written.map_err(|error| Failure::cannot_make(path, &error))?;
         eprintln!("memwatch: {} is written; a browser shows it", path.display());
     }
@@ -92,9 +91,7 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
 
 /// How the picture is written, by the name of its file.
 fn form(path: &Path, force: bool) -> Result<Picture, Failure> {
-    if !force && path.exists() {
-        return Err(Failure::cannot_make(path, &io::ErrorKind::AlreadyExists.into()));
-    }
+    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))?;
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => Ok(Picture::Svg),
         Some("html" | "htm") => Ok(Picture::Html),

@@ -18,6 +18,7 @@ mod looks;
 mod monitor;
 mod oom;
 mod output;
+mod output_file;
 mod past;
 mod printable;
 mod profile;

@@ -15,6 +15,7 @@ use tokio::time::{Instant, interval};
 use crate::args::{Common, Past, Record, Replayed, TapeArgs, Targets};
 use crate::exit::{Exit, Failure};
 use crate::output::{host_name, style, unless_closed};
+use crate::output_file;
 use crate::past::{Needs, Recording};
 use crate::run::{Signals, at, session_options};
 use crate::session::Session;
@@ -36,6 +37,13 @@ pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 /// When there is too little room to keep the newest.
 pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    if output_file::is_terminal(path) {
+        return Err(Failure::binary_on_terminal());
+    }
+    if keeps_newest && output_file::is_stdout(path) {
+        let why = "--keep newest writes its file again and again, which standard output cannot take";
+        return Err(Failure::new(Exit::Error, why).advise("Name a file: -o FILE"));
+    }
     let front = front(keeps_newest, everybody);
     let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
     Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
@@ -58,6 +66,10 @@ pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
 /// # Errors
 /// When the processes cannot be watched, or the file cannot be written.
 pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
+    if common.json && output_file::is_stdout(&args.output) {
+        let why = "the recording and the JSON report cannot both go to standard output";
+        return Err(Failure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
+    }
     let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
     let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
     let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
@@ -65,7 +77,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);
     let mut signals = Signals::listen()?;
-    eprintln!("memwatch: recording into {}; Ctrl-C ends it", args.output.display());
+    eprintln!("memwatch: recording into {}; Ctrl-C ends it", output_file::name(&args.output));
     let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(stopped);
     let Some(recorded) = recorded else { return Ok(Exit::Ok) };
@@ -146,9 +158,12 @@ pub(crate) fn told(recorded: &Recorded) -> Result<Exit, Failure> {
     match &recorded.end {
         Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
         Err(why) => {
-            let path = recorded.path.display();
-            return Err(Failure::new(Exit::Error, format_args!("{path}: {why}"))
-                .advise(format!("The recording ends there; what is in it says: memwatch report {path}")));
+            let path = output_file::name(&recorded.path);
+            let failure = Failure::new(Exit::Error, format_args!("{path}: {why}"));
+            if output_file::is_stdout(&recorded.path) {
+                return Err(failure.advise("The recording ends there."));
+            }
+            return Err(failure.advise(format!("The recording ends there; what is in it says: memwatch report {path}")));
         }
     }
     Ok(Exit::Ok)
@@ -182,7 +197,19 @@ fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut P
     let Recording { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let replay = Replay::play(path, Wish { window: *window, all_events, now_unix_ns }, prepare);
-    replay.map_err(|error| Failure::from(error.context(path.display().to_string())))
+    replay.map_err(|error| unreadable(error, path))
+}
+
+/// A recording is its owner's alone, and most are root's.
+fn unreadable(error: anyhow::Error, path: &Path) -> Failure {
+    let is_denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
+    let denied = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_denied);
+    let failure = Failure::from(error.context(path.display().to_string()));
+    if !denied {
+        return failure;
+    }
+    let advice = format!("Read it with sudo, or make it yours: sudo chown $USER {}", path.display());
+    Failure { exit: Exit::NotPermitted, ..failure }.advise(advice)
 }
 
 fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {

@@ -14,6 +14,7 @@ use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Tar
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
+use crate::output_file;
 use crate::past::{Needs, Recording};
 use crate::session::{Session, SessionOptions};
 use crate::sinks::filter::GpuFilter;
@@ -293,6 +294,10 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    if run.output.as_deref().is_some_and(output_file::is_stdout) {
+        let why = "the recording cannot go to standard output, which is the program's";
+        return Err(failed(Failure::new(Exit::Error, why).advise("Name a file: -o FILE")));
+    }
     options.tape =
         run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
     let mut session = Session::open(&options).map_err(failed)?;

@@ -1,6 +1,5 @@
 //! `memwatch timeline`: memory over time and what happened meanwhile, as a table, JSON, a picture, a page or a trace.
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use crate::args::{Common, Targets, Timeline, TimelineFormat};
 use crate::exit::{Exit, Failure};
 use crate::looks::{Seen, look};
 use crate::output::{style, unless_closed};
+use crate::output_file;
 use crate::sinks::plot::Plot;
 use crate::sinks::wall_clock::WallClock;
 use crate::sinks::{json, parquet, perfetto, table};
@@ -56,10 +56,7 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
 /// # Errors
 /// When the file is there, and is not to be replaced.
 pub(crate) fn check_free(path: &Path, force: bool) -> Result<(), Failure> {
-    if path.as_os_str() != "-" && !force && path.exists() {
-        return Err(Failure::cannot_make(path, &io::ErrorKind::AlreadyExists.into()));
-    }
-    Ok(())
+    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))
 }
 
 /// A picture, a page, a trace or a report.
@@ -100,12 +97,11 @@ pub(crate) fn rendered(
 /// # Errors
 /// When it cannot be written.
 pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result<(), Failure> {
-    let Some(path) = path.filter(|path| path.as_os_str() != "-") else {
+    let Some(path) = path.filter(|path| !output_file::is_stdout(path)) else {
         let mut out = io::stdout().lock();
         return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
     };
-    let file = if force { File::create(path) } else { File::create_new(path) };
-    let written = file.and_then(|mut file| file.write_all(bytes));
+    let written = output_file::create(path, force).and_then(|mut file| file.write_all(bytes));
     written.map_err(|error| Failure::cannot_make(path, &error))?;
     eprintln!("memwatch: {} is written", path.display());
     Ok(())

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::moment::PAST;
 use super::{Pickle, Subject, values};
+use crate::output_file;
 use crate::sinks::export::{Format, Weight};
 
 /// How a file is written.
@@ -78,7 +79,7 @@ pub(crate) struct Flamegraph {
 impl Held {
     /// Whether it goes to standard output.
     pub(crate) fn is_for_stdout(&self) -> bool {
-        self.output.as_os_str() == "-"
+        output_file::is_stdout(&self.output)
     }
 
     /// # Errors

@@ -16,6 +16,7 @@ use memwatch_core::{TensorLog, TensorLogLine};
 
 use super::format::printable;
 use super::wall_clock::WallClock;
+use crate::output_file;
 
 /// What the name of the file may hold: the rank of the process among those of its job, and its process id.
 const RANK: &str = "{rank}";
@@ -42,7 +43,7 @@ impl MemTrace {
         if !self.files.contains_key(&log.tgid) {
             let path = self.path(log);
             let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-            let mut file = BufWriter::new(File::create_new(&path).map_err(named)?);
+            let mut file = BufWriter::new(output_file::create(&path, false).map_err(named)?);
             file.write_all(HEADER.as_bytes())?;
             self.files.insert(log.tgid, file);
         }
