@@ -7,6 +7,7 @@ pub(crate) mod protocol;
 
 mod conversation;
 mod credentials;
+mod directory;
 pub(crate) mod history;
 mod http;
 pub(crate) mod metrics;

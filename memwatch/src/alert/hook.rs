@@ -94,7 +94,9 @@ fn end(leader: u32) {
         // A number of the look before, which is a descendant's still, was a descendant's when its handle was opened.
         let (known, new): (BTreeSet<u32>, BTreeSet<u32>) =
             found.into_iter().partition(|tgid| handles.contains_key(tgid));
-        known.iter().for_each(|tgid| signal(&handles[tgid], libc::SIGSTOP));
+        for tgid in &known {
+            signal(&handles[tgid], libc::SIGSTOP);
+        }
         family.extend(known);
         if new.is_empty() {
             break;
@@ -102,7 +104,9 @@ fn end(leader: u32) {
         handles.extend(new.into_iter().filter_map(|tgid| Some((tgid, handle(tgid)?))));
     }
     signal_group(leader, libc::SIGKILL);
-    family.iter().for_each(|tgid| signal(&handles[tgid], libc::SIGKILL));
+    for tgid in &family {
+        signal(&handles[tgid], libc::SIGKILL);
+    }
 }
 
 fn signal_group(leader: u32, number: i32) {

@@ -149,13 +149,13 @@ mod tests {
         let (sender, mut receiver) = mpsc::channel(64);
         let receiver = RefCell::new(&mut receiver);
         let (mut opens, mut pauses) = (opens.into_iter(), Vec::new());
-        let open = || match opens.next() {
-            Some(opened) => opened.map(Cell::new).map_err(str::to_owned),
-            // The watch has ended.
-            None => {
+        let open = || {
+            let Some(opened) = opens.next() else {
+                // The watch has ended.
                 receiver.borrow_mut().close();
-                Err("closed".to_owned())
-            }
+                return Err("closed".to_owned());
+            };
+            opened.map(Cell::new).map_err(str::to_owned)
         };
         let read = |left: &Cell<usize>| {
             let state = if left.get() == 0 { NvmlState::Unavailable("lost".to_owned()) } else { NvmlState::Ok };
