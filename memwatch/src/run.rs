@@ -27,6 +27,7 @@ use crate::sinks::tui::Flow;
 use crate::sinks::wall_clock::WallClock;
 use crate::source::{Rhythm, Source};
 use crate::sources::clock;
+use crate::sources::library::check_named;
 use crate::sources::nvml::NvmlLibrary;
 use crate::sources::torch::TensorWish;
 use crate::{export, recorded, tensor_report};
@@ -49,6 +50,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Doctor) = args.command {
         return Ok(doctor(common));
     }
+    let is_run = matches!(args.command, Some(Command::Run(_)));
+    check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
     if let Some(Command::Agent(agent)) = &args.command {
         return crate::agent::run(agent, common);
     }
@@ -88,6 +91,25 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             _ => watch(args).await,
         }
     })
+}
+
+/// Refuses libraries that are named and cannot be any: without them a report would be short of what they were named for.
+fn check_libraries(common: &Common) -> Result<(), Failure> {
+    let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
+    let cuda = "Leave it out, and memwatch finds the driver's own and those that programs have loaded.";
+    let named = common.nvml_lib.iter().map(|path| ("--nvml-lib", path, nvml));
+    let named = named.chain(common.libcuda.iter().map(|path| ("--libcuda", path, cuda)));
+    for (option, path, advice) in named {
+        check_named(path).map_err(|why| {
+            Failure::new(Exit::Error, format_args!("{option} {}: {why}", path.display())).advise(advice)
+        })?;
+    }
+    Ok(())
+}
+
+/// The command's exit code could be any other.
+fn of_run(failure: Failure) -> Failure {
+    Failure { exit: Exit::Command(125), ..failure }
 }
 
 fn doctor(common: &Common) -> Exit {
@@ -293,7 +315,7 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
-    let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    let failed = of_run;
     if run.output.as_deref().is_some_and(output_file::is_stdout) {
         let why = "the recording cannot go to standard output, which is the program's";
         return Err(failed(Failure::new(Exit::Error, why).advise("Name a file: -o FILE")));
