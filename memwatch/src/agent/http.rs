@@ -33,7 +33,7 @@ use super::metrics::own_use::OwnUse;
 use super::metrics::{Facts, Form, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
 use crate::printable::printable;
-use crate::session::has_reading;
+use crate::watch::session::has_reading;
 
 /// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request, or waits to be scraped.
 const CONNECTIONS: usize = 128;
