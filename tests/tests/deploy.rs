@@ -60,7 +60,9 @@ fn inner_of(lines: &[String], key: &str) -> Vec<String> {
     let at = lines.iter().position(|line| line.trim_start().trim_start_matches("- ") == key);
     let at = at.unwrap_or_else(|| panic!("no '{key}'"));
     let depth = |line: &str| line.len() - line.trim_start().len();
-    let inner = lines[at + 1..].iter().take_while(|line| depth(line) > depth(&lines[at]));
+    // The dash of an entry is no part of its key.
+    let column = lines[at].len() - key.len();
+    let inner = lines[at + 1..].iter().take_while(|line| depth(line) > column);
     inner.cloned().collect()
 }
 
