@@ -122,7 +122,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "install",
         usage: "[--root DIR]",
-        summary: "build and install memwatch as DIR/bin/memwatch (default /usr/local, where sudo finds it)",
+        summary: "build and install memwatch as DIR/bin/memwatch, with the agent's systemd unit (default /usr/local, where sudo finds it)",
         run: binary::install_task,
     },
     Task {
