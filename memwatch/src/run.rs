@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, sleep_until};
 
 use crate::agent::client::Seen;
-use crate::args::{Args, Command, Common, Layers, Pace, Ps, Rows, Run, Sites, Targets};
+use crate::args::{Args, Command, Common, DEFAULT_SOCKET, Layers, Pace, Ps, Rows, Run, Sites, Targets};
 use crate::command::{Running, hold};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, host_name};
@@ -110,6 +110,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
     SessionOptions {
         targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
+        agent_socket: Some(common.agent.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
         libraries: common.libcuda.clone(),
         nvml_library: common.nvml_lib.clone(),
         sockets: common.sockets.places(),

@@ -94,6 +94,11 @@ impl Allocators {
         }
     }
 
+    /// Something was allocated before: an allocator that is first heard of from now on has a past.
+    pub fn miss_start(&mut self) {
+        self.from_start = false;
+    }
+
     /// So many lines of history are kept from now on, of each device.
     pub fn keep_history(&mut self, limit: usize) {
         self.history_limit = limit;

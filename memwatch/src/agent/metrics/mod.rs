@@ -163,7 +163,8 @@ impl Metrics {
         );
         let libraries = &snapshot.coverage.libraries;
         let refused = libraries.iter().filter(|library| library.error.is_some()).count();
-        let missing = libraries.iter().map(|library| library.probes_missing.len()).sum();
+        let working = libraries.iter().filter(|library| library.error.is_none());
+        let missing = working.map(|library| library.probes_refused.len()).sum();
         let failures = [(["function_missing"], number(missing)), (["library_refused"], number(refused))];
         text.family(&families::AGENT_PROBE_FAILURES, failures);
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();

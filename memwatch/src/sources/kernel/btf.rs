@@ -94,13 +94,11 @@ impl<'a> Btf<'a> {
     /// Where the type after this one begins.
     fn after(&self, at: usize, kind: u32, count: usize) -> Option<usize> {
         let body = at + HEADER_BYTES;
-        match body_bytes(kind, count).or_else(|| self.body_bytes_by_layout(kind, count)) {
-            Some(bytes) => Some(body + bytes),
-            None => {
-                let end = self.types.len().min(body + SEARCHED_BYTES);
-                (body..end).step_by(4).find(|&at| self.are_types(at))
-            }
+        if let Some(bytes) = body_bytes(kind, count).or_else(|| self.body_bytes_by_layout(kind, count)) {
+            return Some(body + bytes);
         }
+        let end = self.types.len().min(body + SEARCHED_BYTES);
+        (body..end).step_by(4).find(|&at| self.are_types(at))
     }
 
     fn body_bytes_by_layout(&self, kind: u32, count: usize) -> Option<usize> {
