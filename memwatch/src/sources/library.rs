@@ -7,8 +7,8 @@
 
 mod host;
 mod identity;
-pub(super) mod limits;
-pub(super) mod loader;
+pub(crate) mod limits;
+pub(crate) mod loader;
 mod maps;
 
 use std::fs::{self, File, OpenOptions};
@@ -23,7 +23,7 @@ use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
 use limits::{Owner, Shares};
 use maps::{Mapping, Mappings};
-pub(super) use maps::{is_library, unescape};
+pub(crate) use maps::{is_library, unescape};
 
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";

@@ -16,7 +16,7 @@ use super::library::{Discovery, FileIdentity, LibraryFile, LibraryScan};
 
 /// What is to be looked at.
 #[derive(Debug)]
-pub(super) enum Subject {
+pub(crate) enum Subject {
     /// What a process has mapped.
     Mapped(u32),
     /// What a process may map.
@@ -29,23 +29,23 @@ pub(super) enum Subject {
 
 /// An order. Files that are among the known ones are not read.
 #[derive(Debug)]
-pub(super) struct Order {
-    pub(super) subject: Subject,
-    pub(super) known: Arc<Vec<FileIdentity>>,
+pub(crate) struct Order {
+    pub(crate) subject: Subject,
+    pub(crate) known: Arc<Vec<FileIdentity>>,
 }
 
 /// What came of an order.
 #[derive(Debug)]
-pub(super) struct Looked {
-    pub(super) subject: Looking,
-    pub(super) found: Discovery,
+pub(crate) struct Looked {
+    pub(crate) subject: Looking,
+    pub(crate) found: Discovery,
     /// The new files among what was found.
-    pub(super) new: Vec<NewFile>,
+    pub(crate) new: Vec<NewFile>,
 }
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Looking {
+pub(crate) enum Looking {
     Mapped(u32),
     Loader(u32),
     Program,
@@ -54,13 +54,13 @@ pub(super) enum Looking {
 
 /// A file that nobody has looked into before.
 #[derive(Debug)]
-pub(super) struct NewFile {
-    pub(super) file: LibraryFile,
-    pub(super) plan: Result<Plan, PlanError>,
+pub(crate) struct NewFile {
+    pub(crate) file: LibraryFile,
+    pub(crate) plan: Result<Plan, PlanError>,
 }
 
 /// The threads, seen from outside. They end with this.
-pub(super) struct Lookers {
+pub(crate) struct Lookers {
     mapped: Sender<Order>,
     loaders: Sender<Order>,
     looked: Receiver<Looked>,
@@ -72,7 +72,7 @@ impl Lookers {
     ///
     /// # Errors
     /// The system has none to give.
-    pub(super) fn start(scan: &LibraryScan, version: KernelVersion) -> std::io::Result<Self> {
+    pub(crate) fn start(scan: &LibraryScan, version: KernelVersion) -> std::io::Result<Self> {
         let (done, looked) = channel();
         let news = Arc::new(Notify::new());
         let worker = |name: &str| {
@@ -94,7 +94,7 @@ impl Lookers {
     }
 
     /// Has something looked at.
-    pub(super) fn order(&self, order: Order) {
+    pub(crate) fn order(&self, order: Order) {
         let thread = match order.subject {
             Subject::Mapped(_) | Subject::Swept(..) => &self.mapped,
             Subject::Loader(_) | Subject::Program(..) => &self.loaders,
@@ -104,17 +104,17 @@ impl Lookers {
     }
 
     /// Something that has come of an order.
-    pub(super) fn take(&self) -> Option<Looked> {
+    pub(crate) fn take(&self) -> Option<Looked> {
         self.looked.try_recv().ok()
     }
 
     /// The same; it is waited for, but not longer than this.
-    pub(super) fn wait(&self, longest: Duration) -> Option<Looked> {
+    pub(crate) fn wait(&self, longest: Duration) -> Option<Looked> {
         self.looked.recv_timeout(longest).ok()
     }
 
     /// Completes when there is something to take. Dropped while it waits, it has taken nothing.
-    pub(super) fn news(&self) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
         let news = Arc::clone(&self.news);
         async move { news.notified().await }
     }
@@ -142,7 +142,7 @@ impl Eyes {
 }
 
 /// The files that are not known, each with where its functions are.
-pub(super) fn new_files(found: &Discovery, known: &[FileIdentity], version: KernelVersion) -> Vec<NewFile> {
+pub(crate) fn new_files(found: &Discovery, known: &[FileIdentity], version: KernelVersion) -> Vec<NewFile> {
     let is_new = |file: &&LibraryFile| !known.iter().any(|known| known.is_same_file(&file.identity));
     let new = found.files.iter().filter(is_new);
     new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, When::Always) }).collect()
