@@ -1,4 +1,4 @@
-//! A program that loads the driver library only when it is told to: `workloads/later.c`.
+//! A program that loads the driver library only on demand: `workloads/later.c`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -7,7 +7,7 @@ use memwatch_tests::mounts::after_mounting;
 use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, Later, MIB, Outcome, Shape, Watch};
 
-/// Compiles the program that loads the driver library only when it is told to, with this in its RUNPATH.
+/// Compiles the program that loads the driver library only on demand, with this in its RUNPATH.
 fn program(gpu: &Gpu, run_path: Option<&Path>) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/later.c");
     let program = gpu.directory().join("later");

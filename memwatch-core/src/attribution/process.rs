@@ -43,7 +43,7 @@ pub struct Process {
     pub ledger: ProcessLedger,
     /// What its caching allocators do, where that is watched.
     pub tensors: Option<Box<TensorLedger>>,
-    /// Since when the probes around them are in place: `CLOCK_BOOTTIME`, nanoseconds; 0 where they are not, or nobody said.
+    /// Since when the probes around them are in place: `CLOCK_BOOTTIME`, nanoseconds; 0 where they are not, or it is not known.
     pub tensors_watched_ns: u64,
     /// Records of it that did not arrive.
     #[serde(with = "by_name::losses")]

@@ -250,7 +250,7 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Whether any probe is there decides what is said: that there is none, or which are not.
+    /// Where there is no probe, the reason is the error; else the functions without probes are listed.
     fn note(&self, plan: &Plan, coverage: &mut LibraryCoverage) {
         coverage.probes_attached = plan.probes.len() - self.refused.len();
         coverage.probes_refused.extend(self.refused.iter().map(|&symbol| symbol.to_owned()));

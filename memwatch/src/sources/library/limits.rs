@@ -11,7 +11,7 @@ pub(crate) const MOST_OF_OWNER: usize = 32;
 /// Files in all.
 pub(crate) const MOST_IN_ALL: usize = 256;
 
-/// Who answers for a process's files. Every container has a root of its own, so root is told apart by what it has mounted; a user could make as many
+/// Who answers for a process's files. Every container has a root of its own, so root counts by what it has mounted; a user could make as many
 /// sets of mounts as she likes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {

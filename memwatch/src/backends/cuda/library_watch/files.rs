@@ -10,7 +10,7 @@ use crate::sources::library::limits::{Owner, Shares};
 use crate::sources::library::{Discovery, FileIdentity};
 use crate::sources::mappings::MappedInode;
 
-/// So many refused files are told apart; further ones are refused, too.
+/// So many refused files are kept apart; further ones are refused, too.
 const MOST_REFUSED: usize = 4096;
 
 /// A file that was met, probed or not.
@@ -172,7 +172,7 @@ impl Files {
         std::mem::take(&mut self.changed).then(|| self.met.iter().map(|met| met.coverage.clone()).collect())
     }
 
-    /// Something else that is told with the coverage has changed.
+    /// Something else that belongs to the coverage has changed.
     pub(super) fn touch(&mut self) {
         self.changed = true;
     }

@@ -77,7 +77,7 @@ fn open_below(directory: &File, path: &[u8]) -> io::Result<File> {
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = u64::from((libc::O_PATH | libc::O_CLOEXEC).cast_unsigned());
     how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: the path ends with a NUL, the struct is as long as is said, and both live until the call returns.
+    // SAFETY: the path ends with a NUL, the struct has the given length, and both live until the call returns.
     let descriptor = unsafe {
         libc::syscall(libc::SYS_openat2, directory.as_raw_fd(), path.as_ptr(), &raw const how, size_of_val(&how))
     };
