@@ -139,7 +139,7 @@ impl Pipeline {
             Input::Record(record @ (Record::Tensor(_) | Record::Text(_))) => self.tensor(&record),
             Input::Stack { tgid, id, stack } => self.learn_stack(tgid, id, stack),
             Input::NativeStack { tgid, id, stack } => self.tensors_mut(tgid).learn_native(id, stack),
-            Input::TensorsWatched { tgid, missing } => self.watch_tensors(tgid, &missing),
+            Input::TensorsWatched { tgid, missing, time_ns } => self.watch_tensors(tgid, &missing, time_ns),
             Input::Statistics { tgid, allocator, time_ns, words } => {
                 self.tensors_mut(tgid).learn_statistics(allocator, time_ns, &words);
             }

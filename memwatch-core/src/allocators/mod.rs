@@ -194,6 +194,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.allocators.begin(from_start, missing);
     }
 
+    /// Something was allocated before the probes were in place.
+    pub fn miss_start(&mut self) {
+        self.allocators.miss_start();
+    }
+
     /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
     pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
         self.allocators.learn_counters(allocator, time_ns, words)

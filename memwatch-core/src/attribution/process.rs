@@ -43,6 +43,8 @@ pub struct Process {
     pub ledger: ProcessLedger,
     /// What its caching allocators do, where that is watched.
     pub tensors: Option<Box<TensorLedger>>,
+    /// Since when the probes around them are in place: `CLOCK_BOOTTIME`, nanoseconds; 0 where they are not, or it is not known.
+    pub tensors_watched_ns: u64,
     /// Records of it that did not arrive.
     #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
@@ -76,6 +78,7 @@ impl Process {
             owner: Owner::default(),
             ledger: ProcessLedger::new(from_start),
             tensors: None,
+            tensors_watched_ns: 0,
             losses: BTreeMap::new(),
             checkpointed: false,
             anchored_ns: None,
@@ -147,14 +150,26 @@ impl Process {
         }
     }
 
-    /// The probes around its caching allocators are in place, but for these rows. One that starts has no memory of the driver yet.
-    pub fn watch_tensors(&mut self, missing: &[u16]) {
+    /// The probes around its caching allocators are in place since `time_ns`, but for these rows. One that starts has no memory of the driver yet.
+    pub fn watch_tensors(&mut self, missing: &[u16], time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
+        self.tensors_watched_ns = time_ns;
         self.tensors.get_or_insert_default().begin(from_start, missing);
+    }
+
+    /// Records of calls come later than the word on the probes: an allocation from before them says that blocks were missed.
+    fn note_late_probes(&mut self, call: &Call) {
+        if call.entered_ns < self.tensors_watched_ns
+            && self.ledger.totals().whole().allocations > 0
+            && let Some(tensors) = &mut self.tensors
+        {
+            tensors.miss_start();
+        }
     }
 
     /// A call of the driver may tell of a caching allocator's segments.
     pub fn tell_tensors(&mut self, call: &Call) {
+        self.note_late_probes(call);
         if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0) {
             tensors.driver(&call.action);
         }
@@ -201,6 +216,7 @@ impl Process {
         self.ledger.end(time_ns);
         self.ledger.forget_devices();
         self.tensors = None;
+        self.tensors_watched_ns = 0;
         self.last_gpus.clear();
         self.from_start = true;
     }

@@ -114,9 +114,9 @@ impl Pipeline {
         self.process_mut(tgid, now_ns).tensors.get_or_insert_default()
     }
 
-    pub(crate) fn watch_tensors(&mut self, tgid: Tgid, missing: &[u16]) {
+    pub(crate) fn watch_tensors(&mut self, tgid: Tgid, missing: &[u16], time_ns: u64) {
         let (now_ns, logs) = (self.now_ns, self.logs_tensors);
-        self.process_mut(tgid, now_ns).watch_tensors(missing);
+        self.process_mut(tgid, now_ns).watch_tensors(missing, time_ns);
         let least_bytes = self.least_listed_bytes;
         let tensors = self.tensors_mut(tgid);
         tensors.want_log(logs);

@@ -16,6 +16,7 @@ mod peaks;
 mod profile;
 mod properties;
 mod state;
+mod tensors;
 mod timeline;
 mod viewer;
 mod window;

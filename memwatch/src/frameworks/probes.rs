@@ -2,12 +2,10 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::LazyLock;
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
-use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
 use memwatch_common::native::CopyState;
 use memwatch_common::python::{PythonLayout, WalkState};
 use memwatch_common::tensor::ONLY_LISTED;
@@ -47,10 +45,6 @@ unsafe impl Pod for Copies {}
 // SAFETY: two words.
 unsafe impl Pod for OfProcess {}
 
-/// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
-static SEES_ALL_THREADS: LazyLock<bool> =
-    LazyLock::new(|| is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter).unwrap_or(false));
-
 /// Probes of PyTorch's allocator in one process, until they are taken out.
 #[derive(Debug)]
 pub(crate) struct TensorProbes(Vec<(&'static str, UProbeLinkId)>);
@@ -73,7 +67,7 @@ pub(crate) fn attach(
     tgid: NonZeroU32,
     points: &[TensorPoint],
 ) -> Result<TensorProbes, String> {
-    let one_process = kernel.mechanism == Mechanism::Classic || *SEES_ALL_THREADS;
+    let one_process = kernel.mechanism.attaches_to_processes();
     attach_to(kernel, path, (tgid, one_process), points)
 }
 

@@ -15,6 +15,7 @@ mod fragment;
 mod history;
 mod jobs;
 mod libraries;
+mod loader;
 mod oom;
 mod owners;
 mod profile;

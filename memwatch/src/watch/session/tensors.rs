@@ -122,6 +122,11 @@ impl Tensors {
         }
     }
 
+    /// Whether anything of PyTorch is watched.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.torch.level() != TensorLevel::Off
+    }
+
     /// Allocations of this size and above are large, in processes where PyTorch is found from now on.
     pub(crate) fn list_from(&mut self, least_bytes: u64) {
         self.large_bytes = least_bytes;
@@ -145,7 +150,7 @@ impl Tensors {
             self.forget(kernel, tgid);
         }
         for (tgid, missing) in self.torch.update(kernel, &wanted) {
-            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing });
+            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns: clock::boottime_ns() });
             // With its first event: a program that then rests has been counted.
             log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
             self.processes.entry(tgid).or_insert_with(|| Process::new(tgid));
