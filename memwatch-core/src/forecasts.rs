@@ -18,7 +18,7 @@ use crate::snapshot::{
     CacheView, EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, LeakView, OutlookView,
     ProcessForecastView, RangeView,
 };
-use crate::words::{GpuUuid, Name};
+use crate::words::{GpuUuid, Name, Tgid};
 
 /// Growth of a line of less than this is not named as what drives a forecast: bytes a minute.
 const NAMED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -38,6 +38,14 @@ pub(crate) struct Foreseen {
     thresholds: Vec<f64>,
     #[serde(skip)]
     changes: VecDeque<ForecastChangeView>,
+}
+
+#[cfg(test)]
+impl Foreseen {
+    /// How many processes anything is known of.
+    pub(crate) fn processes(&self) -> usize {
+        self.forecasts.known()
+    }
 }
 
 impl Pipeline {
@@ -111,6 +119,13 @@ impl Pipeline {
         let Self { detectors, processes, reading, .. } = self;
         let Some(foreseen) = &mut detectors.foreseen else { return };
         foreseen.forecasts.observe_reading(processes, reading);
+    }
+
+    /// A process has ended or has another image: how its need went says nothing of what comes under its number.
+    pub(crate) fn forget_needs(&mut self, tgid: Tgid) {
+        if let Some(foreseen) = &mut self.detectors.foreseen {
+            foreseen.forecasts.forget(tgid);
+        }
     }
 
     pub(crate) fn observe_needs(&mut self) {

@@ -124,7 +124,9 @@ impl Default for Track {
 impl Forecasts {
     /// NVML has been read.
     pub fn observe_reading(&mut self, processes: &BTreeMap<Tgid, Process>, reading: &DeviceReading) {
-        self.rest.retain(|uuid, _| reading.devices.iter().any(|device| device.uuid == *uuid));
+        let is_there = |uuid: &GpuUuid| reading.devices.iter().any(|device| device.uuid == *uuid);
+        self.rest.retain(|uuid, _| is_there(uuid));
+        self.gpus.retain(|uuid, _| is_there(uuid));
         for device in &reading.devices {
             let Some(used_bytes) = device.used_bytes else {
                 self.rest.remove(&device.uuid);
@@ -148,6 +150,21 @@ impl Forecasts {
             }
             self.rest.insert(device.uuid.clone(), rest);
         }
+    }
+
+    /// Forgets whatever had this number until now.
+    pub fn forget(&mut self, tgid: Tgid) {
+        self.processes.retain(|((own, _), _), _| *own != tgid);
+        self.windows.retain(|(own, _), _| *own != tgid);
+        self.training.retain(|(own, _)| *own != tgid);
+    }
+
+    /// How many processes anything is known of.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> usize {
+        let tracks = self.processes.keys().map(|(key, _)| key);
+        let all: BTreeSet<&Key> = tracks.chain(self.windows.keys()).chain(&self.training).collect();
+        all.len()
     }
 
     /// Takes in what is needed now.

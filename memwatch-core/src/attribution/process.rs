@@ -88,6 +88,12 @@ impl Process {
         }
     }
 
+    /// The process before under its number has ended, and this one began afterwards: the two are told apart by when they were observed.
+    pub fn comes_after(&mut self, before: Option<&Self>) {
+        let ended = before.and_then(|before| before.ended);
+        self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
+    }
+
     /// Its library was probed only at `time_ns`: what it did before is unknown.
     pub fn observe_from(&mut self, time_ns: u64) {
         self.from_start = false;

@@ -44,6 +44,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
     ("groups", &["owner", "snapshot"]),
     ("difference", &["snapshot"]),
+    ("losses", &["attribution"]),
     ("foresight", &["decode", "ledger"]),
     ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
     ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
