@@ -173,7 +173,7 @@ fn percent(bytes: u64, total_bytes: Option<u64>) -> Option<f64> {
 /// What the process's PyTorch has there and does not use: of the first of its devices that is this GPU.
 fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) -> Option<CacheView> {
     let on_it = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(&device.uuid);
-    let mut own = process.tensors.as_ref()?.allocators().iter().filter(|(ordinal, _)| on_it(**ordinal));
+    let mut own = process.current_tensors()?.allocators().iter().filter(|(ordinal, _)| on_it(**ordinal));
     own.next().and_then(|(_, allocator)| cache(allocator, LARGE_BYTES))
 }
 

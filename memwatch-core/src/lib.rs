@@ -155,10 +155,11 @@ impl Pipeline {
             Input::Record(Record::Process(record)) => self.process_event(&record),
             Input::Record(record @ (Record::Tensor(_) | Record::Text(_))) => self.tensor(&record),
             Input::Stack { tgid, id, stack } => self.learn_stack(tgid, id, stack),
-            Input::NativeStack { tgid, id, stack } => self.tensors_mut(tgid).learn_native(id, stack),
+            Input::NativeStack { tgid, id, stack } => self.learn_native(tgid, id, stack),
             Input::TensorsWatched { tgid, missing } => self.watch_tensors(tgid, &missing),
+            Input::TensorLevel(choice) => self.choose_level(choice),
             Input::Statistics { tgid, allocator, time_ns, words } => {
-                self.tensors_mut(tgid).learn_statistics(allocator, time_ns, &words);
+                self.learn_statistics((tgid, allocator), time_ns, &words);
             }
             Input::Process(facts) => self.learn(facts),
             Input::ObservedFrom { tgid, time_ns } => {

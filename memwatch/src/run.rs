@@ -118,6 +118,8 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
         polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
         tensors,
+        tensors_by_default: false,
+        is_screen: false,
         logs_tensors: false,
         tape: None,
     }
@@ -141,6 +143,8 @@ async fn watch(args: &Args) -> Result<Exit, Failure> {
     let tensors = args.tensors.wish(!args.targets.tgids.is_empty());
     let mut options = session_options(&args.targets, tensors, &args.common);
     options.logs_tensors = args.tensors.log.is_some();
+    options.tensors_by_default = args.tensors.is_default();
+    options.is_screen = Output::is_screen(&args.common);
     let mut source = if args.tensors.is_asked_for() && args.common.agent.is_none() {
         Source::own(&options)?
     } else {
@@ -290,6 +294,7 @@ async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
     let mut options = session_options(&Targets::default(), run.tensors.wish(true), common);
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
+    options.tensors_by_default = run.tensors.is_default();
     options.libraries.extend(libraries_on_search_path());
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
     options.tape =

@@ -4,6 +4,7 @@ mod analysis;
 mod intake;
 mod life;
 mod peaks;
+mod price;
 mod recording;
 mod tensors;
 
@@ -25,6 +26,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use self::intake::Intake;
 use self::life::Life;
+use self::price::PriceGuard;
 use self::tensors::Tensors;
 use crate::exit::Failure;
 use crate::sinks::recording::{Tape, TapeOptions};
@@ -80,6 +82,10 @@ pub(crate) struct SessionOptions {
     pub(crate) diagnostics: bool,
     /// What of PyTorch is watched.
     pub(crate) tensors: TensorWish,
+    /// Nobody asked for that by name: it is lowered where it would cost a program much.
+    pub(crate) tensors_by_default: bool,
+    /// A screen shows what a line on standard error would say, and would destroy.
+    pub(crate) is_screen: bool,
     /// Its modules and stages are logged.
     pub(crate) logs_tensors: bool,
     /// Everything is recorded here.
@@ -150,7 +156,10 @@ impl Session {
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
-            tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
+            tensors: Tensors::new(
+                torch.context("the thread that looks for PyTorch cannot be started")?,
+                PriceGuard::new(options),
+            ),
             devices: nvml::start(options.nvml_library.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),

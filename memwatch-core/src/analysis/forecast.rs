@@ -207,7 +207,7 @@ impl Forecasts {
 
     /// Whether a window of the process was closed since the last time.
     fn has_window(&mut self, process: &Process) -> Option<Key> {
-        let Some(tensors) = &process.tensors else { return Some(key(process)) };
+        let Some(tensors) = process.current_tensors() else { return Some(key(process)) };
         let taken = self.windows.insert(key(process), tensors.windows());
         (taken != Some(tensors.windows())).then(|| key(process))
     }
@@ -319,7 +319,7 @@ fn allocators_on<'a>(
     uuid: &'a GpuUuid,
     devices: &'a [DeviceFacts],
 ) -> impl Iterator<Item = (Ordinal, &'a DeviceAllocator)> {
-    let all = process.tensors.iter().flat_map(|tensors| tensors.allocators());
+    let all = process.current_tensors().into_iter().flat_map(TensorLedger::allocators);
     let on_it = move |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(uuid);
     all.map(|(ordinal, allocator)| (*ordinal, allocator)).filter(move |(ordinal, _)| on_it(*ordinal))
 }
@@ -327,7 +327,7 @@ fn allocators_on<'a>(
 /// What a process needs, by GPU, in bytes.
 fn needs(process: &Process, devices: &[DeviceFacts]) -> BTreeMap<GpuUuid, u64> {
     let mut needs = BTreeMap::new();
-    if let Some(tensors) = process.tensors.as_ref().filter(|tensors| !tensors.allocators().is_empty()) {
+    if let Some(tensors) = process.current_tensors().filter(|tensors| !tensors.allocators().is_empty()) {
         for (ordinal, allocator) in tensors.allocators() {
             if let Some(uuid) = resolve(process, DeviceRef::Ordinal(*ordinal), devices) {
                 *needs.entry(uuid).or_default() += need(tensors, *ordinal, allocator);
@@ -344,7 +344,7 @@ fn needs(process: &Process, devices: &[DeviceFacts]) -> BTreeMap<GpuUuid, u64> {
 }
 
 fn tensors_need(process: &Process, uuid: &GpuUuid, devices: &[DeviceFacts]) -> u64 {
-    let Some(tensors) = &process.tensors else { return 0 };
+    let Some(tensors) = process.current_tensors() else { return 0 };
     allocators_on(process, uuid, devices).map(|(ordinal, one)| need(tensors, ordinal, one)).sum()
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod forecast;
 pub(crate) mod fragments;
 mod groups;
 pub(crate) mod leaks;
+mod level;
 pub(crate) mod monitor;
 pub(crate) mod oom;
 mod overhead;
@@ -34,6 +35,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use self::groups::GroupsJson;
+use self::level::LevelJson;
 use self::overhead::OverheadJson;
 use self::stats::TensorJson;
 use super::status;
@@ -197,6 +199,7 @@ struct ProcessJson<'a> {
     implicit_frees: u64,
     failures: Vec<FailureJson<'a>>,
     overhead: Option<OverheadJson>,
+    tensor_level: Option<LevelJson>,
     tensor: Option<TensorJson<'a>>,
 }
 
@@ -352,6 +355,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         implicit_frees: process.implicit_frees,
         failures: process.failures.iter().map(|failure| failure_json(failure, clock)).collect(),
         overhead: process.overhead.as_ref().map(overhead::json),
+        tensor_level: process.level.as_ref().map(|choice| level::json(choice, clock.rfc3339(choice.time_ns))),
         tensor: process.tensors.as_deref().map(stats::tensor),
     }
 }

@@ -25,7 +25,7 @@ pub(crate) mod wall_clock;
 pub(crate) mod format;
 mod order;
 mod owners;
-mod sentences;
+pub(crate) mod sentences;
 mod status;
 
 #[cfg(test)]
