@@ -7,6 +7,7 @@ pub mod overhead;
 mod peaks;
 pub mod price;
 pub mod process;
+pub mod reconcile;
 pub mod sharing;
 mod visible;
 pub mod workload;

@@ -10,13 +10,13 @@ use proptest::prelude::*;
 use super::properties::{interleave, records, steps};
 use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, Watch, device};
 use crate::Pipeline;
+use crate::allocators::pytorch::tests::properties::{History, Step, steps as tensor_steps};
+use crate::allocators::test_stacks::stack;
 use crate::attribution::price::Asked;
 use crate::decode::{StackRef, TensorChange, TensorEvent};
 use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts, TensorLevel};
+use crate::pipeline::state::STATE;
 use crate::stack::PythonStack;
-use crate::state::STATE;
-use crate::tensors::allocator::tests::properties::{History, Step, steps as tensor_steps};
-use crate::tensors::test_stacks::stack;
 use crate::test_calls::*;
 use crate::words::{Tgid, Tid};
 
@@ -146,7 +146,7 @@ fn deed(what: u8, number: u32) -> TensorChange {
 fn train(
     pipeline: &mut Pipeline,
     event: &TensorEvent,
-    words: Option<&crate::tensors::allocator::tests::properties::Readable>,
+    words: Option<&crate::allocators::pytorch::tests::properties::Readable>,
 ) {
     let tensors = pipeline.tensors_mut(event.tgid);
     let wants = tensors.wants_statistics();

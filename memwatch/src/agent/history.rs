@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use memwatch_core::recording::{Reader, Stopped};
 
-use super::protocol::Kept;
-use crate::args::Agent;
-use crate::recorded::front;
-use crate::session::Session;
-use crate::sinks::recording::{Tape, TapeOptions, copy_of};
+use crate::agent::args::Agent;
+use crate::client::protocol::Kept;
+use crate::watch::recorded::front;
+use crate::watch::recording::{Tape, TapeOptions, copy_of};
+use crate::watch::session::Session;
 
 /// The recording, and that of the watch before.
 const FILE: &str = "history.mwr";
@@ -205,7 +205,7 @@ mod tests {
     use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front};
 
     use super::*;
-    use crate::args::{Args, Command};
+    use crate::cli::{Args, Command};
 
     fn prepared(directory: &Path) -> anyhow::Result<History> {
         prepared_for(directory, None)

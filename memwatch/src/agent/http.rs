@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 use super::metrics::own_use::OwnUse;
 use super::metrics::{Facts, Form, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
-use crate::session::has_reading;
+use crate::watch::session::has_reading;
 
 /// So many connections are served at a time; others wait in the kernel's queue.
 const CONNECTIONS: usize = 16;

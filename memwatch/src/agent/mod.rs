@@ -2,9 +2,7 @@
 //!
 //! One task owns the watch; all others get snapshots through [`publish::SnapshotSource`]. docs/agent.md is for those who run it.
 
-pub(crate) mod client;
-pub(crate) mod protocol;
-
+pub(crate) mod args;
 mod conversation;
 mod credentials;
 pub(crate) mod history;
@@ -30,10 +28,11 @@ use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
 use self::socket::{Door, OpenSocket, ROOM};
-use crate::args::{Agent, Common};
+use crate::agent::args::Agent;
 use crate::exit::{Exit, Failure};
-use crate::session::{Session, SessionOptions};
+use crate::options::Common;
 use crate::sources::kernel::load;
+use crate::watch::session::{Session, SessionOptions};
 
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
@@ -42,7 +41,7 @@ const TICK: Duration = Duration::from_secs(1);
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
-    let options = crate::run::everybody(common);
+    let options = crate::watch::subject::everybody(common);
     let notifier = Notifier::of_this_process();
     let listener = agent
         .listen

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
 use maps::Mapping;
-pub(super) use maps::{is_library, unescape};
+pub(crate) use maps::{is_library, unescape};
 
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";

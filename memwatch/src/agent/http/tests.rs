@@ -3,9 +3,9 @@ use std::net::{SocketAddr, TcpStream};
 
 use tokio::sync::oneshot;
 
-use super::super::publish::{AgentState, Question};
 use super::*;
-use crate::sinks::fixture;
+use crate::agent::publish::{AgentState, Question};
+use crate::render::fixture;
 
 /// How long a client waits: longer than any limit of the server.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,356 @@
+//! Finds PyTorch in the processes that are watched for tensors, and puts the rows' probes into each of its libraries once.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
+use memwatch_core::input::TensorLevel;
+
+use super::look::{FoundLibrary, LIBRARY_COUNT, Looker, Said};
+use super::price::Counting;
+use super::symbols::TensorPoint;
+use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::probes::TensorProbes;
+use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::LibraryFile;
+
+/// How long a process without PyTorch is looked at often, and how often then and later: one look is a reading of its mappings.
+const EAGER: Duration = Duration::from_secs(60);
+const EAGER_EVERY: Duration = Duration::from_millis(20);
+const PATIENT_EVERY: Duration = Duration::from_millis(500);
+/// How long the libraries that come after the first are waited for.
+const COMPLETE: Duration = Duration::from_secs(5);
+
+/// The libraries of the allocator itself.
+const ALLOCATORS: [TorchLibrary; 2] = [TorchLibrary::C10, TorchLibrary::C10Cuda];
+
+/// What is watched of it, and how much of its allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TensorWish {
+    /// What.
+    pub(crate) level: TensorLevel,
+    /// Only what the allocator reports of each tensor: one probe for each that comes or goes instead of three. What was requested, streams, and
+    /// segments are not seen then.
+    pub(crate) reports_only: bool,
+}
+
+impl TensorWish {
+    fn wants(self, row: &TensorProbe) -> bool {
+        wants(self.level, row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
+    }
+}
+
+/// Whether a level needs the rows that are for this.
+fn wants(level: TensorLevel, purpose: Purpose) -> bool {
+    match purpose {
+        Purpose::Allocator | Purpose::AllocatorUntilTrace => level >= TensorLevel::Blocks,
+        Purpose::Python => level >= TensorLevel::Sites,
+        Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
+        // Put in where the others show that it is needed.
+        Purpose::AllocatorWithoutTrace => false,
+    }
+}
+
+/// The processes that are watched for tensors.
+pub(crate) struct TorchWatch {
+    /// None where nothing is watched.
+    looker: Option<Looker>,
+    wish: TensorWish,
+    processes: BTreeMap<u32, Watched>,
+}
+
+/// Since when a process is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// From its start on: nothing that it does may be missed.
+    Start,
+    /// It was there before.
+    Late,
+}
+
+struct Watched {
+    since: Instant,
+    /// Its tensor events are being counted.
+    counting: Option<Counting>,
+    /// How much is watched of it, once that is decided.
+    level: Option<TensorLevel>,
+    /// How often it was looked at.
+    looks: u64,
+    /// When it was last looked at; and whether the answer is still to come.
+    looked: Option<Instant>,
+    waiting: bool,
+    /// When the first library was found.
+    found: Option<Instant>,
+    libraries: BTreeMap<TorchLibrary, Library>,
+    /// The rows that are in place.
+    attached: Vec<u16>,
+}
+
+struct Library {
+    /// The rows that its file has, of those that are put in on demand.
+    on_demand: Vec<TensorPoint>,
+    /// Those that are in place until the trace is seen, with their probes.
+    until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
+    file: LibraryFile,
+    probes: Vec<TensorProbes>,
+}
+
+impl TorchWatch {
+    /// Watches nobody yet.
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub(crate) fn new(version: KernelVersion, wish: TensorWish) -> std::io::Result<Self> {
+        let looker = (wish.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
+        Ok(Self { looker, wish, processes: BTreeMap::new() })
+    }
+
+    /// How much is watched.
+    pub(crate) fn level(&self) -> TensorLevel {
+        self.wish.level
+    }
+
+    /// Looks for PyTorch in these processes, and forgets all others. Where a process had it before it was watched, its tensor events are counted
+    /// first; `decide` says what is watched of it then, by their number per second.
+    pub(crate) fn update(
+        &mut self,
+        kernel: &mut Kernel,
+        wanted: &BTreeMap<u32, Arrival>,
+        mut decide: impl FnMut(u32, u64) -> TensorLevel,
+    ) -> Vec<(u32, Vec<u16>)> {
+        let Some(looker) = &self.looker else { return Vec::new() };
+        for (tgid, watched) in self.processes.extract_if(.., |tgid, _| !wanted.contains_key(tgid)) {
+            watched.take_out(kernel, tgid);
+        }
+        for &tgid in wanted.keys() {
+            let watched = self.processes.entry(tgid).or_insert_with(Watched::new);
+            if watched.is_due() {
+                watched.looked = Some(Instant::now());
+                watched.waiting = true;
+                watched.looks += 1;
+                looker.order(tgid);
+            }
+        }
+        let mut new = Vec::new();
+        let said: Vec<Said> = looker.hear().collect();
+        for said in said {
+            match said {
+                Said::Done(tgid) => {
+                    if let Some(watched) = self.processes.get_mut(&tgid) {
+                        watched.waiting = false;
+                    }
+                }
+                Said::Found(found) => {
+                    let arrival = wanted.get(&found.tgid).copied().unwrap_or(Arrival::Start);
+                    new.extend(self.meet(kernel, *found, arrival));
+                }
+            }
+        }
+        for (tgid, counting) in self.counted() {
+            let (waiting, rate) = counting.end(kernel, tgid);
+            self.set_level(tgid, rate.map_or(self.wish.level, |rate| decide(tgid, rate)));
+            new.extend(waiting.into_iter().filter_map(|found| self.take_in(kernel, found)));
+        }
+        new
+    }
+
+    /// How much is watched of a process.
+    pub(crate) fn level_of(&self, tgid: u32) -> TensorLevel {
+        self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.wish.level)
+    }
+
+    /// From now on no more than this is watched of a process.
+    pub(crate) fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        watched.level = Some(level);
+        for (library, parts) in &mut watched.libraries {
+            let purpose = if ALLOCATORS.contains(library) { Purpose::Allocator } else { Purpose::Stages };
+            if !wants(level, purpose) {
+                parts.on_demand.clear();
+                parts.take_out(kernel, tgid);
+            }
+        }
+    }
+
+    /// The processes whose events have been counted for long enough.
+    fn counted(&mut self) -> Vec<(u32, Counting)> {
+        let over =
+            |(tgid, watched): (&u32, &mut Watched)| Some((*tgid, watched.counting.take_if(|one| one.is_over())?));
+        self.processes.iter_mut().filter_map(over).collect()
+    }
+
+    fn set_level(&mut self, tgid: u32, level: TensorLevel) {
+        if let Some(watched) = self.processes.get_mut(&tgid) {
+            watched.level = Some(level);
+        }
+    }
+
+    /// A library was found: where its process had PyTorch before it was watched, its events are counted first.
+    fn meet(&mut self, kernel: &mut Kernel, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
+        let watched = self.processes.get_mut(&found.tgid)?;
+        if let Some(counting) = &mut watched.counting {
+            if counting.waiting.iter().all(|waiting| waiting.library != found.library) {
+                counting.waiting.push(found);
+            }
+            return None;
+        }
+        let is_first = watched.level.is_none() && found.library == TorchLibrary::C10;
+        // What it loads later is seen from its first tensor on.
+        if !is_first || arrival == Arrival::Start || watched.looks > 1 {
+            watched.level.get_or_insert(self.wish.level);
+            return self.take_in(kernel, found);
+        }
+        match Counting::begin(kernel, found) {
+            Ok(counting) => {
+                watched.counting = Some(counting);
+                None
+            }
+            Err(found) => {
+                watched.level = Some(self.wish.level);
+                self.take_in(kernel, found)
+            }
+        }
+    }
+
+    /// Whether all libraries that this process will have are probed, as far as can be told.
+    pub(crate) fn is_settled(&self, tgid: u32) -> bool {
+        self.processes.get(&tgid).is_some_and(|watched| match watched.found {
+            Some(found) => watched.libraries.len() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
+            None => false,
+        })
+    }
+
+    /// Puts in the rows for allocators that keep no trace of their own.
+    pub(crate) fn do_without_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        for library in watched.libraries.values_mut() {
+            let points = std::mem::take(&mut library.on_demand);
+            library.probes.extend(attach(kernel, tgid, &library.file, &points));
+        }
+    }
+
+    /// Takes out the rows that say nothing that the allocators' own trace does not: every grant has one probe less. Should the trace end, as before
+    /// PyTorch 2.4 it may, they are put in again.
+    pub(crate) fn trust_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        for library in watched.libraries.values_mut() {
+            if let Some((points, probes)) = library.until_trace.take() {
+                take_out(kernel, tgid, probes);
+                library.on_demand.extend(points);
+            }
+        }
+    }
+
+    /// The image of a process was replaced: its libraries are gone, and their probes with them.
+    pub(crate) fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
+        if let Some(watched) = self.processes.remove(&tgid) {
+            watched.take_out(kernel, tgid);
+        }
+    }
+
+    /// Probes a library unless it has its probes; the process, once its allocator has all of its.
+    fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
+        let FoundLibrary { tgid, library, file, points } = found;
+        // It may have ended meanwhile.
+        let watched = self.processes.get_mut(&tgid)?;
+        let wish = TensorWish { level: watched.level.unwrap_or(self.wish.level), ..self.wish };
+        if wish.level == TensorLevel::Off {
+            return None;
+        }
+        if watched.libraries.contains_key(&library) {
+            return None;
+        }
+        let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) = match points {
+            Ok(points) => points.into_iter().partition(|point| wish.wants(point.row)),
+            Err(error) => {
+                log::warn!("process {tgid}: {}: no tensors are seen in it: {error}", file.display);
+                (Vec::new(), Vec::new())
+            }
+        };
+        let is_on_demand =
+            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !wish.reports_only;
+        let on_demand = others.into_iter().filter(is_on_demand).collect();
+        watched.attached.extend(wanted.iter().map(|point| point.row.id));
+        let (until_trace, always): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
+        let probes = attach(kernel, tgid, &file, &always).into_iter().collect();
+        let until_trace = attach(kernel, tgid, &file, &until_trace).map(|probes| (until_trace, probes));
+        watched.libraries.insert(library, Library { on_demand, until_trace, file, probes });
+        watched.found.get_or_insert_with(Instant::now);
+        let is_complete =
+            ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
+        is_complete.then(|| (tgid, watched.missing()))
+    }
+}
+
+fn attach(kernel: &mut Kernel, tgid: u32, file: &LibraryFile, points: &[TensorPoint]) -> Option<TensorProbes> {
+    let scope = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
+    match tensor_probes::attach(kernel, &file.path(), scope, points) {
+        Ok(probes) => {
+            log::info!("process {tgid}: {}: {} rows are probed for tensors", file.display, points.len());
+            Some(probes)
+        }
+        Err(error) => {
+            log::warn!("process {tgid}: {}: tensors are not seen: {error}", file.display);
+            None
+        }
+    }
+}
+
+fn take_out(kernel: &mut Kernel, tgid: u32, probes: TensorProbes) {
+    if let Err(error) = tensor_probes::detach(kernel, probes) {
+        log::warn!("process {tgid} keeps probes that it does not need: {error}");
+    }
+}
+
+impl Watched {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            counting: None,
+            level: None,
+            looks: 0,
+            looked: None,
+            waiting: false,
+            found: None,
+            libraries: BTreeMap::new(),
+            attached: Vec::new(),
+        }
+    }
+
+    /// The rows on allocators that no library has.
+    fn missing(&self) -> Vec<u16> {
+        let rows =
+            TENSOR_PROBES.iter().filter(|row| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace));
+        rows.map(|row| row.id).filter(|id| !self.attached.contains(id)).collect()
+    }
+
+    fn is_due(&self) -> bool {
+        let has_all = self.libraries.len() == LIBRARY_COUNT || self.level == Some(TensorLevel::Off);
+        if self.waiting || self.counting.is_some() || has_all {
+            return false;
+        }
+        let every = match self.found {
+            Some(found) if found.elapsed() < COMPLETE => EAGER_EVERY,
+            None if self.since.elapsed() < EAGER => EAGER_EVERY,
+            _ => PATIENT_EVERY,
+        };
+        self.looked.is_none_or(|looked| looked.elapsed() >= every)
+    }
+
+    fn take_out(self, kernel: &mut Kernel, tgid: u32) {
+        self.libraries.into_values().for_each(|mut library| library.take_out(kernel, tgid));
+        if let Some(counting) = self.counting {
+            counting.end(kernel, tgid);
+        }
+    }
+}
+
+impl Library {
+    fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let until_trace = self.until_trace.take().map(|(_, probes)| probes);
+        self.probes.drain(..).chain(until_trace).for_each(|probes| take_out(kernel, tgid, probes));
+    }
+}
