@@ -68,8 +68,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
+        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
         run: suite::task,
+    },
+    Task {
+        name: "fetch",
+        usage: "",
+        summary: "install the PyTorch versions and the readers of profiles that the tests use",
+        run: suite::fetch_task,
     },
     Task {
         name: "bench",
