@@ -297,7 +297,7 @@ fn losses_of_more_processes_than_are_told_apart_are_everybodys() {
 
 /// How many processes forecasts know anything of.
 fn forecast_processes(watch: &Watch) -> usize {
-    watch.pipeline.detectors.foreseen.as_ref().map_or(0, |foreseen| foreseen.processes())
+    watch.pipeline.detectors.foreseen.as_ref().map_or(0, crate::features::forecast::Foreseen::processes)
 }
 
 #[test]

@@ -21,16 +21,16 @@ pub(super) struct Counting {
 }
 
 impl Counting {
-    /// Begins with the library that reports tensors; gives it back where they cannot be counted.
-    pub(super) fn begin(kernel: &mut Kernel, found: FoundLibrary) -> Result<Self, FoundLibrary> {
+    /// Begins with the library that reports tensors; `None` where they cannot be counted.
+    pub(super) fn begin(kernel: &mut Kernel, found: &FoundLibrary) -> Option<Self> {
         let points = found.points.as_ref().ok();
         let reports = points.and_then(|all| all.iter().find(|point| point.row.meaning == TensorMeaning::Reported));
-        let (Some(point), Some(tgid)) = (reports, NonZeroU32::new(found.tgid)) else { return Err(found) };
+        let (point, tgid) = (reports?, NonZeroU32::new(found.tgid)?);
         match tensor_probes::begin_count(kernel, &found.file.path(), tgid, point) {
-            Ok(probes) => Ok(Self { begun: Instant::now(), probes, waiting: vec![found] }),
+            Ok(probes) => Some(Self { begun: Instant::now(), probes, waiting: Vec::new() }),
             Err(error) => {
                 log::warn!("process {tgid}: its tensor events are not counted: {error}");
-                Err(found)
+                None
             }
         }
     }

@@ -202,16 +202,13 @@ impl TorchWatch {
             watched.level.get_or_insert(self.wish.level);
             return self.take_in(kernel, found);
         }
-        match Counting::begin(kernel, found) {
-            Ok(counting) => {
-                watched.counting = Some(counting);
-                None
-            }
-            Err(found) => {
-                watched.level = Some(self.wish.level);
-                self.take_in(kernel, found)
-            }
-        }
+        let Some(mut counting) = Counting::begin(kernel, &found) else {
+            watched.level = Some(self.wish.level);
+            return self.take_in(kernel, found);
+        };
+        counting.waiting.push(found);
+        watched.counting = Some(counting);
+        None
     }
 
     /// Whether all libraries that this process will have are probed, as far as can be told.
