@@ -1,5 +1,7 @@
 //! All that may enter the pipeline. Whatever is not here cannot change a number.
 
+mod level;
+
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
 use memwatch_common::tensor::STATISTICS_WORDS;
@@ -9,6 +11,8 @@ use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise}
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Name, Tgid, by_name};
+
+pub use level::{LevelChoice, TensorLevel};
 
 /// One thing that happened outside. The order of inputs decides everything.
 ///
@@ -51,6 +55,8 @@ pub enum Input {
         #[serde(default)]
         time_ns: u64,
     },
+    /// How much of PyTorch is traced in this process from now on, where its price was predicted.
+    TensorLevel(LevelChoice),
     /// A caching allocator's own numbers, read right after the last of its records.
     #[serde(skip)]
     Statistics {
@@ -224,6 +230,7 @@ impl Input {
             Self::Record(Record::Tensor(record)) => Some(record.time_ns),
             Self::Record(Record::Text(record)) => Some(record.time_ns),
             Self::Devices(reading) => Some(reading.end_ns),
+            Self::TensorLevel(choice) => Some(choice.time_ns),
             Self::Attached { time_ns }
             | Self::Statistics { time_ns, .. }
             | Self::ObservedFrom { time_ns, .. }

@@ -167,7 +167,7 @@ impl Gpu {
 
     /// `memwatch run` of a job, which finds its driver where `LD_LIBRARY_PATH` says.
     pub fn memwatch_run(&self, options: &[&str], job: &Command) -> Command {
-        let mut command = self.searching_memwatch(&["run"]);
+        let mut command = self.searching_memwatch(&["run", "--tensors=layers"]);
         command.args(options).arg("--").arg(job.get_program()).args(job.get_args());
         command.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command

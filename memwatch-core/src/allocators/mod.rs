@@ -248,6 +248,12 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.stacks.count_copies(flags);
     }
 
+    /// What threads do is not traced any more: nothing of it is known of what comes from now on.
+    pub fn forget_threads(&mut self) {
+        self.threads.forget();
+        self.durations.lose();
+    }
+
     /// A thread of the process is no more.
     pub fn end_thread(&mut self, tid: Tid) {
         self.threads.end(tid);

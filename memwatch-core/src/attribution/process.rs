@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::overhead::Overhead;
 use crate::allocators::TensorLedger;
 use crate::decode::Call;
-use crate::input::{HeldAddresses, ProcessFacts};
+use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
@@ -60,6 +60,8 @@ pub struct Process {
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
     /// What watching it takes of its time.
     pub overhead: Overhead,
+    /// How much of its PyTorch is traced, where the price of that was predicted.
+    pub level: Option<LevelChoice>,
     /// Its ledger has changed since the last tick.
     pub changed: bool,
     /// Set once it has ended.
@@ -86,9 +88,16 @@ impl Process {
             anchored_losses: 0,
             last_gpus: BTreeMap::new(),
             overhead: Overhead::default(),
+            level: None,
             changed: false,
             ended: None,
         }
+    }
+
+    /// The process before under its number has ended, and this one began afterwards: the two are told apart by when they were observed.
+    pub fn comes_after(&mut self, before: Option<&Self>) {
+        let ended = before.and_then(|before| before.ended);
+        self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
     }
 
     /// Its library was probed only at `time_ns`: what it did before is unknown.
@@ -128,6 +137,9 @@ impl Process {
     pub fn lose(&mut self, loss: Loss, count: u64) {
         self.overhead.lose(loss, count);
         if loss.is_of_tensors() {
+            if self.tensors_ended_ns().is_some() {
+                return;
+            }
             return self.tensors.get_or_insert_default().lose(loss, count);
         }
         *self.losses.entry(loss).or_insert(0) += count;
@@ -167,10 +179,29 @@ impl Process {
         }
     }
 
+    /// From now on more or less of it is traced.
+    pub fn choose_level(&mut self, choice: LevelChoice) {
+        if let Some(tensors) = self.tensors.as_mut().filter(|_| choice.chosen < TensorLevel::Layers) {
+            tensors.forget_threads();
+        }
+        self.level = Some(choice);
+    }
+
+    /// Since when nothing of its PyTorch is traced any more, to keep it fast: `CLOCK_BOOTTIME`, nanoseconds.
+    pub fn tensors_ended_ns(&self) -> Option<u64> {
+        self.level.filter(|choice| choice.chosen == TensorLevel::Off).map(|choice| choice.time_ns)
+    }
+
+    /// What its caching allocators have now; `None` where that is not traced, or not any more.
+    pub fn current_tensors(&self) -> Option<&TensorLedger> {
+        self.tensors.as_deref().filter(|_| self.tensors_ended_ns().is_none())
+    }
+
     /// A call of the driver may tell of a caching allocator's segments.
     pub fn tell_tensors(&mut self, call: &Call) {
         self.note_late_probes(call);
-        if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0) {
+        let is_traced = self.tensors_ended_ns().is_none();
+        if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0 && is_traced) {
             tensors.driver(&call.action);
         }
     }
@@ -217,6 +248,7 @@ impl Process {
         self.ledger.forget_devices();
         self.tensors = None;
         self.tensors_watched_ns = 0;
+        self.level = None;
         self.last_gpus.clear();
         self.from_start = true;
     }

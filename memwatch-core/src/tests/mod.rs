@@ -11,6 +11,7 @@ use crate::words::{GpuUuid, Tgid};
 
 mod churn;
 mod growth;
+mod levels;
 mod lifetime;
 mod peaks;
 mod profile;

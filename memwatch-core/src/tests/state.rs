@@ -8,12 +8,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::properties::{interleave, records, steps};
-use super::{GPU_A, GPU_B, SECOND_NS, Watch, device};
+use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, Watch, device};
 use crate::Pipeline;
 use crate::allocators::pytorch::tests::properties::{History, Step, steps as tensor_steps};
 use crate::allocators::test_stacks::stack;
+use crate::attribution::price::Asked;
 use crate::decode::{StackRef, TensorChange, TensorEvent};
-use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts, TensorLevel};
 use crate::pipeline::state::STATE;
 use crate::stack::PythonStack;
 use crate::test_calls::*;
@@ -249,6 +250,8 @@ fn some_of_everything() -> Pipeline {
     watch.calls([device_get_uuid(0, GPU_A).process(7)]);
     watch.reading(vec![device(GPU_A, 90_000, [(7, 50_000)])]).tick();
     let mut pipeline = watch.pipeline;
+    let asked = Asked { level: TensorLevel::Layers, reports_only: false, by_default: false };
+    pipeline.step(Input::TensorLevel(asked.choose((Tgid(7), ATTACHED_NS), TensorLevel::Layers, 1_000)));
     let mut history = History::new(false, 0);
     for step in 0..200_u32 {
         let byte = (step * 37).to_le_bytes()[0];

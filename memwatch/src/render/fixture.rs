@@ -207,6 +207,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         losses: BTreeMap::new(),
         peaks_begun_ns: None,
         overhead: None,
+        level: None,
         anchored_ns: None,
         ended_ns: None,
         gpus: Vec::new(),

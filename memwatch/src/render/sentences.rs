@@ -1,5 +1,6 @@
 //! What the numbers do not say by themselves, in sentences that the table, the live view and the summary share.
 
+pub(crate) mod level;
 mod overhead;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +47,7 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     parts.push(exactness(snapshot));
     parts.push(lost(snapshot));
     parts.extend(overhead::sentences(snapshot));
+    parts.extend(level::sentences(snapshot));
     parts.extend(older(snapshot));
     parts.extend(driver(snapshot));
     parts.extend(coverage(&snapshot.coverage));

@@ -5,6 +5,7 @@ mod discovery;
 pub(crate) mod intake;
 pub(crate) mod life;
 pub(crate) mod peaks;
+mod price;
 pub(crate) mod recording;
 pub(crate) mod tensors;
 
@@ -26,6 +27,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use self::intake::Intake;
 use self::life::Life;
+use self::price::PriceGuard;
 use self::tensors::Tensors;
 use crate::backends::cuda::context_probes::ContextProbes;
 use crate::backends::cuda::graph_probes::GraphProbes;
@@ -83,6 +85,10 @@ pub(crate) struct SessionOptions {
     pub(crate) diagnostics: bool,
     /// What of PyTorch is watched.
     pub(crate) tensors: TensorWish,
+    /// Nobody asked for that by name: it is lowered where it would cost a program much.
+    pub(crate) tensors_by_default: bool,
+    /// A screen shows what a line on standard error would say, and would destroy.
+    pub(crate) is_screen: bool,
     /// Its modules and stages are logged.
     pub(crate) logs_tensors: bool,
     /// Everything is recorded here.
@@ -154,7 +160,10 @@ impl Session {
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
-            tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
+            tensors: Tensors::new(
+                torch.context("the thread that looks for PyTorch cannot be started")?,
+                PriceGuard::new(options),
+            ),
             devices: nvml::start(options.nvml.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),

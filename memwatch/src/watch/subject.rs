@@ -37,6 +37,8 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
         polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
         tensors,
+        tensors_by_default: false,
+        is_screen: false,
         logs_tensors: false,
         tape: None,
     }

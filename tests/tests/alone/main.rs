@@ -18,6 +18,7 @@ mod libraries;
 mod loader;
 mod oom;
 mod owners;
+mod price;
 mod profile;
 mod prometheus;
 mod real_drivers;

@@ -205,6 +205,14 @@ impl Threads {
         }
     }
 
+    /// What all threads were doing is not known any more.
+    pub(super) fn forget(&mut self) {
+        self.all.clear();
+        self.builders.clear();
+        self.captures.clear();
+        self.kept_numbers = 0;
+    }
+
     /// The thread is no more.
     pub(super) fn end(&mut self, tid: Tid) {
         if let Some(thread) = self.all.remove(&tid) {
