@@ -4,6 +4,7 @@ mod durations;
 
 use super::test_stacks::stack;
 use super::*;
+use crate::decode::NodeWords;
 use crate::tensors::names::{Layer, Site};
 use crate::tensors::threads::Stage;
 use crate::words::Tgid;
@@ -49,7 +50,7 @@ impl Process {
         self.event(MAIN, tell, TensorChange::SequenceNumber(0))
             .changes((MAIN, StackRef::Known(FORWARD)), 1, 1024)
             .changes((MAIN, StackRef::Known(LOSS)), 2, 512)
-            .event(ENGINE, tell, TensorChange::NodeBegins { sequence: Some(0) })
+            .event(ENGINE, tell, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) })
             .changes((ENGINE, StackRef::NoPython), 3, 2048)
             .changes((ENGINE, tell), 1, -1024)
             .event(MAIN, tell, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()))
