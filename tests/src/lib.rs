@@ -25,6 +25,7 @@ pub mod statistics;
 
 mod docker;
 mod gpu;
+mod newer_system;
 mod patience;
 mod program;
 mod torch_job;
