@@ -29,7 +29,7 @@ const ADDRESS: u64 = 0x7f00_0000_0000;
 const SPACING: u64 = 512;
 
 /// The program's own.
-#[path = "../../memwatch/src/large_pages.rs"]
+#[path = "../../memwatch/src/cli/large_pages.rs"]
 mod large_pages;
 
 use large_pages::LargePages;

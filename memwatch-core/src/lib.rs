@@ -5,40 +5,24 @@
 //! ```
 #![deny(unsafe_code)]
 
-pub mod analysis;
+pub mod allocators;
 pub mod attribution;
-mod churn;
 pub mod decode;
-mod detectors;
-pub mod difference;
-mod forecasts;
-mod foresight;
-mod fragments;
-pub mod groups;
-mod growth;
+pub mod features;
 pub mod input;
-mod leaks;
 pub mod ledger;
-mod oom;
 pub mod owner;
-mod profile;
-mod pytorch;
+pub mod pipeline;
 pub mod recording;
-mod simulations;
 pub mod snapshot;
 pub mod stack;
-mod state;
-pub mod tensors;
 #[cfg(test)]
 #[path = "tests/calls.rs"]
 mod test_calls;
 #[cfg(test)]
 #[path = "tests/driver.rs"]
 mod test_driver;
-mod timeline;
-mod view;
 pub mod words;
-mod workloads;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,23 +30,23 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record};
 use serde::{Deserialize, Serialize};
 
-pub use pytorch::{TensorLog, TensorLogLine};
-pub use state::{NoState, STATE};
+pub use pipeline::pytorch::{TensorLog, TensorLogLine};
+pub use pipeline::state::{NoState, STATE};
 
-use analysis::reconcile::Reconciliation;
 use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
 use attribution::names::Names;
 use attribution::process::{Ended, Process};
+use attribution::reconcile::Reconciliation;
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
-use detectors::Detectors;
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use ledger::Gone;
 use owner::{CgroupMemory, ContainerNames, Promise};
+use pipeline::detectors::Detectors;
+use snapshot::build::Surroundings;
 use snapshot::{ProcessView, Snapshot};
-use view::Surroundings;
 use words::{Tgid, Tid};
 
 /// How many ended processes stay in the snapshots at most: a target may start children without end.
@@ -245,11 +229,11 @@ impl Pipeline {
         let mut processes: Vec<ProcessView> = all.map(|process| surroundings.process(process)).collect();
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
         let gpus = self.reading.devices.iter().map(|device| surroundings.gpu(device, &processes)).collect();
-        let workloads = workloads::views(&self.workloads, &processes);
+        let workloads = snapshot::build::workloads::views(&self.workloads, &processes);
         self.tell_growth(Snapshot {
             time_ns: self.now_ns,
             complete: self.losses.all().is_empty(),
-            losses: view::named(self.losses.all()),
+            losses: snapshot::build::named(self.losses.all()),
             coverage: self.coverage.clone(),
             nvml: self.reading.state.clone(),
             attached_ns: self.attached_ns,
@@ -310,7 +294,7 @@ impl Pipeline {
     fn offer(&mut self, call: &Call) {
         if self.sharing.is_full() {
             let Self { sharing, processes, .. } = self;
-            sharing.clean(|origin| view::still_holds(processes, origin));
+            sharing.clean(|origin| snapshot::build::still_holds(processes, origin));
         }
         if let Some(process) = self.processes.get(&call.tgid) {
             self.sharing.note(call.tgid, &call.action, &process.ledger);

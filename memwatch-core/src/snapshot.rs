@@ -3,42 +3,22 @@
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
 mod allocators;
-mod churn;
-mod forecast;
-mod fragments;
+pub mod build;
+pub mod groups;
 mod history;
-mod leaks;
-mod oom;
 mod places;
-mod profile;
 mod rows;
-mod simulations;
-mod timeline;
 mod viewer;
 
 pub use allocators::{AllocatorView, StatisticView};
-pub use churn::{ChurnView, ClassView, FlowView, TemporaryView};
-pub use forecast::{
-    EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
-    RangeView,
-};
-pub use fragments::{
-    DriverFragmentsView, DriverGpuView, FitView, FragmentsView, MomentView, PinView, SegmentBlockState,
-    SegmentBlockView, SegmentView, ShapeView,
-};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
-pub use leaks::{AgeView, LeakView, LeaksView};
-pub use oom::{CacheView, OomView};
 pub use places::{
     DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, MergedFrameView, NativeView, PhaseView,
     PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
     TrailView, WhoseView,
 };
-pub use profile::{CourseView, DeviceProfileView, GpuProfileView, ProcessProfileView, ProfileView, RatioView};
 pub(crate) use rows::add;
 pub use rows::{Row, largest};
-pub use simulations::{ForeseenFailureView, MeasuredView, PolicyView, SimulationView};
-pub use timeline::{EventView, PointView, SpanView, TimelineView, TrackView};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};

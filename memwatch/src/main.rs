@@ -1,46 +1,31 @@
 //! Who holds the GPU memory of this machine, since when, and how much of it is explained: the command line program.
 //!
-//! `args` says what was typed, `run` does it, `exit` says how it ended.
+//! `cli` has the table of commands, `commands` does what one asks for, `exit` says how it ended.
 
 mod agent;
-mod alert;
-mod args;
-mod command;
-mod diff;
-mod doctor;
+mod backends;
+mod cli;
+mod client;
+mod commands;
 mod exit;
 mod export;
-mod fragment;
-mod large_pages;
-mod leak;
-mod logger;
-mod looks;
-mod monitor;
-mod oom;
-mod output;
-mod past;
+mod frameworks;
+mod options;
+mod output_file;
 mod printable;
-mod profile;
-mod recorded;
-mod reset_peaks;
-mod run;
-mod session;
-mod simulate;
-mod sinks;
-mod source;
+mod render;
 mod sources;
-mod tensor_report;
-mod timeline;
+mod watch;
 
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: large_pages::LargePages = large_pages::LargePages;
+static ALLOCATOR: cli::large_pages::LargePages = cli::large_pages::LargePages;
 
 fn main() -> ExitCode {
-    let args = args::Args::read();
-    logger::install(args.common.verbose);
-    match run::run(&args) {
+    let args = cli::Args::read();
+    cli::logger::install(args.common.verbose);
+    match cli::dispatch::run(&args) {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.tell();

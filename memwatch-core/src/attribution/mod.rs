@@ -6,6 +6,7 @@ pub mod names;
 pub mod overhead;
 mod peaks;
 pub mod process;
+pub mod reconcile;
 pub mod sharing;
 mod visible;
 pub mod workload;

@@ -6,12 +6,12 @@ use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
 use super::overhead::Overhead;
+use crate::allocators::TensorLedger;
 use crate::decode::Call;
 use crate::input::{HeldAddresses, ProcessFacts};
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
-use crate::tensors::TensorLedger;
 use crate::words::{GpuUuid, Tgid, Tid, by_name};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tensors::allocator::Certainty;
+use crate::allocators::pytorch::Certainty;
 use crate::words::{GpuUuid, Name};
 
 /// The caching allocator of one device of a process.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::tensors::allocator::LineAction;
+use crate::allocators::pytorch::LineAction;
 use crate::words::Name;
 
 /// The history of one process.

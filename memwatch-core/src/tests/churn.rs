@@ -1,7 +1,7 @@
 //! How memory comes and goes.
 
 use super::*;
-use crate::snapshot::{ClassView, FlowView};
+use crate::features::churn::view::{ClassView, FlowView};
 
 fn flows(story: impl Fn(&mut Watch)) -> Vec<FlowView> {
     let mut pipeline = Pipeline::new(true);

@@ -1,7 +1,7 @@
 //! What is held over time: looked at in a rhythm, exact between two looks.
 
 use super::*;
-use crate::snapshot::{DeviceProfileView, ProcessProfileView, ProfileView};
+use crate::features::profile::view::{DeviceProfileView, ProcessProfileView, ProfileView};
 
 impl Watch {
     fn sampled(interval_ns: u64) -> Self {

@@ -10,12 +10,12 @@ use proptest::prelude::*;
 use super::properties::{interleave, records, steps};
 use super::{GPU_A, GPU_B, SECOND_NS, Watch, device};
 use crate::Pipeline;
+use crate::allocators::pytorch::tests::properties::{History, Step, steps as tensor_steps};
+use crate::allocators::test_stacks::stack;
 use crate::decode::{NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::pipeline::state::STATE;
 use crate::stack::PythonStack;
-use crate::state::STATE;
-use crate::tensors::allocator::tests::properties::{History, Step, steps as tensor_steps};
-use crate::tensors::test_stacks::stack;
 use crate::test_calls::*;
 use crate::words::{Tgid, Tid};
 
@@ -155,7 +155,7 @@ fn node(number: u32) -> NodeWords {
 fn train(
     pipeline: &mut Pipeline,
     event: &TensorEvent,
-    words: Option<&crate::tensors::allocator::tests::properties::Readable>,
+    words: Option<&crate::allocators::pytorch::tests::properties::Readable>,
 ) {
     let tensors = pipeline.tensors_mut(event.tgid);
     let wants = tensors.wants_statistics();

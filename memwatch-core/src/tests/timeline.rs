@@ -1,7 +1,7 @@
 //! What is told of memory over time: looks with the most between them, and what happened.
 
 use super::*;
-use crate::snapshot::TimelineView;
+use crate::features::timeline::view::TimelineView;
 
 fn timeline(large_bytes: u64) -> TimelineView {
     let mut pipeline = Pipeline::new(true);

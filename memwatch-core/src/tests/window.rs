@@ -1,7 +1,7 @@
 //! What is looked for from a later time on: as by a watch that had looked for nothing before.
 
 use super::*;
-use crate::snapshot::CourseView;
+use crate::features::profile::view::CourseView;
 
 /// Everything that is looked for.
 fn look(pipeline: &mut Pipeline) {

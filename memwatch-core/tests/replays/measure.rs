@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use memwatch_core::analysis::calibration::{Bin, WITHIN};
+use memwatch_core::features::forecast::calibration::{Bin, WITHIN};
 
 use crate::play::{Given, Played, Warned, seconds};
 

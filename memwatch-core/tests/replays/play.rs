@@ -9,9 +9,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::forecast::view::{EndView, GrowthView};
+use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::input::Input;
 use memwatch_core::recording::{Part, Reader};
-use memwatch_core::snapshot::{EndView, GrowthView, LeakView};
 
 /// Growth of so many bytes a minute is a leak.
 const LEAK_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -142,7 +143,7 @@ pub(crate) fn play(run: &Run) -> Played {
     let first_failure_ns = failures_ns.first().copied();
     ticks.retain(|(time_ns, _)| first_failure_ns.is_none_or(|failure_ns| *time_ns <= failure_ns));
     let end_ns = first_failure_ns.unwrap_or_else(|| ticks.last().map_or(0, |(time_ns, _)| *time_ns));
-    let is_warning = |view: &memwatch_core::snapshot::ForecastsView| {
+    let is_warning = |view: &memwatch_core::features::forecast::view::ForecastsView| {
         view.gpus.iter().any(|gpu| WARNING.contains(&&*gpu.outlook.level))
     };
     let first = ticks.iter().find(|(_, view)| is_warning(view)).map(|(time_ns, _)| *time_ns);

@@ -14,9 +14,9 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
 use super::credentials::Peer;
-use super::protocol::{self, Answer, Inbox, PROTOCOL, Request, Told, Welcome};
 use super::publish::{Published, SnapshotSource};
 use super::socket::Door;
+use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, Told, Welcome};
 
 /// How long a client has for each step.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,9 @@ use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
-use super::protocol::Kept;
-use crate::session::Session;
+use crate::client::protocol::Kept;
 use crate::sources::clock;
+use crate::watch::session::Session;
 
 /// A snapshot younger than this answers the next question, too: any number of readers makes no more work than one.
 pub(crate) const FRESH: Duration = Duration::from_millis(100);

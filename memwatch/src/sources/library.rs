@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
 use maps::Mapping;
-pub(super) use maps::{is_library, unescape};
+pub(crate) use maps::{is_library, unescape};
 
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
@@ -224,6 +224,22 @@ impl LibraryScan {
             return Ok(None);
         }
         maps::library_mappings(maps, &self.stems).map(Some)
+    }
+}
+
+/// Whether a file that the command line names can be a library.
+///
+/// # Errors
+/// A sentence: it cannot be read, or is something else.
+pub(crate) fn check_named(path: &Path) -> Result<(), String> {
+    let (file, _) = open_regular(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => "not a file".to_owned(),
+        _ => error.to_string(),
+    })?;
+    match check_class(&file) {
+        Err(reason @ (LeftOutReason::NotElf | LeftOutReason::Unreadable(_))) => Err(reason.to_string()),
+        // One of 32 bits stands among the libraries, with that reason.
+        Err(LeftOutReason::ThirtyTwoBit) | Ok(()) => Ok(()),
     }
 }
 

@@ -22,15 +22,15 @@ pub(crate) enum Among {
 }
 
 /// What a sweep found.
-pub(super) struct Swept {
+pub(crate) struct Swept {
     /// When it began: `CLOCK_BOOTTIME`, nanoseconds.
-    pub(super) begun_ns: u64,
+    pub(crate) begun_ns: u64,
     /// The files, and who maps them.
-    pub(super) found: Discovery,
+    pub(crate) found: Discovery,
 }
 
 /// The thread, seen from outside. It ends with this.
-pub(super) struct Sweeper {
+pub(crate) struct Sweeper {
     orders: Sender<Among>,
     results: Receiver<Swept>,
     every: Duration,
@@ -44,7 +44,7 @@ impl Sweeper {
     ///
     /// # Errors
     /// The system has no thread to give.
-    pub(super) fn start(scan: LibraryScan, every: Duration) -> std::io::Result<Self> {
+    pub(crate) fn start(scan: LibraryScan, every: Duration) -> std::io::Result<Self> {
         let (orders, ordered) = channel();
         let (done, results) = channel();
         std::thread::Builder::new().name("libraries".to_owned()).spawn(move || {
@@ -64,12 +64,12 @@ impl Sweeper {
     }
 
     /// Whether the next sweep is to be ordered.
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         !self.at_work && Instant::now() >= self.next
     }
 
     /// Begins a sweep.
-    pub(super) fn order(&mut self, among: Among) {
+    pub(crate) fn order(&mut self, among: Among) {
         // The thread ends only with this.
         self.at_work = self.orders.send(among).is_ok();
         self.last = Instant::now();
@@ -77,12 +77,12 @@ impl Sweeper {
     }
 
     /// Lets the next sweep be due soon: something may have been missed.
-    pub(super) fn hurry(&mut self) {
+    pub(crate) fn hurry(&mut self) {
         self.next = self.next.min(self.last + CLOSEST);
     }
 
     /// What a sweep found that has ended.
-    pub(super) fn result(&mut self) -> Option<Swept> {
+    pub(crate) fn result(&mut self) -> Option<Swept> {
         let swept = self.results.try_recv().ok()?;
         self.at_work = false;
         Some(swept)

@@ -37,7 +37,7 @@ const RULES: &[Rule] = &[
     Rule { name: "pure", fix: "do it in the memwatch crate and pass the result in as an Input", find: purity::impure },
     Rule {
         name: "direction",
-        fix: "move the code along the line input, decode, ledger, attribution, analysis, snapshot",
+        fix: "move the code to the lowest room that knows all it needs, or pass the thing in",
         find: purity::direction,
     },
     Rule { name: "cuda-name", fix: "make it a row of memwatch-common's probe table", find: words::cuda_name },
@@ -132,24 +132,24 @@ fn findings(sources: &[Source], exceptions: &[Exception]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    const EXCEPTION: Exception = Exception { rule: "unwrap", path: "memwatch/src/a.rs", reason: "a test" };
+    const EXCEPTION: Exception = Exception { rule: "unwrap", path: "memwatch-common/src/a.rs", reason: "a test" };
 
     #[test]
     fn a_finding_says_where_what_and_how_to_fix_it() {
-        let found = findings(&[Source::new("memwatch/src/a.rs", "fn a() { b.unwrap() }\n")], &[]);
+        let found = findings(&[Source::new("memwatch-common/src/a.rs", "fn a() { b.unwrap() }\n")], &[]);
         assert_eq!(found.len(), 1);
-        assert!(found[0].starts_with("memwatch/src/a.rs:1: ") && found[0].contains("expect("), "{found:?}");
+        assert!(found[0].starts_with("memwatch-common/src/a.rs:1: ") && found[0].contains("expect("), "{found:?}");
     }
 
     #[test]
     fn an_exception_silences_its_rule_in_its_file() {
-        let found = findings(&[Source::new("memwatch/src/a.rs", "fn a() { b.unwrap() }\n")], &[EXCEPTION]);
+        let found = findings(&[Source::new("memwatch-common/src/a.rs", "fn a() { b.unwrap() }\n")], &[EXCEPTION]);
         assert_eq!(found, [""; 0]);
     }
 
     #[test]
     fn an_exception_that_nothing_needs_is_a_finding() {
-        let found = findings(&[Source::new("memwatch/src/a.rs", "fn a() {}\n")], &[EXCEPTION]);
+        let found = findings(&[Source::new("memwatch-common/src/a.rs", "fn a() {}\n")], &[EXCEPTION]);
         assert!(found.len() == 1 && found[0].contains("delete its row"), "{found:?}");
     }
 

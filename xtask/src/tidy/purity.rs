@@ -24,42 +24,46 @@ const WORLDLY: &[&str] = &[
 ];
 const PRINTING: &[&str] = &["println!", "eprintln!", "print!", "eprint!", "dbg!"];
 
-/// The dictionary's newtypes, which every room may import and which imports none.
-const DICTIONARY: &str = "words";
-/// The rooms of memwatch-core and what each may import, along the line. Every room may import itself and the dictionary;
-/// `snapshot` is what the sinks read, so only `view` and `workloads`, which fill it, `groups`, which sums it, and the crate's root know it
-/// in here.
-const ROOMS: &[(&str, &[&str])] = &[
-    (DICTIONARY, &[]),
-    ("owner", &[]),
-    ("stack", &[]),
-    ("input", &["owner", "stack"]),
-    ("decode", &["input"]),
-    ("ledger", &["input", "decode"]),
-    ("tensors", &["stack", "input", "decode"]),
-    ("attribution", &["owner", "input", "decode", "ledger", "tensors"]),
-    ("analysis", &["input", "decode", "ledger", "tensors", "attribution"]),
-    ("snapshot", &["owner", "input", "decode", "ledger", "tensors", "attribution", "analysis"]),
-    ("view", &["owner", "stack", "input", "decode", "ledger", "tensors", "attribution", "analysis", "snapshot"]),
-    ("workloads", &["owner", "input", "ledger", "attribution", "snapshot", "view"]),
-    ("groups", &["owner", "snapshot"]),
-    ("difference", &["snapshot"]),
-    ("foresight", &["decode", "ledger"]),
-    ("pytorch", &["stack", "decode", "tensors", "snapshot", "view"]),
-    ("leaks", &["analysis", "attribution", "ledger", "tensors", "snapshot", "view"]),
-    ("forecasts", &["input", "analysis", "attribution", "ledger", "snapshot", "leaks", "oom"]),
-    ("growth", &["snapshot"]),
-    ("oom", &["analysis", "attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
-    ("fragments", &["analysis", "attribution", "decode", "ledger", "tensors", "snapshot", "view"]),
-    ("simulations", &["input", "analysis", "attribution", "decode", "ledger", "tensors", "snapshot"]),
-    ("profile", &["analysis", "attribution", "decode", "ledger", "snapshot", "timeline"]),
-    ("timeline", &["analysis", "attribution", "decode", "ledger", "profile", "snapshot", "tensors", "view"]),
-    ("churn", &["analysis", "profile", "snapshot", "view"]),
-    ("detectors", &["analysis", "forecasts", "growth", "oom", "profile"]),
-    ("recording", &["input"]),
-    ("state", &[]),
+/// The rooms of a crate from the ground up: a room imports itself and what stands before it. The crate's root (`lib.rs`, `main.rs`) may
+/// import all.
+const HOUSES: &[(&str, &[&str])] = &[
+    (
+        "memwatch-core/src",
+        &[
+            "words",
+            "owner",
+            "stack",
+            "input",
+            "decode",
+            "ledger",
+            "allocators",
+            "attribution",
+            "snapshot",
+            "features",
+            "pipeline",
+            "recording",
+        ],
+    ),
+    (
+        "memwatch/src",
+        &[
+            "printable",
+            "output_file",
+            "sources",
+            "frameworks",
+            "backends",
+            "exit",
+            "options",
+            "render",
+            "client",
+            "export",
+            "watch",
+            "agent",
+            "commands",
+            "cli",
+        ],
+    ),
 ];
-const CORE: &str = "memwatch-core/src";
 
 /// The pure crates name nothing that reads, writes, sleeps, prints or tells the time.
 pub(super) fn impure(source: &Source) -> Vec<Violation> {
@@ -80,16 +84,18 @@ pub(super) fn impure(source: &Source) -> Vec<Violation> {
     named.chain(printed).collect()
 }
 
-/// Inside memwatch-core, a room imports only what stands before it on the line.
+/// A room imports only what stands before it in its house.
 pub(super) fn direction(source: &Source) -> Vec<Violation> {
-    let Some(below) = source.path.strip_prefix(CORE).map(|path| path.trim_start_matches('/')) else {
+    let house = HOUSES.iter().find_map(|(root, rooms)| Some((source.path.strip_prefix(root)?, rooms)));
+    let Some((below, rooms)) = house.map(|(path, rooms)| (path.trim_start_matches('/'), rooms)) else {
         return Vec::new();
     };
-    if below == "lib.rs" || !source.has_extension("rs") || source.is_test(1) {
+    if matches!(below, "lib.rs" | "main.rs") || !source.has_extension("rs") || source.is_test(1) {
         return Vec::new();
     }
     let modules = module_path(below);
-    let Some((room, allowed)) = ROOMS.iter().find(|(room, _)| modules.first() == Some(room)) else {
+    let floor = |name: &str| rooms.iter().position(|room| *room == name);
+    let Some(own) = modules.first().and_then(|room| floor(room)) else {
         return vec![(1, format!("{below} belongs to no room of the table in xtask/src/tidy/purity.rs"))];
     };
     paths(&source.code, &["crate", "super"])
@@ -97,9 +103,8 @@ pub(super) fn direction(source: &Source) -> Vec<Violation> {
         .filter(|(number, _)| !source.is_test(*number))
         .filter_map(|(number, path)| {
             let read = top_module(&modules, &path)?;
-            let is_room = ROOMS.iter().any(|(name, _)| *name == read);
-            let is_fine = !is_room || read == *room || read == DICTIONARY || allowed.contains(&read.as_str());
-            (!is_fine).then(|| (number, format!("{room} reads {read}, which comes after it")))
+            let is_above = floor(&read).is_some_and(|other| other > own);
+            is_above.then(|| (number, format!("{} reads {read}, which stands above it", rooms[own])))
         })
         .collect()
 }
@@ -175,23 +180,27 @@ mod tests {
         let ledger = "memwatch-core/src/ledger/linear.rs";
         assert_eq!(found(direction, ledger, "use crate::decode::Call;\nuse super::totals;\n"), NOTHING);
         assert_eq!(found(direction, ledger, "use crate::{decode, snapshot::Snapshot};").len(), 1);
-        assert_eq!(found(direction, ledger, "use super::super::analysis;").len(), 1);
+        assert_eq!(found(direction, ledger, "use super::super::features;").len(), 1);
         assert_eq!(found(direction, "memwatch-core/src/input.rs", "use super::decode::Call;").len(), 1);
         assert_eq!(found(direction, "memwatch-core/src/lib.rs", "use crate::snapshot::Snapshot;"), NOTHING);
     }
 
     #[test]
-    fn snapshot_may_read_every_room_and_no_room_before_it_may_read_it() {
-        let every = "use crate::{input, decode, ledger, attribution, analysis};";
-        assert_eq!(found(direction, "memwatch-core/src/snapshot.rs", every), NOTHING);
-        for (room, _) in ROOMS.iter().take_while(|(room, _)| *room != "snapshot") {
-            let path = format!("memwatch-core/src/{room}.rs");
-            assert_eq!(found(direction, &path, "use crate::snapshot::Snapshot;").len(), 1, "{room}");
+    fn no_room_reads_one_that_stands_above_it() {
+        for (root, rooms) in HOUSES {
+            for (floor, room) in rooms.iter().enumerate() {
+                let path = format!("{root}/{room}.rs");
+                for (other, read) in rooms.iter().enumerate() {
+                    let count = found(direction, &path, &format!("use crate::{read}::Thing;")).len();
+                    assert_eq!(count, usize::from(other > floor), "{room} reads {read}");
+                }
+            }
         }
     }
 
     #[test]
     fn a_new_room_needs_a_row() {
         assert_eq!(found(direction, "memwatch-core/src/other.rs", "").len(), 1);
+        assert_eq!(found(direction, "memwatch/src/other.rs", "").len(), 1);
     }
 }

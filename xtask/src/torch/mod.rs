@@ -75,7 +75,8 @@ pub(crate) struct NewerEnv {
 pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEnv> {
     let wheel = wheel(VERSIONS, version)?;
     let folder = cache.join(format!("torch-{version}"));
-    let _lock = lock(&folder)?;
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let _lock = lock(&folder.join("lock"))?;
     let sources = repo.join("tests/gpusim/runtime");
     let venv = folder.join("venv");
     let python = venv::ensure(&venv, &sources.join("requirements.txt"), version)?;
@@ -92,7 +93,9 @@ pub(crate) fn ensure_newer(repo: &Path, cache: &Path, version: &str) -> Result<N
     let wheel = wheel(BETWEEN, version)?;
     let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
     let environment = NewerEnv::below(cache, version);
-    let _lock = lock(&cache.join(NEWER))?;
+    let home = cache.join(NEWER);
+    fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    let _lock = lock(&home.join("lock"))?;
     newer::root(&environment.root)?;
     let sources = repo.join("tests/gpusim/runtime");
     newer::packages(&environment.packages, &with_pip, &sources.join("requirements.txt"), version)?;
@@ -144,11 +147,12 @@ impl TorchEnv {
     }
 }
 
-/// Holds the lock file of a folder, which is made, until the returned handle is dropped.
-fn lock(folder: &Path) -> Result<File> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let path = folder.join("lock");
-    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+/// Holds the lock file until the returned handle is dropped.
+///
+/// # Errors
+/// When the file cannot be made.
+pub(crate) fn lock(path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
     Ok(file)
 }

@@ -3,9 +3,9 @@
 use std::mem::size_of;
 use std::num::NonZeroU32;
 
-use super::super::table::slot_bytes;
-use super::super::tenants::Tenant;
 use super::*;
+use crate::ledger::table::slot_bytes;
+use crate::ledger::tenants::Tenant;
 use crate::words::Ordinal;
 
 fn from_pool(pool: u32, bytes: u64) -> Tenancy {

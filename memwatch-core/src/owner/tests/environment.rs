@@ -1,5 +1,5 @@
-use super::super::Rank;
 use super::*;
+use crate::owner::Rank;
 use std::borrow::Cow;
 
 fn environment(text: &[(&'static str, &str)]) -> Environment {

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
-use super::super::VARIABLES;
 use super::*;
+use crate::owner::VARIABLES;
 
 /// Pieces of paths that mean something, and some that do not.
 fn piece() -> impl Strategy<Value = String> {

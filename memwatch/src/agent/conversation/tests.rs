@@ -1,8 +1,8 @@
 use super::*;
-use crate::agent::client::{Client, NoAgent};
 use crate::agent::publish::{AgentState, Question, Requests};
 use crate::agent::socket::{OpenSocket, Room};
-use crate::sinks::fixture;
+use crate::client::{Client, NoAgent};
+use crate::render::fixture;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;

@@ -5,7 +5,7 @@ use memwatch_core::snapshot::{Snapshot, WorkloadGpuView, WorkloadKindView, Workl
 use memwatch_core::words::GpuUuid;
 
 use super::*;
-use crate::sinks::fixture::{self, UUID_0, UUID_1};
+use crate::render::fixture::{self, UUID_0, UUID_1};
 
 const GIB: u64 = 1 << 30;
 

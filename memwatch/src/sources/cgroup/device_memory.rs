@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn this_kernels_accounts_are_read() {
-        let Some(memory) = super::super::Groups::open().device_memory else {
+        let Some(memory) = crate::sources::cgroup::Groups::open().device_memory else {
             eprintln!("skipped: this kernel keeps no account of device memory (no dmem in cgroup.controllers)");
             return;
         };

@@ -50,9 +50,11 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::listener::{Answer, Listener};
-    use super::super::pod_resources::{ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources};
     use super::*;
+    use crate::sources::containers::listener::{Answer, Listener};
+    use crate::sources::containers::pod_resources::{
+        ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources,
+    };
 
     fn answer(device: &str) -> Answer {
         let devices =

@@ -9,4 +9,3 @@ pub(crate) mod losses;
 pub(crate) mod resolve;
 pub(crate) mod ring;
 pub(crate) mod site;
-pub(crate) mod tensor_probes;

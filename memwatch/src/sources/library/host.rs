@@ -36,7 +36,7 @@ const CACHE_HEADER_BYTES: usize = 48;
 const CACHE_ENTRY_BYTES: usize = 24;
 
 /// Paths below `root` that may be the library `stem`; not every one exists.
-pub(super) fn candidates(root: &Path, stem: &str) -> Vec<PathBuf> {
+pub(crate) fn candidates(root: &Path, stem: &str) -> Vec<PathBuf> {
     let cache = fs::read(root.join(LOADER_CACHE)).unwrap_or_default();
     let mut paths: Vec<PathBuf> = cached(&cache, stem).map(|path| below(root, path)).collect();
     let compatibility = compatibility_directories(root);
@@ -62,7 +62,7 @@ fn compatibility_directories(root: &Path) -> Vec<PathBuf> {
 }
 
 /// An absolute path of the host as a path below `root`.
-pub(super) fn below(root: &Path, path: &[u8]) -> PathBuf {
+pub(crate) fn below(root: &Path, path: &[u8]) -> PathBuf {
     let relative = path.iter().position(|&byte| byte != b'/').map_or(&[][..], |start| &path[start..]);
     root.join(OsStr::from_bytes(relative))
 }

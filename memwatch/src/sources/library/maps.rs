@@ -7,22 +7,22 @@ const DELETED: &[u8] = b" (deleted)";
 
 /// An executable mapping of a library.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     /// The address range as `maps` writes it.
-    pub(super) range: String,
+    pub(crate) range: String,
     /// Inode number of the mapped file.
-    pub(super) inode: u64,
+    pub(crate) inode: u64,
     /// Absolute path as the process sees it: any bytes but NUL.
-    pub(super) path: Vec<u8>,
+    pub(crate) path: Vec<u8>,
     /// Whether the file was removed or replaced since.
-    pub(super) deleted: bool,
+    pub(crate) deleted: bool,
 }
 
 /// Reads the executable mappings of files called by one of these stems or `stem.<anything>`, one per file.
 ///
 /// # Errors
 /// Reading failed; a process that exits meanwhile fails with `ESRCH` or reads as empty.
-pub(super) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Result<Vec<Mapping>> {
+pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Result<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
     let mut line = Vec::new();
     loop {
@@ -70,7 +70,7 @@ fn parse_line(line: &[u8], stems: &[&str]) -> Option<Mapping> {
 }
 
 /// Whether the last component of `path` is `stem` or starts with `stem` and a dot.
-pub(in crate::sources) fn is_library(path: &[u8], stem: &str) -> bool {
+pub(crate) fn is_library(path: &[u8], stem: &str) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next().unwrap_or(path);
     name.strip_prefix(stem.as_bytes()).is_some_and(|rest| rest.is_empty() || rest[0] == b'.')
 }
@@ -83,7 +83,7 @@ fn is_range(range: &str) -> bool {
 
 /// Undoes the one escape the kernel writes in this file: `\012` for a newline. A path that holds
 /// these four characters literally reads the same; `map_files` still opens the right file.
-pub(in crate::sources) fn unescape(written: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape(written: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut path = Vec::with_capacity(written.len());
     let mut rest = written;

@@ -12,7 +12,7 @@ use object::ReadCache;
 use super::image::Image;
 use crate::printable::printable;
 use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES, Table};
-use crate::sources::torch::in_pieces;
+use crate::sources::pieces::in_pieces;
 
 /// Functions of one file that are told apart: `libtorch_cpu.so` has 600,000.
 const MOST_FUNCTIONS: usize = 4 << 20;

@@ -2,9 +2,9 @@ use std::collections::BTreeMap;
 
 use memwatch_core::snapshot::Snapshot;
 
-use super::super::tests::{on, workload};
 use super::*;
-use crate::sinks::fixture::{self, UUID_0, UUID_1};
+use crate::agent::metrics::tests::{on, workload};
+use crate::render::fixture::{self, UUID_0, UUID_1};
 
 const ALLOCATIONS: Count = (Counted::Allocations, "device");
 

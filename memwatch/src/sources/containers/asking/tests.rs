@@ -1,12 +1,12 @@
 use std::path::Path;
 
-use super::super::cri::{
+use super::*;
+use crate::sources::containers::cri::{
     ContainerMetadata, ContainerStatus, ContainerStatusResponse, ListContainersResponse, Listed, PodSandboxMetadata,
     PodSandboxStatus, PodSandboxStatusResponse,
 };
-use super::super::listener::{Answer, Listener};
-use super::super::sockets::RuntimeSockets;
-use super::*;
+use crate::sources::containers::listener::{Answer, Listener};
+use crate::sources::containers::sockets::RuntimeSockets;
 
 const ID: &str = "0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b2c3d4e5f0a1b";
 

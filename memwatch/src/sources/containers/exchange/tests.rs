@@ -1,5 +1,5 @@
-use super::super::listener::{Answer, Listener};
 use super::*;
+use crate::sources::containers::listener::{Answer, Listener};
 
 const MOST_BYTES: usize = 4096;
 

@@ -8,15 +8,15 @@ use memwatch_common::tensor::StackFrame;
 use object::{Object as _, ObjectSymbol as _};
 use proptest::prelude::*;
 
-use super::super::binary::Binary;
-use super::super::check::Subject;
-use super::super::layout::{self, DEBUG_WORDS, Layout, PythonVersion};
-use super::super::memory::{Memory, ProcessMemory};
-use super::super::resolver::{Resolver, Sent};
-use super::super::walk;
-use super::super::{PythonError, PythonProcess};
 use super::interpreters::{PATIENCE, READ, Script, VERSIONS, interpreter};
 use super::script;
+use crate::sources::python::binary::Binary;
+use crate::sources::python::check::Subject;
+use crate::sources::python::layout::{self, DEBUG_WORDS, Layout, PythonVersion};
+use crate::sources::python::memory::{Memory, ProcessMemory};
+use crate::sources::python::resolver::{Resolver, Sent};
+use crate::sources::python::walk;
+use crate::sources::python::{PythonError, PythonProcess};
 
 /// A script at its first place.
 fn stopped(version: &str) -> Option<(Script, u64)> {
@@ -41,7 +41,7 @@ fn a_process_that_is_laid_out_as_another_version_is_refused() {
         let Some((script, _)) = stopped(version) else { continue };
         let binary = Binary::of_process(script.tgid()).expect("it is readable").expect("it is Python");
         let memory = ProcessMemory::open(script.tgid()).expect("it is readable");
-        let own = super::super::version(&binary, &memory).expect("it says its version");
+        let own = crate::sources::python::version(&binary, &memory).expect("it says its version");
         for minor in 9..=12 {
             let other = PythonVersion { major: 3, minor };
             let mut layout = layout::of_version(other).expect("it is in the table");

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use memwatch_core::stack::PythonStack;
 use serde::Deserialize;
 
-use super::super::resolver::Sent;
-use super::super::{PythonProcess, walk};
+use crate::sources::python::resolver::Sent;
+use crate::sources::python::{PythonProcess, walk};
 
 /// Nothing takes longer on a machine that works.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);

@@ -12,10 +12,10 @@ use object::ReadCache;
 
 use super::interpreters::{Script, VERSIONS, interpreter};
 use super::{PythonProcess, expected, script, shown};
+use crate::frameworks::probes::{attach, set_layout};
+use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{Kernel, LoadOptions};
 use crate::sources::kernel::resolve::SymbolTable;
-use crate::sources::kernel::tensor_probes::{attach, set_layout};
-use crate::sources::torch::TensorPoint;
 
 /// The kernel half, which walks the stack of whoever reads a file.
 struct Walker {

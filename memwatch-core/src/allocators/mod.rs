@@ -1,0 +1,344 @@
+//! The second level: what a process's caching allocators have made of the driver's allocations. Never added to the first.
+//!
+//! ```text
+//! TensorEvent ▶ allocators (blocks in segments, the allocator's own numbers) ▶ BlockChange
+//!      └──────▶ threads (what each is doing: stage, layer, site) ──────────────────▶ places (sums by site, stage, layer)
+//! ```
+
+pub mod names;
+pub mod places;
+pub mod pytorch;
+pub mod threads;
+
+mod crest;
+mod durations;
+mod framework;
+pub mod log;
+mod marks;
+#[cfg(test)]
+#[path = "tests/stacks.rs"]
+pub(crate) mod test_stacks;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use memwatch_common::loss::Loss;
+use serde::{Deserialize, Serialize};
+
+use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
+use crate::stack::native::NativeStack;
+use crate::stack::{PythonStack, Stacks};
+use crate::words::{Ordinal, Tid, by_name};
+
+use self::crest::Crest;
+use self::durations::Durations;
+use self::log::Log;
+use self::marks::Marks;
+use self::names::Names;
+use self::places::{Places, Refusal};
+use self::pytorch::{Allocators, DeviceAllocator, DriverChange, Words};
+use self::threads::Threads;
+
+pub use self::framework::FrameworkAllocator;
+pub use self::log::LogLine;
+pub use self::marks::Mark;
+
+/// A block that was granted to the program, or taken back: what places are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockChange {
+    /// The program has a new block.
+    Granted(Block),
+    /// The program gave one back.
+    Freed {
+        /// The device.
+        ordinal: Ordinal,
+        /// Its address.
+        address: u64,
+        /// As the allocator rounded it, in bytes.
+        block_bytes: u64,
+    },
+    /// An allocation failed.
+    Refused {
+        /// The device.
+        ordinal: Ordinal,
+        /// What was wanted, rounded, in bytes.
+        wanted_bytes: u64,
+    },
+}
+
+/// A block of a caching allocator that the program has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// Its address.
+    pub address: u64,
+    /// As the allocator rounded it, in bytes.
+    pub block_bytes: u64,
+    /// As the program asked for it, in bytes; `None` where only the rounded size can be seen.
+    pub requested_bytes: Option<u64>,
+    /// Whether the allocator had it in its cache; `None` where that cannot be told.
+    pub cached: Option<bool>,
+    /// The thread that asked.
+    pub tid: Tid,
+    /// Where in the program.
+    pub stack: StackRef,
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+}
+
+/// The totals of one device's caching allocator, as it reported them itself with its last event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reported {
+    /// What the program has, in bytes.
+    pub allocated_bytes: u64,
+    /// What the allocator has of the driver, in bytes.
+    pub reserved_bytes: u64,
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+}
+
+/// The caching allocators of one process, and what its threads do with them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TensorLedger<A = Allocators> {
+    allocators: A,
+    stacks: Stacks,
+    #[serde(with = "by_name::losses")]
+    losses: BTreeMap<Loss, u64>,
+    names: Names,
+    threads: Threads,
+    places: Places,
+    log: Log,
+    #[serde(skip)]
+    marks: Marks,
+    durations: Durations,
+    crests: BTreeMap<Ordinal, Crest>,
+    window: Window,
+}
+
+/// The time in which the least of each site is looked for.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Window {
+    /// How many were closed before.
+    closed: u64,
+    opened_ns: u64,
+    /// How many steps had been done when it was opened.
+    steps: u64,
+}
+
+/// A window is closed after this at the latest, however long a step takes; nanoseconds.
+const LONGEST_WINDOW_NS: u64 = 60_000_000_000;
+
+impl<A: FrameworkAllocator> TensorLedger<A> {
+    /// Time passes: the window is closed where a step of training has ended in it, or there are no steps.
+    pub fn tick(&mut self, now_ns: u64) {
+        let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
+        if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
+            self.places.close_window();
+            self.crests.values_mut().for_each(Crest::close);
+            self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
+        }
+    }
+
+    /// How many windows have been closed.
+    pub const fn windows(&self) -> u64 {
+        self.window.closed
+    }
+
+    /// The most that a device's tensors had together within the last window that was closed, in bytes; `None` before one was.
+    pub fn crest_bytes(&self, ordinal: Ordinal) -> Option<u64> {
+        self.crests.get(&ordinal).and_then(Crest::of_closed)
+    }
+
+    /// Takes one event into account.
+    pub fn apply(&mut self, event: &TensorEvent) {
+        self.threads.apply(event, &mut self.names);
+        self.marks.apply(event);
+        if let TensorChange::NodeBegins { .. } = event.what
+            && let Some(spent) = self.durations.begin_node(event.tid, event.time_ns)
+        {
+            self.places.spend(spent);
+        }
+        let Some(change) = self.allocators.apply(event) else { return };
+        let now = reported_by(event);
+        if let Some((ordinal, before_bytes, now)) = now {
+            self.log.observe(ordinal, &now);
+            self.places.observe(ordinal, before_bytes, now.allocated_bytes);
+            self.crests.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
+        }
+        match change {
+            BlockChange::Granted(block) => {
+                let whose = self.threads.attribute(block.tid, block.stack);
+                self.places.grant(&block, whose);
+                if let Some(spent) = self.durations.grant(&block, &whose) {
+                    self.places.spend(spent);
+                }
+                self.allocators.note_phase(block.ordinal, whose.stage);
+                if let Some((_, _, now)) = now {
+                    self.log.grant((block.ordinal, block.tid), &now, &whose);
+                }
+            }
+            BlockChange::Freed { ordinal, address, block_bytes } => {
+                self.places.free(ordinal, address, block_bytes, event.time_ns);
+            }
+            BlockChange::Refused { ordinal, wanted_bytes } => {
+                let whose = self.threads.attribute(event.tid, event.stack);
+                self.places.refuse(Refusal { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
+            }
+        }
+    }
+
+    /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
+    pub fn begin(&mut self, from_start: bool, missing: &[u16]) {
+        self.allocators.begin(from_start, missing);
+    }
+
+    /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
+    pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+        self.allocators.learn_counters(allocator, time_ns, words)
+    }
+
+    /// Whether an allocator's own numbers are wanted, and there is a way to them.
+    pub fn wants_statistics(&self) -> bool {
+        self.allocators.wants_counters()
+    }
+
+    /// The driver granted or took back memory that may be a segment.
+    pub fn driver(&mut self, action: &Action) {
+        let change = match *action {
+            Action::Free { address } => DriverChange::Freed { address },
+            Action::Map { address, bytes, .. } => DriverChange::Mapped { address, bytes },
+            Action::Unmap { address, bytes } => DriverChange::Unmapped { address, bytes },
+            _ => return,
+        };
+        self.allocators.driver(change);
+    }
+
+    /// So many lines of each allocator's doings, and of the ranges that the program opens, are kept from now on.
+    pub fn keep_history(&mut self, limit: usize) {
+        self.allocators.keep_history(limit);
+        self.marks.keep(limit);
+    }
+
+    /// Beginnings and ends of ranges, oldest first, as far as history is kept.
+    pub fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.marks.all()
+    }
+
+    /// Learns what a Python stack is, before the events that name it.
+    pub fn learn(&mut self, id: u64, stack: PythonStack) {
+        self.threads.learn(id, &stack, &mut self.names);
+        self.stacks.learn(id, stack);
+    }
+
+    /// Learns what a native stack is, before the events that name it.
+    pub fn learn_native(&mut self, id: u64, stack: NativeStack) {
+        self.threads.learn_native(id, &stack, &mut self.names);
+        self.stacks.learn_native(id, stack);
+    }
+
+    /// Native stacks are missing, as the flags of an event say.
+    pub(crate) fn count_copies(&mut self, flags: u8) {
+        self.stacks.count_copies(flags);
+    }
+
+    /// A thread of the process is no more.
+    pub fn end_thread(&mut self, tid: Tid) {
+        self.threads.end(tid);
+        self.durations.end(tid);
+    }
+
+    /// Peaks begin again at what is now, in memwatch's books alone.
+    pub fn reset_peaks(&mut self, now_ns: u64) {
+        self.places.reset_peaks();
+        self.allocators.begin_own_peaks(now_ns);
+    }
+
+    /// Blocks of this size in bytes and above are listed one by one; of 100 MiB until this is called.
+    pub fn list_from(&mut self, least_bytes: u64) {
+        self.places.list_from(least_bytes);
+    }
+
+    /// Begins or ends to write the log.
+    pub fn want_log(&mut self, is_wanted: bool) {
+        self.log.want(is_wanted);
+    }
+
+    /// The lines of the log since the last time, and how many are missing before them since they were not taken in time.
+    pub fn take_log(&mut self) -> (Vec<LogLine>, u64) {
+        self.log.take()
+    }
+
+    /// What the numbers of sites, layers and phases stand for.
+    pub const fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// What the threads have done: steps.
+    pub const fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// Whose the blocks are.
+    pub const fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// Events of it, or stacks, did not arrive.
+    pub fn lose(&mut self, loss: Loss, count: u64) {
+        *self.losses.entry(loss).or_insert(0) += count;
+        if loss == Loss::TensorEventLost {
+            self.allocators.lose();
+            self.marks.lose();
+            self.durations.lose();
+        }
+    }
+
+    /// What did not arrive.
+    pub const fn losses(&self) -> &BTreeMap<Loss, u64> {
+        &self.losses
+    }
+
+    /// The totals by device, as the allocators told them.
+    pub fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        self.allocators.reported()
+    }
+
+    /// The stacks met so far.
+    pub const fn stacks(&self) -> &Stacks {
+        &self.stacks
+    }
+}
+
+/// What only PyTorch has.
+impl TensorLedger {
+    /// The allocators whose own numbers would make these surer, by their address.
+    pub fn drifting(&self) -> Vec<u64> {
+        self.allocators.drifting()
+    }
+
+    /// Whether an allocator reports, and tells no trace of its own: what it does can be seen by other functions of it.
+    pub fn lacks_trace(&self) -> bool {
+        self.allocators.lacks_trace()
+    }
+
+    /// Whether all allocators trace what they report.
+    pub fn has_trace(&self) -> bool {
+        self.allocators.has_trace()
+    }
+
+    /// The allocators by device.
+    pub const fn allocators(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
+        self.allocators.devices()
+    }
+}
+
+/// The device whose allocator reports, what it had granted before in bytes, and its totals now.
+fn reported_by(event: &TensorEvent) -> Option<(Ordinal, u64, Reported)> {
+    let TensorChange::Reported { ordinal, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
+        return None;
+    };
+    let before_bytes = allocated_bytes.saturating_add_signed(block_bytes.saturating_neg());
+    Some((ordinal, before_bytes, Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns }))
+}

@@ -1,0 +1,112 @@
+//! The blocks that the program has now, and the large ones among them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use foldhash::fast::RandomState;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::allocators::threads::Attribution;
+use crate::words::{Ordinal, Tid};
+
+/// How many large blocks are listed one by one.
+const LISTED: usize = 1 << 14;
+/// From which size on blocks are listed, bytes.
+const LARGE_BYTES: u64 = 100 << 20;
+
+/// A block that the program has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveBlock {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// Its address.
+    pub address: u64,
+    /// As the allocator rounded it, in bytes.
+    pub bytes: u64,
+    /// When it was granted: `CLOCK_BOOTTIME`, nanoseconds.
+    pub granted_ns: u64,
+    /// The thread that asked.
+    pub tid: Tid,
+    /// Whose it is.
+    pub whose: Attribution,
+}
+
+/// All of them.
+#[derive(Clone, Debug)]
+pub(super) struct Live {
+    blocks: HashMap<(Ordinal, u64), LiveBlock, RandomState>,
+    large: BTreeMap<(Ordinal, u64), LiveBlock>,
+    least_bytes: u64,
+}
+
+/// The blocks alone are kept: which of them are listed is for whoever asks.
+impl Serialize for Live {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.blocks.values())
+    }
+}
+
+impl<'de> Deserialize<'de> for Live {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut live = Self::default();
+        for block in Vec::<LiveBlock>::deserialize(deserializer)? {
+            live.insert(block);
+        }
+        live.list_from(LARGE_BYTES);
+        Ok(live)
+    }
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self { blocks: HashMap::default(), large: BTreeMap::new(), least_bytes: LARGE_BYTES }
+    }
+}
+
+impl Live {
+    /// Takes a block in; what was at its address comes out.
+    pub(super) fn insert(&mut self, block: LiveBlock) -> Option<LiveBlock> {
+        let key = (block.ordinal, block.address);
+        let before = self.blocks.insert(key, block);
+        if before.is_some() {
+            self.large.remove(&key);
+        }
+        if block.bytes >= self.least_bytes && self.large.len() < LISTED {
+            self.large.insert(key, block);
+        }
+        before
+    }
+
+    /// All of them, in no order.
+    pub(super) fn all(&self) -> impl Iterator<Item = &LiveBlock> {
+        self.blocks.values()
+    }
+
+    /// Takes a block out.
+    pub(super) fn remove(&mut self, ordinal: Ordinal, address: u64) -> Option<LiveBlock> {
+        let block = self.blocks.remove(&(ordinal, address))?;
+        if block.bytes >= self.least_bytes {
+            self.large.remove(&(ordinal, address));
+        }
+        Some(block)
+    }
+
+    /// The block at an address.
+    pub(super) fn get(&self, ordinal: Ordinal, address: u64) -> Option<&LiveBlock> {
+        self.blocks.get(&(ordinal, address))
+    }
+
+    /// Lists the blocks of this size and above.
+    pub(super) fn list_from(&mut self, least_bytes: u64) {
+        self.least_bytes = least_bytes;
+        let large = self.blocks.iter().filter(|(_, block)| block.bytes >= least_bytes);
+        self.large = large.map(|(key, block)| (*key, *block)).collect();
+        while self.large.len() > LISTED {
+            self.large.pop_last();
+        }
+    }
+
+    /// The large ones, by device and address.
+    pub(super) fn large(&self) -> impl Iterator<Item = &LiveBlock> {
+        self.large.values()
+    }
+}

@@ -1,0 +1,390 @@
+//! Sums of blocks by site, trail, stage, layer and phase, on each device: each list adds up to what the allocator has granted.
+//!
+//! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
+
+mod floor;
+mod live;
+mod sum;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
+
+use crate::allocators::Block;
+use crate::allocators::durations::Spent;
+use crate::allocators::names::{LayerKey, PhaseKey, SiteKey};
+use crate::allocators::threads::{Attribution, Evidence, Stage};
+use crate::words::Ordinal;
+
+pub use self::live::LiveBlock;
+pub use self::sum::Sum;
+
+use self::floor::Floor;
+use self::live::Live;
+
+/// How many trails have sums of their own on a device; what comes after shares one for each stage.
+const TRAILS: usize = 1 << 16;
+/// How many refused allocations are remembered.
+const REFUSED: usize = 16;
+/// A stage, and how blocks came to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StageRow {
+    /// The stage.
+    pub stage: Stage,
+    /// See [`Attribution::recomputed`].
+    pub recomputed: bool,
+    /// See [`Attribution::captured`].
+    pub captured: bool,
+}
+
+impl StageRow {
+    const COUNT: usize = Stage::ALL.len() * 4;
+
+    const fn index(self) -> usize {
+        (self.stage as usize) * 4 + (self.recomputed as usize) * 2 + self.captured as usize
+    }
+}
+
+/// The way to a block: its stack where it has one, else its site says why not; and the stage, since one stack may be in several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Trail {
+    /// The stack's number.
+    pub stack: Option<u64>,
+    /// The site.
+    pub site: SiteKey,
+    /// The stage.
+    pub row: StageRow,
+}
+
+/// A layer's sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerSum {
+    /// In all.
+    pub sum: Sum,
+    /// Live bytes by the stage they were allocated in, in the order of [`Stage::ALL`].
+    pub live_by_stage: [u64; Stage::ALL.len()],
+    /// Bytes allocated since the attach, likewise.
+    pub total_by_stage: [u64; Stage::ALL.len()],
+    /// How long threads were at work for it by the host's clock, nanoseconds.
+    pub host_duration_ns: u64,
+    /// What was rounded up of its blocks since the attach, in bytes.
+    rounding_bytes: u64,
+    /// Of how many of them that is not known.
+    unrounded: u64,
+}
+
+impl LayerSum {
+    /// What was rounded up of its blocks since the attach, in bytes; `None` where it is not known of all of them, or there were none.
+    pub fn total_rounding_bytes(&self) -> Option<u64> {
+        (self.unrounded == 0 && self.sum.allocations > 0).then_some(self.rounding_bytes)
+    }
+}
+
+/// The sums of one device.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DevicePlaces {
+    total: Sum,
+    /// What the allocator itself said last.
+    allocated_bytes: u64,
+    /// How many times `total` was higher than ever before.
+    epoch: u64,
+    /// How many windows have been closed.
+    window: u64,
+    sites: Vec<Sum>,
+    /// Of each site.
+    floors: Vec<Floor>,
+    layers: Vec<LayerSum>,
+    stages: Vec<Sum>,
+    /// The first is for what is in no phase, the next for the rest.
+    phases: Vec<Sum>,
+    trails: HashMap<Trail, Sum, RandomState>,
+}
+
+/// An allocation that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// What was wanted, rounded, in bytes.
+    pub wanted_bytes: u64,
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// Whose.
+    pub whose: Attribution,
+}
+
+/// The sums of one process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Places {
+    devices: BTreeMap<Ordinal, DevicePlaces>,
+    live: Live,
+    refused: VecDeque<Refusal>,
+}
+
+impl Places {
+    /// The device's allocator has granted so much; `before_bytes` is what it had granted before the event that says so.
+    pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
+        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::before_attach(before_bytes));
+        device.allocated_bytes = allocated_bytes;
+    }
+
+    /// A block was granted.
+    pub(super) fn grant(&mut self, block: &Block, whose: Attribution) {
+        let live = LiveBlock {
+            ordinal: block.ordinal,
+            address: block.address,
+            bytes: block.block_bytes,
+            granted_ns: block.time_ns,
+            tid: block.tid,
+            whose,
+        };
+        // Two live blocks have no address in common: the free of the one before did not arrive.
+        if let Some(gone) = self.live.insert(live) {
+            self.device(gone.ordinal).change(&gone.whose, Step::Free(gone.bytes, None));
+        }
+        let device = self.device(block.ordinal);
+        device.change(&whose, Step::Grant(block.block_bytes));
+        let layer = at(&mut device.layers, whose.layer.0 as usize);
+        match block.requested_bytes {
+            Some(requested) => layer.rounding_bytes += block.block_bytes.saturating_sub(requested),
+            None => layer.unrounded += 1,
+        }
+    }
+
+    /// A layer has had this of a thread's time.
+    pub(super) fn spend(&mut self, spent: Spent) {
+        let layer = at(&mut self.device(spent.ordinal).layers, spent.layer.0 as usize);
+        layer.host_duration_ns = layer.host_duration_ns.saturating_add(spent.time_ns);
+    }
+
+    /// A block that the program has.
+    pub fn live(&self, ordinal: Ordinal, address: u64) -> Option<&LiveBlock> {
+        self.live.get(ordinal, address)
+    }
+
+    /// All blocks that the program has, of which the beginning was seen, in no order.
+    pub fn blocks(&self) -> impl Iterator<Item = &LiveBlock> {
+        self.live.all()
+    }
+
+    /// A block was given back: one never seen is older than the watch.
+    pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) {
+        match self.live.remove(ordinal, address) {
+            Some(block) => {
+                let age_ns = time_ns.saturating_sub(block.granted_ns);
+                self.device(ordinal).change(&block.whose, Step::Free(block.bytes, Some(age_ns)));
+            }
+            None => self.device(ordinal).change(&BEFORE_ATTACH, Step::Free(block_bytes, None)),
+        }
+    }
+
+    /// An allocation failed.
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        if self.refused.len() >= REFUSED {
+            self.refused.pop_front();
+        }
+        self.refused.push_back(refusal);
+    }
+
+    /// Peaks begin again at what is live.
+    pub(super) fn reset_peaks(&mut self) {
+        self.devices.values_mut().for_each(DevicePlaces::reset_peaks);
+    }
+
+    /// A window ends, and the next one begins: see [`DevicePlaces::floor_bytes`].
+    pub(super) fn close_window(&mut self) {
+        self.devices.values_mut().for_each(|device| device.window += 1);
+    }
+
+    /// Blocks of this size in bytes and above are listed one by one.
+    pub(super) fn list_from(&mut self, least_bytes: u64) {
+        self.live.list_from(least_bytes);
+    }
+
+    /// By device.
+    pub const fn devices(&self) -> &BTreeMap<Ordinal, DevicePlaces> {
+        &self.devices
+    }
+
+    /// The large blocks that are live, by device and address.
+    pub fn large(&self) -> impl Iterator<Item = &LiveBlock> {
+        self.live.large()
+    }
+
+    /// The last allocations that failed, oldest first.
+    pub const fn refused(&self) -> &VecDeque<Refusal> {
+        &self.refused
+    }
+
+    fn device(&mut self, ordinal: Ordinal) -> &mut DevicePlaces {
+        self.devices.entry(ordinal).or_default()
+    }
+}
+
+/// What happens to every sum of a block.
+#[derive(Clone, Copy)]
+enum Step {
+    Grant(u64),
+    Adopt(u64),
+    Free(u64, Option<u64>),
+}
+
+impl Step {
+    fn take(self, sum: &mut Sum, epoch: u64) {
+        match self {
+            Self::Grant(bytes) => sum.grant(bytes, epoch),
+            Self::Adopt(bytes) => sum.adopt(bytes, epoch),
+            Self::Free(bytes, age_ns) => sum.free(bytes, age_ns, epoch),
+        }
+    }
+}
+
+const BEFORE_ATTACH: Attribution = Attribution {
+    stage: Stage::BeforeAttach,
+    by: Evidence::Nothing,
+    recomputed: false,
+    captured: false,
+    site: SiteKey::BEFORE_ATTACH,
+    layer: LayerKey::BEFORE_ATTACH,
+    phase: None,
+    stack: None,
+    step: 0,
+};
+
+impl DevicePlaces {
+    fn before_attach(bytes: u64) -> Self {
+        let mut device = Self::default();
+        if bytes > 0 {
+            device.change(&BEFORE_ATTACH, Step::Adopt(bytes));
+        }
+        device
+    }
+
+    fn change(&mut self, whose: &Attribution, step: Step) {
+        let epoch = self.epoch;
+        let row = StageRow { stage: whose.stage, recomputed: whose.recomputed, captured: whose.captured };
+        let phase = whose.phase.map_or(0, |phase| phase.0 as usize + 1);
+        let site = at(&mut self.sites, whose.site.0 as usize);
+        let before_bytes = site.live_bytes;
+        step.take(site, epoch);
+        let after_bytes = site.live_bytes;
+        at(&mut self.floors, whose.site.0 as usize).change(self.window, before_bytes, after_bytes);
+        step.take(at_stage(&mut self.stages, row), epoch);
+        step.take(at(&mut self.phases, phase), epoch);
+        step.take(self.trail(Trail { stack: whose.stack, site: whose.site, row }), epoch);
+        let layer = at(&mut self.layers, whose.layer.0 as usize);
+        step.take(&mut layer.sum, epoch);
+        let stage = whose.stage as usize;
+        match step {
+            Step::Grant(bytes) => {
+                layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes);
+                layer.total_by_stage[stage] = layer.total_by_stage[stage].saturating_add(bytes);
+            }
+            Step::Adopt(bytes) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes),
+            Step::Free(bytes, _) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_sub(bytes),
+        }
+        let peak_bytes = self.total.peak_bytes;
+        step.take(&mut self.total, epoch);
+        if self.total.peak_bytes > peak_bytes {
+            self.epoch += 1;
+        }
+    }
+
+    fn trail(&mut self, trail: Trail) -> &mut Sum {
+        let has_room = self.trails.len() < TRAILS || self.trails.contains_key(&trail);
+        let trail = if has_room { trail } else { Trail { stack: None, site: SiteKey::REST, ..trail } };
+        self.trails.entry(trail).or_default()
+    }
+
+    fn reset_peaks(&mut self) {
+        let layers = self.layers.iter_mut().map(|layer| &mut layer.sum);
+        let lists = self.sites.iter_mut().chain(&mut self.stages).chain(&mut self.phases).chain(layers);
+        lists.chain(self.trails.values_mut()).for_each(Sum::reset_peak);
+        self.total.reset_peak();
+        self.epoch += 1;
+    }
+
+    /// What a site had at the least in the last window that was closed, in bytes.
+    pub fn floor_bytes(&self, site: SiteKey) -> u64 {
+        let (sum, floor) = (self.sites.get(site.0 as usize), self.floors.get(site.0 as usize));
+        let live_bytes = sum.map_or(0, |sum| sum.live_bytes);
+        floor.map_or(live_bytes, |floor| floor.of_closed(self.window, live_bytes))
+    }
+
+    /// All blocks together.
+    pub const fn total(&self) -> &Sum {
+        &self.total
+    }
+
+    /// What the allocator itself says that it has granted now, in bytes.
+    pub const fn allocated_bytes(&self) -> u64 {
+        self.allocated_bytes
+    }
+
+    /// What of that is in no place, since events were lost; below 0 where frees were. 0 where none was.
+    pub fn unplaced_bytes(&self) -> i64 {
+        let difference = i128::from(self.allocated_bytes) - i128::from(self.total.live_bytes);
+        i64::try_from(difference).unwrap_or(if difference < 0 { i64::MIN } else { i64::MAX })
+    }
+
+    /// A place's live bytes when this device's were highest.
+    pub fn at_peak_bytes(&self, sum: &Sum) -> u64 {
+        sum.at_peak_bytes(self.epoch)
+    }
+
+    /// By site.
+    pub fn sites(&self) -> impl Iterator<Item = (SiteKey, &Sum)> {
+        keyed(&self.sites).map(|(index, sum)| (SiteKey(index), sum)).filter(|(_, sum)| sum.is_used())
+    }
+
+    /// By layer.
+    pub fn layers(&self) -> impl Iterator<Item = (LayerKey, &LayerSum)> {
+        keyed(&self.layers).map(|(index, layer)| (LayerKey(index), layer)).filter(|(_, layer)| layer.sum.is_used())
+    }
+
+    /// By stage, recomputed and captured blocks apart.
+    pub fn stages(&self) -> impl Iterator<Item = (StageRow, &Sum)> {
+        let rows = Stage::ALL.into_iter().flat_map(|stage| {
+            [(false, false), (false, true), (true, false), (true, true)].map(|(recomputed, captured)| StageRow {
+                stage,
+                recomputed,
+                captured,
+            })
+        });
+        rows.zip(&self.stages).filter(|(_, sum)| sum.is_used())
+    }
+
+    /// By phase; `None` for what is in none.
+    pub fn phases(&self) -> impl Iterator<Item = (Option<PhaseKey>, &Sum)> {
+        keyed(&self.phases)
+            .map(|(index, sum)| (index.checked_sub(1).map(PhaseKey), sum))
+            .filter(|(_, sum)| sum.is_used())
+    }
+
+    /// By the way to the block, in no order.
+    pub fn trails(&self) -> impl Iterator<Item = (Trail, &Sum)> {
+        self.trails.iter().map(|(trail, sum)| (*trail, sum))
+    }
+}
+
+fn keyed<T>(list: &[T]) -> impl Iterator<Item = (u32, &T)> {
+    (0..).zip(list)
+}
+
+fn at<T: Clone + Default>(list: &mut Vec<T>, index: usize) -> &mut T {
+    if list.len() <= index {
+        list.resize(index + 1, T::default());
+    }
+    &mut list[index]
+}
+
+fn at_stage(stages: &mut Vec<Sum>, row: StageRow) -> &mut Sum {
+    if stages.is_empty() {
+        stages.resize(StageRow::COUNT, Sum::default());
+    }
+    &mut stages[row.index()]
+}
+
+#[cfg(test)]
+mod tests;

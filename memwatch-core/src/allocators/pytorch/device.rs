@@ -1,0 +1,496 @@
+//! One device's caching allocator, followed from outside.
+
+use serde::{Deserialize, Serialize};
+
+use super::driver::Mapped;
+use super::history::{History, LineAction};
+use super::memory::{BlockState, Cell, Effect, Memory, Segment, unmapped_pool};
+use super::peaks::OwnPeaks;
+use super::pools::Pools;
+use super::readout::Tail;
+use super::statistics::{Family, PoolSize, Scope, Statistics};
+use super::{ROUNDING, trust::Doubt};
+use crate::allocators::{Block, BlockChange, Reported};
+use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
+use crate::words::Ordinal;
+
+/// Where the numbers count from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Base {
+    /// Nowhere: the program was there before the watch.
+    None,
+    /// The allocator's beginning.
+    Start,
+    /// What the allocator itself had counted at this moment: `CLOCK_BOOTTIME`, nanoseconds.
+    Read(u64),
+}
+
+/// What a thread has asked for, as far as that was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Request {
+    /// How much.
+    pub(super) bytes: Option<u64>,
+    /// Whether the allocator has looked for a segment for it.
+    pub(super) is_segment_wanted: Option<bool>,
+}
+
+/// A grant that was traced and not reported yet.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Granting {
+    address: u64,
+    requested_bytes: u64,
+}
+
+/// A free that was traced and not reported yet.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Returning {
+    address: u64,
+    requested_bytes: u64,
+    /// The block was known, and is accounted for.
+    is_known: bool,
+    is_completed: bool,
+}
+
+/// One device's caching allocator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DeviceAllocator {
+    ordinal: Ordinal,
+    pub(super) memory: Memory,
+    pub(super) statistics: Statistics,
+    pub(super) base: Base,
+    pub(super) tail: Option<Tail>,
+    pub(super) reported: Option<Reported>,
+    /// Nothing was lost since that.
+    is_reported_last: bool,
+    /// Nothing has happened since its own numbers were read.
+    pub(super) is_just_read: bool,
+    granting: Option<Granting>,
+    returning: Option<Returning>,
+    /// A segment was had for the grant that comes.
+    pub(super) is_fresh: bool,
+    /// Freed blocks that went back into their pool before that is reported: without a trace.
+    pub(super) early: Option<u64>,
+    pub(super) sight: Sight,
+    pub(super) doubts: Vec<Doubt>,
+    /// The rows of the table that are not in place, where that is known.
+    pub(super) missing: Vec<u16>,
+    pub(super) hits: u64,
+    pub(super) misses: u64,
+    pub(super) peaks: OwnPeaks,
+    pub(super) pools: Pools,
+    pub(super) history: History,
+    pub(super) out_of_step: u64,
+    pub(super) refused_readouts: u64,
+}
+
+/// What the events so far have shown that they show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sight {
+    /// The allocator's trace.
+    pub trace: bool,
+    /// Attempts to get a segment.
+    pub attempts: bool,
+    /// Blocks that go back into their pool.
+    pub block_frees: bool,
+}
+
+impl DeviceAllocator {
+    /// An allocator of which nothing is known yet; `from_start` where it has done nothing yet.
+    pub fn new(ordinal: Ordinal, from_start: bool) -> Self {
+        Self {
+            ordinal,
+            memory: Memory::default(),
+            statistics: Statistics::default(),
+            base: if from_start { Base::Start } else { Base::None },
+            tail: None,
+            reported: None,
+            is_reported_last: false,
+            is_just_read: false,
+            granting: None,
+            returning: None,
+            is_fresh: false,
+            early: None,
+            sight: Sight::default(),
+            doubts: Vec::new(),
+            missing: Vec::new(),
+            hits: 0,
+            misses: 0,
+            peaks: OwnPeaks::default(),
+            pools: Pools::new(from_start),
+            history: History::default(),
+            out_of_step: 0,
+            refused_readouts: 0,
+        }
+    }
+
+    /// What its events say besides reports: `asked_bytes` is what the thread has asked for and was not granted yet.
+    pub(super) fn observe(&mut self, event: &TensorEvent, asked_bytes: Option<u64>) {
+        self.history.begin(event);
+        self.is_just_read = false;
+        match event.what {
+            TensorChange::Traced(traced) => self.trace(&traced, asked_bytes),
+            TensorChange::SegmentWanted { is_retry, .. } => {
+                self.sight.attempts = true;
+                self.statistics.counters.retries += i64::from(is_retry);
+            }
+            TensorChange::Synchronized { .. } => self.statistics.counters.synchronizations += 1,
+            TensorChange::PeaksReset { .. } => self.follow_peaks_reset(),
+            TensorChange::AccumulatedReset { .. } => {
+                self.statistics.reset_accumulated();
+                self.pools.reset_accumulated();
+            }
+            TensorChange::BlockFreed { address: Some(address), .. } => self.pooled(address),
+            _ => {}
+        }
+    }
+
+    /// A grant or a free is reported.
+    pub(super) fn report(&mut self, event: &TensorEvent, request: Request, mapped: &mut Mapped) -> Option<BlockChange> {
+        let TensorChange::Reported { address, block_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
+            return None;
+        };
+        self.history.begin(event);
+        self.is_just_read = false;
+        let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
+        let bytes = block_bytes.unsigned_abs();
+        let change = if block_bytes > 0 {
+            let granting = self.granting.take().filter(|granting| granting.address == address);
+            let requested_bytes = granting.map(|granting| granting.requested_bytes).or(request.bytes);
+            // Before 2.4 the trace may end: it goes on only while the program records it.
+            self.sight.trace &= granting.is_some() || self.doubts.contains(&Doubt::EventsLost);
+            if !self.sight.trace {
+                self.is_fresh = self.settle_segments(&now, address, bytes, mapped);
+            }
+            let cached = self.cached(granting.is_some(), request.is_segment_wanted);
+            let state = BlockState::Allocated;
+            let (stack, tid, time_ns) = (event.stack, event.tid, event.time_ns);
+            if requested_bytes.is_none() {
+                self.doubt(Doubt::RoundedOnly);
+            }
+            self.memory.explain(address, stack);
+            self.grant(address, Cell { bytes, requested_bytes, state, stack, tid, time_ns });
+            BlockChange::Granted(Block {
+                ordinal: self.ordinal,
+                address,
+                block_bytes: bytes,
+                requested_bytes,
+                cached,
+                tid,
+                stack,
+                time_ns,
+            })
+        } else {
+            self.take_back(event, address, bytes);
+            BlockChange::Freed { ordinal: self.ordinal, address, block_bytes: bytes }
+        };
+        self.check(now);
+        Some(change)
+    }
+
+    /// An allocation fails.
+    pub(super) fn refuse(&mut self, event: &TensorEvent) {
+        let TensorChange::OutOfMemory { wanted_bytes, allocated_bytes, reserved_bytes, .. } = event.what else {
+            return;
+        };
+        self.history.begin(event);
+        self.is_just_read = false;
+        (self.granting, self.is_fresh) = (None, false);
+        self.statistics.counters.ooms += 1;
+        let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
+        if !self.sight.trace {
+            self.settle_segments(&now, 0, 0, &mut Mapped::default());
+        }
+        self.history.failure(wanted_bytes, event.stack);
+        self.check(now);
+    }
+
+    /// Something happened that may have been its doing.
+    pub(super) const fn may_have_changed(&mut self) {
+        self.is_reported_last = false;
+    }
+
+    /// Whether the totals are those of its last report.
+    pub(super) const fn is_reported_last(&self) -> bool {
+        self.is_reported_last
+    }
+
+    pub(super) fn is_missing(&self, row: u16) -> bool {
+        self.missing.contains(&row)
+    }
+
+    /// Events of it did not arrive.
+    pub(super) fn lose(&mut self) {
+        (self.granting, self.returning, self.early, self.is_fresh) = (None, None, None, false);
+        (self.is_reported_last, self.is_just_read) = (false, false);
+        self.memory.forget_segments();
+        self.history.forget();
+        self.doubt(Doubt::EventsLost);
+    }
+
+    fn trace(&mut self, traced: &Traced, asked_bytes: Option<u64>) {
+        self.sight.trace = true;
+        let Traced { address, bytes, .. } = *traced;
+        match traced.action {
+            TraceAction::SegmentAlloc | TraceAction::SegmentMap => {
+                self.is_fresh = true;
+                let pool = asked_bytes.map_or_else(|| segment_pool(bytes), PoolSize::of_request);
+                self.take(address, traced_segment(traced, pool));
+            }
+            TraceAction::SegmentFree => {
+                let known = self.memory.remove_segment(address, bytes).map(|segment| segment.pool);
+                self.part(address, traced_segment(traced, known.unwrap_or_else(|| segment_pool(bytes))));
+            }
+            TraceAction::SegmentUnmap => {
+                let known = self.memory.unmap(address, bytes).map(|segment| segment.pool);
+                if known.is_none() && unmapped_pool(bytes) == PoolSize::Large {
+                    self.doubt(Doubt::OlderSegments);
+                }
+                self.part(address, traced_segment(traced, known.unwrap_or_else(|| unmapped_pool(bytes))));
+            }
+            TraceAction::Alloc => self.granting = Some(Granting { address, requested_bytes: bytes }),
+            TraceAction::FreeRequested => {
+                let is_known = self.give_back(address);
+                if !is_known {
+                    self.memory.forget_pending(Some(address));
+                }
+                self.returning = Some(Returning { address, requested_bytes: bytes, is_known, is_completed: false });
+            }
+            TraceAction::FreeCompleted => self.complete_traced(address, bytes),
+            TraceAction::OutOfMemory => self.history.note_device_free(address),
+            TraceAction::Snapshot | TraceAction::Other(_) => {}
+        }
+    }
+
+    /// Memory of the driver more.
+    pub(super) fn take(&mut self, address: u64, segment: Segment) {
+        self.pools.change(segment.private_pool, segment.pool, signed(segment.bytes));
+        self.statistics.counters.device_allocations += 1;
+        self.statistics.change(Family::ReservedBytes, segment.pool, signed(segment.bytes));
+        if segment.is_expandable {
+            self.history.segment(LineAction::SegmentMap, address, &segment);
+            self.memory.map(address, segment);
+        } else {
+            self.history.segment(LineAction::SegmentAlloc, address, &segment);
+            self.statistics.change(Family::Segment, segment.pool, 1);
+            if self.is_oversize(segment.bytes) {
+                self.statistics.oversize_segments.change(1);
+            }
+            self.memory.add_segment(address, segment);
+        }
+    }
+
+    /// Memory of the driver less.
+    pub(super) fn part(&mut self, address: u64, segment: Segment) {
+        let (pool, bytes) = (segment.pool, signed(segment.bytes));
+        self.pools.change(segment.private_pool, pool, -bytes);
+        self.statistics.counters.device_frees += 1;
+        self.statistics.change(Family::ReservedBytes, pool, -bytes);
+        if segment.is_expandable {
+            self.history.segment(LineAction::SegmentUnmap, address, &segment);
+            return;
+        }
+        self.history.segment(LineAction::SegmentFree, address, &segment);
+        self.statistics.change(Family::Segment, pool, -1);
+        if self.is_oversize(segment.bytes) {
+            self.statistics.oversize_segments.change(-1);
+        }
+    }
+
+    fn grant(&mut self, address: u64, cell: Cell) {
+        let effect = self.memory.grant(address, cell);
+        if effect.pool != PoolSize::of_request(cell.bytes) {
+            // Sizes of segments are not as expected (`segment_pool`).
+            self.out_of_step += 1;
+            self.doubt(Doubt::OutOfStep);
+        }
+        self.history.block(LineAction::Alloc, address, (cell.bytes, cell.requested_bytes), cell.stack);
+        let (pool, bytes) = (effect.pool, signed(cell.bytes));
+        self.split(&effect);
+        self.statistics.change(Family::Allocation, pool, 1);
+        self.statistics.change(Family::AllocatedBytes, pool, bytes);
+        self.statistics.change(Family::Active, pool, 1);
+        self.statistics.change(Family::ActiveBytes, pool, bytes);
+        self.statistics.change(Family::RequestedBytes, pool, cell.requested_bytes.map_or(0, signed));
+        if self.is_oversize(cell.bytes) {
+            self.statistics.oversize_allocations.change(1);
+        }
+    }
+
+    /// The program gives a block back. Says whether it was known to have it.
+    pub(super) fn give_back(&mut self, address: u64) -> bool {
+        let Some((cell, pool)) = self.memory.give_back(address) else { return false };
+        self.history.block(LineAction::FreeRequested, address, (cell.bytes, cell.requested_bytes), cell.stack);
+        self.give(pool, cell.bytes);
+        true
+    }
+
+    fn give(&mut self, pool: PoolSize, bytes: u64) {
+        self.statistics.change(Family::Allocation, pool, -1);
+        self.statistics.change(Family::AllocatedBytes, pool, -signed(bytes));
+        if self.is_oversize(bytes) {
+            self.statistics.oversize_allocations.change(-1);
+        }
+    }
+
+    /// A block is free. Says whether it was known to be on its way there.
+    pub(super) fn complete(&mut self, address: u64) -> bool {
+        let Some(effect) = self.memory.complete(address) else { return false };
+        let Cell { bytes, requested_bytes, stack, .. } = effect.cell;
+        self.history.block(LineAction::FreeCompleted, address, (bytes, requested_bytes), stack);
+        self.split(&effect);
+        self.free(effect.pool, bytes, requested_bytes.unwrap_or(0));
+        true
+    }
+
+    fn free(&mut self, pool: PoolSize, bytes: u64, requested_bytes: u64) {
+        self.statistics.change(Family::Active, pool, -1);
+        self.statistics.change(Family::ActiveBytes, pool, -signed(bytes));
+        self.statistics.change(Family::RequestedBytes, pool, -signed(requested_bytes));
+    }
+
+    fn complete_traced(&mut self, address: u64, requested_bytes: u64) {
+        if self.complete(address) {
+            return;
+        }
+        match &mut self.returning {
+            Some(returning) if returning.address == address => returning.is_completed = true,
+            // Already told by its way back into the pool.
+            _ if self.early == Some(address) => {}
+            _ => {
+                // It was given back before the watch, and its size was never told.
+                let bytes = requested_bytes.next_multiple_of(ROUNDING);
+                let sizes = (bytes, Some(requested_bytes));
+                self.history.block(LineAction::FreeCompleted, address, sizes, StackRef::NotAsked);
+                self.free(PoolSize::of_request(bytes), bytes, requested_bytes);
+                self.doubt(Doubt::OlderBlocks);
+                self.doubt_neighbours();
+            }
+        }
+    }
+
+    /// A free is reported: what the trace has not told yet is made up for.
+    fn take_back(&mut self, event: &TensorEvent, address: u64, bytes: u64) {
+        if self.early.take_if(|early| *early == address).is_some() {
+            return;
+        }
+        if let Some(returning) = self.returning.take().filter(|returning| returning.address == address) {
+            if !returning.is_known {
+                self.take_back_older(event, bytes, &returning);
+            }
+        } else if self.give_back(address) {
+            if !self.sight.block_frees {
+                self.complete(address);
+            }
+        } else {
+            let requested_bytes = bytes;
+            self.doubt(Doubt::OlderBlocks);
+            let is_completed = !self.sight.block_frees;
+            self.take_back_older(event, bytes, &Returning { address, requested_bytes, is_known: false, is_completed });
+        }
+    }
+
+    /// A block from before the watch.
+    fn take_back_older(&mut self, event: &TensorEvent, bytes: u64, returning: &Returning) {
+        let pool = PoolSize::of_request(bytes);
+        self.give(pool, bytes);
+        let (address, sizes) = (returning.address, (bytes, Some(returning.requested_bytes)));
+        self.history.block(LineAction::FreeRequested, address, sizes, StackRef::NotAsked);
+        if returning.is_completed {
+            self.history.block(LineAction::FreeCompleted, address, sizes, StackRef::NotAsked);
+            self.free(pool, bytes, returning.requested_bytes);
+            self.doubt_neighbours();
+        } else {
+            let cell = Cell {
+                bytes,
+                requested_bytes: Some(returning.requested_bytes),
+                state: BlockState::Pending,
+                stack: StackRef::NotAsked,
+                tid: event.tid,
+                time_ns: event.time_ns,
+            };
+            self.memory.linger(address, cell);
+        }
+    }
+
+    fn split(&mut self, effect: &Effect) {
+        self.statistics.change(Family::InactiveSplit, effect.pool, effect.splits);
+        self.statistics.change(Family::InactiveSplitBytes, effect.pool, effect.split_bytes);
+        if !effect.is_known {
+            self.doubt_neighbours();
+        }
+    }
+
+    /// Whether the grant came out of the cache, and counts it.
+    fn cached(&mut self, is_traced: bool, is_segment_wanted: Option<bool>) -> Option<bool> {
+        let is_fresh = std::mem::take(&mut self.is_fresh);
+        if !is_traced && is_segment_wanted.is_none() && self.reported.is_none() {
+            return None;
+        }
+        let hit = !is_segment_wanted.filter(|_| !is_traced).unwrap_or(is_fresh);
+        *(if hit { &mut self.hits } else { &mut self.misses }) += 1;
+        Some(hit)
+    }
+
+    /// The report has the allocator's own totals: what was followed must be equal.
+    fn check(&mut self, now: Reported) {
+        for (family, bytes) in
+            [(Family::AllocatedBytes, now.allocated_bytes), (Family::ReservedBytes, now.reserved_bytes)]
+        {
+            let stat = self.statistics.get_mut(family, Scope::All);
+            if stat.current != signed(bytes) {
+                stat.current = signed(bytes);
+                stat.peak = stat.peak.max(stat.current);
+                if self.base != Base::None {
+                    self.out_of_step += u64::from(!self.doubts.contains(&Doubt::EventsLost));
+                    self.doubt(Doubt::OutOfStep);
+                }
+            }
+        }
+        (self.reported, self.is_reported_last) = (Some(now), true);
+        let cached = now.reserved_bytes.saturating_sub(now.allocated_bytes);
+        self.peaks.cached_bytes = self.peaks.cached_bytes.max(cached);
+    }
+
+    fn is_oversize(&self, bytes: u64) -> bool {
+        self.tail.is_some_and(|tail| tail.max_split_size >= 0 && signed(bytes) >= tail.max_split_size)
+    }
+
+    pub(super) fn doubt(&mut self, doubt: Doubt) {
+        if matches!(doubt, Doubt::EventsLost | Doubt::OutOfStep | Doubt::SegmentsUnseen) {
+            self.pools.miss();
+        }
+        if !self.doubts.contains(&doubt) {
+            self.doubts.push(doubt);
+        }
+    }
+
+    /// What is beside memory from before the watch matters, unless all of that is expandable.
+    fn doubt_neighbours(&mut self) {
+        let plain = self.memory.segments().values().filter(|segment| !segment.is_expandable).count();
+        let segments = self.statistics.get(Family::Segment, Scope::All).current;
+        if self.base == Base::None || i64::try_from(plain) != Ok(segments) {
+            self.doubt(Doubt::OlderNeighbours);
+        }
+    }
+}
+
+/// The segment of a line of the trace.
+fn traced_segment(traced: &Traced, pool: PoolSize) -> Segment {
+    Segment {
+        bytes: traced.bytes,
+        pool,
+        is_expandable: matches!(traced.action, TraceAction::SegmentMap | TraceAction::SegmentUnmap),
+        stream: traced.stream,
+        private_pool: traced.pool.unwrap_or((0, 0)),
+        stack: StackRef::NotAsked,
+    }
+}
+
+/// The pool that a segment of this size is made for: `kSmallBuffer` is 2 MiB, and larger ones are of the large pool.
+fn segment_pool(bytes: u64) -> PoolSize {
+    if bytes <= 2 << 20 { PoolSize::Small } else { PoolSize::Large }
+}
+
+pub(super) fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

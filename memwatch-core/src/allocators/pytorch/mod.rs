@@ -1,0 +1,317 @@
+//! The caching allocators of a process: the rules of c10/cuda/CUDACachingAllocator.cpp, followed from outside.
+//!
+//! What the events tell decides, never a version. Under one lock, a device's allocator traces what it does and then reports; where it does not trace,
+//! what it reports and a `malloc`'s entry have to do.
+
+mod device;
+mod driver;
+mod history;
+mod memory;
+mod numbers;
+mod peaks;
+mod pools;
+mod readout;
+mod statistics;
+mod trust;
+mod untraced;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use device::Request;
+pub use device::{Base, DeviceAllocator};
+pub use driver::DriverChange;
+use driver::Mapped;
+pub use history::{History, Line, LineAction};
+pub use memory::{BlockState, Cell, Memory, Segment};
+pub use readout::Words;
+pub use statistics::{Counters, Family, PoolSize, Scope, Stat, Statistics};
+pub use trust::{Certainty, Doubt, Named, Trust};
+
+use super::threads::Stage;
+use super::{BlockChange, FrameworkAllocator, Reported};
+use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
+use crate::words::{Ordinal, Tid};
+
+/// Events of an allocator that nobody has reported for yet are kept until it is known whose it is: so many at most.
+const KEPT_UNPLACED: usize = 4096;
+/// So many threads are known at most to be within `malloc`; threads that end in it would stay for ever.
+const KEPT_THREADS: usize = 4096;
+/// Sizes are multiples of this: `kMinBlockSize`, in bytes.
+const ROUNDING: u64 = 512;
+/// No address and no size is beyond this: what is was not told by PyTorch.
+const BELIEVABLE: u64 = 1 << 57;
+
+/// What a thread has asked for and was not granted yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Asked {
+    allocator: u64,
+    words: [u64; 2],
+    /// It was not in the cache.
+    is_segment_wanted: bool,
+}
+
+/// The caching allocators of one process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Allocators {
+    devices: BTreeMap<Ordinal, DeviceAllocator>,
+    /// Whose an allocator is, by its address: told by the reports that follow its events.
+    places: BTreeMap<u64, Ordinal>,
+    unplaced: BTreeMap<u64, Vec<TensorEvent>>,
+    unplaced_events: usize,
+    asked: BTreeMap<Tid, Asked>,
+    /// The last traced event of each thread with an address: allocator and address.
+    traced: BTreeMap<Tid, (u64, u64)>,
+    /// Which word of a request is its size.
+    size_word: Option<usize>,
+    /// What the driver has mapped and no report has shown to be an allocator's.
+    mapped: Mapped,
+    unbelievable: u64,
+    from_start: bool,
+    missing: Vec<u16>,
+    #[serde(skip)]
+    history_limit: usize,
+}
+
+impl Allocators {
+    /// By device.
+    pub const fn devices(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
+        &self.devices
+    }
+
+    /// Events that cannot be true.
+    pub const fn unbelievable(&self) -> u64 {
+        self.unbelievable
+    }
+
+    /// Whether an allocator reports, and tells no trace of its own.
+    pub fn lacks_trace(&self) -> bool {
+        self.devices.values().any(DeviceAllocator::lacks_trace)
+    }
+
+    /// Whether all allocators trace what they report.
+    pub fn has_trace(&self) -> bool {
+        !self.devices.is_empty() && self.devices.values().all(DeviceAllocator::has_trace)
+    }
+
+    /// The allocators whose own numbers would make these surer, by their address: they can be read while the program rests.
+    pub fn drifting(&self) -> Vec<u64> {
+        let drifts = |ordinal| self.devices.get(ordinal).is_some_and(DeviceAllocator::drifts);
+        self.places.iter().filter(|(_, ordinal)| drifts(ordinal)).map(|(allocator, _)| *allocator).collect()
+    }
+
+    fn device(&mut self, ordinal: Ordinal) -> &mut DeviceAllocator {
+        self.devices.entry(ordinal).or_insert_with(|| {
+            let mut device = DeviceAllocator::new(ordinal, self.from_start);
+            device.missing.clone_from(&self.missing);
+            device.history.keep(self.history_limit);
+            device
+        })
+    }
+
+    /// What the thread did last to an allocator.
+    fn remember(&mut self, tid: Tid, allocator: u64, address: u64) {
+        if self.traced.len() >= KEPT_THREADS {
+            self.traced.clear();
+        }
+        self.traced.insert(tid, (allocator, address));
+    }
+
+    /// A report tells on which device the allocator works whose events came before it in the thread.
+    fn place(&mut self, tid: Tid, ordinal: Ordinal, address: u64, is_grant: bool) {
+        let traced = self.traced.remove(&tid).filter(|(_, traced)| *traced == address).map(|(allocator, _)| allocator);
+        let asked = self.asked.get(&tid).filter(|_| is_grant).map(|asked| asked.allocator);
+        let Some(allocator) = traced.or(asked) else { return };
+        if self.places.insert(allocator, ordinal) != Some(ordinal) {
+            let kept = self.unplaced.remove(&allocator).unwrap_or_default();
+            self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
+            for event in &kept {
+                self.device(ordinal).observe(event, None);
+            }
+        }
+    }
+
+    fn place_or_keep(&mut self, allocator: u64, event: &TensorEvent) {
+        if let Some(ordinal) = self.places.get(&allocator).copied() {
+            let asked = self.asked.get(&event.tid).filter(|asked| asked.allocator == allocator);
+            let asked_bytes = asked.zip(self.size_word).and_then(|(asked, word)| asked.words.get(word).copied());
+            self.device(ordinal).observe(event, asked_bytes);
+            return;
+        }
+        let Self { devices, places, .. } = self;
+        let unplaced = devices.iter_mut().filter(|(ordinal, _)| !places.values().any(|place| place == *ordinal));
+        unplaced.for_each(|(_, device)| device.may_have_changed());
+        if self.unplaced_events < KEPT_UNPLACED {
+            self.unplaced_events += 1;
+            self.unplaced.entry(allocator).or_default().push(event.clone());
+        } else {
+            self.lose();
+        }
+    }
+
+    /// Which word of a request is its size shows where the trace names the size, too.
+    fn weigh_words(&mut self, tid: Tid, traced: &Traced) {
+        let Some(asked) = self.asked.get(&tid).filter(|_| traced.action == TraceAction::Alloc) else { return };
+        let [first, second] = asked.words.map(|word| word == traced.bytes);
+        if first != second {
+            self.size_word = Some(usize::from(second));
+        }
+    }
+
+    /// How much was asked for, where no trace says it: what is rounded to the block's size.
+    fn requested(&mut self, asked: &Asked, block_bytes: u64) -> Option<u64> {
+        if self.size_word.is_none() {
+            let [first, second] =
+                asked.words.map(|word| word > 0 && word.checked_next_multiple_of(ROUNDING) == Some(block_bytes));
+            self.size_word = (first != second).then(|| usize::from(second));
+        }
+        self.size_word.and_then(|word| asked.words.get(word).copied()).filter(|bytes| *bytes <= block_bytes)
+    }
+}
+
+impl FrameworkAllocator for Allocators {
+    fn begin(&mut self, from_start: bool, missing: &[u16]) {
+        self.from_start = from_start && self.devices.is_empty();
+        self.missing = missing.to_vec();
+        for device in self.devices.values_mut() {
+            device.missing.clone_from(&self.missing);
+        }
+    }
+
+    fn keep_history(&mut self, limit: usize) {
+        self.history_limit = limit;
+        self.devices.values_mut().for_each(|device| device.history.keep(limit));
+    }
+
+    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
+        if let Some(device) = self.devices.get_mut(&ordinal) {
+            device.history.tell_stage(phase);
+        }
+    }
+
+    fn lose(&mut self) {
+        self.from_start = false;
+        self.unplaced.clear();
+        self.unplaced_events = 0;
+        self.asked.clear();
+        self.traced.clear();
+        self.devices.values_mut().for_each(DeviceAllocator::lose);
+    }
+
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        if !is_believable(&event.what) {
+            self.unbelievable += 1;
+            return None;
+        }
+        match event.what {
+            TensorChange::Reported { ordinal, address, block_bytes, .. } => {
+                self.place(event.tid, ordinal, address, block_bytes > 0);
+                let asked = if block_bytes > 0 { self.asked.remove(&event.tid) } else { None };
+                let bytes = asked.and_then(|asked| self.requested(&asked, block_bytes.unsigned_abs()));
+                let request = Request { bytes, is_segment_wanted: asked.map(|asked| asked.is_segment_wanted) };
+                let mut mapped = std::mem::take(&mut self.mapped);
+                let change = self.device(ordinal).report(event, request, &mut mapped);
+                self.mapped = mapped;
+                change
+            }
+            TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } => {
+                self.place(event.tid, ordinal, 0, true);
+                self.asked.remove(&event.tid);
+                self.device(ordinal).refuse(event);
+                Some(BlockChange::Refused { ordinal, wanted_bytes })
+            }
+            TensorChange::Requested { allocator, words } => {
+                if self.asked.len() >= KEPT_THREADS {
+                    self.asked.clear();
+                }
+                self.asked.insert(event.tid, Asked { allocator, words, is_segment_wanted: false });
+                None
+            }
+            TensorChange::Traced(traced) => {
+                self.weigh_words(event.tid, &traced);
+                self.remember(event.tid, traced.allocator, traced.address);
+                self.place_or_keep(traced.allocator, event);
+                None
+            }
+            TensorChange::SegmentWanted { allocator, .. } => {
+                if let Some(asked) = self.asked.get_mut(&event.tid) {
+                    asked.is_segment_wanted = true;
+                }
+                self.place_or_keep(allocator, event);
+                None
+            }
+            TensorChange::BlockFreed { allocator, address } => {
+                self.remember(event.tid, allocator, address.unwrap_or(0));
+                self.place_or_keep(allocator, event);
+                None
+            }
+            TensorChange::Synchronized { allocator } => {
+                self.place_or_keep(allocator, event);
+                None
+            }
+            TensorChange::PeaksReset { ordinal } | TensorChange::AccumulatedReset { ordinal } => {
+                if let Some(device) = self.devices.get_mut(&ordinal) {
+                    device.observe(event, None);
+                }
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn driver(&mut self, change: DriverChange) {
+        let is_believable = match change {
+            DriverChange::Freed { .. } => true,
+            DriverChange::Mapped { address, bytes } | DriverChange::Unmapped { address, bytes } => {
+                address < BELIEVABLE && (1..BELIEVABLE).contains(&bytes)
+            }
+        };
+        if is_believable {
+            if let DriverChange::Mapped { address, bytes } = change {
+                self.mapped.add(address, bytes);
+            }
+            self.devices.values_mut().for_each(|device| device.driver(change));
+        }
+    }
+
+    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+        let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
+        device.is_some_and(|device| device.learn_statistics(time_ns, words))
+    }
+
+    fn begin_own_peaks(&mut self, now_ns: u64) {
+        self.devices.values_mut().for_each(|device| device.begin_own_peaks(now_ns));
+    }
+
+    fn wants_counters(&self) -> bool {
+        let mut placed = self.places.values().filter_map(|ordinal| self.devices.get(ordinal));
+        placed.any(DeviceAllocator::wants_statistics)
+    }
+
+    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, device.reported()?))).collect()
+    }
+}
+
+/// Whether all addresses and sizes are such as a GPU may have.
+fn is_believable(change: &TensorChange) -> bool {
+    let numbers = match *change {
+        TensorChange::Reported { address, block_bytes, allocated_bytes, reserved_bytes, .. } => {
+            [address, block_bytes.unsigned_abs(), allocated_bytes, reserved_bytes]
+        }
+        // What was wanted may be anything: it was refused.
+        TensorChange::OutOfMemory { allocated_bytes, reserved_bytes, .. } => [0, 0, allocated_bytes, reserved_bytes],
+        TensorChange::Traced(traced) if traced.action.is_of_memory() => [traced.address, traced.bytes, 0, 0],
+        _ => [0; 4],
+    };
+    let is_nothing = match *change {
+        TensorChange::Reported { block_bytes, .. } => block_bytes == 0,
+        TensorChange::Traced(traced) => traced.bytes == 0 && traced.action.is_of_memory(),
+        _ => false,
+    };
+    !is_nothing && numbers.into_iter().all(|number| number < BELIEVABLE)
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

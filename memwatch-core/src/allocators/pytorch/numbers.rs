@@ -1,0 +1,232 @@
+//! An allocator's numbers under PyTorch's keys, each with how sure it is.
+
+use std::borrow::Cow;
+
+use super::device::{Base, DeviceAllocator, Sight};
+use super::history::History;
+use super::memory::Memory;
+use super::statistics::{Family, Scope, Stat, Statistics};
+use super::trust::{Doubt, Named, Trust};
+use crate::allocators::Reported;
+
+/// The rows of the table of tensor probes for what happens rarely: their events cannot show that they are in place.
+const ROW_SYNCHRONIZED: u16 = 6;
+const ROW_PEAKS_RESET: u16 = 8;
+const ROW_ACCUMULATED_RESET: u16 = 9;
+
+/// One side of a number over time, under PyTorch's key.
+type Side = (&'static str, fn(&Stat) -> i64);
+
+const SIDES: [Side; 4] = [
+    ("current", |stat| stat.current),
+    ("peak", |stat| stat.peak),
+    ("allocated", |stat| stat.allocated),
+    ("freed", |stat| stat.freed),
+];
+
+impl DeviceAllocator {
+    /// Everything it has counted.
+    pub const fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Its segments and blocks, as far as they are known.
+    pub const fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// From this size on, blocks are not split, in bytes; -1 where all are; `None` where that is not known.
+    pub fn max_split_size(&self) -> Option<i64> {
+        self.tail.map(|tail| tail.max_split_size)
+    }
+
+    /// What it did, as far back as is kept.
+    pub const fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// What it reported last.
+    pub const fn reported(&self) -> Option<Reported> {
+        self.reported
+    }
+
+    /// Where its numbers count from.
+    pub const fn base(&self) -> Base {
+        self.base
+    }
+
+    /// Grants out of its cache since the watch began.
+    pub const fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// Grants for which it went to the driver.
+    pub const fn misses(&self) -> u64 {
+        self.misses
+    }
+
+    /// The most that it kept for later at a report since the watch, or its peaks, began, in bytes.
+    pub const fn peak_cached_bytes(&self) -> u64 {
+        self.peaks.cached_bytes
+    }
+
+    /// What is seen of it, in a word.
+    pub const fn seen_by(&self) -> &'static str {
+        match self.sight {
+            Sight { trace: true, .. } => "trace",
+            Sight { block_frees: true, .. } | Sight { attempts: true, .. } => "blocks",
+            Sight { .. } => "reports",
+        }
+    }
+
+    /// How often what was followed was not what the allocator said.
+    pub const fn out_of_step(&self) -> u64 {
+        self.out_of_step
+    }
+
+    /// How often its own numbers were read and could not be believed.
+    pub const fn refused_readouts(&self) -> u64 {
+        self.refused_readouts
+    }
+
+    /// Bytes of the program's blocks that are older than the watch.
+    pub fn before_attach_bytes(&self) -> Option<u64> {
+        let reported = self.reported?;
+        Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()))
+    }
+
+    /// Every field of `torch.cuda.memory_stats()`, in the order of its keys.
+    pub fn numbers(&self) -> Vec<Named> {
+        let mut numbers = Vec::with_capacity(128);
+        for family in Family::ALL {
+            for scope in Scope::ALL {
+                let stat = self.statistics().get(family, scope);
+                for (side, value) in SIDES {
+                    let doubt = self.doubt_of(family, scope, side);
+                    let key = format!("{}.{}.{side}", family.name(), scope.name());
+                    numbers.push((Cow::Owned(key), Trust { value: value(&stat), doubt }));
+                }
+            }
+        }
+        numbers.extend(self.counters());
+        numbers.extend(self.private_pools());
+        // What a version does not count, it does not name.
+        numbers.retain(|(_, trust)| trust.doubt != Some(Doubt::NotCounted));
+        numbers.sort_by(|(first, _), (second, _)| first.cmp(second));
+        numbers
+    }
+
+    fn counters(&self) -> Vec<Named> {
+        let counters = &self.statistics().counters;
+        let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
+        let calls = self.counter_doubt(true).or(self.segments_doubt()).or_else(|| has(Doubt::CallsUnseen));
+        let not_counted = self.tail.filter(|tail| !tail.counts_calls).map(|_| Doubt::NotCounted);
+        let number = |key: &'static str, value, doubt| (Cow::Borrowed(key), Trust { value, doubt });
+        let tail = |value: Option<i64>, doubt: Option<Doubt>| Trust { value: value.unwrap_or(0), doubt };
+        let limit = self.tail.map(|tail| tail.max_split_size);
+        let unread = if self.tail.is_none() { Some(Doubt::NotRead) } else { None };
+        let rejections = self.tail.map(|tail| tail.oom_rejections);
+        let rejections_doubt = match rejections {
+            None => Some(Doubt::NotRead),
+            Some(None) => Some(Doubt::NotCounted),
+            Some(Some(_)) => self.as_read(),
+        };
+        let mut numbers = vec![
+            number("num_alloc_retries", counters.retries, self.counter_doubt(self.sight.attempts)),
+            number("num_ooms", counters.ooms, self.counter_doubt(true)),
+            number("num_sync_all_streams", counters.synchronizations, not_counted.or(self.synchronizations_doubt())),
+            number("num_device_alloc", counters.device_allocations, not_counted.or(calls)),
+            number("num_device_free", counters.device_frees, not_counted.or(calls)),
+            (Cow::Borrowed("num_oom_rejections"), tail(rejections.flatten(), rejections_doubt)),
+            (Cow::Borrowed("max_split_size"), tail(limit, unread)),
+        ];
+        let oversize = unread.or(self.doubt_of_all());
+        for (name, stat) in [
+            ("oversize_allocations", self.statistics().oversize_allocations),
+            ("oversize_segments", self.statistics().oversize_segments),
+        ] {
+            for (side, value) in SIDES {
+                numbers.push((Cow::Owned(format!("{name}.{side}")), Trust { value: value(&stat), doubt: oversize }));
+            }
+        }
+        numbers
+    }
+
+    fn private_pools(&self) -> impl Iterator<Item = Named> {
+        let are_counted = self.tail.is_some_and(|tail| tail.pools.is_some());
+        let pools = if are_counted { Some(self.pools.all()) } else { None };
+        let missed = (!self.pools.is_whole()).then_some(Doubt::OlderPools);
+        pools.into_iter().flatten().flat_map(move |(id, stats)| {
+            Scope::ALL.into_iter().zip(stats).flat_map(move |(scope, stat)| {
+                let id = id.clone();
+                SIDES.into_iter().map(move |(side, value)| {
+                    let key = format!("reserved_bytes_by_private_pools.{id}.{}.{side}", scope.name());
+                    (Cow::Owned(key), Trust { value: value(stat), doubt: missed })
+                })
+            })
+        })
+    }
+
+    /// One number of a family.
+    pub fn number(&self, family: Family, scope: Scope, side: &str) -> Option<Trust> {
+        let (side, value) = SIDES.into_iter().find(|(name, _)| *name == side)?;
+        let stat = self.statistics().get(family, scope);
+        Some(Trust { value: value(&stat), doubt: self.doubt_of(family, scope, side) })
+    }
+
+    fn doubt_of(&self, family: Family, scope: Scope, side: &str) -> Option<Doubt> {
+        let is_total = scope == Scope::All && side == "current";
+        if is_total && matches!(family, Family::AllocatedBytes | Family::ReservedBytes) {
+            return if self.is_reported_last() { None } else { self.doubt_of_all() };
+        }
+        let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
+        let streams = (!self.sight.trace && !self.sight.block_frees).then_some(Doubt::StreamsUnseen);
+        let row = match side {
+            "peak" => Some(ROW_PEAKS_RESET),
+            "allocated" | "freed" => Some(ROW_ACCUMULATED_RESET),
+            _ => None,
+        };
+        let resets = row.is_some_and(|row| self.is_missing(row)).then_some(Doubt::ResetsUnseen);
+        let resets = resets.or(if side == "peak" { self.peaks_doubt() } else { None });
+        let own = match family {
+            Family::Allocation | Family::AllocatedBytes => None,
+            Family::Segment => self.segments_doubt(),
+            Family::ReservedBytes => self.pools_doubt(scope),
+            Family::Active | Family::ActiveBytes => has(Doubt::OlderBlocks).or(streams),
+            Family::InactiveSplit | Family::InactiveSplitBytes => has(Doubt::OlderNeighbours).or(streams),
+            Family::RequestedBytes => has(Doubt::RoundedOnly).or_else(|| has(Doubt::OlderBlocks)).or(streams),
+        };
+        self.doubt_of_all().or(own).or(resets)
+    }
+
+    fn pools_doubt(&self, scope: Scope) -> Option<Doubt> {
+        let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
+        if scope == Scope::All { None } else { has(Doubt::OlderSegments).or_else(|| has(Doubt::SegmentsUnseen)) }
+    }
+
+    fn segments_doubt(&self) -> Option<Doubt> {
+        self.doubts.contains(&Doubt::SegmentsUnseen).then_some(Doubt::SegmentsUnseen)
+    }
+
+    fn counter_doubt(&self, is_seen: bool) -> Option<Doubt> {
+        let unseen = if matches!(self.base, Base::Read(_)) { self.as_read() } else { Some(Doubt::Unseen) };
+        let resets = self.is_missing(ROW_ACCUMULATED_RESET).then_some(Doubt::ResetsUnseen);
+        self.doubt_of_all().or(unseen.filter(|_| !is_seen)).or(resets)
+    }
+
+    /// Of what no event tells.
+    fn as_read(&self) -> Option<Doubt> {
+        (!self.is_just_read).then_some(Doubt::AsRead)
+    }
+
+    fn synchronizations_doubt(&self) -> Option<Doubt> {
+        self.counter_doubt(self.sight.trace && !self.is_missing(ROW_SYNCHRONIZED))
+    }
+
+    /// What is doubtful of every number but the totals that the allocator reports.
+    fn doubt_of_all(&self) -> Option<Doubt> {
+        let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
+        let base = (self.base == Base::None).then_some(Doubt::NotRead);
+        base.or_else(|| has(Doubt::EventsLost)).or_else(|| has(Doubt::OutOfStep))
+    }
+}

@@ -1,0 +1,59 @@
+//! Peaks of an allocator's numbers: the program's own, until memwatch is asked to begin them anew in its own books.
+
+use serde::{Deserialize, Serialize};
+
+use super::device::{Base, DeviceAllocator};
+use super::statistics::{Scope, Statistics};
+use super::trust::Doubt;
+use crate::allocators::pytorch::Family;
+
+/// What memwatch knows of peaks that the allocator does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct OwnPeaks {
+    /// The most that the allocator kept for later at a report, in bytes.
+    pub cached_bytes: u64,
+    /// When peaks began again in memwatch's books: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the program's own.
+    begun_ns: Option<u64>,
+    /// Something may have been higher since, unseen.
+    missed: bool,
+}
+
+impl DeviceAllocator {
+    /// Peaks begin again at what is now, in memwatch's books alone.
+    pub(crate) fn begin_own_peaks(&mut self, now_ns: u64) {
+        self.statistics.reset_peaks();
+        self.pools.reset_peaks();
+        let current = |family| self.statistics.get(family, Scope::All).current;
+        let cached = current(Family::ReservedBytes).saturating_sub(current(Family::AllocatedBytes));
+        let reported = self.reported.map(|now| now.reserved_bytes.saturating_sub(now.allocated_bytes));
+        let cached_bytes = reported.or(u64::try_from(cached).ok()).unwrap_or(0);
+        self.peaks = OwnPeaks { cached_bytes, begun_ns: Some(now_ns), missed: false };
+    }
+
+    /// Since when its peaks count in memwatch's books; `None` where they are those that the program itself has.
+    pub const fn peaks_begun_ns(&self) -> Option<u64> {
+        self.peaks.begun_ns
+    }
+
+    /// The program begins its peaks again: from now on they are the same for both.
+    pub(super) fn follow_peaks_reset(&mut self) {
+        self.statistics.reset_peaks();
+        self.pools.reset_peaks();
+        (self.peaks.begun_ns, self.peaks.missed) = (None, false);
+    }
+
+    /// The allocator's own numbers come with the program's peaks; where memwatch has begun them anew, those stay.
+    pub(super) fn keep_own_peaks(&mut self, read: &mut Statistics) {
+        if self.peaks.begun_ns.is_none() {
+            return;
+        }
+        let was_followed = self.base != Base::None && self.doubts.iter().all(|doubt| *doubt == Doubt::RoundedOnly);
+        self.peaks.missed |= !was_followed;
+        read.keep_peaks(&self.statistics);
+    }
+
+    /// Why a peak may have been higher than it is said to be.
+    pub(super) fn peaks_doubt(&self) -> Option<Doubt> {
+        self.peaks.missed.then_some(Doubt::PeaksMissed)
+    }
+}

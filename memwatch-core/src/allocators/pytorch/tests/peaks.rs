@@ -1,0 +1,94 @@
+//! Peaks that begin again in memwatch's books, while the allocator goes on with its own.
+
+use super::naive::Naive;
+use super::*;
+use crate::allocators::FrameworkAllocator as _;
+
+const THREAD: Tid = Tid(8);
+const MIB: u64 = 1 << 20;
+
+/// An allocator and what memwatch makes of it.
+struct Pair {
+    naive: Naive,
+    allocators: Allocators,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let mut pair = Self { naive: Naive::new(0, false), allocators: started() };
+        pair.grants(5 * MIB);
+        pair.grants(3 * MIB);
+        pair.frees(0);
+        pair
+    }
+
+    fn tell(&mut self) {
+        for (tid, what) in std::mem::take(&mut self.naive.told) {
+            self.allocators.apply(&TensorEvent { tid, ..event(what) });
+        }
+    }
+
+    fn grants(&mut self, bytes: u64) {
+        self.naive.request(THREAD, bytes);
+        self.naive.grant(THREAD, bytes, 0, 0);
+        self.tell();
+    }
+
+    fn frees(&mut self, which: usize) {
+        self.naive.give_back(THREAD, which, false);
+        self.tell();
+    }
+
+    fn reads(&mut self) {
+        assert!(self.allocators.learn_counters(self.naive.allocator, 99, &self.naive.words(0)));
+    }
+
+    fn peak(&self) -> (u64, Certainty) {
+        let trust = device(&self.allocators).number(Family::AllocatedBytes, Scope::All, "peak").expect("it is one");
+        (u64::try_from(trust.value).expect("never below 0") / MIB, trust.certainty())
+    }
+
+    fn since(&self) -> Option<u64> {
+        device(&self.allocators).peaks_begun_ns()
+    }
+}
+
+#[test]
+fn they_are_the_programs_own_until_they_are_reset_and_then_stay_apart_from_them() {
+    let mut pair = Pair::new();
+    pair.reads();
+    assert_eq!((pair.peak(), pair.since()), ((8, Certainty::Exact), None));
+    pair.allocators.begin_own_peaks(70);
+    assert_eq!((pair.peak(), pair.since()), ((3, Certainty::Exact), Some(70)));
+    pair.grants(2 * MIB);
+    pair.frees(0);
+    pair.reads();
+    assert_eq!((pair.peak(), pair.since()), ((5, Certainty::Exact), Some(70)), "the program's own is still 8");
+    assert_eq!(device(&pair.allocators).out_of_step(), 0, "that its peaks are others is no surprise");
+}
+
+#[test]
+fn a_reset_by_the_program_makes_them_its_own_again() {
+    let mut pair = Pair::new();
+    pair.allocators.begin_own_peaks(70);
+    pair.naive.reset(THREAD, true);
+    pair.grants(6 * MIB);
+    pair.reads();
+    assert_eq!((pair.peak(), pair.since()), ((9, Certainty::Exact), None));
+}
+
+#[test]
+fn what_was_lost_since_a_reset_may_have_been_higher() {
+    let mut pair = Pair::new();
+    pair.allocators.begin_own_peaks(70);
+    pair.naive.request(THREAD, 50 * MIB);
+    pair.naive.grant(THREAD, 50 * MIB, 0, 0);
+    pair.naive.give_back(THREAD, 1, false);
+    pair.naive.told.clear();
+    pair.allocators.lose();
+    pair.grants(MIB);
+    pair.reads();
+    assert_eq!(pair.peak(), (4, Certainty::Derived));
+    pair.allocators.begin_own_peaks(80);
+    assert_eq!((pair.peak(), pair.since()), ((4, Certainty::Exact), Some(80)), "from here on nothing is missed");
+}

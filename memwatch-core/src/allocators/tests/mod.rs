@@ -1,0 +1,136 @@
+//! From events to places: a step of a training, its losses and its log.
+
+mod durations;
+mod seam;
+
+use super::test_stacks::stack;
+use super::*;
+use crate::allocators::names::{Layer, Site};
+use crate::allocators::threads::Stage;
+use crate::decode::NodeWords;
+use crate::words::Tgid;
+
+const GPU: Ordinal = Ordinal(0);
+const MAIN: Tid = Tid(100);
+const ENGINE: Tid = Tid(200);
+const FORWARD: u64 = 1;
+const LOSS: u64 = 2;
+const STEP: u64 = 3;
+
+/// A process with one device, whose allocator keeps its total itself.
+struct Process {
+    ledger: TensorLedger,
+    allocated_bytes: u64,
+    now_ns: u64,
+}
+
+impl Process {
+    fn new(before_bytes: u64) -> Self {
+        let mut ledger = TensorLedger::default();
+        ledger.learn(FORWARD, stack(&["nn Linear 0x20 fc", "nn Net 0x10 -", "train.py <module>:8"]));
+        ledger.learn(LOSS, stack(&["train.py <module>:9"]));
+        ledger.learn(STEP, stack(&["torch/optim/optimizer.py wrapper:493", "train.py <module>:11"]));
+        Self { ledger, allocated_bytes: before_bytes, now_ns: 0 }
+    }
+
+    fn event(&mut self, tid: Tid, stack: StackRef, what: TensorChange) -> &mut Self {
+        self.now_ns += 10;
+        self.ledger.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns: self.now_ns, stack, what });
+        self
+    }
+
+    fn changes(&mut self, (tid, stack): (Tid, StackRef), address: u64, block_bytes: i64) -> &mut Self {
+        self.allocated_bytes = self.allocated_bytes.saturating_add_signed(block_bytes);
+        let (allocated_bytes, reserved_bytes) = (self.allocated_bytes, 1 << 20);
+        let what = TensorChange::Reported { ordinal: GPU, address, block_bytes, allocated_bytes, reserved_bytes };
+        self.event(tid, stack, what)
+    }
+
+    fn step(&mut self) -> &mut Self {
+        let tell = StackRef::NotAsked;
+        self.event(MAIN, tell, TensorChange::SequenceNumber(0))
+            .changes((MAIN, StackRef::Known(FORWARD)), 1, 1024)
+            .changes((MAIN, StackRef::Known(LOSS)), 2, 512)
+            .event(ENGINE, tell, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) })
+            .changes((ENGINE, StackRef::NoPython), 3, 2048)
+            .changes((ENGINE, tell), 1, -1024)
+            .event(MAIN, tell, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()))
+            .changes((MAIN, StackRef::Known(STEP)), 4, 4096)
+            .event(MAIN, tell, TensorChange::RangeEnds)
+    }
+
+    fn by_stage(&self) -> Vec<(Stage, u64, u64)> {
+        let device = &self.ledger.places().devices()[&GPU];
+        device.stages().map(|(row, sum)| (row.stage, sum.total_bytes, sum.live_bytes)).collect()
+    }
+}
+
+#[test]
+fn a_step_is_divided_into_its_stages_and_adds_up() {
+    let mut process = Process::new(300);
+    process.step();
+    let expected = [
+        (Stage::Forward, 1024, 0),
+        (Stage::Backward, 2048, 2048),
+        (Stage::Optimizer, 4096, 4096),
+        (Stage::Outside, 512, 512),
+        (Stage::BeforeAttach, 0, 300),
+    ];
+    assert_eq!(process.by_stage(), expected);
+    let device = &process.ledger.places().devices()[&GPU];
+    assert_eq!((device.total().live_bytes, device.unplaced_bytes()), (process.allocated_bytes, 0));
+    assert_eq!(process.ledger.threads().steps(), 1);
+}
+
+#[test]
+fn the_backward_pass_is_charged_to_the_layer_and_to_its_line() {
+    let mut process = Process::new(0);
+    process.step();
+    let names = process.ledger.names();
+    let device = &process.ledger.places().devices()[&GPU];
+    let layer = device.layers().find(|(key, _)| matches!(names.layer_of(*key), Layer::Module(_))).expect("a layer").1;
+    assert_eq!(layer.total_by_stage, [1024, 2048, 0, 0, 0, 0]);
+    let of_line = |site: &Site| matches!(site, Site::BackwardOf(line) if line.line == Some(8));
+    let (_, sum) = device.sites().find(|(key, _)| of_line(names.site_of(*key))).expect("the line");
+    assert_eq!(sum.live_bytes, 2048);
+}
+
+#[test]
+fn a_failed_allocation_is_remembered_with_whose_it_would_have_been() {
+    let mut process = Process::new(0);
+    process.step();
+    for wanted_bytes in 0..100 {
+        let what = TensorChange::OutOfMemory { ordinal: GPU, wanted_bytes, allocated_bytes: 0, reserved_bytes: 0 };
+        process.event(MAIN, StackRef::Known(FORWARD), what);
+    }
+    let refused = process.ledger.places().refused();
+    assert_eq!((refused.len(), refused.back().map(|last| last.wanted_bytes)), (16, Some(99)));
+    assert!(refused.iter().all(|refusal| refusal.whose.stage == Stage::Forward && refusal.whose.step == 1));
+}
+
+#[test]
+fn the_log_has_a_line_where_layer_or_stage_changes_and_only_when_it_is_wanted() {
+    let mut process = Process::new(0);
+    process.step();
+    assert_eq!(process.ledger.take_log(), (Vec::new(), 0));
+    process.ledger.want_log(true);
+    process.step();
+    let (lines, missing) = process.ledger.take_log();
+    let stages: Vec<_> = lines.iter().map(|line| line.stage).collect();
+    assert_eq!(stages, [Stage::Forward, Stage::Outside, Stage::Backward, Stage::Optimizer]);
+    assert!(lines.iter().all(|line| line.step == 1 && line.cached_bytes == 1 << 20) && missing == 0);
+    assert!(lines.iter().all(|line| line.max_allocated_bytes >= line.allocated_bytes));
+}
+
+#[test]
+fn a_log_that_nobody_takes_drops_its_oldest_lines_and_says_how_many() {
+    let mut process = Process::new(0);
+    process.ledger.want_log(true);
+    for number in 0..40_000 {
+        process.changes((MAIN, StackRef::Known(FORWARD)), number, 1);
+        process.changes((MAIN, StackRef::Known(LOSS)), 1 << 32 | number, 1);
+    }
+    let (lines, missing) = process.ledger.take_log();
+    assert_eq!(lines.len() as u64 + missing, 80_000);
+    assert!(missing > 0 && process.ledger.take_log().1 == 0);
+}

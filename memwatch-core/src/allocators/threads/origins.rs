@@ -1,0 +1,188 @@
+//! What each Python stack means for a block allocated on it: its site and its layer, worked out once per stack.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use serde::{Deserialize, Serialize};
+
+use super::frames::{self, Doing, Reading};
+use crate::allocators::names::{LayerKey, Module, Names, NativeCode, Site, SiteKey};
+use crate::decode::StackRef;
+use crate::stack::native::{NativeStack, file_name};
+use crate::stack::{PythonModule, PythonStack, wrapped_as};
+
+/// How many stacks are told apart.
+const STACKS: usize = 1 << 18;
+/// How many modules are remembered by their address.
+const ADDRESSES: usize = 1 << 16;
+/// How many models of one class are told apart: the last number stands for all further ones. Programs make a new loss module at every step.
+const MODELS_OF_A_CLASS: u32 = 32;
+
+/// A stack's number in [`Origins`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct OriginKey(pub(super) u32);
+
+/// What a stack means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about a stack")]
+pub(super) struct Origin {
+    /// The line it belongs to.
+    pub(super) site: SiteKey,
+    /// The same for what a node allocates that was made on this stack.
+    pub(super) backward_site: SiteKey,
+    /// The innermost module's.
+    pub(super) layer: LayerKey,
+    /// What the program is doing.
+    pub(super) doing: Doing,
+    /// See [`Reading::from_the_start`].
+    pub(super) from_the_start: bool,
+    /// See [`Reading::without_optimizer`].
+    pub(super) without_optimizer: bool,
+    /// See [`Reading::in_engine`].
+    pub(super) in_engine: bool,
+    /// See [`Reading::below_engine`].
+    pub(super) below_engine: bool,
+}
+
+const UNKNOWN: Origin = Origin {
+    site: SiteKey::MISSING,
+    backward_site: SiteKey::MISSING,
+    layer: LayerKey::NOT_KNOWN,
+    doing: Doing::Nothing,
+    from_the_start: false,
+    without_optimizer: false,
+    in_engine: false,
+    below_engine: false,
+};
+
+/// All stacks of one process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Origins {
+    by_stack: HashMap<u64, OriginKey, RandomState>,
+    /// The sites of threads without Python.
+    native: HashMap<u64, SiteKey, RandomState>,
+    all: Vec<Origin>,
+    /// Modules by their address.
+    met: HashMap<u64, Module>,
+    /// How many models there are of a class.
+    models: HashMap<Arc<str>, u32>,
+}
+
+impl Origins {
+    /// The stack of this number is this from now on.
+    pub(super) fn learn(&mut self, id: u64, stack: &PythonStack, names: &mut Names) {
+        let origin = self.work_out(&frames::read(stack), names);
+        let known = self.by_stack.get(&id).filter(|key| self.get(**key) == origin);
+        if known.is_some() {
+            return;
+        }
+        if let Some(key) = u32::try_from(self.all.len()).ok().filter(|_| self.all.len() < STACKS) {
+            self.all.push(origin);
+            self.by_stack.insert(id, OriginKey(key));
+        }
+    }
+
+    /// The native stack of this number is this.
+    pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
+        if let Some((function, library)) = stack.site().and_then(|frame| Some((frame.name.clone()?, &frame.library)))
+            && self.native.len() < STACKS
+        {
+            let library = file_name(library).into();
+            self.native.insert(id, names.site(Site::Native(NativeCode { function, library })));
+        }
+    }
+
+    /// The site of a thread without Python, where its native frames tell one.
+    pub(super) fn native_site(&self, stack: StackRef) -> Option<SiteKey> {
+        let StackRef::Native(id) = stack else { return None };
+        self.native.get(&id).copied()
+    }
+
+    /// The stack of this number, if it is known.
+    pub(super) fn of_stack(&self, id: u64) -> Option<OriginKey> {
+        self.by_stack.get(&id).copied()
+    }
+
+    /// What it means.
+    pub(super) fn get(&self, key: OriginKey) -> Origin {
+        // Keys come from `learn` alone, and no origin is ever taken away: only a state that is not what was kept has others.
+        self.all.get(key.0 as usize).copied().unwrap_or(UNKNOWN)
+    }
+
+    fn work_out(&mut self, reading: &Reading, names: &mut Names) -> Origin {
+        let (site, backward_site) = match reading.line {
+            Some(line) => (names.site(Site::Line(line.clone())), names.site(Site::BackwardOf(line.clone()))),
+            None => (SiteKey::without_frames(StackRef::Unreadable), SiteKey::NO_PYTHON),
+        };
+        Origin {
+            site,
+            backward_site,
+            layer: self.layer(&reading.modules, names),
+            doing: reading.doing,
+            from_the_start: reading.from_the_start,
+            without_optimizer: reading.without_optimizer,
+            in_engine: reading.in_engine,
+            below_engine: reading.below_engine,
+        }
+    }
+
+    /// The row of the innermost of these modules.
+    fn layer(&mut self, modules: &[&PythonModule], names: &mut Names) -> LayerKey {
+        let Some(outermost) = modules.last() else { return LayerKey::NONE };
+        let own = modules.iter().rev().copied().find(|module| wrapped_as(&module.class).is_none());
+        // Where nothing but wrappers is called, it is for what they stand around.
+        let wrapped = || modules.first().and_then(|module| module.wraps.as_deref());
+        let root = own.or_else(wrapped).unwrap_or(outermost);
+        let (model, above) = self.model(root, &outermost.class);
+        if self.met.len() >= ADDRESSES {
+            self.met.clear();
+        }
+        for module in modules.iter().copied().chain([root]) {
+            self.meet(module, &model, (&above, &outermost.class));
+        }
+        let innermost = modules.first().and_then(|module| self.met.get(&module.address));
+        innermost.map_or(LayerKey::NOT_KNOWN, |module| names.layer(module.clone()))
+    }
+
+    /// The model that a stack's outermost own module is or is a part of, and the name of that part: a recomputation begins at the part.
+    fn model(&mut self, root: &PythonModule, outermost: &str) -> (Arc<str>, String) {
+        let root_name = root.name.as_deref().map_or_else(String::new, |name| frames::own_name(name, outermost));
+        if let Some(met) = self.met.get(&root.address).filter(|met| *met.class == *root.class) {
+            let whole = met.name.as_deref().unwrap_or_default();
+            let above = whole.strip_suffix(&root_name).unwrap_or_default().trim_end_matches('.');
+            return (met.model.clone(), above.to_owned());
+        }
+        let count = self.models.entry(root.class.clone()).or_insert(0);
+        *count = (*count + 1).min(MODELS_OF_A_CLASS);
+        let model = if *count == 1 { root.class.clone() } else { format!("{}#{count}", root.class).into() };
+        (model, String::new())
+    }
+
+    /// Remembers a module by its address, under the longest name that it was seen with.
+    fn meet(&mut self, module: &PythonModule, model: &Arc<str>, (above, outermost): (&str, &str)) {
+        let name = module.name.as_deref().map(|name| joined(above, &frames::own_name(name, outermost)));
+        let is_same = |met: &Module| {
+            let ends = match (&name, &met.name) {
+                (Some(name), Some(whole)) => is_end_of(name, whole),
+                (None, _) => true,
+                (Some(_), None) => false,
+            };
+            *met.class == *module.class && ends
+        };
+        if !self.met.get(&module.address).is_some_and(is_same) {
+            let name = name.map(Into::into);
+            self.met.insert(module.address, Module { model: model.clone(), name, class: module.class.clone() });
+        }
+    }
+}
+
+fn joined(above: &str, name: &str) -> String {
+    let parts = [above, name].into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(".")
+}
+
+/// Whether a name is the end of a longer one, or the same: `fc1` of `layers.0.fc1`.
+fn is_end_of(name: &str, whole: &str) -> bool {
+    name.is_empty() || whole.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}

@@ -1,0 +1,232 @@
+//! The named ranges that are open in a thread, and the steps that optimizers have taken.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::allocators::names::PhaseKey;
+
+/// How many open ranges of a thread are known by name: one that is never closed must not cost memory for ever.
+const DEEP: usize = 64;
+/// How many optimizers are told apart.
+const OPTIMIZERS: usize = 64;
+/// What torch names the ranges around an optimizer's methods (torch/optim/optimizer.py, `profile_hook_step` and `zero_grad`).
+const OPTIMIZER: &str = "Optimizer.";
+const STEP: &str = "Optimizer.step#";
+
+/// An open range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Range {
+    /// Of the program's or of a library's own, by `record_function`.
+    Phase(PhaseKey),
+    /// The same by NVTX: the two kinds end each in its own order.
+    Nvtx(PhaseKey),
+    /// An optimizer's method; its step ends with it, where it is one, by its number in [`Steps`]. Begun at this moment of the thread.
+    Optimizer { steps: Option<u32>, moment: u64 },
+}
+
+impl Range {
+    const fn is_nvtx(self) -> bool {
+        matches!(self, Self::Nvtx(_))
+    }
+}
+
+/// The open ranges of a thread.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Ranges {
+    open: Vec<Range>,
+    /// Open ranges deeper than are known: of `record_function`, of NVTX.
+    beyond: u64,
+    nvtx_beyond: u64,
+}
+
+impl Ranges {
+    /// Whether a range of this name is an optimizer's.
+    pub(super) fn is_of_optimizer(name: &str) -> bool {
+        name.starts_with(OPTIMIZER)
+    }
+
+    /// A range of the program's begins.
+    pub(super) fn begin_phase(&mut self, phase: PhaseKey) {
+        self.beyond += u64::from(!self.begin(Range::Phase(phase)));
+    }
+
+    /// An optimizer's begins.
+    pub(super) fn begin_optimizer(&mut self, name: &str, moment: u64, steps: &mut Steps) {
+        let steps = name.strip_prefix(STEP).and_then(|optimizer| steps.of(optimizer));
+        self.beyond += u64::from(!self.begin(Range::Optimizer { steps, moment }));
+    }
+
+    /// Whether it is known from now on. Each kind has room of its own, so that one that is never closed does not take the other's.
+    fn begin(&mut self, range: Range) -> bool {
+        let is_known = self.open.iter().filter(|open| open.is_nvtx() == range.is_nvtx()).count() < DEEP;
+        if is_known {
+            self.open.push(range);
+        }
+        is_known
+    }
+
+    /// Takes out the innermost range of a kind.
+    fn take(&mut self, is_nvtx: bool) -> Option<Range> {
+        let innermost = self.open.iter().rposition(|range| range.is_nvtx() == is_nvtx)?;
+        Some(self.open.remove(innermost))
+    }
+
+    /// The innermost one ends.
+    pub(super) fn end(&mut self, steps: &mut Steps) {
+        if self.beyond > 0 {
+            self.beyond -= 1;
+        } else if let Some(Range::Optimizer { steps: Some(optimizer), .. }) = self.take(false) {
+            // A `step` that calls the one of its base class has two ranges of one name.
+            let is_within =
+                |range: &Range| matches!(range, Range::Optimizer { steps, .. } if *steps == Some(optimizer));
+            if !self.open.iter().any(is_within) {
+                steps.took_one(optimizer);
+            }
+        }
+    }
+
+    /// No optimizer's method runs: the ends of such ranges were lost.
+    pub(super) fn close_optimizers(&mut self) {
+        self.open.retain(|range| !matches!(range, Range::Optimizer { .. }));
+    }
+
+    /// An NVTX range begins.
+    pub(super) fn push(&mut self, phase: PhaseKey) {
+        self.nvtx_beyond += u64::from(!self.begin(Range::Nvtx(phase)));
+    }
+
+    /// The innermost NVTX range ends.
+    pub(super) fn pop(&mut self) {
+        if self.nvtx_beyond > 0 {
+            self.nvtx_beyond -= 1;
+        } else {
+            self.take(true);
+        }
+    }
+
+    /// When the innermost open range of an optimizer began, if one is open.
+    pub(super) fn optimizer(&self) -> Option<u64> {
+        self.open.iter().rev().find_map(|range| match range {
+            Range::Optimizer { moment, .. } => Some(*moment),
+            Range::Phase(_) | Range::Nvtx(_) => None,
+        })
+    }
+
+    /// The innermost phase.
+    pub(super) fn phase(&self) -> Option<PhaseKey> {
+        self.open.iter().rev().find_map(|range| match range {
+            Range::Phase(phase) | Range::Nvtx(phase) => Some(*phase),
+            Range::Optimizer { .. } => None,
+        })
+    }
+}
+
+/// The steps that optimizers have taken, by the name that their range has: optimizers of one class count together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Steps {
+    ids: HashMap<Box<str>, u32>,
+    taken: Vec<u64>,
+}
+
+impl Steps {
+    fn of(&mut self, optimizer: &str) -> Option<u32> {
+        if let Some(id) = self.ids.get(optimizer) {
+            return Some(*id);
+        }
+        let id = u32::try_from(self.taken.len()).ok().filter(|_| self.taken.len() < OPTIMIZERS)?;
+        self.ids.insert(optimizer.into(), id);
+        self.taken.push(0);
+        Some(id)
+    }
+
+    fn took_one(&mut self, optimizer: u32) {
+        if let Some(taken) = self.taken.get_mut(optimizer as usize) {
+            *taken += 1;
+        }
+    }
+
+    /// The steps of the process: of the optimizer that has taken most. Others may step less often, as a discriminator's.
+    pub(super) fn process(&self) -> u64 {
+        self.taken.iter().copied().max().unwrap_or(0)
+    }
+
+    /// Each optimizer with its steps, by name.
+    pub(super) fn by_optimizer(&self) -> Vec<(&str, u64)> {
+        let mut all: Vec<_> =
+            self.ids.iter().map(|(name, id)| (&**name, self.taken.get(*id as usize).copied().unwrap_or(0))).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_counts_when_its_range_ends() {
+        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        ranges.begin_optimizer("Optimizer.zero_grad#AdamW.zero_grad", 0, &mut steps);
+        ranges.end(&mut steps);
+        ranges.begin_optimizer("Optimizer.step#AdamW.step", 7, &mut steps);
+        assert_eq!((ranges.optimizer(), steps.process()), (Some(7), 0));
+        ranges.end(&mut steps);
+        assert_eq!((ranges.optimizer(), steps.process()), (None, 1));
+        ranges.end(&mut steps);
+        assert_eq!(steps.by_optimizer(), [("AdamW.step", 1)]);
+    }
+
+    #[test]
+    fn a_step_that_calls_its_base_class_is_one() {
+        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        ranges.begin_optimizer("Optimizer.step#Own.step", 0, &mut steps);
+        ranges.begin_optimizer("Optimizer.step#Own.step", 0, &mut steps);
+        ranges.end(&mut steps);
+        ranges.end(&mut steps);
+        assert_eq!(steps.process(), 1);
+    }
+
+    #[test]
+    fn the_process_is_as_far_as_its_busiest_optimizer() {
+        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        for name in ["Optimizer.step#Adam.step", "Optimizer.step#SGD.step", "Optimizer.step#Adam.step"] {
+            ranges.begin_optimizer(name, 0, &mut steps);
+            ranges.end(&mut steps);
+        }
+        assert_eq!(steps.process(), 2);
+    }
+
+    #[test]
+    fn the_innermost_range_counts_whichever_way_it_was_named() {
+        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        ranges.begin_phase(PhaseKey(1));
+        ranges.push(PhaseKey(2));
+        assert_eq!(ranges.phase(), Some(PhaseKey(2)));
+        ranges.begin_phase(PhaseKey(3));
+        assert_eq!(ranges.phase(), Some(PhaseKey(3)));
+        // Not in the order of their beginnings: each kind keeps its own.
+        ranges.pop();
+        assert_eq!(ranges.phase(), Some(PhaseKey(3)));
+        ranges.end(&mut steps);
+        assert_eq!(ranges.phase(), Some(PhaseKey(1)));
+    }
+
+    #[test]
+    fn ranges_never_closed_cost_no_memory_and_keep_the_others_in_order() {
+        let (mut ranges, mut steps) = (Ranges::default(), Steps::default());
+        (0..10_000).for_each(|_| ranges.begin_phase(PhaseKey(1)));
+        assert_eq!((ranges.open.len(), ranges.phase()), (DEEP, Some(PhaseKey(1))));
+        ranges.push(PhaseKey(3));
+        (0..10_000).for_each(|_| ranges.end(&mut steps));
+        assert_eq!(ranges.phase(), Some(PhaseKey(3)));
+        ranges.pop();
+        ranges.pop();
+        assert_eq!(ranges.phase(), None);
+        for optimizer in 0..1000 {
+            ranges.begin_optimizer(&format!("Optimizer.step#{optimizer}"), 0, &mut steps);
+            ranges.end(&mut steps);
+        }
+        assert_eq!(steps.by_optimizer().len(), OPTIMIZERS);
+    }
+}

@@ -1,0 +1,110 @@
+use super::*;
+use crate::allocators::test_stacks::stack;
+
+fn line_of(frames: &[&str]) -> (String, u32) {
+    let stack = stack(frames);
+    let line = read(&stack).line.expect("a line");
+    (line.file.to_string(), line.line.expect("a number"))
+}
+
+fn doing_of(frames: &[&str]) -> Doing {
+    read(&stack(frames)).doing
+}
+
+#[test]
+fn a_stack_belongs_to_the_programs_innermost_line() {
+    let linear = ["torch/nn/modules/linear.py Linear.forward:134", "nn Linear 0x20 fc", "train.py main:7"];
+    assert_eq!(line_of(&linear), ("train.py".to_owned(), 7));
+    let library = ["torch/nn/functional.py linear:1", "/env/lib/python3.11/site-packages/timm/vit.py Block.forward:9"];
+    assert_eq!(line_of(&library).1, 9);
+    let generated = ["/tmp/torchinductor_root/ab/cab.py call:40", "torch/_dynamo/eval_frame.py _fn:1", "train.py f:3"];
+    assert_eq!(line_of(&generated), ("train.py".to_owned(), 3));
+    let checkout = ["/home/u/pytorch/torch/nn/modules/linear.py Linear.forward:1", "/home/u/torch/mine.py f:4"];
+    assert_eq!(line_of(&checkout).1, 4);
+}
+
+#[test]
+fn pythons_own_library_and_torch_are_named_where_nothing_else_is() {
+    let decorated = ["/usr/lib/python3.11/contextlib.py inner:81", "a.py f:2"];
+    assert_eq!(line_of(&decorated), ("a.py".to_owned(), 2));
+    assert_eq!(line_of(&["torch/utils/data.py f:5", "/usr/lib/python3.11/threading.py run:982"]).1, 982);
+    assert_eq!(line_of(&["torch/utils/data.py f:5"]).1, 5);
+    assert_eq!(read(&stack(&[])).line, None);
+}
+
+#[test]
+fn what_is_done_is_what_the_innermost_frame_says() {
+    let step = ["torch/optim/adamw.py AdamW.step:220", "torch/optim/optimizer.py wrapper:493", "train.py <module>:9"];
+    assert_eq!(doing_of(&step), Doing::Optimizer);
+    assert_eq!(doing_of(&["own.py Lion.step:9", "torch/optim/optimizer.py wrapper:493"]), Doing::Optimizer);
+    assert_eq!(doing_of(&["nn Linear 0x20 fc", "nn Net 0x10 -", "train.py main:3"]), Doing::Forward);
+    let energy = ["torch/autograd/__init__.py grad:496", "nn Potential 0x10 -", "train.py main:3"];
+    assert_eq!(doing_of(&energy), Doing::Backward);
+    assert_eq!(
+        doing_of(&["torch/autograd/__init__.py _make_grads:199", "torch/_tensor.py backward:1"]),
+        Doing::Backward
+    );
+    assert_eq!(doing_of(&["torch/optim/lr_scheduler.py StepLR.step:4", "train.py main:3"]), Doing::Nothing);
+    assert_eq!(doing_of(&["mine.py backward:1", "train.py main:3"]), Doing::Nothing);
+}
+
+#[test]
+fn a_closure_of_an_optimizer_is_no_optimizer() {
+    let outer = ["torch/optim/lbfgs.py LBFGS.step:333", "torch/optim/optimizer.py wrapper:493", "train.py main:3"];
+    let with = |inner: &[&'static str]| doing_of(&[inner, &["train.py closure:5"], &outer].concat());
+    assert_eq!(with(&[]), Doing::Closure);
+    assert_eq!(with(&["nn Net 0x10 -"]), Doing::Forward);
+    assert_eq!(with(&["torch/autograd/graph.py _engine_run_backward:829"]), Doing::Backward);
+}
+
+#[test]
+fn a_module_called_by_a_backward_pass_computes_again() {
+    let engine =
+        ["torch/autograd/graph.py _engine_run_backward:829", "torch/_tensor.py backward:647", "train.py main:3"];
+    let again = ["nn Block 0x10 -", "torch/utils/checkpoint.py CheckpointFunction.backward:290"];
+    assert_eq!(doing_of(&[&again[..], &engine].concat()), Doing::Recomputation);
+    assert_eq!(doing_of(&again), Doing::Forward);
+}
+
+#[test]
+fn a_compiled_graph_says_its_direction() {
+    let file = "torch/_functorch/_aot_autograd/runtime_wrappers.py";
+    let generated = "/tmp/torchinductor_root/ab/cab.py call:40";
+    let forward = format!("{file} AOTDispatchAutograd.post_compile.<locals>.CompiledFunction.forward:1900");
+    let backward = format!("{file} CompiledFunction.backward:2100");
+    assert_eq!(doing_of(&[generated, &forward, "train.py main:3"]), Doing::Forward);
+    assert_eq!(doing_of(&[generated, &backward]), Doing::Backward);
+}
+
+#[test]
+fn only_a_whole_stack_of_known_frames_shows_that_no_optimizer_runs() {
+    let mut own = stack(&["train.py f:1", "train.py <module>:2"]);
+    assert!(read(&own).without_optimizer && read(&own).from_the_start);
+    own.truncated = true;
+    assert!(!read(&own).without_optimizer && !read(&own).from_the_start);
+    own.truncated = false;
+    own.frames[0].code = None;
+    assert!(!read(&own).without_optimizer);
+    assert!(!read(&stack(&["torch/optim/sgd.py SGD.step:1", "train.py <module>:2"])).without_optimizer);
+    assert!(!read(&stack(&["torch/utils/checkpoint.py unpack_hook:1"])).from_the_start);
+}
+
+#[test]
+fn only_the_call_of_the_engine_itself_is_within_it() {
+    assert!(read(&stack(&["torch/autograd/graph.py _engine_run_backward:829"])).in_engine);
+    assert!(!read(&stack(&["torch/autograd/__init__.py _make_grads:1", "torch/_tensor.py backward:1"])).in_engine);
+    assert!(!read(&stack(&["train.py f:1", "torch/_tensor.py backward:1"])).in_engine);
+}
+
+#[test]
+fn names_are_those_of_the_model_without_its_wrappers() {
+    assert_eq!(own_name("module.layers.0", "DistributedDataParallel"), "layers.0");
+    assert_eq!(own_name("module.layers.0", "Net"), "module.layers.0");
+    assert_eq!(own_name("_orig_mod.module.fc", "OptimizedModule"), "module.fc");
+    assert_eq!(
+        own_name("_fsdp_wrapped_module.layers.0._fsdp_wrapped_module.fc", "FullyShardedDataParallel"),
+        "layers.0.fc"
+    );
+    assert_eq!(own_name("layers.1._checkpoint_wrapped_module.fc", "Net"), "layers.1.fc");
+    assert_eq!(own_name("", "Net"), "");
+}

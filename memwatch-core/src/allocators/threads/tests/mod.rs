@@ -1,0 +1,243 @@
+//! What threads do, event by event.
+
+mod layers;
+
+use super::*;
+use crate::allocators::names::{Layer, NativeCode, Site};
+use crate::allocators::test_stacks::stack;
+use crate::decode::{NodeWords, TensorEvent};
+use crate::stack::native::{NativeEnd, NativeFrame, NativeRole};
+use crate::words::Tgid;
+
+const MAIN: Tid = Tid(100);
+const ENGINE: Tid = Tid(200);
+const OTHER: Tid = Tid(300);
+
+/// What stands before a node's number up to PyTorch 2.11.
+const HIGH_POINTER: u64 = 0x7fff_1234_5670;
+
+const STEP: &str = "Optimizer.step#AdamW.step";
+
+/// A process whose stacks are learnt where they are first used.
+#[derive(Default)]
+struct Story {
+    threads: Threads,
+    names: Names,
+    stacks: Vec<Vec<String>>,
+}
+
+impl Story {
+    fn stack(&mut self, frames: &[&str]) -> StackRef {
+        let known = self.stacks.iter().position(|other| other == frames);
+        let index = known.unwrap_or_else(|| {
+            self.stacks.push(frames.iter().map(ToString::to_string).collect());
+            self.threads.learn(self.stacks.len() as u64, &stack(frames), &mut self.names);
+            self.stacks.len() - 1
+        });
+        StackRef::Known(index as u64 + 1)
+    }
+
+    fn event(&mut self, tid: Tid, what: TensorChange) -> &mut Self {
+        self.event_on(tid, what, StackRef::NotAsked)
+    }
+
+    fn event_on(&mut self, tid: Tid, what: TensorChange, stack: StackRef) -> &mut Self {
+        self.threads.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns: 0, stack, what }, &mut self.names);
+        self
+    }
+
+    fn begins(&mut self, tid: Tid, name: &str) -> &mut Self {
+        self.event(tid, TensorChange::RangeBegins(name.into()))
+    }
+
+    fn ends(&mut self, tid: Tid) -> &mut Self {
+        self.event(tid, TensorChange::RangeEnds)
+    }
+
+    fn node(&mut self, tid: Tid, sequence: Option<u64>) -> &mut Self {
+        let words = Some(NodeWords([HIGH_POINTER, sequence.unwrap_or(u64::MAX)]));
+        self.event(tid, TensorChange::NodeBegins { words })
+    }
+
+    fn numbers(&mut self, tid: Tid, numbers: impl IntoIterator<Item = u64>) -> &mut Self {
+        for number in numbers {
+            self.event(tid, TensorChange::SequenceNumber(number));
+        }
+        self
+    }
+
+    fn allocates(&mut self, tid: Tid, frames: &[&str]) -> Attribution {
+        let stack = self.stack(frames);
+        self.threads.attribute(tid, stack)
+    }
+
+    fn stage(&mut self, tid: Tid, frames: &[&str]) -> (Stage, Evidence) {
+        let whose = self.allocates(tid, frames);
+        (whose.stage, whose.by)
+    }
+
+    /// On a thread that runs no Python: `class name` of the layer.
+    fn native(&mut self, tid: Tid) -> (Stage, String) {
+        let whose = self.threads.attribute(tid, StackRef::NoPython);
+        (whose.stage, self.layer(whose))
+    }
+
+    fn layer(&self, whose: Attribution) -> String {
+        match self.names.layer_of(whose.layer) {
+            Layer::Module(module) => {
+                let name = module.name.as_deref().unwrap_or("?");
+                format!("{}:{name}:{}", module.model, module.class)
+            }
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+const LOSS: [&str; 2] = ["torch/nn/functional.py mse_loss:1", "train.py <module>:9"];
+const FORWARD: [&str; 3] = ["nn Linear 0x20 fc", "nn Net 0x10 -", "train.py <module>:8"];
+const IN_STEP: [&str; 3] =
+    ["torch/optim/adamw.py AdamW.step:220", "torch/optim/optimizer.py wrapper:493", "train.py <module>:11"];
+const ENGINE_CALL: [&str; 3] =
+    ["torch/autograd/graph.py _engine_run_backward:829", "torch/_tensor.py backward:647", "train.py <module>:10"];
+
+#[test]
+fn each_part_of_a_step_is_told_by_its_own_evidence() {
+    let mut story = Story::default();
+    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, Evidence::Frames));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
+    assert_eq!(story.stage(MAIN, &ENGINE_CALL), (Stage::Backward, Evidence::Frames));
+    story.node(ENGINE, Some(1));
+    assert_eq!(story.native(ENGINE).0, Stage::Backward);
+    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, Evidence::Frames));
+    story.begins(MAIN, STEP);
+    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, Evidence::Range));
+    story.ends(MAIN);
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
+    assert_eq!(story.threads.steps(), 1);
+    assert_eq!(story.threads.steps_by_optimizer(), [("AdamW.step", 1)]);
+}
+
+#[test]
+fn without_a_stack_ranges_and_nodes_still_tell() {
+    let mut story = Story::default();
+    for missing in [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable, StackRef::Known(99)] {
+        let whose = story.threads.attribute(MAIN, missing);
+        assert_eq!((whose.stage, whose.layer), (Stage::NotKnown, LayerKey::NOT_KNOWN), "{missing:?}");
+        assert_eq!(story.names.site_of(whose.site), story.names.site_of(SiteKey::without_frames(missing)));
+    }
+    story.begins(MAIN, STEP).node(ENGINE, None);
+    assert_eq!(story.threads.attribute(MAIN, StackRef::NotAsked).stage, Stage::Optimizer);
+    assert_eq!(story.threads.attribute(ENGINE, StackRef::OverBudget).stage, Stage::Backward);
+    assert_eq!(story.native(OTHER), (Stage::Outside, "None".to_owned()));
+}
+
+#[test]
+fn a_node_on_the_programs_own_thread_is_over_when_python_goes_on() {
+    let mut story = Story::default();
+    story.allocates(MAIN, &FORWARD);
+    story.numbers(MAIN, [7]);
+    story.allocates(MAIN, &FORWARD);
+    story.node(MAIN, Some(7));
+    let within = story.allocates(MAIN, &ENGINE_CALL);
+    assert_eq!((within.stage, story.layer(within)), (Stage::Backward, "Net:fc:Linear".to_owned()));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
+    assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, Evidence::Frames));
+}
+
+#[test]
+fn an_optimizer_within_the_backward_pass_is_the_optimizer() {
+    let mut story = Story::default();
+    let hook = ["torch/optim/sgd.py SGD.step:1", "train.py hook:4"];
+    story.node(ENGINE, None).begins(ENGINE, "Optimizer.step#SGD.step");
+    assert_eq!(story.stage(ENGINE, &hook), (Stage::Optimizer, Evidence::Range));
+    story.ends(ENGINE).node(ENGINE, None);
+    assert_eq!(story.native(ENGINE).0, Stage::Backward);
+}
+
+#[test]
+fn the_end_of_an_optimizers_range_may_be_lost() {
+    let mut story = Story::default();
+    story.begins(MAIN, STEP);
+    assert_eq!(story.stage(MAIN, &IN_STEP), (Stage::Optimizer, Evidence::Range));
+    assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
+    story.begins(MAIN, STEP).ends(MAIN);
+    assert_eq!(story.threads.steps(), 1);
+}
+
+#[test]
+fn phases_are_the_ranges_that_the_program_names() {
+    let mut story = Story::default();
+    let name = |story: &Story, whose: Attribution| whose.phase.map(|phase| story.names.phase_of(phase).to_string());
+    story.event(MAIN, TensorChange::NvtxPush("epoch".into()));
+    let whose = story.allocates(MAIN, &LOSS);
+    assert_eq!(name(&story, whose).as_deref(), Some("epoch"));
+    story.begins(MAIN, "validation").begins(MAIN, STEP);
+    let whose = story.allocates(MAIN, &IN_STEP);
+    assert_eq!(name(&story, whose).as_deref(), Some("validation"));
+    story.numbers(MAIN, [0]).node(ENGINE, Some(0));
+    let whose = story.threads.attribute(ENGINE, StackRef::NoPython);
+    assert_eq!(name(&story, whose).as_deref(), Some("validation"), "of the thread that made the node");
+    story.ends(MAIN).ends(MAIN).event(MAIN, TensorChange::NvtxPop);
+    let whose = story.allocates(MAIN, &LOSS);
+    assert_eq!(name(&story, whose), None);
+}
+
+#[test]
+fn a_thread_without_python_has_the_line_whose_backward_pass_it_runs_or_else_its_function() {
+    let mut story = Story::default();
+    let frame = |function: &str, library: &str| NativeFrame {
+        function: Some(format!("{function}(int)").into()),
+        name: Some(function.into()),
+        library: library.into(),
+        address: 1,
+        role: NativeRole::Code,
+    };
+    let frames = vec![frame("c10::allocate", "/w/libc10.so"), frame("decode", "/srv/decoder")];
+    story.threads.learn_native(7, &NativeStack::new(frames, NativeEnd::Complete), &mut story.names);
+    let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
+    let code = NativeCode { function: "decode".into(), library: "decoder".into() };
+    assert_eq!(story.names.site_of(whose.site), &Site::Native(code));
+    assert_eq!((whose.stage, whose.stack, whose.layer), (Stage::Outside, Some(7), LayerKey::NONE));
+    let unknown = story.threads.attribute(ENGINE, StackRef::Native(8));
+    assert_eq!(story.names.site_of(unknown.site), &Site::NoPython);
+    story.allocates(MAIN, &FORWARD);
+    story.numbers(MAIN, [0]);
+    story.allocates(MAIN, &FORWARD);
+    story.node(ENGINE, Some(0));
+    let whose = story.threads.attribute(ENGINE, StackRef::Native(7));
+    assert!(matches!(story.names.site_of(whose.site), Site::BackwardOf(_)));
+}
+
+#[test]
+fn what_is_allocated_while_a_graph_is_captured_is_the_graphs() {
+    let mut story = Story::default();
+    story.event(MAIN, TensorChange::CaptureBegins(1)).event(MAIN, TensorChange::CaptureBegins(2));
+    assert!(story.allocates(MAIN, &FORWARD).captured && story.threads.attribute(ENGINE, StackRef::NoPython).captured);
+    story.event(MAIN, TensorChange::CaptureEnds(1)).event(MAIN, TensorChange::CaptureEnds(1));
+    assert!(story.allocates(MAIN, &FORWARD).captured, "the other one is still captured");
+    story.event(MAIN, TensorChange::CaptureEnds(2));
+    assert!(!story.allocates(MAIN, &FORWARD).captured);
+}
+
+#[test]
+fn ever_new_threads_cost_no_memory_and_their_ends_are_taken_into_account() {
+    let mut story = Story::default();
+    for tid in 0..10_000 {
+        story.numbers(Tid(tid), [0, 1, 2]).begins(Tid(tid), "x");
+    }
+    assert!(story.threads.all.len() <= THREADS && story.threads.builders.len() <= BUILDERS);
+    assert_eq!(story.threads.kept_numbers, BUILDERS * 3);
+    (0..10_000).for_each(|tid| story.threads.end(Tid(tid)));
+    assert!(story.threads.all.is_empty() && story.threads.builders.is_empty());
+    assert_eq!(story.threads.kept_numbers, 0);
+}
+
+#[test]
+fn what_a_node_allocates_belongs_to_the_line_that_made_the_node() {
+    let mut story = Story::default();
+    let made = story.stack(&FORWARD);
+    story.event_on(MAIN, TensorChange::SequenceNumber(5), made).node(ENGINE, Some(5));
+    let whose = story.threads.attribute(ENGINE, StackRef::NoPython);
+    let Site::BackwardOf(line) = story.names.site_of(whose.site) else { panic!("{whose:?}") };
+    assert_eq!((&*line.file, line.line), ("train.py", Some(8)));
+}

@@ -1,0 +1,90 @@
+//! The line's look at what comes and goes: counted as it happens, told with names when it is asked for.
+
+pub mod model;
+pub mod view;
+
+use std::cmp::Reverse;
+
+use crate::Pipeline;
+use crate::features::churn::model::{Churn, Counts, Flow, LIFETIMES_NS};
+use crate::features::churn::view::{ChurnView, ClassView, FlowView, TemporaryView};
+use crate::snapshot::SumView;
+use crate::snapshot::build::places::site_name;
+
+impl Pipeline {
+    /// From now on it is counted how memory comes and goes; what is freed before so many more are allocated is temporary.
+    pub fn watch_churn(&mut self, temporary_within: u64) {
+        self.detectors.churn.get_or_insert_with(|| Box::new(Churn::new(temporary_within)));
+    }
+
+    /// What was counted by now; `None` before [`Pipeline::watch_churn`].
+    pub fn churn(&self) -> Option<ChurnView> {
+        let churn = self.detectors.churn.as_deref()?;
+        let mut temporaries: Vec<TemporaryView> = churn
+            .sites()
+            .iter()
+            .filter(|(_, counts)| counts.temporary > 0)
+            .filter_map(|((life, site), counts)| {
+                let tensors = self.of_life(*life)?.tensors.as_ref()?;
+                let mut site = site_name(tensors.names(), *site);
+                site.sum =
+                    SumView { allocations: counts.allocations, total_bytes: counts.total_bytes, ..SumView::default() };
+                Some(TemporaryView {
+                    tgid: life.tgid,
+                    site,
+                    allocations: counts.allocations,
+                    temporary: counts.temporary,
+                    temporary_bytes: counts.temporary_bytes,
+                    mean_lifetime_ns: counts.temporary_ns / counts.temporary,
+                })
+            })
+            .collect();
+        temporaries.sort_by_key(|one| (Reverse(one.temporary_bytes), Reverse(one.temporary)));
+        Some(ChurnView {
+            watched_ns: churn.begun_ns().map_or(0, |begun_ns| self.now_ns.saturating_sub(begun_ns)),
+            temporary_within: churn.within(),
+            kinds: churn.kinds().iter().map(|(flow, counts)| view(*flow, counts)).collect(),
+            temporaries,
+        })
+    }
+}
+
+fn view(flow: Flow, counts: &Counts) -> FlowView {
+    let mean = counts.lifetime_ns.checked_div(u128::from(counts.frees)).and_then(|mean| u64::try_from(mean).ok());
+    let sizes = (0_u32..).zip(&counts.sizes).filter(|(_, (count, _))| *count > 0);
+    let size = |(power, (count, bytes)): (u32, &(u64, u64))| ClassView {
+        from: if power == 0 { 0 } else { 1 << power },
+        below: 1_u64.checked_shl(power + 1),
+        count: *count,
+        bytes: *bytes,
+    };
+    let limits = LIFETIMES_NS.iter().copied();
+    let lifetimes = std::iter::once(0).chain(limits.clone()).zip(limits.map(Some).chain([None])).zip(&counts.lifetimes);
+    FlowView {
+        kind: name(flow).into(),
+        allocations: counts.allocations,
+        total_bytes: counts.total_bytes,
+        frees: counts.frees,
+        older_frees: counts.older_frees,
+        mean_lifetime_ns: mean,
+        longest_lifetime_ns: mean.map(|_| counts.longest_ns),
+        temporary: counts.temporary.0,
+        temporary_bytes: counts.temporary.1,
+        sizes: sizes.map(size).collect(),
+        lifetimes: lifetimes
+            .map(|((from, below), (count, bytes))| ClassView { from, below, count: *count, bytes: *bytes })
+            .collect(),
+    }
+}
+
+const fn name(flow: Flow) -> &'static str {
+    match flow {
+        Flow::Tensor => "tensor",
+        Flow::Device => "device",
+        Flow::Pool => "pool",
+        Flow::Physical => "physical",
+        Flow::Managed => "managed",
+        Flow::Array => "array",
+        Flow::Pinned => "pinned",
+    }
+}

@@ -1,0 +1,93 @@
+//! When somebody is told: once for each level, and again only after it was gone for a while.
+
+use serde::{Deserialize, Serialize};
+
+use super::model::Level;
+
+/// A level is left after so many seconds below it, nanoseconds: forecasts waver.
+const GONE_NS: u64 = 10_000_000_000;
+/// A threshold counts as passed anew after so many percent of the whole less were needed in between.
+const SLACK_PERCENT: f64 = 2.0;
+
+/// What has changed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// The level of the forecast.
+    Level {
+        /// What it was.
+        before: Level,
+        /// What it is.
+        now: Level,
+    },
+    /// More is needed than this part of the whole.
+    Threshold {
+        /// In percent.
+        percent: f64,
+    },
+}
+
+/// What somebody was told last.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Alarm {
+    told: Level,
+    /// Since when it has been below.
+    below_since_ns: Option<u64>,
+    /// Thresholds that were passed, in percent.
+    passed: Vec<f64>,
+}
+
+impl Alarm {
+    /// The forecast is at this level now, and so much of the whole is needed, where that is known: what is to be told.
+    pub fn observe(&mut self, level: Level, percent: Option<f64>, thresholds: &[f64], now_ns: u64) -> Vec<Change> {
+        let mut changes = Vec::new();
+        if level >= self.told {
+            self.below_since_ns = None;
+        }
+        let since_ns = *self.below_since_ns.get_or_insert(now_ns);
+        if level > self.told || (level < self.told && now_ns.saturating_sub(since_ns) >= GONE_NS) {
+            changes.push(Change::Level { before: self.told, now: level });
+            self.told = level;
+            self.below_since_ns = None;
+        }
+        let Some(needed) = percent else { return changes };
+        self.passed.retain(|passed| needed > passed - SLACK_PERCENT);
+        for threshold in thresholds {
+            if needed >= *threshold && !self.passed.contains(threshold) {
+                self.passed.push(*threshold);
+                changes.push(Change::Threshold { percent: *threshold });
+            }
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Alarm, Change};
+    use crate::features::forecast::model::Level;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn a_level_is_told_once_and_again_only_after_it_was_gone_for_a_while() {
+        let mut alarm = Alarm::default();
+        let mut at = |second: u64, level| alarm.observe(level, None, &[], second * SECOND);
+        assert_eq!(at(0, Level::None), []);
+        assert_eq!(at(1, Level::High), [Change::Level { before: Level::None, now: Level::High }]);
+        assert_eq!(at(2, Level::Low), [], "it wavers");
+        assert_eq!(at(3, Level::High), []);
+        assert_eq!(at(4, Level::Critical), [Change::Level { before: Level::High, now: Level::Critical }]);
+        assert_eq!(at(5, Level::None), []);
+        assert_eq!(at(16, Level::None), [Change::Level { before: Level::Critical, now: Level::None }]);
+    }
+
+    #[test]
+    fn a_threshold_is_told_once_until_clearly_less_is_needed() {
+        let mut alarm = Alarm::default();
+        let mut at = |percent| alarm.observe(Level::None, percent, &[80.0, 90.0], 0).len();
+        assert_eq!(at(Some(79.0)), 0);
+        assert_eq!(at(Some(95.0)), 2);
+        assert_eq!((at(Some(89.0)), at(Some(91.0)), at(None)), (0, 0, 0), "it wavers");
+        assert_eq!((at(Some(85.0)), at(Some(92.0))), (0, 1));
+    }
+}

@@ -1,0 +1,212 @@
+//! The line's look ahead: needs are taken in with each reading and each tick, and told with names when they are asked for.
+
+pub mod alarm;
+pub mod calibration;
+pub mod line;
+pub mod model;
+pub mod view;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Pipeline;
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::features::forecast::alarm::{Alarm, Change};
+use crate::features::forecast::line::Line;
+use crate::features::forecast::model::{End, Forecasts, Level, Outlook, Range, company};
+use crate::features::forecast::view::{
+    EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
+    RangeView,
+};
+use crate::features::leak::view::LeakView;
+use crate::features::oom::cache;
+use crate::features::oom::view::CacheView;
+use crate::features::trend::as_f64;
+use crate::input::{DeviceFacts, place};
+use crate::ledger::totals::DeviceRef;
+use crate::words::{GpuUuid, Name};
+
+/// Growth of a line of less than this is not named as what drives a forecast: bytes a minute.
+const NAMED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
+/// Blocks from this size on come from the segments that fragment: `kSmallSize` is 1 MiB.
+const LARGE_BYTES: u64 = 2 << 20;
+
+/// How many changes are remembered until somebody takes them.
+const KEPT: usize = 64;
+
+/// The look ahead, and what somebody is to be told of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Foreseen {
+    forecasts: Forecasts,
+    alarms: BTreeMap<GpuUuid, Alarm>,
+    /// In percent of a GPU's memory.
+    #[serde(skip)]
+    thresholds: Vec<f64>,
+    #[serde(skip)]
+    changes: VecDeque<ForecastChangeView>,
+}
+
+impl Pipeline {
+    /// From now on it is looked ahead, and what keeps growing is looked for; that more is needed than these parts of a GPU's memory, in
+    /// percent, is told, too.
+    pub fn watch_forecasts(&mut self, thresholds: &[f64]) {
+        self.detectors.foreseen.get_or_insert_default().thresholds = thresholds.to_vec();
+        self.watch_leaks();
+    }
+
+    /// What has changed since the last time, oldest first: the last 64 of it.
+    pub fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
+        self.detectors
+            .foreseen
+            .as_mut()
+            .map(|foreseen| std::mem::take(&mut foreseen.changes))
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    /// What is to be expected now; nothing before [`Pipeline::watch_forecasts`].
+    pub fn forecasts(&self) -> ForecastsView {
+        let mut view = ForecastsView { time_ns: self.now_ns, ..ForecastsView::default() };
+        let Some(Foreseen { forecasts, .. }) = &self.detectors.foreseen else { return view };
+        let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
+        for device in &self.reading.devices {
+            let Some(outlook) = self.outlook(forecasts, device) else { continue };
+            view.gpus.push(GpuForecastView {
+                uuid: device.uuid.clone(),
+                number: place(device.nvml_index, device.mig.as_ref()),
+                total_bytes: device.total_bytes,
+                used_bytes: device.used_bytes,
+                outlook: told(&outlook),
+            });
+            for process in self.processes.values() {
+                let Some(outlook) = forecasts.of_process(process, device) else { continue };
+                let own = leaks
+                    .iter()
+                    .find(|own| own.tgid == process.tgid && own.observed_since_ns == process.observed_since_ns);
+                let on_it = |leak: &&LeakView| leak.verdict == "leak" && leak.uuid.as_ref() == Some(&device.uuid);
+                let facts = process.facts.as_ref();
+                view.processes.push(ProcessForecastView {
+                    tgid: process.tgid,
+                    comm: facts.map(|facts| facts.comm.clone()).unwrap_or_default(),
+                    command: facts.map(|facts| facts.command.clone()).unwrap_or_default(),
+                    observed_since_ns: process.observed_since_ns,
+                    uuid: device.uuid.clone(),
+                    outlook: told(&outlook),
+                    cache: cache_on(process, device, &self.reading.devices),
+                    growing: own.into_iter().flat_map(|own| &own.findings).filter(on_it).cloned().collect(),
+                });
+            }
+        }
+        let seconds = |process: &ProcessForecastView| process.outlook.end.map_or(f64::INFINITY, |end| end.seconds);
+        view.processes.sort_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+        view
+    }
+
+    /// What is to be expected of a GPU: nothing is known where somebody who was on it when NVML was read last has ended since, until it is read again.
+    fn outlook(&self, forecasts: &Forecasts, device: &DeviceFacts) -> Option<Outlook> {
+        let outlook = forecasts.of_gpu(device)?;
+        let company = company(device);
+        let has_ended = |process: &Process| process.ended.is_some_and(|ended| ended.time_ns >= self.reading.end_ns);
+        let is_other = self.ended.iter().any(|process| has_ended(process) && company.contains(&process.tgid));
+        let unknown = Outlook { needed_bytes: outlook.needed_bytes, ..Outlook::default() };
+        Some(if is_other { unknown } else { outlook })
+    }
+
+    pub(crate) fn observe_reading(&mut self) {
+        let Self { detectors, processes, reading, .. } = self;
+        let Some(foreseen) = &mut detectors.foreseen else { return };
+        foreseen.forecasts.observe_reading(processes, reading);
+    }
+
+    pub(crate) fn observe_needs(&mut self) {
+        let Some(mut foreseen) = self.detectors.foreseen.take() else { return };
+        foreseen.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
+        let Foreseen { forecasts, alarms, thresholds, .. } = &mut foreseen;
+        let mut all = Vec::new();
+        for device in &self.reading.devices {
+            let outlook = self.outlook(forecasts, device).unwrap_or_default();
+            let percent = percent(outlook.needed_bytes, device.total_bytes);
+            let alarm = alarms.entry(device.uuid.clone()).or_default();
+            let changes = alarm.observe(outlook.level, percent, thresholds, self.now_ns);
+            all.extend(changes.into_iter().map(|change| (device.uuid.clone(), change)));
+        }
+        self.detectors.foreseen = Some(foreseen);
+        for (uuid, change) in all {
+            self.note_change(&uuid, change);
+        }
+    }
+
+    fn note_change(&mut self, uuid: &GpuUuid, change: Change) {
+        let mut view = self.forecasts();
+        let Some(gpu) = view.gpus.iter().find(|gpu| gpu.uuid == *uuid).cloned() else { return };
+        view.processes.retain(|process| process.uuid == *uuid);
+        let (before, threshold_percent) = match change {
+            Change::Level { before, .. } => (Some(word(before)), None),
+            Change::Threshold { percent } => (None, Some(percent)),
+        };
+        let change =
+            ForecastChangeView { time_ns: self.now_ns, before, threshold_percent, gpu, processes: view.processes };
+        let Some(foreseen) = &mut self.detectors.foreseen else { return };
+        if foreseen.changes.len() >= KEPT {
+            foreseen.changes.pop_front();
+        }
+        foreseen.changes.push_back(change);
+    }
+}
+
+/// The part of the whole, in percent.
+fn percent(bytes: u64, total_bytes: Option<u64>) -> Option<f64> {
+    let total = total_bytes.filter(|total| *total > 0)?;
+    Some(as_f64(bytes) * 100.0 / as_f64(total))
+}
+
+/// What the process's PyTorch has there and does not use: of the first of its devices that is this GPU.
+fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) -> Option<CacheView> {
+    let on_it = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(&device.uuid);
+    let mut own = process.tensors.as_ref()?.allocators().iter().filter(|(ordinal, _)| on_it(**ordinal));
+    own.next().and_then(|(_, allocator)| cache(allocator, LARGE_BYTES))
+}
+
+fn told(outlook: &Outlook) -> OutlookView {
+    OutlookView {
+        level: outlook.line.as_ref().map_or_else(|| "unknown".into(), |_| word(outlook.level)),
+        needed_bytes: outlook.needed_bytes,
+        growth: outlook.line.as_ref().map(growth),
+        end: outlook.end.as_ref().map(end),
+    }
+}
+
+fn growth(line: &Line) -> GrowthView {
+    GrowthView {
+        grows: line.grows(),
+        windows: line.points,
+        span_seconds: line.span_seconds,
+        bytes_per_second: line.bytes_per_second,
+        low_bytes_per_second: line.low_bytes_per_second,
+        high_bytes_per_second: line.high_bytes_per_second,
+        p: line.whole.p,
+    }
+}
+
+fn end(end: &End) -> EndView {
+    let range = |range: Range| RangeView {
+        earliest_seconds: range.earliest_seconds,
+        latest_seconds: range.latest_seconds,
+        confidence: range.confidence,
+    };
+    EndView { seconds: end.seconds, reach: end.reach, range: end.range.map(range) }
+}
+
+fn word(level: Level) -> Name {
+    match level {
+        Level::None => "none",
+        Level::Low => "low",
+        Level::Medium => "medium",
+        Level::High => "high",
+        Level::Critical => "critical",
+    }
+    .into()
+}

@@ -1,0 +1,398 @@
+//! Whether the memory of a GPU runs out, and when.
+//!
+//! What counts is what is **needed**: by a PyTorch process the most that its tensors had within a window of one step or more, or what its segments
+//! in use hold, whichever is more (its allocator gives back the rest before it gives up); by everything else what NVML says. Need that grows
+//! within what PyTorch has of the driver already is no danger until that is full, and is not counted twice.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::calibration;
+use super::line::{Line, may_grow};
+use crate::allocators::TensorLedger;
+use crate::allocators::pytorch::DeviceAllocator;
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::features::fragments::model::releasable_bytes;
+use crate::features::trend::{Point, Series, as_f64};
+use crate::input::{DeviceFacts, DeviceReading};
+use crate::ledger::totals::DeviceRef;
+use crate::words::{GpuUuid, Ordinal, Tgid};
+
+/// So many of the last windows are kept, and so many of them are looked at by themselves: growth may have begun lately.
+const RECENT: usize = 64;
+const SCALES: [usize; 3] = [RECENT, 32, 16];
+/// A line whose later half has the rate of the whole, up to a factor of 1.5: its logarithm.
+const STRAIGHT: f64 = 0.405;
+/// A range is at least so many windows wide to either side: within one, nothing is told.
+const SLACK_WINDOWS: f64 = 2.0;
+/// Less sure than this, and the level is low, however near the end seems.
+const SURE_ENOUGH: f64 = 0.5;
+/// Levels by the time that is left at most, in seconds.
+const LEFT_SECONDS: [(f64, Level); 3] = [(60.0, Level::Critical), (600.0, Level::High), (3600.0, Level::Medium)];
+
+/// How near the end is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Level {
+    /// Nothing grows.
+    #[default]
+    None,
+    /// It grows, and has more than an hour, or nobody can say.
+    Low,
+    /// It runs out within an hour.
+    Medium,
+    /// Within ten minutes.
+    High,
+    /// Within a minute.
+    Critical,
+}
+
+/// When it runs out, if it goes on so.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct End {
+    /// By the straight line: seconds from now.
+    pub seconds: f64,
+    /// What is left, in multiples of what it has grown so far.
+    pub reach: f64,
+    /// The range in which it runs out, in seconds from now; `None` where so far ahead nothing was measured.
+    pub range: Option<Range>,
+}
+
+/// A range, and how sure it is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// Its beginning, in seconds from now.
+    pub earliest_seconds: f64,
+    /// Its end.
+    pub latest_seconds: f64,
+    /// The part of such forecasts that came true.
+    pub confidence: f64,
+}
+
+/// What is to be expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outlook {
+    /// How near the end is.
+    pub level: Level,
+    /// How the need goes; `None` where it was seen for too short a time.
+    pub line: Option<Line>,
+    /// When it runs out; `None` where it does not grow, or where it is not known how much there is.
+    pub end: Option<End>,
+    /// What was needed in the last window, in bytes.
+    pub needed_bytes: u64,
+}
+
+/// The need of one GPU, or of one process on it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Track {
+    whole: Series,
+    recent: VecDeque<Point>,
+}
+
+/// A process: its number, and what tells it from others that had it.
+type Key = (Tgid, u64);
+
+/// What NVML's last reading of a GPU has said.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Rest {
+    /// What is used beyond the segments of PyTorch processes, in bytes.
+    bytes: u64,
+    /// Whose segments were taken off.
+    without: BTreeSet<Key>,
+    /// Who was on the GPU.
+    company: BTreeSet<Tgid>,
+}
+
+/// The needs of all GPUs, and of all processes on them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Forecasts {
+    gpus: BTreeMap<GpuUuid, Track>,
+    processes: BTreeMap<(Key, GpuUuid), Track>,
+    rest: BTreeMap<GpuUuid, Rest>,
+    windows: BTreeMap<Key, u64>,
+    /// Who has begun to train: what was needed before that was for setting up.
+    training: BTreeSet<Key>,
+}
+
+impl Default for Track {
+    fn default() -> Self {
+        Self { whole: Series::of_most(), recent: VecDeque::with_capacity(RECENT) }
+    }
+}
+
+impl Forecasts {
+    /// NVML has been read.
+    pub fn observe_reading(&mut self, processes: &BTreeMap<Tgid, Process>, reading: &DeviceReading) {
+        self.rest.retain(|uuid, _| reading.devices.iter().any(|device| device.uuid == *uuid));
+        for device in &reading.devices {
+            let Some(used_bytes) = device.used_bytes else {
+                self.rest.remove(&device.uuid);
+                continue;
+            };
+            let mut rest = Rest { company: company(device), ..Rest::default() };
+            let mut segments_bytes = 0_u64;
+            for process in processes.values() {
+                let own = allocators_on(process, &device.uuid, &reading.devices);
+                let reserved: Vec<u64> = own.filter_map(|(_, one)| Some(one.reported()?.reserved_bytes)).collect();
+                if !reserved.is_empty() {
+                    rest.without.insert(key(process));
+                    segments_bytes = segments_bytes.saturating_add(reserved.iter().sum());
+                }
+            }
+            rest.bytes = used_bytes.saturating_sub(segments_bytes);
+            // Another company is another course: so is a process whose PyTorch has begun.
+            let is_other = |before: &Rest| before.company != rest.company || before.without != rest.without;
+            if self.rest.get(&device.uuid).is_some_and(is_other) {
+                self.gpus.remove(&device.uuid);
+            }
+            self.rest.insert(device.uuid.clone(), rest);
+        }
+    }
+
+    /// Takes in what is needed now.
+    pub fn observe(&mut self, processes: &BTreeMap<Tgid, Process>, devices: &[DeviceFacts], now_ns: u64) {
+        for process in processes.values() {
+            self.begin_training(process);
+        }
+        let fresh: BTreeSet<Key> = processes.values().filter_map(|process| self.has_window(process)).collect();
+        for process in processes.values().filter(|process| fresh.contains(&key(process))) {
+            for (uuid, bytes) in needs(process, devices) {
+                self.processes.entry((key(process), uuid)).or_default().push(now_ns, bytes);
+            }
+        }
+        for (uuid, rest) in &self.rest {
+            let mut sum_bytes = rest.bytes;
+            let (mut own, mut is_fresh) = (BTreeSet::new(), rest.without.is_empty());
+            for process in processes.values() {
+                if allocators_on(process, uuid, devices).any(|(_, one)| one.reported().is_some()) {
+                    own.insert(key(process));
+                    is_fresh |= fresh.contains(&key(process));
+                    sum_bytes = sum_bytes.saturating_add(tensors_need(process, uuid, devices));
+                }
+            }
+            // Between a reading and the first report of a process's allocator its memory would be counted twice, or not at all.
+            if own == rest.without && is_fresh {
+                self.gpus.entry(uuid.clone()).or_default().push(now_ns, sum_bytes);
+            }
+        }
+    }
+
+    /// With the first step of an optimizer a new course begins.
+    fn begin_training(&mut self, process: &Process) {
+        let steps = process.tensors.as_ref().map_or(0, |tensors| tensors.threads().steps());
+        if steps > 0 && self.training.insert(key(process)) {
+            let own = self.processes.extract_if(.., |(whose, _), _| *whose == key(process));
+            let uuids: Vec<GpuUuid> = own.map(|((_, uuid), _)| uuid).collect();
+            self.gpus.retain(|uuid, _| !uuids.contains(uuid));
+        }
+    }
+
+    /// Whether a window of the process was closed since the last time.
+    fn has_window(&mut self, process: &Process) -> Option<Key> {
+        let Some(tensors) = &process.tensors else { return Some(key(process)) };
+        let taken = self.windows.insert(key(process), tensors.windows());
+        (taken != Some(tensors.windows())).then(|| key(process))
+    }
+
+    /// What is to be expected of a GPU; `None` where nothing was seen of it.
+    pub fn of_gpu(&self, device: &DeviceFacts) -> Option<Outlook> {
+        let track = self.gpus.get(&device.uuid)?;
+        Some(track.outlook(device.total_bytes.map(as_f64)))
+    }
+
+    /// What is to be expected of a process on a GPU, if all others stay as they are; `None` where nothing was seen of it.
+    pub fn of_process(&self, process: &Process, device: &DeviceFacts) -> Option<Outlook> {
+        let track = self.processes.get(&(key(process), device.uuid.clone()))?;
+        let all = self.gpus.get(&device.uuid).and_then(Track::needed_bytes);
+        let own = track.needed_bytes();
+        // What all need and it does not is not its to have.
+        let left = all.zip(own).zip(device.total_bytes);
+        Some(track.outlook(left.map(|((all, own), total)| as_f64(total.saturating_sub(all.saturating_sub(own))))))
+    }
+}
+
+impl Track {
+    /// One more window.
+    pub(crate) fn push(&mut self, time_ns: u64, bytes: u64) {
+        self.whole.push(time_ns, bytes);
+        if self.recent.len() >= RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(Point { time_ns, bytes });
+    }
+
+    fn needed_bytes(&self) -> Option<u64> {
+        self.recent.back().map(|point| point.bytes)
+    }
+
+    fn line(&self) -> Option<Line> {
+        self.line_of(|_| true)
+    }
+
+    /// The line, if it grows: costs next to nothing where it does not.
+    pub(crate) fn growth(&self) -> Option<Line> {
+        self.line_of(may_grow).filter(Line::grows)
+    }
+
+    /// The longest time up to now in which it went along a straight line, else the straightest in which it grew; else all of it. Of those
+    /// times that are wanted.
+    fn line_of(&self, is_wanted: impl Fn(&[Point]) -> bool) -> Option<Line> {
+        let recent: Vec<Point> = self.recent.iter().copied().collect();
+        let last = |windows: usize| recent.get(recent.len().saturating_sub(windows)..).unwrap_or_default();
+        let scales = SCALES.iter().filter(|windows| **windows == RECENT || **windows < recent.len());
+        let all = std::iter::once(self.whole.points()).chain(scales.map(|windows| last(*windows)));
+        let mut bent = Vec::new();
+        for line in all.filter(|points| is_wanted(points)).filter_map(Line::through) {
+            if line.grows() && line.bend() < STRAIGHT {
+                return Some(line);
+            }
+            bent.push(line);
+        }
+        let growing = bent.iter().filter(|line| line.grows());
+        growing.min_by(|one, other| one.bend().total_cmp(&other.bend())).or(bent.first()).copied()
+    }
+
+    fn outlook(&self, limit_bytes: Option<f64>) -> Outlook {
+        let line = self.line();
+        let growing = line.filter(Line::grows);
+        let end = growing.zip(limit_bytes).and_then(|(line, limit_bytes)| end(&line, limit_bytes));
+        let level = if growing.is_some() { end.map_or(Level::Low, |end| level(&end)) } else { Level::None };
+        Outlook { level, line, end, needed_bytes: self.needed_bytes().unwrap_or(0) }
+    }
+}
+
+/// When this line comes to the limit.
+pub(crate) fn end(line: &Line, limit_bytes: f64) -> Option<End> {
+    let rate = line.bytes_per_second;
+    let grown_bytes = rate * line.span_seconds;
+    let levels_off = line.ceiling_bytes().is_some_and(|ceiling_bytes| ceiling_bytes < limit_bytes);
+    if grown_bytes <= 0.0 || levels_off {
+        return None;
+    }
+    let left_bytes = (limit_bytes - line.top_bytes).max(0.0);
+    let (seconds, reach) = (left_bytes / rate, left_bytes / grown_bytes);
+    let slack = SLACK_WINDOWS * line.span_seconds / as_f64(line.points.max(2) as u64 - 1);
+    let range = calibration::bin(reach).map(|bin| Range {
+        earliest_seconds: (seconds * bin.earliest - slack).max(0.0),
+        latest_seconds: seconds * bin.latest + slack,
+        confidence: bin.confidence,
+    });
+    Some(End { seconds, reach, range })
+}
+
+fn level(end: &End) -> Level {
+    let is_sure = end.range.is_some_and(|range| range.confidence >= SURE_ENOUGH);
+    let near = LEFT_SECONDS.iter().find(|(seconds, _)| is_sure && end.seconds <= *seconds);
+    near.map_or(Level::Low, |(_, level)| *level)
+}
+
+fn key(process: &Process) -> Key {
+    (process.tgid, process.observed_since_ns)
+}
+
+/// Who is on a GPU, by NVML.
+pub(crate) fn company(device: &DeviceFacts) -> BTreeSet<Tgid> {
+    device.processes.iter().flatten().map(|entry| entry.tgid).collect()
+}
+
+/// The caching allocators of a process on a GPU.
+fn allocators_on<'a>(
+    process: &'a Process,
+    uuid: &'a GpuUuid,
+    devices: &'a [DeviceFacts],
+) -> impl Iterator<Item = (Ordinal, &'a DeviceAllocator)> {
+    let all = process.tensors.iter().flat_map(|tensors| tensors.allocators());
+    let on_it = move |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(uuid);
+    all.map(|(ordinal, allocator)| (*ordinal, allocator)).filter(move |(ordinal, _)| on_it(*ordinal))
+}
+
+/// What a process needs, by GPU, in bytes.
+fn needs(process: &Process, devices: &[DeviceFacts]) -> BTreeMap<GpuUuid, u64> {
+    let mut needs = BTreeMap::new();
+    if let Some(tensors) = process.tensors.as_ref().filter(|tensors| !tensors.allocators().is_empty()) {
+        for (ordinal, allocator) in tensors.allocators() {
+            if let Some(uuid) = resolve(process, DeviceRef::Ordinal(*ordinal), devices) {
+                *needs.entry(uuid).or_default() += need(tensors, *ordinal, allocator);
+            }
+        }
+        return needs;
+    }
+    for (device, totals) in process.ledger.totals().devices() {
+        if let Some(uuid) = resolve(process, device, devices) {
+            *needs.entry(uuid).or_default() += totals.owned.live_bytes;
+        }
+    }
+    needs
+}
+
+fn tensors_need(process: &Process, uuid: &GpuUuid, devices: &[DeviceFacts]) -> u64 {
+    let Some(tensors) = &process.tensors else { return 0 };
+    allocators_on(process, uuid, devices).map(|(ordinal, one)| need(tensors, ordinal, one)).sum()
+}
+
+/// What one caching allocator cannot do without.
+fn need(tensors: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> u64 {
+    let reported = allocator.reported().unwrap_or_default();
+    let crest_bytes = tensors.crest_bytes(ordinal).unwrap_or(reported.allocated_bytes);
+    crest_bytes.max(in_use_bytes(allocator).unwrap_or(0))
+}
+
+/// What of its segments it cannot give back; `None` where they are not seen.
+fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
+    if allocator.seen_by() == "reports" {
+        return None;
+    }
+    let memory = allocator.memory();
+    Some(memory.reserved_bytes().saturating_sub(releasable_bytes(memory)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Level, Track};
+
+    const MIB: u64 = 1 << 20;
+
+    fn track(windows: u64, bytes: impl Fn(u64) -> u64) -> Track {
+        let mut track = Track::default();
+        (0..windows).for_each(|second| track.push(second * 1_000_000_000, bytes(second)));
+        track
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    const fn limit(mib: u64) -> f64 {
+        (mib * MIB) as f64
+    }
+
+    #[test]
+    fn what_grows_towards_the_limit_ends_there() {
+        let outlook = track(30, |second| (500 + 10 * second) * MIB).outlook(Some(limit(1_000)));
+        let end = outlook.end.expect("it grows");
+        assert!((end.seconds - 21.0).abs() < 0.1, "{outlook:?}");
+        let range = end.range.expect("that near was measured");
+        assert!(range.earliest_seconds < 21.0 && 21.0 < range.latest_seconds, "{outlook:?}");
+        assert_eq!((outlook.level, outlook.needed_bytes), (Level::Critical, 790 * MIB));
+    }
+
+    #[test]
+    fn a_leak_that_began_lately_is_seen_and_one_that_is_far_from_its_end_is_low() {
+        let late = track(400, |second| (500 + 10 * second.saturating_sub(370)) * MIB);
+        assert!(late.outlook(Some(limit(1_000))).end.is_some());
+        let far = track(30, |second| (500 + second) * MIB).outlook(Some(limit(80_000)));
+        assert_eq!((far.level, far.end.and_then(|end| end.range)), (Level::Low, None), "{far:?}");
+    }
+
+    #[test]
+    fn without_a_limit_nothing_is_said_of_the_end() {
+        let outlook = track(30, |second| (500 + 10 * second) * MIB).outlook(None);
+        assert_eq!((outlook.level, outlook.end), (Level::Low, None));
+        assert!(outlook.line.is_some_and(|line| line.grows()));
+    }
+
+    #[test]
+    fn what_does_not_grow_has_no_end_and_what_was_seen_too_short_has_no_line() {
+        let steady = track(30, |second| (500 + second % 3) * MIB).outlook(Some(limit(510)));
+        assert_eq!((steady.level, steady.end), (Level::None, None), "{steady:?}");
+        assert_eq!(track(5, |second| second * MIB).outlook(Some(limit(10))).line, None);
+    }
+}

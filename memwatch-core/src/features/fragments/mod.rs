@@ -1,0 +1,254 @@
+//! The line's look at how free memory lies: taken in with each tick, told with names when it is asked for.
+
+pub mod driver;
+pub mod model;
+pub mod pins;
+pub mod view;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::Pipeline;
+use crate::allocators::pytorch::{BlockState, DeviceAllocator, Memory, PoolSize};
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::decode::{TensorChange, TensorEvent};
+use crate::features::fragments::driver::{DriverShape, OnDevice};
+use crate::features::fragments::model::{Fragments, Moment, Moments, pinned, releasable_bytes, shapes};
+use crate::features::fragments::pins::{By, Pinned, Pins};
+use crate::features::fragments::view::{
+    DriverFragmentsView, DriverGpuView, FitView, FragmentsView, MomentView, PinView, SegmentBlockState,
+    SegmentBlockView, SegmentView,
+};
+use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
+use crate::ledger::totals::DeviceRef;
+use crate::snapshot::PlaceNameView;
+use crate::snapshot::build::places::{layer_name, site_text};
+use crate::words::{GpuUuid, Name, Ordinal, Tgid};
+
+/// The longest list of lines or layers.
+const PINS: usize = 256;
+
+impl Pipeline {
+    /// From now on how free memory lies is kept with each tick.
+    pub fn watch_fragments(&mut self) {
+        self.detectors.fragments.get_or_insert_default();
+    }
+
+    /// How free memory lies and has lain, by process and device; nothing before [`Pipeline::watch_fragments`]. Of a process that has ended, and
+    /// with `at_worst` of all, it is shown as it lay at its worst; else as it lies now. With a request of so many bytes, what would become of that.
+    pub fn fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<FragmentsView> {
+        let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
+        let all = self.ended.iter().chain(self.processes.values());
+        let of_process = |process: &'_ Process| {
+            let allocators = process.tensors.iter().flat_map(|tensors| tensors.allocators());
+            let view = |(ordinal, allocator): (&Ordinal, &DeviceAllocator)| {
+                self.fragment(process, (*ordinal, allocator), fragments, (wanted_bytes, at_worst))
+            };
+            allocators.map(view).collect::<Vec<_>>()
+        };
+        all.flat_map(of_process).collect()
+    }
+
+    /// A request has failed, or the driver is asked: how it lies then matters most.
+    pub(crate) fn observe_fragments_of(&mut self, event: &TensorEvent) {
+        let Self { detectors, processes, .. } = self;
+        let Some(fragments) = &mut detectors.fragments else { return };
+        let Some(process) = processes.get(&event.tgid) else { return };
+        match event.what {
+            TensorChange::OutOfMemory { .. } => fragments.observe(process, event.time_ns),
+            TensorChange::SegmentWanted { .. } | TensorChange::Synchronized { .. } => {
+                fragments.look(process, event.time_ns);
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn observe_fragments(&mut self) {
+        let Self { detectors, processes, now_ns, .. } = self;
+        let Some(fragments) = &mut detectors.fragments else { return };
+        for process in processes.values() {
+            fragments.observe(process, *now_ns);
+            fragments.drivers.observe(process, *now_ns);
+        }
+    }
+
+    /// A process is about to be no more, or to have another image: all that it has of the driver goes with it.
+    pub(crate) fn observe_last_fragments(&mut self, tgid: Tgid, time_ns: u64) {
+        let Self { detectors, processes, .. } = self;
+        let Some(fragments) = &mut detectors.fragments else { return };
+        if let Some(process) = processes.get(&tgid) {
+            fragments.drivers.observe(process, time_ns);
+        }
+    }
+
+    /// The same of what processes have of the driver itself, as far as they have or had anything; `asks` says that the room on the GPU matters.
+    pub fn driver_fragments(&self, asks: bool, at_worst: bool) -> Vec<DriverFragmentsView> {
+        let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
+        let all = self.ended.iter().chain(self.processes.values());
+        let view = |process: &Process| {
+            let worst = fragments.drivers.worst(process.tgid, process.observed_since_ns);
+            let shown = worst.filter(|_| at_worst || process.ended.is_some());
+            let now = shown.is_none().then(|| DriverShape::of(process));
+            let shape = now.as_ref().or(shown.map(|(_, shape)| shape))?;
+            let mut gpus: BTreeMap<Option<GpuUuid>, OnDevice> = BTreeMap::new();
+            for (device, own) in &shape.devices {
+                let uuid = resolve(process, *device, &self.reading.devices);
+                gpus.entry(uuid).and_modify(|sum| *sum = sum.and(*own)).or_insert(*own);
+            }
+            let asks = asks && shown.is_none();
+            Some(DriverFragmentsView {
+                tgid: process.tgid,
+                observed_since_ns: process.observed_since_ns,
+                at_worst_ns: shown.map(|(time_ns, _)| *time_ns),
+                addresses: shape.holes,
+                gpus: gpus.into_iter().map(|(uuid, own)| self.on_gpu(uuid, &own, asks)).collect(),
+            })
+        };
+        all.filter_map(view).filter(|view| !view.gpus.is_empty()).collect()
+    }
+
+    fn on_gpu(&self, uuid: Option<GpuUuid>, own: &OnDevice, asks: bool) -> DriverGpuView {
+        let driver_free_bytes = self.driver_free_bytes(uuid.as_ref()).filter(|_| asks);
+        DriverGpuView {
+            uuid,
+            linear: own.linear,
+            physical_bytes: own.physical_bytes,
+            idle_physical_bytes: own.idle_physical_bytes,
+            pool_bytes: own.pool_bytes,
+            pool_backed_bytes: own.pool_backed.map(|backed| backed.bytes),
+            pool_backed_estimated: own.pool_backed.is_some_and(|backed| backed.estimated),
+            wasted_bytes: own.wasted_bytes(),
+            driver_free_bytes,
+        }
+    }
+
+    /// What the driver has free on a GPU, by NVML's last reading.
+    fn driver_free_bytes(&self, uuid: Option<&GpuUuid>) -> Option<u64> {
+        let device = self.reading.devices.iter().find(|device| Some(&device.uuid) == uuid)?;
+        device.total_bytes.zip(device.used_bytes).map(|(total, used)| total.saturating_sub(used))
+    }
+
+    fn fragment(
+        &self,
+        process: &Process,
+        (ordinal, allocator): (Ordinal, &DeviceAllocator),
+        fragments: &Fragments,
+        (wanted_bytes, at_worst): (Option<u64>, bool),
+    ) -> FragmentsView {
+        let moments = fragments.moments(&(process.tgid, process.observed_since_ns, ordinal));
+        let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+        let driver_free_bytes = self.driver_free_bytes(uuid.as_ref());
+        let worst = moments.and_then(Moments::worst);
+        let shown = worst.filter(|_| at_worst || process.ended.is_some());
+        let memory = shown.map_or(allocator.memory(), |worst| &worst.memory);
+        let [small, large] = shapes(memory);
+        let (sites, layers) = pin_views(process, ordinal, allocator, shown.map(|worst| &worst.pins));
+        let reported = allocator.reported().filter(|_| shown.is_none());
+        FragmentsView {
+            tgid: process.tgid,
+            observed_since_ns: process.observed_since_ns,
+            device: ordinal.0,
+            uuid,
+            at_worst_ns: shown.map(|worst| worst.moment.time_ns),
+            traced: allocator.seen_by() != "reports",
+            reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
+            reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
+            small,
+            large,
+            moments: moments.iter().flat_map(|moments| moments.kept()).map(moment_view).collect(),
+            worst: worst.map(|worst| moment_view(&worst.moment)),
+            request: wanted_bytes.map(|wanted| fit(memory, wanted, driver_free_bytes.filter(|_| shown.is_none()))),
+            segments: segments(memory),
+            sites,
+            layers,
+        }
+    }
+}
+
+/// Whose lines and layers hold free memory together, where segments and stacks are seen.
+fn pin_views(
+    process: &Process,
+    ordinal: Ordinal,
+    allocator: &DeviceAllocator,
+    shown: Option<&Pins>,
+) -> (Vec<PinView>, Vec<PinView>) {
+    let Some(tensors) = process.tensors.as_ref().filter(|_| allocator.seen_by() != "reports") else {
+        return (Vec::new(), Vec::new());
+    };
+    let now = shown.is_none().then(|| pinned(tensors, ordinal, allocator.memory()));
+    let Some(pins) = now.as_ref().or(shown) else { return (Vec::new(), Vec::new()) };
+    let names = tensors.names();
+    let sites = pin_list(&pins.sites, |key| site_text(names, key));
+    (sites, pin_list(&pins.layers, |key| layer_name(names, key)))
+}
+
+/// By share, largest first; beyond the bound they are added up.
+fn pin_list<K: Copy>(pins: &By<K>, name: impl Fn(K) -> PlaceNameView) -> Vec<PinView> {
+    let of_kind = |kind| PlaceNameView { kind: Name::Borrowed(kind), name: None };
+    let view = |(owner, pinned): (&Option<K>, &Pinned)| PinView {
+        place: owner.map_or_else(|| of_kind("pending"), &name),
+        held_bytes: pinned.held_bytes,
+        share_bytes: pinned.share_bytes,
+        alone_bytes: Some(pinned.alone_bytes),
+    };
+    let mut all: Vec<PinView> = pins.iter().map(view).collect();
+    all.sort_by_key(|pin| (Reverse(pin.share_bytes), Reverse(pin.alone_bytes)));
+    let beyond = all.split_off(all.len().min(PINS));
+    if !beyond.is_empty() {
+        let sum = |of: fn(&PinView) -> u64| beyond.iter().map(of).sum();
+        let (held_bytes, share_bytes) = (sum(|pin| pin.held_bytes), sum(|pin| pin.share_bytes));
+        all.push(PinView { place: of_kind("rest"), held_bytes, share_bytes, alone_bytes: None });
+    }
+    all
+}
+
+/// What would become of a request in the usual pools.
+fn fit(memory: &Memory, wanted_bytes: u64, driver_free_bytes: Option<u64>) -> FitView {
+    let bytes = wanted_bytes.max(1).next_multiple_of(512);
+    let pool = PoolSize::of_request(bytes);
+    let usual = memory.segments().iter().filter(|(_, segment)| segment.private_pool == (0, 0));
+    let mut free = usual.filter(|(_, segment)| segment.pool == pool).flat_map(|(begin, segment)| {
+        let cells = memory.cells().range(*begin..begin.saturating_add(segment.bytes));
+        cells.filter(|(_, cell)| cell.state == BlockState::Inactive).map(|(_, cell)| cell.bytes)
+    });
+    let driver_bytes = match pool {
+        PoolSize::Small => SMALL_SEGMENT_BYTES,
+        PoolSize::Large if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
+        PoolSize::Large => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
+    };
+    let cached = free.any(|own| own >= bytes);
+    FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes: releasable_bytes(memory) }
+}
+
+fn segments(memory: &Memory) -> Vec<SegmentView> {
+    let block = |(_, cell): (&u64, &crate::allocators::pytorch::Cell)| SegmentBlockView {
+        bytes: cell.bytes,
+        state: match cell.state {
+            BlockState::Allocated => SegmentBlockState::Allocated,
+            BlockState::Pending => SegmentBlockState::Pending,
+            BlockState::Inactive => SegmentBlockState::Free,
+        },
+    };
+    let view = |(begin, segment): (&u64, &crate::allocators::pytorch::Segment)| SegmentView {
+        address: *begin,
+        bytes: segment.bytes,
+        small: segment.pool == PoolSize::Small,
+        expandable: segment.is_expandable,
+        stream: segment.stream,
+        private_pool: segment.private_pool,
+        blocks: memory.cells().range(*begin..begin.saturating_add(segment.bytes)).map(block).collect(),
+    };
+    memory.segments().iter().map(view).collect()
+}
+
+const fn moment_view(moment: &Moment) -> MomentView {
+    MomentView {
+        time_ns: moment.time_ns,
+        reserved_bytes: moment.shape.reserved_bytes,
+        allocated_bytes: moment.shape.allocated_bytes,
+        free_bytes: moment.shape.free_bytes,
+        split_bytes: moment.shape.split_bytes,
+        largest_free_bytes: moment.shape.largest_free_bytes,
+    }
+}

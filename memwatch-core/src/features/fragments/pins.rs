@@ -1,0 +1,201 @@
+//! Whose blocks keep free memory from going back to the driver.
+//!
+//! The allocator gives memory back in units: a segment as a whole; of segments that grow, each page. As long as one block lies in a unit, all that
+//! is free in it stays. So what is free in a unit in use is shared out among those whose blocks lie there, by their bytes in it: the shares of all
+//! add up to what is free between blocks. What one of them holds back alone goes back as soon as its blocks are gone.
+
+use std::collections::BTreeMap;
+
+use crate::allocators::names::{LayerKey, SiteKey};
+use crate::allocators::pytorch::{BlockState, Memory, PoolSize, Segment};
+use crate::allocators::threads::Attribution;
+use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
+
+/// What somebody's blocks hold back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// Its blocks' own bytes in units that are not full.
+    pub held_bytes: u64,
+    /// Its share of what is free in those, by its bytes in each.
+    pub share_bytes: u64,
+    /// What is free in those in which no block is another's.
+    pub alone_bytes: u64,
+}
+
+/// By owner: `None` for blocks that the program has given back and a stream uses still.
+pub type By<K> = BTreeMap<Option<K>, Pinned>;
+
+/// The same memory by line and by layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pins {
+    /// By line.
+    pub sites: By<SiteKey>,
+    /// By layer.
+    pub layers: By<LayerKey>,
+}
+
+/// In what pieces a segment goes back to the driver, in bytes.
+pub const fn unit_bytes(segment: &Segment) -> u64 {
+    match segment.pool {
+        _ if !segment.is_expandable => segment.bytes,
+        // Where pages are set to another size, the least that the driver has.
+        PoolSize::Large if segment.bytes.is_multiple_of(LARGE_SEGMENT_BYTES) => LARGE_SEGMENT_BYTES,
+        _ => SMALL_SEGMENT_BYTES,
+    }
+}
+
+/// Whose blocks hold back what; `whose` tells of a block in use.
+pub fn pins(memory: &Memory, whose: impl Fn(u64) -> Option<Attribution>) -> Pins {
+    let mut pins = Pins::default();
+    for (begin, segment) in memory.segments() {
+        let (unit_bytes, mut unit) = (unit_bytes(segment).max(1), Unit::default());
+        for (address, cell) in memory.cells().range(*begin..begin.saturating_add(segment.bytes)) {
+            let owner = match cell.state {
+                BlockState::Inactive => None,
+                BlockState::Pending => Some((None, None)),
+                BlockState::Allocated => {
+                    let known = whose(*address).map(|whose| (whose.site, whose.layer));
+                    let (site, layer) = known.unwrap_or((SiteKey::BEFORE_ATTACH, LayerKey::BEFORE_ATTACH));
+                    Some((Some(site), Some(layer)))
+                }
+            };
+            let (mut from, end) = (address - begin, address - begin + cell.bytes);
+            while from < end {
+                let unit_end = (from / unit_bytes + 1) * unit_bytes;
+                let to = end.min(unit_end);
+                unit.add(owner, to - from);
+                if to == unit_end {
+                    std::mem::take(&mut unit).share(&mut pins);
+                }
+                from = to;
+            }
+        }
+        unit.share(&mut pins);
+    }
+    pins
+}
+
+/// One unit while it is walked through.
+#[derive(Default)]
+struct Unit {
+    free_bytes: u64,
+    sites: BTreeMap<Option<SiteKey>, u64>,
+    layers: BTreeMap<Option<LayerKey>, u64>,
+}
+
+impl Unit {
+    fn add(&mut self, owner: Option<(Option<SiteKey>, Option<LayerKey>)>, bytes: u64) {
+        match owner {
+            None => self.free_bytes += bytes,
+            Some((site, layer)) => {
+                *self.sites.entry(site).or_default() += bytes;
+                *self.layers.entry(layer).or_default() += bytes;
+            }
+        }
+    }
+
+    fn share(self, pins: &mut Pins) {
+        if self.free_bytes > 0 {
+            share(&mut pins.sites, &self.sites, self.free_bytes);
+            share(&mut pins.layers, &self.layers, self.free_bytes);
+        }
+    }
+}
+
+/// By running sums, so that rounding adds up.
+fn share<K: Ord + Copy>(pins: &mut By<K>, used: &BTreeMap<Option<K>, u64>, free_bytes: u64) {
+    let total: u64 = used.values().sum();
+    let part = |bytes: u64| {
+        let share = u128::from(free_bytes) * u128::from(bytes) / u128::from(total.max(1));
+        u64::try_from(share).unwrap_or(free_bytes)
+    };
+    let mut before = 0;
+    for (owner, bytes) in used {
+        let pinned = pins.entry(*owner).or_default();
+        pinned.held_bytes += bytes;
+        pinned.share_bytes += part(before + bytes) - part(before);
+        pinned.alone_bytes += if used.len() == 1 { free_bytes } else { 0 };
+        before += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocators::pytorch::Cell;
+    use crate::allocators::threads::{Evidence, Stage};
+    use crate::decode::StackRef;
+    use crate::words::Tid;
+
+    const MIB: u64 = 1 << 20;
+
+    fn whose(number: u64) -> Attribution {
+        let key = u32::try_from(number).expect("few") + 100;
+        Attribution {
+            stage: Stage::Outside,
+            by: Evidence::Nothing,
+            recomputed: false,
+            captured: false,
+            site: SiteKey::numbered(key),
+            layer: LayerKey::numbered(key / 2),
+            phase: None,
+            stack: None,
+            step: 0,
+        }
+    }
+
+    fn segment(mib: u64, is_expandable: bool) -> Segment {
+        let (pool, stack) = (PoolSize::Large, StackRef::NotAsked);
+        Segment { bytes: mib * MIB, pool, is_expandable, stream: 0, private_pool: (0, 0), stack }
+    }
+
+    fn block(mib: u64) -> Cell {
+        let (bytes, state, stack) = (mib * MIB, BlockState::Allocated, StackRef::NotAsked);
+        Cell { bytes, requested_bytes: Some(bytes), state, stack, tid: Tid(1), time_ns: 0 }
+    }
+
+    #[test]
+    fn shares_add_up_to_what_is_free_between_blocks_and_alone_is_what_would_go_back() {
+        let mut memory = Memory::default();
+        memory.add_segment(0, segment(20, false));
+        memory.grant(0, block(9));
+        memory.grant(9 * MIB, block(3));
+        memory.add_segment(100 * MIB, segment(20, false));
+        memory.grant(100 * MIB, block(1));
+        memory.add_segment(200 * MIB, segment(20, false));
+        memory.add_segment(300 * MIB, segment(20, false));
+        memory.grant(300 * MIB, block(20));
+        // Site 0: 9 MiB at 0. Site 1: 3 MiB beside it, and all that is used at 100 MiB. Both are of one layer.
+        let pins = pins(&memory, |address| Some(whose(u64::from(address > 0))));
+        let of =
+            |held, share, alone| Pinned { held_bytes: held * MIB, share_bytes: share * MIB, alone_bytes: alone * MIB };
+        assert_eq!(pins.sites.values().copied().collect::<Vec<_>>(), [of(9, 6, 0), of(4, 21, 19)]);
+        assert_eq!(pins.layers.values().copied().collect::<Vec<_>>(), [of(13, 27, 27)]);
+    }
+
+    #[test]
+    fn of_a_segment_that_grows_each_page_goes_back_by_itself() {
+        let mut memory = Memory::default();
+        memory.map(0, segment(80, true));
+        memory.grant(0, block(25));
+        memory.grant(25 * MIB, block(30));
+        memory.give_back(0);
+        memory.complete(0);
+        // In use are 25 to 55: 5 MiB are free before it in its first page, 5 behind it in its last; the first and the fourth page go back.
+        let pins = pins(&memory, |_| Some(whose(0)));
+        let all: Vec<_> = pins.sites.values().map(|one| (one.share_bytes, one.alone_bytes)).collect();
+        assert_eq!(all, [(10 * MIB, 10 * MIB)]);
+    }
+
+    #[test]
+    fn what_a_stream_uses_still_and_what_is_not_known_have_rows_of_their_own() {
+        let mut memory = Memory::default();
+        memory.add_segment(0, segment(20, false));
+        memory.grant(0, block(5));
+        memory.grant(5 * MIB, block(5));
+        memory.give_back(5 * MIB);
+        let pins = pins(&memory, |_| None);
+        let owners: Vec<_> = pins.sites.iter().map(|(owner, one)| (*owner, one.share_bytes)).collect();
+        assert_eq!(owners, [(None, 5 * MIB), (Some(SiteKey::BEFORE_ATTACH), 5 * MIB)]);
+    }
+}

@@ -1,0 +1,168 @@
+//! How the free memory of a caching allocator lies: see [`crate::features::fragments::model`].
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::features::fragments::model::Shape as ShapeView;
+use crate::ledger::layout::{Holes, Linear};
+use crate::snapshot::PlaceNameView;
+use crate::words::{GpuUuid, Tgid};
+
+/// One device's caching allocator of one process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FragmentsView {
+    /// The process.
+    pub tgid: Tgid,
+    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    pub observed_since_ns: u64,
+    /// The process's own number of the device.
+    pub device: i32,
+    /// The GPU, where it is known.
+    pub uuid: Option<GpuUuid>,
+    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    pub at_worst_ns: Option<u64>,
+    /// Whether its segments are seen; without that only what it reports is known.
+    pub traced: bool,
+    /// What it has of the driver by its own last report, in bytes; `None` before the first, and where another moment is shown.
+    pub reported_reserved_bytes: Option<u64>,
+    /// What tensors have by that, in bytes.
+    pub reported_allocated_bytes: Option<u64>,
+    /// Requests of up to 1 MiB.
+    pub small: ShapeView,
+    /// Larger ones.
+    pub large: ShapeView,
+    /// How it has lain, oldest first.
+    pub moments: Vec<MomentView>,
+    /// The moment with most memory in pieces between blocks in use.
+    pub worst: Option<MomentView>,
+    /// What would become of a request, where one was asked for.
+    pub request: Option<FitView>,
+    /// The segments, by address.
+    pub segments: Vec<SegmentView>,
+    /// Whose lines' blocks hold free memory together, most first; empty where that is not seen.
+    pub sites: Vec<PinView>,
+    /// And whose layers'.
+    pub layers: Vec<PinView>,
+}
+
+/// What the blocks of a line or a layer hold back: free memory that cannot go to the driver, since they lie in the same segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinView {
+    /// The line or the layer; of kind `pending` for blocks that were given back and a stream uses still.
+    pub place: PlaceNameView,
+    /// Its blocks' own bytes in segments that are not full.
+    pub held_bytes: u64,
+    /// Its share of what is free there, by its bytes in each segment; those of all add up to `split_bytes`.
+    pub share_bytes: u64,
+    /// What would go back if its blocks went: free in segments in which there are no others; `None` for the rest.
+    pub alone_bytes: Option<u64>,
+}
+
+/// How the memory lies that a process has of the driver itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverFragmentsView {
+    /// The process.
+    pub tgid: Tgid,
+    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    pub observed_since_ns: u64,
+    /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    pub at_worst_ns: Option<u64>,
+    /// Addresses that it has set apart, and those of them without memory.
+    pub addresses: Holes,
+    /// On each GPU.
+    pub gpus: Vec<DriverGpuView>,
+}
+
+/// On one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverGpuView {
+    /// The GPU; `None` where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// Memory of `cuMemAlloc`, and the granules it lies in: these are no driver's word, but follow from the addresses.
+    pub linear: Linear,
+    /// Physical memory (`cuMemCreate`), in bytes.
+    pub physical_bytes: u64,
+    /// What of it is neither mapped nor bound.
+    pub idle_physical_bytes: u64,
+    /// What is used of pools (`cuMemAllocAsync`).
+    pub pool_bytes: u64,
+    /// What pools hold; `None` where that cannot even be estimated.
+    pub pool_backed_bytes: Option<u64>,
+    /// The program has not asked the driver for it lately, so it is an estimate.
+    pub pool_backed_estimated: bool,
+    /// All that is of no use, as far as it can be told.
+    pub wasted_bytes: u64,
+    /// Would a request fit: what the driver has free by NVML's last reading; `None` where that is not known, or was not asked.
+    pub driver_free_bytes: Option<u64>,
+}
+
+/// How it lay at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MomentView {
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// What the allocator had of the driver, in bytes.
+    pub reserved_bytes: u64,
+    /// What tensors had of that.
+    pub allocated_bytes: u64,
+    /// What lay free.
+    pub free_bytes: u64,
+    /// What of it lay beside blocks in use.
+    pub split_bytes: u64,
+    /// The largest free block.
+    pub largest_free_bytes: u64,
+}
+
+/// What would become of a request now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FitView {
+    /// What is asked for, in bytes.
+    pub wanted_bytes: u64,
+    /// Whether there is a free block for it, on some stream.
+    pub cached: bool,
+    /// What the driver would have to give for it otherwise, in bytes.
+    pub driver_bytes: u64,
+    /// What the driver has free by NVML's last reading, in bytes; `None` where that is not known.
+    pub driver_free_bytes: Option<u64>,
+    /// What it would have more once the cache was emptied, which PyTorch does before it gives up, in bytes.
+    pub releasable_bytes: u64,
+}
+
+/// A segment, and the blocks that tile it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentView {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// It is for requests of up to 1 MiB.
+    pub small: bool,
+    /// It grows and shrinks.
+    pub expandable: bool,
+    /// The stream it is for.
+    pub stream: u64,
+    /// The private pool it is for; (0, 0) for none.
+    pub private_pool: (u64, u64),
+    /// Its blocks, in their order.
+    pub blocks: Vec<SegmentBlockView>,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentBlockView {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// What it is used for.
+    pub state: SegmentBlockState,
+}
+
+/// What a block is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SegmentBlockState {
+    /// A tensor has it.
+    Allocated,
+    /// It was given back, and a stream uses it still.
+    Pending,
+    /// Nothing.
+    Free,
+}

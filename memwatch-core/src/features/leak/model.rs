@@ -1,0 +1,269 @@
+//! What keeps growing: by line of a PyTorch program what stays at its lowest, else what the driver, and pinned host memory, hold.
+//!
+//! Live bytes go up and down with each step. What a place had at the least within a window of one step or more is what it keeps: that grows
+//! where something is kept that should not be, and levels off where a cache fills or an optimizer makes its state.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::allocators::names::SiteKey;
+use crate::attribution::process::Process;
+use crate::features::trend::{Series, Trend};
+use crate::ledger::totals::{DeviceRef, Kind};
+use crate::words::{Ordinal, Tgid};
+
+/// Growth is believed where noise looks so steady less often than this.
+const SURE: f64 = 0.01;
+/// And its later half, which has fewer points, less often than this.
+const SURE_LATE: f64 = 0.05;
+/// A leak's later half grows by at least this part of the whole's rate.
+const STILL: f64 = 0.6;
+
+/// Where memory is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Place {
+    /// The process.
+    pub tgid: Tgid,
+    /// Tells it from others that had its number: [`Process::observed_since_ns`].
+    pub since_ns: u64,
+    /// Where in it.
+    pub held: Held,
+}
+
+/// Where in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Held {
+    /// By a line of Python, on a device of PyTorch's.
+    Site(Ordinal, SiteKey),
+    /// Of the driver, by a process without PyTorch, or without probes on it.
+    Device(DeviceRef),
+    /// In pinned host memory.
+    Pinned,
+}
+
+/// What is to be thought of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It grows all the time, and goes on.
+    Leak,
+    /// It grows, by less than the threshold.
+    Slow,
+    /// It has grown, and does no more.
+    LevelledOff,
+    /// It does not grow.
+    Steady,
+}
+
+/// A place, and how it goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Finding {
+    /// The place.
+    pub place: Place,
+    /// What is to be thought of it.
+    pub verdict: Verdict,
+    /// How it goes.
+    pub trend: Trend,
+    /// Within how long what is held is replaced on average, nanoseconds; `None` where it is kept.
+    pub turnover_ns: Option<u64>,
+}
+
+/// What all places have held so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Leaks {
+    series: BTreeMap<Place, Series>,
+    /// Within how long what a line holds is replaced, nanoseconds, in the last window with anything and in the one before.
+    turnovers: BTreeMap<Place, [u64; 2]>,
+    /// How many windows of a process have been taken in.
+    windows: BTreeMap<(Tgid, u64), u64>,
+}
+
+impl Leaks {
+    /// Takes in what a process holds now.
+    pub fn observe(&mut self, process: &Process, now_ns: u64) {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let place = |held| Place { tgid, since_ns, held };
+        if let Some(tensors) = &process.tensors {
+            let taken = self.windows.entry((tgid, since_ns)).or_insert(0);
+            if *taken == tensors.windows() {
+                return;
+            }
+            *taken = tensors.windows();
+            for (ordinal, device) in tensors.places().devices() {
+                for (site, sum) in device.sites() {
+                    let (place, bytes) = (place(Held::Site(*ordinal, site)), device.floor_bytes(site));
+                    self.series.entry(place).or_default().push(now_ns, bytes);
+                    // What goes as a program ends was not replaced.
+                    if bytes > 0 {
+                        let [_, last_ns] = self.turnovers.get(&place).copied().unwrap_or_default();
+                        self.turnovers.insert(place, [last_ns, sum.turnover_ns().unwrap_or(0)]);
+                    }
+                }
+            }
+        } else {
+            for (device, totals) in process.ledger.totals().devices() {
+                self.series.entry(place(Held::Device(device))).or_default().push(now_ns, totals.owned.live_bytes);
+            }
+        }
+        let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
+        self.series.entry(place(Held::Pinned)).or_default().push(now_ns, pinned_bytes);
+    }
+
+    /// Forgets processes that are not these any more, by number and [`Process::observed_since_ns`].
+    pub fn keep(&mut self, is_known: impl Fn(Tgid, u64) -> bool) {
+        self.series.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.turnovers.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
+    }
+
+    /// How many windows of a process have been seen.
+    pub fn windows(&self, process: &Process) -> u64 {
+        self.windows.get(&(process.tgid, process.observed_since_ns)).copied().unwrap_or(0)
+    }
+
+    /// What is to be thought of each place of a process, where growth of so many bytes a minute is too much; `None` for those that were
+    /// seen for too short a time.
+    pub fn findings(&self, process: &Process, threshold_bytes_per_minute: f64) -> Vec<(Place, Option<Finding>)> {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
+        let has_ended = process.ended.is_some();
+        let finding = |(place, series): (&Place, &Series)| {
+            let trend = trend(series, has_ended);
+            // A program may have been about to end in the last one.
+            let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
+            let found = trend.and_then(|trend| {
+                let replaced = self::trend(&series.apart(turnover_ns), has_ended);
+                let (verdict, trend) = judge_replaced(trend, replaced, threshold_bytes_per_minute)?;
+                let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
+                Some(Finding { place: *place, verdict, trend, turnover_ns })
+            });
+            (*place, found)
+        };
+        own.map(finding).collect()
+    }
+}
+
+fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
+    if has_ended { series.trend_of_ended() } else { series.trend() }
+}
+
+/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; that it grows is told by points that have
+/// nothing to do with each other, or not yet. With the verdict, the trend that it is of.
+fn judge_replaced(trend: Trend, replaced: Option<Trend>, threshold_bytes_per_minute: f64) -> Option<(Verdict, Trend)> {
+    match judge(&trend, threshold_bytes_per_minute) {
+        Verdict::Leak | Verdict::Slow => replaced.map(|trend| (judge(&trend, threshold_bytes_per_minute), trend)),
+        settled => Some((settled, trend)),
+    }
+}
+
+fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
+    let per_minute = trend.whole.bytes_per_second * 60.0;
+    let has_grown = trend.late_least_bytes > trend.first_bytes;
+    let grows = per_minute > 0.0 && trend.whole.p < SURE;
+    let goes_on = trend.late.p < SURE_LATE && trend.late.bytes_per_second >= STILL * trend.whole.bytes_per_second;
+    match (grows && goes_on, has_grown) {
+        (true, _) if per_minute >= threshold_bytes_per_minute => Verdict::Leak,
+        (true, _) => Verdict::Slow,
+        (false, true) => Verdict::LevelledOff,
+        (false, false) => Verdict::Steady,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::{Verdict, judge, judge_replaced};
+    use crate::allocators::places::Sum;
+    use crate::features::trend::Series;
+
+    const MIB: u64 = 1 << 20;
+    /// A mebibyte a minute.
+    const THRESHOLD: f64 = 1_048_576.0;
+
+    fn verdict(bytes: impl Fn(u64) -> u64) -> Verdict {
+        let mut series = Series::default();
+        (0..60).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
+        judge(&series.trend().expect("a minute is long enough"), THRESHOLD)
+    }
+
+    #[test]
+    fn a_tensor_kept_each_step_is_a_leak_and_a_little_of_one_is_slow() {
+        assert_eq!(verdict(|second| 300 * MIB + second * MIB), Verdict::Leak);
+        assert_eq!(verdict(|second| second * 4096), Verdict::Slow);
+        // One each fifth step.
+        assert_eq!(verdict(|second| second / 5 * 8 * MIB), Verdict::Leak);
+    }
+
+    #[test]
+    fn a_list_of_the_last_ones_is_judged_by_what_its_replacements_have_to_do_with_each_other() {
+        let judged = |seconds: u64, turnover: u64, bytes: fn(u64) -> u64| {
+            let mut series = Series::default();
+            (0..seconds).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
+            let replaced = series.apart(turnover * 1_000_000_000).trend();
+            let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
+            judged.map(|(verdict, _)| verdict)
+        };
+        assert_eq!(judged(60, 12, |second| second * MIB), None, "it has been replaced five times");
+        assert_eq!(judged(60, 12, |_| 77 * MIB), Some(Verdict::Steady), "nothing grows");
+        // A tensor that is made anew with more, each time.
+        assert_eq!(judged(60, 1, |second| second * MIB), Some(Verdict::Leak));
+        assert_eq!(judged(120, 5, |second| second * MIB), Some(Verdict::Leak));
+        assert_eq!(judged(60, 0, |second| second * MIB), Some(Verdict::Leak), "it is kept");
+    }
+
+    /// The verdict on a list of the last `length` things of 2 to 18 MiB, two more a second.
+    fn of_list(length: usize, seconds: u64, seed: u64) -> Option<Verdict> {
+        let mut word = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let sizes = std::iter::repeat_with(|| {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            2 * MIB + (word >> 20) % (16 * MIB)
+        });
+        let (mut list, mut series, mut sum) = (VecDeque::new(), Series::default(), Sum::default());
+        for (place, bytes) in (0..2 * seconds).zip(sizes) {
+            let time_ns = place * 500_000_000;
+            list.push_back((bytes, time_ns));
+            sum.grant(bytes, 0);
+            if list.len() > length
+                && let Some((bytes, begun_ns)) = list.pop_front()
+            {
+                sum.free(bytes, Some(time_ns - begun_ns), 0);
+            }
+            series.push(time_ns, sum.live_bytes);
+        }
+        let replaced = series.apart(sum.turnover_ns().unwrap_or(0)).trend();
+        let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
+        // The numbers beside a verdict are those that it is from.
+        assert!(judged.is_none_or(|(verdict, trend)| verdict == judge(&trend, THRESHOLD)), "{judged:?}");
+        judged.map(|(verdict, _)| verdict)
+    }
+
+    #[test]
+    fn lists_of_the_last_ones_of_all_sizes_are_hardly_ever_told_to_leak() {
+        for (length, seconds) in [(10, 40), (10, 120), (25, 40), (25, 120), (25, 600), (60, 45), (60, 240), (60, 600)] {
+            let verdicts = (0..100).map(|seed| of_list(length, seconds, seed));
+            let leaks = verdicts.filter(|verdict| *verdict == Some(Verdict::Leak)).count();
+            assert!(leaks <= 2, "{leaks} of 100 of length {length} in {seconds} s");
+        }
+    }
+
+    #[test]
+    fn what_is_made_once_fills_up_or_comes_and_goes_is_no_leak() {
+        assert_eq!(
+            verdict(|second| if second < 2 { 0 } else { 900 * MIB }),
+            Verdict::LevelledOff,
+            "an optimizer's state"
+        );
+        assert_eq!(verdict(|second| second.min(25) * 10 * MIB), Verdict::LevelledOff, "a cache");
+        assert_eq!(
+            verdict(|second| if second % 10 == 9 { 500 * MIB } else { 0 }),
+            Verdict::Steady,
+            "evaluation, at its end"
+        );
+        assert_eq!(verdict(|second| if second % 10 == 4 { 500 * MIB } else { 0 }), Verdict::Steady, "evaluation");
+        assert_eq!(verdict(|_| 77 * MIB), Verdict::Steady);
+        assert_eq!(verdict(|second| (100 - second) * MIB), Verdict::Steady);
+    }
+}

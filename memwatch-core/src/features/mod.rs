@@ -1,0 +1,14 @@
+//! What the numbers say together.
+
+pub mod churn;
+pub mod diff;
+pub mod forecast;
+pub mod fragments;
+pub mod growth;
+pub mod leak;
+pub mod oom;
+pub mod profile;
+pub mod samples;
+pub mod simulate;
+pub mod timeline;
+pub mod trend;

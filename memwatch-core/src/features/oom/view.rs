@@ -1,0 +1,50 @@
+//! An allocation that failed for want of memory, and who held what at that moment.
+
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::{Snapshot, WhoseView};
+use crate::words::{GpuUuid, Name, Tgid};
+
+/// One failure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OomView {
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// Whose allocation it was.
+    pub tgid: Tgid,
+    /// `tensor`, where PyTorch gave up, or `driver`.
+    pub level: Name,
+    /// The process's own number of the device, where PyTorch told it.
+    pub device: Option<i32>,
+    /// The GPU; `None` for host memory, and where it cannot be told.
+    pub uuid: Option<GpuUuid>,
+    /// The driver's function; `None` where PyTorch gave up.
+    pub symbol: Option<Name>,
+    /// What was wanted, in bytes.
+    pub wanted_bytes: u64,
+    /// Whose it would have been; `None` where PyTorch is not watched.
+    pub whose: Option<WhoseView>,
+    /// What PyTorch's allocator kept; `None` where that is not known.
+    pub cache: Option<CacheView>,
+    /// How many more allocations of the process failed within a second after it.
+    pub more: u64,
+    /// Everything that was known at that moment.
+    pub snapshot: Box<Snapshot>,
+}
+
+/// What a caching allocator had of the driver and did not use, where it keeps blocks of the wanted size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheView {
+    /// What it had of the driver.
+    pub reserved_bytes: u64,
+    /// What of that the program had.
+    pub allocated_bytes: u64,
+    /// Segments of which nothing was in use, and such pages of those that grow: what `torch.cuda.empty_cache()` gives back.
+    pub unused_segment_bytes: u64,
+    /// Free beside blocks that were in use, so that it cannot go back.
+    pub split_bytes: u64,
+    /// The largest free block.
+    pub largest_free_bytes: u64,
+    /// Whether its segments can grow.
+    pub is_expandable: bool,
+}

@@ -1,0 +1,282 @@
+//! What GPUs and processes held over time: the moments at which it is looked, and all numbers that are followed.
+//!
+//! Time comes in with what happens, and the moments are multiples of the interval on the machine's clock. So two watches of one machine, and
+//! a recording, look at the same moments, however they are driven.
+
+pub mod course;
+
+use std::collections::BTreeMap;
+
+use super::samples::course::Course;
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::decode::{TensorChange, TensorEvent};
+use crate::input::{DeviceReading, NvmlState};
+use crate::ledger::totals::{DeviceRef, Kind};
+use crate::words::{GpuUuid, Ordinal, Tgid};
+
+/// One life of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Life {
+    /// The process.
+    pub tgid: Tgid,
+    /// Tells it from others that had its number: [`Process::observed_since_ns`].
+    pub since_ns: u64,
+}
+
+impl Life {
+    /// That of a process.
+    pub const fn of(process: &Process) -> Self {
+        Self { tgid: process.tgid, since_ns: process.observed_since_ns }
+    }
+}
+
+/// What is followed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Track {
+    /// NVML's used bytes of a GPU.
+    GpuUsed(GpuUuid),
+    /// Live bytes of all watched processes there.
+    GpuLive(GpuUuid),
+    /// Live bytes of a process on a GPU; `None` where it is not known which.
+    Live(Life, Option<GpuUuid>),
+    /// NVML's used bytes of a process on a GPU.
+    Used(Life, GpuUuid),
+    /// What the caching allocator of a device has granted.
+    Allocated(Life, Ordinal),
+    /// What it has of the driver.
+    Reserved(Life, Ordinal),
+    /// Pinned host memory of a process.
+    Pinned(Life),
+}
+
+impl Track {
+    /// The process, if it is one's.
+    pub const fn life(&self) -> Option<Life> {
+        match self {
+            Self::GpuUsed(_) | Self::GpuLive(_) => None,
+            Self::Live(life, _)
+            | Self::Used(life, _)
+            | Self::Allocated(life, _)
+            | Self::Reserved(life, _)
+            | Self::Pinned(life) => Some(*life),
+        }
+    }
+}
+
+/// All that is followed.
+#[derive(Clone, Debug)]
+pub struct Samples {
+    asked_ns: u64,
+    interval_ns: u64,
+    /// When it was looked last, or the watch began.
+    looked_ns: Option<u64>,
+    begun_ns: Option<u64>,
+    tracks: BTreeMap<Track, Course>,
+    /// The GPUs behind devices of processes, as far as they are known.
+    gpus: BTreeMap<(Life, DeviceRef), Option<GpuUuid>>,
+}
+
+impl Samples {
+    /// It is looked so often from now on: at least every nanosecond.
+    pub fn new(interval_ns: u64) -> Self {
+        let interval_ns = interval_ns.max(1);
+        let (tracks, gpus) = (BTreeMap::new(), BTreeMap::new());
+        Self { asked_ns: interval_ns, interval_ns, looked_ns: None, begun_ns: None, tracks, gpus }
+    }
+
+    /// How often it was to be looked, nanoseconds.
+    pub const fn asked_ns(&self) -> u64 {
+        self.asked_ns
+    }
+
+    /// How often it is looked, nanoseconds: more seldom than was asked for where there were too many moments to keep.
+    pub const fn interval_ns(&self) -> u64 {
+        self.interval_ns
+    }
+
+    /// When the first thing happened: `CLOCK_BOOTTIME`, nanoseconds.
+    pub const fn begun_ns(&self) -> Option<u64> {
+        self.begun_ns
+    }
+
+    /// Everything that is followed.
+    pub const fn tracks(&self) -> &BTreeMap<Track, Course> {
+        &self.tracks
+    }
+
+    /// Time has come to this, and nothing has changed since the last that was taken in.
+    pub fn advance(&mut self, time_ns: u64) {
+        let Some(looked_ns) = self.looked_ns else {
+            (self.looked_ns, self.begun_ns) = (Some(time_ns), Some(time_ns));
+            return;
+        };
+        let mut moment_ns = (looked_ns / self.interval_ns + 1).saturating_mul(self.interval_ns);
+        if moment_ns > time_ns {
+            return;
+        }
+        while moment_ns <= time_ns {
+            self.tracks.values_mut().for_each(|course| course.look(moment_ns));
+            self.looked_ns = Some(moment_ns);
+            if self.tracks.values().any(Course::is_full) {
+                self.interval_ns = self.interval_ns.saturating_mul(2);
+                let interval_ns = self.interval_ns;
+                self.tracks.values_mut().for_each(|course| course.thin(interval_ns));
+            }
+            moment_ns = (moment_ns / self.interval_ns + 1).saturating_mul(self.interval_ns);
+        }
+    }
+
+    /// Looks at what there is already, where it is looked from the middle of a watch on: what does not change is held, too.
+    pub fn begin<'a>(
+        &mut self,
+        reading: &DeviceReading,
+        processes: &(impl Iterator<Item = &'a Process> + Clone),
+        time_ns: u64,
+    ) {
+        self.advance(time_ns);
+        for process in processes.clone() {
+            self.observe(process, reading, time_ns);
+            for (ordinal, allocator) in process.tensors.iter().flat_map(|tensors| tensors.allocators()) {
+                let Some(now) = allocator.reported() else { continue };
+                self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
+            }
+        }
+        // What NVML said last is what is known of now.
+        if reading.state == NvmlState::Ok {
+            self.read(&DeviceReading { end_ns: time_ns, ..reading.clone() }, processes);
+        }
+    }
+
+    /// What a process holds of the driver now.
+    pub fn observe(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
+        let life = Life::of(process);
+        let mut sums: BTreeMap<Option<GpuUuid>, u64> = BTreeMap::new();
+        for (device, totals) in process.ledger.totals().devices() {
+            let resolved = || resolve(process, device, &reading.devices);
+            let gpu = self.gpus.entry((life, device)).or_insert_with(resolved);
+            let live_bytes = if process.checkpointed { 0 } else { totals.owned.live_bytes };
+            let sum = sums.entry(gpu.clone()).or_insert(0);
+            *sum = sum.saturating_add(live_bytes);
+        }
+        for (gpu, bytes) in sums {
+            let track = Track::Live(life, gpu.clone());
+            let before_bytes = self.tracks.get(&track).map_or(0, Course::bytes);
+            self.set(track, time_ns, bytes);
+            if let Some(uuid) = gpu {
+                self.shift(uuid, time_ns, before_bytes, bytes);
+            }
+        }
+        let pinned_bytes = process.ledger.totals().host().kind(Kind::PinnedHost).live_bytes;
+        if pinned_bytes > 0 || self.tracks.contains_key(&Track::Pinned(life)) {
+            self.set(Track::Pinned(life), time_ns, pinned_bytes);
+        }
+    }
+
+    /// What the caching allocator of a device says that it has.
+    pub fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
+        let (TensorChange::Reported { ordinal, allocated_bytes, reserved_bytes, .. }
+        | TensorChange::OutOfMemory { ordinal, allocated_bytes, reserved_bytes, .. }) = event.what
+        else {
+            return;
+        };
+        self.set_tensors(Life::of(process), ordinal, event.time_ns, (allocated_bytes, reserved_bytes));
+    }
+
+    /// NVML has been read; which GPU a device is may be known now.
+    pub fn read<'a>(&mut self, reading: &DeviceReading, processes: &(impl Iterator<Item = &'a Process> + Clone)) {
+        let time_ns = reading.end_ns;
+        for process in processes.clone() {
+            self.place(process, reading, time_ns);
+        }
+        if reading.state != NvmlState::Ok {
+            let of_nvml = |track: &&mut Course| track.ended_ns().is_none();
+            let used = self.tracks.iter_mut().filter(|(track, _)| matches!(track, Track::GpuUsed(_) | Track::Used(..)));
+            used.map(|(_, course)| course).filter(of_nvml).for_each(|course| course.end(time_ns));
+            return;
+        }
+        for device in &reading.devices {
+            if let Some(used_bytes) = device.used_bytes {
+                self.set(Track::GpuUsed(device.uuid.clone()), time_ns, used_bytes);
+            }
+            self.tracks.entry(Track::GpuLive(device.uuid.clone())).or_insert_with(|| Course::begin(time_ns, 0));
+            for process in processes.clone() {
+                let listed = device.processes.iter().flatten().find(|entry| entry.tgid == process.tgid);
+                let track = Track::Used(Life::of(process), device.uuid.clone());
+                match listed.map(|entry| entry.used_bytes) {
+                    Some(Some(used_bytes)) => self.set(track, time_ns, used_bytes),
+                    // NVML lists it no more, or does not say how much.
+                    _ => {
+                        if let Some(course) = self.tracks.get_mut(&track) {
+                            course.end(time_ns);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// A process is no more, or has another image.
+    pub fn end(&mut self, life: Life, time_ns: u64) {
+        let mut given_back = Vec::new();
+        for (track, course) in self.tracks.iter_mut().filter(|(track, _)| track.life() == Some(life)) {
+            if let Track::Live(_, Some(uuid)) = track {
+                given_back.push((uuid.clone(), course.bytes()));
+            }
+            course.end(time_ns);
+        }
+        for (uuid, bytes) in given_back {
+            self.shift(uuid, time_ns, bytes, 0);
+        }
+        self.gpus.retain(|(known, _), _| *known != life);
+    }
+
+    /// Its devices may be known to be others than was thought.
+    fn place(&mut self, process: &Process, reading: &DeviceReading, time_ns: u64) {
+        let life = Life::of(process);
+        let mut has_changed = false;
+        for ((_, device), gpu) in
+            self.gpus.range_mut((life, DeviceRef::Unknown)..).take_while(|((of, _), _)| *of == life)
+        {
+            let now = resolve(process, *device, &reading.devices);
+            if now.is_some() && now != *gpu {
+                *gpu = now;
+                has_changed = true;
+            }
+        }
+        if !has_changed {
+            return;
+        }
+        // What was on no GPU has been on the one that it is on now, where that is one.
+        let unplaced = self.tracks.remove(&Track::Live(life, None));
+        let gpus: Vec<&GpuUuid> =
+            self.gpus.iter().filter(|((of, _), _)| *of == life).filter_map(|(_, gpu)| gpu.as_ref()).collect();
+        if let ([uuid, others @ ..], Some(course)) = (&gpus[..], unplaced) {
+            let uuid = (*uuid).clone();
+            let is_one = others.iter().all(|other| **other == uuid);
+            let track = Track::Live(life, Some(uuid.clone()));
+            if is_one && !self.tracks.contains_key(&track) {
+                let bytes = course.bytes();
+                self.tracks.insert(track, course);
+                self.shift(uuid, time_ns, 0, bytes);
+            }
+        }
+        self.observe(process, reading, time_ns);
+    }
+
+    fn set_tensors(&mut self, life: Life, ordinal: Ordinal, time_ns: u64, (allocated, reserved): (u64, u64)) {
+        self.set(Track::Allocated(life, ordinal), time_ns, allocated);
+        self.set(Track::Reserved(life, ordinal), time_ns, reserved);
+    }
+
+    fn set(&mut self, track: Track, time_ns: u64, bytes: u64) {
+        self.tracks.entry(track).or_insert_with(|| Course::begin(time_ns, bytes)).set(time_ns, bytes);
+    }
+
+    /// A part of what all processes have on a GPU has changed.
+    fn shift(&mut self, uuid: GpuUuid, time_ns: u64, before_bytes: u64, bytes: u64) {
+        let course = self.tracks.entry(Track::GpuLive(uuid)).or_insert_with(|| Course::begin(time_ns, 0));
+        let all_bytes = course.bytes().saturating_sub(before_bytes).saturating_add(bytes);
+        course.set(time_ns, all_bytes);
+    }
+}

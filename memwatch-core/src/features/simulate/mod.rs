@@ -1,0 +1,189 @@
+//! The line's look at other settings of PyTorch's allocators: replayed with each event, told with names when it is asked for.
+
+pub mod model;
+pub mod view;
+
+use std::collections::BTreeMap;
+
+use memwatch_common::loss::Loss;
+
+use crate::Pipeline;
+use crate::allocators::pytorch::DeviceAllocator;
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::attribution::reconcile::Reconciliation;
+use crate::decode::TensorEvent;
+use crate::features::simulate::model::{DeviceRun, Failure, Plan, Replay, Room, Settings, Simulations, Whose};
+use crate::features::simulate::view::{ForeseenFailureView, MeasuredView, PolicyView, SimulationView};
+use crate::input::DeviceFacts;
+use crate::ledger::totals::DeviceRef;
+use crate::words::{GpuUuid, Ordinal};
+
+impl Pipeline {
+    /// From now on, what these policies would have taken is replayed; on a card with so many bytes, where that is given.
+    pub fn simulate(&mut self, plans: Vec<Plan>, capacity_bytes: Option<u64>) {
+        self.detectors.simulations = Some(Box::new(Simulations::new(plans, capacity_bytes)));
+    }
+
+    /// What came of it, by process and device; nothing before [`Pipeline::simulate`].
+    pub fn simulations(&self) -> Vec<SimulationView> {
+        let Some(simulations) = &self.detectors.simulations else { return Vec::new() };
+        let view = |(whose, run): (&Whose, &DeviceRun)| {
+            let process = self.process_of(whose)?;
+            Some(self.simulation(process, whose.2, (simulations.plans(), run)))
+        };
+        simulations.runs().iter().filter_map(view).collect()
+    }
+
+    /// What the driver takes for a context, by GPU, as far as it was seen, in bytes.
+    pub const fn contexts(&self) -> &BTreeMap<GpuUuid, u64> {
+        self.reconciliation.contexts()
+    }
+
+    /// The same, known beforehand: that it takes room shows only with NVML's first reading after a program's first allocations.
+    pub fn know_contexts(&mut self, contexts: BTreeMap<GpuUuid, u64>) {
+        self.reconciliation.know_contexts(contexts);
+    }
+
+    pub(crate) fn observe_simulations(&mut self, event: &TensorEvent) {
+        let Self { detectors, processes, reading, reconciliation, .. } = self;
+        let Some(simulations) = &mut detectors.simulations else { return };
+        let Some(process) = processes.get(&event.tgid) else { return };
+        let capacity_bytes = simulations.capacity_bytes();
+        simulations.observe(process.observed_since_ns, event, |ordinal| {
+            room(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
+        });
+    }
+
+    /// NVML was read: what others have of the devices may be another.
+    pub(crate) fn update_rooms(&mut self) {
+        let Some(mut simulations) = self.detectors.simulations.take() else { return };
+        let capacity_bytes = simulations.capacity_bytes();
+        let all: Vec<Whose> = simulations.runs().keys().copied().collect();
+        for whose in all {
+            if let Some(process) = self.process_of(&whose).filter(|process| process.ended.is_none()) {
+                let room = room(process, whose.2, &self.reading.devices, &self.reconciliation, capacity_bytes);
+                simulations.set_room(whose, room);
+            }
+        }
+        self.detectors.simulations = Some(simulations);
+    }
+
+    fn process_of(&self, (tgid, since_ns, _): &Whose) -> Option<&Process> {
+        let mut all = self.processes.values().chain(&self.ended);
+        all.find(|process| (process.tgid, process.observed_since_ns) == (*tgid, *since_ns))
+    }
+
+    fn simulation(&self, process: &Process, ordinal: Ordinal, (plans, run): (&[Plan], &DeviceRun)) -> SimulationView {
+        let allocator = process.tensors.as_ref().and_then(|tensors| tensors.allocators().get(&ordinal));
+        let max_split_size = allocator.and_then(DeviceAllocator::max_split_size);
+        let losses = process.tensors.as_ref().map(|tensors| tensors.losses());
+        let policies = plans.iter().zip(run.replays());
+        let available_bytes = run.room().available_bytes;
+        let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+        SimulationView {
+            tgid: process.tgid,
+            observed_since_ns: process.observed_since_ns,
+            device: ordinal.0,
+            traced: run.is_traced(),
+            lost: losses.and_then(|losses| losses.get(&Loss::TensorEventLost).copied()).unwrap_or(0),
+            operations: run.operations(),
+            older_allocated_bytes: run.older().map(|older| older.allocated_bytes),
+            older_reserved_bytes: run.older().map(|older| older.reserved_bytes),
+            available_bytes: (available_bytes < u64::MAX).then_some(available_bytes),
+            context_bytes: uuid.as_ref().and_then(|uuid| self.reconciliation.context_bytes(uuid)),
+            uuid,
+            measured: measured(run),
+            policies: policies
+                .map(|(plan, replay)| {
+                    let as_it_ran = is_as_it_ran(plan, run.measured().is_expandable, max_split_size);
+                    PolicyView { as_it_ran, ..policy(plan, replay) }
+                })
+                .collect(),
+        }
+    }
+}
+
+/// How much of a device the driver has for the allocators of a process: what neither other processes nor its own context have.
+fn room(
+    process: &Process,
+    ordinal: Ordinal,
+    devices: &[DeviceFacts],
+    reconciliation: &Reconciliation,
+    capacity_bytes: Option<u64>,
+) -> Room {
+    let uuid = resolve(process, DeviceRef::Ordinal(ordinal), devices);
+    let device = uuid.as_ref().and_then(|uuid| devices.iter().find(|device| device.uuid == *uuid));
+    let context_bytes = uuid.and_then(|uuid| reconciliation.context_bytes(&uuid)).unwrap_or(0);
+    let others = device.into_iter().flat_map(|device| device.processes.iter().flatten());
+    let others = others.filter(|other| other.tgid != process.tgid).filter_map(|other| other.used_bytes);
+    let taken_bytes = match capacity_bytes {
+        Some(_) => context_bytes,
+        None => others.sum::<u64>().saturating_add(context_bytes),
+    };
+    let total_bytes = capacity_bytes.or_else(|| device.and_then(|device| device.total_bytes));
+    total_bytes.map_or_else(Room::default, |total_bytes| Room {
+        total_bytes,
+        available_bytes: total_bytes.saturating_sub(taken_bytes),
+    })
+}
+
+/// Whether this is how the program ran, as far as its allocator shows it.
+fn is_as_it_ran(plan: &Plan, is_expandable: bool, max_split_size: Option<i64>) -> bool {
+    let Plan::PyTorch(settings) = plan else { return false };
+    let max_split_bytes = max_split_size.and_then(|size| u64::try_from(size).ok());
+    let seen = Settings { expandable_segments: is_expandable, max_split_bytes, ..Settings::default() };
+    *settings == seen
+}
+
+fn measured(run: &DeviceRun) -> MeasuredView {
+    let own = run.measured();
+    MeasuredView {
+        peak_reserved_bytes: own.peak_reserved_bytes,
+        allocated_at_peak_bytes: own.allocated_at_peak_bytes,
+        peak_allocated_bytes: own.peak_allocated_bytes,
+        reserved_bytes: own.reserved_bytes,
+        allocated_bytes: own.allocated_bytes,
+        hits: own.hits,
+        misses: own.misses,
+        driver_allocations: own.driver_allocations,
+        driver_frees: own.driver_frees,
+        retries: own.retries,
+        refused: own.refused,
+        expandable: own.is_expandable,
+    }
+}
+
+fn policy(plan: &Plan, replay: &Replay) -> PolicyView {
+    let outcome = replay.outcome();
+    let (word, setting) = match plan {
+        Plan::PyTorch(settings) => ("pytorch", Some(settings.to_string())),
+        Plan::SizeClasses => ("size_classes", None),
+    };
+    let failure = |failure: Failure| ForeseenFailureView {
+        time_ns: failure.time_ns,
+        wanted_bytes: failure.bytes,
+        reserved_bytes: failure.reserved_bytes,
+        allocated_bytes: failure.allocated_bytes,
+    };
+    PolicyView {
+        policy: word.into(),
+        setting,
+        as_it_ran: false,
+        peak_reserved_bytes: outcome.meter.peak_reserved_bytes,
+        allocated_at_peak_bytes: outcome.meter.allocated_at_peak_bytes,
+        peak_allocated_bytes: outcome.meter.peak_allocated_bytes,
+        reserved_bytes: outcome.meter.reserved_bytes,
+        allocated_bytes: outcome.meter.allocated_bytes,
+        free_bytes: outcome.free_bytes,
+        largest_free_bytes: outcome.largest_free_bytes,
+        hits: outcome.hits,
+        misses: outcome.misses,
+        driver_allocations: outcome.meter.driver_allocations,
+        driver_frees: outcome.meter.driver_frees,
+        retries: outcome.meter.retries,
+        refused: outcome.refused,
+        granted_refused: outcome.granted_refused,
+        failure: outcome.failure.map(failure),
+    }
+}

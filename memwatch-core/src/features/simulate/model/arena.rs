@@ -1,0 +1,174 @@
+//! Blocks that tile segments, and the pools of those that are free.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Handle;
+use super::addresses::Addresses;
+use crate::allocators::pytorch::PoolSize;
+
+/// What a block is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Nothing: it is in its pool.
+    Free,
+    /// The program has it.
+    Used,
+    /// The program has given it back, and a stream uses it still.
+    Pending,
+    /// Addresses without memory.
+    Unmapped,
+}
+
+/// A block, and its neighbours in its segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) stream: u64,
+    pub(super) pool: usize,
+    pub(super) state: State,
+    pub(super) before: Option<Handle>,
+    pub(super) after: Option<Handle>,
+    /// Of an expandable segment: where that begins, and how long it is at most.
+    pub(super) segment: Option<(u64, u64)>,
+    /// How often its pool had been looked through when it came into it.
+    pub(super) born: u64,
+}
+
+impl Block {
+    /// Whether it shares its segment.
+    pub(super) const fn is_split(&self) -> bool {
+        self.before.is_some() || self.after.is_some()
+    }
+}
+
+/// Free blocks of one pool.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    pub(super) size: PoolSize,
+    /// By stream, size, address.
+    pub(super) free: BTreeSet<(u64, u64, u64, Handle)>,
+    /// By stream and address.
+    pub(super) unmapped: BTreeSet<(u64, u64, Handle)>,
+    /// How often it was looked through.
+    pub(super) looked: u64,
+}
+
+/// All blocks and pools of one allocator.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Arena {
+    blocks: Vec<Block>,
+    vacant: Vec<Handle>,
+    pub(super) pools: Vec<Pool>,
+    by_name: BTreeMap<((u64, u64), PoolSize), usize>,
+    /// Of its segments.
+    pub(super) addresses: Addresses,
+}
+
+impl Arena {
+    /// The pool for such blocks.
+    pub(super) fn pool(&mut self, private_pool: (u64, u64), size: PoolSize) -> usize {
+        let Self { pools, by_name, .. } = self;
+        *by_name.entry((private_pool, size)).or_insert_with(|| {
+            let (free, unmapped) = (BTreeSet::new(), BTreeSet::new());
+            pools.push(Pool { size, free, unmapped, looked: 0 });
+            pools.len() - 1
+        })
+    }
+
+    /// A block.
+    pub(super) fn get(&self, handle: Handle) -> &Block {
+        &self.blocks[handle.0 as usize]
+    }
+
+    /// The same, to be changed; while it is in no pool.
+    pub(super) fn get_mut(&mut self, handle: Handle) -> &mut Block {
+        &mut self.blocks[handle.0 as usize]
+    }
+
+    /// A block that is in no pool yet.
+    pub(super) fn add(&mut self, block: Block) -> Handle {
+        if let Some(handle) = self.vacant.pop() {
+            *self.get_mut(handle) = block;
+            return handle;
+        }
+        let handle = Handle(u32::try_from(self.blocks.len()).unwrap_or(u32::MAX));
+        self.blocks.push(block);
+        handle
+    }
+
+    /// A block is no more; it is in no pool.
+    pub(super) fn drop_block(&mut self, handle: Handle) {
+        self.vacant.push(handle);
+    }
+
+    /// Puts a free or unmapped block into its pool.
+    pub(super) fn shelve(&mut self, handle: Handle) {
+        let Block { stream, bytes, address, pool, state, .. } = *self.get(handle);
+        let place = &mut self.pools[pool];
+        if state == State::Unmapped {
+            place.unmapped.insert((stream, address, handle));
+        } else {
+            place.free.insert((stream, bytes, address, handle));
+            let looked = place.looked;
+            self.get_mut(handle).born = looked;
+        }
+    }
+
+    /// And takes it out.
+    pub(super) fn unshelve(&mut self, handle: Handle) {
+        let Block { stream, bytes, address, pool, state, .. } = *self.get(handle);
+        let place = &mut self.pools[pool];
+        if state == State::Unmapped {
+            place.unmapped.remove(&(stream, address, handle));
+        } else {
+            place.free.remove(&(stream, bytes, address, handle));
+        }
+    }
+
+    /// Cuts the first bytes off a block that is in no pool; the rest follows it, in no pool either, and keeps its state.
+    pub(super) fn cut(&mut self, handle: Handle, bytes: u64) -> Handle {
+        let whole = *self.get(handle);
+        let (address, rest) = (whole.address + bytes, whole.bytes - bytes);
+        let rest = self.add(Block { address, bytes: rest, before: Some(handle), ..whole });
+        if let Some(after) = whole.after {
+            self.get_mut(after).before = Some(rest);
+        }
+        let block = self.get_mut(handle);
+        (block.bytes, block.after) = (bytes, Some(rest));
+        rest
+    }
+
+    /// Joins a block, which is in no pool, with those beside it that are in its state.
+    pub(super) fn join(&mut self, handle: Handle) {
+        let Block { before, after, state, .. } = *self.get(handle);
+        for other in [before, after].into_iter().flatten() {
+            let gone = *self.get(other);
+            if gone.state != state {
+                continue;
+            }
+            self.unshelve(other);
+            let is_before = Some(other) == before;
+            let block = self.get_mut(handle);
+            block.bytes += gone.bytes;
+            if is_before {
+                (block.address, block.before) = (gone.address, gone.before);
+                if let Some(first) = gone.before {
+                    self.get_mut(first).after = Some(handle);
+                }
+            } else {
+                block.after = gone.after;
+                if let Some(last) = gone.after {
+                    self.get_mut(last).before = Some(handle);
+                }
+            }
+            self.drop_block(other);
+        }
+    }
+
+    /// The largest free block, and the sum of all.
+    pub(super) fn free_bytes(&self) -> (u64, u64) {
+        let sizes = self.pools.iter().flat_map(|pool| pool.free.iter().map(|(_, bytes, ..)| *bytes));
+        sizes.fold((0, 0), |(largest, sum), bytes| (bytes.max(largest), sum + bytes))
+    }
+}

@@ -1,0 +1,267 @@
+//! PyTorch's caching allocator: best fit in a pool per stream and kind, segments of the driver, blocks cut off them and joined again.
+
+use std::collections::BTreeSet;
+
+use super::arena::{Arena, Block, State};
+use super::meter::{Meter, Room};
+use super::settings::Settings;
+use super::{Granted, Handle, Policy, Request};
+use crate::allocators::pytorch::PoolSize;
+
+/// `kMinBlockSize`: sizes are multiples of this, and no remainder is smaller.
+pub(super) const LEAST_BYTES: u64 = 512;
+/// `kSmallSize`: a remainder in the large pool is larger than this.
+pub(super) const SMALL_BYTES: u64 = 1 << 20;
+/// `kSmallBuffer`: what requests of the small pool share, and the granule of larger segments.
+pub const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
+/// `kLargeBuffer`: what requests below [`OWN_SEGMENT_BYTES`] share.
+pub const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
+/// `kMinLargeAlloc`: requests from here on have a segment made for them.
+pub const OWN_SEGMENT_BYTES: u64 = 10 << 20;
+
+/// The allocator of one device.
+#[derive(Clone, Debug)]
+pub(super) struct Caching {
+    pub(super) settings: Settings,
+    pub(super) meter: Meter,
+    pub(super) arena: Arena,
+    /// Blocks given back that a stream uses still.
+    pending: BTreeSet<Handle>,
+}
+
+/// A request, as the allocator looks at it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) bytes: u64,
+    pub(super) stream: u64,
+    pub(super) pool: usize,
+}
+
+impl Caching {
+    /// One that has nothing yet.
+    pub(super) fn new(settings: Settings) -> Self {
+        let mut arena = Arena::default();
+        // First: the order of pools is that in which the cache is emptied.
+        arena.pool((0, 0), PoolSize::Large);
+        arena.pool((0, 0), PoolSize::Small);
+        Self { settings, meter: Meter::default(), arena, pending: BTreeSet::new() }
+    }
+
+    pub(super) fn pool_size(&self, pool: usize) -> PoolSize {
+        self.arena.pools[pool].size
+    }
+
+    /// The best free block for it, which is taken out of its pool.
+    fn find(&mut self, wanted: Wanted) -> Option<Handle> {
+        let Wanted { bytes, stream, pool } = wanted;
+        if self.collects() {
+            self.arena.pools[pool].looked += 1;
+        }
+        let mut fits = self.arena.pools[pool].free.range((stream, bytes, 0, Handle(0))..);
+        let (_, size, _, mut handle) = *fits.next().filter(|(own, ..)| *own == stream)?;
+        if self.settings.expandable_segments {
+            handle = self.least_expandable(handle, stream, fits.copied());
+        }
+        let size = if self.settings.expandable_segments { self.arena.get(handle).bytes } else { size };
+        if let Some(limit) = self.settings.max_split_bytes {
+            let is_oversize = bytes < limit && size >= limit;
+            let is_too_loose = bytes >= limit && size >= bytes.saturating_add(self.settings.loose_bytes());
+            if is_oversize || is_too_loose {
+                return None;
+            }
+        }
+        self.arena.unshelve(handle);
+        Some(handle)
+    }
+
+    /// Memory of the driver for it, in no pool.
+    fn extend(&mut self, wanted: Wanted) -> Option<Handle> {
+        let bytes = self.segment_bytes(wanted.bytes);
+        if self
+            .settings
+            .allowed_bytes(self.meter.room)
+            .is_some_and(|allowed| self.meter.reserved_bytes + bytes > allowed)
+        {
+            return None;
+        }
+        if self.settings.expandable_segments {
+            return self.expand(wanted);
+        }
+        if !self.meter.take(bytes) {
+            return None;
+        }
+        let Wanted { stream, pool, .. } = wanted;
+        let address = self.arena.addresses.take(bytes);
+        let (state, before, after, segment, born) = (State::Free, None, None, None, 0);
+        Some(self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born }))
+    }
+
+    /// How large a segment is made for a request, rounded.
+    fn segment_bytes(&self, bytes: u64) -> u64 {
+        if bytes <= SMALL_BYTES {
+            SMALL_SEGMENT_BYTES
+        } else if bytes < OWN_SEGMENT_BYTES {
+            self.settings.large_segment_bytes
+        } else {
+            bytes.next_multiple_of(SMALL_SEGMENT_BYTES)
+        }
+    }
+
+    /// Whether so much is cut off a block, and the rest kept free.
+    fn splits(&self, handle: Handle, bytes: u64) -> bool {
+        let block = self.arena.get(handle);
+        let rest = block.bytes - bytes;
+        if self.pool_size(block.pool) == PoolSize::Small || self.settings.expandable_segments {
+            return rest >= LEAST_BYTES;
+        }
+        rest > SMALL_BYTES && self.settings.max_split_bytes.is_none_or(|limit| bytes < limit)
+    }
+
+    /// A segment of one block goes back to the driver.
+    pub(super) fn release(&mut self, handle: Handle) {
+        self.arena.unshelve(handle);
+        let Block { address, bytes, .. } = *self.arena.get(handle);
+        self.arena.addresses.give(address, bytes);
+        self.arena.drop_block(handle);
+        self.meter.part(bytes);
+    }
+
+    /// Where blocks above a size are not split, those are given back first; `true` where that may be enough.
+    fn release_oversize(&mut self, wanted: Wanted) -> bool {
+        let Some(limit) = self.settings.max_split_bytes else { return false };
+        let needed = wanted.bytes.max(limit);
+        let of_stream = (wanted.stream, needed, 0, Handle(0));
+        let fits = self.arena.pools[wanted.pool].free.range(of_stream..).next();
+        if let Some((.., handle)) = fits.copied().filter(|(stream, ..)| *stream == wanted.stream) {
+            self.release_if_whole(handle);
+            return true;
+        }
+        let mut released = 0;
+        while released < needed {
+            let last = self.arena.pools[wanted.pool].free.range(..of_stream).next_back().copied();
+            let Some((.., bytes, _, handle)) =
+                last.filter(|(stream, bytes, ..)| *stream == wanted.stream && *bytes >= limit)
+            else {
+                return false;
+            };
+            released += bytes;
+            if !self.release_if_whole(handle) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn release_if_whole(&mut self, handle: Handle) -> bool {
+        let block = self.arena.get(handle);
+        let is_whole = !block.is_split() && block.segment.is_none();
+        if is_whole {
+            self.release(handle);
+        }
+        is_whole
+    }
+
+    /// What can be given back of a pool goes back.
+    fn release_all(&mut self, pool: usize) {
+        let free: Vec<Handle> = self.arena.pools[pool].free.iter().map(|(.., handle)| *handle).collect();
+        let (growing, fixed): (Vec<Handle>, Vec<Handle>) =
+            free.into_iter().partition(|handle| self.arena.get(*handle).segment.is_some());
+        for handle in fixed {
+            self.release_if_whole(handle);
+        }
+        for handle in growing {
+            self.unmap(handle);
+        }
+    }
+}
+
+impl Policy for Caching {
+    fn allocate(&mut self, request: &Request) -> Option<Granted> {
+        let bytes = self.settings.rounded(request.bytes);
+        let pool = self.arena.pool(request.private_pool, PoolSize::of_request(bytes));
+        let wanted = Wanted { bytes, stream: request.stream, pool };
+        let cached = self.find(wanted);
+        let is_hit = cached.is_some();
+        let handle = cached.or_else(|| {
+            self.collect();
+            self.extend(wanted).or_else(|| {
+                let released = if self.release_oversize(wanted) { self.extend(wanted) } else { None };
+                released.or_else(|| {
+                    // A graph is captured: no stream can be waited for.
+                    if request.private_pool != (0, 0) {
+                        return None;
+                    }
+                    self.empty_cache();
+                    self.meter.retries += 1;
+                    self.extend(wanted)
+                })
+            })
+        })?;
+        if self.splits(handle, bytes) {
+            let rest = self.arena.cut(handle, bytes);
+            self.arena.get_mut(rest).state = State::Free;
+            self.arena.shelve(rest);
+        }
+        let block = self.arena.get_mut(handle);
+        block.state = State::Used;
+        let bytes = block.bytes;
+        self.meter.grant(bytes);
+        Some(Granted { handle, is_hit })
+    }
+
+    fn give_back(&mut self, handle: Handle) {
+        let block = self.arena.get_mut(handle);
+        block.state = State::Pending;
+        let bytes = block.bytes;
+        self.meter.give_back(bytes);
+        self.pending.insert(handle);
+    }
+
+    fn complete(&mut self, handle: Handle) {
+        if self.pending.remove(&handle) {
+            self.arena.get_mut(handle).state = State::Free;
+            self.arena.join(handle);
+            self.arena.shelve(handle);
+        }
+    }
+
+    fn empty_cache(&mut self) {
+        // All streams are waited for.
+        while let Some(handle) = self.pending.first().copied() {
+            self.complete(handle);
+        }
+        self.release_all(0);
+        self.release_all(1);
+    }
+
+    fn note_segment(&mut self, address: u64, bytes: u64, is_there: bool) {
+        if is_there {
+            self.arena.addresses.learn(address, bytes);
+        } else {
+            self.arena.addresses.forget(address, bytes);
+        }
+    }
+
+    fn release_pool(&mut self, private_pool: (u64, u64)) {
+        for size in [PoolSize::Small, PoolSize::Large] {
+            let pool = self.arena.pool(private_pool, size);
+            self.release_all(pool);
+        }
+    }
+
+    fn set_room(&mut self, room: Room) {
+        self.meter.room = room;
+    }
+
+    fn meter(&self) -> &Meter {
+        &self.meter
+    }
+
+    fn free_bytes(&self) -> (u64, u64) {
+        self.arena.free_bytes()
+    }
+
+    fn copied(&self) -> Box<dyn Policy> {
+        Box::new(self.clone())
+    }
+}

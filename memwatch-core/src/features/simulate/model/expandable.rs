@@ -1,0 +1,139 @@
+//! Segments that grow: addresses for more than the whole device, of which pages are mapped when they are needed.
+
+use super::Handle;
+use super::arena::{Block, State};
+use super::caching::{Caching, SMALL_SEGMENT_BYTES, Wanted};
+use crate::allocators::pytorch::PoolSize;
+
+impl Caching {
+    /// Among free blocks that fit, the first one that can grow least: one that can grow is taken for as large as it can be.
+    pub(super) fn least_expandable(
+        &self,
+        first: Handle,
+        stream: u64,
+        others: impl Iterator<Item = (u64, u64, u64, Handle)>,
+    ) -> Handle {
+        let mut best = first;
+        for (own, _, _, other) in others {
+            if own != stream || self.could_have(other) >= self.could_have(best) {
+                break;
+            }
+            best = other;
+        }
+        best
+    }
+
+    fn could_have(&self, handle: Handle) -> u64 {
+        let block = self.arena.get(handle);
+        let after = block.after.map(|after| self.arena.get(after)).filter(|after| after.state == State::Unmapped);
+        block.bytes + after.map_or(0, |after| after.bytes)
+    }
+
+    /// Free memory for it, at the lowest address where there is room for it, in no pool.
+    pub(super) fn expand(&mut self, wanted: Wanted) -> Option<Handle> {
+        let mut handle = self.lowest(wanted).unwrap_or_else(|| self.reserve(wanted));
+        if self.arena.get(handle).state == State::Unmapped && !self.map(handle, wanted.bytes) {
+            return None;
+        }
+        loop {
+            let Block { bytes, after, .. } = *self.arena.get(handle);
+            let Some(more) = wanted.bytes.checked_sub(bytes).filter(|more| *more > 0) else { break };
+            // What follows is unmapped: mapped, it is one with what is before.
+            let after = after?;
+            if !self.map(after, more) {
+                return None;
+            }
+            handle = after;
+        }
+        self.arena.unshelve(handle);
+        Some(handle)
+    }
+
+    /// Where free and unmapped blocks that follow each other are enough.
+    fn lowest(&self, wanted: Wanted) -> Option<Handle> {
+        let unmapped = &self.arena.pools[wanted.pool].unmapped;
+        let of_stream = unmapped.range((wanted.stream, 0, Handle(0))..).take_while(|(own, ..)| *own == wanted.stream);
+        let usable = |handle: &Handle| matches!(self.arena.get(*handle).state, State::Free | State::Unmapped);
+        let begins = of_stream.map(|(.., handle)| self.arena.get(*handle).before.filter(usable).unwrap_or(*handle));
+        let has_room = |begin: &Handle| {
+            let mut bytes = 0;
+            let mut next = Some(*begin);
+            while let Some(handle) = next.filter(usable).filter(|_| bytes < wanted.bytes) {
+                let block = self.arena.get(handle);
+                bytes += block.bytes;
+                next = block.after;
+            }
+            bytes >= wanted.bytes
+        };
+        let mut begins = begins;
+        begins.find(has_room)
+    }
+
+    /// Addresses of a new segment: one and an eighth of the device.
+    fn reserve(&mut self, wanted: Wanted) -> Handle {
+        let Wanted { stream, pool, .. } = wanted;
+        let total_bytes = self.meter.room.total_bytes;
+        let bytes = (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool));
+        let address = self.arena.addresses.take(bytes);
+        let (state, before, after, segment, born) = (State::Unmapped, None, None, Some((address, bytes)), 0);
+        let handle = self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born });
+        self.arena.shelve(handle);
+        handle
+    }
+
+    /// Segments of the small pool are made of pages of 2 MiB, others of as much as a segment that does not grow.
+    fn page_bytes(&self, pool: usize) -> u64 {
+        match self.pool_size(pool) {
+            PoolSize::Small => SMALL_SEGMENT_BYTES,
+            PoolSize::Large => self.settings.large_segment_bytes,
+        }
+    }
+
+    /// Maps pages for so many bytes at the beginning of an unmapped block, or for all of it; `false` where the driver has not so much.
+    fn map(&mut self, handle: Handle, bytes: u64) -> bool {
+        let Block { bytes: all, pool, .. } = *self.arena.get(handle);
+        let bytes = bytes.min(all).next_multiple_of(self.page_bytes(pool));
+        if !self.meter.take(bytes) {
+            return false;
+        }
+        self.arena.unshelve(handle);
+        if bytes < all {
+            let rest = self.arena.cut(handle, bytes);
+            self.arena.shelve(rest);
+        }
+        self.arena.get_mut(handle).state = State::Free;
+        self.arena.join(handle);
+        self.arena.shelve(handle);
+        true
+    }
+
+    /// Unmaps the pages that lie wholly in a free block.
+    pub(super) fn unmap(&mut self, mut handle: Handle) {
+        let Block { address, bytes, pool, segment, .. } = *self.arena.get(handle);
+        let Some((begin, all)) = segment else { return };
+        let page = self.page_bytes(pool);
+        let front = (address - begin).next_multiple_of(page) - (address - begin);
+        let Some(pages) = bytes.checked_sub(front).map(|rest| rest / page * page).filter(|pages| *pages > 0) else {
+            return;
+        };
+        self.arena.unshelve(handle);
+        if front > 0 {
+            let rest = self.arena.cut(handle, front);
+            self.arena.shelve(handle);
+            handle = rest;
+        }
+        if bytes - front > pages {
+            let rest = self.arena.cut(handle, pages);
+            self.arena.shelve(rest);
+        }
+        self.arena.get_mut(handle).state = State::Unmapped;
+        self.arena.join(handle);
+        self.meter.part(pages);
+        if self.arena.get(handle).is_split() {
+            self.arena.shelve(handle);
+        } else {
+            self.arena.addresses.give(begin, all);
+            self.arena.drop_block(handle);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The line's look at what happens while memory is held: noted as it happens, told with names when it is asked for.
+
+pub mod view;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::Pipeline;
+use crate::allocators::threads::{Attribution, Stage};
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::decode::{Call, TensorChange, TensorEvent};
+use crate::features::profile::Followed;
+use crate::features::samples::course::{Course, Point};
+use crate::features::samples::{Life, Track};
+use crate::features::timeline::view::{EventView, PointView, SpanView, TimelineView, TrackView};
+use crate::ledger::totals::DeviceRef;
+use crate::snapshot::build::places::{stage_name, whose};
+use crate::words::{Name, Ordinal};
+
+/// So many events, and so many spans, are kept: the last ones.
+const KEPT_EVENTS: usize = 1 << 12;
+const KEPT_SPANS: usize = 1 << 15;
+/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
+const OUT_OF_MEMORY: i32 = 2;
+
+/// What happened, as it is kept.
+#[derive(Clone, Debug)]
+struct Event {
+    time_ns: u64,
+    life: Life,
+    failed: bool,
+    ordinal: Option<Ordinal>,
+    bytes: u64,
+    symbol: Option<&'static str>,
+    whose: Option<Attribution>,
+}
+
+/// What a process's training is at.
+#[derive(Clone, Debug)]
+enum At {
+    Step(u64),
+    Stage(Stage),
+}
+
+/// All that is noted.
+#[derive(Clone, Debug)]
+pub(crate) struct Events {
+    large_bytes: u64,
+    events: VecDeque<Event>,
+    forgotten_events: u64,
+    spans: VecDeque<(Life, At, u64, u64)>,
+    forgotten_spans: u64,
+    steps: BTreeMap<Life, (u64, u64)>,
+    stages: BTreeMap<Life, (Stage, u64)>,
+}
+
+impl Events {
+    fn note(&mut self, event: Event) {
+        if self.events.len() >= KEPT_EVENTS {
+            self.events.pop_front();
+            self.forgotten_events += 1;
+        }
+        self.events.push_back(event);
+    }
+
+    fn span(&mut self, life: Life, what: At, begun_ns: u64, last_ns: u64) {
+        if self.spans.len() >= KEPT_SPANS {
+            self.spans.pop_front();
+            self.forgotten_spans += 1;
+        }
+        self.spans.push_back((life, what, begun_ns, last_ns));
+    }
+
+    /// An event of a process's caching allocators has been taken in.
+    pub(crate) fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
+        let Some(tensors) = &process.tensors else { return };
+        let (life, time_ns) = (Life::of(process), event.time_ns);
+        let steps = tensors.threads().steps();
+        let (known, since_ns) = *self.steps.entry(life).or_insert((steps, time_ns));
+        if steps > known {
+            self.steps.insert(life, (steps, time_ns));
+            self.span(life, At::Step(steps), since_ns, time_ns);
+        }
+        match event.what {
+            TensorChange::Reported { ordinal, address, block_bytes: 1.., .. } => {
+                let Some(block) = tensors.places().live(ordinal, address) else { return };
+                let stage = block.whose.stage;
+                let (last, since_ns) = *self.stages.entry(life).or_insert((stage, time_ns));
+                if last != stage {
+                    self.stages.insert(life, (stage, time_ns));
+                    self.span(life, At::Stage(last), since_ns, time_ns);
+                }
+                if block.bytes >= self.large_bytes {
+                    let (bytes, whose) = (block.bytes, Some(block.whose));
+                    self.note(Event {
+                        time_ns,
+                        life,
+                        failed: false,
+                        ordinal: Some(ordinal),
+                        bytes,
+                        symbol: None,
+                        whose,
+                    });
+                }
+            }
+            TensorChange::OutOfMemory { ordinal, wanted_bytes: bytes, .. } => {
+                let whose = tensors.places().refused().back().map(|refusal| refusal.whose);
+                self.note(Event { time_ns, life, failed: true, ordinal: Some(ordinal), bytes, symbol: None, whose });
+            }
+            _ => {}
+        }
+    }
+
+    /// A call of the driver has been taken in.
+    pub(crate) fn observe_call(&mut self, process: &Process, call: &Call) {
+        let Some(bytes) = call.action.requested_bytes() else { return };
+        let failed = call.status == OUT_OF_MEMORY;
+        // Of PyTorch's, each tensor is told.
+        let is_large = call.status == 0 && bytes >= self.large_bytes && process.tensors.is_none();
+        if failed || is_large {
+            let (time_ns, life, symbol) = (call.returned_ns, Life::of(process), Some(call.symbol));
+            self.note(Event { time_ns, life, failed, ordinal: None, bytes, symbol, whose: None });
+        }
+    }
+}
+
+impl Pipeline {
+    /// From now on it is noted what happens, allocations of so many bytes and above among it; what is held is looked at so often, in nanoseconds.
+    pub fn watch_timeline(&mut self, interval_ns: u64, large_bytes: u64) {
+        self.watch_samples(interval_ns);
+        let events = Events {
+            large_bytes,
+            events: VecDeque::new(),
+            forgotten_events: 0,
+            spans: VecDeque::new(),
+            forgotten_spans: 0,
+            steps: BTreeMap::new(),
+            stages: BTreeMap::new(),
+        };
+        if let Some(followed) = &mut self.detectors.followed {
+            followed.events.get_or_insert(events);
+        }
+    }
+
+    /// What was held by now, and what happened; `None` before [`Pipeline::watch_samples`], and without events before
+    /// [`Pipeline::watch_timeline`].
+    pub fn timeline(&self) -> Option<TimelineView> {
+        let followed = self.detectors.followed.as_deref()?;
+        let samples = &followed.samples;
+        let mut view = TimelineView {
+            interval_ns: samples.interval_ns(),
+            begun_ns: samples.begun_ns().unwrap_or(self.now_ns),
+            last_ns: self.now_ns,
+            ..TimelineView::default()
+        };
+        for (track, course) in samples.tracks() {
+            let own = self.track(followed, track, course);
+            view.events.extend(peak(&own, course));
+            view.tracks.push(own);
+        }
+        let mut lives: Vec<Life> = samples.tracks().keys().filter_map(Track::life).collect();
+        lives.sort_unstable();
+        lives.dedup();
+        for life in lives {
+            self.life_events(followed, life, &mut view.events);
+        }
+        if let Some(events) = &followed.events {
+            view.events.extend(events.events.iter().map(|event| self.event(event)));
+            view.forgotten_events = events.forgotten_events;
+            view.spans = self.spans(events);
+            view.forgotten_spans = events.forgotten_spans;
+        }
+        view.events.sort_by_key(|event| event.time_ns);
+        Some(view)
+    }
+
+    fn track(&self, followed: &Followed, track: &Track, course: &Course) -> TrackView {
+        let by_ordinal = |life: &Life, ordinal: &Ordinal| {
+            let process = self.of_life(*life)?;
+            resolve(process, DeviceRef::Ordinal(*ordinal), &self.reading.devices)
+        };
+        let (uuid, measure) = match track {
+            Track::GpuUsed(uuid) | Track::Used(_, uuid) => (Some(uuid.clone()), "used"),
+            Track::GpuLive(uuid) => (Some(uuid.clone()), "live"),
+            Track::Live(_, uuid) => (uuid.clone(), "live"),
+            Track::Allocated(life, ordinal) => (by_ordinal(life, ordinal), "allocated"),
+            Track::Reserved(life, ordinal) => (by_ordinal(life, ordinal), "reserved"),
+            Track::Pinned(_) => (None, "pinned"),
+        };
+        let process = track.life().map(|life| self.life_named(followed, life));
+        let point =
+            |point: Point| PointView { time_ns: point.time_ns, bytes: point.bytes, most_bytes: point.most_bytes };
+        TrackView {
+            tgid: track.life().map(|life| life.tgid),
+            comm: process.as_ref().map(|process| process.comm.clone()).unwrap_or_default(),
+            command: process.map(|process| process.command).unwrap_or_default(),
+            observed_since_ns: track.life().map(|life| life.since_ns),
+            uuid,
+            measure: measure.into(),
+            begun_ns: course.begun_ns(),
+            points: course.points(self.now_ns).into_iter().map(point).collect(),
+        }
+    }
+
+    fn life_events(&self, followed: &Followed, life: Life, events: &mut Vec<EventView>) {
+        let process = self.of_life(life);
+        let told = |time_ns, kind: &'static str| EventView {
+            time_ns,
+            kind: kind.into(),
+            tgid: Some(life.tgid),
+            ..EventView::default()
+        };
+        if process.is_some_and(|process| process.from_start) {
+            events.push(told(life.since_ns, "start"));
+        }
+        let gone = followed.gone.get(&life).and_then(|gone| gone.ended_ns);
+        events.extend(gone.map(|time_ns| told(time_ns, "exit")));
+    }
+
+    fn event(&self, event: &Event) -> EventView {
+        let process = self.of_life(event.life);
+        let tensors = process.and_then(|process| process.tensors.as_ref());
+        let device = event.ordinal.map(DeviceRef::Ordinal);
+        let uuid = process.zip(device).and_then(|(process, device)| resolve(process, device, &self.reading.devices));
+        EventView {
+            time_ns: event.time_ns,
+            kind: if event.failed { "failure" } else { "large" }.into(),
+            tgid: Some(event.life.tgid),
+            uuid,
+            bytes: Some(event.bytes),
+            level: Some(if event.symbol.is_some() { "driver" } else { "tensor" }.into()),
+            symbol: event.symbol.map(Name::from),
+            whose: tensors.zip(event.whose).map(|(tensors, own)| whose(tensors.names(), &own)),
+        }
+    }
+
+    fn spans(&self, events: &Events) -> Vec<SpanView> {
+        let open = events.stages.iter().map(|(life, (stage, begun_ns))| {
+            let ended_ns = self.of_life(*life).and_then(|process| process.ended).map(|ended| ended.time_ns);
+            (*life, At::Stage(*stage), *begun_ns, ended_ns.unwrap_or(self.now_ns))
+        });
+        let mut spans: Vec<SpanView> = events
+            .spans
+            .iter()
+            .cloned()
+            .chain(open)
+            .map(|(life, what, begun_ns, last_ns)| {
+                let (kind, name) = match what {
+                    At::Step(number) => ("step", Name::from(number.to_string())),
+                    At::Stage(stage) => ("stage", stage_name(stage)),
+                };
+                SpanView { tgid: life.tgid, kind: kind.into(), name, begun_ns, last_ns: last_ns.max(begun_ns) }
+            })
+            .collect();
+        spans.sort_by_key(|span| (span.tgid, span.begun_ns));
+        spans
+    }
+}
+
+/// When a number that is followed with every change was highest; `None` of what is only read now and then, and where there was nothing.
+fn peak(track: &TrackView, course: &Course) -> Option<EventView> {
+    let peak = course.peak();
+    let is_told = track.measure != "used" && peak.bytes > 0;
+    is_told.then(|| EventView {
+        time_ns: peak.time_ns,
+        kind: "peak".into(),
+        tgid: track.tgid,
+        uuid: track.uuid.clone(),
+        bytes: Some(peak.bytes),
+        level: Some(track.measure.clone()),
+        ..EventView::default()
+    })
+}

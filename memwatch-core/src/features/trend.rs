@@ -1,0 +1,299 @@
+//! Does a series of numbers grow? Statistics that ask for no shape of the noise.
+//!
+//! * **Mann–Kendall**: of all pairs, how many grow and how many shrink; with ties, and the usual normal approximation (Kendall, Rank
+//!   Correlation Methods, chapter 4). Its `p` is how often noise alone would look so steady.
+//! * **Theil–Sen**: the median of the slopes of all pairs. A jump, or a spike, is no slope.
+
+use serde::{Deserialize, Serialize};
+
+/// So many points are kept; then two neighbours become one.
+const POINTS: usize = 128;
+/// With fewer points, nothing is said.
+const FEWEST: usize = 10;
+
+/// A number over time, of which the least between two points is kept, or the most.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Series {
+    points: Vec<Point>,
+    keeps_most: bool,
+    /// So many observations make a point.
+    every: usize,
+    /// Those that make none yet, and how many they are.
+    pending: Option<(Point, usize)>,
+}
+
+/// A number at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Point {
+    pub(super) time_ns: u64,
+    pub(super) bytes: u64,
+}
+
+/// How a series goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Trend {
+    /// From how many points.
+    pub points: usize,
+    /// The time of the first one: `CLOCK_BOOTTIME`, nanoseconds.
+    pub first_ns: u64,
+    /// And of the last.
+    pub last_ns: u64,
+    /// The first one's bytes.
+    pub first_bytes: u64,
+    /// The last one's.
+    pub last_bytes: u64,
+    /// The least of the later half.
+    pub late_least_bytes: u64,
+    /// Over all of it.
+    pub whole: Slope,
+    /// Over its later half.
+    pub late: Slope,
+}
+
+/// A slope, and how sure it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Slope {
+    /// Theil and Sen's.
+    pub bytes_per_second: f64,
+    /// Mann and Kendall's, two-sided: 1 where there is no growth at all.
+    pub p: f64,
+}
+
+impl Series {
+    /// An empty one that keeps the most between two points.
+    pub fn of_most() -> Self {
+        Self { keeps_most: true, ..Self::default() }
+    }
+
+    /// The points so far.
+    pub(super) fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    /// One more observation. Times do not go back.
+    pub fn push(&mut self, time_ns: u64, bytes: u64) {
+        let kept = if self.keeps_most { u64::max } else { u64::min };
+        let (point, count) = match self.pending {
+            Some((point, count)) => (Point { time_ns, bytes: kept(point.bytes, bytes) }, count + 1),
+            None => (Point { time_ns, bytes }, 1),
+        };
+        self.pending = Some((point, count));
+        if count >= self.every.max(1) {
+            self.points.push(point);
+            self.pending = None;
+        }
+        if self.points.len() >= POINTS {
+            let halved = self.points.chunks(2).filter_map(|pair| {
+                let bytes = pair.iter().map(|point| point.bytes).reduce(kept)?;
+                Some(Point { time_ns: pair.last()?.time_ns, bytes })
+            });
+            self.points = halved.collect();
+            self.every = self.every.max(1) * 2;
+        }
+    }
+
+    /// How it goes; `None` where it is too short to tell.
+    pub fn trend(&self) -> Option<Trend> {
+        trend_of(&self.points)
+    }
+
+    /// One point of each span of so many nanoseconds: where what is held is replaced within that, they have nothing to do with each other.
+    #[must_use]
+    pub fn apart(&self, span_ns: u64) -> Self {
+        let kept = if self.keeps_most { u64::max } else { u64::min };
+        let mut points: Vec<Point> = Vec::new();
+        let mut begin_ns = 0_u64;
+        for point in &self.points {
+            match points.last_mut() {
+                Some(last) if point.time_ns < begin_ns.saturating_add(span_ns) => {
+                    *last = Point { time_ns: point.time_ns, bytes: kept(last.bytes, point.bytes) };
+                }
+                _ => {
+                    begin_ns = point.time_ns;
+                    points.push(*point);
+                }
+            }
+        }
+        Self { points, ..self.clone() }
+    }
+
+    /// The same of a program that has ended: what it gave back as it did is no part of how it went.
+    pub fn trend_of_ended(&self) -> Option<Trend> {
+        match &self.points[..] {
+            [all @ .., before, last] if last.bytes < before.bytes => trend_of(&self.points[..=all.len()]),
+            all => trend_of(all),
+        }
+    }
+}
+
+fn trend_of(points: &[Point]) -> Option<Trend> {
+    let [first, .., last] = points else { return None };
+    let late = points.get(points.len() / 2..)?;
+    (points.len() >= FEWEST).then(|| Trend {
+        points: points.len(),
+        first_ns: first.time_ns,
+        last_ns: last.time_ns,
+        first_bytes: first.bytes,
+        last_bytes: last.bytes,
+        late_least_bytes: late.iter().map(|point| point.bytes).min().unwrap_or(0),
+        whole: slope(points),
+        late: slope(late),
+    })
+}
+
+/// The slope of these points.
+pub(super) fn slope(points: &[Point]) -> Slope {
+    slope_of(points, &slopes(points))
+}
+
+/// The same where the slopes of all pairs are known.
+pub(super) fn slope_of(points: &[Point], slopes: &[f64]) -> Slope {
+    let bytes_per_second = slopes.get(slopes.len() / 2).copied().unwrap_or(0.0);
+    Slope { bytes_per_second, p: chance(balance(points), points) }
+}
+
+/// The slopes of all pairs, in their order.
+pub(super) fn slopes(points: &[Point]) -> Vec<f64> {
+    let mut slopes = Vec::with_capacity(points.len() * points.len() / 2);
+    for (index, earlier) in points.iter().enumerate() {
+        for later in points.iter().skip(index + 1) {
+            let seconds = as_f64(later.time_ns.saturating_sub(earlier.time_ns)) / 1e9;
+            if seconds > 0.0 {
+                slopes.push((as_f64(later.bytes) - as_f64(earlier.bytes)) / seconds);
+            }
+        }
+    }
+    slopes.sort_by(f64::total_cmp);
+    slopes
+}
+
+/// How many more pairs grow than shrink: Kendall's S.
+fn balance(points: &[Point]) -> i64 {
+    let later = |index: usize| points.iter().skip(index + 1);
+    let pairs = points.iter().enumerate().flat_map(|(index, earlier)| later(index).map(move |later| (earlier, later)));
+    let sign = |(earlier, later): (&Point, &Point)| match later.bytes.cmp(&earlier.bytes) {
+        std::cmp::Ordering::Greater => 1,
+        std::cmp::Ordering::Equal => 0,
+        std::cmp::Ordering::Less => -1,
+    };
+    pairs.map(sign).sum()
+}
+
+/// How often so many more pairs would grow than shrink, or the other way round, if they were in no order.
+fn chance(balance: i64, points: &[Point]) -> f64 {
+    let variance = variance(points);
+    if variance <= 0.0 || balance == 0 {
+        return 1.0;
+    }
+    // One less for continuity.
+    let deviations = (as_f64(balance.unsigned_abs()) - 1.0) / variance.sqrt();
+    two_tails(deviations)
+}
+
+/// The variance of Kendall's S where there is no order, with ties.
+pub(super) fn variance(points: &[Point]) -> f64 {
+    let part = |count: usize| {
+        let count = as_f64(count as u64);
+        count * (count - 1.0) * (2.0 * count + 5.0)
+    };
+    let mut values: Vec<u64> = points.iter().map(|point| point.bytes).collect();
+    values.sort_unstable();
+    let ties: f64 = values.chunk_by(|one, other| one == other).map(|equal| part(equal.len())).sum();
+    (part(points.len()) - ties) / 18.0
+}
+
+/// The part of a normal distribution beyond so many standard deviations, on both sides: Abramowitz and Stegun 26.2.17, to 1e-7.
+fn two_tails(deviations: f64) -> f64 {
+    const POWERS: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
+    let t = 1.0 / (1.0 + 0.231_641_9 * deviations);
+    let sum = POWERS.iter().rev().fold(0.0, |sum, factor| (sum + factor) * t);
+    let density = (-deviations * deviations / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    (2.0 * density * sum).clamp(0.0, 1.0)
+}
+
+/// Bytes and times are far below 2^53, or need not be exact.
+#[expect(clippy::cast_precision_loss, reason = "a slope needs no sixteen digits")]
+pub(crate) const fn as_f64(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{POINTS, Series, two_tails};
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn series(values: impl IntoIterator<Item = u64>) -> Series {
+        let mut series = Series::default();
+        for (second, value) in (1..).zip(values) {
+            series.push(second * SECOND, value);
+        }
+        series
+    }
+
+    /// Numbers without order, the same each time.
+    fn noise(index: u64) -> u64 {
+        (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % 1_000
+    }
+
+    #[test]
+    fn steady_growth_has_its_slope_and_no_doubt() {
+        let trend = series((0..30).map(|second| 5_000 + 100 * second)).trend().expect("it is long enough");
+        assert!((trend.whole.bytes_per_second - 100.0).abs() < 1e-9, "{trend:?}");
+        assert!(trend.whole.p < 1e-6 && trend.late.p < 1e-3, "{trend:?}");
+        assert_eq!((trend.points, trend.first_bytes, trend.last_bytes), (30, 5_000, 7_900));
+    }
+
+    #[test]
+    fn noise_a_jump_and_spikes_are_no_growth() {
+        let noisy = series((0..40).map(noise)).trend().expect("it is long enough");
+        assert!(noisy.whole.p > 0.05, "{noisy:?}");
+        let jump = series((0..40).map(|second| if second < 3 { 0 } else { 9_000 })).trend().expect("it is long enough");
+        assert!(jump.whole.bytes_per_second.abs() < 1e-9 && jump.late.p > 0.99, "{jump:?}");
+        let spikes = series((0..40).map(|second| if second % 8 == 7 { 90_000 } else { 10 })).trend().expect("long");
+        assert!(spikes.whole.bytes_per_second.abs() < 1e-9 && spikes.whole.p > 0.05, "{spikes:?}");
+        let flat = series([7; 40]).trend().expect("it is long enough");
+        assert!((flat.whole.p - 1.0).abs() < 1e-9 && flat.whole.bytes_per_second.abs() < 1e-9, "{flat:?}");
+    }
+
+    #[test]
+    fn growth_under_noise_is_found_and_what_levels_off_is_told_by_its_later_half() {
+        let leak = series((0..60).map(|second| 50 * second + noise(second))).trend().expect("it is long enough");
+        assert!(leak.whole.p < 1e-4 && (30.0..70.0).contains(&leak.whole.bytes_per_second), "{leak:?}");
+        let full = series((0..60).map(|second| 100 * second.min(25))).trend().expect("it is long enough");
+        assert!(full.whole.p < 1e-4 && full.late.bytes_per_second.abs() < 1e-9, "{full:?}");
+    }
+
+    #[test]
+    fn what_a_program_gives_back_as_it_ends_is_no_part_of_how_it_went() {
+        let ended = series((0..30).map(|second| 100 * second).chain([0]));
+        let trend = ended.trend_of_ended().expect("it is long enough");
+        assert_eq!((trend.points, trend.last_bytes, trend.late_least_bytes), (30, 2_900, 1_500));
+        let rests = series((0..30).map(|second| 100 * second));
+        assert_eq!(rests.trend_of_ended(), rests.trend());
+    }
+
+    #[test]
+    fn a_long_series_keeps_few_points_and_its_slope() {
+        let long = series((0..10_000).map(|second| 3 * second));
+        let trend = long.trend().expect("it is long enough");
+        assert!(trend.points < POINTS && (trend.whole.bytes_per_second - 3.0).abs() < 0.1, "{trend:?}");
+        assert_eq!(trend.first_bytes, 0, "of neighbours the least is kept");
+        assert_eq!(series(0..9).trend(), None);
+    }
+
+    #[test]
+    fn points_apart_are_the_least_of_their_spans() {
+        let wanders = series([5, 3, 8, 9, 7, 1, 4]);
+        let all: Vec<u64> = wanders.apart(3 * SECOND).points.iter().map(|point| point.bytes).collect();
+        assert_eq!(all, [3, 1, 4]);
+        assert_eq!(wanders.apart(0), wanders);
+    }
+
+    #[test]
+    fn tails_are_those_of_the_tables() {
+        for (deviations, tails) in [(0.0, 1.0), (1.0, 0.317_310_5), (1.959_964, 0.05), (3.290_527, 0.001)] {
+            assert!((two_tails(deviations) - tails).abs() < 1e-6, "{deviations}: {}", two_tails(deviations));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! The line's second level: events around PyTorch's caching allocators, on their way into the tensors of their process.
+
+use memwatch_common::record::Record;
+
+use crate::Pipeline;
+use crate::allocators::TensorLedger;
+use crate::allocators::log::LogLine;
+use crate::decode::decode_tensor;
+use crate::snapshot::PlaceNameView;
+use crate::snapshot::build::places::{layer_name, stage_name};
+use crate::stack::PythonStack;
+use crate::words::{Name, Tgid};
+
+/// What a process's log of stages and modules has new.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorLog {
+    /// The process.
+    pub tgid: Tgid,
+    /// Its rank among the processes of its job.
+    pub rank: Option<u32>,
+    /// So many lines are missing before these, since they were not taken in time.
+    pub missing: u64,
+    /// In the order of their times.
+    pub lines: Vec<TensorLogLine>,
+}
+
+/// A line of it: a thread allocates for another module, or in another stage, than the device's last allocation was for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorLogLine {
+    /// The names behind its numbers.
+    pub layer: PlaceNameView,
+    /// As in [`crate::snapshot::StageView`].
+    pub stage: Name,
+    /// What happened.
+    pub line: LogLine,
+}
+
+impl Pipeline {
+    /// From now on a log of stages and modules is kept for every process whose tensors are watched from now on.
+    pub fn log_tensors(&mut self) {
+        self.logs_tensors = true;
+    }
+
+    /// Blocks of this size and above are listed one by one; of 100 MiB until this is called.
+    pub fn list_tensors_from(&mut self, least_bytes: u64) {
+        self.least_listed_bytes = Some(least_bytes);
+        let known = self.ended.iter_mut().chain(self.processes.values_mut());
+        known.filter_map(|process| process.tensors.as_mut()).for_each(|tensors| tensors.list_from(least_bytes));
+    }
+
+    /// What these logs have new.
+    pub fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
+        let alive = self.processes.values_mut();
+        let logs = self.ended.iter_mut().chain(alive).filter_map(|process| {
+            let rank = process.owner.rank.as_ref().and_then(|rank| rank.rank);
+            let tensors = process.tensors.as_mut()?;
+            let (lines, missing) = tensors.take_log();
+            let named = |line: LogLine| TensorLogLine {
+                layer: layer_name(tensors.names(), line.layer),
+                stage: stage_name(line.stage),
+                line,
+            };
+            let lines: Vec<TensorLogLine> = lines.into_iter().map(named).collect();
+            (!lines.is_empty()).then_some(TensorLog { tgid: process.tgid, rank, missing, lines })
+        });
+        logs.collect()
+    }
+
+    /// Whether a caching allocator of this process has to be asked for its own numbers.
+    pub fn wants_statistics(&self, tgid: Tgid) -> bool {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.is_some_and(|tensors| tensors.wants_statistics())
+    }
+
+    /// Whether a caching allocator of this process tells no trace of its own, so that it needs other probes.
+    pub fn lacks_trace(&self, tgid: Tgid) -> bool {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.is_some_and(|tensors| tensors.lacks_trace())
+    }
+
+    /// Whether the caching allocators of this process trace all that they report, so that they need fewer probes.
+    pub fn has_trace(&self, tgid: Tgid) -> bool {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.is_some_and(|tensors| tensors.has_trace())
+    }
+
+    pub(crate) fn tensor(&mut self, record: &Record) {
+        if let Some(event) = decode_tensor(record) {
+            self.follow_time(event.time_ns);
+            let now_ns = self.now_ns;
+            let process = self.process_mut(event.tgid, now_ns);
+            process.overhead.count_event(record);
+            let tensors = process.tensors.get_or_insert_default();
+            if let Record::Tensor(tensor) = record {
+                tensors.count_copies(tensor.flags);
+            }
+            tensors.apply(&event);
+            self.follow_tensors(&event);
+            self.note_tensor_oom(&event);
+            self.observe_simulations(&event);
+            self.observe_fragments_of(&event);
+        }
+    }
+
+    pub(crate) fn learn_stack(&mut self, tgid: Tgid, id: u64, stack: PythonStack) {
+        let now_ns = self.now_ns;
+        let process = self.process_mut(tgid, now_ns);
+        process.overhead.count_stack(stack.frames.len());
+        process.tensors.get_or_insert_default().learn(id, stack);
+    }
+
+    pub(crate) fn tensors_mut(&mut self, tgid: Tgid) -> &mut TensorLedger {
+        let now_ns = self.now_ns;
+        self.process_mut(tgid, now_ns).tensors.get_or_insert_default()
+    }
+
+    pub(crate) fn watch_tensors(&mut self, tgid: Tgid, missing: &[u16]) {
+        let (now_ns, logs) = (self.now_ns, self.logs_tensors);
+        self.process_mut(tgid, now_ns).watch_tensors(missing);
+        let least_bytes = self.least_listed_bytes;
+        let tensors = self.tensors_mut(tgid);
+        tensors.want_log(logs);
+        if let Some(least_bytes) = least_bytes {
+            tensors.list_from(least_bytes);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! From the pipeline's state to the snapshot: names, sums and differences, no new facts.
+
+mod allocators;
+mod fragmentation;
+mod history;
+mod native;
+pub(crate) mod places;
+pub mod workloads;
+
+use std::collections::BTreeMap;
+
+use memwatch_common::loss::Loss;
+
+use crate::attribution::device::{OnGpu, by_gpu, resolve};
+use crate::attribution::overhead::Cost;
+use crate::attribution::process::Process;
+use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
+use crate::ledger::FailedAllocation;
+use crate::ledger::alias::Origin;
+use crate::ledger::pool::Backed;
+use crate::ledger::totals::{DeviceRef, DeviceTotals, Kind, Refusals};
+use crate::snapshot::{
+    ContextLimits, FailureView, GpuView, HostView, ImportView, KindView, OverheadView, ProcessGpuView, ProcessView,
+};
+use crate::words::{GpuUuid, Name, Tgid};
+
+use crate::attribution::reconcile::Reconciliation;
+
+/// What a process is seen against.
+pub(crate) struct Surroundings<'a> {
+    /// The last device reading.
+    pub(crate) reading: &'a DeviceReading,
+    /// What all readings have shown.
+    pub(crate) reconciliation: &'a Reconciliation,
+    /// All that are alive: memory may be shared between them.
+    pub(crate) processes: &'a BTreeMap<Tgid, Process>,
+}
+
+/// Whether the owner of shared memory still holds it.
+pub(crate) fn still_holds(processes: &BTreeMap<Tgid, Process>, origin: &Origin) -> bool {
+    processes.get(&origin.tgid).is_some_and(|owner| owner.ledger.still_holds(origin.object))
+}
+
+/// NVML's bytes of a process on a GPU, if it is listed there.
+pub(crate) fn used_bytes(device: &DeviceFacts, tgid: Tgid) -> Option<u64> {
+    device.processes.iter().flatten().find(|entry| entry.tgid == tgid)?.used_bytes
+}
+
+/// `used - live`, never clamped.
+fn difference(used: u64, live: u64) -> i64 {
+    i64::try_from(i128::from(used) - i128::from(live)).unwrap_or(if used > live { i64::MAX } else { i64::MIN })
+}
+
+/// Names with counts, for JSON.
+pub(crate) fn named(losses: &BTreeMap<Loss, u64>) -> BTreeMap<Name, u64> {
+    losses.iter().map(|(loss, count)| (loss.name().into(), *count)).collect()
+}
+
+impl Surroundings<'_> {
+    fn device(&self, uuid: &GpuUuid) -> Option<&DeviceFacts> {
+        self.reading.devices.iter().find(|device| device.uuid == *uuid)
+    }
+
+    fn is_mps_client(&self, tgid: Tgid) -> bool {
+        let mut entries = self.reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
+        entries.any(|entry| entry.tgid == tgid && entry.mps_client)
+    }
+
+    /// One process.
+    pub(crate) fn process(&self, process: &Process) -> ProcessView {
+        let facts = process.facts.as_ref();
+        let rate = process.ledger.rate();
+        ProcessView {
+            tgid: process.tgid,
+            start_ns: facts.map(|facts| facts.start_ns),
+            comm: facts.map_or_else(String::new, |facts| facts.comm.clone()),
+            command: facts.map_or_else(String::new, |facts| facts.command.clone()),
+            user: facts.and_then(|facts| facts.user.clone()),
+            uid: facts.and_then(|facts| facts.uid),
+            inner_tgid: facts.and_then(|facts| facts.inner_tgid),
+            ancestors: facts.map_or_else(Vec::new, |facts| facts.ancestors.clone()),
+            owner: process.owner.clone(),
+            target: facts.is_some_and(|facts| facts.target),
+            mps_client: process.ended.is_none() && self.is_mps_client(process.tgid),
+            observed_since_ns: process.observed_since_ns,
+            from_start: process.from_start,
+            exact: process.is_exact(),
+            losses: named(&process.losses),
+            anchored_ns: process.anchored_ns,
+            peaks_begun_ns: process.peaks_begun_ns,
+            ended_ns: process.ended.map(|ended| ended.time_ns),
+            gpus: self.gpus_of(process),
+            host: host(process),
+            checkpointed: process.checkpointed,
+            imports: self.imports(process),
+            aliases: u64::try_from(process.ledger.aliases()).unwrap_or(u64::MAX),
+            reservation_bytes: process.ledger.reservation_bytes(),
+            modules: u64::try_from(process.ledger.modules()).unwrap_or(u64::MAX),
+            context_limits: context_limits(process),
+            unknown_frees: process.ledger.unknown_frees(),
+            implicit_frees: process.ledger.implicit_frees(),
+            failures: self.failures(process),
+            allocations_per_second: rate.map(|rate| rate.allocations_per_second),
+            frees_per_second: rate.map(|rate| rate.frees_per_second),
+            overhead: overhead(process),
+            tensors: process.tensors.as_ref().map(|ledger| {
+                let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+                Box::new(places::tensors(ledger, uuid))
+            }),
+        }
+    }
+
+    fn imports(&self, process: &Process) -> Vec<ImportView> {
+        let mut imports: BTreeMap<Tgid, ImportView> = BTreeMap::new();
+        for origin in process.ledger.origins() {
+            let blank = ImportView { from_tgid: origin.tgid, aliases: 0, bytes: 0, orphaned_bytes: 0 };
+            let import = imports.entry(origin.tgid).or_insert(blank);
+            import.aliases += 1;
+            import.bytes = import.bytes.saturating_add(origin.bytes);
+            if !still_holds(self.processes, &origin) {
+                import.orphaned_bytes = import.orphaned_bytes.saturating_add(origin.bytes);
+            }
+        }
+        imports.into_values().collect()
+    }
+
+    /// The GPUs a process has memory on, by its own calls or by NVML's list; in NVML's order, those it does not know last.
+    fn gpus_of(&self, process: &Process) -> Vec<ProcessGpuView> {
+        let mut rows = by_gpu(process, &self.reading.devices);
+        if process.ended.is_none() {
+            for device in &self.reading.devices {
+                let listed = device.lists(process.tgid);
+                if listed && !rows.iter().any(|row| row.uuid.as_ref() == Some(&device.uuid)) {
+                    let (totals, refusals) = (DeviceTotals::default(), Refusals::default());
+                    rows.push(OnGpu { uuid: Some(device.uuid.clone()), totals, pool_backed: None, refusals });
+                }
+            }
+        }
+        let place =
+            |row: &OnGpu| self.reading.devices.iter().position(|device| Some(&device.uuid) == row.uuid.as_ref());
+        rows.sort_by_key(|row| place(row).unwrap_or(usize::MAX));
+        rows.iter().map(|row| self.process_gpu(process, row)).collect()
+    }
+
+    fn process_gpu(&self, process: &Process, row: &OnGpu) -> ProcessGpuView {
+        let device = row.uuid.as_ref().and_then(|uuid| self.device(uuid));
+        let used = device.filter(|_| process.ended.is_none()).and_then(|device| used_bytes(device, process.tgid));
+        let before = row.uuid.as_ref().and_then(|uuid| self.reconciliation.before_attach(process.tgid, uuid));
+        let totals = &row.totals;
+        let held = row.uuid.as_ref().and_then(|uuid| self.reconciliation.held_at_reading(process.tgid, uuid));
+        let live = if process.checkpointed { 0 } else { totals.owned.live_bytes };
+        let accounted = held.filter(|_| !process.checkpointed).unwrap_or(live);
+        ProcessGpuView {
+            uuid: row.uuid.clone(),
+            used_bytes: used,
+            live_bytes: live,
+            checkpointed_bytes: process.checkpointed.then_some(totals.owned.live_bytes),
+            peak_bytes: totals.owned.peak_bytes,
+            before_attach_bytes: if process.from_start { Some(0) } else { before.map(|before| before.bytes) },
+            before_attach_includes_context: !process.from_start && before.is_some_and(|before| before.includes_context),
+            accounted_bytes: accounted,
+            unexplained_bytes: used.map(|used| difference(used, accounted)),
+            allocations: totals.allocations,
+            frees: totals.frees,
+            failed_allocations: totals.failed_allocations,
+            refusals: row.refusals.by_status.clone(),
+            last_oom_ns: row.refusals.last_oom_ns,
+            kinds: kinds(row),
+        }
+    }
+
+    fn failures(&self, process: &Process) -> Vec<FailureView> {
+        let gpus = by_gpu(process, &self.reading.devices);
+        let only = match gpus.as_slice() {
+            [one] => one.uuid.clone(),
+            _ => None,
+        };
+        let uuid = |device| resolve(process, device, &self.reading.devices).or_else(|| only.clone());
+        let view = |failure: &FailedAllocation| FailureView {
+            time_ns: failure.time_ns,
+            symbol: failure.symbol.into(),
+            requested_bytes: failure.requested_bytes,
+            status: failure.status,
+            uuid: failure.device.and_then(uuid),
+        };
+        process.ledger.failures().map(view).collect()
+    }
+
+    /// One GPU under all its processes.
+    pub(crate) fn gpu(&self, device: &DeviceFacts, processes: &[ProcessView]) -> GpuView {
+        let on_it = || {
+            let gpus = processes.iter().flat_map(|process| &process.gpus);
+            gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&device.uuid))
+        };
+        let accounted = on_it().map(|gpu| gpu.accounted_bytes).sum();
+        let watched = |tgid| processes.iter().any(|process| process.tgid == tgid && process.ended_ns.is_none());
+        let unwatched = |list: &Vec<ProcessUse>| list.iter().filter(|entry| !watched(entry.tgid)).count();
+        GpuView {
+            uuid: device.uuid.clone(),
+            nvml_index: device.nvml_index,
+            name: device.name.clone(),
+            pci_bus_id: device.pci_bus_id.clone(),
+            mig: device.mig.clone(),
+            total_bytes: device.total_bytes,
+            used_bytes: device.used_bytes,
+            live_bytes: on_it().map(|gpu| gpu.live_bytes).sum(),
+            accounted_bytes: accounted,
+            unexplained_bytes: device.used_bytes.map(|used| difference(used, accounted)),
+            context_bytes: self.reconciliation.context_bytes(&device.uuid),
+            sampled_ns: self.reading.end_ns,
+            unwatched_processes: device.processes.as_ref().map(unwatched).and_then(|count| u64::try_from(count).ok()),
+            seconds_to_full: None,
+        }
+    }
+}
+
+fn kinds(row: &OnGpu) -> BTreeMap<Name, KindView> {
+    let seen = Kind::ALL.into_iter().filter(|kind| row.totals.kind(*kind).total_bytes > 0);
+    seen.map(|kind| (kind_name(kind).into(), kind_view(row, kind))).collect()
+}
+
+fn kind_view(row: &OnGpu, kind: Kind) -> KindView {
+    let counter = row.totals.kind(kind);
+    let backed = row.pool_backed.filter(|_| kind == Kind::Pool);
+    KindView {
+        live_bytes: counter.live_bytes,
+        peak_bytes: counter.peak_bytes,
+        total_bytes: counter.total_bytes,
+        allocations: counter.allocations,
+        frees: counter.frees,
+        estimated: matches!(kind, Kind::Array | Kind::Graph),
+        backed_bytes: backed.map(|Backed { bytes, .. }| bytes),
+        backed_estimated: backed.is_some_and(|backed| backed.estimated),
+    }
+}
+
+fn overhead(process: &Process) -> Option<OverheadView> {
+    let Cost { events, total_ns, ns_per_second, stacks_left_out } =
+        process.overhead.cost(process.observed_since_ns, process.ended.map(|ended| ended.time_ns))?;
+    Some(OverheadView { events, total_ns, ns_per_second, stacks_left_out })
+}
+
+/// `CUlimit` (cuda.h): 0 stack size, 1 printf FIFO size, 2 malloc heap size.
+fn context_limits(process: &Process) -> ContextLimits {
+    let limit = |number| process.ledger.limit(number);
+    ContextLimits { stack_bytes_per_thread: limit(0), printf_bytes: limit(1), heap_bytes: limit(2) }
+}
+
+/// The name of a kind in JSON and on screen.
+pub(crate) fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Device => "device",
+        Kind::Pool => "pool",
+        Kind::Physical => "physical",
+        Kind::Array => "array",
+        Kind::Graph => "graph",
+        Kind::Managed => "managed",
+        Kind::PinnedHost => "pinned",
+        Kind::Registered => "registered",
+        Kind::HostPhysical => "host_physical",
+    }
+}
+
+fn host(process: &Process) -> HostView {
+    let host = process.ledger.totals().host();
+    HostView {
+        pinned_live_bytes: host.kind(Kind::PinnedHost).live_bytes,
+        pinned_peak_bytes: host.kind(Kind::PinnedHost).peak_bytes,
+        registered_live_bytes: host.kind(Kind::Registered).live_bytes,
+        physical_live_bytes: host.kind(Kind::HostPhysical).live_bytes,
+    }
+}

@@ -1,0 +1,73 @@
+//! What is known of the caching allocators, for the snapshot.
+
+use crate::Pipeline;
+use crate::allocators::TensorLedger;
+use crate::allocators::pytorch::{Base, DeviceAllocator, Doubt, Family, Named, Scope};
+use crate::snapshot::{AllocatorView, StatisticView};
+use crate::words::{GpuUuid, Name, Ordinal, Tgid};
+
+impl Pipeline {
+    /// The caching allocators of a process whose own numbers would make theirs surer: the `this` of each. Its `DeviceStats` can be read from the
+    /// process's memory while nothing of it happens, and is passed on as [`crate::input::Input::Statistics`]; what does not fit is refused.
+    pub fn drifting_allocators(&self, tgid: Tgid) -> Vec<u64> {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.map_or_else(Vec::new, |tensors| tensors.drifting())
+    }
+}
+
+/// The allocators of one process; `uuid` names the GPU behind a device.
+pub(super) fn allocators(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<AllocatorView> {
+    ledger.allocators().iter().map(|(ordinal, device)| view(device, *ordinal, uuid(*ordinal))).collect()
+}
+
+fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> AllocatorView {
+    let reported = device.reported();
+    let current = |family| {
+        let known = device.number(family, Scope::All, "current")?.known()?;
+        u64::try_from(known).ok()
+    };
+    let rounding = current(Family::ActiveBytes).zip(current(Family::RequestedBytes));
+    let rounding_bytes = rounding.map(|(active, requested)| active.saturating_sub(requested));
+    let inactive_split_bytes = current(Family::InactiveSplitBytes);
+    let (counted_from, readout_ns) = match device.base() {
+        Base::None => ("unknown", None),
+        Base::Start => ("start", None),
+        Base::Read(time_ns) => ("readout", Some(time_ns)),
+    };
+    AllocatorView {
+        device: ordinal.0,
+        uuid,
+        allocated_bytes: reported.map(|now| now.allocated_bytes),
+        reserved_bytes: current(Family::ReservedBytes).or(reported.map(|now| now.reserved_bytes)),
+        cached_bytes: current(Family::ReservedBytes)
+            .or(reported.map(|now| now.reserved_bytes))
+            .zip(reported)
+            .map(|(reserved, now)| reserved.saturating_sub(now.allocated_bytes)),
+        peak_cached_bytes: device.peak_cached_bytes(),
+        peaks_begun_ns: device.peaks_begun_ns(),
+        before_attach_bytes: device.before_attach_bytes(),
+        rounding_bytes,
+        inactive_split_bytes,
+        waste_bytes: rounding_bytes.zip(inactive_split_bytes).map(|(rounding, splits)| rounding + splits),
+        cache_hits: device.hits(),
+        cache_misses: device.misses(),
+        hit_rate: ratio(device.hits(), device.hits() + device.misses()),
+        seen_by: device.seen_by().into(),
+        counted_from: counted_from.into(),
+        readout_ns,
+        out_of_step: device.out_of_step(),
+        refused_readouts: device.refused_readouts(),
+        statistics: device.numbers().into_iter().map(statistic).collect(),
+    }
+}
+
+fn statistic((key, trust): Named) -> (Name, StatisticView) {
+    let reason = trust.doubt.map(|doubt: Doubt| doubt.name().into());
+    (key, StatisticView { value: trust.known(), certainty: trust.certainty(), reason })
+}
+
+/// A share, 0 to 1; `None` of nothing.
+#[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}

@@ -1,0 +1,56 @@
+//! How a layer's blocks lie: what was rounded up of them, and what is free beside them.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::allocators::names::LayerKey;
+use crate::allocators::places::Places;
+use crate::allocators::pytorch::{BlockState, DeviceAllocator, Segment};
+use crate::words::Ordinal;
+
+/// Of the live blocks of one layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fragmentation {
+    /// What was rounded up, in bytes; `None` where what was asked for is not known of all of them.
+    pub rounding_bytes: Option<u64>,
+    /// Free blocks that cannot be given back, in the segments in which its blocks lie, in bytes; `None` where those are not known.
+    pub nearby_split_bytes: Option<u64>,
+}
+
+/// By layer, of all that have live blocks on a device.
+pub(super) fn by_layer(
+    places: &Places,
+    ordinal: Ordinal,
+    allocator: &DeviceAllocator,
+) -> HashMap<LayerKey, Fragmentation> {
+    // Where only totals are seen, segments are guessed from them.
+    if allocator.seen_by() == "reports" {
+        return HashMap::new();
+    }
+    let memory = allocator.memory();
+    let layer_at = |address| places.live(ordinal, address).map(|block| block.whose.layer);
+    let mut layers: HashMap<LayerKey, Fragmentation> = HashMap::new();
+    for (address, cell) in memory.cells().iter().filter(|(_, cell)| cell.state == BlockState::Allocated) {
+        let Some(layer) = layer_at(*address) else { continue };
+        let known = Fragmentation { rounding_bytes: Some(0), nearby_split_bytes: None };
+        let own = layers.entry(layer).or_insert(known);
+        let rounding = cell.requested_bytes.map(|requested| cell.bytes.saturating_sub(requested));
+        own.rounding_bytes = own.rounding_bytes.zip(rounding).map(|(sum, more)| sum.saturating_add(more));
+    }
+    for (begin, Segment { bytes, is_expandable, .. }) in memory.segments() {
+        let mut inside = BTreeSet::new();
+        let mut free_bytes = 0_u64;
+        for (address, cell) in memory.cells().range(*begin..begin.saturating_add(*bytes)) {
+            match cell.state {
+                // PyTorch counts none in expandable segments: their free pages can be given back.
+                BlockState::Inactive if !is_expandable => free_bytes = free_bytes.saturating_add(cell.bytes),
+                BlockState::Allocated => inside.extend(layer_at(*address)),
+                _ => {}
+            }
+        }
+        for layer in inside {
+            let own = layers.entry(layer).or_default();
+            own.nearby_split_bytes = Some(own.nearby_split_bytes.unwrap_or(0).saturating_add(free_bytes));
+        }
+    }
+    layers
+}

@@ -1,0 +1,309 @@
+//! What allocators did, made so that it can be replayed backwards from what there is now.
+//!
+//! A viewer starts from the segments and blocks of now and undoes line after line. So what was there before the watch gets segments where blocks were
+//! seen in it, and a line that cannot be undone is left out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::native::history_frame;
+use super::places::stage_name;
+use crate::Pipeline;
+use crate::allocators::TensorLedger;
+use crate::allocators::pytorch::{BlockState, Cell, DeviceAllocator, Line, LineAction, Memory, PoolSize};
+use crate::allocators::threads::Stage;
+use crate::decode::StackRef;
+use crate::snapshot::{
+    DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory,
+};
+use crate::stack::native::{MergedFrame, NativeStack, merge};
+use crate::stack::{PythonFrame, PythonStack};
+use crate::words::Tgid;
+
+impl Pipeline {
+    /// What the caching allocators of a process did, as far back as is kept, on stacks with or without native frames; `None` where they are not
+    /// watched.
+    pub fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
+        let ended = || self.ended.iter().rfind(|process| process.tgid == tgid);
+        Some(history(self.processes.get(&tgid).or_else(ended)?.tensors.as_ref()?, with_native))
+    }
+
+    /// So many lines of what each caching allocator of this process does are kept from now on.
+    pub fn keep_history(&mut self, tgid: Tgid, limit: usize) {
+        self.tensors_mut(tgid).keep_history(limit);
+    }
+}
+
+pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory {
+    let mut stacks = Stacks { ledger, with_native, places: HashMap::new(), all: Vec::new() };
+    let devices = ledger.allocators().iter().map(|(ordinal, device)| {
+        let replay = Replay::of(device);
+        let mut segments = known_segments(device.memory(), &mut stacks);
+        segments.extend(older_segments(device.memory(), &replay.older, &mut stacks));
+        segments.sort_by_key(|segment| segment.address);
+        let cut = device.history().cut() + replay.left_out;
+        let lines = replay.lines.iter().map(|line| line_view(line, &mut stacks)).collect();
+        DeviceHistory { device: ordinal.0, segments, lines, cut, max_split_size: device.max_split_size() }
+    });
+    let devices = devices.collect();
+    let mark = |mark: &crate::allocators::Mark| HistoryMark {
+        name: Arc::clone(&mark.name),
+        begins: mark.begins,
+        time_ns: mark.time_ns,
+    };
+    MemoryHistory { devices, stacks: stacks.all, marks: ledger.marks().map(mark).collect() }
+}
+
+/// Lines that can be undone, and what has to be there for that.
+struct Replay {
+    lines: Vec<Line>,
+    left_out: u64,
+    /// Ranges of memory from before the watch in which there were blocks: begin and end.
+    older: BTreeMap<u64, u64>,
+}
+
+impl Replay {
+    fn of(device: &DeviceAllocator) -> Self {
+        let memory = device.memory();
+        let mut covered: BTreeMap<u64, u64> =
+            memory.segments().iter().map(|(begin, segment)| (*begin, begin + segment.bytes)).collect();
+        let (now, mut older) = (covered.clone(), BTreeMap::new());
+        let mut blocks: BTreeSet<u64> = BTreeSet::new();
+        for (address, cell) in memory.cells().iter().filter(|(_, cell)| cell.state != BlockState::Inactive) {
+            blocks.insert(*address);
+            if memory.segment_of(*address).is_none() {
+                join(&mut older, *address, address + cell.bytes);
+            }
+        }
+        let mut lines = Vec::new();
+        let mut left_out = 0;
+        for line in device.history().lines().collect::<Vec<_>>().into_iter().rev() {
+            let end =
+                line.address.saturating_add(if line.action.is_of_block() { line.block_bytes } else { line.bytes });
+            let fits = match line.action {
+                LineAction::OutOfMemory => true,
+                LineAction::SegmentAlloc | LineAction::SegmentMap => cut_out(&mut covered, line.address, end),
+                LineAction::SegmentFree | LineAction::SegmentUnmap => {
+                    let is_new = !overlaps(&covered, line.address, end);
+                    if is_new {
+                        join(&mut covered, line.address, end);
+                    }
+                    is_new
+                }
+                LineAction::Alloc | LineAction::FreeRequested | LineAction::FreeCompleted => {
+                    let is_there = is_within(&covered, line.address, end)
+                        || is_within(&older, line.address, end)
+                        || !overlaps(&now, line.address, end) && {
+                            join(&mut older, line.address, end);
+                            true
+                        };
+                    is_there && undo(&mut blocks, line)
+                }
+            };
+            if fits {
+                lines.push(*line);
+            } else {
+                left_out += 1;
+            }
+        }
+        lines.reverse();
+        Self { lines, left_out, older }
+    }
+}
+
+/// Undoes what happened to a block; false where there is nothing to undo.
+fn undo(blocks: &mut BTreeSet<u64>, line: &Line) -> bool {
+    match line.action {
+        LineAction::Alloc => blocks.remove(&line.address),
+        LineAction::FreeCompleted => blocks.insert(line.address),
+        _ => blocks.contains(&line.address),
+    }
+}
+
+/// Ranges that do not touch: begin and end.
+type Ranges = BTreeMap<u64, u64>;
+
+fn is_within(ranges: &Ranges, begin: u64, end: u64) -> bool {
+    ranges.range(..=begin).next_back().is_some_and(|(_, last)| end <= *last)
+}
+
+fn overlaps(ranges: &Ranges, begin: u64, end: u64) -> bool {
+    ranges.range(..end).next_back().is_some_and(|(_, last)| *last > begin)
+}
+
+/// Adds a range, together with those that it touches.
+fn join(ranges: &mut Ranges, mut begin: u64, mut end: u64) {
+    while let Some((&first, &last)) = ranges.range(..=end).next_back().filter(|(_, last)| **last >= begin) {
+        ranges.remove(&first);
+        (begin, end) = (begin.min(first), end.max(last));
+    }
+    ranges.insert(begin, end);
+}
+
+/// Takes a range out of the one around it; false where there is none.
+fn cut_out(ranges: &mut Ranges, begin: u64, end: u64) -> bool {
+    let Some((&first, &last)) = ranges.range(..=begin).next_back().filter(|(_, last)| end <= **last) else {
+        return false;
+    };
+    ranges.remove(&first);
+    for (from, to) in [(first, begin), (end, last)] {
+        if from < to {
+            ranges.insert(from, to);
+        }
+    }
+    true
+}
+
+fn known_segments(memory: &Memory, stacks: &mut Stacks) -> Vec<HistorySegment> {
+    let segments = memory.segments().iter();
+    segments
+        .map(|(address, segment)| {
+            let cells = memory.cells().range(*address..address + segment.bytes);
+            HistorySegment {
+                address: *address,
+                stream: segment.stream,
+                is_small: segment.pool == PoolSize::Small,
+                private_pool: segment.private_pool,
+                is_expandable: segment.is_expandable,
+                stack: stacks.place(segment.stack),
+                blocks: cells.map(|(address, cell)| block(*address, cell, stacks)).collect(),
+            }
+        })
+        .collect()
+}
+
+/// Segments around blocks in memory from before the watch.
+fn older_segments(memory: &Memory, older: &Ranges, stacks: &mut Stacks) -> Vec<HistorySegment> {
+    let stack = stacks.place(StackRef::NotAsked);
+    let gap = |address, end: u64| HistoryBlock {
+        address,
+        bytes: end - address,
+        requested_bytes: 0,
+        state: "inactive",
+        stack,
+    };
+    let segment = |(begin, end): (&u64, &u64)| {
+        let (mut blocks, mut at) = (Vec::new(), *begin);
+        for (address, cell) in memory.cells().range(begin..end) {
+            if at < *address {
+                blocks.push(gap(at, *address));
+            }
+            blocks.push(block(*address, cell, stacks));
+            at = address + cell.bytes;
+        }
+        if at < *end {
+            blocks.push(gap(at, *end));
+        }
+        let is_small = blocks.iter().all(|block| PoolSize::of_request(block.bytes) == PoolSize::Small);
+        let address = *begin;
+        HistorySegment { address, stream: 0, is_small, private_pool: (0, 0), is_expandable: false, stack, blocks }
+    };
+    older.iter().map(segment).collect()
+}
+
+fn block(address: u64, cell: &Cell, stacks: &mut Stacks) -> HistoryBlock {
+    let state = match cell.state {
+        BlockState::Allocated => "active_allocated",
+        BlockState::Pending => "active_pending_free",
+        BlockState::Inactive => "inactive",
+    };
+    let requested_bytes = cell.requested_bytes.unwrap_or(cell.bytes);
+    HistoryBlock { address, bytes: cell.bytes, requested_bytes, state, stack: stacks.place(cell.stack) }
+}
+
+fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
+    let is_told = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach);
+    HistoryLine {
+        action: line.action,
+        address: line.address,
+        bytes: line.bytes,
+        stream: line.stream,
+        private_pool: line.private_pool,
+        time_ns: line.time_ns,
+        stack: stacks.place(line.stack),
+        stage: line.stage.filter(is_told).map(stage_name),
+    }
+}
+
+/// Stacks by their place in the list.
+struct Stacks<'a> {
+    ledger: &'a TensorLedger,
+    with_native: bool,
+    places: HashMap<StackRef, usize>,
+    all: Vec<Vec<HistoryFrame>>,
+}
+
+impl Stacks<'_> {
+    fn place(&mut self, stack: StackRef) -> usize {
+        if let Some(place) = self.places.get(&stack) {
+            return *place;
+        }
+        let frames = self.frames(stack);
+        self.all.push(frames);
+        self.places.insert(stack, self.all.len() - 1);
+        self.all.len() - 1
+    }
+
+    fn frames(&self, stack: StackRef) -> Vec<HistoryFrame> {
+        let stacks = self.ledger.stacks();
+        let (python, native) = match stack {
+            StackRef::Known(id) => (stacks.get(id), stacks.native(id)),
+            StackRef::Native(id) => (None, stacks.native(id)),
+            _ => (None, None),
+        };
+        let is_known = python.is_some() || matches!(stack, StackRef::Native(_));
+        if let Some(native) = native.filter(|_| self.with_native && is_known) {
+            return merged(python, native);
+        }
+        let Some(python) = python else {
+            return vec![remark(match stack {
+                StackRef::NotAsked => "memwatch: before attach",
+                StackRef::NoPython | StackRef::Native(_) => "memwatch: a thread without Python",
+                StackRef::OverBudget => "memwatch: no stack, to keep the program fast",
+                StackRef::Unreadable => "memwatch: the stack could not be read",
+                StackRef::Known(_) => "memwatch: the stack was lost",
+            })];
+        };
+        let code = python.frames.iter().map(python_frame);
+        code.chain(python.truncated.then(|| remark("memwatch: outer frames are missing"))).collect()
+    }
+}
+
+fn python_frame(frame: &PythonFrame) -> HistoryFrame {
+    match &frame.code {
+        Some(code) => HistoryFrame {
+            name: Arc::clone(&code.function),
+            file: Arc::clone(&code.file),
+            line: code.line.unwrap_or(0),
+        },
+        None => remark("memwatch: a frame that could not be read"),
+    }
+}
+
+/// Python and native frames; a remark stands where native ones are missing.
+fn merged(python: Option<&Arc<PythonStack>>, native: &NativeStack) -> Vec<HistoryFrame> {
+    let nothing = PythonStack::default();
+    let merged = merge(python.map_or(&nothing, |python| python), native);
+    let mut frames: Vec<HistoryFrame> = merged
+        .frames
+        .iter()
+        .map(|frame| match frame {
+            MergedFrame::Python(frame) => python_frame(frame),
+            MergedFrame::Native(frame) => history_frame(frame),
+        })
+        .collect();
+    if let Some(cut) = merged.cut {
+        frames.insert(cut, remark("memwatch: native frames are missing from here on"));
+    }
+    frames.extend(python.is_some_and(|python| python.truncated).then(|| remark("memwatch: outer frames are missing")));
+    frames
+}
+
+/// A frame of memwatch's own: a viewer shows it in the place of one of the program's.
+fn remark(text: &str) -> HistoryFrame {
+    HistoryFrame { name: text.into(), file: "memwatch".into(), line: 0 }
+}
+
+#[cfg(test)]
+#[path = "tests/history.rs"]
+mod tests;

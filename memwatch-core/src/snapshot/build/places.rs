@@ -1,0 +1,374 @@
+//! Places become rows with names, largest first; what is beyond the longest list is summed in the row of the rest.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+use super::allocators::allocators;
+use super::fragmentation::{self, Fragmentation};
+use super::named;
+use super::native::{ends, native_view};
+use crate::Pipeline;
+use crate::allocators::TensorLedger;
+use crate::allocators::names::{Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
+use crate::allocators::places::{DevicePlaces, LayerSum, LiveBlock, StageRow, Sum, Trail};
+use crate::allocators::threads::{Attribution, Evidence, Stage};
+use crate::attribution::device::resolve;
+use crate::attribution::process::Process;
+use crate::decode::StackRef;
+use crate::ledger::totals::DeviceRef;
+use crate::snapshot::{
+    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, ProcessView,
+    RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView, TrailView, WhoseView, add,
+    largest,
+};
+use crate::stack::{PythonCode, PythonFrame};
+use crate::words::{GpuUuid, Name, Ordinal};
+
+/// The longest list of sites.
+const SITES: usize = 1024;
+/// The longest list of layers.
+const LAYERS: usize = 4096;
+/// The longest list of stacks, and of their frames.
+const STACKS: usize = 16;
+const FRAMES: usize = 64;
+/// The longest list of large blocks.
+const LARGE: usize = 256;
+
+/// What is known of a process's tensors; `uuid` names the GPU behind a device.
+pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> TensorsView {
+    let (places, names) = (ledger.places(), ledger.names());
+    let threads = ledger.threads();
+    let steps = threads.steps_by_optimizer();
+    let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
+        let allocator = ledger.allocators().get(ordinal);
+        let fragments = allocator.map(|allocator| fragmentation::by_layer(places, *ordinal, allocator));
+        let list = List { ledger, names, device, fragments: fragments.unwrap_or_default() };
+        DevicePlacesView {
+            device: ordinal.0,
+            uuid: uuid(*ordinal),
+            allocated_bytes: device.allocated_bytes(),
+            unplaced_bytes: device.unplaced_bytes(),
+            total: list.sum(device.total()),
+            stages: list.stages(),
+            layers: list.layers(),
+            sites: list.sites(),
+            phases: list.phases(),
+            stacks: list.stacks(),
+            large: large(names, places.large().filter(|block| block.ordinal == *ordinal)),
+        }
+    };
+    let refusals = places.refused().iter().map(|refusal| RefusalView {
+        device: refusal.ordinal.0,
+        wanted_bytes: refusal.wanted_bytes,
+        time_ns: refusal.time_ns,
+        whose: whose(names, &refusal.whose),
+    });
+    TensorsView {
+        allocators: allocators(ledger, &uuid),
+        losses: named(ledger.losses()),
+        native_stacks: ends(ledger.stacks()),
+        places: PlacesView {
+            steps: Some(threads.steps()).filter(|steps| *steps > 0),
+            optimizers: steps.into_iter().map(|(name, steps)| (name.to_owned(), steps)).collect(),
+            ambiguous_nodes: threads.ambiguous_nodes(),
+            refusals: refusals.collect(),
+            devices: places.devices().iter().map(device).collect(),
+        },
+    }
+}
+
+/// A site, with nothing in it.
+pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
+    let site = names.site_of(key);
+    let code = code_of(site);
+    let native = native_of(site);
+    SiteView {
+        kind: site_kind(site),
+        file: code.map(|code| &code.file).or(native.map(|code| &code.library)).map(ToString::to_string),
+        line: code.and_then(|code| code.line),
+        function: code.map(|code| &code.function).or(native.map(|code| &code.function)).map(ToString::to_string),
+        sum: SumView::default(),
+    }
+}
+
+impl Pipeline {
+    /// All ways to the memory of a process of this pipeline's snapshot, by device; none where its tensors are not watched.
+    pub fn trails(&self, process: &ProcessView) -> Vec<DeviceTrails> {
+        let is_meant = |one: &&Process| {
+            one.tgid == process.tgid && one.observed_since_ns == process.observed_since_ns && one.tensors.is_some()
+        };
+        let Some(process) = self.ended.iter().chain(self.processes.values()).find(is_meant) else { return Vec::new() };
+        let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
+        process.tensors.as_ref().map_or_else(Vec::new, |ledger| trails(ledger, uuid))
+    }
+}
+
+fn trails(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceTrails> {
+    let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
+        let list = List { ledger, names: ledger.names(), device, fragments: HashMap::new() };
+        DeviceTrails {
+            device: ordinal.0,
+            uuid: uuid(*ordinal),
+            unplaced_bytes: device.unplaced_bytes(),
+            total: list.sum(device.total()),
+            trails: list.trails(),
+        }
+    };
+    ledger.places().devices().iter().map(device).collect()
+}
+
+/// The lists of one device.
+struct List<'a> {
+    ledger: &'a TensorLedger,
+    names: &'a Names,
+    device: &'a DevicePlaces,
+    fragments: HashMap<LayerKey, Fragmentation>,
+}
+
+impl List<'_> {
+    fn sum(&self, sum: &Sum) -> SumView {
+        SumView {
+            live_bytes: sum.live_bytes,
+            peak_bytes: sum.peak_bytes,
+            at_peak_bytes: self.device.at_peak_bytes(sum),
+            total_bytes: sum.total_bytes,
+            allocations: sum.allocations,
+            frees: sum.frees,
+            mean_lifetime_ns: sum.mean_lifetime_ns(),
+            longest_lifetime_ns: sum.mean_lifetime_ns().map(|_| sum.longest_ns),
+        }
+    }
+
+    fn stages(&self) -> Vec<StageView> {
+        self.device.stages().map(|(row, sum)| self.stage(row, sum)).collect()
+    }
+
+    fn stage(&self, row: StageRow, sum: &Sum) -> StageView {
+        StageView {
+            stage: stage_name(row.stage),
+            recomputed: row.recomputed,
+            captured: row.captured,
+            sum: self.sum(sum),
+        }
+    }
+
+    fn layers(&self) -> Vec<LayerView> {
+        largest(self.device.layers().map(|(key, layer)| self.layer(key, layer)).collect(), LAYERS)
+    }
+
+    fn layer(&self, key: LayerKey, layer: &LayerSum) -> LayerView {
+        let mut stages = BTreeMap::new();
+        for ((stage, live), total) in Stage::ALL.iter().zip(layer.live_by_stage).zip(layer.total_by_stage) {
+            if live > 0 || total > 0 {
+                stages.insert(stage_name(*stage), StageBytesView { live_bytes: live, total_bytes: total });
+            }
+        }
+        let named = self.names.layer_of(key);
+        let module = module_of(named);
+        let fragments = self.fragments.get(&key).copied().unwrap_or_default();
+        LayerView {
+            kind: layer_kind(named),
+            model: module.map(|module| module.model.to_string()),
+            name: module.and_then(|module| Some(module.name.as_ref()?.to_string())),
+            class: module.map(|module| module.class.to_string()),
+            sum: self.sum(&layer.sum),
+            stages,
+            host_duration_ns: Some(layer.host_duration_ns).filter(|time_ns| *time_ns > 0),
+            rounding_bytes: fragments.rounding_bytes,
+            total_rounding_bytes: layer.total_rounding_bytes(),
+            nearby_split_bytes: fragments.nearby_split_bytes,
+        }
+    }
+
+    fn sites(&self) -> Vec<SiteView> {
+        largest(self.device.sites().map(|(key, sum)| self.site(key, sum)).collect(), SITES)
+    }
+
+    fn site(&self, key: SiteKey, sum: &Sum) -> SiteView {
+        SiteView { sum: self.sum(sum), ..site_name(self.names, key) }
+    }
+
+    fn phases(&self) -> Vec<PhaseView> {
+        let view = |(key, sum): (Option<PhaseKey>, &Sum)| {
+            let name = key.map(|key| self.names.phase_of(key)).filter(|name| !name.is_empty());
+            let kind = match (key, name) {
+                (None, _) => "none",
+                (Some(_), None) => "rest",
+                (Some(_), Some(_)) => "phase",
+            };
+            PhaseView { kind: kind.into(), name: name.map(ToString::to_string), sum: self.sum(sum) }
+        };
+        largest(self.device.phases().map(view).collect(), usize::MAX)
+    }
+
+    fn stacks(&self) -> Vec<StackView> {
+        let mut sums: BTreeMap<u64, SumView> = BTreeMap::new();
+        // In one order each time: a mean of means depends on it in its last digit.
+        let mut trails: Vec<_> = self.device.trails().collect();
+        trails.sort_unstable_by_key(|(trail, _)| *trail);
+        for (trail, sum) in trails {
+            let (Some(id), sum) = (trail.stack, self.sum(sum)) else { continue };
+            sums.entry(id).and_modify(|all| add(all, &sum)).or_insert(sum);
+        }
+        let mut all: Vec<_> = sums.into_iter().filter(|(_, sum)| sum.live_bytes > 0).collect();
+        all.sort_by(|(one, first), (other, second)| {
+            second.live_bytes.cmp(&first.live_bytes).then_with(|| self.lines(Some(*one)).cmp(self.lines(Some(*other))))
+        });
+        let view = |(id, sum): (u64, SumView)| {
+            let (python, native) = (self.ledger.stacks().get(id), self.ledger.stacks().native(id));
+            if python.is_none() && native.is_none() {
+                return None;
+            }
+            let frames = python.map(|stack| stack.frames.iter().take(FRAMES).map(frame).collect());
+            Some(StackView {
+                frames: frames.unwrap_or_default(),
+                truncated: python.is_some_and(|stack| stack.truncated || stack.frames.len() > FRAMES),
+                native: native.map(|native| native_view(python.map(|python| &**python), native)),
+                sum,
+            })
+        };
+        all.into_iter().filter_map(view).take(STACKS).collect()
+    }
+
+    /// The Python code of a stack: those with the same sums stand in its order, since numbers of stacks are other ones in each watch.
+    fn lines(&self, stack: Option<u64>) -> impl Iterator<Item = Option<&PythonCode>> {
+        let stack = stack.and_then(|id| self.ledger.stacks().get(id));
+        stack.into_iter().flat_map(|stack| stack.frames.iter().map(|frame| frame.code.as_ref()))
+    }
+
+    fn trails(&self) -> Vec<TrailView> {
+        let mut all: Vec<_> = self.device.trails().filter(|(_, sum)| sum.is_used()).collect();
+        all.sort_unstable_by(|(one, first), (other, second)| {
+            let by_line = || self.lines(one.stack).cmp(self.lines(other.stack));
+            second.live_bytes.cmp(&first.live_bytes).then_with(by_line).then_with(|| one.cmp(other))
+        });
+        let view = |(trail, sum): (Trail, &Sum)| {
+            let stack = trail.stack.and_then(|id| self.ledger.stacks().get(id));
+            TrailView {
+                stage: self.stage(trail.row, sum),
+                site: self.site(trail.site, sum),
+                frames: stack.map_or_else(Vec::new, |stack| stack.frames.iter().map(frame).collect()),
+                truncated: stack.is_some_and(|stack| stack.truncated),
+            }
+        };
+        all.into_iter().map(view).collect()
+    }
+}
+
+fn large<'a>(names: &Names, blocks: impl Iterator<Item = &'a LiveBlock>) -> Vec<LargeView> {
+    let mut blocks: Vec<_> = blocks.collect();
+    blocks.sort_unstable_by_key(|block| (Reverse(block.bytes), block.address));
+    let view = |block: &LiveBlock| LargeView {
+        address: block.address,
+        bytes: block.bytes,
+        granted_ns: block.granted_ns,
+        whose: whose(names, &block.whose),
+    };
+    blocks.into_iter().take(LARGE).map(view).collect()
+}
+
+/// Names of one block's places.
+pub(crate) fn whose(names: &Names, whose: &Attribution) -> WhoseView {
+    let by = match whose.by {
+        Evidence::Node => "node",
+        Evidence::Range => "range",
+        Evidence::Frames => "frames",
+        Evidence::Nothing => "none",
+    };
+    WhoseView {
+        stage: stage_name(whose.stage),
+        by: by.into(),
+        step: whose.step,
+        site: site_text(names, whose.site),
+        layer: layer_name(names, whose.layer),
+    }
+}
+
+/// `Net layers.0.fc1 Linear`; of the model itself only `Net`.
+fn module_name(module: &Module) -> String {
+    match module.name.as_deref() {
+        Some("") => module.model.to_string(),
+        name => format!("{} {} {}", module.model, name.unwrap_or("?"), module.class),
+    }
+}
+
+pub(super) fn frame(frame: &PythonFrame) -> FrameView {
+    let code = frame.code.as_ref();
+    FrameView {
+        file: code.map(|code| code.file.to_string()),
+        line: code.and_then(|code| code.line),
+        function: code.map(|code| code.function.to_string()),
+        module: frame.module.as_ref().map(|module| module.class.to_string()),
+    }
+}
+
+/// What a site is called: `train.py:36 Trainer.step`.
+pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
+    let site = names.site_of(key);
+    let line = code_of(site).map(|code| {
+        let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
+        format!("{}{line} {}", code.file, code.function)
+    });
+    let name =
+        line.or_else(|| native_of(site).map(|NativeCode { function, library }| format!("{function}  {library}")));
+    PlaceNameView { kind: site_kind(site), name }
+}
+
+/// What a layer is called.
+pub(crate) fn layer_name(names: &Names, key: LayerKey) -> PlaceNameView {
+    let layer = names.layer_of(key);
+    PlaceNameView { kind: layer_kind(layer), name: module_of(layer).map(module_name) }
+}
+
+/// The name of a stage in JSON.
+pub(crate) const fn stage_name(stage: Stage) -> Name {
+    Name::Borrowed(match stage {
+        Stage::Forward => "forward",
+        Stage::Backward => "backward",
+        Stage::Optimizer => "optimizer",
+        Stage::Outside => "outside",
+        Stage::NotKnown => "not_known",
+        Stage::BeforeAttach => "before_attach",
+    })
+}
+
+const fn layer_kind(layer: &Layer) -> Name {
+    Name::Borrowed(match layer {
+        Layer::Rest => "rest",
+        Layer::BeforeAttach => "before_attach",
+        Layer::NotKnown => "not_known",
+        Layer::None => "none",
+        Layer::Module(_) => "module",
+    })
+}
+
+const fn module_of(layer: &Layer) -> Option<&Module> {
+    if let Layer::Module(module) = layer { Some(module) } else { None }
+}
+
+const fn site_kind(site: &Site) -> Name {
+    Name::Borrowed(match site {
+        Site::Rest => "rest",
+        Site::BeforeAttach => "before_attach",
+        Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
+        Site::NotKnown(StackRef::NotAsked) => "not_asked",
+        Site::NotKnown(StackRef::OverBudget) => "over_budget",
+        Site::NotKnown(StackRef::Unreadable) => "unreadable",
+        Site::NotKnown(StackRef::Known(_)) => "missing",
+        Site::Line(_) => "line",
+        Site::BackwardOf(_) => "backward_of",
+        Site::Native(_) => "native",
+    })
+}
+
+const fn code_of(site: &Site) -> Option<&PythonCode> {
+    if let Site::Line(code) | Site::BackwardOf(code) = site { Some(code) } else { None }
+}
+
+const fn native_of(site: &Site) -> Option<&NativeCode> {
+    if let Site::Native(code) = site { Some(code) } else { None }
+}
+
+#[cfg(test)]
+#[path = "tests/places.rs"]
+mod tests;

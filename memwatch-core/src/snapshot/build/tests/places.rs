@@ -1,0 +1,161 @@
+use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET};
+
+use super::*;
+use crate::allocators::pytorch::tests::naive::Naive;
+use crate::decode::{TensorChange, TensorEvent};
+use crate::stack::PythonStack;
+use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
+use crate::words::{Tgid, Tid};
+
+/// One block of so many bytes on each of so many lines; and the free of half of the first.
+fn ledger(lines: u32) -> TensorLedger {
+    let mut ledger = TensorLedger::default();
+    let mut allocated_bytes = 0;
+    for line in 1..=lines {
+        let code = PythonCode { function: "f".into(), file: "a.py".into(), line: Some(line) };
+        let frames = vec![PythonFrame { code: Some(code), module: None }];
+        ledger.learn(u64::from(line), PythonStack { frames, truncated: false, borders: Vec::new() });
+        let block_bytes = i64::from(line) * 512;
+        allocated_bytes += block_bytes.unsigned_abs();
+        let what = TensorChange::Reported {
+            ordinal: Ordinal(0),
+            address: u64::from(line) << 32,
+            block_bytes,
+            allocated_bytes,
+            reserved_bytes: allocated_bytes,
+        };
+        let stack = StackRef::Known(u64::from(line));
+        ledger.apply(&TensorEvent { tgid: Tgid(1), tid: Tid(1), time_ns: u64::from(line), stack, what });
+    }
+    ledger
+}
+
+fn view(ledger: &TensorLedger) -> DevicePlacesView {
+    let mut devices = tensors(ledger, |_| None).places.devices;
+    assert_eq!(devices.len(), 1);
+    devices.remove(0)
+}
+
+#[test]
+fn lists_begin_with_the_largest_row_and_add_up() {
+    let device = view(&ledger(3));
+    let lines: Vec<_> = device.sites.iter().map(|site| (site.line, site.sum.live_bytes)).collect();
+    assert_eq!(lines, [(Some(3), 1536), (Some(2), 1024), (Some(1), 512)]);
+    assert_eq!((device.allocated_bytes, device.unplaced_bytes), (3072, 0));
+    assert_eq!(device.stages[0].stage, "outside");
+    assert_eq!((device.layers[0].kind.as_ref(), device.phases[0].kind.as_ref()), ("none", "none"));
+    assert_eq!(device.stacks[0].frames[0].line, Some(3));
+}
+
+#[test]
+fn what_is_beyond_a_list_is_in_its_last_row() {
+    let lines = 2000;
+    let device = view(&ledger(lines));
+    let (rest, listed) = device.sites.split_last().expect("there are rows");
+    assert_eq!((listed.len(), rest.kind.as_ref(), rest.line), (SITES, "rest", None));
+    assert_eq!(rest.sum.allocations, u64::from(lines) - SITES as u64);
+    let sum: u64 = device.sites.iter().map(|site| site.sum.live_bytes).sum();
+    assert_eq!(sum, device.allocated_bytes);
+    let at_peak: u64 = device.sites.iter().map(|site| site.sum.at_peak_bytes).sum();
+    assert_eq!(at_peak, device.total.peak_bytes);
+    assert_eq!(device.stacks.len(), STACKS);
+}
+
+#[test]
+fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
+    let mut ledger = ledger(2000);
+    let what = TensorChange::Reported {
+        ordinal: Ordinal(0),
+        address: 7,
+        block_bytes: 512,
+        allocated_bytes: view(&ledger).allocated_bytes + 512,
+        reserved_bytes: 1 << 40,
+    };
+    ledger.apply(&TensorEvent { tgid: Tgid(1), tid: Tid(2), time_ns: 9, stack: StackRef::NoPython, what });
+    let mut devices = trails(&ledger, |_| None);
+    let device = devices.remove(0);
+    assert_eq!((devices.len(), device.trails.len(), device.unplaced_bytes), (0, 2001, 0));
+    let sum = |of: fn(&SumView) -> u64| device.trails.iter().map(|trail| of(&trail.site.sum)).sum::<u64>();
+    assert_eq!(sum(|sum| sum.live_bytes), device.total.live_bytes);
+    assert_eq!(sum(|sum| sum.at_peak_bytes), device.total.peak_bytes);
+    assert_eq!(sum(|sum| sum.total_bytes), device.total.total_bytes);
+    assert_eq!(sum(|sum| sum.allocations), 2001);
+    assert_eq!(device.trails[0].frames[0].line, Some(2000), "the largest is the first");
+    let native = device.trails.iter().find(|trail| trail.frames.is_empty()).expect("a thread without Python");
+    assert_eq!((&*native.site.kind, native.stage.sum.live_bytes), ("no_python", 512));
+}
+
+#[test]
+fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them() {
+    let mut ledger = ledger(1);
+    let frame = |function: &str, library: &str| NativeFrame {
+        function: Some(function.into()),
+        name: Some(function.into()),
+        library: library.into(),
+        address: 16,
+        role: NativeRole::Code,
+    };
+    let frames = || vec![frame("at::empty", "libtorch.so"), frame("_PyEval_EvalFrameDefault", "python3")];
+    ledger.learn_native(1, NativeStack::new(frames(), NativeEnd::Complete));
+    ledger.count_copies(FLAG_COPY_LOST);
+    ledger.count_copies(FLAG_COPY_OVER_BUDGET);
+    let seen = tensors(&ledger, |_| None);
+    let expected = [("complete", 1), ("lost", 1), ("over_budget", 1)].map(|(name, count)| (name.into(), count));
+    assert_eq!(seen.native_stacks, BTreeMap::from(expected));
+    // Nothing says that the Python frame ran in this call of the loop.
+    let native = view(&ledger).stacks[0].native.clone().expect("it is known");
+    let kinds: Vec<_> = native.frames.iter().map(|frame| (&*frame.kind, frame.function.as_deref())).collect();
+    assert_eq!(kinds, [("native", Some("at::empty")), ("python", Some("f"))]);
+    assert_eq!((&*native.end, native.cut, native.mismatched), ("complete", Some(1), true));
+    ledger.learn_native(1, NativeStack::new(frames(), NativeEnd::Differing));
+    assert_eq!(tensors(&ledger, |_| None).native_stacks.get("complete"), None, "it is another now");
+}
+
+/// What an allocator tells of these grants, each with its stack; the first `given_back` of them are freed again.
+fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
+    let mut naive = Naive::new(0, false);
+    let mut ledger = TensorLedger::default();
+    ledger.begin(true, &[]);
+    let mut tell = |naive: &mut Naive, stack| {
+        for (tid, what) in std::mem::take(&mut naive.told) {
+            ledger.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns: 1, stack, what });
+        }
+    };
+    for (bytes, stack) in grants {
+        naive.request(Tid(1), *bytes);
+        naive.grant(Tid(1), *bytes, 0, 0);
+        tell(&mut naive, *stack);
+    }
+    for _ in 0..given_back {
+        naive.give_back(Tid(1), 0, false);
+        tell(&mut naive, StackRef::NotAsked);
+    }
+    ledger
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Of the layer of this kind: rounding of live blocks and of all, and what is free beside them.
+fn fragments(ledger: &TensorLedger, kind: &str) -> [Option<u64>; 3] {
+    let layer = view(ledger).layers.into_iter().find(|layer| layer.kind == kind).expect("it has allocated");
+    [layer.rounding_bytes, layer.total_rounding_bytes, layer.nearby_split_bytes]
+}
+
+#[test]
+fn a_layer_has_what_was_rounded_up_of_its_blocks_and_what_is_free_beside_them() {
+    let none = StackRef::NoPython;
+    let grants = [(3 * MIB + 100, none), (5 * MIB, StackRef::NotAsked), (1000, StackRef::NotAsked)];
+    let (in_large, in_small) = (20 * MIB - 8 * MIB - 512, 2 * MIB - 1024);
+    let ledger = granted(&grants, 0);
+    assert_eq!(fragments(&ledger, "none"), [Some(412), Some(412), Some(in_large)]);
+    assert_eq!(fragments(&ledger, "not_known"), [Some(24), Some(24), Some(in_large + in_small)]);
+    let ledger = granted(&grants, 1);
+    assert_eq!(fragments(&ledger, "none"), [None, Some(412), None], "it has no blocks any more");
+    let beside = in_large + 3 * MIB + 512 + in_small;
+    assert_eq!(fragments(&ledger, "not_known"), [Some(24), Some(24), Some(beside)]);
+}
+
+#[test]
+fn where_only_rounded_sizes_are_seen_nothing_is_said_of_fragments() {
+    assert_eq!(fragments(&ledger(3), "none"), [None, None, None]);
+}

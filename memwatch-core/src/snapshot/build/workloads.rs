@@ -1,0 +1,106 @@
+//! From workloads to the snapshot: what their living processes have, and what those had that are gone.
+
+use std::collections::BTreeMap;
+
+use crate::attribution::workload::{Gone, Workload, WorkloadKey, Workloads};
+use crate::owner::{Container, Owner};
+use crate::snapshot::build::kind_name;
+use crate::snapshot::{ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView};
+use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
+
+/// All workloads, by what tells them apart.
+pub(crate) fn views(workloads: &Workloads, processes: &[ProcessView]) -> Vec<WorkloadView> {
+    let living = processes.iter().filter(|process| process.ended_ns.is_none());
+    let living: BTreeMap<Tgid, &ProcessView> = living.map(|process| (process.tgid, process)).collect();
+    workloads.iter().map(|(key, workload)| view(key, workload, &living)).collect()
+}
+
+fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &ProcessView>) -> WorkloadView {
+    let owner = &workload.owner;
+    let own = || workload.processes.iter().filter_map(|tgid| living.get(tgid));
+    let mut gpus: BTreeMap<Option<GpuUuid>, WorkloadGpuView> = BTreeMap::new();
+    for (uuid, gone) in &workload.gone {
+        add_gone(row(&mut gpus, uuid.as_ref()), gone);
+    }
+    for gpu in own().flat_map(|process| &process.gpus) {
+        add_living(row(&mut gpus, gpu.uuid.as_ref()), gpu);
+    }
+    for row in gpus.values_mut() {
+        // A peak from when a process's GPU could not be told has no row; that process's own peak counts where it now stands.
+        let together = workload.peaks_bytes.get(&row.uuid).copied();
+        row.peak_bytes = row.peak_bytes.max(together.unwrap_or(0));
+    }
+    let mut gpus: Vec<_> = gpus.into_values().collect();
+    gpus.sort_by_key(|row| row.uuid.is_none());
+    WorkloadView {
+        kind: key.kind().name().into(),
+        namespace: owner.pod.as_ref().and_then(|pod| pod.namespace.clone()),
+        pod: owner.pod.as_ref().map(|pod| pod.name.clone().unwrap_or_else(|| pod.uid.clone())),
+        container: container(owner),
+        slurm_job: owner.slurm.as_ref().and_then(|job| job.number().map(str::to_owned)),
+        unit: key.unit().map(str::to_owned),
+        processes: u64::try_from(workload.processes.len()).unwrap_or(u64::MAX),
+        ended_ns: workload.ended_ns,
+        exact: !workload.lost && own().all(|process| process.exact),
+        uids: own().map(|process| process.uid).chain(workload.gone_uids.iter().copied()).collect(),
+        gpus,
+    }
+}
+
+/// The container's name in its pod, or by its runtime, or the beginning of its id.
+pub(crate) fn container(owner: &Owner) -> Option<String> {
+    let in_pod = owner.pod.as_ref().and_then(|pod| pod.container.clone());
+    in_pod.or_else(|| owner.container.as_ref().map(Container::label))
+}
+
+fn row<'a>(
+    rows: &'a mut BTreeMap<Option<GpuUuid>, WorkloadGpuView>,
+    uuid: Option<&GpuUuid>,
+) -> &'a mut WorkloadGpuView {
+    rows.entry(uuid.cloned()).or_insert_with(|| WorkloadGpuView {
+        uuid: uuid.cloned(),
+        used_bytes: None,
+        live_bytes: 0,
+        peak_bytes: 0,
+        before_attach_bytes: None,
+        refusals: BTreeMap::new(),
+        last_oom_ns: None,
+        kinds: BTreeMap::new(),
+        growth_bytes_per_second: None,
+    })
+}
+
+fn add_gone(row: &mut WorkloadGpuView, gone: &Gone) {
+    for (kind, (allocations, bytes)) in &gone.kinds {
+        let kind = row.kinds.entry(kind_name(*kind).into()).or_default();
+        kind.allocations += allocations;
+        kind.frees += allocations;
+        kind.allocated_bytes = kind.allocated_bytes.saturating_add(*bytes);
+        kind.freed_bytes = kind.freed_bytes.saturating_add(*bytes);
+    }
+    add_refusals(row, &gone.refusals.by_status, gone.refusals.last_oom_ns);
+}
+
+fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
+    row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
+    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
+    row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
+    row.peak_bytes = row.peak_bytes.max(gpu.peak_bytes);
+    for (name, of_process) in &gpu.kinds {
+        let kind: &mut WorkloadKindView = row.kinds.entry(Name::clone(name)).or_default();
+        kind.live_bytes = kind.live_bytes.saturating_add(of_process.live_bytes);
+        kind.allocations += of_process.allocations;
+        kind.frees += of_process.frees;
+        kind.allocated_bytes = kind.allocated_bytes.saturating_add(of_process.total_bytes);
+        let freed_bytes = of_process.total_bytes.saturating_sub(of_process.live_bytes);
+        kind.freed_bytes = kind.freed_bytes.saturating_add(freed_bytes);
+    }
+    add_refusals(row, &gpu.refusals, gpu.last_oom_ns);
+}
+
+fn add_refusals(row: &mut WorkloadGpuView, by_status: &BTreeMap<i32, u64>, last_oom_ns: Option<u64>) {
+    for (status, count) in by_status {
+        *row.refusals.entry(*status).or_insert(0) += count;
+    }
+    row.last_oom_ns = row.last_oom_ns.max(last_oom_ns);
+}

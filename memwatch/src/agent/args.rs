@@ -1,0 +1,46 @@
+//! What `memwatch agent` takes.
+
+use crate::options::{DEFAULT_SOCKET, values};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The agent of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Agent")]
+pub(crate) struct Agent {
+    /// Where memwatch asks it
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    pub(crate) socket: PathBuf,
+    /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
+    #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Keep a history of the watch in this directory, which --since and --until of other commands read (default: none)
+    #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
+    pub(crate) history: Option<PathBuf>,
+    /// Let it become no larger than this, and the oldest go: 256M, 2G; at least 1M. As much again is kept of the watch before
+    #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
+    #[arg(value_parser = values::history_bytes)]
+    pub(crate) history_size: u64,
+    /// Run without NVML, on a machine that has none: /readyz does not wait for it
+    #[arg(long, conflicts_with = "nvml_lib")]
+    pub(crate) no_nvml: bool,
+    /// Serve metrics of the N largest processes, too: off, or N up to 1000
+    #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
+    pub(crate) process_metrics: ProcessMetrics,
+}
+
+/// So many pairs of process and GPU have metrics of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProcessMetrics(pub(crate) usize);
+
+/// How many processes have metrics of their own.
+///
+/// # Errors
+/// When it is neither `off` nor a number of series that a Prometheus can bear.
+fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
+    match text.parse() {
+        _ if text == "off" => Ok(ProcessMetrics(0)),
+        Ok(number @ 1..=1000) => Ok(ProcessMetrics(number)),
+        _ => Err("off, or a number from 1 to 1000".to_owned()),
+    }
+}

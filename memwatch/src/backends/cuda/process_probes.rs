@@ -1,0 +1,33 @@
+//! Probes in one process alone, for functions that programs call too often to watch them in all.
+
+use std::num::NonZeroU32;
+
+use memwatch_common::probes::When;
+
+use super::library_watch::LibraryWatch;
+use crate::sources::kernel::attach::{ProcessProbes, attach_to_process, detach};
+use crate::sources::kernel::load::Kernel;
+
+/// Puts the probes of these rows into a process; what could not be attached is only logged.
+pub(crate) fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32, when: When) -> Vec<ProcessProbes> {
+    let Some(scope) = NonZeroU32::new(tgid) else { return Vec::new() };
+    let version = libraries.version();
+    let mut probes = Vec::new();
+    for file in libraries.files_of(tgid) {
+        match attach_to_process(kernel, &file, version, (scope, when)) {
+            Ok(attached) => probes.push(attached),
+            Err(error) => log::warn!("process {tgid} is not watched for {when:?}: {}: {error}", file.display),
+        }
+    }
+    log::info!("process {tgid} is watched for {when:?}");
+    probes
+}
+
+/// Takes them out again.
+pub(crate) fn take_out(kernel: &mut Kernel, tgid: u32, probes: Vec<ProcessProbes>) {
+    for probes in probes {
+        if let Err(error) = detach(kernel, probes) {
+            log::warn!("process {tgid} keeps probes that it does not need: {error}");
+        }
+    }
+}

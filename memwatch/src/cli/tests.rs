@@ -1,0 +1,195 @@
+use super::*;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use memwatch_core::words::Tgid;
+
+use crate::options::ColorWhen;
+
+fn args(line: &str) -> Args {
+    Args::from_words(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn refusal(line: &str) -> String {
+    let error = Args::from_words(line.split(' ')).expect_err(line);
+    assert_eq!(error.exit_code(), 2, "{line}");
+    error.to_string()
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    Args::command().debug_assert();
+}
+
+#[test]
+fn no_words_mean_every_process_once_a_second() {
+    let args = args("memwatch");
+    assert!(args.command.is_none() && !args.once && !args.common.json);
+    assert_eq!(args.targets, Targets::default());
+    assert_eq!(args.pace, Pace { interval: Duration::from_secs(1), duration: None });
+}
+
+#[test]
+fn targets_may_be_repeated_and_joined_by_commas() {
+    let args = args("memwatch -p 12,34 --pid=56 -g 0,GPU-8f3c --gpu MIG-1a/2");
+    assert_eq!(args.targets.tgids, [Tgid(12), Tgid(34), Tgid(56)]);
+    assert_eq!(args.targets.gpus, ["0", "GPU-8f3c", "MIG-1a/2"]);
+}
+
+#[test]
+fn times_have_units_and_default_to_seconds() {
+    for (text, want_ms) in
+        [("500ms", 500), ("1", 1_000), ("0.5", 500), ("1s", 1_000), ("1.5m", 90_000), ("2h", 7_200_000)]
+    {
+        assert_eq!(args(&format!("memwatch -i {text}")).pace.interval, Duration::from_millis(want_ms), "{text}");
+    }
+    assert_eq!(args("memwatch -d 1d").pace.duration, Some(Duration::from_hours(24)));
+}
+
+#[test]
+fn bad_values_are_refused_with_a_sentence() {
+    for (line, sentence) in [
+        ("memwatch -i 0", "the shortest interval is 100ms"),
+        ("memwatch -i 99ms", "the shortest interval is 100ms"),
+        ("memwatch -i abc", "a time is a number with a unit"),
+        ("memwatch -i 1e3", "a time is a number with a unit"),
+        ("memwatch -i inf", "a time is a number with a unit"),
+        ("memwatch -i 1..5", "a time is a number with a unit"),
+        ("memwatch -i 1.2.3s", "a time is a number with a unit"),
+        ("memwatch -d 1w", "a time is a number with a unit"),
+        ("memwatch -d 0", "nothing to see in no time"),
+        ("memwatch -d 1000d", "more than a year"),
+        ("memwatch -p 0", "a process id is a number from 1 on"),
+        ("memwatch -p -5", "a process id is a number from 1 on"),
+        ("memwatch -p 1,x", "a process id is a number from 1 on"),
+        ("memwatch -p 4294967296", "a process id is a number from 1 on"),
+        ("memwatch -g a;b", "a GPU is an index"),
+        ("memwatch --ring-bytes 3M", "a power of two"),
+        ("memwatch --ring-bytes 2K", "a power of two"),
+        ("memwatch --ring-bytes 4G", "a power of two"),
+        ("memwatch --color sometimes", "invalid value 'sometimes'"),
+        ("memwatch --nope", "unexpected argument '--nope'"),
+        ("memwatch -i -1", "a time is a number with a unit"),
+        ("memwatch -1 -d 5", "cannot be used with"),
+        ("memwatch run", "<CMD>..."),
+        ("memwatch doctor -p 5", "unexpected argument '-p'"),
+        ("memwatch ps -i 1", "unexpected argument '-i'"),
+        ("memwatch reset-peaks", "--pid <PID>"),
+        ("memwatch record", "--output <FILE>"),
+        ("memwatch record -o f --max-size 5T", "a size is a number of bytes"),
+        ("memwatch record -o f --keep newest", "--max-size"),
+        ("memwatch leak --since 10m -d 5s", "cannot be used with"),
+        ("memwatch timeline --until 10m -d 5s", "cannot be used with"),
+        ("memwatch ps --since sometimes", "a time is 14:05"),
+        ("memwatch agent --history /h --history-size 100K", "1M or more"),
+        ("memwatch ps --in f --until soon", "a time is 14:05"),
+        ("memwatch sites", "--pid <PID>"),
+        ("memwatch sites --in f -d 5s", "cannot be used with"),
+        ("memwatch stats --in f -i 1s", "cannot be used with"),
+        ("memwatch report", "<FILE>"),
+        ("memwatch leak -p 1 --fail-on all", "possible values"),
+        ("memwatch simulate --in f -s max_split_size_mb:8", "a number from 20 on"),
+        ("memwatch stats -p 1 --reset-peaks", "--interval <TIME>"),
+    ] {
+        let text = refusal(line);
+        assert!(text.contains(sentence), "{line}: {text}");
+    }
+}
+
+#[test]
+fn an_option_of_the_live_view_is_not_silently_ignored_before_a_command() {
+    for (line, flag) in [
+        ("memwatch -p 5 ps", "--pid"),
+        ("memwatch -g 0 run -- true", "--gpu"),
+        ("memwatch -i 1s doctor", "--interval"),
+        ("memwatch -d 1s ps", "--duration"),
+        ("memwatch -1 ps", "--once"),
+    ] {
+        let text = refusal(line);
+        assert!(text.contains(&format!("'{flag}' does not belong before")), "{line}: {text}");
+    }
+}
+
+#[test]
+fn common_options_stand_before_or_after_the_command() {
+    for line in ["memwatch --json --nvml-lib /a -v ps", "memwatch ps --json --nvml-lib /a -v"] {
+        let args = args(line);
+        assert!(matches!(args.command, Some(Command::Ps(_))), "{line}");
+        assert!(args.common.json, "{line}");
+        assert_eq!((args.common.nvml_lib, args.common.verbose), (Some(PathBuf::from("/a")), 1), "{line}");
+    }
+}
+
+#[test]
+fn the_hidden_options_serve_tests() {
+    let common = args("memwatch --ring-bytes 64K --classic-uprobes --libcuda /a --libcuda /b").common;
+    assert_eq!((common.ring_bytes, common.classic_uprobes), (Some(65_536), true));
+    assert_eq!(common.libcuda, [PathBuf::from("/a"), PathBuf::from("/b")]);
+    let help = Args::command().render_long_help().to_string();
+    assert!(!help.contains("ring-bytes") && !help.contains("classic-uprobes"));
+    assert!(help.contains("Examples:") && help.contains("Exit codes:"));
+}
+
+#[test]
+fn an_agent_asks_an_nvml_or_none() {
+    let Some(Command::Agent(agent)) = args("memwatch agent --no-nvml").command else { panic!("not an agent") };
+    assert!(agent.no_nvml);
+    assert!(refusal("memwatch agent --no-nvml --nvml-lib /a").contains("cannot be used with"));
+}
+
+#[test]
+fn words_of_the_program_to_run_are_its_own() {
+    let args = args("memwatch run --json -- python3 train.py --pid 5 -h");
+    let Some(Command::Run(run)) = args.command else { panic!("not a run") };
+    assert_eq!(run.program, ["python3", "train.py", "--pid", "5", "-h"]);
+    assert!(args.common.json);
+}
+
+#[test]
+fn what_a_watch_is_asked_a_recording_is_asked() {
+    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak", "simulate", "fragment"] {
+        args(&format!("memwatch {command} --in job.mwr"));
+        args(&format!("memwatch {command} --in job.mwr --pid 7"));
+    }
+    let commands = [
+        "ps", "leak", "oom", "profile", "timeline", "monitor", "report", "stats", "sites", "snapshot", "simulate",
+        "fragment",
+    ];
+    for command in commands {
+        args(&format!("memwatch {command} --since 2h --until 14:05"));
+    }
+    let Some(Command::Leak(leak)) = args("memwatch leak --since 10m").command else { panic!() };
+    assert!(!leak.subject.past.window.is_whole() && leak.subject.past.recording.is_none());
+    let Some(Command::Record(record)) = args("memwatch record -p 7 -o job.mwr --max-size 2G").command else { panic!() };
+    assert_eq!((record.tape.max_size, record.duration, record.tape.force), (Some(2 << 30), None, false));
+}
+
+#[test]
+fn colours_follow_flag_then_environment_then_terminal() {
+    let with = |set: &'static [(&str, &str)]| {
+        move |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+    };
+    assert!(ColorWhen::Auto.decide(true, with(&[])));
+    assert!(!ColorWhen::Auto.decide(false, with(&[])));
+    assert!(!ColorWhen::Auto.decide(true, with(&[("NO_COLOR", "1")])));
+    assert!(ColorWhen::Auto.decide(true, with(&[("NO_COLOR", "")])));
+    assert!(ColorWhen::Auto.decide(false, with(&[("CLICOLOR_FORCE", "1")])));
+    assert!(!ColorWhen::Auto.decide(false, with(&[("CLICOLOR_FORCE", "0")])));
+    assert!(!ColorWhen::Auto.decide(true, with(&[("TERM", "dumb")])));
+    assert!(ColorWhen::Always.decide(false, with(&[("NO_COLOR", "1")])));
+    assert!(!ColorWhen::Never.decide(true, with(&[("CLICOLOR_FORCE", "1")])));
+}
+
+#[test]
+fn tensors_that_are_asked_for_need_an_own_watch_and_the_default_does_not() {
+    for asked in ["memwatch -p 1 --tensors", "memwatch -p 1 --tensors=blocks", "memwatch -p 1 --log trace.log"] {
+        assert!(args(asked).tensors.is_asked_for(), "{asked}");
+    }
+    for not_asked in ["memwatch -p 1", "memwatch -p 1 --tensors=off"] {
+        assert!(!args(not_asked).tensors.is_asked_for(), "{not_asked}");
+    }
+    assert_eq!(args("memwatch -p 1").tensors.wish(true).level, crate::frameworks::pytorch::TensorLevel::Layers);
+    assert_eq!(args("memwatch").tensors.wish(false).level, crate::frameworks::pytorch::TensorLevel::Off);
+    assert!(refusal("memwatch stages -p 1 --fragmentation").contains("unexpected argument"));
+    assert!(refusal("memwatch --tensors=all").contains("off, blocks, sites or layers"));
+}

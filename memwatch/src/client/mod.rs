@@ -1,0 +1,258 @@
+//! Asks the agent of this machine, without any privilege.
+
+pub(crate) mod protocol;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use memwatch_core::snapshot::{Snapshot, Viewer};
+use memwatch_core::words::Tgid;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use protocol::{
+    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, Inbox, Kept, PEAKS_SINCE_MINOR, PROTOCOL, Request, Told, Welcome,
+};
+
+/// How long an agent has for its welcome: it may just be attaching its probes.
+const WELCOME: Duration = Duration::from_secs(5);
+/// How long it has for a snapshot.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long an agent may be gone before a client gives up: a restart takes less.
+const GONE: Duration = Duration::from_secs(15);
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Why there is no agent to be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoAgent {
+    /// Nothing is there.
+    Absent,
+    /// Something is there and cannot be used: why, in a sentence.
+    Unusable(String),
+}
+
+impl fmt::Display for NoAgent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent => formatter.write_str("there is none"),
+            Self::Unusable(why) => formatter.write_str(why),
+        }
+    }
+}
+
+impl From<io::Error> for NoAgent {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Absent,
+            io::ErrorKind::ConnectionRefused => Self::Unusable("its socket is there, and nobody listens".to_owned()),
+            io::ErrorKind::WouldBlock => Self::Unusable("it does not take clients in".to_owned()),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                Self::Unusable("it has hung up".to_owned())
+            }
+            _ => Self::Unusable(error.to_string()),
+        }
+    }
+}
+
+/// A snapshot with what turns its times into dates.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// The snapshot.
+    pub(crate) snapshot: Snapshot,
+    /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
+    pub(crate) boottime_to_unix_ns: i128,
+}
+
+/// An agent that has welcomed this program.
+#[derive(Debug)]
+pub(crate) struct Client {
+    path: PathBuf,
+    connection: Option<Connection>,
+    viewer: Viewer,
+    /// Since when there is no connection.
+    lost: Option<Instant>,
+    /// For how long that may be.
+    gone: Duration,
+}
+
+#[derive(Debug)]
+struct Connection {
+    stream: UnixStream,
+    inbox: Inbox,
+    /// A snapshot was asked for and has not come; until when it must.
+    asked: Option<Instant>,
+}
+
+impl Client {
+    /// Meets the agent that listens on `path`.
+    ///
+    /// # Errors
+    /// When none is there, or it cannot be used.
+    pub(crate) async fn meet(path: &Path) -> Result<Self, NoAgent> {
+        let (connection, welcome) = Connection::open(path).await?;
+        let (path, viewer) = (path.to_owned(), welcome.viewer);
+        Ok(Self { path, connection: Some(connection), viewer, lost: None, gone: Duration::ZERO })
+    }
+
+    /// From now on it looks for an agent that is gone: it may be restarting.
+    pub(crate) fn persist(&mut self) {
+        self.gone = GONE;
+    }
+
+    /// What this program gets to see.
+    pub(crate) fn viewer(&self) -> Viewer {
+        self.viewer
+    }
+
+    /// The agent's socket.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Has the agent on `path` begin the peaks of a process anew, over a connection of its own.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(crate) async fn reset_peaks(path: &Path, tgid: Tgid) -> Result<(), NoAgent> {
+        let (mut connection, welcome) = Connection::open(path).await?;
+        welcome.check(PEAKS_SINCE_MINOR, "resets no peaks")?;
+        match connection.ask(&Request::ResetPeaks { tgid: tgid.0 }).await? {
+            Answer::PeaksReset => Ok(()),
+            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+        }
+    }
+
+    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which is told, too.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub(crate) async fn history(path: &Path) -> Result<(Option<Kept>, Viewer), NoAgent> {
+        let (mut connection, welcome) = Connection::open(path).await?;
+        welcome.check(HISTORY_SINCE_MINOR, "keeps no history")?;
+        if welcome.viewer != Viewer::Everything {
+            return Ok((None, welcome.viewer));
+        }
+        match connection.ask(&Request::History).await? {
+            Answer::History(kept) => Ok((kept, welcome.viewer)),
+            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+        }
+    }
+
+    /// A snapshot of now.
+    ///
+    /// Dropped while it waits, it goes on with the next call.
+    ///
+    /// # Errors
+    /// When the agent stays away or does not answer.
+    pub(crate) async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
+        loop {
+            let why = match &mut self.connection {
+                Some(connection) => match connection.snapshot().await {
+                    Ok(seen) => return Ok(seen),
+                    Err(why) => why,
+                },
+                None => match Connection::open(&self.path).await {
+                    Ok((connection, welcome)) => {
+                        (self.viewer, self.lost) = (welcome.viewer, None);
+                        self.connection = Some(connection);
+                        continue;
+                    }
+                    Err(why) => why,
+                },
+            };
+            self.connection = None;
+            let lost = *self.lost.get_or_insert_with(Instant::now);
+            if lost.elapsed() >= self.gone {
+                return Err(why);
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+impl Welcome {
+    /// Whether the agent knows what came with this minor version.
+    fn check(&self, since_minor: u32, lacks: &str) -> Result<(), NoAgent> {
+        if self.protocol.minor >= since_minor {
+            return Ok(());
+        }
+        let program = self.program.escape_debug();
+        Err(NoAgent::Unusable(format!("it is memwatch {program} and {lacks}: use the same version of both")))
+    }
+}
+
+impl Connection {
+    async fn open(path: &Path) -> Result<(Self, Welcome), NoAgent> {
+        let greet = async {
+            let stream = UnixStream::connect(path).await?;
+            let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None };
+            let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
+            // An agent without room may have hung up already; what it said stands in the socket.
+            let _ = connection.say(&hello);
+            let welcome = connection.answer().await?;
+            Ok::<_, NoAgent>((connection, welcome))
+        };
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", WELCOME.as_secs()));
+        let (connection, answer) = timeout(WELCOME, greet).await.map_err(silent)??;
+        match answer {
+            Answer::Welcome(welcome) if welcome.protocol.major == PROTOCOL.major => Ok((connection, welcome)),
+            Answer::Welcome(welcome) => Err(NoAgent::Unusable(format!(
+                "it is memwatch {} and speaks protocol {}, this is {} and speaks {}: use the same version of both",
+                welcome.program.escape_debug(),
+                welcome.protocol.major,
+                env!("CARGO_PKG_VERSION"),
+                PROTOCOL.major
+            ))),
+            _ => Err(NoAgent::Unusable("it gives no welcome".to_owned())),
+        }
+    }
+
+    async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
+        let until = if let Some(until) = self.asked {
+            until
+        } else {
+            self.say(&Request::Snapshot)?;
+            *self.asked.insert(Instant::now() + ANSWER)
+        };
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
+        let answer = timeout_at(until, self.answer()).await.map_err(silent)??;
+        self.asked = None;
+        match answer {
+            Answer::Snapshot(Told { snapshot, boottime_to_unix_ns }) => {
+                Ok(Seen { snapshot: snapshot.into_owned(), boottime_to_unix_ns })
+            }
+            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+        }
+    }
+
+    /// One question, and its answer.
+    async fn ask(&mut self, request: &Request) -> Result<Answer<'static>, NoAgent> {
+        self.say(request)?;
+        let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
+        timeout(ANSWER, self.answer()).await.map_err(silent)?
+    }
+
+    /// Requests are so short that they fit into any socket's buffer, or the agent has not read for long.
+    fn say(&self, request: &Request) -> Result<(), NoAgent> {
+        let frame = protocol::frame(request)?;
+        match self.stream.try_write(&frame) {
+            Ok(length) if length == frame.len() => Ok(()),
+            Ok(_) => Err(NoAgent::Unusable("it does not read".to_owned())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn answer(&mut self) -> Result<Answer<'static>, NoAgent> {
+        let frame = self.inbox.receive(&self.stream).await?;
+        let frame = frame.ok_or_else(|| NoAgent::from(io::Error::from(io::ErrorKind::UnexpectedEof)))?;
+        let answer: Answer<'static> = serde_json::from_slice(&frame).map_err(|error| {
+            NoAgent::Unusable(format!("its answer is not understood ({error}): use the same version of both"))
+        })?;
+        match answer {
+            Answer::Refused { why } => Err(NoAgent::Unusable(format!("it says: {}", why.escape_debug()))),
+            answer => Ok(answer),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What agent and client say to each other, and how it is cut into frames: four bytes of length, the most significant first, and so
+//! many bytes of JSON.
+//!
+//! Frames, `hello` and `refused` stay as they are in every version, so that two that do not understand each other can say so.
+
+use std::borrow::Cow;
+use std::io;
+use std::path::PathBuf;
+
+use memwatch_core::snapshot::{Snapshot, Viewer};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+
+/// What this program speaks. The major number changes when one side must know more than the other says.
+pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 2 };
+
+/// From this minor version on an agent resets peaks.
+pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
+
+/// From this minor version on it says where its history is.
+pub(crate) const HISTORY_SINCE_MINOR: u32 = 2;
+
+/// The longest frame that an agent reads.
+pub(crate) const REQUEST_BYTES: usize = 4096;
+
+/// The longest frame that a client reads: the snapshot of 10,000 processes on eight GPUs each has some 80 MB.
+pub(crate) const ANSWER_BYTES: usize = 256 << 20;
+
+/// As much is read at once.
+const CHUNK_BYTES: usize = 16 << 10;
+
+const LENGTH_BYTES: usize = 4;
+
+/// A version of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Version {
+    /// Both sides must have the same.
+    pub(crate) major: u32,
+    /// Grows with what may be left out.
+    pub(crate) minor: u32,
+}
+
+/// What a client says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Request {
+    /// First of all.
+    Hello {
+        /// What it speaks.
+        protocol: Version,
+        /// The program's version.
+        program: String,
+    },
+    /// One snapshot, now.
+    Snapshot,
+    /// A snapshot now and again after each such time, until the client leaves.
+    Follow {
+        /// Milliseconds.
+        every_ms: u64,
+    },
+    /// The peaks of a process that the client may see begin again.
+    ResetPeaks {
+        /// Its number.
+        #[serde(rename = "pid")]
+        tgid: u32,
+    },
+    /// Where its history is: for those who see everything.
+    History,
+}
+
+/// What an agent says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
+pub(crate) enum Answer<'a> {
+    /// To a hello.
+    Welcome(Welcome),
+    /// What the client may see.
+    Snapshot(Told<'a>),
+    /// The peaks of the process that was named have begun again.
+    PeaksReset,
+    /// Where its history is; nothing where it keeps none.
+    History(Option<Kept>),
+    /// It will not be answered: why, in a sentence. Then the agent hangs up.
+    Refused {
+        /// The sentence.
+        why: Cow<'a, str>,
+    },
+}
+
+/// Whom the client has met.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    /// What the agent speaks.
+    pub(crate) protocol: Version,
+    /// The agent's version.
+    pub(crate) program: String,
+    /// What the client gets to see.
+    pub(crate) viewer: Viewer,
+}
+
+/// Where an agent's history is, by the agent's paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    /// The recording that it writes.
+    pub(crate) file: PathBuf,
+    /// That of the agent's watch before, where there is one.
+    pub(crate) previous: Option<PathBuf>,
+    /// Why it cannot be written at the moment, if it cannot.
+    pub(crate) failing: Option<String>,
+}
+
+/// A snapshot, and what turns its times into dates.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Told<'a> {
+    /// The snapshot.
+    pub(crate) snapshot: Cow<'a, Snapshot>,
+    /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
+    pub(crate) boottime_to_unix_ns: i128,
+}
+
+/// A frame that says this.
+pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; LENGTH_BYTES];
+    serde_json::to_writer(&mut bytes, message)?;
+    let length = u32::try_from(bytes.len() - LENGTH_BYTES).map_err(|_too_long| io::ErrorKind::FileTooLarge)?;
+    bytes[..LENGTH_BYTES].copy_from_slice(&length.to_be_bytes());
+    Ok(bytes)
+}
+
+/// A frame longer than its reader takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message of {bytes} bytes, where {limit_bytes} are the most")]
+pub(crate) struct TooLong {
+    bytes: usize,
+    limit_bytes: usize,
+}
+
+/// Cuts what arrives into frames. It holds what has arrived, and never more than a frame may have and what was read with its end.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    arrived: Vec<u8>,
+    limit_bytes: usize,
+}
+
+impl Inbox {
+    /// For frames of so many bytes at most.
+    pub(crate) const fn new(limit_bytes: usize) -> Self {
+        Self { arrived: Vec::new(), limit_bytes }
+    }
+
+    /// Takes in what has arrived.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        self.arrived.extend_from_slice(bytes);
+    }
+
+    /// The next whole frame, without its length.
+    pub(crate) fn take(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
+        let Some(length) = self.arrived.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+        let bytes = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
+        if bytes > self.limit_bytes {
+            return Err(TooLong { bytes, limit_bytes: self.limit_bytes });
+        }
+        let end = LENGTH_BYTES + bytes;
+        if self.arrived.len() < end {
+            return Ok(None);
+        }
+        let rest = self.arrived.split_off(end);
+        let mut frame = std::mem::replace(&mut self.arrived, rest);
+        frame.drain(..LENGTH_BYTES);
+        Ok(Some(frame))
+    }
+
+    /// The next frame of a stream; `None` at its end. Dropped while it waits, it has lost nothing.
+    ///
+    /// # Errors
+    /// What the stream answers, a frame too long ([`io::ErrorKind::InvalidData`]), and an end in the middle of one.
+    pub(crate) async fn receive(&mut self, stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            let found = self.take().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if found.is_some() {
+                return Ok(found);
+            }
+            stream.readable().await?;
+            match self.read_from(stream) {
+                Ok(0) if self.arrived.is_empty() => return Ok(None),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    fn read_from(&mut self, stream: &UnixStream) -> io::Result<usize> {
+        let mut chunk = [0; CHUNK_BYTES];
+        let length = stream.try_read(&mut chunk)?;
+        self.put(&chunk[..length]);
+        Ok(length)
+    }
+}
+
+/// Sends a frame.
+///
+/// # Errors
+/// What the stream answers.
+pub(crate) async fn send(stream: &UnixStream, frame: &[u8]) -> io::Result<()> {
+    let mut rest = frame;
+    while !rest.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(rest) {
+            Ok(length) => rest = &rest[length..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixture::{busy_node, divided_node};
+    use proptest::prelude::*;
+
+    fn taken(frame: &[u8]) -> Vec<u8> {
+        let mut inbox = Inbox::new(ANSWER_BYTES);
+        inbox.put(frame);
+        inbox.take().expect("not too long").expect("a whole one")
+    }
+
+    #[test]
+    fn a_snapshot_arrives_as_it_was_sent() {
+        for snapshot in [busy_node(), divided_node()] {
+            for boottime_to_unix_ns in [0, -5, 1_795_266_000_000_000_000, i128::from(u64::MAX)] {
+                let told = Told { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns };
+                let frame = taken(&frame(&Answer::Snapshot(told)).expect("it can be written"));
+                let Ok(Answer::Snapshot(told)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
+                assert_eq!(
+                    (told.snapshot.into_owned(), told.boottime_to_unix_ns),
+                    (snapshot.clone(), boottime_to_unix_ns)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_words_are_the_same_in_every_version() {
+        let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
+        let text = r#"{"hello":{"protocol":{"major":1,"minor":2},"program":"0.1.0"}}"#;
+        assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
+        let refused = Answer::Refused { why: "no".into() };
+        assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);
+        let later = r#"{"hello":{"protocol":{"major":7,"minor":3},"program":"9","colour":"red"}}"#;
+        assert!(matches!(serde_json::from_str(later), Ok(Request::Hello { protocol: Version { major: 7, .. }, .. })));
+    }
+
+    #[test]
+    fn a_length_beyond_the_limit_is_refused_before_anything_is_kept_for_it() {
+        let mut inbox = Inbox::new(16);
+        inbox.put(b"GET / HTTP/1.1\r\n\r\n");
+        assert_eq!(inbox.take(), Err(TooLong { bytes: 0x4745_5420, limit_bytes: 16 }));
+        let mut inbox = Inbox::new(16);
+        inbox.put(&[0, 0, 0, 17]);
+        assert!(inbox.take().is_err());
+        let mut inbox = Inbox::new(16);
+        inbox.put(&[0, 0, 0, 16]);
+        assert_eq!(inbox.take(), Ok(None));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_arrive_whole_and_in_order_however_they_are_cut(
+            frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..8),
+            pieces in prop::collection::vec(1..7_usize, 1..400),
+        ) {
+            let mut wire = Vec::new();
+            for frame in &frames {
+                wire.extend(u32::try_from(frame.len()).expect("short").to_be_bytes());
+                wire.extend(frame);
+            }
+            let (mut inbox, mut found, mut rest) = (Inbox::new(40), Vec::new(), wire.as_slice());
+            for piece in pieces.iter().cycle() {
+                let (now, later) = rest.split_at((*piece).min(rest.len()));
+                inbox.put(now);
+                while let Some(frame) = inbox.take().expect("not too long") {
+                    found.push(frame);
+                }
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(found, frames);
+        }
+
+        #[test]
+        fn garbage_is_never_more_than_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut inbox = Inbox::new(64);
+            inbox.put(&bytes);
+            while let Ok(Some(frame)) = inbox.take() {
+                prop_assert!(frame.len() <= 64);
+                let _ = serde_json::from_slice::<Request>(&frame);
+                let _ = serde_json::from_slice::<Answer>(&frame);
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `memwatch diff`: what a later run holds more or less than an earlier one: of two recordings, of a recording and a watch, or of two times of one.
+
+pub(crate) mod args;
+pub(crate) mod json;
+pub(crate) mod text;
+
+use std::io;
+use std::path::Path;
+
+use memwatch_core::features::diff::{Difference, Pair, Side, difference};
+use memwatch_core::snapshot::Snapshot;
+use tokio::time::Instant;
+
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::{Common, Moment, Window};
+use crate::render::output::{style, unless_closed};
+use crate::watch::past::Recording;
+use crate::watch::recorded;
+use crate::watch::scene::{Scene, open};
+use crate::watch::signals::Signals;
+use args::{Diff, Growth};
+
+/// What a recording has: so that the same can be compared.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+
+/// One of the two.
+pub(crate) struct Run<'a> {
+    /// The recording; `None` for a watch.
+    pub(crate) file: Option<&'a Path>,
+    /// What it is called.
+    pub(crate) name: String,
+    /// When it was as it is compared, by RFC 3339.
+    pub(crate) time: String,
+    /// As it was then.
+    pub(crate) snapshot: Snapshot,
+}
+
+/// Reads or watches both, and tells.
+///
+/// # Errors
+/// When a recording cannot be read, the processes cannot be watched, or the report cannot be written.
+pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
+    let (earlier, _) = replayed(&args.before, args.from)?;
+    let (later, scene) = match &args.after {
+        _ if !args.tgids.is_empty() => watched(args, common).await?,
+        Some(after) => replayed(after, args.until)?,
+        None => replayed(&args.before, args.until)?,
+    };
+    if args.from.is_some() && later.snapshot.time_ns <= earlier.snapshot.time_ns {
+        let sentence = format!("{} is not before {}", earlier.time, later.time);
+        return Err(Failure::new(Exit::Error, sentence).advise("--from names the earlier time, --until the later one."));
+    }
+    let difference = difference(&earlier.snapshot, &later.snapshot, args.by.side(), args.by_function);
+    let runs = [&earlier, &later];
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::write(&mut out, (&difference, runs), scene.origin())
+    } else {
+        text::write(&mut out, (&difference, args.top), runs, &scene.clock, &style(common, false))
+    })?;
+    let has_grown = args.fail_on.is_some_and(|limit| has_grown(&difference, limit));
+    Ok(if has_grown { Exit::Found } else { Exit::Ok })
+}
+
+/// A recording at its end, or at a time of it.
+fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, Scene), Failure> {
+    let window = Window { until, ..Window::default() };
+    let replay = recorded::play(&Recording { window, ..Recording::whole(path) }, |_| {})?;
+    let (snapshot, scene) = (replay.snapshot(), Scene::of(&replay));
+    let at = until.map_or_else(String::new, |_| format!(" at {}", scene.clock.time_of_day(snapshot.time_ns)));
+    let (name, time) = (format!("{}{at}", path.display()), scene.clock.rfc3339(snapshot.time_ns));
+    Ok((Run { file: Some(path), name, time, snapshot }, scene))
+}
+
+/// What processes do from now on.
+async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, Scene), Failure> {
+    let mut session = open(&args.tgids, WISH, common)?;
+    let mut signals = Signals::listen()?;
+    let deadline = args.duration.map(|duration| Instant::now() + duration);
+    recorded::follow(&mut session, &mut signals, deadline).await;
+    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    let tgids: Vec<String> = args.tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+    let (name, time) = (format!("PID {}", tgids.join(", ")), scene.clock.rfc3339(snapshot.time_ns));
+    Ok((Run { file: None, name, time, snapshot }, scene))
+}
+
+/// Where there was nothing before, anything is too much.
+fn has_grown(difference: &Difference, limit: Growth) -> bool {
+    let is_too_much = |pair: &Pair| match limit {
+        Growth::Bytes(bytes) => u64::try_from(pair.change(Side::Peak)).is_ok_and(|change| change > bytes),
+        Growth::Part(part) => pair.growth(Side::Peak).map_or(pair.change(Side::Peak) > 0, |growth| growth > part),
+    };
+    is_too_much(&difference.driver) || is_too_much(&difference.tensors)
+}

@@ -1,0 +1,132 @@
+//! `memwatch diff` as text.
+
+use std::io;
+
+use memwatch_core::features::diff::{Difference, Pair, Row, Side};
+
+use crate::commands::diff::Run;
+use crate::render::Tone;
+use crate::render::format::{bytes, count, known, printable, signed_bytes};
+use crate::render::places;
+use crate::render::sentences::Sentence;
+use crate::render::text::grid::{Align, Grid};
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+/// Writes both totals, and of each list the places that have changed most, so many at most.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    (difference, top): (&Difference, usize),
+    runs: [&Run<'_>; 2],
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    let [before, after] = runs.map(|run| printable(&run.name).into_owned());
+    page.line(&Sentence::new(Tone::Heading, format!("{before} and then {after}")));
+    for (name, pair) in [("driver", &difference.driver), ("PyTorch", &difference.tensors)] {
+        page.line(&Sentence::new(tone(pair), format!("  {name:<9}{}", total(pair))));
+    }
+    for (number, _) in runs.iter().enumerate().filter(|(_, run)| !run.snapshot.complete) {
+        let which = if number == 0 { &before } else { &after };
+        page.line(&Sentence::new(Tone::Warning, format!("{which} has lost records: its numbers may be wrong")));
+    }
+    list(&mut page, ("LINE", top), &difference.sites, places::site);
+    list(&mut page, ("STAGE", top), &difference.stages, places::stage);
+    list(&mut page, ("LAYER", top), &difference.layers, places::layer);
+    page.trust(&runs[1].snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+fn tone(pair: &Pair) -> Tone {
+    if pair.change(Side::Peak) > 0 { Tone::Warning } else { Tone::Plain }
+}
+
+/// `peak 1.0 GiB, then 1.2 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
+fn total(pair: &Pair) -> String {
+    let side = |side: Side| [pair.before, pair.after].map(|sum| sum.map(|sum| side.of(&sum)));
+    if pair.before.is_none() && pair.after.is_none() {
+        return "in neither".to_owned();
+    }
+    let [before, after] = side(Side::Peak).map(|value| known(value, bytes));
+    let [first, second] = side(Side::Count).map(|value| known(value, count));
+    let change = changed(pair, Side::Peak);
+    format!("peak {before}, then {after}: {change}{}; {first} allocations, then {second}", percent(pair))
+}
+
+fn percent(pair: &Pair) -> String {
+    pair.growth(Side::Peak).map_or_else(String::new, |growth| format!(", {}", part(growth)))
+}
+
+/// `+12.3 %` of 0.123.
+fn part(growth: f64) -> String {
+    format!("{:+.1} %", growth * 100.0)
+}
+
+/// `+12.0 MiB`; a number of allocations without a unit.
+fn changed(pair: &Pair, side: Side) -> String {
+    let change = pair.change(side);
+    let sign = match change {
+        0 => return "0".to_owned(),
+        1.. => "+",
+        _ if side == Side::Count => "-",
+        _ => "",
+    };
+    if side == Side::Count {
+        format!("{sign}{}", count(change.unsigned_abs()))
+    } else {
+        format!("{sign}{}", signed_bytes(change))
+    }
+}
+
+fn list<T>(page: &mut Page, (title, top): (&str, usize), rows: &[Row<T>], name: impl Fn(&T) -> String) {
+    let has_changed =
+        |row: &&Row<T>| row.pair.state() != "both" || Side::ALL.iter().any(|side| row.pair.change(*side) != 0);
+    let changes: Vec<&Row<T>> = rows.iter().filter(has_changed).collect();
+    let same = rows.len() - changes.len();
+    let columns = [
+        ("", Align::Left),
+        ("PEAK BEFORE", Align::Right),
+        ("AFTER", Align::Right),
+        ("CHANGE", Align::Right),
+        ("PART", Align::Right),
+        ("LIVE", Align::Right),
+        ("ALLOCATED", Align::Right),
+        ("COUNT", Align::Right),
+        (title, Align::Left),
+    ];
+    let mut grid = Grid::new(&columns);
+    for row in changes.iter().take(top) {
+        let peak = |sum: Option<memwatch_core::snapshot::SumView>| known(sum, |sum| bytes(sum.peak_bytes));
+        let state = row.pair.state();
+        grid.push(vec![
+            if state == "both" { String::new() } else { state.to_owned() },
+            peak(row.pair.before),
+            peak(row.pair.after),
+            changed(&row.pair, Side::Peak),
+            known(row.pair.growth(Side::Peak), part),
+            changed(&row.pair, Side::Live),
+            changed(&row.pair, Side::Total),
+            changed(&row.pair, Side::Count),
+            name(&row.place),
+        ]);
+    }
+    if !changes.is_empty() {
+        page.grid(&grid);
+    }
+    let more = changes.len().saturating_sub(top);
+    let mut rest = Vec::new();
+    if more > 0 {
+        rest.push(format!("{} more have changed", count(more as u64)));
+    }
+    if same > 0 {
+        rest.push(format!("{} are the same", count(same as u64)));
+    }
+    if !rest.is_empty() {
+        page.line(&Sentence::new(Tone::Faint, format!("{}: {}", title.to_lowercase(), rest.join(", "))));
+    }
+}

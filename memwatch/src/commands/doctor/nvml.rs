@@ -1,0 +1,256 @@
+//! The NVIDIA driver's kernel module and NVML: what they say, and what memwatch can do without them.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use memwatch_core::input::{DeviceReading, MigFacts, NvmlState, place};
+use serde::Serialize;
+
+use super::check::{Barrier, Check, State, Topic};
+use super::library::count;
+use crate::backends::cuda::nvml::processes::{Lists, version};
+use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
+
+/// A driver in trouble can block NVML for ever; a diagnosis must end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What NVML says.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct NvmlReport {
+    /// The driver's version.
+    pub(crate) driver_version: Option<String>,
+    /// The library's version.
+    pub(crate) nvml_version: Option<String>,
+    /// The devices.
+    pub(crate) gpus: Vec<GpuReport>,
+}
+
+/// One device.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct GpuReport {
+    /// NVML's number; of an instance, its GPU's.
+    pub(crate) nvml_index: u32,
+    /// What it is a part of, if it is a MIG instance.
+    pub(crate) mig: Option<MigFacts>,
+    /// Identity.
+    pub(crate) uuid: String,
+    /// Marketing name.
+    pub(crate) name: String,
+    /// Memory in bytes, if NVML says.
+    pub(crate) total_bytes: Option<u64>,
+    /// Memory in use in bytes, if NVML says.
+    pub(crate) used_bytes: Option<u64>,
+    /// Number of processes with memory there; `None` where NVML gives no list.
+    pub(crate) processes: Option<usize>,
+}
+
+/// The driver's own words about itself, where it is loaded.
+pub(crate) fn driver_version() -> Option<String> {
+    std::fs::read_to_string(DRIVER_VERSION).ok()
+}
+
+/// Asks NVML once, on a thread of its own that is left behind if it does not answer.
+///
+/// # Errors
+/// Why there is no answer, in a sentence.
+pub(crate) fn ask(library: Option<PathBuf>) -> Result<NvmlReport, String> {
+    let (sender, receiver) = mpsc::channel();
+    let answer = move || {
+        // The receiver may have given up.
+        let _ = sender.send(ask_here(library.as_deref()));
+    };
+    std::thread::Builder::new()
+        .name("nvml".to_owned())
+        .spawn(answer)
+        .map_err(|error| format!("no thread for NVML: {error}"))?;
+    receiver
+        .recv_timeout(PATIENCE)
+        .unwrap_or_else(|_| Err(format!("NVML has not answered for {} s: the driver may hang", PATIENCE.as_secs())))
+}
+
+fn ask_here(library: Option<&Path>) -> Result<NvmlReport, String> {
+    let nvml = open(library)?;
+    let DeviceReading { state, devices, begin_ns: _, end_ns: _ } = read(&nvml);
+    if let NvmlState::Unavailable(reason) = state {
+        return Err(reason);
+    }
+    let gpu = |device: memwatch_core::input::DeviceFacts| GpuReport {
+        nvml_index: device.nvml_index,
+        mig: device.mig,
+        uuid: device.uuid.to_string(),
+        name: device.name,
+        total_bytes: device.total_bytes,
+        used_bytes: device.used_bytes,
+        processes: device.processes.map(|processes| processes.len()),
+    };
+    Ok(NvmlReport {
+        driver_version: nvml.sys_driver_version().ok(),
+        nvml_version: nvml.sys_nvml_version().ok(),
+        gpus: devices.into_iter().map(gpu).collect(),
+    })
+}
+
+/// What else there is of a driver, where its kernel module is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Traces {
+    /// A libcuda, or an NVML that answers.
+    Found,
+    /// None, but some processes could not be looked at.
+    Unknown,
+    /// None at all.
+    None,
+}
+
+/// Whether the kernel module is there.
+pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Driver, "driver", state, fact);
+    match (version, traces) {
+        (Some(text), _) => {
+            check(State::Ok, number(text).map_or_else(|| "loaded".to_owned(), |number| format!("{number} is loaded")))
+        }
+        (None, Traces::Found) => {
+            check(State::Degraded, format!("no NVIDIA kernel driver is loaded: there is no {DRIVER_VERSION}"))
+                .fix("sudo modprobe nvidia")
+        }
+        (None, Traces::Unknown) => {
+            check(State::Degraded, "no NVIDIA driver in sight, but not every process could be looked at".to_owned())
+        }
+        (None, Traces::None) => check(State::Missing(Barrier::Machine), "no NVIDIA driver here, and no libcuda".to_owned())
+            .fix("run memwatch on the machine that has the GPU, with NVIDIA's driver installed and loaded (nvidia-smi shows it)")
+            .fix("name a driver library: memwatch doctor --libcuda /path/to/libcuda.so.1"),
+    }
+}
+
+/// The judgements on NVML's answer.
+pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) -> Vec<Check> {
+    match answer {
+        Ok(report) => vec![judge_answer(report), judge_lists(report)],
+        Err(reason) => vec![
+            judge_silence(reason, driver.is_some()),
+            Check::new(Topic::Nvml, "nvml_processes", State::NotChecked, "needs NVML"),
+        ],
+    }
+}
+
+/// Without the kernel module no NVML would work, except one that is named because it needs none.
+fn judge_silence(reason: &str, driver: bool) -> Check {
+    let fact =
+        format!("{reason}. Allocations are seen without it; used bytes of GPUs and memory older than memwatch are not");
+    let check = Check::new(Topic::Nvml, "nvml", State::Degraded, fact);
+    let check = if driver {
+        check.fix("install the libnvidia-ml.so.1 that belongs to the driver (nvidia-smi works once it is there)")
+    } else {
+        check.fix("sudo modprobe nvidia")
+    };
+    check.fix("name another: memwatch doctor --nvml-lib /path/to/libnvidia-ml.so.1")
+}
+
+fn judge_answer(report: &NvmlReport) -> Check {
+    let versions = [("NVML", &report.nvml_version), ("driver", &report.driver_version)];
+    let versions =
+        versions.iter().filter_map(|(what, version)| version.as_ref().map(|version| format!("{what} {version}, ")));
+    let fact = format!("{}{}", versions.collect::<String>(), count(report.gpus.len(), "GPU"));
+    let state = if report.gpus.is_empty() { State::Degraded } else { State::Ok };
+    let mut check = Check::new(Topic::Nvml, "nvml", state, fact);
+    check.details = report.gpus.iter().map(GpuReport::line).collect();
+    check
+}
+
+fn judge_lists(report: &NvmlReport) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Nvml, "nvml_processes", state, fact);
+    let without: Vec<String> =
+        report.gpus.iter().filter(|gpu| gpu.processes.is_none()).map(GpuReport::number).collect();
+    if report.gpus.is_empty() {
+        check(State::NotChecked, "no GPU to ask about".to_owned())
+    } else if !without.is_empty() {
+        check(
+            State::Degraded,
+            format!("GPU {} gives no list of processes: used bytes are per GPU only", without.join(", ")),
+        )
+        .fix("nothing to change here: some virtual GPUs and WSL do not offer it")
+    } else if Lists::of(report.driver_version.as_deref()) == Lists::Earlier {
+        let fact = "used bytes per process on every GPU, by NVML's earlier call: this driver's present one is wrong";
+        check(State::Ok, fact.to_owned())
+    } else {
+        check(State::Ok, "used bytes per process on every GPU".to_owned())
+    }
+}
+
+impl GpuReport {
+    fn line(&self) -> String {
+        let gib = |bytes: u64| format!("{}.{} GiB, ", bytes >> 30, ((bytes & ((1 << 30) - 1)) * 10) >> 30);
+        let total = self.total_bytes.map_or_else(String::new, gib);
+        let name: String = self.name.chars().filter(|character| !character.is_control()).collect();
+        let processes = self.processes.map_or_else(String::new, |number| format!(", {}", count(number, "process")));
+        format!("GPU {}: {name}, {total}{}{processes}", self.number(), self.uuid)
+    }
+
+    fn number(&self) -> String {
+        place(self.nvml_index, self.mig.as_ref())
+    }
+}
+
+/// The version in the driver's own words: the first word of numbers and dots.
+fn number(text: &str) -> Option<&str> {
+    text.split_ascii_whitespace().find(|word| version(word).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Barrier, GpuReport, NvmlReport, State, Traces, checks, judge_driver, number};
+
+    fn report(driver: &str, processes: Option<usize>) -> NvmlReport {
+        let gpu = GpuReport {
+            nvml_index: 0,
+            mig: None,
+            uuid: "GPU-1".to_owned(),
+            name: "A\u{1b}[31mB".to_owned(),
+            total_bytes: Some(25 << 28),
+            used_bytes: None,
+            processes,
+        };
+        NvmlReport { driver_version: Some(driver.to_owned()), nvml_version: None, gpus: vec![gpu] }
+    }
+
+    #[test]
+    fn the_driver_is_named_by_its_version_in_both_flavours() {
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n";
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.45.04  Release Build\n";
+        assert_eq!(number(closed), Some("535.104.05"));
+        assert_eq!(number(open), Some("595.45.04"));
+        assert_eq!(judge_driver(Some("?"), Traces::None).fact, "loaded");
+    }
+
+    #[test]
+    fn no_driver_is_only_missing_where_nothing_else_of_it_is_there() {
+        assert_eq!(judge_driver(None, Traces::None).state, State::Missing(Barrier::Machine));
+        assert_eq!(judge_driver(None, Traces::Found).state, State::Degraded);
+        assert_eq!(judge_driver(None, Traces::Unknown).state, State::Degraded);
+    }
+
+    #[test]
+    fn without_nvml_watching_still_works() {
+        let checks = checks(&Err("libnvidia-ml.so: not found".to_owned()), Some("595.45.04"));
+        assert_eq!((checks[0].state, checks[1].state), (State::Degraded, State::NotChecked));
+        assert!(checks[0].fact.contains("Allocations are seen without it"));
+    }
+
+    #[test]
+    fn process_lists_are_judged_by_what_the_driver_gives() {
+        let state = |driver, processes| checks(&Ok(report(driver, processes)), None)[1].state;
+        assert_eq!(state("595.45.04", Some(0)), State::Ok);
+        assert_eq!(state("595.45.04", None), State::Degraded);
+        let fact = |driver| checks(&Ok(report(driver, Some(3))), None)[1].fact.clone();
+        assert!(fact("535.86.10").contains("this driver's present one is wrong"));
+        assert_eq!(fact("535.104.05"), "used bytes per process on every GPU");
+        let none = NvmlReport { gpus: Vec::new(), ..report("595.45.04", None) };
+        assert_eq!(checks(&Ok(none), None)[1].state, State::NotChecked);
+    }
+
+    #[test]
+    fn a_name_from_the_driver_cannot_command_the_terminal() {
+        let checks = checks(&Ok(report("595.45.04", Some(1))), None);
+        assert_eq!(checks[0].details, ["GPU 0: A[31mB, 6.2 GiB, GPU-1, 1 process"]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Whose memory it is, and the agent: who gives names to containers here, and whether somebody watches already.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use memwatch_core::snapshot::Viewer;
+
+use super::check::{Check, State, Topic};
+use crate::client::{Client, NoAgent};
+use crate::options::DEFAULT_SOCKET;
+use crate::sources::containers::RuntimeSockets;
+
+/// What is known of owners here.
+pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
+    let found = sockets.places().into_iter().filter_map(|(what, path)| {
+        let answer = UnixStream::connect(&path).map(drop);
+        judge_runtime(what, &path, answer)
+    });
+    let mut checks: Vec<Check> = found.collect();
+    if checks.is_empty() {
+        let fact = "no container runtime listens here: containers, if there are any, are shown by their ids";
+        checks.push(Check::new(Topic::Owners, "names", State::NotChecked, fact));
+    }
+    checks.push(judge_agent(Path::new(DEFAULT_SOCKET), &meet()));
+    checks
+}
+
+fn meet() -> Result<Viewer, NoAgent> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(Client::meet(Path::new(DEFAULT_SOCKET)))?.viewer())
+}
+
+/// Nothing is said of a runtime that is not there.
+fn judge_runtime(what: &str, path: &Path, answer: io::Result<()>) -> Option<Check> {
+    let check = |state, fact| Check::new(Topic::Owners, "names", state, fact);
+    let path = path.display();
+    match answer {
+        Ok(()) => Some(check(State::Ok, format!("{what} listens on {path}"))),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let fact = format!("{what} on {path} does not let this user in: its containers are shown by their ids");
+            Some(check(State::Degraded, fact).fix("sudo memwatch …, or ask the agent of this machine"))
+        }
+        Err(error) => Some(check(State::Degraded, format!("{what} on {path} does not answer: {error}"))),
+    }
+}
+
+fn judge_agent(path: &Path, met: &Result<Viewer, NoAgent>) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Owners, "agent", state, fact);
+    let path = path.display();
+    match met {
+        Ok(Viewer::Everything) => check(State::Ok, format!("one answers on {path}; it shows you all processes")),
+        Ok(Viewer::User(_)) => check(State::Ok, format!("one answers on {path}; it shows you your own processes")),
+        Err(NoAgent::Absent) => {
+            let fact = format!("none listens on {path}: memwatch watches by itself, from when it is started");
+            check(State::NotChecked, fact)
+                .fix("sudo memwatch agent, for users without privilege and a view from boot on")
+        }
+        Err(NoAgent::Unusable(why)) => check(State::Degraded, format!("the one on {path} cannot be used: {why}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime(answer: io::Result<()>) -> Option<(State, String)> {
+        let check = judge_runtime("Docker", Path::new("/run/docker.sock"), answer)?;
+        Some((check.state, check.fact))
+    }
+
+    #[test]
+    fn a_runtime_that_listens_is_named_and_an_absent_one_is_not() {
+        let listens = (State::Ok, "Docker listens on /run/docker.sock".to_owned());
+        assert_eq!(runtime(Ok(())), Some(listens));
+        assert_eq!(runtime(Err(ErrorKind::NotFound.into())), None);
+    }
+
+    #[test]
+    fn a_runtime_that_refuses_costs_its_names() {
+        let (state, fact) = runtime(Err(ErrorKind::PermissionDenied.into())).expect("it is there");
+        assert_eq!(state, State::Degraded);
+        assert!(fact.contains("does not let this user in"), "{fact}");
+        assert_eq!(runtime(Err(ErrorKind::ConnectionRefused.into())).map(|(state, _)| state), Some(State::Degraded));
+    }
+
+    #[test]
+    fn an_agent_is_no_requirement_and_says_what_it_shows() {
+        let state = |met| judge_agent(Path::new("/s"), &met).state;
+        assert_eq!(state(Err(NoAgent::Absent)), State::NotChecked);
+        assert_eq!(state(Err(NoAgent::Unusable("it has hung up".to_owned()))), State::Degraded);
+        let own = judge_agent(Path::new("/s"), &Ok(Viewer::User(1000)));
+        assert_eq!((own.state, own.fact.as_str()), (State::Ok, "one answers on /s; it shows you your own processes"));
+    }
+}

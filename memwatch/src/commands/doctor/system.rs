@@ -1,0 +1,153 @@
+//! What the kernel is built and booted with.
+
+use std::fs;
+use std::io;
+
+use super::check::{Barrier, Check, State, Topic};
+use crate::sources::kernel::btf::{Btf, BtfError};
+use crate::sources::kernel::load::KERNEL_BTF;
+use crate::sources::kernel::site::KernelVersion;
+
+/// The oldest kernel memwatch is made for.
+const OLDEST: KernelVersion = KernelVersion { major: 5, minor: 15 };
+/// The first kernel with `uprobe_multi` links.
+pub(crate) const UPROBE_MULTI: KernelVersion = KernelVersion { major: 6, minor: 6 };
+/// The members whose offsets the kernel half is given.
+const MEMBERS: [(&str, &str); 3] = [("task_struct", "tgid"), ("task_struct", "signal"), ("signal_struct", "live")];
+
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
+
+/// Everything about the kernel that needs no permission to find out.
+pub(crate) fn checks(release: &str) -> Vec<Check> {
+    let lockdown = fs::read_to_string(LOCKDOWN);
+    let btf = fs::read(KERNEL_BTF);
+    vec![
+        judge_release(release),
+        judge_architecture(std::env::consts::ARCH),
+        judge_btf(btf.as_deref()),
+        judge_lockdown(lockdown.as_deref()),
+    ]
+}
+
+/// The release as in `/proc/sys/kernel/osrelease`; empty where even that cannot be read.
+pub(crate) fn release() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+fn judge_release(release: &str) -> Check {
+    let check = |state, fact| Check::new(Topic::Kernel, "kernel", state, fact);
+    match KernelVersion::from_release(release) {
+        None => check(State::NotChecked, format!("release {release:?} is not understood; the trial run decides")),
+        Some(version) if version < OLDEST => {
+            check(State::Missing(Barrier::Machine), format!("Linux {release} is older than 5.15"))
+                .fix("install and boot a kernel of version 5.15 or later; 6.6 or later is best")
+        }
+        Some(version) if version < UPROBE_MULTI => check(
+            State::Degraded,
+            format!("Linux {release}: without uprobe_multi (6.6) each function takes a probe of its own, and detaching is slow"),
+        )
+        .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
+        Some(_) => check(State::Ok, format!("Linux {release}")),
+    }
+}
+
+fn judge_architecture(architecture: &str) -> Check {
+    let check = |state, fact: &str| Check::new(Topic::Kernel, "architecture", state, format!("{architecture}{fact}"));
+    match architecture {
+        "x86_64" => check(State::Ok, ""),
+        "aarch64" => check(State::Degraded, ": probes stay on the first instruction, which may cost more per call"),
+        _ => check(State::Missing(Barrier::Machine), ": memwatch knows the calling conventions of x86_64 and aarch64"),
+    }
+}
+
+fn judge_btf(bytes: Result<&[u8], &io::Error>) -> Check {
+    let missing = |fact| {
+        Check::new(Topic::Kernel, "btf", State::Missing(Barrier::Machine), fact)
+            .fix("boot a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)")
+            .fix("in a container: mount the host's /sys/kernel/btf into it, read-only")
+    };
+    let bytes = match bytes {
+        Ok([]) => return missing(format!("{KERNEL_BTF} is empty")),
+        Ok(bytes) => bytes,
+        Err(error) => return missing(format!("{KERNEL_BTF} cannot be read: {error}")),
+    };
+    match find_members(bytes) {
+        Ok(()) => Check::new(Topic::Kernel, "btf", State::Ok, format!("{KERNEL_BTF} has every member needed")),
+        Err(error) => missing(error.to_string()),
+    }
+}
+
+fn find_members(bytes: &[u8]) -> Result<(), BtfError> {
+    let btf = Btf::parse(bytes)?;
+    MEMBERS.iter().try_for_each(|(structure, member)| btf.member_offset_bytes(structure, member).map(drop))
+}
+
+/// Judges the text of `/sys/kernel/security/lockdown`, in which the active mode stands in brackets.
+fn judge_lockdown(text: Result<&str, &io::Error>) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Kernel, "lockdown", state, fact);
+    let text = match text {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return check(State::Ok, "none: this kernel shows no lockdown".to_owned());
+        }
+        Err(error) => return check(State::NotChecked, format!("{LOCKDOWN}: {error}; the trial run decides")),
+    };
+    let active = text.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(mode, _)| mode);
+    match active {
+        Some("none") => check(State::Ok, "none".to_owned()),
+        Some("integrity") => check(State::Ok, "integrity: does not stop memwatch, which only reads".to_owned()),
+        Some("confidentiality") => {
+            check(State::Missing(Barrier::Machine), "confidentiality: eBPF programs may not read memory".to_owned())
+                .fix("take lockdown=confidentiality off the kernel command line and reboot")
+        }
+        _ => check(State::NotChecked, format!("{:?} is not understood; the trial run decides", text.trim())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::{Barrier, State, judge_architecture, judge_btf, judge_lockdown, judge_release};
+
+    #[test]
+    fn kernels_are_judged_by_what_they_can_attach() {
+        let state = |release| judge_release(release).state;
+        assert_eq!(state("6.18.44-generic"), State::Ok);
+        assert_eq!(state("6.6.0"), State::Ok);
+        assert_eq!(state("6.5.13"), State::Degraded);
+        assert_eq!(state("5.15.0-100-generic"), State::Degraded);
+        assert_eq!(state("5.14.0-503.el9.x86_64"), State::Missing(Barrier::Machine));
+        assert_eq!(state("4.19.0"), State::Missing(Barrier::Machine));
+        assert_eq!(state("gvisor"), State::NotChecked);
+        assert_eq!(state(""), State::NotChecked);
+    }
+
+    #[test]
+    fn only_confidentiality_locks_memwatch_out() {
+        let state = |text| judge_lockdown(Ok(text)).state;
+        assert_eq!(state("[none] integrity confidentiality\n"), State::Ok);
+        assert_eq!(state("none [integrity] confidentiality\n"), State::Ok);
+        assert_eq!(state("none integrity [confidentiality]\n"), State::Missing(Barrier::Machine));
+        assert_eq!(state("]["), State::NotChecked);
+        assert_eq!(judge_lockdown(Err(&io::ErrorKind::NotFound.into())).state, State::Ok);
+        assert_eq!(judge_lockdown(Err(&io::ErrorKind::PermissionDenied.into())).state, State::NotChecked);
+    }
+
+    #[test]
+    fn btf_that_is_absent_empty_or_garbage_is_missing_with_a_fix() {
+        let absent = io::Error::from(io::ErrorKind::NotFound);
+        for bytes in [Err(&absent), Ok(&[][..]), Ok(&b"garbage"[..]), Ok(&[0x9f, 0xeb, 1, 0, 24, 0, 0, 0][..])] {
+            let check = judge_btf(bytes);
+            assert_eq!(check.state, State::Missing(Barrier::Machine), "{bytes:?}");
+            assert!(check.fixes[0].contains("CONFIG_DEBUG_INFO_BTF"), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn architectures_without_a_kernel_half_are_missing() {
+        assert_eq!(judge_architecture("x86_64").state, State::Ok);
+        assert_eq!(judge_architecture("aarch64").state, State::Degraded);
+        assert_eq!(judge_architecture("riscv64").state, State::Missing(Barrier::Machine));
+    }
+}

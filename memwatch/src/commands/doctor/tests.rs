@@ -1,0 +1,141 @@
+use std::collections::BTreeMap;
+
+use memwatch_core::input::LibraryCoverage;
+
+use super::library::{FunctionReport, LibraryReport, MissingFunction};
+use super::nvml::GpuReport;
+use super::privilege::tests::{root, user};
+use super::{
+    Barrier, Check, Diagnosis, DoctorOptions, Exit, Libraries, NvmlReport, State, Topic, Traces, believe_trial,
+    examine, nvml, permission,
+};
+use crate::sources::kernel::exports::LeftOut;
+
+const RELEASE: &str = "6.18.0";
+
+fn function(symbol: &'static str, offset_bytes: u64) -> FunctionReport {
+    FunctionReport {
+        symbol,
+        offset_bytes,
+        instruction: "je".to_owned(),
+        reason: "moved past 1 instruction".to_owned(),
+        single_stepped: Some(false),
+    }
+}
+
+/// A driver library in good order.
+pub(crate) fn library() -> LibraryReport {
+    LibraryReport {
+        coverage: LibraryCoverage {
+            path: "/usr/lib/libcuda.so.1".to_owned(),
+            build_id: Some("abcd".to_owned()),
+            probes_attached: 2,
+            probes_moved: 2,
+            probes_missing: vec!["cuCtxCreate_v4".to_owned()],
+            error: None,
+            gap_ns: None,
+        },
+        deleted: false,
+        tgids: vec![7, 9],
+        functions: vec![function("cuMemAlloc_v2", 10), function("cuMemFree_v2", 10)],
+        missing: vec![MissingFunction { symbol: "cuCtxCreate_v4", since: "12.5" }],
+        unknown_exports: Vec::new(),
+        left_out_exports: BTreeMap::from([(LeftOut::Reads, 7), (LeftOut::Legacy, 2)]),
+    }
+}
+
+/// Root on a machine with one GPU.
+pub(crate) fn healthy() -> Diagnosis {
+    let gpu = GpuReport {
+        nvml_index: 0,
+        mig: None,
+        uuid: "GPU-1".to_owned(),
+        name: "B200".to_owned(),
+        total_bytes: Some(1 << 30),
+        used_bytes: Some(0),
+        processes: Some(2),
+    };
+    let nvml = Ok(NvmlReport { driver_version: Some("595.45".to_owned()), nvml_version: None, gpus: vec![gpu] });
+    let libraries = Libraries { files: vec![library()], left_out: Vec::new(), processes: 50, processes_denied: 0 };
+    let mut checks = vec![Check::new(Topic::Kernel, "kernel", State::Ok, "Linux 6.18.0")];
+    checks.extend(permission::checks(&root()));
+    checks.extend([nvml::judge_driver(Some("NVIDIA 595.45.04"), Traces::Found), libraries.judge(true, &root())]);
+    checks.extend(libraries.checks(&root(), false));
+    checks.extend(nvml::checks(&nvml, Some("595.45.04")));
+    let program = "/usr/bin/memwatch".to_owned();
+    Diagnosis { release: RELEASE.to_owned(), program, checks, mechanism: Some("uprobe_multi"), libraries, nvml }
+}
+
+/// An ordinary user on a machine whose NVML does not answer.
+pub(crate) fn broken() -> Diagnosis {
+    let nvml = Err("no NVIDIA driver is loaded".to_owned());
+    let mut checks = permission::checks(&user());
+    checks.extend(nvml::checks(&nvml, None));
+    Diagnosis { checks, mechanism: None, nvml, ..healthy() }
+}
+
+#[test]
+fn limits_do_not_stop_watching_and_barriers_do() {
+    assert_eq!(healthy().exit(), Exit::Ok);
+    assert_eq!(broken().exit(), Exit::NotPermitted);
+    let mut both = broken();
+    both.checks.push(nvml::judge_driver(None, Traces::None));
+    assert_eq!(both.exit(), Exit::Unsupported);
+    assert!(both.summary().starts_with("not ready: this machine cannot (driver). Next: run memwatch on the machine"));
+}
+
+#[test]
+fn a_driver_without_a_job_is_ready_with_nothing_to_watch() {
+    let mut diagnosis = healthy();
+    diagnosis.libraries.files.clear();
+    assert_eq!(diagnosis.exit(), Exit::Ok);
+    assert_eq!(diagnosis.summary(), "ready, but there is no libcuda: nothing to watch yet");
+}
+
+#[test]
+fn what_the_trial_has_done_is_possible() {
+    let missing = State::Missing(Barrier::Machine);
+    let mut old = Check::new(Topic::Kernel, "kernel", missing, "Linux 5.14.0-503.el9 is older than 5.15");
+    believe_trial(&mut old);
+    assert_eq!(old.state, State::Degraded);
+    assert!(old.fact.ends_with("; yet the trial run worked"));
+    let mut foreign = Check::new(Topic::Permission, permission::PID_NAMESPACE, missing, "a container's");
+    believe_trial(&mut foreign);
+    assert_eq!(foreign.state, missing);
+}
+
+#[test]
+fn this_machine_is_examined_whatever_it_is() {
+    let options = DoctorOptions {
+        nvml_library: Some("/dev/null".into()),
+        libraries: vec!["/no/such/libcuda.so".into(), "/etc/passwd".into()],
+        ..DoctorOptions::default()
+    };
+    let diagnosis = examine(&options);
+    for id in [
+        "kernel",
+        "architecture",
+        "btf",
+        "lockdown",
+        "user",
+        "cap_bpf",
+        "kernel_half",
+        "test_call",
+        "driver",
+        "libcuda",
+        "nvml",
+    ] {
+        assert_eq!(diagnosis.checks.iter().filter(|check| check.id == id).count(), 1, "{id}");
+    }
+    assert!(diagnosis.nvml.expect_err("/dev/null is no NVML").contains("/dev/null"));
+    let left_out: Vec<_> = diagnosis.libraries.left_out.iter().map(|left_out| left_out.display.as_str()).collect();
+    assert!(left_out.contains(&"/no/such/libcuda.so") && left_out.contains(&"/etc/passwd"));
+}
+
+#[test]
+fn every_check_that_is_missing_says_what_to_do() {
+    let options = DoctorOptions::default();
+    for check in examine(&options).checks.iter().chain(&broken().checks) {
+        assert!(check.state.barrier().is_none() || !check.fixes.is_empty(), "{check:?}");
+    }
+}

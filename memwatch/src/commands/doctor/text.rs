@@ -1,0 +1,178 @@
+//! The report for people: one line per check, its details and its fix below it, and the verdict last.
+
+use std::fmt::Write as _;
+
+use super::check::{Check, State, Topic};
+use super::{Barrier, Diagnosis};
+use crate::printable::printable;
+use crate::render::output::host_name;
+
+/// Longer lines are wrapped at spaces; command lines never are.
+const COLUMNS: usize = 110;
+
+/// How a state looks: its mark, two columns wide, and its SGR colour.
+const fn look(state: State) -> (&'static str, &'static str) {
+    match state {
+        State::Ok => ("ok", "32"),
+        State::Degraded => ("! ", "33"),
+        State::Missing(_) => ("!!", "1;31"),
+        State::NotChecked => ("--", "2"),
+    }
+}
+
+/// The whole report.
+pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
+    let paint = Paint { color };
+    let checks = &diagnosis.checks;
+    let label_columns = checks.iter().map(|check| check.id.len()).max().unwrap_or(0);
+    let mut text =
+        format!("memwatch {} on {}, Linux {}\n\n", env!("CARGO_PKG_VERSION"), host_name(), diagnosis.release);
+    let mut told = Told::default();
+    for topic in Topic::ALL {
+        let of_topic: Vec<&Check> = checks.iter().filter(|check| check.topic == topic).collect();
+        if of_topic.is_empty() {
+            continue;
+        }
+        let _ = writeln!(text, "{}", paint.with("1", topic.title()));
+        for check in of_topic {
+            write_check(&mut text, check, label_columns, paint);
+            write_fixes(&mut text, check, told.before(check), margin(label_columns), paint);
+        }
+        text.push('\n');
+    }
+    let color = match diagnosis.barrier() {
+        None => look(State::Ok).1,
+        Some(Barrier::Permission | Barrier::Machine) => look(State::Missing(Barrier::Machine)).1,
+    };
+    let _ = writeln!(text, "{}", paint.with(color, &diagnosis.summary()));
+    text
+}
+
+/// Columns before a fact: a mark and a label, each with two spaces around.
+const fn margin(label_columns: usize) -> usize {
+    2 + 2 + 2 + label_columns + 2
+}
+
+fn write_check(text: &mut String, check: &Check, label_columns: usize, paint: Paint) {
+    let (mark, color) = look(check.state);
+    let margin = margin(label_columns);
+    let label = format!("{:<label_columns$}", check.id);
+    let fact = wrapped(&printable(&check.fact), margin);
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "  {}  {label}  {fact}", paint.with(color, mark));
+    for detail in &check.details {
+        let _ = writeln!(text, "{:margin$}{}", "", paint.with("2", &wrapped(&printable(detail), margin)));
+    }
+}
+
+/// Fixes that stand above under another check are referred to.
+fn write_fixes(text: &mut String, check: &Check, told: Option<&str>, margin: usize, paint: Paint) {
+    if let Some(id) = told {
+        let _ = writeln!(text, "{:margin$}{}", "", paint.with("2", &format!("fix: as for {id}")));
+        return;
+    }
+    for (position, fix) in check.fixes.iter().enumerate() {
+        let lead = if position == 0 { "fix: " } else { "or:  " };
+        let _ = writeln!(text, "{:margin$}{}{}", "", paint.with("36", lead), printable(fix));
+    }
+}
+
+/// Which fixes stand in the report already, and where.
+#[derive(Default)]
+struct Told<'a>(Vec<(&'a [String], &'static str)>);
+
+impl<'a> Told<'a> {
+    /// The check above that has the same fixes.
+    fn before(&mut self, check: &'a Check) -> Option<&'static str> {
+        let found = self.0.iter().find(|(fixes, _)| *fixes == check.fixes).map(|(_, id)| *id);
+        if found.is_none() && !check.fixes.is_empty() {
+            self.0.push((&check.fixes, check.id));
+        }
+        found
+    }
+}
+
+/// Breaks a line at spaces so that with the margin it fits, and indents what follows by the margin.
+fn wrapped(line: &str, margin: usize) -> String {
+    let room = COLUMNS.saturating_sub(margin).max(20);
+    let mut lines: Vec<String> = Vec::new();
+    let mut current = String::new();
+    let mut columns = 0;
+    for word in line.split_inclusive(' ') {
+        let wide = word.trim_end().chars().count();
+        if columns + wide > room && columns > 0 {
+            lines.push(std::mem::take(&mut current).trim_end().to_owned());
+            columns = 0;
+        }
+        current.push_str(word);
+        columns += word.chars().count();
+    }
+    lines.push(current);
+    lines.join(&format!("\n{:margin$}", ""))
+}
+
+/// Colours, or none.
+#[derive(Clone, Copy)]
+struct Paint {
+    color: bool,
+}
+
+impl Paint {
+    fn with(self, sgr: &str, text: &str) -> String {
+        if self.color { format!("\u{1b}[{sgr}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COLUMNS, render, wrapped};
+    use crate::commands::doctor::tests::{broken, healthy};
+
+    #[test]
+    fn every_check_has_a_line_and_the_verdict_is_the_last() {
+        let text = render(&healthy(), false);
+        assert!(text.contains("\n  ok  kernel"), "{text}");
+        assert!(text.ends_with("\nready: 2 functions in 1 library file, 1 GPU\n"), "{text}");
+        assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn a_fix_stands_under_its_check_and_once_only() {
+        let text = render(&broken(), false);
+        let fact = text.find("not granted: loads the kernel half").expect("the fact");
+        let fix = text.find("fix: sudo /usr/bin/memwatch doctor").expect("the fix");
+        assert!(fact < fix);
+        assert_eq!(text.matches("fix: sudo /usr/bin/memwatch doctor").count(), 1, "{text}");
+        assert_eq!(text.matches("fix: as for cap_bpf").count(), 3, "{text}");
+        assert!(
+            text.lines().last().expect("a line").starts_with("not ready: permission is missing (cap_bpf, cap_perfmon)")
+        );
+    }
+
+    #[test]
+    fn facts_start_in_one_column_with_and_without_colour() {
+        let plain = render(&broken(), false);
+        let checks = plain.lines().filter(|line| line.starts_with("  !!"));
+        let columns: Vec<_> = checks.map(|line| line.find("not granted")).collect();
+        assert!(columns.len() == 2 && columns[0] == columns[1], "{plain}");
+        let colored = render(&broken(), true);
+        let mut bare = colored;
+        for code in ["\u{1b}[0m", "\u{1b}[1m", "\u{1b}[2m", "\u{1b}[32m", "\u{1b}[33m", "\u{1b}[36m", "\u{1b}[1;31m"] {
+            bare = bare.replace(code, "");
+        }
+        assert_eq!(bare, plain);
+    }
+
+    #[test]
+    fn long_lines_break_at_spaces_and_keep_their_columns() {
+        let line = "word ".repeat(60);
+        let text = wrapped(&line, 10);
+        assert!(text.lines().count() > 1);
+        assert!(text.lines().skip(1).all(|line| line.starts_with("          word")));
+        assert!(text.lines().all(|line| line.trim_start().chars().count() + 10 <= COLUMNS));
+        assert_eq!(wrapped("a  b", 10), "a  b");
+        assert_eq!(wrapped("", 10), "");
+        let long = "x".repeat(500);
+        assert_eq!(wrapped(&long, 10), long);
+    }
+}

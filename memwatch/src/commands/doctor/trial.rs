@@ -1,0 +1,313 @@
+//! The proof: load the kernel half, put a probe on a function of memwatch's own, call it, and read the record.
+//!
+//! Whatever the other checks believe, this has the last word. Nothing of another process is touched.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::io;
+
+use aya::maps::{MapData, RingBuf};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use memwatch_common::plan::CapturePlan;
+use memwatch_common::record::{CallRecord, Record};
+
+use super::check::{Barrier, Check, State, Topic};
+use super::permission::{security_module_line, ways};
+use super::privilege::{BPF, PERFMON, Privilege, SYS_ADMIN};
+use crate::sources::kernel::attach::chain;
+use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions, Mechanism, uprobe};
+use crate::sources::mappings::MappingRecords;
+
+/// Room for the test's one record, and for what else happens meanwhile, on any page size.
+const RING_BYTES: u32 = 64 << 10;
+/// A row that no probe table has: the kernel half passes it on unread.
+const TEST_ROW: u16 = u16::MAX;
+/// The value that goes through the probed function and must come back in the record.
+const TEST_ARGUMENT: u64 = 0x006D_656D_7761_7463;
+/// The longest part of a kernel's answer that is shown: a verifier log can be megabytes.
+const ANSWER_CHARACTERS: usize = 300;
+
+/// What the trial run left behind.
+pub(crate) struct Trial {
+    /// What was found.
+    pub(crate) checks: Vec<Check>,
+    /// The loaded kernel half, if the trial succeeded to its end: it can attach to libraries.
+    pub(crate) kernel: Option<Kernel>,
+}
+
+/// Loads and tries the kernel half.
+pub(crate) fn run(privilege: &Privilege) -> Trial {
+    let options = LoadOptions {
+        // In another pid namespace this process cannot name itself to the kernel half.
+        all_processes: privilege.initial_pid_namespace != Some(true),
+        ring_bytes: RING_BYTES,
+        classic_uprobes: false,
+        diagnostics: false,
+    };
+    let mut kernel = match Kernel::load(options) {
+        Ok(kernel) => kernel,
+        Err(error) => {
+            let rest = ["uprobe_multi", "test_call"].map(|id| not_checked(id, "needs the kernel half"));
+            let checks = [judge_load_error(&error, privilege)].into_iter().chain(rest);
+            let checks = checks.chain([judge_mapping_records(MappingRecords::open())]).collect();
+            return Trial { checks, kernel: None };
+        }
+    };
+    let loaded = Check::new(Topic::Trial, "kernel_half", State::Ok, "loaded: maps, probes and process events");
+    let mechanism = kernel.mechanism;
+    let call = try_call(&mut kernel);
+    let worked = call.is_ok();
+    let moves = judge_moves(kernel.reports_moves);
+    let mapping = judge_mapping_records(MappingRecords::open());
+    let checks = vec![loaded, judge_mechanism(mechanism), judge_call(call, mechanism, privilege), mapping, moves];
+    Trial { checks, kernel: worked.then_some(kernel) }
+}
+
+fn not_checked(id: &'static str, fact: &str) -> Check {
+    Check::new(Topic::Trial, id, State::NotChecked, fact)
+}
+
+fn judge_mechanism(mechanism: Mechanism) -> Check {
+    match mechanism {
+        Mechanism::UprobeMulti => {
+            Check::new(Topic::Trial, "uprobe_multi", State::Ok, "supported: one link for all probes of a library")
+        }
+        Mechanism::Classic => Check::new(
+            Topic::Trial,
+            "uprobe_multi",
+            State::Degraded,
+            "not supported: classic uprobes instead, which need cap_sys_admin and take seconds to detach",
+        )
+        .fix("boot a kernel of version 6.6 or later when there is one; until then watching works"),
+    }
+}
+
+/// Whether a process that is put into another control group is noticed at once.
+fn judge_moves(reported: bool) -> Check {
+    let check = |state, fact| Check::new(Topic::Trial, "group_moves", state, fact);
+    if reported {
+        check(State::Ok, "a process that is put into another control group is noticed within about 20 ms")
+    } else {
+        check(State::Degraded, "this kernel does not tell: control groups are read again with each reading of NVML")
+            .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
+    }
+}
+
+/// Whether a library that a process maps later is noticed at once.
+fn judge_mapping_records(records: io::Result<MappingRecords>) -> Check {
+    let check = |state, fact| Check::new(Topic::Trial, "mapping_records", state, fact);
+    match records {
+        Ok(_) => check(State::Ok, "a library that appears later is noticed within about 20 ms".to_owned()),
+        Err(error) => check(
+            State::Degraded,
+            format!("refused ({error}): a library that appears later is noticed within about 2 s"),
+        )
+        .fix(format!("grant {}, and let a seccomp filter pass perf_event_open", PERFMON.name)),
+    }
+}
+
+fn judge_load_error(error: &LoadError, privilege: &Privilege) -> Check {
+    let fact = shortened(&chain(error));
+    let check = |barrier| Check::new(Topic::Trial, "kernel_half", State::Missing(barrier), fact.clone());
+    match error {
+        LoadError::NoBtf(_) | LoadError::Btf(_) => {
+            Check::new(Topic::Trial, "kernel_half", State::NotChecked, "needs BTF: see above")
+        }
+        // The kernel answers a program that its verifier dislikes with EACCES, and a caller it dislikes with EPERM.
+        LoadError::Program { .. } if has_code(error, libc::EACCES) && may_load(privilege) => {
+            check(Barrier::Machine).fix(report_line(privilege))
+        }
+        _ if error.is_permission() => check(Barrier::Permission).fixes(refusal_ways(privilege)),
+        _ => check(Barrier::Machine).fix(report_line(privilege)),
+    }
+}
+
+fn judge_call(call: Result<(), CallFailure>, mechanism: Mechanism, privilege: &Privilege) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Trial, "test_call", state, fact);
+    let Err(failure) = call else {
+        return check(State::Ok, "a probe on memwatch itself fired and its record arrived".to_owned());
+    };
+    let fact = shortened(&failure.fact);
+    if failure.permission {
+        let refused = Privilege { classic: mechanism == Mechanism::Classic, ..privilege.clone() };
+        check(State::Missing(Barrier::Permission), fact).fixes(refusal_ways(&refused))
+    } else {
+        check(State::Missing(Barrier::Machine), fact).fix(report_line(privilege))
+    }
+}
+
+fn may_load(privilege: &Privilege) -> bool {
+    privilege.has(BPF) && privilege.has(PERFMON)
+}
+
+/// Ways out of a refusal: the missing capabilities, or else whatever refuses a caller that has them.
+fn refusal_ways(privilege: &Privilege) -> Vec<String> {
+    if !may_load(privilege) || (privilege.classic && !privilege.has(SYS_ADMIN)) {
+        return ways(privilege);
+    }
+    let mut ways = Vec::new();
+    if privilege.seccomp_filter {
+        ways.push("a seccomp filter is active: let it pass bpf and perf_event_open (docker run: add --security-opt seccomp=unconfined)".to_owned());
+    }
+    ways.push(security_module_line());
+    ways
+}
+
+fn report_line(privilege: &Privilege) -> String {
+    format!("please report it with the output of: {} doctor --json", privilege.program())
+}
+
+fn has_code(error: &(dyn Error + 'static), code: i32) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return io.raw_os_error() == Some(code);
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// The first line of a kernel's answer, cut to what fits a report.
+fn shortened(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
+    match line.char_indices().nth(ANSWER_CHARACTERS) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
+/// Why the test call left no record.
+struct CallFailure {
+    fact: String,
+    permission: bool,
+}
+
+impl CallFailure {
+    fn new(fact: impl Into<String>) -> Self {
+        Self { fact: fact.into(), permission: false }
+    }
+}
+
+impl<E: Error + 'static> From<E> for CallFailure {
+    fn from(error: E) -> Self {
+        let permission = has_code(&error, libc::EACCES) || has_code(&error, libc::EPERM);
+        Self { fact: format!("memwatch could not probe itself: {}", chain(&error)), permission }
+    }
+}
+
+/// The function that is probed. It must stay a function, and its argument must reach it in a register.
+#[inline(never)]
+extern "C" fn probed(argument: u64) -> u64 {
+    black_box(argument)
+}
+
+fn try_call(kernel: &mut Kernel) -> Result<(), CallFailure> {
+    let function: extern "C" fn(u64) -> u64 = black_box(probed);
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let offset = file_offset(&maps, function as usize as u64)
+        .ok_or_else(|| CallFailure::new("memwatch's own code is not in /proc/self/maps"))?;
+    kernel.watch(std::process::id())?;
+    let map = kernel.ebpf.take_map("RECORDS").ok_or(LoadError::Missing("RECORDS"))?;
+    let mut ring: RingBuf<MapData> = RingBuf::try_from(map)?;
+    let cookie = CapturePlan::registers().cookie(TEST_ROW);
+    let (entry, leave) = kernel.mechanism.programs();
+    let mut links = Vec::new();
+    for program in [entry, leave] {
+        let point = UProbeAttachPoint { location: UProbeAttachLocation::AbsoluteOffset(offset), cookie: Some(cookie) };
+        let link = uprobe(&mut kernel.ebpf, program)?.attach([point], "/proc/self/exe", UProbeScope::AllProcesses)?;
+        links.push((program, link));
+    }
+    let returned = function(black_box(TEST_ARGUMENT));
+    for (program, link) in links {
+        uprobe(&mut kernel.ebpf, program)?.detach(link)?;
+    }
+    if returned != TEST_ARGUMENT {
+        return Err(CallFailure::new("the probed function returned another value"));
+    }
+    match test_record(&mut ring) {
+        Some(record) if record.args[0] == TEST_ARGUMENT => Ok(()),
+        Some(_) => Err(CallFailure::new("a record arrived, but not with the registers of the call")),
+        None => Err(CallFailure::new("the probes were accepted, but no record of the call arrived")),
+    }
+}
+
+fn test_record(ring: &mut RingBuf<MapData>) -> Option<CallRecord> {
+    while let Some(bytes) = ring.next() {
+        if let Ok(Record::Call(call)) = Record::from_bytes(&bytes)
+            && call.probe == TEST_ROW
+        {
+            return Some(call);
+        }
+    }
+    None
+}
+
+/// Where in its file the code at `address` is, by a process's `maps`.
+fn file_offset(maps: &str, address: u64) -> Option<u64> {
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let start = u64::from_str_radix(start, 16).ok()?;
+        let end = u64::from_str_radix(end, 16).ok()?;
+        let offset = u64::from_str_radix(fields.nth(1)?, 16).ok()?;
+        (start..end).contains(&address).then(|| address - start + offset)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        ANSWER_CHARACTERS, Barrier, CallFailure, LoadError, Mechanism, Privilege, State, file_offset, judge_call,
+        judge_load_error, refusal_ways, shortened,
+    };
+    use crate::commands::doctor::privilege::tests::{root, user};
+
+    const MAPS: &str = "\
+555500000000-555500010000 r--p 00000000 fe:00 42    /usr/bin/memwatch
+555500010000-555500090000 r-xp 0000f000 fe:00 42    /usr/bin/memwatch
+7fff00000000-7fff00001000 rw-p 00000000 00:00 0     [stack]
+garbage
+";
+
+    #[test]
+    fn an_address_is_turned_into_an_offset_of_its_file() {
+        assert_eq!(file_offset(MAPS, 0x5555_0001_0010), Some(0xf010));
+        assert_eq!(file_offset(MAPS, 0x5555_0009_0000), None);
+        assert_eq!(file_offset("", 1), None);
+    }
+
+    #[test]
+    fn a_refused_user_is_sent_to_sudo_and_a_refused_root_to_what_refuses_root() {
+        assert!(refusal_ways(&user())[0].starts_with("sudo "));
+        let filtered = refusal_ways(&Privilege { seccomp_filter: true, ..root() });
+        assert!(filtered[0].contains("seccomp") && filtered[1].contains("security module"), "{filtered:?}");
+        let two = Privilege { effective: 1 << 39 | 1 << 38, classic: true, ..user() };
+        assert!(refusal_ways(&two)[1].contains("cap_sys_admin"));
+    }
+
+    #[test]
+    fn a_call_that_was_not_permitted_is_told_from_one_that_left_no_trace() {
+        let refused = CallFailure::from(std::io::Error::from_raw_os_error(libc::EACCES));
+        let state = |failure| judge_call(Err(failure), Mechanism::UprobeMulti, &root()).state;
+        assert_eq!(state(refused), State::Missing(Barrier::Permission));
+        assert_eq!(state(CallFailure::new("no record")), State::Missing(Barrier::Machine));
+        assert_eq!(judge_call(Ok(()), Mechanism::Classic, &root()).state, State::Ok);
+    }
+
+    #[test]
+    fn without_btf_the_kernel_half_is_not_to_blame() {
+        let error = LoadError::NoBtf(std::io::ErrorKind::NotFound.into());
+        assert_eq!(judge_load_error(&error, &root()).state, State::NotChecked);
+        let broken = LoadError::Missing("RECORDS");
+        assert_eq!(judge_load_error(&broken, &root()).state, State::Missing(Barrier::Machine));
+    }
+
+    #[test]
+    fn a_verifier_log_is_cut_to_its_first_line() {
+        assert_eq!(shortened("one\ntwo"), "one");
+        assert_eq!(shortened(""), "");
+        let long = "ä".repeat(ANSWER_CHARACTERS + 1);
+        assert_eq!(shortened(&long).chars().count(), ANSWER_CHARACTERS + 1);
+    }
+}

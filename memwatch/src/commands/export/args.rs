@@ -1,0 +1,258 @@
+//! `memwatch export` and `memwatch flamegraph`: of what, where to, and how it is written.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::commands::snapshot::args::Pickle;
+use crate::export::{Format, Weight};
+use crate::options::moment::PAST;
+use crate::options::{Subject, values};
+use crate::output_file;
+
+/// How a file is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// A profile of stacks.
+    Profile(Format),
+    /// What `memwatch snapshot` writes.
+    Snapshot,
+    /// The agent's metrics.
+    Metrics,
+}
+
+/// Formats by their name, with the ends of file names that say so; of two ends that fit, the first counts.
+const FORMATS: [(&str, Written, &[&str]); 9] = [
+    ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
+    ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
+    ("pprof", Written::Profile(Format::Pprof), &[".pb.gz", ".pprof"]),
+    ("csv", Written::Profile(Format::Csv), &[".csv"]),
+    ("parquet", Written::Profile(Format::Parquet), &[".parquet"]),
+    ("svg", Written::Profile(Format::Svg), &[".svg"]),
+    ("html", Written::Profile(Format::Html), &[".html", ".htm"]),
+    ("memory-viz", Written::Snapshot, &[".pickle"]),
+    ("openmetrics", Written::Metrics, &[".openmetrics"]),
+];
+
+/// Whose memory, and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Held {
+    #[command(flatten)]
+    pub(crate) subject: Subject,
+    /// Only of these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated
+    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
+    pub(crate) gpus: Vec<String>,
+    /// The file; - for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// What is counted: inuse (live at the end), peak (live when the device's total was highest), alloc (all bytes since the attach) or count
+    /// (allocations), or leak (as inuse, of lines that keep growing alone). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
+    #[arg(short, long, value_name = "WHAT", default_value = "inuse", value_parser = weight)]
+    pub(crate) weight: Weight,
+    /// Replace a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Watch so long before it is written (ended earlier by Ctrl-C, or when the program ends)
+    #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
+    #[arg(value_parser = values::duration, allow_negative_numbers = true)]
+    pub(crate) duration: Duration,
+}
+
+/// `memwatch export`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Export {
+    #[command(flatten)]
+    pub(crate) held: Held,
+    /// How it is written: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics (default: as the file's name ends)
+    #[arg(short, long, value_name = "FORMAT", value_parser = format)]
+    pub(crate) format: Option<Written>,
+}
+
+/// `memwatch flamegraph`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Flamegraph {
+    #[command(flatten)]
+    pub(crate) held: Held,
+    /// A picture or a page: svg or html (default: as the file's name ends; svg for standard output)
+    #[arg(short, long, value_name = "FORMAT", value_parser = drawing)]
+    pub(crate) format: Option<Written>,
+}
+
+impl Held {
+    /// Whether it goes to standard output.
+    pub(crate) fn is_for_stdout(&self) -> bool {
+        output_file::is_stdout(&self.output)
+    }
+
+    /// # Errors
+    /// When a time is meant, and what is counted is of no time, or of all.
+    fn check_window(&self) -> Result<(), String> {
+        if self.subject.past.window.since.is_none() || matches!(self.weight, Weight::Peak | Weight::Leak) {
+            return Ok(());
+        }
+        Err("--since goes with --weight peak or leak: what is live is of one moment (--until), and sums are of the whole recording".to_owned())
+    }
+
+    /// The same for `memwatch snapshot`.
+    pub(crate) fn pickle(&self) -> Pickle {
+        Pickle {
+            tgid: self.subject.tgids.first().copied(),
+            past: self.subject.past.clone(),
+            output: self.output.clone(),
+            native: false,
+            force: self.force,
+            duration: self.duration,
+        }
+    }
+}
+
+impl Export {
+    /// How it is to be written.
+    ///
+    /// # Errors
+    /// When that cannot be told, or does not go with the rest.
+    pub(crate) fn written(&self) -> Result<Written, String> {
+        let written = match self.format {
+            Some(format) => format,
+            None if self.held.is_for_stdout() => {
+                return Err(format!("'-o -' needs a format: -f {}", names(|_| true)));
+            }
+            None => by_name(&self.held)
+                .ok_or_else(|| format!("the name of the file does not tell the format: -f {}", names(|_| true)))?,
+        };
+        if written == Written::Snapshot {
+            let Held { subject, gpus, .. } = &self.held;
+            let refusal = if self.held.is_for_stdout() {
+                Some("memory-viz goes into a file: -o snapshot.pickle")
+            } else if subject.tgids.len() > 1 || !gpus.is_empty() {
+                Some("memory-viz is of one process, with all its GPUs")
+            } else {
+                None
+            };
+            return refusal.map_or(Ok(written), |refusal| Err(refusal.to_owned()));
+        }
+        self.held.check_window().map(|()| written)
+    }
+}
+
+impl Flamegraph {
+    /// How it is to be written.
+    ///
+    /// # Errors
+    /// When that cannot be told.
+    pub(crate) fn written(&self) -> Result<Written, String> {
+        let refusal =
+            || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));
+        self.held.check_window()?;
+        match self.format {
+            Some(format) => Ok(format),
+            None if self.held.is_for_stdout() => Ok(Written::Profile(Format::Svg)),
+            None => by_name(&self.held).filter(|format| is_drawn(*format)).ok_or_else(refusal),
+        }
+    }
+}
+
+const fn is_drawn(written: Written) -> bool {
+    matches!(written, Written::Profile(Format::Svg | Format::Html))
+}
+
+fn by_name(held: &Held) -> Option<Written> {
+    let name = held.output.file_name()?.to_string_lossy().to_ascii_lowercase();
+    let fits = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+    FORMATS.iter().find(|(_, _, ends)| fits(ends)).map(|(_, written, _)| *written)
+}
+
+/// `svg or html`.
+fn names(is_meant: impl Fn(Written) -> bool) -> String {
+    let mut names: Vec<&str> =
+        FORMATS.iter().filter(|(_, written, _)| is_meant(*written)).map(|(name, ..)| *name).collect();
+    let last = names.pop().unwrap_or_default();
+    format!("{} or {last}", names.join(", "))
+}
+
+fn format(text: &str) -> Result<Written, String> {
+    named(text, |_| true)
+}
+
+fn drawing(text: &str) -> Result<Written, String> {
+    named(text, is_drawn)
+}
+
+fn named(text: &str, is_meant: impl Fn(Written) -> bool) -> Result<Written, String> {
+    let found = FORMATS.iter().find(|(name, written, _)| *name == text && is_meant(*written));
+    found.map(|(_, written, _)| *written).ok_or_else(|| names(is_meant))
+}
+
+fn weight(text: &str) -> Result<Weight, String> {
+    match text {
+        "inuse" => Ok(Weight::InUse),
+        "peak" => Ok(Weight::Peak),
+        "alloc" => Ok(Weight::Allocated),
+        "count" => Ok(Weight::Count),
+        "leak" => Ok(Weight::Leak),
+        _ => Err("inuse, peak, alloc, count or leak".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Args, Command};
+
+    fn parsed(line: &str) -> Result<Written, String> {
+        match Args::from_words(line.split(' ')).map_err(|error| error.to_string())?.command {
+            Some(Command::Export(export)) => export.written(),
+            Some(Command::Flamegraph(flamegraph)) => flamegraph.written(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_name_of_the_file_tells_the_format_unless_one_is_named() {
+        for (file, format) in [
+            ("a.folded", Format::Folded),
+            ("a.txt", Format::Folded),
+            ("a.speedscope.json", Format::Speedscope),
+            ("A.JSON", Format::Speedscope),
+            ("a.pb.gz", Format::Pprof),
+            ("a.pprof", Format::Pprof),
+            ("a.csv", Format::Csv),
+            ("a.parquet", Format::Parquet),
+            ("a.svg", Format::Svg),
+            ("a.html", Format::Html),
+        ] {
+            assert_eq!(
+                parsed(&format!("memwatch export --in j.mwr -o {file}")),
+                Ok(Written::Profile(format)),
+                "{file}"
+            );
+        }
+        assert_eq!(parsed("memwatch export -p 1 -o a.pickle"), Ok(Written::Snapshot));
+        assert_eq!(parsed("memwatch export -p 1 -o - -f openmetrics"), Ok(Written::Metrics));
+        assert_eq!(parsed("memwatch export -p 1 -o - -f csv"), Ok(Written::Profile(Format::Csv)));
+        assert_eq!(parsed("memwatch flamegraph -p 1 -o -"), Ok(Written::Profile(Format::Svg)));
+        assert_eq!(parsed("memwatch flamegraph -p 1 -o a.txt -f html"), Ok(Written::Profile(Format::Html)));
+    }
+
+    #[test]
+    fn what_does_not_tell_a_format_is_refused_with_those_there_are() {
+        for (line, words) in [
+            (
+                "export -p 1 -o a.bin",
+                "-f folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics",
+            ),
+            ("export -p 1 -o -", "'-o -' needs a format"),
+            ("export -p 1 -o a -f png", "folded, speedscope"),
+            ("flamegraph -p 1 -o a.csv", "-f svg or html"),
+            ("flamegraph -p 1 -o a -f csv", "svg or html"),
+            ("export -p 1,2 -o a.pickle", "memory-viz is of one process"),
+            ("export -p 1 -o - -f memory-viz", "goes into a file"),
+            ("export -p 1 -o a.csv -w some", "inuse, peak, alloc, count or leak"),
+            ("export -o a.csv", "--pid"),
+            ("export --in j.mwr -o a.csv --since 10m", "--since goes with --weight peak or leak"),
+            ("flamegraph --in j.mwr -o a.svg -w alloc --since 10m", "--since goes with --weight peak or leak"),
+        ] {
+            let refusal = parsed(&format!("memwatch {line}")).expect_err(line);
+            assert!(refusal.contains(words), "{line}: {refusal}");
+        }
+    }
+}

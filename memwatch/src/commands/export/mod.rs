@@ -1,0 +1,158 @@
+//! `memwatch export` and `memwatch flamegraph`: which Python stacks hold the memory of PyTorch processes, for other programs.
+
+pub(crate) mod args;
+
+use std::io::{self, Write as _};
+
+use memwatch_core::Pipeline;
+use memwatch_core::snapshot::Snapshot;
+use tokio::time::Instant;
+
+use crate::agent::metrics::own_use::OwnUse;
+use crate::agent::metrics::{Facts, Metrics};
+use crate::exit::{Exit, Failure};
+use crate::export::{Format, Profile, Weight, leaking};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::Common;
+use crate::output_file;
+use crate::render::format::signed_bytes;
+use crate::render::output::unless_closed;
+use crate::render::wall_clock::WallClock;
+use crate::sources::clock;
+use crate::watch::filter::{GpuFilter, UnknownGpu};
+use crate::watch::past::{Needs, Recording};
+use crate::watch::recorded;
+use crate::watch::scene::{finish, open, watch_until};
+use crate::watch::signals::Signals;
+use args::{Held, Written};
+
+/// So many pairs of process and GPU have series of their own in a file of metrics.
+const OWN_SERIES: usize = 1000;
+/// What a watch sees of PyTorch: what comes and goes, and for whom, so that a backward pass has the lines that it is of.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
+
+/// Writes the file; how, the command line has said.
+///
+/// # Errors
+/// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
+pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &Common) -> Result<Exit, Failure> {
+    let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
+        Written::Profile(format) => format,
+        Written::Snapshot => return crate::commands::snapshot::snapshot(&held.pickle(), common).await,
+        Written::Metrics => return metrics(held, common).await,
+    };
+    check_absent(held)?;
+    let tgids = &held.subject.tgids;
+    let gpus = GpuFilter::new(&held.gpus);
+    let watch = |pipeline: &mut Pipeline| {
+        if held.weight == Weight::Leak {
+            pipeline.watch_leaks();
+        }
+    };
+    let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
+    let past = Recording::named(&held.subject.past, Needs::Tensors, common).await?;
+    let (snapshot, profile) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, watch)?;
+        let mut snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
+        gpus.apply(&mut snapshot).map_err(unknown)?;
+        let clock = WallClock::utc(replay.boottime_to_unix_ns);
+        let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);
+        (snapshot, profile)
+    } else {
+        let mut session = open(tgids, WISH, common)?;
+        watch(session.pipeline_mut());
+        let mut signals = Signals::listen()?;
+        let deadline = Instant::now() + held.duration;
+        let (mut snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
+        gpus.apply(&mut snapshot).map_err(unknown)?;
+        let clock = WallClock::utc(clock::boottime_to_unix_ns());
+        let profile = profile(&snapshot, session.pipeline(), held.weight, &clock);
+        (snapshot, profile)
+    };
+    if profile.parts.is_empty() {
+        return finish(Ok(()), &snapshot, tgids);
+    }
+    let bytes = profile.write(format, held.weight).map_err(|error| {
+        Failure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
+    })?;
+    write(held, &bytes)?;
+    tell(held, format, &profile);
+    finish(Ok(()), &snapshot, tgids)
+}
+
+/// Nothing is watched for a file that cannot be written then.
+fn check_absent(held: &Held) -> Result<(), Failure> {
+    output_file::check_free(&held.output, held.force).map_err(|error| Failure::cannot_make(&held.output, &error))
+}
+
+/// The agent's metrics of a moment, by a watch or from a recording.
+async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &held.subject.tgids;
+    check_absent(held)?;
+    let past = Recording::named(&held.subject.past, Needs::Calls, common).await?;
+    let (mut snapshot, boottime_to_unix_ns) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, |_| {})?;
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.boottime_to_unix_ns)
+    } else {
+        let mut session = open(tgids, TensorWish::default(), common)?;
+        let mut signals = Signals::listen()?;
+        recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
+        (session.snapshot(), clock::boottime_to_unix_ns())
+    };
+    GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    let (own, collect_ns, history) = (OwnUse::default(), None, None);
+    let facts = Facts { snapshot: &snapshot, boottime_to_unix_ns, collect_ns, driver_version: "", history, own };
+    write(held, Metrics::new(OWN_SERIES).text_of_its_time(&facts).as_bytes())?;
+    if !held.is_for_stdout() {
+        let path = held.output.display();
+        eprintln!("memwatch: {path} is written; promtool tsdb create-blocks-from openmetrics {path} takes it in");
+    }
+    Ok(Exit::Ok)
+}
+
+/// All stacks, or those of what keeps growing.
+fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: Weight, clock: &WallClock) -> Profile {
+    if weight != Weight::Leak {
+        return Profile::new(snapshot, |process| pipeline.trails(process), clock);
+    }
+    // Any growth that goes on: a picture of it is looked at, and no alarm.
+    let leaks = pipeline.leaks(0.0);
+    Profile::new(snapshot, |process| leaking(pipeline.trails(process), process, &leaks), clock)
+}
+
+fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
+    if held.is_for_stdout() {
+        let mut out = io::stdout().lock();
+        return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
+    }
+    let written = output_file::create(&held.output, held.force).and_then(|mut file| file.write_all(bytes));
+    written.map_err(|error| Failure::cannot_make(&held.output, &error))
+}
+
+/// What was written, what opens it, and what is missing in it.
+fn tell(held: &Held, format: Format, profile: &Profile) {
+    let path = held.output.display();
+    if !held.is_for_stdout() {
+        let stacks: usize = profile.parts.iter().map(|part| part.samples.len()).sum();
+        let amount = held.weight.amount(profile.total(held.weight));
+        eprintln!("memwatch: {path} is written: {amount}, {stacks} stacks; {}", opened_by(format));
+    }
+    if profile.total(held.weight) == 0 {
+        let other = if held.weight == Weight::Peak { "alloc" } else { "peak" };
+        eprintln!("memwatch: there was nothing {}; try --weight {other}", held.weight.name());
+    }
+    for part in profile.parts.iter().filter(|part| part.unplaced_bytes != 0) {
+        eprintln!("memwatch: {} are in no stack: events were lost", signed_bytes(part.unplaced_bytes));
+    }
+}
+
+const fn opened_by(format: Format) -> &'static str {
+    match format {
+        Format::Folded => "speedscope.app and flamegraph.pl read it",
+        Format::Speedscope => "drop it onto speedscope.app",
+        Format::Pprof => "go tool pprof -http=: FILE shows it",
+        Format::Csv => "any spreadsheet opens it",
+        Format::Parquet => "pandas.read_parquet opens it, and so do DuckDB and Polars",
+        Format::Svg | Format::Html => "open it in a browser",
+    }
+}

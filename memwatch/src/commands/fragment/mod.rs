@@ -1,0 +1,109 @@
+//! `memwatch fragment`: how the free memory of PyTorch's allocators and of the driver lies, in a watch or at the end of a recording.
+
+pub(crate) mod args;
+pub(crate) mod json;
+pub(crate) mod map;
+pub(crate) mod text;
+pub(crate) mod words;
+
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use memwatch_core::Pipeline;
+use memwatch_core::features::fragments::view::FragmentsView;
+use memwatch_core::features::simulate::model::Plan;
+use memwatch_core::snapshot::Snapshot;
+use tokio::time::Instant;
+
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::TensorWish;
+use crate::options::Common;
+use crate::output_file;
+use crate::render::output::{style, unless_closed};
+use crate::watch::past::{Needs, Recording};
+use crate::watch::recorded;
+use crate::watch::scene::{Scene, finish, open};
+use crate::watch::signals::Signals;
+use args::Fragment;
+use map as layout;
+use map::Picture;
+use words::{Found, Told};
+
+/// Watches, or reads the recording, and says how it lies.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the picture cannot be written.
+pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &args.subject.tgids;
+    let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
+    let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
+    let (snapshot, found, scene) = if let Some(recording) = past {
+        let replay = recorded::play_all(&recording, prepare)?;
+        let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
+        let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
+        (snapshot, found, Scene::of(&replay))
+    } else {
+        let mut session = open(tgids, TensorWish { level: args.level, reports_only: false }, common)?;
+        prepare(session.pipeline_mut());
+        let mut signals = Signals::listen()?;
+        recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
+        let snapshot = session.snapshot();
+        let found = found(&snapshot, session.pipeline(), args.request, args.worst);
+        (snapshot, found, Scene::here())
+    };
+    if let (Some(path), true) = (&args.output, found.allocators.is_empty()) {
+        eprintln!(
+            "memwatch: {} is not written: what is drawn are segments of PyTorch's allocator, and none was seen",
+            path.display()
+        );
+    } else if let (Some(path), Some(picture)) = (&args.output, picture) {
+        let bytes = layout::write(&found.allocators, &snapshot, picture);
+        let written = output_file::create(path, args.force).and_then(|mut file| file.write_all(bytes.as_bytes()));
+        written.map_err(|error| Failure::cannot_make(path, &error))?;
+        eprintln!("memwatch: {} is written; a browser shows it", path.display());
+    }
+    let mut out = io::stdout().lock();
+    let written = if common.json {
+        json::write(&mut out, &found, &snapshot, scene.origin())
+    } else {
+        text::write(&mut out, (&found, args.top), &snapshot, &scene.clock, &style(common, false))
+    };
+    drop(out);
+    if found.drivers.is_empty() {
+        return finish(written, &snapshot, tgids);
+    }
+    unless_closed(written)?;
+    Ok(Exit::Ok)
+}
+
+/// Has it look for how free memory lies, and for what other settings would change of that.
+pub(crate) fn prepare(pipeline: &mut Pipeline) {
+    pipeline.watch_fragments();
+    pipeline.simulate(Plan::usual(), None);
+}
+
+/// What was seen of those in the snapshot, PyTorch's allocators each with what was replayed of it.
+pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
+    let simulations = pipeline.simulations();
+    let told = |view: FragmentsView| {
+        let key = (view.tgid, view.observed_since_ns, view.device);
+        let own = simulations.iter().find(|one| (one.tgid, one.observed_since_ns, one.device) == key);
+        Told { simulation: own.cloned(), view }
+    };
+    let mut allocators = pipeline.fragments(wanted_bytes, at_worst);
+    allocators.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
+    let mut drivers = pipeline.driver_fragments(wanted_bytes.is_some(), at_worst);
+    drivers.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
+    Found { allocators: allocators.into_iter().map(told).collect(), drivers, wanted_bytes }
+}
+
+/// How the picture is written, by the name of its file.
+fn form(path: &Path, force: bool) -> Result<Picture, Failure> {
+    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))?;
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => Ok(Picture::Svg),
+        Some("html" | "htm") => Ok(Picture::Html),
+        _ => Err(Failure::new(Exit::Error, format_args!("{} ends neither in .svg nor in .html", path.display()))
+            .advise("These two are drawn: -o map.svg, -o map.html.")),
+    }
+}

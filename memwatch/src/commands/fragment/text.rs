@@ -1,0 +1,235 @@
+//! `memwatch fragment` as text: the numbers, and a map of segments.
+
+use std::io;
+
+use memwatch_core::features::fragments::view::{MomentView, PinView, ShapeView};
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::fragment::map as layout;
+use crate::commands::fragment::map::Cell;
+use crate::commands::fragment::words::{Found, Told, blocks, remarks, scattered_part, unused_part};
+use crate::render::Tone;
+use crate::render::format::{bytes, count, known, percent, plural};
+use crate::render::places;
+use crate::render::sentences::{self, Sentence};
+use crate::render::text::grid::{Align, Grid};
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+const COLUMNS: [(&str, Align); 10] = [
+    ("SEGMENTS", Align::Left),
+    ("NUMBER", Align::Right),
+    ("RESERVED", Align::Right),
+    ("TENSORS", Align::Right),
+    ("FREE", Align::Right),
+    ("BETWEEN BLOCKS", Align::Right),
+    ("IN WHOLE SEGMENTS", Align::Right),
+    ("LARGEST FREE", Align::Right),
+    ("UNUSED", Align::Right),
+    ("SCATTERED", Align::Right),
+];
+/// Of lines and layers; what they are called goes to the last.
+const PIN_COLUMNS: [(&str, Align); 3] = [("SHARE", Align::Right), ("ALONE", Align::Right), ("HELD", Align::Right)];
+/// Of what the driver gave.
+const DRIVER_COLUMNS: [(&str, Align); 7] = [
+    ("PID", Align::Right),
+    ("GPU", Align::Right),
+    ("KIND", Align::Left),
+    ("LIVE", Align::Right),
+    ("BACKED", Align::Right),
+    ("UNUSED", Align::Right),
+    ("WHY", Align::Left),
+];
+/// The map has so many lines at most, and so many cells in each where the terminal says no width.
+const LINES: usize = 12;
+const CELLS: usize = 96;
+/// What stands before the course.
+const COURSE: &str = "between blocks  ";
+const EIGHTHS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
+const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
+
+/// Writes how the free memory of each allocator lies.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    (found, top): (&Found, usize),
+    snapshot: &Snapshot,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    section(&mut page, (found, top), snapshot, clock);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report, with so many rows of a list at most.
+pub(crate) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
+    for one in &found.allocators {
+        device(page, (one, top), snapshot, clock);
+    }
+    driver(page, (found, top), snapshot, clock);
+    if found.allocators.is_empty() && found.drivers.is_empty() {
+        page.line(&Sentence::new(Tone::Plain, "No memory on a GPU was seen."));
+    }
+}
+
+/// What processes have of the driver itself.
+fn driver(page: &mut Page, (found, top): (&Found, usize), snapshot: &Snapshot, clock: &WallClock) {
+    let rows = found.driver_rows();
+    if !rows.is_empty() {
+        page.line(&Sentence::new(Tone::Heading, "Memory of the driver itself"));
+        let mut grid = Grid::new(&DRIVER_COLUMNS);
+        for row in rows.iter().take(top) {
+            let about = |bytes_of: Option<u64>| {
+                let mark = if row.is_estimated && bytes_of.is_some_and(|bytes| bytes > 0) { "~" } else { "" };
+                format!("{mark}{}", known(bytes_of, bytes))
+            };
+            let when =
+                row.driver.at_worst_ns.map(|time_ns| format!(", at its worst at {}", clock.time_of_day(time_ns)));
+            grid.push(vec![
+                row.driver.tgid.0.to_string(),
+                sentences::gpu_number(snapshot, row.gpu.uuid.as_ref()),
+                row.kind.to_owned(),
+                bytes(row.live_bytes),
+                about(row.backed_bytes),
+                about(row.unused_bytes),
+                format!("{}{}", row.why, when.unwrap_or_default()),
+            ]);
+        }
+        page.grid(&grid);
+        if rows.len() > top {
+            let others = plural((rows.len() - top) as u64, "row", "rows");
+            page.line(&Sentence::new(Tone::Faint, format!("{others} with less unused")));
+        }
+    }
+    for remark in found.driver_remarks(snapshot) {
+        page.line(&Sentence::new(Tone::Plain, format!("so  {remark}")));
+    }
+}
+
+/// Whose blocks hold free memory together: so many rows, and what is left.
+fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
+    if all.iter().all(|pin| matches!(&*pin.place.kind, "not_asked" | "pending")) {
+        return;
+    }
+    let mut grid = Grid::new(&[PIN_COLUMNS[0], PIN_COLUMNS[1], PIN_COLUMNS[2], (title, Align::Left)]);
+    let mut row = |pin: &[PinView], alone: Option<u64>, name: String| {
+        let sum = |of: fn(&PinView) -> u64| bytes(pin.iter().map(of).sum());
+        grid.push(vec![sum(|pin| pin.share_bytes), known(alone, bytes), sum(|pin| pin.held_bytes), name]);
+    };
+    let (shown, others) = all.split_at(all.len().min(top));
+    for pin in shown {
+        row(std::slice::from_ref(pin), pin.alone_bytes, places::place(&pin.place));
+    }
+    if !others.is_empty() {
+        row(others, None, plural(others.len() as u64, "other", "others"));
+    }
+    page.grid(&grid);
+}
+
+fn device(page: &mut Page, (told, top): (&Told, usize), snapshot: &Snapshot, clock: &WallClock) {
+    let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
+    let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
+    let when = told.view.at_worst_ns.map_or_else(
+        || "now".to_owned(),
+        |time_ns| format!("as it lay at its worst, at {}", clock.time_of_day(time_ns)),
+    );
+    page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", told.view.tgid.0)));
+    let mut grid = Grid::new(&COLUMNS);
+    grid.push(row("up to 1 MiB", &told.view.small));
+    grid.push(row("larger", &told.view.large));
+    grid.push(row("all", &told.all()));
+    page.grid(&grid);
+    for line in map(told, page.options) {
+        page.line(&Sentence::new(Tone::Plain, line));
+    }
+    let all = told.all();
+    if all.pending_bytes > 0 {
+        let text = format!("{} were given back and are used by a stream still", bytes(all.pending_bytes));
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    if all.expandable_bytes > 0 {
+        let (grow, holes) = (bytes(all.expandable_bytes), bytes(all.hole_bytes));
+        let text = format!(
+            "{grow} are in segments that grow, with holes of {holes} between their pieces, which take no memory"
+        );
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    pins(page, ("BETWEEN BLOCKS, BY LINE", &told.view.sites), top);
+    pins(page, ("BETWEEN BLOCKS, BY LAYER", &told.view.layers), top);
+    for line in course(told, page.options, clock) {
+        page.line(&Sentence::new(Tone::Plain, line));
+    }
+    for remark in remarks(told) {
+        page.line(&Sentence::new(Tone::Plain, format!("so  {remark}")));
+    }
+}
+
+fn row(name: &str, shape: &ShapeView) -> Vec<String> {
+    let part = |part: f64| format!("{:.1} %", part * 100.0);
+    vec![
+        name.to_owned(),
+        count(shape.segments),
+        bytes(shape.reserved_bytes),
+        bytes(shape.allocated_bytes),
+        format!("{} in {}", bytes(shape.free_bytes), blocks(shape.free_blocks)),
+        bytes(shape.split_bytes),
+        bytes(shape.unused_segment_bytes),
+        bytes(shape.largest_free_bytes),
+        part(unused_part(shape)),
+        part(scattered_part(shape)),
+    ]
+}
+
+/// Segments by address, one after the other: how full each piece of them is.
+fn map(told: &Told, options: TableOptions) -> Vec<String> {
+    let width = options.columns.unwrap_or(CELLS).clamp(16, 160);
+    let (cells, each) = layout::cells(&told.view.segments, width * LINES);
+    if cells.is_empty() {
+        return Vec::new();
+    }
+    let letter = |cell: &Cell| match (cell, options.ascii) {
+        (Cell::Edge, _) => "|",
+        (Cell::Used(8), false) => "█",
+        (Cell::Used(5..=7), false) => "▓",
+        (Cell::Used(1..=4), false) => "▒",
+        (Cell::Used(_), false) => "░",
+        (Cell::Used(8), true) => "#",
+        (Cell::Used(5..=7), true) => "+",
+        (Cell::Used(1..=4), true) => "-",
+        (Cell::Used(_), true) => ".",
+    };
+    let mut lines: Vec<String> = cells.chunks(width).map(|line| line.iter().map(letter).collect::<String>()).collect();
+    let (full, free) = if options.ascii { ("#", ".") } else { ("█", "░") };
+    lines.push(format!("{full} tensors   {free} free   | a segment ends; a cell is {}", bytes(each)));
+    lines
+}
+
+/// How it has gone: free memory over time, and the worst moment.
+fn course(told: &Told, options: TableOptions, clock: &WallClock) -> Vec<String> {
+    let moments = &told.view.moments;
+    let Some(worst) = told.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
+    let letters = if options.ascii { EIGHTHS_ASCII } else { EIGHTHS };
+    // It may have been worst between two looks.
+    let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0);
+    let is_drawn = top > 0 && moments.len() > 1;
+    let letter = |moment: &MomentView| letters[usize::try_from(moment.split_bytes * 7 / top.max(1)).unwrap_or(7)];
+    let room = options.columns.map_or(CELLS, |columns| columns.saturating_sub(COURSE.len()).clamp(8, CELLS));
+    let thin = moments.len().div_ceil(room).max(1);
+    let line: String = moments.iter().step_by(thin).map(letter).collect();
+    let text = format!(
+        "at its worst at {}: {} between blocks, {} of {} reserved",
+        clock.time_of_day(worst.time_ns),
+        bytes(worst.split_bytes),
+        percent(worst.split_bytes, worst.reserved_bytes),
+        bytes(worst.reserved_bytes)
+    );
+    if is_drawn { vec![format!("{COURSE}{line}"), text] } else { vec![text] }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+use memwatch_core::features::fragments::view::{
+    DriverFragmentsView, DriverGpuView, FitView, FragmentsView, SegmentBlockState, SegmentBlockView, SegmentView,
+};
+use memwatch_core::ledger::layout::{Holes, Linear};
+use memwatch_core::snapshot::PlaceNameView;
+
+use super::*;
+use crate::render::fixture;
+
+const MIB: u64 = 1 << 20;
+
+fn told() -> Told {
+    let snapshot = fixture::training_node();
+    let process = &snapshot.processes[0];
+    let large = ShapeView {
+        segments: 2,
+        reserved_bytes: 40 * MIB,
+        allocated_bytes: 9 * MIB,
+        free_bytes: 31 * MIB,
+        free_blocks: 2,
+        largest_free_bytes: 20 * MIB,
+        split_bytes: 11 * MIB,
+        split_blocks: 1,
+        unused_segment_bytes: 20 * MIB,
+        ..ShapeView::default()
+    };
+    let block = |bytes, state| SegmentBlockView { bytes, state };
+    let segment = |blocks| SegmentView {
+        address: 1 << 40,
+        bytes: 20 * MIB,
+        small: false,
+        expandable: false,
+        stream: 0,
+        private_pool: (0, 0),
+        blocks,
+    };
+    let worst = MomentView {
+        time_ns: fixture::at(14, 5, 20),
+        reserved_bytes: 40 * MIB,
+        allocated_bytes: 9 * MIB,
+        free_bytes: 31 * MIB,
+        split_bytes: 11 * MIB,
+        largest_free_bytes: 20 * MIB,
+    };
+    let used = vec![block(9 * MIB, SegmentBlockState::Allocated), block(11 * MIB, SegmentBlockState::Free)];
+    let view = FragmentsView {
+        tgid: process.tgid,
+        observed_since_ns: process.observed_since_ns,
+        device: 0,
+        uuid: None,
+        at_worst_ns: None,
+        traced: true,
+        reported_reserved_bytes: Some(50 * MIB),
+        reported_allocated_bytes: Some(9 * MIB),
+        small: ShapeView::default(),
+        large,
+        moments: vec![MomentView { split_bytes: 0, ..worst }, worst],
+        worst: Some(worst),
+        request: None,
+        segments: vec![segment(used), segment(vec![block(20 * MIB, SegmentBlockState::Free)])],
+        sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("before_attach", None, Some(0))],
+        layers: vec![pin("not_asked", None, Some(11 * MIB))],
+    };
+    Told { view, simulation: None }
+}
+
+fn pin(kind: &'static str, name: Option<&str>, alone_bytes: Option<u64>) -> PinView {
+    let place = PlaceNameView { kind: kind.into(), name: name.map(str::to_owned) };
+    PinView { place, held_bytes: 9 * MIB, share_bytes: alone_bytes.unwrap_or(0).max(MIB), alone_bytes }
+}
+
+fn driver() -> DriverFragmentsView {
+    let snapshot = fixture::training_node();
+    let process = &snapshot.processes[0];
+    let linear =
+        Linear { allocations: 7, bytes: 3 * MIB, small_allocations: 6, small_bytes: MIB, granule_bytes: 8 * MIB };
+    let gpu = DriverGpuView {
+        uuid: snapshot.gpus.first().map(|gpu| gpu.uuid.clone()),
+        linear,
+        physical_bytes: 50 * MIB,
+        idle_physical_bytes: 30 * MIB,
+        pool_bytes: 5 * MIB,
+        pool_backed_bytes: Some(32 * MIB),
+        pool_backed_estimated: false,
+        wasted_bytes: 62 * MIB,
+        driver_free_bytes: Some(100 * MIB),
+    };
+    let addresses = Holes { reserved_bytes: 100 * MIB, hole_bytes: 80 * MIB, holes: 2, largest_hole_bytes: 50 * MIB };
+    let (tgid, observed_since_ns) = (process.tgid, process.observed_since_ns);
+    DriverFragmentsView { tgid, observed_since_ns, at_worst_ns: None, addresses, gpus: vec![gpu] }
+}
+
+fn of_driver(found: &Found) -> String {
+    let mut out = Vec::new();
+    let options = TableOptions::default();
+    write(&mut out, (found, 2), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
+    String::from_utf8(out).expect("text is UTF-8")
+}
+
+#[test]
+fn what_the_driver_gave_is_told_by_kind_and_what_is_estimated_is_marked() {
+    let found = Found { allocators: Vec::new(), drivers: vec![driver()], wanted_bytes: Some(99 * MIB) };
+    let text = of_driver(&found);
+    assert!(text.contains("physical  50.0 MiB  50.0 MiB  30.0 MiB  neither mapped nor bound"), "{text}");
+    assert!(text.contains("32.0 MiB  27.0 MiB") && text.contains("1 row with less unused"), "{text}");
+    assert!(text.contains("80.0 MiB have no memory, in 2 pieces, the longest 50.0 MiB"), "{text}");
+    assert!(text.contains("with 100.0 MiB free on GPU 0, has room for a request of 99.0 MiB"), "{text}");
+    let wanted = Found { wanted_bytes: Some(100 * MIB + 1), ..found };
+    assert!(of_driver(&wanted).contains("would refuse a request of 100.0 MiB"));
+    let rows = wanted.driver_rows();
+    let marks: Vec<_> = rows.iter().map(|row| (row.kind, row.unused_bytes, row.is_estimated)).collect();
+    let mib = |mib: u64| Some(mib * MIB);
+    assert_eq!(marks, [("physical", mib(30), false), ("pool", mib(27), false), ("device", mib(5), true)]);
+}
+
+#[test]
+fn of_a_process_with_an_allocator_only_what_wastes_anything_is_told_of_the_driver() {
+    let mut idle = driver();
+    idle.gpus[0].idle_physical_bytes = 0;
+    idle.gpus[0].linear.granule_bytes = 3 * MIB;
+    let found = Found { allocators: vec![told()], drivers: vec![idle], wanted_bytes: None };
+    assert_eq!(found.driver_rows().iter().map(|row| row.kind).collect::<Vec<_>>(), ["pool"]);
+}
+
+#[test]
+fn lines_and_layers_that_hold_memory_together_are_told_where_they_are_known() {
+    let found = Found { allocators: vec![told()], ..Found::default() };
+    let text = of_driver(&found);
+    assert!(text.contains("11.0 MiB  11.0 MiB  9.0 MiB  train.py:36 Trainer.step"), "{text}");
+    assert!(text.contains("(before attach)") && !text.contains("BY LAYER"), "{text}");
+}
+
+fn text(told: Told, ascii: bool) -> String {
+    let options = TableOptions { ascii, columns: Some(40), ..TableOptions::default() };
+    let mut out = Vec::new();
+    let found = Found { allocators: vec![told], ..Found::default() };
+    write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
+    String::from_utf8(out).expect("text is UTF-8")
+}
+
+#[test]
+fn both_parts_stand_side_by_side_and_the_map_shows_where() {
+    let options = TableOptions::default();
+    let mut out = Vec::new();
+    let found = Found { allocators: vec![told()], ..Found::default() };
+    write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
+    let wide = String::from_utf8(out).expect("text is UTF-8");
+    assert!(wide.contains("77.5 %     35.5 %"), "of 40 MiB 31 are unused, of 31 free 20 are one: {wide}");
+    assert!(wide.contains("31.0 MiB in 2 blocks"), "{wide}");
+    assert!(wide.contains("empty_cache() would give 20.0 MiB back"), "{wide}");
+    assert!(wide.contains("how 10.0 MiB lie that the allocator had before the watch is not known"), "{wide}");
+    assert!(wide.contains("11.0 MiB between blocks, 27.5 % of 40.0 MiB reserved"), "{wide}");
+    let plain = text(told(), true);
+    assert!(plain.is_ascii(), "{plain}");
+    assert!(plain.contains("####") && plain.contains("....") && plain.contains('|'), "{plain}");
+}
+
+#[test]
+fn a_request_is_told_where_its_memory_would_come_from() {
+    let fit = |cached, driver_free_bytes| {
+        let (wanted_bytes, driver_bytes, releasable_bytes) = (24 * MIB, 24 * MIB, 20 * MIB);
+        let request = Some(FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes });
+        let told = told();
+        remarks(&Told { view: FragmentsView { request, ..told.view }, simulation: None }).remove(0)
+    };
+    assert_eq!(fit(true, None), "a request of 24.0 MiB fits into a free block");
+    assert!(fit(false, None).ends_with("the driver would have to give 24.0 MiB"));
+    assert!(fit(false, Some(24 * MIB)).ends_with("which it has"));
+    assert!(fit(false, Some(4 * MIB)).ends_with("once PyTorch has given back its unused segments"));
+    assert!(fit(false, Some(4 * MIB - 1)).ends_with("the request would fail"));
+}

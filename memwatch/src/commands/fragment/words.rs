@@ -1,0 +1,248 @@
+//! What can be said of how free memory lies.
+
+use memwatch_core::features::fragments::view::{DriverFragmentsView, DriverGpuView, FragmentsView, ShapeView};
+use memwatch_core::features::simulate::view::SimulationView;
+use memwatch_core::snapshot::{KindView, ProcessView, Snapshot};
+
+use crate::commands::simulate::words as simulations;
+use crate::render::format::{bytes, count, plural, ratio};
+use crate::render::sentences;
+
+/// The driver is asked for multiples of this.
+const GRANULE_BYTES: u64 = memwatch_core::ledger::layout::GRANULE_BYTES;
+
+/// All that was seen.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// Of PyTorch's allocators.
+    pub(crate) allocators: Vec<Told>,
+    /// Of what processes have of the driver itself.
+    pub(crate) drivers: Vec<DriverFragmentsView>,
+    /// The size of a request that is asked about, in bytes.
+    pub(crate) wanted_bytes: Option<u64>,
+}
+
+/// What a process has of the driver on a GPU and does not use, of one kind of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DriverRow<'a> {
+    /// The process and when.
+    pub(crate) driver: &'a DriverFragmentsView,
+    /// The GPU.
+    pub(crate) gpu: &'a DriverGpuView,
+    /// `device`, `physical` or `pool`.
+    pub(crate) kind: &'static str,
+    /// What was asked for and is live.
+    pub(crate) live_bytes: u64,
+    /// What the driver has to have for that; `None` where it cannot be told.
+    pub(crate) backed_bytes: Option<u64>,
+    /// That follows from addresses or habits, and not from what the driver says.
+    pub(crate) is_estimated: bool,
+    /// What of it is of no use.
+    pub(crate) unused_bytes: Option<u64>,
+    /// Why.
+    pub(crate) why: String,
+}
+
+impl Found {
+    /// By what is of no use, most first. Of a process with PyTorch's allocator only what wastes anything: it divides the rest itself.
+    pub(crate) fn driver_rows(&self) -> Vec<DriverRow<'_>> {
+        let mut rows: Vec<DriverRow<'_>> = Vec::new();
+        for driver in &self.drivers {
+            let key = (driver.tgid, driver.observed_since_ns);
+            let is_divided = self.allocators.iter().any(|one| (one.view.tgid, one.view.observed_since_ns) == key);
+            let all = driver.gpus.iter().flat_map(|gpu| rows_of(driver, gpu));
+            rows.extend(all.filter(|row| !is_divided || row.unused_bytes != Some(0)));
+        }
+        rows.sort_by_key(|row| std::cmp::Reverse(row.unused_bytes));
+        rows
+    }
+
+    /// Sentences on requests and on NVML's numbers.
+    pub(crate) fn driver_remarks(&self, snapshot: &Snapshot) -> Vec<String> {
+        let (mut remarks, rows) = (Vec::new(), self.driver_rows());
+        for driver in &self.drivers {
+            let is_shown = |row: &DriverRow<'_>| row.driver.tgid == driver.tgid;
+            if !rows.iter().any(is_shown) {
+                continue;
+            }
+            let holes = driver.addresses;
+            if holes.hole_bytes > 0 {
+                remarks.push(format!(
+                    "PID {}: of {} of addresses that are set apart {} have no memory, in {}, the longest {}: that takes none",
+                    driver.tgid.0,
+                    bytes(holes.reserved_bytes),
+                    bytes(holes.hole_bytes),
+                    plural(holes.holes, "piece", "pieces"),
+                    bytes(holes.largest_hole_bytes)
+                ));
+            }
+            let now = driver.gpus.iter().filter(|_| driver.at_worst_ns.is_none());
+            remarks.extend(now.filter_map(|gpu| against_nvml(driver, gpu, snapshot)));
+        }
+        let gpus = self.drivers.iter().flat_map(|driver| &driver.gpus);
+        let mut rooms: Vec<_> = gpus.filter_map(|gpu| Some((gpu.uuid.as_ref()?, gpu.driver_free_bytes?))).collect();
+        rooms.sort_unstable();
+        rooms.dedup();
+        let Some(wanted) = self.wanted_bytes.filter(|_| self.allocators.is_empty()) else { return remarks };
+        remarks.extend(rooms.into_iter().map(|(uuid, free)| {
+            let verdict = if free >= granules(wanted) { "has room for" } else { "would refuse" };
+            let gpu = sentences::gpu_number(snapshot, Some(uuid));
+            format!("the driver, with {} free on GPU {gpu}, {verdict} a request of {}", bytes(free), bytes(wanted))
+        }));
+        remarks
+    }
+}
+
+/// What the driver has to have for a request of its own.
+pub(crate) const fn granules(bytes: u64) -> u64 {
+    bytes.next_multiple_of(GRANULE_BYTES)
+}
+
+fn rows_of<'a>(driver: &'a DriverFragmentsView, gpu: &'a DriverGpuView) -> Vec<DriverRow<'a>> {
+    let row = |kind, live_bytes, backed_bytes: Option<u64>, unused_bytes, why: String| DriverRow {
+        driver,
+        gpu,
+        kind,
+        live_bytes,
+        backed_bytes,
+        is_estimated: false,
+        unused_bytes,
+        why,
+    };
+    let linear = &gpu.linear;
+    let why = format!(
+        "{} in granules of 2 MiB, {} of them up to 1 MiB",
+        plural(linear.allocations, "request", "requests"),
+        count(linear.small_allocations)
+    );
+    let (granules, wasted) = (linear.granule_bytes, linear.granule_bytes.saturating_sub(linear.bytes));
+    let device = row("device", linear.bytes, Some(granules), Some(wasted), why);
+    let physical = row(
+        "physical",
+        gpu.physical_bytes,
+        Some(gpu.physical_bytes),
+        Some(gpu.idle_physical_bytes),
+        "neither mapped nor bound".to_owned(),
+    );
+    let unused = gpu.pool_backed_bytes.map(|backed| backed.saturating_sub(gpu.pool_bytes));
+    let pool = row("pool", gpu.pool_bytes, gpu.pool_backed_bytes, unused, "kept for later requests".to_owned());
+    let rows = [
+        DriverRow { is_estimated: true, ..device },
+        physical,
+        DriverRow { is_estimated: gpu.pool_backed_estimated, ..pool },
+    ];
+    rows.into_iter().filter(|row| row.live_bytes > 0 || row.backed_bytes != Some(0)).collect()
+}
+
+/// What NVML says that no call has asked for, beside what the addresses explain of it.
+fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Snapshot) -> Option<String> {
+    let uuid = gpu.uuid.as_ref()?;
+    let process =
+        snapshot.processes.iter().find(|process| process.tgid == driver.tgid && process.ended_ns.is_none())?;
+    let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(uuid))?;
+    let unexplained = u64::try_from(own.unexplained_bytes?).ok()?;
+    let device = snapshot.gpus.iter().find(|device| device.uuid == *uuid);
+    let context = device.and_then(|device| device.context_bytes);
+    let context = context.map_or_else(String::new, |context| format!(", of which a context takes {}", bytes(context)));
+    Some(format!(
+        "PID {} on GPU {}: by NVML {} are used that no call has asked for{context}; the rows above explain {}",
+        driver.tgid.0,
+        sentences::gpu_number(snapshot, Some(uuid)),
+        bytes(unexplained),
+        bytes(gpu.wasted_bytes.saturating_sub(gpu.idle_physical_bytes))
+    ))
+}
+
+/// One allocator, and what was replayed of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    /// How its memory lies.
+    pub(crate) view: FragmentsView,
+    /// What other settings would have taken; `None` where nothing was replayed.
+    pub(crate) simulation: Option<SimulationView>,
+}
+
+impl Told {
+    /// Its process.
+    pub(crate) fn process<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ProcessView> {
+        snapshot.process(self.view.tgid, self.view.observed_since_ns)
+    }
+
+    /// Small and large segments together.
+    pub(crate) fn all(&self) -> ShapeView {
+        self.view.small.and(self.view.large)
+    }
+
+    /// What the allocator has of the driver that was there before the watch: nothing is known of how that lies.
+    pub(crate) fn unseen_bytes(&self) -> u64 {
+        let reported = self.view.reported_reserved_bytes.unwrap_or(0);
+        reported.saturating_sub(self.all().reserved_bytes)
+    }
+
+    /// Pools of the driver (`cudaMallocAsync`) on the same GPU: what they have beyond what is in use; `None` where there are none.
+    pub(crate) fn driver_pool<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a KindView> {
+        let gpus = &self.process(snapshot)?.gpus;
+        let gpu = gpus.iter().find(|gpu| gpu.uuid.is_some() && gpu.uuid == self.view.uuid)?;
+        gpu.kinds.get("pool").filter(|pool| pool.backed_bytes.is_some())
+    }
+}
+
+/// What of the driver's memory is not in tensors.
+pub(crate) fn unused_part(shape: &ShapeView) -> f64 {
+    ratio(shape.reserved_bytes.saturating_sub(shape.allocated_bytes), shape.reserved_bytes)
+}
+
+/// What of the free memory no single request could have: 0 where it is one block.
+pub(crate) fn scattered_part(shape: &ShapeView) -> f64 {
+    if shape.free_bytes == 0 { 0.0 } else { 1.0 - ratio(shape.largest_free_bytes, shape.free_bytes) }
+}
+
+/// Sentences on what the numbers say.
+pub(crate) fn remarks(told: &Told) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let all = told.all();
+    if let Some(fit) = &told.view.request {
+        remarks.push(fate(fit));
+    }
+    if all.unused_segment_bytes > 0 {
+        remarks.push(format!("torch.cuda.empty_cache() would give {} back", bytes(all.unused_segment_bytes)));
+    }
+    let unseen = told.unseen_bytes();
+    if unseen > 0 {
+        remarks.push(format!("how {} lie that the allocator had before the watch is not known", bytes(unseen)));
+    }
+    if !told.view.traced {
+        remarks.push("this PyTorch does not say what its allocator does: its segments are not known".to_owned());
+    }
+    if let Some(simulation) = &told.simulation {
+        remarks.extend(simulations::advice(simulation).into_iter().next());
+    }
+    remarks
+}
+
+fn fate(fit: &memwatch_core::features::fragments::view::FitView) -> String {
+    let wanted = bytes(fit.wanted_bytes);
+    if fit.cached {
+        return format!("a request of {wanted} fits into a free block");
+    }
+    let needed = bytes(fit.driver_bytes);
+    let Some(free) = fit.driver_free_bytes else {
+        return format!("a request of {wanted} fits into no free block: the driver would have to give {needed}");
+    };
+    let verdict = if free >= fit.driver_bytes {
+        "which it has"
+    } else if free.saturating_add(fit.releasable_bytes) >= fit.driver_bytes {
+        "which it has once PyTorch has given back its unused segments"
+    } else {
+        "which it has not: the request would fail"
+    };
+    format!(
+        "a request of {wanted} fits into no free block: the driver, with {} free, would have to give {needed}, {verdict}",
+        bytes(free)
+    )
+}
+
+/// `3 blocks`.
+pub(crate) fn blocks(number: u64) -> String {
+    plural(number, "block", "blocks")
+}

@@ -1,0 +1,54 @@
+//! `memwatch leak`: what keeps growing, in a watch of some length or in a recording.
+
+pub(crate) mod args;
+pub(crate) mod json;
+pub(crate) mod text;
+pub(crate) mod words;
+
+use std::io;
+
+use memwatch_core::Pipeline;
+use tokio::time::Instant;
+
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::Common;
+use crate::render::output::{style, unless_closed};
+use crate::watch::past::{Needs, Recording};
+use crate::watch::recorded;
+use crate::watch::scene::{Scene, open};
+use crate::watch::signals::Signals;
+use args::Leak;
+
+/// Watches, or reads the recording, and says what grows.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+#[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
+pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
+    let tgids = &args.subject.tgids;
+    let threshold = args.threshold as f64;
+    let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
+    let (snapshot, mut leaks, scene) = if let Some(recording) = past {
+        let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
+    } else {
+        // With steps: a window that ends within one sees memory that does not stay.
+        let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: true }, common)?;
+        session.pipeline_mut().watch_leaks();
+        let mut signals = Signals::listen()?;
+        recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
+        let snapshot = session.snapshot();
+        (snapshot, session.pipeline().leaks(threshold), Scene::here())
+    };
+    leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::write(&mut out, &leaks, &snapshot, scene.origin())
+    } else {
+        text::write(&mut out, (&leaks, args.top), &snapshot, &scene.clock, &style(common, false))
+    })?;
+    let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| &finding.verdict);
+    let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));
+    Ok(if is_found { Exit::Found } else { Exit::Ok })
+}

@@ -1,0 +1,43 @@
+//! Why a line is thought to grow, or not to.
+
+use memwatch_core::features::leak::view::LeakView;
+
+use crate::render::format::{bytes, duration, percent_of_one, rate_per_minute};
+
+/// `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min in its later half (sure 99.0 %)`.
+pub(crate) fn reason(finding: &LeakView) -> String {
+    let (rate, late) = (rate_per_minute(finding.bytes_per_minute), rate_per_minute(finding.late_bytes_per_minute));
+    let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));
+    let goes = match &*finding.verdict {
+        "leak" => format!("it grows at {rate} (sure {sure}), and goes on: {late} in its later half (sure {late_sure})"),
+        "slow" => {
+            format!("it grows at {rate} (sure {sure}), less than the threshold, and goes on: {late} in its later half")
+        }
+        "levelled_off" => format!(
+            "it has grown from {} to {}, and does not go on: {late} in its later half (sure {late_sure})",
+            bytes(finding.first_bytes),
+            bytes(finding.last_bytes)
+        ),
+        _ => format!("it does not grow: {rate} (sure {sure})"),
+    };
+    match finding.turnover_ns {
+        Some(turnover_ns) => format!("{goes}; what it holds is replaced every {}", duration(turnover_ns)),
+        None => goes,
+    }
+}
+
+/// `now held: 12.0 MiB below 1 s, 110.0 MiB below 10 s, 9.0 MiB older`; `None` where nothing is.
+pub(crate) fn by_age(finding: &LeakView) -> Option<String> {
+    let held = finding.ages.iter().flatten().filter(|age| age.bytes > 0);
+    let parts: Vec<String> = held
+        .map(|age| match age.below_ns {
+            Some(below_ns) => {
+                let below = duration(below_ns).replace(".0 s", " s");
+                let below = below.trim_end_matches(" 0 s").trim_end_matches(" 0 min");
+                format!("{} below {below}", bytes(age.bytes))
+            }
+            None => format!("{} older", bytes(age.bytes)),
+        })
+        .collect();
+    (!parts.is_empty()).then(|| format!("now held: {}", parts.join(", ")))
+}

@@ -1,0 +1,111 @@
+//! The live view: `memwatch`, `memwatch --pid`.
+
+use crate::client::Seen;
+use crate::commands::run::write_logs;
+use crate::exit::{Exit, Failure};
+use crate::export::mem_trace::MemTrace;
+use crate::options::{Common, Pace, Targets, Tensors};
+use crate::render::output::Output;
+use crate::render::summary;
+use crate::render::tui::Flow;
+use crate::render::wall_clock::WallClock;
+use crate::watch::signals::Signals;
+use crate::watch::signals::at;
+use crate::watch::source::{Rhythm, Source};
+use crate::watch::subject::Filter;
+use crate::watch::subject::filtered;
+use crate::watch::subject::session_options;
+use tokio::time::Instant;
+
+/// Why a watch came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// By a signal or a key.
+    Asked,
+    /// `--duration` is over.
+    TimeUp,
+    /// No target is left.
+    NobodyLeft,
+    /// Nobody reads what is written.
+    OutputClosed,
+}
+
+/// The live view: `memwatch`, `memwatch --pid …`.
+pub(crate) async fn watch(
+    (targets, wished, pace): (&Targets, &Tensors, Pace),
+    common: &Common,
+) -> Result<Exit, Failure> {
+    let tensors = wished.wish(!targets.tgids.is_empty());
+    let mut options = session_options(targets, tensors, common);
+    options.logs_tensors = wished.log.is_some();
+    let mut source = if wished.is_asked_for() && common.agent.is_none() {
+        Source::own(&options)?
+    } else {
+        Source::open(&options, targets, common).await?
+    };
+    source.persist();
+    let filter = Filter::new(targets);
+    for idle in source.idle_targets() {
+        eprintln!("memwatch: {idle}; waiting for its first CUDA call");
+    }
+    let mut output = Output::watch(common, options.targets.len() == 1)?;
+    let mut trace = wished.log.as_deref().map(MemTrace::new);
+    let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
+    drop(output);
+    if stop == Stop::OutputClosed {
+        return Ok(Exit::Ok);
+    }
+    if let [idle, ..] = &source.idle_targets()[..] {
+        return Err(Failure::new(Exit::NoTarget, format_args!("{idle} in all this time")));
+    }
+    let has_summary = stop == Stop::NobodyLeft && !common.json;
+    if let Some(seen) = if has_summary { source.last_word().await } else { None } {
+        print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns)));
+    }
+    Ok(Exit::Ok)
+}
+
+/// The loop of a watch: snapshots, keys, signals and time, until one of them ends it.
+async fn drive(
+    source: &mut Source,
+    output: &mut Output,
+    (filter, mut trace): (&Filter, Option<&mut MemTrace>),
+    pace: Pace,
+) -> Result<Stop, Failure> {
+    let mut rhythm = Rhythm::new(pace.interval);
+    let deadline = pace.duration.map(|duration| Instant::now() + duration);
+    let mut keys = output.keys();
+    let mut signals = Signals::listen()?;
+    let stop = loop {
+        tokio::select! {
+            seen = source.next(&mut rhythm) => {
+                write_logs(trace.as_deref_mut(), &source.take_tensor_logs())?;
+                if !show(seen?, output, filter)? {
+                    return Ok(Stop::OutputClosed);
+                }
+                if !source.is_anybody_left() {
+                    return Ok(Stop::NobodyLeft);
+                }
+            }
+            Some(event) = keys.recv() => {
+                match output.key(event) {
+                    Flow::Continue => {}
+                    Flow::Quit => return Ok(Stop::Asked),
+                    Flow::ResetPeaks(tgid) => source.reset_peaks(tgid).await,
+                }
+            }
+            _ = signals.any() => break Stop::Asked,
+            () = at(deadline) => break Stop::TimeUp,
+        }
+    };
+    write_logs(trace, &source.take_tensor_logs())?;
+    if let Some(seen) = source.last_word().await {
+        show(seen, output, filter)?;
+    }
+    Ok(stop)
+}
+
+pub(crate) fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
+    let boottime_to_unix_ns = seen.boottime_to_unix_ns;
+    output.show(&filtered(seen.snapshot, filter)?, boottime_to_unix_ns)
+}

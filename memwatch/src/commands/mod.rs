@@ -1,0 +1,21 @@
+//! One room per command: what it takes, what it does, how it prints.
+
+pub(crate) mod diff;
+pub(crate) mod doctor;
+pub(crate) mod export;
+pub(crate) mod fragment;
+pub(crate) mod leak;
+pub(crate) mod live;
+pub(crate) mod monitor;
+pub(crate) mod oom;
+pub(crate) mod places;
+pub(crate) mod profile;
+pub(crate) mod ps;
+pub(crate) mod record;
+pub(crate) mod report;
+pub(crate) mod reset_peaks;
+pub(crate) mod run;
+pub(crate) mod simulate;
+pub(crate) mod snapshot;
+pub(crate) mod stats;
+pub(crate) mod timeline;

@@ -1,0 +1,57 @@
+//! `memwatch monitor` in JSON: the data of each detector's own report, under its name.
+
+use std::io;
+
+use memwatch_core::features::oom::view::OomView;
+use memwatch_core::snapshot::Snapshot;
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
+
+use crate::commands::fragment::json as fragments;
+use crate::commands::leak::json as leaks;
+use crate::commands::monitor::Finding;
+use crate::commands::oom::{forecast_json as forecast, json as oom};
+use crate::commands::profile::json as profile;
+use crate::commands::report::churn_json as churn;
+use crate::render::json::{Origin, write_report};
+use crate::render::wall_clock::WallClock;
+
+/// Writes the report as one line.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    findings: &[(&'static str, Finding)],
+    snapshot: &Snapshot,
+    origin: Origin,
+) -> io::Result<()> {
+    write_report(out, "memwatch.monitor/1", Data { findings, snapshot, clock: origin.clock }, snapshot, origin)
+}
+
+struct Data<'a> {
+    findings: &'a [(&'static str, Finding)],
+    snapshot: &'a Snapshot,
+    clock: &'a WallClock,
+}
+
+impl Serialize for Data<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { findings, snapshot, clock } = self;
+        let mut map = serializer.serialize_map(Some(findings.len()))?;
+        for (name, finding) in *findings {
+            match finding {
+                Finding::Leaks(found) => map.serialize_entry(name, &leaks::data(found, clock))?,
+                Finding::Ooms(found, forgotten) => {
+                    let all: Vec<&OomView> = found.iter().collect();
+                    map.serialize_entry(name, &oom::data((&all, *forgotten), clock))?;
+                }
+                Finding::Profile(found) => map.serialize_entry(name, &profile::data(found, snapshot, clock))?,
+                Finding::Forecasts(found) => map.serialize_entry(name, &forecast::forecasts(found, clock))?,
+                Finding::Fragments(found) => map.serialize_entry(name, &fragments::data(found, snapshot, clock))?,
+                Finding::Churn(found) => map.serialize_entry(name, &churn::data(found))?,
+            }
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,125 @@
+//! `memwatch monitor`: all detectors at once, in a watch or on a recording, and one report.
+
+pub(crate) mod args;
+pub(crate) mod json;
+pub(crate) mod text;
+
+use std::io;
+
+use memwatch_core::Pipeline;
+use memwatch_core::features::churn::view::ChurnView;
+use memwatch_core::features::forecast::view::ForecastsView;
+use memwatch_core::features::leak::view::LeaksView;
+use memwatch_core::features::oom::view::OomView;
+use memwatch_core::features::profile::view::ProfileView;
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::fragment::words::Found;
+use crate::commands::{fragment, oom, profile};
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::Common;
+use crate::render::output::{style, unless_closed};
+use crate::watch::looks::{Seen, look};
+use args::Monitor;
+
+/// All that PyTorch's allocator does, and for whom: what each detector needs is in it.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+
+/// Something that can be looked for.
+pub(crate) struct Detector {
+    /// What it is called on the command line and in the report.
+    pub(crate) name: &'static str,
+    /// Says to the pipeline that it is looked for.
+    watch: fn(&mut Pipeline, &Monitor),
+    /// What was found, of those in the snapshot.
+    tell: fn(&Pipeline, &Monitor, &Snapshot) -> Finding,
+}
+
+/// What a detector has found: a section of the report.
+pub(crate) enum Finding {
+    /// Whether memory runs out, and when.
+    Forecasts(Box<ForecastsView>),
+    /// What keeps growing.
+    Leaks(Vec<LeaksView>),
+    /// Failed allocations, and how many before these are forgotten.
+    Ooms(Vec<OomView>, u64),
+    /// What was held over time.
+    Profile(Box<ProfileView>),
+    /// How free memory lies.
+    Fragments(Box<Found>),
+    /// What comes and goes.
+    Churn(Box<ChurnView>),
+}
+
+/// All detectors, in the order of the report.
+pub(crate) const DETECTORS: &[Detector] = &[
+    Detector { name: "forecast", watch: |pipeline, _| pipeline.watch_forecasts(&[]), tell: forecasts },
+    Detector { name: "oom", watch: |pipeline, _| pipeline.watch_ooms(), tell: ooms },
+    Detector { name: "leak", watch: |pipeline, _| pipeline.watch_leaks(), tell: leaks },
+    Detector { name: "profile", watch: |pipeline, args| pipeline.watch_samples(interval_ns(args)), tell: held },
+    Detector { name: "fragment", watch: |pipeline, _| fragment::prepare(pipeline), tell: fragments },
+    Detector { name: "churn", watch: |pipeline, _| pipeline.watch_churn(TEMPORARY), tell: churn },
+];
+
+/// What is freed before so many more are allocated is temporary, as in `memwatch report`.
+const TEMPORARY: u64 = 10;
+
+/// Watches, or reads the recording, and tells what each detector has found.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+pub(crate) async fn run(args: &Monitor, common: &Common) -> Result<Exit, Failure> {
+    let prepare = |pipeline: &mut Pipeline| args.detectors().for_each(|detector| (detector.watch)(pipeline, args));
+    let tell = |pipeline: &Pipeline, snapshot: &Snapshot| {
+        let told = args.detectors().map(|detector| (detector.name, (detector.tell)(pipeline, args, snapshot)));
+        told.collect::<Vec<_>>()
+    };
+    let Seen { snapshot, told, scene, exit, .. } = look(&args.looks, (WISH, prepare), tell, common).await?;
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::write(&mut out, &told, &snapshot, scene.origin())
+    } else {
+        text::write(&mut out, (&told, args.top), &snapshot, &scene.clock, &style(common, false))
+    })?;
+    exit
+}
+
+fn interval_ns(args: &Monitor) -> u64 {
+    u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn forecasts(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+    let mut forecasts = pipeline.forecasts();
+    forecasts.processes.retain(|one| snapshot.processes.iter().any(|process| process.tgid == one.tgid));
+    Finding::Forecasts(Box::new(forecasts))
+}
+
+fn fragments(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+    Finding::Fragments(Box::new(fragment::found(snapshot, pipeline, None, false)))
+}
+
+fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+    let (mut ooms, forgotten) = oom::told(pipeline);
+    ooms.retain(|oom| snapshot.processes.iter().any(|process| process.tgid == oom.tgid));
+    Finding::Ooms(ooms, forgotten)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
+fn leaks(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
+    let mut leaks = pipeline.leaks(args.threshold as f64);
+    leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
+    Finding::Leaks(leaks)
+}
+
+fn held(pipeline: &Pipeline, args: &Monitor, snapshot: &Snapshot) -> Finding {
+    let mut held = pipeline.profile().unwrap_or_default();
+    profile::choose(&mut held, &args.looks.targets, snapshot);
+    Finding::Profile(Box::new(held))
+}
+
+fn churn(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
+    let mut churn = pipeline.churn().unwrap_or_default();
+    churn.temporaries.retain(|one| snapshot.processes.iter().any(|process| process.tgid == one.tgid));
+    Finding::Churn(Box::new(churn))
+}

@@ -1,0 +1,49 @@
+//! `memwatch monitor` as text: what each detector's own report says, one below the other.
+
+use std::io;
+
+use memwatch_core::features::oom::view::OomView;
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::fragment::text as fragments;
+use crate::commands::leak::text as leaks;
+use crate::commands::monitor::Finding;
+use crate::commands::oom::{forecast_text as forecast, text as oom};
+use crate::commands::profile::text as profile;
+use crate::commands::report::churn_text as churn;
+use crate::render::Tone;
+use crate::render::sentences::Sentence;
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+/// Writes each section, with so many rows of a list at most.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    (findings, top): (&[(&'static str, Finding)], usize),
+    snapshot: &Snapshot,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    for (name, finding) in findings {
+        page.line(&Sentence::new(Tone::Heading, name.to_uppercase()));
+        match finding {
+            Finding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
+            Finding::Ooms(found, forgotten) => {
+                let all: Vec<&OomView> = found.iter().collect();
+                oom::section(&mut page, (&all, *forgotten), clock);
+            }
+            Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
+            Finding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),
+            Finding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),
+            Finding::Churn(found) => churn::section(&mut page, found, top),
+        }
+        page.text.push('\n');
+    }
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}

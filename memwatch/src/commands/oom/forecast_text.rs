@@ -1,0 +1,67 @@
+//! Forecasts as text: a line for each GPU, and for each process that grows what drives it.
+
+use std::io;
+
+use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView, ProcessForecastView};
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::oom::forecast::{advice, change, is_growing, of_gpu, of_process};
+use crate::render::Tone;
+use crate::render::sentences::Sentence;
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+/// Writes a change: its time and a line, and what drives it.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write_change(
+    out: &mut impl io::Write,
+    told: &ForecastChangeView,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    let Sentence { tone, text } = change(told);
+    page.line(&Sentence::new(tone, format!("{}  {text}", clock.time_of_day(told.time_ns))));
+    processes(&mut page, &told.processes);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// What is to be expected, and what was told of it before.
+pub(crate) fn show(
+    page: &mut Page,
+    (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
+    snapshot: &Snapshot,
+    clock: &WallClock,
+) {
+    for gpu in &forecasts.gpus {
+        page.line(&of_gpu(gpu));
+        let own: Vec<ProcessForecastView> =
+            forecasts.processes.iter().filter(|process| process.uuid == gpu.uuid).cloned().collect();
+        processes(page, &own);
+    }
+    if forecasts.gpus.is_empty() {
+        let mut all = snapshot.processes.iter();
+        let why = if all.len() > 0 && all.all(|process| process.ended_ns.is_some()) {
+            "No forecast: what was watched has ended."
+        } else {
+            "No forecast: NVML does not say what the GPUs have, or nothing was seen on them."
+        };
+        page.line(&Sentence::new(Tone::Plain, why));
+    }
+    for told in changes {
+        let time = clock.time_of_day(told.time_ns);
+        page.line(&Sentence::new(Tone::Faint, format!("  at {time}  {}", change(told).text)));
+    }
+}
+
+fn processes(page: &mut Page, processes: &[ProcessForecastView]) {
+    for process in processes.iter().filter(|process| is_growing(&process.outlook)) {
+        page.line(&of_process(process));
+        for sentence in advice(process) {
+            page.line(&Sentence::new(Tone::Plain, format!("    so  {sentence}")));
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! `memwatch oom`: whether memory runs out, and why allocations failed, in a watch or in a recording.
+
+pub(crate) mod alert;
+pub(crate) mod args;
+pub(crate) mod forecast;
+pub(crate) mod forecast_json;
+pub(crate) mod forecast_text;
+pub(crate) mod json;
+pub(crate) mod text;
+pub(crate) mod words;
+
+use std::io;
+
+use memwatch_core::Pipeline;
+use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
+use memwatch_core::features::oom::view::OomView;
+use memwatch_core::snapshot::Snapshot;
+use tokio::time::Instant;
+
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::Common;
+use crate::render::output::{style, unless_closed};
+use crate::watch::past::{Needs, Recording};
+use crate::watch::recorded;
+use crate::watch::scene::{Scene, open};
+use crate::watch::session::Session;
+use crate::watch::signals::Signals;
+use alert::{Alerts, Wish};
+use args::{Oom, OomFound};
+use words::OomReport;
+
+/// From this level on, a forecast is one to fail on.
+const WARNING: [&str; 3] = ["medium", "high", "critical"];
+
+/// All that there is to tell.
+struct Told {
+    snapshot: Snapshot,
+    forecasts: ForecastsView,
+    changes: Vec<ForecastChangeView>,
+    ooms: (Vec<OomView>, u64),
+    scene: Scene,
+}
+
+/// Watches, or reads the recording; says what is to be expected, and explains each failure.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
+    let told = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
+        Some(recording) => {
+            let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
+            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
+            let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
+            let pipeline = &replay.pipeline;
+            if args.follow {
+                for change in &changes {
+                    show(change, &snapshot, &scene, common)?;
+                }
+            }
+            Told { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::told(pipeline), scene }
+        }
+        None => watch(args, common).await?,
+    };
+    let shown: Vec<&OomView> = told.ooms.0.iter().filter(|oom| is_of(&told.snapshot, oom)).collect();
+    let Told { snapshot, forecasts, changes, ooms: (_, forgotten), scene } = &told;
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
+        json::write(&mut out, &report, snapshot, scene.origin())
+    } else {
+        // What was printed as it came is not said again.
+        let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
+        let style = style(common, false);
+        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
+        text::write(&mut out, &report, snapshot, &scene.clock, &style)
+    })?;
+    let wants = |what| args.fail_on.contains(&what);
+    let is_warning = |change: &ForecastChangeView| {
+        change.threshold_percent.is_some() || WARNING.contains(&&*change.gpu.outlook.level)
+    };
+    let is_found = (!shown.is_empty() && (args.fail_on_oom || wants(OomFound::Oom)))
+        || (wants(OomFound::Forecast) && changes.iter().any(is_warning));
+    Ok(if is_found { Exit::Found } else { Exit::Ok })
+}
+
+fn prepare(pipeline: &mut Pipeline, args: &Oom) {
+    pipeline.watch_ooms();
+    pipeline.watch_forecasts(&args.thresholds);
+}
+
+/// Watches until the time is over, a signal comes or nobody is left, and tells each change as it comes.
+async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
+    // All that PyTorch's allocator does: what lies free in it is told then.
+    let wish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+    let mut session = open(&args.subject.tgids, wish, common)?;
+    prepare(session.pipeline_mut(), args);
+    let mut signals = Signals::listen()?;
+    let deadline = args.duration.map(|duration| Instant::now() + duration);
+    let Oom { exec, exec_timeout, webhook, .. } = args.clone();
+    let mut alerts = Alerts::new(Wish { exec, exec_timeout, webhook });
+    let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
+    let mut is_told = false;
+    let each = |session: &mut Session| {
+        recorded::tell_of_tensors(session, &mut is_told);
+        changes.extend(take(session, args.follow, &mut alerts, common)?);
+        if session.is_anybody_left() {
+            forecasts = session.pipeline().forecasts();
+        }
+        Ok::<(), Failure>(())
+    };
+    recorded::follow_each(&mut session, &mut signals, deadline, each).await?;
+    let snapshot = session.snapshot();
+    changes.extend(take(&mut session, args.follow, &mut alerts, common)?);
+    alerts.finish().await;
+    if session.is_anybody_left() {
+        forecasts = session.pipeline().forecasts();
+    }
+    Ok(Told { snapshot, forecasts, changes, ooms: self::told(session.pipeline()), scene: Scene::here() })
+}
+
+/// What has changed, told to all who want to know.
+fn take(
+    session: &mut Session,
+    follow: bool,
+    alerts: &mut Alerts,
+    common: &Common,
+) -> Result<Vec<ForecastChangeView>, Failure> {
+    let changes = session.pipeline_mut().take_forecast_changes();
+    if changes.is_empty() || !(follow || alerts.is_wanted()) {
+        return Ok(changes);
+    }
+    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    for change in &changes {
+        if follow {
+            show(change, &snapshot, &scene, common)?;
+        }
+        if alerts.is_wanted() {
+            let mut line = Vec::new();
+            forecast_json::write(&mut line, change, &snapshot, scene.origin()).map_err(anyhow::Error::from)?;
+            alerts.raise(&line);
+        }
+    }
+    Ok(changes)
+}
+
+fn show(change: &ForecastChangeView, snapshot: &Snapshot, scene: &Scene, common: &Common) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        forecast_json::write(&mut out, change, snapshot, scene.origin())
+    } else {
+        forecast_text::write_change(&mut out, change, &scene.clock, &style(common, true))
+    })
+}
+
+/// What the pipeline has kept.
+pub(crate) fn told(pipeline: &Pipeline) -> (Vec<OomView>, u64) {
+    let (ooms, forgotten) = pipeline.ooms();
+    (ooms.cloned().collect(), forgotten)
+}
+
+fn is_of(snapshot: &Snapshot, oom: &OomView) -> bool {
+    snapshot.processes.iter().any(|process| process.tgid == oom.tgid)
+}

@@ -1,0 +1,116 @@
+//! What can be said of an allocation that failed: who held the GPU, and what would have helped.
+
+use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
+use memwatch_core::features::oom::view::{CacheView, OomView};
+use memwatch_core::snapshot::{GpuView, ProcessView};
+
+use crate::render::format::bytes;
+use crate::render::sentences;
+
+/// All that `memwatch oom` has to tell.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OomReport<'a> {
+    /// Allocations that failed, oldest first.
+    pub(crate) ooms: &'a [&'a OomView],
+    /// How many older ones are forgotten.
+    pub(crate) forgotten: u64,
+    /// What is to be expected.
+    pub(crate) forecasts: &'a ForecastsView,
+    /// What has changed of that, oldest first.
+    pub(crate) changes: &'a [ForecastChangeView],
+}
+
+/// A process that held memory of the GPU on which there was too little.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder<'a> {
+    /// The process.
+    pub(crate) process: &'a ProcessView,
+    /// What it had there by NVML's last reading or by its own calls, whichever is more; in bytes.
+    pub(crate) held_bytes: u64,
+}
+
+/// The GPU on which it failed; where that is not known, the machine's only one.
+pub(crate) fn gpu(oom: &OomView) -> Option<&GpuView> {
+    let gpus = &oom.snapshot.gpus;
+    match &oom.uuid {
+        Some(uuid) => gpus.iter().find(|gpu| gpu.uuid == *uuid),
+        None if gpus.len() == 1 => gpus.first(),
+        None => None,
+    }
+}
+
+/// Who held memory of it, those with most first.
+pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
+    let Some(gpu) = gpu(oom) else { return Vec::new() };
+    let on_it = |process: &'_ ProcessView| {
+        let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(&gpu.uuid))?;
+        Some(own.used_bytes.unwrap_or(0).max(own.live_bytes))
+    };
+    let alive = oom.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    let mut holders: Vec<Holder<'_>> =
+        alive.filter_map(|process| Some(Holder { process, held_bytes: on_it(process)? })).collect();
+    holders.retain(|holder| holder.held_bytes > 0);
+    holders.sort_by_key(|holder| std::cmp::Reverse(holder.held_bytes));
+    holders
+}
+
+/// What of it no process that is watched had, in bytes: others', or the driver's own; `None` where NVML does not say.
+pub(crate) fn unwatched_bytes(oom: &OomView) -> Option<u64> {
+    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
+    Some(gpu(oom)?.used_bytes?.saturating_sub(held))
+}
+
+/// Sentences on what would have helped, by the numbers at that moment; at least one.
+pub(crate) fn advice(oom: &OomView) -> Vec<String> {
+    let mut advice = Vec::new();
+    let wanted = oom.wanted_bytes;
+    if let Some(cache) = &oom.cache {
+        advice.extend(of_cache(cache, wanted));
+    }
+    let others = holders(oom).into_iter().filter(|holder| holder.process.tgid != oom.tgid);
+    let others: Vec<Holder<'_>> = others.collect();
+    let theirs: u64 = others.iter().map(|holder| holder.held_bytes).sum();
+    if let (Some(first), true) = (others.first(), theirs >= wanted) {
+        let name = sentences::short_command(first.process);
+        let most = bytes(first.held_bytes);
+        advice.push(format!(
+            "other processes held {} of this GPU, most of it PID {} ({name}): {most}",
+            bytes(theirs),
+            first.process.tgid.0
+        ));
+    }
+    if let Some(unwatched) = unwatched_bytes(oom).filter(|bytes| *bytes >= wanted) {
+        advice.push(format!(
+            "{} of this GPU was held by processes that are not watched: who they are says memwatch ps",
+            bytes(unwatched)
+        ));
+    }
+    if gpu(oom).and_then(|gpu| gpu.total_bytes).is_some_and(|total| wanted > total) {
+        advice.insert(
+            0,
+            format!(
+                "{} is more than the whole GPU has: no setting helps, the request itself has to be smaller",
+                bytes(wanted)
+            ),
+        );
+    } else if advice.is_empty() {
+        advice.push("the program itself held it all, in use: a smaller batch, activation checkpointing, or fewer copies of what stands above".to_owned());
+    }
+    advice
+}
+
+fn of_cache(cache: &CacheView, wanted: u64) -> Option<String> {
+    if cache.split_bytes < wanted {
+        return None;
+    }
+    let (free, hole) = (bytes(cache.split_bytes), bytes(cache.largest_free_bytes));
+    Some(if cache.is_expandable {
+        format!(
+            "{free} lay free in pieces between blocks in use, the largest {hole}: fewer sizes that change from step to step would leave larger ones"
+        )
+    } else {
+        format!(
+            "{free} lay free in pieces between blocks in use, the largest {hole}: with which setting there would have been room says memwatch simulate"
+        )
+    })
+}

@@ -1,0 +1,309 @@
+//! `memwatch sites`, `stages` and `layers` as text.
+
+use std::io;
+
+use memwatch_core::snapshot::{
+    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Snapshot, SumView, TensorsView, largest,
+};
+use memwatch_core::words::Name;
+
+use crate::render::Tone;
+use crate::render::format::{bytes, count, duration, known, percent, plural, printable, signed_bytes};
+use crate::render::places::{self, Places, Wanted};
+use crate::render::sentences::{self, Sentence};
+use crate::render::text::grid::{Align, Grid};
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+/// How many large blocks and failed allocations are listed.
+const LISTED: usize = 5;
+/// The columns that every list has.
+const SUMS: [(&str, Align); 7] = [
+    ("LIVE", Align::Right),
+    ("AT PEAK", Align::Right),
+    ("PEAK", Align::Right),
+    ("ALLOCATED", Align::Right),
+    ("ALLOCS", Align::Right),
+    ("FREES", Align::Right),
+    ("LIFETIME", Align::Right),
+];
+
+/// Writes one list of each process whose tensors are watched, with so many rows at most.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    snapshot: &Snapshot,
+    Wanted { which, top, native }: Wanted,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    if !page.lists(snapshot, (&[which], top, native), clock) {
+        page.line(&Sentence::new(Tone::Plain, "No memory of PyTorch has been seen."));
+    }
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// Writes every list of each process whose tensors were watched, with so many rows of each at most; nothing, where there is no such process.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write_all(
+    out: &mut impl io::Write,
+    snapshot: &Snapshot,
+    top: usize,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    page.lists(snapshot, (&[Places::Stages, Places::Layers, Places::Sites], top, false), clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, device: &DevicePlacesView) -> String {
+    let steps = places.steps.map_or_else(String::new, |steps| format!("  {} steps", count(steps)));
+    format!(
+        "PID {}  {}  GPU {}  allocated {}  peak {}{steps}",
+        process.tgid.0,
+        sentences::short_command(process),
+        sentences::gpu_number(snapshot, device.uuid.as_ref()),
+        bytes(device.allocated_bytes),
+        bytes(device.total.peak_bytes),
+    )
+}
+
+fn sums(sum: &SumView) -> [String; 7] {
+    [
+        bytes(sum.live_bytes),
+        bytes(sum.at_peak_bytes),
+        bytes(sum.peak_bytes),
+        bytes(sum.total_bytes),
+        count(sum.allocations),
+        count(sum.frees),
+        known(sum.mean_lifetime_ns, lifetime),
+    ]
+}
+
+/// Blocks of a step live for less than a tenth of a second, so shorter units than a table of processes has.
+fn lifetime(lifetime_ns: u64) -> String {
+    match lifetime_ns {
+        0..1_000_000 => format!("{} us", lifetime_ns / 1_000),
+        1_000_000..1_000_000_000 => format!("{} ms", lifetime_ns / 1_000_000),
+        longer => duration(longer),
+    }
+}
+
+fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
+    let last = last.map(|title| (title, Align::Left));
+    Grid::new(&first.iter().copied().chain(SUMS).chain(last).collect::<Vec<_>>())
+}
+
+fn sites(device: &DevicePlacesView, top: usize) -> Grid {
+    let mut grid = list(&[], Some("SITE"));
+    for site in largest(device.sites.clone(), top) {
+        grid.push(sums(&site.sum).into_iter().chain([places::site(&site)]).collect());
+    }
+    grid
+}
+
+fn stages(page: &mut Page, device: &DevicePlacesView, top: usize) {
+    let mut grid = list(&[("STAGE", Align::Left), ("SHARE", Align::Right)], None);
+    for stage in &device.stages {
+        let share = percent(stage.sum.live_bytes, device.total.live_bytes);
+        grid.push([places::stage(stage), share].into_iter().chain(sums(&stage.sum)).collect());
+    }
+    page.grid(&grid);
+    if device.phases.iter().any(|phase| phase.kind != "none") {
+        let mut grid = list(&[("RANGE", Align::Left)], None);
+        for phase in largest(device.phases.clone(), top) {
+            grid.push([places::phase(&phase)].into_iter().chain(sums(&phase.sum)).collect());
+        }
+        page.grid(&grid);
+    }
+}
+
+fn layers(device: &DevicePlacesView, top: usize) -> Grid {
+    let is_of_several = {
+        let mut models: Vec<_> = device.layers.iter().filter_map(|layer| layer.model.as_deref()).collect();
+        models.sort_unstable();
+        models.dedup();
+        models.len() > 1
+    };
+    let own = [("LAYER", Align::Left), ("CLASS", Align::Left), ("MODEL", Align::Left)];
+    let by_stage = ["FORWARD", "BACKWARD"].map(|title| (title, Align::Right));
+    let own = &own[..if is_of_several { 3 } else { 2 }];
+    let extra = extra_columns(device);
+    let extra_titles = extra.iter().map(|(title, _)| (*title, Align::Right));
+    let mut grid = Grid::new(&own.iter().copied().chain(SUMS).chain(by_stage).chain(extra_titles).collect::<Vec<_>>());
+    for layer in largest(device.layers.clone(), top) {
+        let text = |text: &Option<String>| known(text.as_deref(), |text| printable(text).into_owned());
+        let mut row = vec![places::layer(&layer), text(&layer.class)];
+        if is_of_several {
+            row.push(text(&layer.model));
+        }
+        row.extend(sums(&layer.sum));
+        row.extend(["forward", "backward"].map(|stage| allocated_in(&layer, stage)));
+        row.extend(extra.iter().map(|(_, cell)| cell(&layer)));
+        grid.push(row);
+    }
+    grid
+}
+
+/// A column of layers: its title, and what stands in it; those of which nothing is known are left out.
+type LayerColumn = (&'static str, fn(&LayerView) -> String);
+
+fn extra_columns(device: &DevicePlacesView) -> Vec<LayerColumn> {
+    let any = |has: fn(&LayerView) -> bool| device.layers.iter().any(has);
+    let columns: [(bool, LayerColumn); 3] = [
+        (any(|layer| layer.host_duration_ns.is_some()), ("DURATION", |layer| known(layer.host_duration_ns, lifetime))),
+        (
+            any(|layer| layer.total_rounding_bytes.is_some()),
+            ("ROUNDING", |layer| known(layer.total_rounding_bytes, bytes)),
+        ),
+        (
+            any(|layer| layer.nearby_split_bytes.is_some()),
+            ("SPLIT NEARBY", |layer| known(layer.nearby_split_bytes, bytes)),
+        ),
+    ];
+    columns.into_iter().filter(|(is_known, _)| *is_known).map(|(_, column)| column).collect()
+}
+
+fn allocated_in(layer: &LayerView, stage: &str) -> String {
+    bytes(layer.stages.get(stage).map_or(0, |bytes| bytes.total_bytes))
+}
+
+impl Page {
+    /// These lists of each process; false where there is none.
+    fn lists(
+        &mut self,
+        snapshot: &Snapshot,
+        (wanted, top, native): (&[Places], usize, bool),
+        clock: &WallClock,
+    ) -> bool {
+        let mut any = false;
+        for process in &snapshot.processes {
+            let Some(tensors) = &process.tensors else { continue };
+            for device in &tensors.places.devices {
+                any = true;
+                self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
+                for which in wanted {
+                    match which {
+                        Places::Sites => self.grid(&sites(device, top)),
+                        Places::Stages => stages(self, device, top),
+                        Places::Layers => self.grid(&layers(device, top)),
+                    }
+                }
+                self.doubts(&tensors.places, device);
+                self.large(device, clock, wanted);
+                if native {
+                    self.stacks(device, process.ended_ns.is_some());
+                }
+            }
+            let has_native = |device: &DevicePlacesView| device.sites.iter().any(|site| site.kind == "native");
+            if native || (wanted.contains(&Places::Sites) && tensors.places.devices.iter().any(has_native)) {
+                self.missing_frames(tensors);
+            }
+            self.refused(snapshot, &tensors.places, clock);
+        }
+        any
+    }
+
+    /// What keeps the lists from adding up, and the layers from being known.
+    fn doubts(&mut self, places: &PlacesView, device: &DevicePlacesView) {
+        if device.unplaced_bytes != 0 {
+            let text = format!("{} in no row: events were lost", signed_bytes(device.unplaced_bytes));
+            self.line(&Sentence::new(Tone::Warning, text));
+        }
+        if places.ambiguous_nodes > 0 {
+            let nodes = count(places.ambiguous_nodes);
+            let text = format!("{nodes} backward nodes may be of several threads: their layer is not known");
+            self.line(&Sentence::new(Tone::Warning, text));
+        }
+    }
+
+    fn large(&mut self, device: &DevicePlacesView, clock: &WallClock, wanted: &[Places]) {
+        if !wanted.contains(&Places::Sites) {
+            return;
+        }
+        for block in device.large.iter().take(LISTED) {
+            let since = clock.time_of_day(block.granted_ns);
+            let text = format!("large block: {} since {since}: {}", bytes(block.bytes), places::whose(&block.whose));
+            self.line(&Sentence::new(Tone::Plain, text));
+        }
+        if device.large.len() > LISTED {
+            let others = count((device.large.len() - LISTED) as u64);
+            self.line(&Sentence::new(Tone::Faint, format!("and {others} more large blocks")));
+        }
+    }
+
+    /// The stacks that hold most; frames of the interpreter's own are left out, frames of Python stand where it runs.
+    fn stacks(&mut self, device: &DevicePlacesView, has_ended: bool) {
+        if device.stacks.is_empty() {
+            let why = if has_ended {
+                "no stacks: the program has ended, and stacks are shown of blocks that are live; --until 10s shows those of 10 s before the end"
+            } else {
+                "no stacks: no block that is live has one"
+            };
+            self.line(&Sentence::new(Tone::Plain, why));
+        } else if device.stacks.iter().all(|stack| stack.native.is_none()) {
+            self.line(&Sentence::new(Tone::Plain, "no native frames: the stacks of what is live have none"));
+        }
+        for stack in device.stacks.iter().take(LISTED) {
+            let Some(native) = &stack.native else { continue };
+            let allocations = plural(stack.sum.allocations, "allocation", "allocations");
+            let text =
+                format!("{} live, {} in {allocations}:", bytes(stack.sum.live_bytes), bytes(stack.sum.total_bytes));
+            self.line(&Sentence::new(Tone::Heading, text));
+            for (number, frame) in native.frames.iter().enumerate() {
+                if native.cut == Some(number) {
+                    self.cut(native);
+                }
+                if let Some(text) = places::frame(frame) {
+                    let tone = if frame.kind == "python" { Tone::Plain } else { Tone::Faint };
+                    self.line(&Sentence::new(tone, format!("  {text}")));
+                }
+            }
+            if native.cut.is_some_and(|cut| cut >= native.frames.len()) {
+                self.cut(native);
+            }
+        }
+    }
+
+    fn cut(&mut self, native: &NativeView) {
+        let why = match (native.mismatched, &*native.end) {
+            (true, _) => "the interpreter's frames do not match those of Python",
+            (false, "complete") => "there are more frames of Python",
+            (false, end) => places::native_end(end),
+        };
+        self.line(&Sentence::new(Tone::Warning, format!("  (native frames are missing from here on: {why})")));
+    }
+
+    fn missing_frames(&mut self, tensors: &TensorsView) {
+        let ended = |(end, times): (&Name, &u64)| format!("{} ({})", count(*times), places::native_end(end));
+        let short: Vec<_> = tensors.native_stacks.iter().filter(|(end, _)| **end != "complete").map(ended).collect();
+        if !short.is_empty() {
+            let text = format!("native stacks that are not whole: {}", short.join(", "));
+            self.line(&Sentence::new(Tone::Warning, text));
+        }
+    }
+
+    fn refused(&mut self, snapshot: &Snapshot, places: &PlacesView, clock: &WallClock) {
+        let earlier = places.refusals.len().saturating_sub(LISTED);
+        for refusal in &places.refusals[earlier..] {
+            let device = places.devices.iter().find(|device| device.device == refusal.device);
+            let gpu = sentences::gpu_number(snapshot, device.and_then(|device| device.uuid.as_ref()));
+            let time = clock.time_of_day(refusal.time_ns);
+            let wanted = bytes(refusal.wanted_bytes);
+            let text = format!("out of memory at {time} on GPU {gpu}: {wanted} for {}", places::whose(&refusal.whose));
+            self.line(&Sentence::new(Tone::Bad, text));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,38 @@
+//! `memwatch profile`, and what it has in common with `memwatch timeline`.
+
+use crate::options::looks::Looks;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::commands::timeline::args::{TimelineFormat, by_name};
+use crate::options::values;
+
+/// `memwatch profile`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Profile {
+    #[command(flatten)]
+    pub(crate) looks: Looks,
+    /// Time between two looks: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
+    #[arg(short, long, value_name = "TIME", default_value = "1s", help_heading = "Time")]
+    #[arg(value_parser = values::interval, allow_negative_numbers = true)]
+    pub(crate) interval: Duration,
+    /// Draw it, too: into an .svg, or as an .html page
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
+    /// Replace a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+impl Profile {
+    /// How it is to be drawn, if it is.
+    ///
+    /// # Errors
+    /// When the name of the file does not tell.
+    pub(crate) fn drawn(&self) -> Result<Option<TimelineFormat>, String> {
+        let Some(plot) = &self.plot else { return Ok(None) };
+        let format = by_name(plot).filter(|format| matches!(format, TimelineFormat::Svg | TimelineFormat::Html));
+        format.map(Some).ok_or_else(|| "a plot is an .svg or an .html: name the file so".to_owned())
+    }
+}

@@ -1,0 +1,70 @@
+//! `memwatch profile`: what GPUs and processes held over time, in a watch or in a recording.
+
+pub(crate) mod args;
+pub(crate) mod json;
+pub(crate) mod text;
+
+use std::collections::BTreeSet;
+use std::io;
+
+use memwatch_core::Pipeline;
+use memwatch_core::features::profile::view::ProfileView;
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::timeline::{self, check_free, rendered, write_to};
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::{Common, Targets};
+use crate::render::output::{style, unless_closed};
+use crate::watch::looks::{Seen, look};
+use args::Profile;
+
+/// What comes and goes: its totals stand in each report.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Blocks, reports_only: true };
+
+/// Watches, or reads the recording, and sums up.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure> {
+    let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
+    let drawn = args.drawn().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    if let Some(path) = &args.plot {
+        check_free(path, args.force)?;
+    }
+    let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(interval_ns);
+    let tell = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
+    let Seen { snapshot, told, scene, everybody, exit } = look(&args.looks, (WISH, prepare), tell, common).await?;
+    let (mut profile, mut timeline) = (told.0.unwrap_or_default(), told.1.unwrap_or_default());
+    let targets = &args.looks.targets;
+    if !everybody {
+        choose(&mut profile, targets, &snapshot);
+        timeline::choose(&mut timeline, targets, &snapshot);
+    }
+    if let Some(format) = drawn {
+        let picture = rendered(format, (&timeline, usize::MAX), &snapshot, &scene)?;
+        write_to(args.plot.as_deref(), args.force, &picture)?;
+    }
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::write(&mut out, &profile, &snapshot, scene.origin())
+    } else {
+        text::write(&mut out, &profile, &snapshot, &scene.clock, &style(common, false))
+    })?;
+    exit
+}
+
+/// Leaves the processes that are in the snapshot, and the GPUs, where some were named.
+pub(crate) fn choose(profile: &mut ProfileView, targets: &Targets, snapshot: &Snapshot) {
+    let gpus: BTreeSet<_> = snapshot.gpus.iter().map(|gpu| &gpu.uuid).collect();
+    let lives: BTreeSet<_> =
+        snapshot.processes.iter().map(|process| (process.tgid, process.observed_since_ns)).collect();
+    profile.processes.retain(|process| lives.contains(&(process.tgid, process.observed_since_ns)));
+    if targets.gpus.is_empty() {
+        return;
+    }
+    profile.gpus.retain(|gpu| gpus.contains(&gpu.uuid));
+    for process in &mut profile.processes {
+        process.gpus.retain(|gpu| gpu.uuid.as_ref().is_none_or(|uuid| gpus.contains(uuid)));
+    }
+}

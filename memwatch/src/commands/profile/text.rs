@@ -1,0 +1,168 @@
+//! `memwatch profile` as text.
+
+use std::fmt::Write as _;
+use std::io;
+
+use memwatch_core::features::profile::view::{CourseView, GpuProfileView, ProcessProfileView, ProfileView, RatioView};
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::profile::json::utilization;
+use crate::render::Tone;
+use crate::render::format::{bytes, duration, known, printable};
+use crate::render::sentences::{self, Sentence};
+use crate::render::text::grid::{Align, Grid};
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+const COLUMNS: [(&str, Align); 11] = [
+    ("PID", Align::Right),
+    ("GPU", Align::Right),
+    ("WHAT", Align::Left),
+    ("NOW", Align::Right),
+    ("AVERAGE", Align::Right),
+    ("P50", Align::Right),
+    ("P90", Align::Right),
+    ("P95", Align::Right),
+    ("P99", Align::Right),
+    ("MOST SEEN", Align::Right),
+    ("PEAK", Align::Right),
+];
+
+/// Writes what GPUs and processes held over time.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    profile: &ProfileView,
+    snapshot: &Snapshot,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    section(&mut page, profile, snapshot, clock);
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapshot, clock: &WallClock) {
+    let length = duration(profile.last_ns.saturating_sub(profile.begun_ns));
+    let every = seconds(profile.interval_ns);
+    page.line(&Sentence::new(Tone::Heading, format!("{length}, a look every {every}")));
+    if profile.interval_ns > profile.asked_interval_ns {
+        let text = format!("more looks than are kept: every {every} instead of {}", seconds(profile.asked_interval_ns));
+        page.line(&Sentence::new(Tone::Faint, text));
+    }
+    for gpu in &profile.gpus {
+        page.line(&Sentence::new(Tone::Plain, of_gpu(gpu, snapshot)));
+    }
+    for process in &profile.processes {
+        page.line(&Sentence::new(Tone::Plain, of_process(process, snapshot, clock)));
+    }
+    let mut grid = Grid::new(&COLUMNS);
+    let gpus = profile.gpus.iter().flat_map(|gpu| gpu_rows(gpu, snapshot));
+    let rows = gpus.chain(profile.processes.iter().flat_map(|process| process_rows(process, snapshot)));
+    rows.for_each(|row| grid.push(row));
+    if profile.gpus.is_empty() && profile.processes.is_empty() {
+        page.line(&Sentence::new(Tone::Plain, "No GPU was seen, and no process with GPU memory."));
+        return;
+    }
+    page.grid(&grid);
+    let text = "PEAK and AVERAGE are by every call and event, the others by the looks; what NVML says is known when it is read";
+    page.line(&Sentence::new(Tone::Faint, text));
+}
+
+/// `GPU 0  NVIDIA H200: 12.0 % of 139.8 GiB used on average, 40.1 % at most`.
+fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
+    let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
+    let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);
+    let name = facts.map(|facts| format!("  {}", sentences::gpu_name(facts))).unwrap_or_default();
+    let total = known(gpu.total_bytes, bytes);
+    let used = utilization(gpu.used.as_ref(), gpu.total_bytes)
+        .map_or_else(|| "not known how much was used".to_owned(), |used| parts(&used));
+    format!("GPU {number}{name}  {total}: {used}")
+}
+
+fn parts(used: &RatioView) -> String {
+    format!("{} used on average, {} at most", share(used.average), share(used.maximum))
+}
+
+/// `PID 1234  python train.py: fragmentation 12.0 % on average, 40.0 % at most; inexact`.
+fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClock) -> String {
+    let now_ns = snapshot.time_ns;
+    let own = snapshot.process(process.tgid, process.observed_since_ns).map(sentences::short_command);
+    let name = own.unwrap_or_else(|| printable(name_of(process)).into_owned());
+    let mut text = format!("PID {}  {name}", process.tgid.0);
+    if let Some(ended_ns) = process.ended_ns {
+        let _ = write!(text, " (ended {})", clock.moment(ended_ns, now_ns));
+    }
+    for gpu in &process.gpus {
+        if let Some(part) = &gpu.fragmentation {
+            let (average, maximum) = (share(part.average), share(part.maximum));
+            let now = known(part.current, share);
+            let _ = write!(text, "; reserved and not allocated: {now} now, {average} on average, {maximum} at most");
+        }
+    }
+    if !process.exact {
+        text += "; inexact, since records were lost";
+    }
+    text
+}
+
+fn name_of(process: &ProcessProfileView) -> &str {
+    if process.command.is_empty() { &process.comm } else { &process.command }
+}
+
+fn gpu_rows(gpu: &GpuProfileView, snapshot: &Snapshot) -> Vec<Vec<String>> {
+    let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
+    let rows = [("used, by NVML", gpu.used), ("live, of all watched", gpu.live)];
+    rows.into_iter().filter_map(|(what, course)| Some(row("", &number, what, &course?))).collect()
+}
+
+fn process_rows(process: &ProcessProfileView, snapshot: &Snapshot) -> Vec<Vec<String>> {
+    let tgid = process.tgid.0.to_string();
+    let mut rows = Vec::new();
+    for gpu in &process.gpus {
+        let number = sentences::gpu_number(snapshot, gpu.uuid.as_ref());
+        let own = [
+            ("used, by NVML", gpu.used),
+            ("live", gpu.live),
+            ("reserved by PyTorch", gpu.reserved),
+            ("allocated by PyTorch", gpu.allocated),
+        ];
+        rows.extend(own.into_iter().filter_map(|(what, course)| Some(row(&tgid, &number, what, &course?))));
+    }
+    rows.extend(process.pinned.map(|course| row(&tgid, "", "pinned host memory", &course)));
+    rows
+}
+
+fn row(tgid: &str, gpu: &str, what: &str, course: &CourseView) -> Vec<String> {
+    vec![
+        tgid.to_owned(),
+        gpu.to_owned(),
+        what.to_owned(),
+        bytes(course.current_bytes),
+        known(course.average_bytes, bytes),
+        bytes(course.p50_bytes),
+        bytes(course.p90_bytes),
+        bytes(course.p95_bytes),
+        bytes(course.p99_bytes),
+        bytes(course.maximum_bytes),
+        known(course.peak_bytes, bytes),
+    ]
+}
+
+/// `12.0 %` of 0.12.
+fn share(part: f64) -> String {
+    format!("{:.1} %", part * 100.0)
+}
+
+/// `1 s`, `100 ms`, `2 min 8 s`.
+fn seconds(time_ns: u64) -> String {
+    if time_ns < 1_000_000_000 { format!("{} ms", time_ns / 1_000_000) } else { duration(time_ns) }
+}
+
+#[cfg(test)]
+mod tests;

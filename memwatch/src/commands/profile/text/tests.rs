@@ -1,0 +1,77 @@
+use memwatch_core::features::profile::view::DeviceProfileView;
+
+use super::*;
+use crate::render::fixture;
+
+const GIB: u64 = 1 << 30;
+
+fn course(bytes: u64, peak_bytes: Option<u64>) -> CourseView {
+    CourseView {
+        current_bytes: bytes,
+        average_bytes: Some(bytes / 2),
+        maximum_bytes: bytes,
+        peak_bytes,
+        p50_bytes: bytes / 2,
+        samples: 60,
+        ..CourseView::default()
+    }
+}
+
+fn profile() -> ProfileView {
+    let snapshot = fixture::training_node();
+    let (gpu, process) = (&snapshot.gpus[0], &snapshot.processes[0]);
+    let fragmentation = RatioView { current: Some(0.25), average: 0.1, maximum: 0.5, ..RatioView::default() };
+    let device = DeviceProfileView {
+        uuid: Some(gpu.uuid.clone()),
+        live: Some(course(8 * GIB, Some(9 * GIB))),
+        fragmentation: Some(fragmentation),
+        ..DeviceProfileView::default()
+    };
+    ProfileView {
+        interval_ns: 2_000_000_000,
+        asked_interval_ns: 1_000_000_000,
+        begun_ns: snapshot.time_ns - 60_000_000_000,
+        last_ns: snapshot.time_ns,
+        gpus: vec![GpuProfileView {
+            uuid: gpu.uuid.clone(),
+            total_bytes: Some(80 * GIB),
+            used: Some(course(40 * GIB, None)),
+            live: None,
+        }],
+        processes: vec![ProcessProfileView {
+            tgid: process.tgid,
+            comm: "python\u{1b}[2J".to_owned(),
+            gpus: vec![device],
+            exact: false,
+            ..ProcessProfileView::default()
+        }],
+    }
+}
+
+fn told(profile: &ProfileView) -> String {
+    let mut out = Vec::new();
+    write(&mut out, profile, &fixture::training_node(), &fixture::clock(), &TableOptions::default())
+        .expect("memory takes all");
+    String::from_utf8(out).expect("text is UTF-8")
+}
+
+#[test]
+fn what_is_exact_has_a_peak_and_what_was_looked_at_has_none() {
+    let told = told(&profile());
+    assert!(told.contains("1 min 0 s, a look every 2.0 s\n"), "{told}");
+    assert!(told.contains("every 2.0 s instead of 1.0 s"), "{told}");
+    assert!(told.contains("80.0 GiB: 25.0 % used on average, 50.0 % at most"), "{told}");
+    assert!(
+        told.contains("reserved and not allocated: 25.0 % now, 10.0 % on average, 50.0 % at most; inexact"),
+        "{told}"
+    );
+    let line = |what: &str| told.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {told}"));
+    assert!(line("used, by NVML").ends_with("40.0 GiB        -"), "{told}");
+    assert!(line("  live ").ends_with("8.0 GiB  9.0 GiB"), "{told}");
+    assert!(!told.contains('\u{1b}') && !told.contains("live, of all watched"), "{told}");
+}
+
+#[test]
+fn where_nothing_was_seen_it_says_so() {
+    assert!(told(&ProfileView::default()).contains("No GPU was seen, and no process with GPU memory.\n"));
+}

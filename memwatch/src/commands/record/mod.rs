@@ -1,0 +1,65 @@
+//! `memwatch record`: what a watch sees, into a file.
+
+pub(crate) mod args;
+
+use crate::exit::{Exit, Failure};
+use crate::options::{Common, Targets};
+use crate::output_file;
+use crate::render::json::Origin;
+use crate::render::output::unless_closed;
+use crate::render::summary;
+use crate::render::wall_clock::WallClock;
+use crate::watch::recorded::LARGE_BYTES;
+use crate::watch::recorded::follow;
+use crate::watch::recorded::tape;
+use crate::watch::recorded::told;
+use crate::watch::recording::{Facts, Recorded};
+use crate::watch::session::Session;
+use crate::watch::signals::Signals;
+use crate::watch::subject::session_options;
+use args::Record;
+use memwatch_core::recording::{EndMark, Ending};
+use std::io;
+use tokio::time::Instant;
+
+/// `memwatch record`: until the time is over, a signal comes, nobody is left, or the file is full.
+///
+/// # Errors
+/// When the processes cannot be watched, or the file cannot be written.
+pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
+    if common.json && output_file::is_stdout(&args.output) {
+        let why = "the recording and the JSON report cannot both go to standard output";
+        return Err(Failure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
+    }
+    let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
+    let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
+    let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
+    session_options.tape = Some(options.clone());
+    let mut session = Session::open(&session_options)?;
+    session.list_tensors_from(LARGE_BYTES);
+    let mut signals = Signals::listen()?;
+    eprintln!("memwatch: recording into {}; Ctrl-C ends it", output_file::name(&args.output));
+    let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
+    let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(stopped);
+    let Some(recorded) = recorded else { return Ok(Exit::Ok) };
+    let ending = Some(match recorded.end {
+        Ok(stopped) => Ending::Whole(EndMark { stopped, inputs: recorded.inputs }),
+        Err(_) => Ending::Cut,
+    });
+    let Recorded { bytes, inputs, events_since_ns, .. } = recorded;
+    let (path, front) = (&args.output, &options.front);
+    let facts = Facts { path, front, bytes, inputs, ending, events_since_ns, since_ns: None };
+    let clock = WallClock::local(boottime_to_unix_ns);
+    if common.json {
+        let origin = Origin { host: &options.front.host, clock: &clock };
+        unless_closed(crate::commands::report::json::write(
+            &mut io::stdout().lock(),
+            (&facts, None),
+            &snapshot,
+            origin,
+        ))?;
+    } else {
+        eprint!("{}", summary::render(&snapshot, &clock));
+    }
+    told(&recorded)
+}

@@ -1,0 +1,187 @@
+//! How memory comes and goes, as text.
+
+use std::io;
+
+use memwatch_core::features::churn::view::{ChurnView, ClassView, FlowView};
+
+use crate::render::Tone;
+use crate::render::format::{bytes, count, known, percent, plural, rate};
+use crate::render::places;
+use crate::render::sentences::Sentence;
+use crate::render::text::grid::{Align, Grid};
+use crate::render::text::{Page, TableOptions};
+
+/// Letters of the longest bar.
+const BAR: u128 = 30;
+
+/// Writes what was counted, and so many lines of Python at most; nothing where nothing was counted.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    (churn, top): (Option<&ChurnView>, usize),
+    options: &TableOptions,
+) -> io::Result<()> {
+    let Some(churn) = churn.filter(|churn| !churn.kinds.is_empty()) else { return Ok(()) };
+    let mut page = Page { text: "\n".to_owned(), options: *options };
+    section(&mut page, churn, top);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+/// The same within another report.
+pub(crate) fn section(page: &mut Page, churn: &ChurnView, top: usize) {
+    if churn.kinds.is_empty() {
+        page.line(&Sentence::new(Tone::Plain, "Nothing was allocated and nothing freed."));
+        return;
+    }
+    flows(page, churn);
+    for flow in &churn.kinds {
+        classes(page, flow);
+    }
+    temporaries(page, churn, top);
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate needs no sixteen digits")]
+fn flows(page: &mut Page, churn: &ChurnView) {
+    let columns = [
+        ("KIND", Align::Left),
+        ("ALLOCATED", Align::Right),
+        ("COUNT", Align::Right),
+        ("FREED", Align::Right),
+        ("PER SECOND", Align::Right),
+        ("MEAN LIFE", Align::Right),
+        ("LONGEST", Align::Right),
+        ("TEMPORARY", Align::Right),
+    ];
+    let mut grid = Grid::new(&columns);
+    let seconds = churn.watched_ns as f64 / 1e9;
+    for flow in &churn.kinds {
+        let per_second = if seconds > 0.0 { flow.allocations as f64 / seconds } else { f64::NAN };
+        grid.push(vec![
+            flow.kind.replace('_', " "),
+            bytes(flow.total_bytes),
+            count(flow.allocations),
+            count(flow.frees),
+            rate(per_second),
+            known(flow.mean_lifetime_ns, short),
+            known(flow.longest_lifetime_ns, short),
+            if flow.frees == 0 { "-".to_owned() } else { percent(flow.temporary, flow.allocations) },
+        ]);
+    }
+    page.grid(&grid);
+    let within = plural(churn.temporary_within, "more of its kind", "more of their kind");
+    page.line(&Sentence::new(Tone::Faint, format!("temporary: freed before {within} were allocated in the process")));
+}
+
+/// Sizes and lifetimes, a row for each class that has any.
+fn classes(page: &mut Page, flow: &FlowView) {
+    let kind = flow.kind.replace('_', " ");
+    let lists = [("SIZE", &flow.sizes, bytes as fn(u64) -> String), ("LIFE", &flow.lifetimes, short)];
+    for (title, classes, text) in lists {
+        let most = classes.iter().map(|class| class.count).max().unwrap_or(0);
+        if most == 0 {
+            continue;
+        }
+        let title = format!("{} {title}", kind.to_uppercase());
+        let columns =
+            [(title.as_str(), Align::Right), ("COUNT", Align::Right), ("BYTES", Align::Right), ("", Align::Left)];
+        let mut grid = Grid::new(&columns);
+        for class in classes.iter().filter(|class| class.count > 0) {
+            grid.push(vec![
+                range(class, text),
+                count(class.count),
+                bytes(class.bytes),
+                bar(class.count, most, page.options.ascii),
+            ]);
+        }
+        page.grid(&grid);
+    }
+}
+
+/// `below 1.0 ms`, `64 B to 128 B`, `1 min 0 s and more`.
+fn range(class: &ClassView, text: impl Fn(u64) -> String) -> String {
+    match class.below {
+        Some(below) if class.from == 0 => format!("below {}", text(below)),
+        Some(below) => format!("{} to {}", text(class.from), text(below)),
+        None => format!("{} and more", text(class.from)),
+    }
+}
+
+/// As long as the number is large beside the largest; never nothing.
+fn bar(count: u64, most: u64, ascii: bool) -> String {
+    let length = u128::from(count) * BAR / u128::from(most.max(1));
+    let letter = if ascii { "#" } else { "█" };
+    letter.repeat(usize::try_from(length).unwrap_or(1).max(1))
+}
+
+fn temporaries(page: &mut Page, churn: &ChurnView, top: usize) {
+    if churn.temporaries.is_empty() {
+        return;
+    }
+    let columns = [
+        ("TEMPORARY", Align::Right),
+        ("COUNT", Align::Right),
+        ("OF ITS", Align::Right),
+        ("MEAN LIFE", Align::Right),
+        ("WHERE", Align::Left),
+    ];
+    let mut grid = Grid::new(&columns);
+    for one in churn.temporaries.iter().take(top) {
+        grid.push(vec![
+            bytes(one.temporary_bytes),
+            count(one.temporary),
+            percent(one.temporary, one.allocations),
+            short(one.mean_lifetime_ns),
+            format!("PID {}: {}", one.tgid.0, places::site(&one.site)),
+        ]);
+    }
+    page.grid(&grid);
+    let more = churn.temporaries.len().saturating_sub(top);
+    if more > 0 {
+        page.line(&Sentence::new(Tone::Faint, format!("and {} more", count(more as u64))));
+    }
+}
+
+/// `120 us`, `3.4 ms`, `2.0 s`, `1 min 3 s`.
+fn short(time_ns: u64) -> String {
+    match time_ns {
+        0..1_000_000 => format!("{} us", time_ns / 1_000),
+        1_000_000..1_000_000_000 => format!("{}.{} ms", time_ns / 1_000_000, time_ns / 100_000 % 10),
+        _ => crate::render::format::duration(time_ns),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_times_have_a_unit_that_fits() {
+        assert_eq!([short(999), short(1_250_000), short(2_000_000_000)], ["0 us", "1.2 ms", "2.0 s"]);
+    }
+
+    #[test]
+    fn kinds_stand_with_their_classes_and_nothing_is_nothing() {
+        let class = ClassView { from: 64, below: Some(128), count: 3, bytes: 300 };
+        let flow = FlowView {
+            kind: "tensor".into(),
+            allocations: 3,
+            frees: 1,
+            temporary: 1,
+            sizes: vec![class],
+            ..FlowView::default()
+        };
+        let churn =
+            ChurnView { watched_ns: 2_000_000_000, temporary_within: 10, kinds: vec![flow], ..ChurnView::default() };
+        let told = |churn| {
+            let mut out = Vec::new();
+            write(&mut out, (churn, 5), &TableOptions::default()).expect("memory takes all");
+            String::from_utf8(out).expect("text")
+        };
+        let text = told(Some(&churn));
+        assert!(text.contains("64 B to 128 B      3  300 B") && text.contains("33.3 %"), "{text}");
+        assert_eq!(told(None), "");
+    }
+}

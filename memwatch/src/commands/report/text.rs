@@ -1,0 +1,64 @@
+//! `memwatch report` as text: what a recording is, what each process took, and where PyTorch programs held it.
+
+use std::io;
+
+use memwatch_core::recording::{Ending, Stopped};
+use memwatch_core::snapshot::Snapshot;
+
+use crate::commands::places::text as places;
+use crate::render::format::{bytes, count, duration, printable};
+use crate::render::summary;
+use crate::render::text::TableOptions;
+use crate::render::wall_clock::WallClock;
+use crate::watch::recording::Facts;
+
+/// Writes the report, with so many rows of each list at most.
+///
+/// # Errors
+/// What `out` answers.
+pub(crate) fn write(
+    out: &mut impl io::Write,
+    facts: &Facts<'_>,
+    (snapshot, top): (&Snapshot, usize),
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    out.write_all(front(facts, snapshot, clock).as_bytes())?;
+    out.write_all(summary::render(snapshot, clock).as_bytes())?;
+    places::write_all(out, snapshot, top, clock, options)
+}
+
+/// `job.mwr  node-7  14:02:11 to 14:05:20 (3 min)  1.3 MiB, 23,411 inputs`, how it was made, and how it ended.
+fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
+    let ended = match facts.ending {
+        None => "read until then".to_owned(),
+        Some(Ending::Whole(mark)) => match mark.stopped {
+            Stopped::Asked => "ended as it was told to".to_owned(),
+            Stopped::NobodyLeft => "ended when nobody was left".to_owned(),
+            Stopped::Limit => "ended when it was as large as --max-size allows".to_owned(),
+        },
+        Some(Ending::Cut) => "has no end: what its recorder had not written yet is missing".to_owned(),
+        Some(Ending::Damaged { byte }) => format!("is damaged from byte {byte} on: what stood there is missing"),
+    };
+    let path = facts.path.to_string_lossy();
+    let (begin, end) = (clock.moment(snapshot.attached_ns, 0), clock.time_of_day(snapshot.time_ns));
+    let took = duration(snapshot.time_ns.saturating_sub(snapshot.attached_ns));
+    let words: Vec<_> = facts.front.command.iter().map(|word| printable(word)).collect();
+    let kept = facts.events_since_ns.map_or_else(String::new, |since_ns| {
+        let since = clock.moment(since_ns, snapshot.time_ns);
+        format!("keeps the newest: events from {since} on; sums count all since {begin}\n")
+    });
+    let looked = facts.since_ns.map_or_else(String::new, |since_ns| {
+        let since = clock.moment(since_ns, snapshot.time_ns);
+        format!("looked at from {since} on: peaks, and what came and went; calls and sums count all since {begin}\n")
+    });
+    format!(
+        "{}: {begin} to {end} ({took}) on {}, {} in {} inputs, {ended}\n{kept}{looked}made by memwatch {}: {}\n\n",
+        printable(&path),
+        printable(&facts.front.host),
+        bytes(facts.bytes),
+        count(facts.inputs),
+        printable(&facts.front.version),
+        words.join(" "),
+    )
+}

@@ -1,0 +1,25 @@
+//! What `memwatch run` takes.
+
+use crate::options::{TapeArgs, Tensors, values};
+use std::path::PathBuf;
+
+/// A program to be started.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[command(override_usage = "memwatch run [OPTIONS] -- <CMD>...")]
+pub(crate) struct Run {
+    /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
+    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
+    #[arg(help_heading = "What to watch")]
+    pub(crate) gpus: Vec<String>,
+    #[command(flatten)]
+    pub(crate) tensors: Tensors,
+    #[command(flatten)]
+    pub(crate) tape: TapeArgs,
+    /// Record all that is seen into this file
+    #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
+    pub(crate) output: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(help_heading = "Arguments")]
+    pub(crate) program: Vec<std::ffi::OsString>,
+}

@@ -1,0 +1,115 @@
+//! `memwatch run -- CMD`: a program from its first allocation to a summary.
+
+pub(crate) mod args;
+
+use crate::exit::{Exit, Failure};
+use crate::export::mem_trace::MemTrace;
+use crate::options::{Common, Targets};
+use crate::output_file;
+use crate::render::json::{self, Origin, Report};
+use crate::render::output::host_name;
+use crate::render::summary;
+use crate::render::wall_clock::WallClock;
+use crate::sources::clock;
+use crate::watch::command::{Running, hold};
+use crate::watch::recorded;
+use crate::watch::session::Session;
+use crate::watch::signals::Signals;
+use crate::watch::subject::Filter;
+use crate::watch::subject::filtered;
+use crate::watch::subject::session_options;
+use args::Run;
+use memwatch_core::TensorLog;
+use memwatch_core::recording::Stopped;
+use memwatch_core::snapshot::Snapshot;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::signal::unix::SignalKind;
+
+/// How often the log of a command's modules and stages is written.
+const LOG_RHYTHM: Duration = Duration::from_millis(500);
+
+/// Writes what the logs of modules and stages have new.
+pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Result<(), Failure> {
+    let Some(trace) = trace else { return Ok(()) };
+    let clock = WallClock::utc(clock::boottime_to_unix_ns());
+    let written = logs.iter().try_for_each(|log| trace.write(log, &clock));
+    written.map_err(|error| Failure::new(Exit::Error, format_args!("the log cannot be written: {error}")))
+}
+
+/// `memwatch run -- CMD`: from the first allocation to a summary, with the command's own exit code.
+pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
+    let mut options = session_options(&Targets::default(), run.tensors.wish(true), common);
+    options.expects_command = true;
+    options.logs_tensors = run.tensors.log.is_some();
+    options.libraries.extend(libraries_on_search_path());
+    let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    if run.output.as_deref().is_some_and(output_file::is_stdout) {
+        let why = "the recording cannot go to standard output, which is the program's";
+        return Err(failed(Failure::new(Exit::Error, why).advise("Name a file: -o FILE")));
+    }
+    options.tape =
+        run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
+    let mut session = Session::open(&options).map_err(failed)?;
+    // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
+    let mut signals = Signals::listen().map_err(failed)?;
+    let held = hold(&run.program).map_err(failed)?;
+    session.adopt(held.tgid, &run.program).map_err(|error| failed(Failure::from_load(error)))?;
+    let mut command = held.release();
+    let mut trace = run.tensors.log.as_deref().map(MemTrace::new);
+    let exit = follow(&mut session, &mut command, &mut signals, trace.as_mut()).await?;
+    session.tick();
+    write_logs(trace.as_mut(), &session.take_tensor_logs())?;
+    let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(Stopped::NobodyLeft);
+    summarise(snapshot, boottime_to_unix_ns, run, common)?;
+    // The command's exit code is its own, whatever became of the recording.
+    if let Some(Err(failure)) = recorded.as_ref().map(recorded::told) {
+        failure.tell();
+    }
+    Ok(exit)
+}
+
+/// Watches until the command ends. Ctrl-C reaches the command by itself; SIGTERM is passed on.
+async fn follow(
+    session: &mut Session,
+    command: &mut Running,
+    signals: &mut Signals,
+    mut trace: Option<&mut MemTrace>,
+) -> Result<Exit, Failure> {
+    let mut rhythm = tokio::time::interval(LOG_RHYTHM);
+    let mut ticks = tokio::time::interval(recorded::RHYTHM);
+    loop {
+        tokio::select! {
+            // A recording is read at the moments that it knows of.
+            _ = ticks.tick() => session.tick(),
+            _ = rhythm.tick(), if trace.is_some() => write_logs(trace.as_deref_mut(), &session.take_tensor_logs())?,
+            () = session.advance() => {}
+            kind = signals.any() => {
+                if kind == SignalKind::terminate() {
+                    command.signal(libc::SIGTERM);
+                }
+            }
+            exit = command.wait() => return exit,
+        }
+    }
+}
+
+fn summarise(snapshot: Snapshot, boottime_to_unix_ns: i128, run: &Run, common: &Common) -> Result<(), Failure> {
+    let filter = Filter::new(&Targets { gpus: run.gpus.clone(), ..Targets::default() });
+    let snapshot = filtered(snapshot, &filter)?;
+    if common.json {
+        let (host, clock) = (host_name(), WallClock::local(boottime_to_unix_ns));
+        let origin = Origin { host: &host, clock: &clock };
+        json::write(&mut std::io::stderr().lock(), Report::Run, &snapshot, origin).map_err(anyhow::Error::from)?;
+    } else {
+        eprint!("{}", summary::render(&snapshot, &WallClock::local(boottime_to_unix_ns)));
+    }
+    Ok(())
+}
+
+/// The driver libraries that a program started from here would find before the system's: they get their probes before it starts.
+fn libraries_on_search_path() -> Vec<PathBuf> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let files = std::env::split_paths(&path).map(|directory| directory.join("libcuda.so.1"));
+    files.filter(|file| file.is_file()).collect()
+}

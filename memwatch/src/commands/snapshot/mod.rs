@@ -1,0 +1,91 @@
+//! `memwatch snapshot`: PyTorch's memory snapshot, from outside.
+
+pub(crate) mod args;
+
+use crate::exit::{Exit, Failure};
+use crate::export::pickle;
+use crate::frameworks::pytorch::TensorLevel;
+use crate::options::Common;
+use crate::output_file;
+use crate::render::wall_clock::WallClock;
+use crate::sources::clock;
+use crate::watch::past::{Needs, Recording};
+use crate::watch::recorded;
+use crate::watch::scene::all_of;
+use crate::watch::scene::finish;
+use crate::watch::scene::open;
+use crate::watch::scene::watch_until;
+use crate::watch::scene::without_torch;
+use crate::watch::signals::Signals;
+use args::Pickle;
+use memwatch_core::snapshot::{MemoryHistory, Snapshot};
+use memwatch_core::words::Tgid;
+use std::io;
+use tokio::time::Instant;
+
+/// So many lines of an allocator's trace are kept at most: the viewer is slow with more.
+const LONGEST_HISTORY: usize = 500_000;
+
+/// PyTorch's memory snapshot, after a while of watching.
+///
+/// # Errors
+/// When the process cannot be watched, there is no PyTorch in it, or the file cannot be written.
+pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Failure> {
+    if output_file::is_terminal(&args.output) {
+        return Err(Failure::binary_on_terminal());
+    }
+    let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
+    output_file::check_free(&args.output, args.force).map_err(failed)?;
+    let past = Recording::named(&args.past, Needs::Tensors, common).await?;
+    let (snapshot, history, boottime_to_unix_ns) = match (&past, args.tgid) {
+        (Some(recording), tgid) => recorded_history(recording, tgid, args.native)?,
+        (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
+    };
+    let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
+        return Err(without_torch(args.tgid.as_slice()));
+    };
+    let clock = WallClock::utc(boottime_to_unix_ns);
+    let mut file = output_file::create(&args.output, args.force).map_err(failed)?;
+    pickle::write(&mut file, &history, snapshot.time_ns, &clock).map_err(failed)?;
+    eprintln!("memwatch: {} is written; drop it onto pytorch.org/memory_viz", output_file::name(&args.output));
+    finish(Ok(()), &snapshot, args.tgid.as_slice())
+}
+
+/// A snapshot, what the allocators of one process have done until then, and what to add to its times to get nanoseconds since 1970.
+type History = (Snapshot, Option<MemoryHistory>, i128);
+
+async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<History, Failure> {
+    let mut session = open(&[tgid], all_of(TensorLevel::Layers), common)?;
+    session.keep_history(tgid, LONGEST_HISTORY);
+    let mut signals = Signals::listen()?;
+    let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;
+    Ok((snapshot, session.history(tgid, args.native), clock::boottime_to_unix_ns()))
+}
+
+/// # Errors
+/// Also when no process is named, and there is not one with PyTorch.
+fn recorded_history(recording: &Recording, tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
+    let tgid = match tgid {
+        Some(tgid) => tgid,
+        None => only_with_torch(recording)?,
+    };
+    let replay = recorded::play_all(recording, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
+    let snapshot = recorded::chosen(&replay, &recording.path, &[tgid])?;
+    Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
+}
+
+/// The process of a recording that has PyTorch.
+fn only_with_torch(recording: &Recording) -> Result<Tgid, Failure> {
+    let path = &recording.path;
+    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, &[])?;
+    let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
+    match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
+        [tgid] => Ok(*tgid),
+        [] => Err(Failure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
+        several => {
+            let all: Vec<String> = several.iter().map(|tgid| tgid.0.to_string()).collect();
+            let sentence = format!("{} has {} PyTorch processes", path.display(), all.len());
+            Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one with --pid: {}.", all.join(", "))))
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `memwatch timeline`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use crate::options::{Looks, values};
+
+/// `memwatch timeline`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Timeline {
+    #[command(flatten)]
+    pub(crate) looks: Looks,
+    /// Time between two looks: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
+    #[arg(short, long, value_name = "TIME", default_value = "100ms", help_heading = "Time")]
+    #[arg(value_parser = values::interval, allow_negative_numbers = true)]
+    pub(crate) interval: Duration,
+    /// How it is written: svg, html, perfetto (for ui.perfetto.dev), json or parquet (default: as the file's name ends; without a file a table)
+    #[arg(short, long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
+    pub(crate) format: Option<TimelineFormat>,
+    /// The file; - for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Tell of allocations of this size and above: 500M, 2G; a bare number is bytes
+    #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
+    pub(crate) min_size: u64,
+    /// Write so many points of each number at most into JSON: of neighbours the last, and the most that either was
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) points: usize,
+    /// Show so many of the last events at most in a table
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub(crate) top: usize,
+}
+
+/// How a timeline is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TimelineFormat {
+    /// A picture
+    Svg,
+    /// A page
+    Html,
+    /// A trace
+    Perfetto,
+    /// A report
+    Json,
+    /// A table for data frames
+    Parquet,
+}
+
+/// Formats with the ends of file names that say so.
+const ENDS: [(TimelineFormat, &[&str]); 5] = [
+    (TimelineFormat::Svg, &[".svg"]),
+    (TimelineFormat::Html, &[".html", ".htm"]),
+    (TimelineFormat::Perfetto, &[".pftrace", ".perfetto-trace", ".perfetto"]),
+    (TimelineFormat::Json, &[".json"]),
+    (TimelineFormat::Parquet, &[".parquet"]),
+];
+
+impl Timeline {
+    /// How it is to be written; `None` for a table.
+    ///
+    /// # Errors
+    /// When that cannot be told.
+    pub(crate) fn written(&self) -> Result<Option<TimelineFormat>, String> {
+        let Some(output) = &self.output else {
+            return match self.format {
+                None | Some(TimelineFormat::Json) => Ok(self.format),
+                Some(_) => {
+                    Err("a picture, a page or a trace goes into a file: -o FILE, or -o - for standard output"
+                        .to_owned())
+                }
+            };
+        };
+        let found = self.format.or_else(|| by_name(output)).map(Some);
+        found.ok_or_else(|| {
+            "the name of the file does not tell the format: -f svg, html, perfetto, json or parquet".to_owned()
+        })
+    }
+}
+
+/// By the end of a file's name.
+pub(crate) fn by_name(output: &std::path::Path) -> Option<TimelineFormat> {
+    let name = output.file_name()?.to_string_lossy().to_ascii_lowercase();
+    ENDS.iter().find(|(_, ends)| ends.iter().any(|end| name.ends_with(end))).map(|(format, _)| *format)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TimelineFormat;
+    use crate::cli::{Args, Command};
+
+    fn parsed(line: &str) -> Result<Option<TimelineFormat>, String> {
+        match Args::from_words(line.split(' ')).map_err(|error| error.to_string())?.command {
+            Some(Command::Timeline(timeline)) => timeline.written(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_name_of_the_file_tells_the_format_unless_one_is_named() {
+        for (words, format) in [
+            ("-o a.svg", Some(TimelineFormat::Svg)),
+            ("-o A.HTML", Some(TimelineFormat::Html)),
+            ("-o a.parquet", Some(TimelineFormat::Parquet)),
+            ("-o a.pftrace", Some(TimelineFormat::Perfetto)),
+            ("-o a.svg -f perfetto", Some(TimelineFormat::Perfetto)),
+            ("-o - -f svg", Some(TimelineFormat::Svg)),
+            ("-f json", Some(TimelineFormat::Json)),
+            ("-i 200ms", None),
+        ] {
+            assert_eq!(parsed(&format!("memwatch timeline --in j.mwr {words}")), Ok(format), "{words}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_tell_a_format_is_refused() {
+        for words in ["-o a.png", "-o -", "-f svg"] {
+            let refusal = parsed(&format!("memwatch timeline --in j.mwr {words}")).expect_err(words);
+            assert!(refusal.contains("-f svg") || refusal.contains("-o FILE"), "{words}: {refusal}");
+        }
+    }
+}

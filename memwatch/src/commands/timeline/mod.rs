@@ -1,0 +1,132 @@
+//! `memwatch timeline`: memory over time and what happened meanwhile, as a table, JSON, a picture, a page or a trace.
+
+pub(crate) mod args;
+pub(crate) mod json;
+pub(crate) mod text;
+
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use memwatch_core::Pipeline;
+use memwatch_core::features::timeline::view::TimelineView;
+use memwatch_core::snapshot::Snapshot;
+use memwatch_core::words::GpuUuid;
+
+use crate::exit::{Exit, Failure};
+use crate::export::plot::Plot;
+use crate::export::{columns as parquet, perfetto};
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::options::{Common, Targets};
+use crate::output_file;
+use crate::render::output::{style, unless_closed};
+use crate::render::wall_clock::WallClock;
+use crate::watch::looks::{Seen, look};
+use crate::watch::scene::Scene;
+use args::{Timeline, TimelineFormat};
+
+/// What comes and goes, and for whom: an event is told with its line, stage and layer.
+const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
+
+/// Watches, or reads the recording, and writes.
+///
+/// # Errors
+/// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
+pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failure> {
+    let format = args.written().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    let format = format.or(common.json.then_some(TimelineFormat::Json));
+    if let Some(path) = args.output.as_deref() {
+        check_free(path, args.force)?;
+    }
+    let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
+    let prepare = |pipeline: &mut Pipeline| pipeline.watch_timeline(interval_ns, args.min_size);
+    let seen = look(&args.looks, (WISH, prepare), |pipeline, _| pipeline.timeline(), common).await?;
+    let Seen { snapshot, told, scene, everybody, exit } = seen;
+    let mut timeline = told.unwrap_or_default();
+    if !everybody {
+        choose(&mut timeline, &args.looks.targets, &snapshot);
+    }
+    let bytes = if let Some(format) = format {
+        rendered(format, (&timeline, args.points), &snapshot, &scene)?
+    } else {
+        let (mut text, told) = (Vec::new(), (&timeline, args.top));
+        let written = text::write(&mut text, told, &snapshot, &scene.clock, &style(common, false));
+        written.map_err(anyhow::Error::from)?;
+        text
+    };
+    write_to(args.output.as_deref(), args.force, &bytes)?;
+    exit
+}
+
+/// Nobody waits for a watch whose file cannot be made.
+///
+/// # Errors
+/// When the file is there, and is not to be replaced.
+pub(crate) fn check_free(path: &Path, force: bool) -> Result<(), Failure> {
+    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))
+}
+
+/// A picture, a page, a trace or a report.
+///
+/// # Errors
+/// When there is nothing to draw.
+pub(crate) fn rendered(
+    format: TimelineFormat,
+    (timeline, points): (&TimelineView, usize),
+    snapshot: &Snapshot,
+    scene: &Scene,
+) -> Result<Vec<u8>, Failure> {
+    let utc = WallClock::utc(scene.clock.boottime_to_unix_ns);
+    let failed = |error: io::Error| Failure::from(anyhow::Error::from(error));
+    let plot = || {
+        let plot = Plot::new(timeline, snapshot, &scene.clock);
+        if plot.is_empty() {
+            let nothing = "there is nothing to draw: no GPU was seen, and no process with GPU memory";
+            return Err(Failure::new(Exit::NoTarget, nothing));
+        }
+        Ok(plot)
+    };
+    match format {
+        TimelineFormat::Svg => Ok(plot()?.svg().into_bytes()),
+        TimelineFormat::Html => plot()?.html().map_err(failed),
+        TimelineFormat::Parquet => parquet::timeline(timeline, &utc).map_err(failed),
+        TimelineFormat::Perfetto => Ok(perfetto::write(timeline, snapshot, &utc)),
+        TimelineFormat::Json => {
+            let mut text = Vec::new();
+            json::write(&mut text, (timeline, points), snapshot, scene.origin()).map_err(failed)?;
+            Ok(text)
+        }
+    }
+}
+
+/// Into a file, which is told, or to standard output.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result<(), Failure> {
+    let Some(path) = path.filter(|path| !output_file::is_stdout(path)) else {
+        let mut out = io::stdout().lock();
+        return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
+    };
+    let written = output_file::create(path, force).and_then(|mut file| file.write_all(bytes));
+    written.map_err(|error| Failure::cannot_make(path, &error))?;
+    eprintln!("memwatch: {} is written", path.display());
+    Ok(())
+}
+
+/// Leaves the processes that are in the snapshot, and the GPUs, where some were named.
+pub(crate) fn choose(timeline: &mut TimelineView, targets: &Targets, snapshot: &Snapshot) {
+    let has_gpu = |uuid: Option<&_>| {
+        let is_there = |uuid: &GpuUuid| snapshot.gpus.iter().any(|gpu| gpu.uuid == *uuid);
+        targets.gpus.is_empty() || uuid.is_none_or(is_there)
+    };
+    let processes = || snapshot.processes.iter();
+    timeline.tracks.retain(|track| {
+        let is_shown = |since_ns| {
+            processes().any(|process| Some(process.tgid) == track.tgid && process.observed_since_ns == since_ns)
+        };
+        has_gpu(track.uuid.as_ref()) && track.observed_since_ns.is_none_or(is_shown)
+    });
+    let has = |tgid| processes().any(|process| process.tgid == tgid);
+    timeline.events.retain(|event| has_gpu(event.uuid.as_ref()) && event.tgid.is_none_or(has));
+    timeline.spans.retain(|span| has(span.tgid));
+}

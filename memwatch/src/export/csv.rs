@@ -1,0 +1,74 @@
+//! One row per site (RFC 4180, UTF-8), with units in the names of the columns; what is not known is empty.
+
+use memwatch_core::snapshot::SiteView;
+
+use super::{Part, Profile};
+use crate::render::format::printable;
+use crate::render::places;
+
+/// The columns.
+const COLUMNS: [&str; 17] = [
+    "pid",
+    "command",
+    "gpu",
+    "gpu_uuid",
+    "kind",
+    "site",
+    "file",
+    "line",
+    "function",
+    "live_bytes",
+    "at_peak_bytes",
+    "peak_bytes",
+    "total_bytes",
+    "allocations",
+    "frees",
+    "mean_lifetime_seconds",
+    "longest_lifetime_seconds",
+];
+
+/// The sites of all parts, in the order of `memwatch sites`.
+pub(crate) fn write(profile: &Profile) -> String {
+    let mut text = COLUMNS.join(",") + "\r\n";
+    for part in &profile.parts {
+        for site in &part.sites {
+            text.push_str(&row(part, site).join(","));
+            text.push_str("\r\n");
+        }
+    }
+    text
+}
+
+fn row(part: &Part, site: &SiteView) -> [String; COLUMNS.len()] {
+    let words = |words: &Option<String>| words.as_deref().map_or_else(String::new, quoted);
+    let seconds = |time_ns: Option<u64>| {
+        time_ns
+            .map_or_else(String::new, |time_ns| format!("{}.{:09}", time_ns / 1_000_000_000, time_ns % 1_000_000_000))
+    };
+    let sum = &site.sum;
+    [
+        part.tgid.to_string(),
+        quoted(&part.program),
+        quoted(&part.gpu),
+        words(&part.uuid),
+        quoted(&site.kind),
+        quoted(&places::site(site)),
+        words(&site.file),
+        site.line.map_or_else(String::new, |line| line.to_string()),
+        words(&site.function),
+        sum.live_bytes.to_string(),
+        sum.at_peak_bytes.to_string(),
+        sum.peak_bytes.to_string(),
+        sum.total_bytes.to_string(),
+        sum.allocations.to_string(),
+        sum.frees.to_string(),
+        seconds(sum.mean_lifetime_ns),
+        seconds(sum.longest_lifetime_ns),
+    ]
+}
+
+/// A text in quotes. One that a spreadsheet would take for a formula gets a `'` before it, as people type it there.
+fn quoted(text: &str) -> String {
+    let is_formula = text.starts_with(['=', '+', '-', '@']);
+    format!("\"{}{}\"", if is_formula { "'" } else { "" }, printable(text).replace('"', "\"\""))
+}

@@ -1,0 +1,46 @@
+//! Folded stacks: `outermost;…;innermost 1234`, one line for each, as flamegraph.pl and others read them.
+
+use std::collections::BTreeMap;
+
+use super::{Frame, Profile, Weight};
+
+/// One weight of all parts; where there are several, each has an outermost frame of its own. A `;` in a name becomes `:`.
+pub(crate) fn write(profile: &Profile, weight: Weight) -> String {
+    let several = profile.parts.len() > 1;
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    for part in &profile.parts {
+        let root = several.then(|| word(&part.name()));
+        for sample in &part.samples {
+            let frames = sample.frames.iter().map(label);
+            let stack = root.clone().into_iter().chain(frames).collect::<Vec<_>>().join(";");
+            let sum = lines.entry(without_number(stack)).or_default();
+            *sum = sum.saturating_add(weight.of(&sample.sum));
+        }
+    }
+    let mut text = String::new();
+    for (stack, sum) in lines.iter().filter(|(_, sum)| **sum > 0) {
+        text.extend([stack, " ", &sum.to_string(), "\n"]);
+    }
+    text
+}
+
+/// `forward (net.py:12)`.
+fn label(frame: &Frame) -> String {
+    match frame.place() {
+        place if place.is_empty() => word(&frame.name),
+        place => word(&format!("{} ({place})", frame.name)),
+    }
+}
+
+/// A text that is one frame.
+fn word(text: &str) -> String {
+    if text.is_empty() { "(no name)".to_owned() } else { text.replace(';', ":") }
+}
+
+/// A stack that does not end in a number: some readers take one before the weight for a second weight.
+fn without_number(stack: String) -> String {
+    match stack.rsplit_once(' ') {
+        Some((before, last)) if last.parse::<f64>().is_ok() => format!("{before}_{last}"),
+        _ => stack,
+    }
+}

@@ -1,0 +1,80 @@
+//! A flame graph as one page: with its own script and style, and nothing from a network.
+
+use std::collections::HashMap;
+use std::io;
+
+use serde::Serialize;
+
+use super::{EXPORTER, Frame, Part, Profile, Weight};
+use crate::printable::write_json;
+
+/// The page; its data stands in the place of [`HOLE`].
+const PAGE: &str = include_str!("flame.html");
+/// Stands once in the page.
+const HOLE: &str = "\"DATA\"";
+
+#[derive(Serialize)]
+struct Data<'a> {
+    exporter: &'static str,
+    weights: [WeightName; Weight::ALL.len()],
+    /// The weight to begin with.
+    weight: usize,
+    parts: Vec<PartData>,
+    frames: Vec<FrameData<'a>>,
+}
+
+#[derive(Serialize)]
+struct WeightName {
+    name: &'static str,
+    is_bytes: bool,
+}
+
+#[derive(Serialize)]
+struct PartData {
+    name: String,
+    unplaced_bytes: i64,
+    samples: Vec<SampleData>,
+}
+
+/// Frames, outermost first, and the weights.
+#[derive(Serialize)]
+struct SampleData(Vec<usize>, [u64; Weight::ALL.len()]);
+
+/// A name and a place.
+#[derive(Serialize)]
+struct FrameData<'a>(&'a str, String);
+
+/// All weights of all parts; the page begins with `weight`.
+///
+/// # Errors
+/// None but what the serializer answers.
+pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
+    let mut list: Vec<&Frame> = Vec::new();
+    let mut numbers: HashMap<&Frame, usize> = HashMap::new();
+    let mut number = |frame| {
+        *numbers.entry(frame).or_insert_with(|| {
+            list.push(frame);
+            list.len() - 1
+        })
+    };
+    let mut parts = Vec::new();
+    for part in &profile.parts {
+        let Part { samples, unplaced_bytes, .. } = part;
+        let samples = samples
+            .iter()
+            .map(|sample| SampleData(sample.frames.iter().map(&mut number).collect(), Weight::all_of(&sample.sum)));
+        parts.push(PartData { name: part.name(), unplaced_bytes: *unplaced_bytes, samples: samples.collect() });
+    }
+    let data = Data {
+        exporter: EXPORTER,
+        weights: Weight::ALL.map(|weight| WeightName { name: weight.name(), is_bytes: weight != Weight::Count }),
+        weight: Weight::ALL.iter().position(|one| *one == weight).unwrap_or(0),
+        parts,
+        frames: list.into_iter().map(|frame| FrameData(&frame.name, frame.place())).collect(),
+    };
+    let mut json = Vec::new();
+    write_json(&mut json, &data)?;
+    let json = String::from_utf8(json).map_err(io::Error::other)?;
+    // In JSON `<` stands only within texts; a page's script ends at the first `</script`.
+    Ok(PAGE.replacen(HOLE, &json.replace('<', "\\u003c"), 1).into_bytes())
+}

@@ -1,0 +1,75 @@
+//! The page: the picture, the numbers under the pointer, and what happened as a list; nothing is loaded from a network.
+
+use std::io;
+
+use memwatch_core::features::timeline::view::PointView;
+use serde::Serialize;
+
+use super::Plot;
+use super::svg::{self, escape};
+use crate::printable::write_json;
+
+/// The page, with holes.
+const PAGE: &str = include_str!("plot.html");
+/// So many rows of what happened are on the page: the last ones.
+const ROWS: usize = 500;
+
+#[derive(Serialize)]
+struct Data<'a> {
+    begun_ns: u64,
+    last_ns: u64,
+    width: f64,
+    left: f64,
+    right: f64,
+    panels: Vec<PanelData<'a>>,
+}
+
+#[derive(Serialize)]
+struct PanelData<'a> {
+    title: &'a str,
+    lines: Vec<LineData<'a>>,
+}
+
+/// What it is, and times since the beginning with what it was and the most before.
+#[derive(Serialize)]
+struct LineData<'a>(&'a str, Vec<[u64; 3]>);
+
+/// The whole page.
+///
+/// # Errors
+/// None but what the serializer answers.
+pub(crate) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
+    let point = |point: &PointView| [point.time_ns.saturating_sub(plot.begun_ns), point.bytes, point.most_bytes];
+    let panels = plot.panels.iter().map(|panel| PanelData {
+        title: &panel.title,
+        lines: panel
+            .lines
+            .iter()
+            .map(|line| LineData(line.measure.1, line.points.iter().map(point).collect()))
+            .collect(),
+    });
+    let data = Data {
+        begun_ns: 0,
+        last_ns: plot.last_ns - plot.begun_ns,
+        width: svg::WIDTH,
+        left: svg::LEFT,
+        right: svg::RIGHT,
+        panels: panels.collect(),
+    };
+    let mut json = Vec::new();
+    write_json(&mut json, &data)?;
+    let json = String::from_utf8(json).map_err(io::Error::other)?;
+    let skipped = plot.told.len().saturating_sub(ROWS);
+    let told: Vec<String> = plot.told.iter().skip(skipped).map(|row| format!("<li>{}</li>", escape(row))).collect();
+    let mut rows = told.join("\n");
+    if skipped > 0 {
+        rows.insert_str(0, &format!("<li>{skipped} more before these</li>"));
+    }
+    if rows.is_empty() {
+        rows.push_str("<li>nothing</li>");
+    }
+    // In JSON `<` stands only within texts; a page's script ends at the first `</script`.
+    let parts = [("\"DATA\"", json.replace('<', "\\u003c")), ("<!--ROWS-->", rows), ("<!--PICTURE-->", plot.svg())];
+    let page = parts.into_iter().fold(PAGE.to_owned(), |page, (hole, text)| page.replacen(hole, &text, 1));
+    Ok(page.into_bytes())
+}

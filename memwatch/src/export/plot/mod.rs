@@ -1,0 +1,241 @@
+//! Memory over time as a picture and as a page: a panel for each GPU, and for each process on one.
+
+mod html;
+mod svg;
+
+use std::cmp::Reverse;
+
+use memwatch_core::features::timeline::view::{EventView, PointView, TimelineView, TrackView};
+use memwatch_core::snapshot::{ProcessView, Snapshot};
+use memwatch_core::words::{GpuUuid, Tgid};
+
+use crate::render::format::{bytes, printable};
+use crate::render::places;
+use crate::render::sentences;
+use crate::render::wall_clock::WallClock;
+
+/// So many panels are drawn: those that held most.
+const PANELS: usize = 24;
+/// So many points of a line are drawn at most.
+const POINTS: usize = 800;
+
+/// A picture, and what is left out of it.
+pub(crate) struct Plot {
+    title: String,
+    begun_ns: u64,
+    last_ns: u64,
+    /// `2026-11-20T14:02:11Z` of its beginning.
+    begin: String,
+    panels: Vec<Panel>,
+    /// What stands below.
+    notes: Vec<String>,
+    /// `14:02:11  PID 1234: …`, for a page.
+    told: Vec<String>,
+}
+
+/// Numbers with one axis.
+struct Panel {
+    title: String,
+    total_bytes: Option<u64>,
+    lines: Vec<Line>,
+    marks: Vec<Mark>,
+}
+
+/// One number.
+struct Line {
+    measure: Measure,
+    points: Vec<PointView>,
+}
+
+/// Something that happened.
+struct Mark {
+    time_ns: u64,
+    kind: MarkKind,
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MarkKind {
+    Failure,
+    Large,
+    Life,
+}
+
+/// What a line is: its name in the timeline, on the picture, and in its style.
+type Measure = (&'static str, &'static str);
+
+/// In the order in which they are drawn.
+const MEASURES: [Measure; 5] = [
+    ("used", "used, by NVML"),
+    ("live", "live: granted by the driver"),
+    ("reserved", "reserved by PyTorch"),
+    ("allocated", "allocated by PyTorch"),
+    ("pinned", "pinned host memory"),
+];
+
+impl Plot {
+    /// What a timeline has, of a snapshot's GPUs.
+    pub(crate) fn new(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Self {
+        let mut groups: Vec<(Key, Vec<&TrackView>)> = Vec::new();
+        for track in &timeline.tracks {
+            let key = key_of(track);
+            match groups.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, tracks)) => tracks.push(track),
+                None => groups.push((key, vec![track])),
+            }
+        }
+        // GPUs first, in their order; then who held most.
+        let place = |uuid: Option<&GpuUuid>| snapshot.gpus.iter().position(|gpu| Some(&gpu.uuid) == uuid);
+        groups.sort_by_key(|((process, uuid), tracks)| match process {
+            None => (false, place(uuid.as_ref()), Reverse(0), uuid.clone()),
+            Some(_) => (true, None, Reverse(most(tracks)), None),
+        });
+        let more = groups.len().saturating_sub(PANELS);
+        groups.truncate(PANELS);
+        let panels = groups.iter().map(|(key, tracks)| panel(key, tracks, timeline, snapshot)).collect();
+        let mut notes = vec![
+            "A line is what it was at a look; the light band reaches up to the most between two looks.".to_owned(),
+        ];
+        if more > 0 {
+            notes.push(format!("{more} more, which held less, are not drawn."));
+        }
+        if !snapshot.complete {
+            notes.push("Records were lost: numbers may be wrong.".to_owned());
+        }
+        let (begun_ns, last_ns) = (timeline.begun_ns, timeline.last_ns.max(timeline.begun_ns + 1));
+        let told = |event: &EventView| format!("{}  {}", clock.time_of_day(event.time_ns), sentence(event, snapshot));
+        Self {
+            title: "GPU memory over time".to_owned(),
+            begun_ns,
+            last_ns,
+            begin: clock.rfc3339(begun_ns),
+            panels,
+            notes,
+            told: timeline.events.iter().map(told).collect(),
+        }
+    }
+
+    /// A picture that is light or dark as the reader's system is.
+    pub(crate) fn svg(&self) -> String {
+        svg::whole(self)
+    }
+
+    /// The same as a page by itself: with the numbers under the pointer, and what happened as a list.
+    ///
+    /// # Errors
+    /// None but what the serializer answers.
+    pub(crate) fn html(&self) -> std::io::Result<Vec<u8>> {
+        html::write(self)
+    }
+
+    /// Whether there is anything to draw.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.panels.is_empty()
+    }
+}
+
+/// A process's life, and a GPU.
+type Key = (Option<(Tgid, Option<u64>)>, Option<GpuUuid>);
+
+fn key_of(track: &TrackView) -> Key {
+    (track.tgid.map(|tgid| (tgid, track.observed_since_ns)), track.uuid.clone())
+}
+
+fn most(tracks: &[&TrackView]) -> u64 {
+    let points = tracks.iter().flat_map(|track| &track.points);
+    points.map(|point| point.most_bytes).max().unwrap_or(0)
+}
+
+fn panel(key: &Key, tracks: &[&TrackView], timeline: &TimelineView, snapshot: &Snapshot) -> Panel {
+    let (process, uuid) = key;
+    let gpu = snapshot.gpus.iter().find(|gpu| Some(&gpu.uuid) == uuid.as_ref());
+    let number = sentences::gpu_number(snapshot, uuid.as_ref());
+    let total_bytes = gpu.and_then(|gpu| gpu.total_bytes);
+    let title = match (process, uuid, gpu) {
+        (None, ..) => format!(
+            "GPU {number}  {}{}",
+            gpu.map(sentences::gpu_name).unwrap_or_default(),
+            total_bytes.map(|total| format!(", {} in all", bytes(total))).unwrap_or_default(),
+        ),
+        (Some((tgid, since_ns)), None, _) if tracks.iter().all(|track| track.measure == "pinned") => {
+            format!("PID {}  {}, host memory", tgid.0, name(tracks, *since_ns, snapshot))
+        }
+        (Some((tgid, since_ns)), ..) => {
+            format!("PID {}  {}, GPU {number}", tgid.0, name(tracks, *since_ns, snapshot))
+        }
+    };
+    let mut lines = Vec::new();
+    for measure in MEASURES {
+        let own = tracks.iter().filter(|track| track.measure == measure.0);
+        lines.extend(own.map(|track| Line { measure, points: thinned(&track.points) }));
+    }
+    let is_here = |event: &&EventView| match process {
+        Some((tgid, _)) => event.tgid == Some(*tgid) && (event.uuid.is_none() || event.uuid == *uuid),
+        None => event.kind == "failure" && (event.uuid.is_none() || event.uuid == *uuid),
+    };
+    let marks = timeline.events.iter().filter(is_here).filter_map(|event| {
+        let kind = match &*event.kind {
+            "failure" => MarkKind::Failure,
+            "large" => MarkKind::Large,
+            "start" | "exit" => MarkKind::Life,
+            _ => return None,
+        };
+        Some(Mark { time_ns: event.time_ns, kind, text: sentence(event, snapshot) })
+    });
+    Panel { title, total_bytes, lines, marks: marks.collect() }
+}
+
+fn name(tracks: &[&TrackView], since_ns: Option<u64>, snapshot: &Snapshot) -> String {
+    let is_of = |process: &&ProcessView| {
+        Some(process.observed_since_ns) == since_ns && tracks.iter().all(|track| track.tgid == Some(process.tgid))
+    };
+    if let Some(process) = snapshot.processes.iter().find(is_of) {
+        return sentences::short_command(process);
+    }
+    let track = tracks.first();
+    let name = track.map_or("", |track| if track.command.is_empty() { &track.comm } else { &track.command });
+    let name = printable(name).into_owned();
+    if name.chars().count() <= 80 { name } else { name.chars().take(79).chain(['…']).collect() }
+}
+
+/// Neighbours as one, with the most that either was.
+pub(crate) fn thinned(points: &[PointView]) -> Vec<PointView> {
+    thinned_to(points, POINTS)
+}
+
+/// The same to so many points at most.
+pub(crate) fn thinned_to(points: &[PointView], limit: usize) -> Vec<PointView> {
+    let together = points.len().div_ceil(limit.max(1)).max(1);
+    let joined = points.chunks(together).filter_map(|chunk| {
+        let most_bytes = chunk.iter().map(|point| point.most_bytes).max()?;
+        Some(PointView { most_bytes, ..*chunk.last()? })
+    });
+    joined.collect()
+}
+
+/// `PID 1234: 2.0 GiB not to be had, wanted by PyTorch at train.py:12 step`.
+pub(crate) fn sentence(event: &EventView, snapshot: &Snapshot) -> String {
+    let who = event.tgid.map_or_else(String::new, |tgid| format!("PID {}", tgid.0));
+    let on = event.uuid.as_ref().map(|uuid| format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))));
+    let amount = event.bytes.map(bytes).unwrap_or_default();
+    let by = event.symbol.as_ref().map_or_else(String::new, |symbol| format!(" by {symbol}"));
+    let whose = event.whose.as_ref().map_or_else(String::new, |whose| format!(": {}", places::whose(whose)));
+    let who_and_where = match (who.is_empty(), on) {
+        (true, Some(on)) => on,
+        (false, Some(on)) => format!("{who} on {on}"),
+        (_, None) => who.clone(),
+    };
+    match &*event.kind {
+        "start" => format!("{who} starts"),
+        "exit" => format!("{who} ends"),
+        "failure" => format!("{who_and_where}: {amount} could not be had{by}{whose}"),
+        "large" => format!("{who_and_where}: {amount} allocated{by}{whose}"),
+        _ => {
+            let level = event.level.as_deref().unwrap_or_default();
+            format!("{who_and_where}: most {level}, {amount}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! A heap profile as `go tool pprof` and Pyroscope read it: `profile.proto` of github.com/google/pprof, packed with gzip.
+//!
+//! The sample types and their order are those of Go's heap profiles (`profile/legacy_profile.go`), which viewers know by name.
+
+use std::collections::HashMap;
+use std::io::Write as _;
+
+use flate2::{Compression, GzBuilder};
+use memwatch_core::snapshot::SumView;
+use prost::Message as _;
+
+use super::{EXPORTER, ExportError, Frame, Part, Profile, Sample, Weight};
+use crate::render::format::signed_bytes;
+
+/// `perftools.profiles.Profile`, as far as it is used.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Proto {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) sample_type: Vec<ValueType>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) sample: Vec<ProtoSample>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) mapping: Vec<Mapping>,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) location: Vec<Location>,
+    #[prost(message, repeated, tag = "5")]
+    pub(crate) function: Vec<Function>,
+    #[prost(string, repeated, tag = "6")]
+    pub(crate) string_table: Vec<String>,
+    #[prost(int64, tag = "9")]
+    pub(crate) time_nanos: i64,
+    #[prost(int64, tag = "10")]
+    pub(crate) duration_nanos: i64,
+    #[prost(message, optional, tag = "11")]
+    pub(crate) period_type: Option<ValueType>,
+    #[prost(int64, tag = "12")]
+    pub(crate) period: i64,
+    #[prost(int64, repeated, tag = "13")]
+    pub(crate) comment: Vec<i64>,
+    #[prost(int64, tag = "14")]
+    pub(crate) default_sample_type: i64,
+}
+
+/// A type and its unit, as all texts by their place in the table.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct ValueType {
+    #[prost(int64, tag = "1")]
+    pub(crate) kind: i64,
+    #[prost(int64, tag = "2")]
+    pub(crate) unit: i64,
+}
+
+/// `perftools.profiles.Sample`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ProtoSample {
+    #[prost(uint64, repeated, tag = "1")]
+    pub(crate) location_id: Vec<u64>,
+    #[prost(int64, repeated, tag = "2")]
+    pub(crate) value: Vec<i64>,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) label: Vec<Label>,
+}
+
+/// A text about a sample.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Label {
+    #[prost(int64, tag = "1")]
+    pub(crate) key: i64,
+    #[prost(int64, tag = "2")]
+    pub(crate) text: i64,
+}
+
+/// What was executed: a process. It says that there is nothing left to be looked up in files.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Mapping {
+    #[prost(uint64, tag = "1")]
+    pub(crate) id: u64,
+    #[prost(int64, tag = "5")]
+    pub(crate) filename: i64,
+    #[prost(bool, tag = "7")]
+    pub(crate) has_functions: bool,
+    #[prost(bool, tag = "8")]
+    pub(crate) has_filenames: bool,
+    #[prost(bool, tag = "9")]
+    pub(crate) has_line_numbers: bool,
+}
+
+/// A line of a function in a process.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Location {
+    #[prost(uint64, tag = "1")]
+    pub(crate) id: u64,
+    #[prost(uint64, tag = "2")]
+    pub(crate) mapping_id: u64,
+    #[prost(message, repeated, tag = "4")]
+    pub(crate) line: Vec<Line>,
+}
+
+/// Which line of which function.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Line {
+    #[prost(uint64, tag = "1")]
+    pub(crate) function_id: u64,
+    #[prost(int64, tag = "2")]
+    pub(crate) line: i64,
+}
+
+/// A function.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Function {
+    #[prost(uint64, tag = "1")]
+    pub(crate) id: u64,
+    #[prost(int64, tag = "2")]
+    pub(crate) name: i64,
+    #[prost(int64, tag = "3")]
+    pub(crate) system_name: i64,
+    #[prost(int64, tag = "4")]
+    pub(crate) filename: i64,
+}
+
+/// All parts; labels tell them apart. A viewer begins with `weight`.
+///
+/// # Errors
+/// For the peak, which heap profiles do not have.
+pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, ExportError> {
+    let first = match weight {
+        Weight::InUse | Weight::Leak => "inuse_space",
+        Weight::Allocated => "alloc_space",
+        Weight::Count => "alloc_objects",
+        Weight::Peak => return Err(ExportError::NoPeak),
+    };
+    let proto = message(profile, first);
+    // No name and no time: the same profile gives the same bytes.
+    let mut packed = GzBuilder::new().write(Vec::new(), Compression::default());
+    packed.write_all(&proto.encode_to_vec())?;
+    Ok(packed.finish()?)
+}
+
+fn message(profile: &Profile, first: &'static str) -> Proto {
+    let mut tables = Tables::default();
+    tables.text("");
+    let heap =
+        [("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects", "count"), ("inuse_space", "bytes")];
+    let sample_type = heap.map(|(kind, unit)| tables.value_type(kind, unit)).to_vec();
+    let period_type = Some(tables.value_type("space", "bytes"));
+    let mut comment = vec![tables.text(EXPORTER)];
+    let mut sample = Vec::new();
+    for (number, part) in (1..).zip(&profile.parts) {
+        tables.process(number, part);
+        if part.unplaced_bytes != 0 {
+            let bytes = signed_bytes(part.unplaced_bytes);
+            comment.push(tables.text(&format!("{}: {bytes} in no sample: events were lost", part.name())));
+        }
+        sample.extend(part.samples.iter().map(|one| tables.sample(number, part, one)));
+    }
+    let default_sample_type = tables.text(first);
+    Proto {
+        sample_type,
+        sample,
+        mapping: tables.mapping,
+        location: tables.location,
+        function: tables.function,
+        string_table: tables.texts,
+        time_nanos: profile.unix_ns,
+        duration_nanos: signed(profile.duration_ns),
+        period_type,
+        period: 1,
+        comment,
+        default_sample_type,
+    }
+}
+
+/// What samples name by number: each thing once.
+#[derive(Default)]
+struct Tables {
+    texts: Vec<String>,
+    text_numbers: HashMap<String, i64>,
+    mapping: Vec<Mapping>,
+    location: Vec<Location>,
+    location_ids: HashMap<(u64, Frame), u64>,
+    function: Vec<Function>,
+    function_ids: HashMap<(i64, i64), u64>,
+}
+
+impl Tables {
+    fn text(&mut self, text: &str) -> i64 {
+        if let Some(number) = self.text_numbers.get(text) {
+            return *number;
+        }
+        let number = signed(self.texts.len() as u64);
+        self.texts.push(text.to_owned());
+        self.text_numbers.insert(text.to_owned(), number);
+        number
+    }
+
+    fn value_type(&mut self, kind: &str, unit: &str) -> ValueType {
+        ValueType { kind: self.text(kind), unit: self.text(unit) }
+    }
+
+    fn process(&mut self, id: u64, part: &Part) {
+        let filename = self.text(&part.program);
+        let all_known = Mapping { id, filename, has_functions: true, has_filenames: true, has_line_numbers: true };
+        self.mapping.push(all_known);
+    }
+
+    fn sample(&mut self, mapping_id: u64, part: &Part, sample: &Sample) -> ProtoSample {
+        let innermost_first = sample.frames.iter().rev();
+        let location_id = innermost_first.map(|frame| self.location(mapping_id, frame)).collect();
+        let tgid = part.tgid.to_string();
+        let mut label = vec![("gpu", part.gpu.as_str()), ("pid", &tgid), ("stage", &sample.stage)];
+        label.extend(part.uuid.as_deref().map(|uuid| ("gpu_uuid", uuid)));
+        let label = label.into_iter().map(|(key, text)| Label { key: self.text(key), text: self.text(text) }).collect();
+        ProtoSample { location_id, value: values(&sample.sum).to_vec(), label }
+    }
+
+    fn location(&mut self, mapping_id: u64, frame: &Frame) -> u64 {
+        let key = (mapping_id, frame.clone());
+        if let Some(id) = self.location_ids.get(&key) {
+            return *id;
+        }
+        let line = Line { function_id: self.function(frame), line: frame.line.map_or(0, i64::from) };
+        let id = self.location.len() as u64 + 1;
+        self.location.push(Location { id, mapping_id, line: vec![line] });
+        self.location_ids.insert(key, id);
+        id
+    }
+
+    fn function(&mut self, frame: &Frame) -> u64 {
+        let (name, filename) = (self.text(&frame.name), self.text(frame.file.as_deref().unwrap_or_default()));
+        let next = self.function.len() as u64 + 1;
+        let id = *self.function_ids.entry((name, filename)).or_insert(next);
+        if id == next {
+            self.function.push(Function { id, name, system_name: name, filename });
+        }
+        id
+    }
+}
+
+/// In the order of the sample types. How many blocks are older than the watch is not known: none of them is counted.
+fn values(sum: &SumView) -> [i64; 4] {
+    let live = sum.allocations.saturating_sub(sum.frees);
+    [sum.allocations, sum.total_bytes, live, sum.live_bytes].map(signed)
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,111 @@
+//! speedscope's own JSON (<https://www.speedscope.app/file-format-schema.json>): a profile for each weight of each part.
+
+use std::collections::HashMap;
+use std::io;
+
+use serde::Serialize;
+
+use super::{EXPORTER, Frame, Part, Profile, Weight};
+use crate::printable::write_json;
+
+#[derive(Serialize)]
+struct File<'a> {
+    #[serde(rename = "$schema")]
+    schema: &'static str,
+    exporter: &'static str,
+    name: String,
+    #[serde(rename = "activeProfileIndex")]
+    active: usize,
+    shared: Shared<'a>,
+    profiles: Vec<Sampled>,
+}
+
+#[derive(Serialize)]
+struct Shared<'a> {
+    frames: Vec<SharedFrame<'a>>,
+}
+
+#[derive(Serialize)]
+struct SharedFrame<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+}
+
+#[derive(Serialize)]
+struct Sampled {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    name: String,
+    unit: &'static str,
+    #[serde(rename = "startValue")]
+    start: u64,
+    #[serde(rename = "endValue")]
+    end: u64,
+    samples: Vec<Vec<usize>>,
+    weights: Vec<u64>,
+}
+
+/// All weights of all parts; the one to be seen first is of the first part.
+///
+/// # Errors
+/// None but what the serializer answers.
+pub(crate) fn write(profile: &Profile, weight: Weight) -> io::Result<Vec<u8>> {
+    let mut frames = Frames::default();
+    let mut profiles = Vec::new();
+    let mut active = 0;
+    for (number, part) in profile.parts.iter().enumerate() {
+        for one in Weight::ALL {
+            if number == 0 && one == weight {
+                active = profiles.len();
+            }
+            profiles.push(sampled(part, one, &mut frames));
+        }
+    }
+    let file = File {
+        schema: "https://www.speedscope.app/file-format-schema.json",
+        exporter: EXPORTER,
+        name: profile.parts.first().map_or_else(String::new, Part::name),
+        active,
+        shared: Shared { frames: frames.list },
+        profiles,
+    };
+    let mut bytes = Vec::new();
+    write_json(&mut bytes, &file)?;
+    Ok(bytes)
+}
+
+fn sampled<'a>(part: &'a Part, weight: Weight, frames: &mut Frames<'a>) -> Sampled {
+    let used = part.samples.iter().filter(|sample| weight.of(&sample.sum) > 0);
+    let (samples, weights): (Vec<Vec<usize>>, Vec<u64>) = used
+        .map(|sample| (sample.frames.iter().map(|frame| frames.index(frame)).collect(), weight.of(&sample.sum)))
+        .unzip();
+    Sampled {
+        kind: "sampled",
+        name: format!("{}, {}", weight.name(), part.name()),
+        unit: if weight == Weight::Count { "none" } else { "bytes" },
+        start: 0,
+        end: weights.iter().fold(0, |sum, weight| sum.saturating_add(*weight)),
+        samples,
+        weights,
+    }
+}
+
+/// Each frame once.
+#[derive(Default)]
+struct Frames<'a> {
+    list: Vec<SharedFrame<'a>>,
+    index: HashMap<&'a Frame, usize>,
+}
+
+impl<'a> Frames<'a> {
+    fn index(&mut self, frame: &'a Frame) -> usize {
+        *self.index.entry(frame).or_insert_with(|| {
+            let Frame { name, file, line } = frame;
+            self.list.push(SharedFrame { name, file: file.as_deref(), line: *line });
+            self.list.len() - 1
+        })
+    }
+}

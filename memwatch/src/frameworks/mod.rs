@@ -1,0 +1,4 @@
+//! Allocators above the driver: where their functions are, and the probes on them.
+
+pub(crate) mod probes;
+pub(crate) mod pytorch;

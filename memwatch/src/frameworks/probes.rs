@@ -1,0 +1,243 @@
+//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is told and tells of it.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use aya::Pod;
+use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
+use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
+use memwatch_common::native::CopyState;
+use memwatch_common::python::{PythonLayout, WalkState};
+use memwatch_common::tensor::ONLY_LISTED;
+
+use crate::frameworks::pytorch::TensorPoint;
+use crate::sources::clock;
+use crate::sources::kernel::attach::chain;
+use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, uprobe};
+
+/// What user space tells the kernel half, as its maps hold it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Layout(PythonLayout);
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Walks(WalkState);
+
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Copies(CopyState);
+
+/// A code object's address, and the process.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct OfProcess {
+    word: u64,
+    tgid: u64,
+}
+
+// SAFETY: integers without padding (memwatch-common asserts the sizes); every bit pattern is valid.
+unsafe impl Pod for Layout {}
+// SAFETY: as above.
+unsafe impl Pod for Walks {}
+// SAFETY: two words.
+unsafe impl Pod for Copies {}
+// SAFETY: two words.
+unsafe impl Pod for OfProcess {}
+
+/// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
+static SEES_ALL_THREADS: LazyLock<bool> =
+    LazyLock::new(|| is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter).unwrap_or(false));
+
+/// Probes of PyTorch's allocator in one process, until they are taken out.
+#[derive(Debug)]
+pub(crate) struct TensorProbes(Vec<(&'static str, UProbeLinkId)>);
+
+/// The programs of an entry and of a return.
+const fn programs(mechanism: Mechanism) -> (&'static str, &'static str) {
+    match mechanism {
+        Mechanism::UprobeMulti => ("mw_tensor_enter", "mw_tensor_return"),
+        Mechanism::Classic => ("mw_tensor_enter_classic", "mw_tensor_return_classic"),
+    }
+}
+
+/// Puts rows of one file into one process, all of its threads. The programs are loaded with the first.
+///
+/// # Errors
+/// A sentence that says why nothing is attached.
+pub(crate) fn attach(
+    kernel: &mut Kernel,
+    path: &Path,
+    tgid: NonZeroU32,
+    points: &[TensorPoint],
+) -> Result<TensorProbes, String> {
+    let one_process = kernel.mechanism == Mechanism::Classic || *SEES_ALL_THREADS;
+    attach_to(kernel, path, (tgid, one_process), points)
+}
+
+/// Where the kernel cannot put probes into one process, all that have the file get them, and only the events of those listed are sent.
+fn attach_to(
+    kernel: &mut Kernel,
+    path: &Path,
+    (tgid, one_process): (NonZeroU32, bool),
+    points: &[TensorPoint],
+) -> Result<TensorProbes, String> {
+    list(kernel, tgid.get()).map_err(|error| chain(&error))?;
+    let scope = if one_process { UProbeScope::OneProcess(tgid) } else { UProbeScope::AllProcesses };
+    let (entry, leave) = programs(kernel.mechanism);
+    let mut probes = TensorProbes(Vec::new());
+    for (program, is_return) in [(entry, false), (leave, true)] {
+        let points: Vec<&TensorPoint> = points.iter().filter(|point| point.is_return == is_return).collect();
+        if points.is_empty() {
+            continue;
+        }
+        match attach_program(kernel, program, (path, scope), &points) {
+            Ok(link) => probes.0.push((program, link)),
+            Err(error) => {
+                let _ = detach(kernel, probes);
+                return Err(error);
+            }
+        }
+    }
+    Ok(probes)
+}
+
+fn attach_program(
+    kernel: &mut Kernel,
+    program: &'static str,
+    (path, scope): (&Path, UProbeScope),
+    points: &[&TensorPoint],
+) -> Result<UProbeLinkId, String> {
+    let listed = if matches!(scope, UProbeScope::AllProcesses) { ONLY_LISTED } else { 0 };
+    let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
+    if loaded.fd().is_err() {
+        loaded.load().map_err(|error| format!("the kernel refused memwatch's program {program}: {}", chain(&error)))?;
+    }
+    let points = points.iter().map(|point| UProbeAttachPoint {
+        location: UProbeAttachLocation::AbsoluteOffset(point.file_offset),
+        cookie: Some(point.plan.cookie(point.row.id, point.is_return) | listed),
+    });
+    loaded.attach(points, path, scope).map_err(|error| chain(&error))
+}
+
+/// Takes the probes out.
+///
+/// # Errors
+/// A sentence that says why a probe may still be there.
+pub(crate) fn detach(kernel: &mut Kernel, probes: TensorProbes) -> Result<(), String> {
+    let detach = |(program, link)| {
+        let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
+        loaded.detach(link).map_err(|error| chain(&error))
+    };
+    // All of them, also after one that fails.
+    probes.0.into_iter().map(detach).fold(Ok(()), Result::and)
+}
+
+/// The kernel half forgets all it knows of the process at its exec or exit, which it looks at for processes that it knows.
+fn list(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+    for table in ["KNOWN", "TENSOR_TARGETS"] {
+        hash::<u32, u8>(kernel, table)?.insert(&tgid, &1, 0).map_err(in_table(table))?;
+    }
+    Ok(())
+}
+
+/// From now on stacks are walked in this process, with things lying where this says; the last word counts.
+///
+/// # Errors
+/// The table is full.
+pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) -> Result<(), LoadError> {
+    list(kernel, tgid)?;
+    let mut walks = hash::<u32, Walks>(kernel, "WALKS")?;
+    if walks.get(&tgid, 0).is_err() {
+        // Ids of an earlier process of this number must not come again.
+        let state = WalkState { epoch: clock::boottime_ns() | 1, ..WalkState::default() };
+        walks.insert(&tgid, &Walks(state), 0).map_err(in_table("WALKS"))?;
+    }
+    hash::<u32, Layout>(kernel, "PYTHON")?.insert(&tgid, &Layout(*layout), 0).map_err(in_table("PYTHON"))
+}
+
+/// From now on stacks are copied in this process, for their native frames; those of allocations of `large_bytes` and above whenever there is room.
+/// Where it has Python, its layout is set first.
+///
+/// # Errors
+/// The table is full.
+pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> Result<(), LoadError> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Ok(());
+    }
+    list(kernel, tgid)?;
+    array(kernel, "LARGE_BYTES")?.set(0, &large_bytes, 0).map_err(in_table("LARGE_BYTES"))?;
+    hash::<u32, Copies>(kernel, "COPIES")?.insert(&tgid, &Copies(CopyState::default()), 0).map_err(in_table("COPIES"))
+}
+
+/// What the kernel half keeps of the walks in a process: how many stacks were left out, among others. `None` where none are walked.
+#[cfg(test)]
+pub(crate) fn walk_state(kernel: &mut Kernel, tgid: u32) -> Option<WalkState> {
+    hash::<u32, Walks>(kernel, "WALKS").ok()?.get(&tgid, 0).ok().map(|walks| walks.0)
+}
+
+/// Sets how many frames may be walked in each process within [`memwatch_common::python::WINDOW_NS`]; until then it is
+/// [`memwatch_common::python::DEFAULT_WINDOW_FRAMES`].
+///
+/// # Errors
+/// The kernel half is not the one that belongs here.
+#[cfg(test)]
+pub(crate) fn set_window_frames(kernel: &mut Kernel, frames: NonZeroU32) -> Result<(), LoadError> {
+    array(kernel, "WINDOW_FRAMES")?.set(0, &u64::from(frames.get()), 0).map_err(in_table("WINDOW_FRAMES"))
+}
+
+/// Asks for the statistics of each allocator of a process, once: they come with the first event of each from now on, also of one that only comes
+/// into use later. Asked again, they come again.
+///
+/// # Errors
+/// The table is full.
+pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+    let request = clock::boottime_ns();
+    hash::<u32, u64>(kernel, "STATISTICS_WANTED")?.insert(&tgid, &request, 0).map_err(in_table("STATISTICS_WANTED"))?;
+    array(kernel, "STATISTICS_REQUEST")?.set(0, &request, 0).map_err(in_table("STATISTICS_REQUEST"))
+}
+
+/// The kernel half forgets a process: its probes are out, or it has ended.
+///
+/// # Errors
+/// The kernel half is not the one that belongs here.
+pub(crate) fn forget(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+    // Absent is as good as removed.
+    let _ = hash::<u32, u8>(kernel, "TENSOR_TARGETS")?.remove(&tgid);
+    let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
+    let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
+    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
+    let mut wanted = hash::<u32, u64>(kernel, "STATISTICS_WANTED")?;
+    let _ = wanted.remove(&tgid);
+    if wanted.keys().next().is_none() {
+        array(kernel, "STATISTICS_REQUEST")?.set(0, &0, 0).map_err(in_table("STATISTICS_REQUEST"))?;
+    }
+    let mut codes = hash::<OfProcess, u8>(kernel, "KNOWN_CODE")?;
+    let own: Vec<OfProcess> = codes.keys().flatten().filter(|code| code.tgid == u64::from(tgid)).collect();
+    for code in own {
+        let _ = codes.remove(&code);
+    }
+    Ok(())
+}
+
+fn hash<'a, K: Pod, V: Pod>(
+    kernel: &'a mut Kernel,
+    table: &'static str,
+) -> Result<HashMap<&'a mut MapData, K, V>, LoadError> {
+    let map = kernel.ebpf.map_mut(table).ok_or(LoadError::Missing(table))?;
+    HashMap::try_from(map).map_err(in_table(table))
+}
+
+fn array<'a>(kernel: &'a mut Kernel, table: &'static str) -> Result<Array<&'a mut MapData, u64>, LoadError> {
+    let map = kernel.ebpf.map_mut(table).ok_or(LoadError::Missing(table))?;
+    Array::try_from(map).map_err(in_table(table))
+}
+
+fn in_table(table: &'static str) -> impl Fn(MapError) -> LoadError {
+    move |cause| LoadError::Table { table, cause }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! A Python that runs what it is told, with PyTorch on the simulated GPU, and the kernel half on it.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use aya::maps::{Array, HashMap, MapData, RingBuf};
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{Item, Record};
+use memwatch_common::tensor::{TENSOR_PROBES, TorchLibrary};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::Sent;
+use crate::frameworks::probes::{
+    OfProcess, TensorProbes, attach, attach_to, detach, forget, set_layout, set_window_frames, walk_state,
+    want_statistics,
+};
+use crate::frameworks::pytorch::{TensorPoint, points};
+use crate::sources::kernel::load::{Kernel, LoadOptions};
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::python::PythonProcess;
+
+const PRELUDE: &str = r"
+import sys, json, ctypes, time, threading
+import torch
+held = []
+model = None
+def leaf(n): return torch.empty(n, dtype=torch.uint8, device='cuda')
+def middle(n): return leaf(n)
+def twice():
+    for _ in range(2):
+        held.append(middle(70000))
+        print('=1', flush=True)
+        sys.stdin.readline()
+def train(steps):
+    global model
+    if model is None:
+        layers = [torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)]
+        model = torch.nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        model(torch.empty(32, 64, device='cuda')).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+for line in sys.stdin:
+    out = None
+    exec(line, globals())
+    print('=' + json.dumps(out), flush=True)
+";
+
+/// The Python; it is killed when it is dropped.
+pub(crate) struct Job {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    _directory: TempDir,
+}
+
+impl Job {
+    /// `None`, with the reason on standard error, where it cannot run.
+    pub(crate) fn start(version: &str) -> Option<Self> {
+        // SAFETY: geteuid has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            return skip("uprobes need root");
+        }
+        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+        let environment = target.join(format!("torch/torch-{version}.0"));
+        let driver = target.join("gpusim/cmp/lib");
+        if !environment.join("runtime/.complete").exists() || !driver.exists() {
+            return skip(&format!("PyTorch {version} is not installed: cargo xtask test integration does that"));
+        }
+        let directory = TempDir::with_prefix("memwatch-test-").unwrap();
+        let libraries = std::env::join_paths([driver, environment.join("runtime")]).unwrap();
+        let mut command = Command::new(environment.join("venv/bin/python"));
+        command.args(["-u", "-c", PRELUDE]).env("LD_LIBRARY_PATH", libraries).env("PYTHONWARNINGS", "ignore");
+        command.env("GPUSIM_LEDGER", directory.path().join("ledger"));
+        match version {
+            "2.8" => command.env("GPUSIM_DRIVER_VERSION", "12080"),
+            _ => command.env("GPUSIM_DRIVER_VERSION", "13020").env("GPUSIM_CUDNN_VERSION", "92600"),
+        };
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Some(Self { child, input, output, _directory: directory })
+    }
+
+    pub(crate) fn tgid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Runs one line and returns what it has put into `out`.
+    pub(crate) fn ask(&mut self, line: &str) -> Value {
+        writeln!(self.input, "{line}").unwrap();
+        loop {
+            let mut answer = String::new();
+            assert_ne!(self.output.read_line(&mut answer).unwrap(), 0, "Python has ended");
+            if let Some(json) = answer.strip_prefix('=') {
+                return serde_json::from_str(json).unwrap();
+            }
+        }
+    }
+
+    pub(crate) fn number(&mut self, expression: &str) -> u64 {
+        self.ask(&format!("out = {expression}")).as_u64().unwrap()
+    }
+
+    /// Ends it.
+    pub(crate) fn end(&mut self) {
+        // Fails where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The file that is mapped under this name.
+    fn mapped(&self, name: &str) -> Option<PathBuf> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.tgid())).unwrap();
+        let path = maps.lines().filter_map(|line| line.split_ascii_whitespace().nth(5)).find(|path| {
+            let file = path.rsplit('/').next().unwrap_or_default();
+            file == name
+        })?;
+        Some(PathBuf::from(path))
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// All libraries that have rows in any process that trains.
+pub(crate) const LIBRARIES: [(TorchLibrary, &str); 3] = [
+    (TorchLibrary::C10, "libc10.so"),
+    (TorchLibrary::C10Cuda, "libc10_cuda.so"),
+    (TorchLibrary::TorchCpu, "libtorch_cpu.so"),
+];
+
+/// The kernel half on one job; all goes when this is dropped.
+pub(crate) struct Watched {
+    kernel: Kernel,
+    ring: RingBuf<MapData>,
+    probes: Vec<TensorProbes>,
+    code_goes: bool,
+}
+
+impl Watched {
+    /// Puts the rows of these libraries in.
+    pub(crate) fn attach(
+        job: &Job,
+        (classic_uprobes, ring_bytes): (bool, u32),
+        libraries: &[(TorchLibrary, &str)],
+    ) -> Self {
+        let options = LoadOptions { all_processes: true, ring_bytes, classic_uprobes, diagnostics: false };
+        let mut kernel = Kernel::load(options).unwrap();
+        let ring = RingBuf::try_from(kernel.ebpf.take_map("RECORDS").unwrap()).unwrap();
+        let version = running_kernel();
+        let tgid = NonZeroU32::new(job.tgid()).unwrap();
+        let mut probes = Vec::new();
+        for &(library, name) in libraries {
+            let path = job.mapped(name).expect("PyTorch has loaded its libraries");
+            let points = points(&File::open(&path).unwrap(), library, version).unwrap();
+            assert!(!points.is_empty());
+            probes.push(attach(&mut kernel, &path, tgid, &points).unwrap());
+        }
+        Self { kernel, ring, probes, code_goes: false }
+    }
+
+    pub(crate) fn want_statistics(&mut self, job: &Job) {
+        want_statistics(&mut self.kernel, job.tgid()).unwrap();
+    }
+
+    pub(crate) fn set_window_frames(&mut self, frames: u32) {
+        set_window_frames(&mut self.kernel, NonZeroU32::new(frames).unwrap()).unwrap();
+    }
+
+    pub(crate) fn left_out(&mut self, job: &Job) -> u64 {
+        walk_state(&mut self.kernel, job.tgid()).unwrap().left_out
+    }
+
+    /// Tells where things lie in its interpreter, and probes the end of code objects.
+    pub(crate) fn set_layout(&mut self, job: &Job, module_codes: &[u64]) {
+        let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
+        let mut layout = python.layout();
+        layout.module_codes[..module_codes.len()].copy_from_slice(module_codes);
+        set_layout(&mut self.kernel, job.tgid(), &layout).unwrap();
+        if self.code_goes {
+            return;
+        }
+        let place = python.code_dealloc().expect("it is known where code objects go");
+        let row = TENSOR_PROBES.iter().find(|row| row.plan.forgets).unwrap();
+        let point = TensorPoint::new(row, place.file_offset);
+        let tgid = NonZeroU32::new(job.tgid()).unwrap();
+        self.probes.push(attach(&mut self.kernel, &place.path(), tgid, &[point]).unwrap());
+        self.code_goes = true;
+    }
+
+    /// Tells where things lie in its interpreter, and no more.
+    pub(crate) fn set_layout_alone(&mut self, job: &Job) {
+        let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
+        set_layout(&mut self.kernel, job.tgid(), &python.layout()).unwrap();
+    }
+
+    /// Takes all probes out and puts the rows of one library into all processes.
+    pub(crate) fn attach_to_all(&mut self, job: &Job, (library, name): (TorchLibrary, &str)) {
+        self.detach(job);
+        let path = job.mapped(name).expect("PyTorch has loaded its libraries");
+        let points = points(&File::open(&path).unwrap(), library, running_kernel()).unwrap();
+        let tgid = NonZeroU32::new(job.tgid()).unwrap();
+        self.probes.push(attach_to(&mut self.kernel, &path, (tgid, false), &points).unwrap());
+    }
+
+    /// The kernel half forgets the job, whose probes stay.
+    pub(crate) fn forget(&mut self, job: &Job) {
+        forget(&mut self.kernel, job.tgid()).unwrap();
+    }
+
+    /// How many records of this kind were lost.
+    pub(crate) fn lost(&mut self, loss: Loss) -> u64 {
+        let map = self.kernel.ebpf.map_mut("LOST_TOTAL").unwrap();
+        let counts: Array<_, u64> = Array::try_from(map).unwrap();
+        counts.get(&(loss as u32), 0).unwrap()
+    }
+
+    /// Takes all probes out, and lets the kernel half forget the job.
+    pub(crate) fn detach(&mut self, job: &Job) {
+        for probes in self.probes.drain(..) {
+            detach(&mut self.kernel, probes).unwrap();
+        }
+        forget(&mut self.kernel, job.tgid()).unwrap();
+    }
+
+    /// How many entries the kernel half has on a process.
+    pub(crate) fn known(&mut self, tgid: u32) -> usize {
+        let map = self.kernel.ebpf.map_mut("KNOWN_CODE").unwrap();
+        let codes: HashMap<_, OfProcess, u8> = HashMap::try_from(map).unwrap();
+        let codes = codes.keys().filter(|code| code.as_ref().unwrap().tgid == u64::from(tgid)).count();
+        codes + usize::from(self.is_walked(tgid))
+    }
+
+    /// Whether stacks are walked in a process.
+    pub(crate) fn is_walked(&mut self, tgid: u32) -> bool {
+        walk_state(&mut self.kernel, tgid).is_some()
+    }
+
+    /// All that came since the last time.
+    pub(crate) fn drain(&mut self) -> Sent {
+        let mut sent = Sent::default();
+        while let Some(bytes) = self.ring.next() {
+            match Item::from_bytes(&bytes).unwrap() {
+                Item::Record(Record::Tensor(event)) => sent.events.push(event),
+                Item::Record(Record::Text(text)) => {
+                    sent.texts.push(String::from_utf8_lossy(text.text()).into_owned());
+                }
+                Item::Record(_) | Item::Native(_) => {}
+                Item::Stack(stack) => {
+                    let before = sent.stacks.insert(stack.record.id, stack.frames().collect());
+                    assert_eq!(before, None, "a stack is sent once");
+                }
+                Item::Statistics(statistics) => {
+                    sent.statistics.push((statistics.allocator, sent.events.len(), statistics.words().to_vec()));
+                }
+            }
+        }
+        sent
+    }
+}
+
+fn running_kernel() -> KernelVersion {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    KernelVersion::from_release(&release).unwrap()
+}
+
+fn skip<T>(reason: &str) -> Option<T> {
+    eprintln!("SKIPPED: {reason}");
+    None
+}

@@ -1,0 +1,13 @@
+//! PyTorch in a process: its libraries, the rows' functions in them, and the probes on those.
+
+mod counter;
+mod look;
+mod numbers;
+mod symbols;
+mod watch;
+
+pub(crate) use numbers::{Moment, RestingNumbers};
+pub(crate) use symbols::TensorPoint;
+#[cfg(test)]
+pub(crate) use symbols::points;
+pub(crate) use watch::{TensorLevel, TensorWish, TorchWatch};

@@ -1,0 +1,160 @@
+//! Where the rows' functions lie in PyTorch's libraries: local symbols among half a million.
+//!
+//! The string table of `libtorch_cpu.so` alone is 78 MB. It is searched in pieces for the beginnings of names, and the symbols that point to
+//! what was found are picked out of the symbol table; neither is ever in memory as a whole.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use memchr::memmem::Finder;
+use memwatch_common::tensor::{Point, TENSOR_PROBES, TensorPlan, TensorProbe, TorchLibrary};
+use object::ReadCache;
+
+use super::counter::counter;
+use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
+use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
+use crate::sources::pieces::in_pieces;
+
+/// Longest name that is told apart from others with the same beginning.
+const NAME_BYTES: usize = 1024;
+/// Parts of a function that the compiler has moved away from its entry carry its name and one of these.
+const NO_ENTRY: [&str; 3] = [".cold", ".part.", ".isra."];
+/// The longest code that is read for the choice of a site; most functions here are far longer than what matters, their first block.
+const CODE_BYTES: u64 = 64 << 10;
+
+/// Where a row is probed in one file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorPoint {
+    /// The row.
+    pub(crate) row: &'static TensorProbe,
+    /// Offset of the probed instruction from the start of the file.
+    pub(crate) file_offset: u64,
+    /// What to capture there.
+    pub(crate) plan: TensorPlan,
+    /// Whether that is when the function returns.
+    pub(crate) is_return: bool,
+}
+
+impl TensorPoint {
+    /// What the row says, at this offset.
+    pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
+        Self { row, file_offset, plan: row.plan, is_return: row.point != Point::Entry }
+    }
+
+    /// A row in a function with this code.
+    fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u8], site: &Site) -> Self {
+        if row.point == Point::Count
+            && let Some(count) = counter(code)
+        {
+            let file_offset = location.file_offset + count.offset_in_function;
+            return Self { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable), is_return: false };
+        }
+        Self::new(row, location.file_offset + site.offset_in_function)
+    }
+}
+
+/// Finds the rows of a library in its file. Rows that it has no function for are left out.
+///
+/// # Errors
+/// The file cannot be read or understood.
+pub(crate) fn points(
+    file: &File,
+    library: TorchLibrary,
+    kernel: KernelVersion,
+) -> Result<Vec<TensorPoint>, ResolveError> {
+    let rows: Vec<&TensorProbe> =
+        TENSOR_PROBES.iter().filter(|row| row.library == library && !row.symbol.is_empty()).collect();
+    let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
+    let cache = ReadCache::new(clone);
+    let layout = Layout::parse(&cache)?;
+    let mut found: BTreeMap<u16, FunctionLocation> = BTreeMap::new();
+    // What is exported is in the small table; the large one is searched only for the rest.
+    for table in layout.tables() {
+        let missing: Vec<&TensorProbe> = rows.iter().copied().filter(|row| !found.contains_key(&row.id)).collect();
+        if !missing.is_empty() {
+            search(file, &layout, table, &missing, &mut found)
+                .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
+        }
+    }
+    let place = |row: &&'static TensorProbe| {
+        let location = found.get(&row.id)?;
+        let mut code = vec![0; usize::try_from(location.size_bytes.min(CODE_BYTES)).ok()?];
+        let read = location.size_bytes <= CODE_BYTES && file.read_exact_at(&mut code, location.file_offset).is_ok();
+        let code = if read { &code[..] } else { &[] };
+        let select = if row.meaning.has_arguments() { select } else { select_without_arguments };
+        let site = select(code, location.address, layout.machine(), kernel);
+        Some(TensorPoint::of_function(row, location, code, &site))
+    };
+    Ok(rows.iter().filter_map(place).collect())
+}
+
+/// Adds what a table has of these rows.
+fn search(
+    file: &File,
+    layout: &Layout<'_>,
+    table: Table,
+    rows: &[&'static TensorProbe],
+    found: &mut BTreeMap<u16, FunctionLocation>,
+) -> io::Result<()> {
+    let names = names(file, table, rows)?;
+    if names.is_empty() {
+        return Ok(());
+    }
+    in_pieces(file, table.symbols, |_, piece| {
+        for symbol in piece.as_chunks::<SYMBOL_BYTES>().0 {
+            let name = u32::from_le_bytes([symbol[0], symbol[1], symbol[2], symbol[3]]);
+            if let Some(row) = names.get(&u64::from(name))
+                && let Some(location) = layout.function(symbol)
+            {
+                found.entry(*row).or_insert(location);
+            }
+        }
+        // Symbols are 24 bytes: what is left of a piece goes with the next.
+        piece.len() % SYMBOL_BYTES
+    })
+}
+
+/// The offsets, in the string table, of the names that begin like a row's symbol and are a function's entry, with the row.
+fn names(file: &File, table: Table, rows: &[&'static TensorProbe]) -> io::Result<BTreeMap<u64, u16>> {
+    let finders: Vec<(u16, Finder<'_>)> = rows.iter().map(|row| (row.id, Finder::new(row.symbol))).collect();
+    let mut names = BTreeMap::new();
+    in_pieces(file, table.strings, |offset, piece| {
+        for (row, finder) in &finders {
+            for start in finder.find_iter(piece) {
+                let name = &piece[start..piece.len().min(start + NAME_BYTES)];
+                let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+                // A name that is cut at the end of a piece is judged again, whole, in the next.
+                let place = offset + start as u64;
+                if is_entry(name, finder.needle()) {
+                    names.insert(place, *row)
+                } else {
+                    names.remove(&place)
+                };
+            }
+        }
+        NAME_BYTES
+    })?;
+    Ok(names)
+}
+
+/// A row's symbol is the beginning of a mangled name, which goes on with its arguments' types, or a whole name of C.
+fn is_entry(name: &[u8], beginning: &[u8]) -> bool {
+    let Ok(name) = std::str::from_utf8(name) else { return false };
+    let is_mangled = beginning.starts_with(b"_Z");
+    (is_mangled || name.len() == beginning.len()) && !NO_ENTRY.iter().any(|part| name.contains(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_entry;
+
+    #[test]
+    fn a_name_is_the_functions_own_and_not_that_of_a_part_of_it() {
+        assert!(is_entry(b"_ZN3c106mallocEmP1S", b"_ZN3c106mallocE"));
+        assert!(!is_entry(b"_ZN3c106mallocEmP1S.cold", b"_ZN3c106mallocE"));
+        assert!(is_entry(b"nvtxRangePop", b"nvtxRangePop"));
+        assert!(!is_entry(b"nvtxRangePop_impl_init_v3", b"nvtxRangePop"), "a name of C is whole");
+    }
+}

@@ -1,0 +1,268 @@
+//! Finds PyTorch in the processes that are watched for tensors, and puts the rows' probes into each of its libraries once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
+
+use super::look::{FoundLibrary, LIBRARY_COUNT, Looker, Said};
+use super::symbols::TensorPoint;
+use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::probes::TensorProbes;
+use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::LibraryFile;
+
+/// How long a process without PyTorch is looked at often, and how often then and later: one look is a reading of its mappings.
+const EAGER: Duration = Duration::from_secs(60);
+const EAGER_EVERY: Duration = Duration::from_millis(20);
+const PATIENT_EVERY: Duration = Duration::from_millis(500);
+/// How long the libraries that come after the first are waited for.
+const COMPLETE: Duration = Duration::from_secs(5);
+
+/// The libraries of the allocator itself.
+const ALLOCATORS: [TorchLibrary; 2] = [TorchLibrary::C10, TorchLibrary::C10Cuda];
+
+/// What is watched of PyTorch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TensorLevel {
+    /// Nothing.
+    #[default]
+    Off,
+    /// What its allocators do.
+    Blocks,
+    /// And from which lines of Python.
+    Sites,
+    /// And in which stage of training and layer.
+    Layers,
+}
+
+/// What is watched of it, and how much of its allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TensorWish {
+    /// What.
+    pub(crate) level: TensorLevel,
+    /// Only what the allocator reports of each tensor: one probe for each that comes or goes instead of three. What was requested, streams, and
+    /// segments are not seen then.
+    pub(crate) reports_only: bool,
+}
+
+impl TensorWish {
+    fn wants(self, row: &TensorProbe) -> bool {
+        self.level.wants(row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
+    }
+}
+
+impl TensorLevel {
+    fn wants(self, purpose: Purpose) -> bool {
+        match purpose {
+            Purpose::Allocator | Purpose::AllocatorUntilTrace => self >= Self::Blocks,
+            Purpose::Python => self >= Self::Sites,
+            Purpose::Stages | Purpose::Layers => self >= Self::Layers,
+            // Put in where the others show that it is needed.
+            Purpose::AllocatorWithoutTrace => false,
+        }
+    }
+}
+
+/// The processes that are watched for tensors.
+pub(crate) struct TorchWatch {
+    /// None where nothing is watched.
+    looker: Option<Looker>,
+    wish: TensorWish,
+    processes: BTreeMap<u32, Watched>,
+}
+
+struct Watched {
+    since: Instant,
+    /// When it was last looked at; and whether the answer is still to come.
+    looked: Option<Instant>,
+    waiting: bool,
+    /// When the first library was found.
+    found: Option<Instant>,
+    libraries: BTreeMap<TorchLibrary, Library>,
+    /// The rows that are in place.
+    attached: Vec<u16>,
+}
+
+struct Library {
+    /// The rows that its file has, of those that are put in on demand.
+    on_demand: Vec<TensorPoint>,
+    /// Those that are in place until the trace is seen, with their probes.
+    until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
+    file: LibraryFile,
+    probes: Vec<TensorProbes>,
+}
+
+impl TorchWatch {
+    /// Watches nobody yet.
+    ///
+    /// # Errors
+    /// The system has no thread to give.
+    pub(crate) fn new(version: KernelVersion, wish: TensorWish) -> std::io::Result<Self> {
+        let looker = (wish.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
+        Ok(Self { looker, wish, processes: BTreeMap::new() })
+    }
+
+    /// How much is watched.
+    pub(crate) fn level(&self) -> TensorLevel {
+        self.wish.level
+    }
+
+    /// Looks for PyTorch in these processes, and forgets all others. Returns those whose allocators' probes have just been put in, with the rows that
+    /// their libraries lack.
+    pub(crate) fn update(&mut self, kernel: &mut Kernel, wanted: &BTreeSet<u32>) -> Vec<(u32, Vec<u16>)> {
+        let Some(looker) = &self.looker else { return Vec::new() };
+        for (tgid, watched) in self.processes.extract_if(.., |tgid, _| !wanted.contains(tgid)) {
+            watched.take_out(kernel, tgid);
+        }
+        for &tgid in wanted {
+            let watched = self.processes.entry(tgid).or_insert_with(Watched::new);
+            if watched.is_due() {
+                watched.looked = Some(Instant::now());
+                watched.waiting = true;
+                looker.order(tgid);
+            }
+        }
+        let mut new = Vec::new();
+        let said: Vec<Said> = looker.hear().collect();
+        for said in said {
+            match said {
+                Said::Done(tgid) => {
+                    if let Some(watched) = self.processes.get_mut(&tgid) {
+                        watched.waiting = false;
+                    }
+                }
+                Said::Found(found) => new.extend(self.take_in(kernel, *found)),
+            }
+        }
+        new
+    }
+
+    /// Whether all libraries that this process will have are probed, as far as can be told.
+    pub(crate) fn is_settled(&self, tgid: u32) -> bool {
+        self.processes.get(&tgid).is_some_and(|watched| match watched.found {
+            Some(found) => watched.libraries.len() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
+            None => false,
+        })
+    }
+
+    /// Puts in the rows for allocators that keep no trace of their own.
+    pub(crate) fn do_without_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        for library in watched.libraries.values_mut() {
+            let points = std::mem::take(&mut library.on_demand);
+            library.probes.extend(attach(kernel, tgid, &library.file, &points));
+        }
+    }
+
+    /// Takes out the rows that say nothing that the allocators' own trace does not: every grant has one probe less. Should the trace end, as before
+    /// PyTorch 2.4 it may, they are put in again.
+    pub(crate) fn trust_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        for library in watched.libraries.values_mut() {
+            if let Some((points, probes)) = library.until_trace.take() {
+                take_out(kernel, tgid, probes);
+                library.on_demand.extend(points);
+            }
+        }
+    }
+
+    /// The image of a process was replaced: its libraries are gone, and their probes with them.
+    pub(crate) fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
+        if let Some(watched) = self.processes.remove(&tgid) {
+            watched.take_out(kernel, tgid);
+        }
+    }
+
+    /// Probes a library unless it has its probes; the process, once its allocator has all of its.
+    fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
+        let FoundLibrary { tgid, library, file, points } = found;
+        let wish = self.wish;
+        // It may have ended meanwhile.
+        let watched = self.processes.get_mut(&tgid)?;
+        if watched.libraries.contains_key(&library) {
+            return None;
+        }
+        let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) = match points {
+            Ok(points) => points.into_iter().partition(|point| wish.wants(point.row)),
+            Err(error) => {
+                log::warn!("process {tgid}: {}: no tensors are seen in it: {error}", file.display);
+                (Vec::new(), Vec::new())
+            }
+        };
+        let is_on_demand =
+            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !wish.reports_only;
+        let on_demand = others.into_iter().filter(is_on_demand).collect();
+        watched.attached.extend(wanted.iter().map(|point| point.row.id));
+        let (until_trace, always): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
+        let probes = attach(kernel, tgid, &file, &always).into_iter().collect();
+        let until_trace = attach(kernel, tgid, &file, &until_trace).map(|probes| (until_trace, probes));
+        watched.libraries.insert(library, Library { on_demand, until_trace, file, probes });
+        watched.found.get_or_insert_with(Instant::now);
+        let is_complete =
+            ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
+        is_complete.then(|| (tgid, watched.missing()))
+    }
+}
+
+fn attach(kernel: &mut Kernel, tgid: u32, file: &LibraryFile, points: &[TensorPoint]) -> Option<TensorProbes> {
+    let scope = NonZeroU32::new(tgid).filter(|_| !points.is_empty())?;
+    match tensor_probes::attach(kernel, &file.path(), scope, points) {
+        Ok(probes) => {
+            log::info!("process {tgid}: {}: {} rows are probed for tensors", file.display, points.len());
+            Some(probes)
+        }
+        Err(error) => {
+            log::warn!("process {tgid}: {}: tensors are not seen: {error}", file.display);
+            None
+        }
+    }
+}
+
+fn take_out(kernel: &mut Kernel, tgid: u32, probes: TensorProbes) {
+    if let Err(error) = tensor_probes::detach(kernel, probes) {
+        log::warn!("process {tgid} keeps probes that it does not need: {error}");
+    }
+}
+
+impl Watched {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            looked: None,
+            waiting: false,
+            found: None,
+            libraries: BTreeMap::new(),
+            attached: Vec::new(),
+        }
+    }
+
+    /// The rows on allocators that no library has.
+    fn missing(&self) -> Vec<u16> {
+        let rows =
+            TENSOR_PROBES.iter().filter(|row| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace));
+        rows.map(|row| row.id).filter(|id| !self.attached.contains(id)).collect()
+    }
+
+    fn is_due(&self) -> bool {
+        if self.waiting || self.libraries.len() == LIBRARY_COUNT {
+            return false;
+        }
+        let every = match self.found {
+            Some(found) if found.elapsed() < COMPLETE => EAGER_EVERY,
+            None if self.since.elapsed() < EAGER => EAGER_EVERY,
+            _ => PATIENT_EVERY,
+        };
+        self.looked.is_none_or(|looked| looked.elapsed() >= every)
+    }
+
+    fn take_out(self, kernel: &mut Kernel, tgid: u32) {
+        for library in self.libraries.into_values() {
+            let until_trace = library.until_trace.map(|(_, probes)| probes);
+            library.probes.into_iter().chain(until_trace).for_each(|probes| take_out(kernel, tgid, probes));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The command line: says what was typed, does nothing.
+
+pub(crate) mod choice;
+pub(crate) mod looks;
+pub(crate) mod moment;
+pub(crate) mod recording;
+pub(crate) mod tensors;
+pub(crate) mod values;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use memwatch_core::words::Tgid;
+
+use crate::sources::containers::RuntimeSockets;
+
+pub(crate) use self::choice::{Choice, Rows};
+pub(crate) use self::looks::Looks;
+pub(crate) use self::moment::{Moment, Past, Window};
+pub(crate) use self::recording::{Subject, TapeArgs};
+pub(crate) use self::tensors::Tensors;
+
+/// Where the agent of this machine listens, unless told otherwise.
+pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
+
+/// Whom to show.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "What to watch")]
+pub(crate) struct Targets {
+    /// Watch only these processes (default: all); may be repeated
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
+    pub(crate) tgids: Vec<Tgid>,
+    /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
+    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
+    pub(crate) gpus: Vec<String>,
+    #[command(flatten)]
+    pub(crate) choice: Choice,
+}
+
+/// How often and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Time")]
+pub(crate) struct Pace {
+    /// Time between two refreshes: 500ms, 2s, 1m; a bare number is seconds; at least 100ms
+    #[arg(short, long, value_name = "TIME", default_value = "1s")]
+    #[arg(value_parser = values::interval, allow_negative_numbers = true)]
+    pub(crate) interval: Duration,
+    /// Stop watching after this time (default: at Ctrl-C, or when the watched processes have ended)
+    #[arg(short, long, value_name = "TIME", value_parser = values::duration, allow_negative_numbers = true)]
+    pub(crate) duration: Option<Duration>,
+}
+
+/// What every command takes.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Output and libraries")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+pub(crate) struct Common {
+    /// Write JSON: one object per report
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to use colours: auto, always or never; auto obeys NO_COLOR and CLICOLOR_FORCE
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
+    pub(crate) color: ColorWhen,
+    /// Draw with ASCII characters only
+    #[arg(long, global = true)]
+    pub(crate) ascii: bool,
+    /// Probe this libcuda file, too; may be repeated
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) libcuda: Vec<PathBuf>,
+    /// Load NVML from this file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) nvml_lib: Option<PathBuf>,
+    /// Ask the agent that listens here, even if an option asks for an own watch (default: /run/memwatch/memwatch.sock, if one does)
+    #[arg(long, global = true, value_name = "PATH", env = "MEMWATCH_AGENT")]
+    pub(crate) agent: Option<PathBuf>,
+    /// Watch by oneself, even where an agent runs
+    #[arg(long, global = true)]
+    pub(crate) no_agent: bool,
+    #[command(flatten)]
+    pub(crate) sockets: Sockets,
+    /// Log more, on stderr; may be repeated
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Size of the ring buffer between kernel and memwatch: a power of two
+    #[arg(long, global = true, hide = true, value_name = "SIZE", value_parser = values::ring_bytes)]
+    pub(crate) ring_bytes: Option<u32>,
+    /// Attach one uprobe per function, as kernels without uprobe_multi need it
+    #[arg(long, global = true, hide = true)]
+    pub(crate) classic_uprobes: bool,
+    /// Look for new driver libraries now and then, as kernels that do not report mappings need it
+    #[arg(long, global = true, hide = true)]
+    pub(crate) poll_libraries: bool,
+}
+
+/// Where names of containers and pods come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Names of containers")]
+pub(crate) struct Sockets {
+    /// Ask this Docker or Podman for names (default: the usual sockets of both, users' own among them); may be repeated
+    #[arg(long = "docker-socket", global = true, value_name = "FILE")]
+    docker: Vec<PathBuf>,
+    /// Ask this Kubernetes runtime for names (default: the usual sockets of containerd, CRI-O and others); may be repeated
+    #[arg(long = "cri-socket", global = true, value_name = "FILE")]
+    cri: Vec<PathBuf>,
+    /// Ask this kubelet what it has promised to pods (default: /var/lib/kubelet/pod-resources/kubelet.sock)
+    #[arg(long = "kubelet-socket", global = true, value_name = "FILE")]
+    kubelet: Option<PathBuf>,
+}
+
+impl Sockets {
+    /// As the session wants them.
+    pub(crate) fn places(&self) -> RuntimeSockets {
+        RuntimeSockets { docker: self.docker.clone(), cri: self.cri.clone(), kubelet: self.kubelet.clone() }
+    }
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorWhen {
+    /// On a terminal
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+impl ColorWhen {
+    /// Whether to use colours on an output; `variable` reads an environment variable.
+    ///
+    /// A flag wins over the environment; there, `NO_COLOR` wins over `CLICOLOR_FORCE`, and empty values count as unset.
+    pub(crate) fn decide(self, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+        let set = |name| variable(name).is_some_and(|value| !value.is_empty());
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto if set("NO_COLOR") => false,
+            Self::Auto if variable("CLICOLOR_FORCE").is_some_and(|value| !matches!(value.as_str(), "" | "0")) => true,
+            Self::Auto => is_terminal && variable("TERM").as_deref() != Some("dumb"),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Whose processes are meant, where that is not said by number.
+
+use clap::ValueEnum;
+use memwatch_core::snapshot::groups::By;
+
+/// Whom to show: words of one kind are alternatives, kinds add up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "Whom to show")]
+pub(crate) struct Choice {
+    /// Processes of this container, by name or id (or its beginning); of a pod, by the container's name in it
+    #[arg(long = "container", value_name = "NAME", value_delimiter = ',')]
+    pub(crate) containers: Vec<String>,
+    /// Processes of this pod: NAME, NAMESPACE/NAME, or its uid
+    #[arg(long = "pod", value_name = "POD", value_delimiter = ',')]
+    pub(crate) pods: Vec<String>,
+    /// Processes of this Slurm job, or of a step of it: 4242, 4242.0
+    #[arg(long = "slurm-job", value_name = "JOB", value_delimiter = ',')]
+    pub(crate) slurm_jobs: Vec<String>,
+    /// Processes of this user, by name or number
+    #[arg(short, long = "user", value_name = "USER", value_delimiter = ',')]
+    pub(crate) users: Vec<String>,
+    /// Processes in this control group or below it
+    #[arg(long = "cgroup", value_name = "PATH")]
+    pub(crate) cgroups: Vec<String>,
+    /// Processes of this name, program or script, such as train.py; * stands for any text
+    #[arg(long = "name", value_name = "NAME", value_delimiter = ',')]
+    pub(crate) names: Vec<String>,
+    /// Leave out children of what is named by --pid or --name
+    #[arg(long)]
+    pub(crate) no_children: bool,
+}
+
+impl Choice {
+    /// Every kind, as it is called, with its words.
+    pub(crate) fn kinds(&self) -> [(&'static str, &[String]); 6] {
+        [
+            ("container", &self.containers),
+            ("pod", &self.pods),
+            ("Slurm job", &self.slurm_jobs),
+            ("user", &self.users),
+            ("control group", &self.cgroups),
+            ("name", &self.names),
+        ]
+    }
+
+    /// Whether there is not a word of any kind.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kinds().iter().all(|(_, words)| words.is_empty())
+    }
+}
+
+/// What a row of `ps` is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Rows {
+    /// A process on a GPU
+    #[default]
+    Process,
+    /// A container, of a pod or not
+    Container,
+    /// A Kubernetes pod
+    Pod,
+    /// A Slurm job
+    Job,
+    /// A user
+    User,
+    /// A GPU
+    Gpu,
+}
+
+impl Rows {
+    /// The sums that are asked for; `None` for processes, which are not summed.
+    pub(crate) const fn by(self) -> Option<By> {
+        match self {
+            Self::Process => None,
+            Self::Container => Some(By::Container),
+            Self::Pod => Some(By::Pod),
+            Self::Job => Some(By::Job),
+            Self::User => Some(By::User),
+            Self::Gpu => Some(By::Gpu),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Recordings and the agent's history: which is looked at, and how much of it. Times in them, as people type them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use jiff::civil::{DateTime, Time};
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
+
+use super::values;
+
+/// Options of which any says that nothing is to be watched now.
+pub(crate) const PAST: [&str; 3] = ["recording", "since", "until"];
+
+/// What is looked at instead of a watch, if anything is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Past {
+    /// Look at this recording, instead of watching; without --pid at every process in it
+    #[arg(long = "in", value_name = "FILE")]
+    pub(crate) recording: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) window: Window,
+}
+
+/// How much of a recording is looked at; of the agent's history, where no recording is named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Window {
+    /// Look at the time from then on: 14:05:30, 2026-11-22T14:05, or 10m for so long before the end of the recording; without --in at the
+    /// history of the agent, and before now
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) since: Option<Moment>,
+    /// Say what stood at this time, as of --since; without --in by the history of the agent
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) until: Option<Moment>,
+}
+
+impl Window {
+    /// Whether it is all there is.
+    pub(crate) const fn is_whole(self) -> bool {
+        self.since.is_none() && self.until.is_none()
+    }
+}
+
+/// A time in a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// So long before its end; of a history that is being written, before now.
+    BeforeEnd(Duration),
+    /// The last such time of day in it, where the reader is.
+    TimeOfDay(Time),
+    /// A date and a time, where the reader is.
+    Date(DateTime),
+    /// The same, wherever.
+    At(Timestamp),
+}
+
+/// # Errors
+/// When it is no time.
+pub(crate) fn moment(text: &str) -> Result<Moment, String> {
+    if let Ok(timestamp) = text.parse() {
+        return Ok(Moment::At(timestamp));
+    }
+    if !text.contains(':') {
+        let before = values::duration(text).ok().ok_or_else(sentence)?;
+        return Ok(Moment::BeforeEnd(before));
+    }
+    let found = if text.contains('-') { text.parse().map(Moment::Date) } else { text.parse().map(Moment::TimeOfDay) };
+    found.ok().ok_or_else(sentence)
+}
+
+fn sentence() -> String {
+    "a time is 14:05, 14:05:30, 2026-11-22T14:05, 2026-11-22T14:05:30Z, or 10m for so long before the end".to_owned()
+}
+
+impl Moment {
+    /// When it is, in nanoseconds since 1970, where the end, or now, is at this time.
+    pub(crate) fn unix_ns(self, end_unix_ns: i128) -> i128 {
+        self.in_zone(end_unix_ns, &TimeZone::system())
+    }
+
+    fn in_zone(self, end_unix_ns: i128, zone: &TimeZone) -> i128 {
+        let at = |zoned: Result<Zoned, jiff::Error>| zoned.ok().map(|zoned| zoned.timestamp().as_nanosecond());
+        let found = match self {
+            Self::BeforeEnd(before) => i128::try_from(before.as_nanos()).ok().map(|before| end_unix_ns - before),
+            Self::At(timestamp) => Some(timestamp.as_nanosecond()),
+            Self::Date(date) => at(zone.to_zoned(date)),
+            Self::TimeOfDay(time) => Timestamp::from_nanosecond(end_unix_ns).ok().and_then(|end| {
+                let end = end.to_zoned(zone.clone());
+                let today = at(zone.to_zoned(end.date().to_datetime(time)))?;
+                let yesterday = || at(zone.to_zoned(end.date().yesterday().ok()?.to_datetime(time)));
+                if today <= end_unix_ns { Some(today) } else { yesterday() }
+            }),
+        };
+        found.unwrap_or(end_unix_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_before_the_end_of_the_day_or_of_a_date() {
+        // 2026-11-21T01:17:43Z.
+        let end = 1_795_223_863_000_000_000_i128;
+        let at = |text: &str| {
+            let moment = moment(text).expect("it is a time");
+            let timestamp =
+                Timestamp::from_nanosecond(moment.in_zone(end, &TimeZone::UTC)).expect("it is in the calendar");
+            timestamp.to_string()
+        };
+        assert_eq!(at("10m"), "2026-11-21T01:07:43Z");
+        assert_eq!(at("01:15"), "2026-11-21T01:15:00Z");
+        assert_eq!(at("23:15:30"), "2026-11-20T23:15:30Z", "not of a time that is yet to come");
+        assert_eq!(at("2026-11-19T12:00"), "2026-11-19T12:00:00Z");
+        assert_eq!(at("2026-11-19T12:00:00+01:00"), "2026-11-19T11:00:00Z");
+        for text in ["", "soon", "25:00", "-10m", "2026-13-01T00:00"] {
+            assert!(moment(text).is_err(), "{text}");
+        }
+    }
+}

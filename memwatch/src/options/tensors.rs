@@ -1,0 +1,42 @@
+//! What of a PyTorch program is watched, and the reports on it.
+
+use std::path::PathBuf;
+
+use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+
+/// How much of PyTorch is watched.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+#[command(next_help_heading = "What to watch")]
+pub(crate) struct Tensors {
+    /// What of PyTorch is seen in the processes named by --pid: off, blocks (what its allocator does), sites (and from which lines), layers (and
+    /// in which stage and layer: the default)
+    #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "layers", value_parser = level)]
+    pub(crate) level: Option<TensorLevel>,
+    /// Write a line for each change of module or stage into this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the process id
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+impl Tensors {
+    /// Whether the command line asks for what only an own watch sees: the agent watches no tensors.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.level.is_some_and(|level| level != TensorLevel::Off) || self.log.is_some()
+    }
+
+    /// The level for a watch: everything in processes that were named, nothing in all others.
+    pub(crate) fn wish(&self, named: bool) -> TensorWish {
+        let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
+        TensorWish { level, reports_only: false }
+    }
+}
+
+pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
+    match text {
+        "off" => Ok(TensorLevel::Off),
+        "blocks" => Ok(TensorLevel::Blocks),
+        "sites" => Ok(TensorLevel::Sites),
+        "layers" => Ok(TensorLevel::Layers),
+        _ => Err("off, blocks, sites or layers".to_owned()),
+    }
+}

@@ -1,0 +1,150 @@
+//! The values behind the options, each with a sentence for what it refuses.
+
+use std::time::Duration;
+
+use memwatch_core::features::simulate::model::Settings;
+use memwatch_core::words::Tgid;
+
+use super::recording::LEAST_RING_BYTES;
+
+/// Faster refreshes cost more than they show.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+/// Longer times are typing errors, and keep clear of the clock's end.
+const LONGEST: Duration = Duration::from_hours(366 * 24);
+/// Units of a time, longest name first, in seconds.
+const TIME_UNITS: [(&str, f64); 6] =
+    [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("", 1.0)];
+/// Units of a size in bytes.
+const SIZE_UNITS: [(&str, u64); 4] = [("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
+
+/// A process id: what `/proc` has a directory for.
+///
+/// # Errors
+/// When it is no positive number that fits the kernel's type.
+pub(crate) fn tgid(text: &str) -> Result<Tgid, String> {
+    match text.parse::<i32>() {
+        Ok(number) if number > 0 => Ok(Tgid(number.unsigned_abs())),
+        _ => Err("a process id is a number from 1 on".to_owned()),
+    }
+}
+
+/// A GPU as typed: an index, or a UUID or its beginning.
+///
+/// # Errors
+/// When it can be neither.
+pub(crate) fn gpu(text: &str) -> Result<String, String> {
+    let is_name = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-/:.".contains(&byte));
+    if text.is_empty() || text.starts_with('-') || !is_name {
+        return Err("a GPU is an index such as 0 (0:1 for a MIG instance), a UUID such as GPU-8f3c… or its beginning, or a PCI bus id".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// The time between two refreshes.
+///
+/// # Errors
+/// When it is no time, or shorter than [`SHORTEST_INTERVAL`].
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    let interval = time(text)?;
+    if interval < SHORTEST_INTERVAL {
+        return Err("the shortest interval is 100ms".to_owned());
+    }
+    Ok(interval)
+}
+
+/// How long to watch.
+///
+/// # Errors
+/// When it is no time, or none at all.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let duration = time(text)?;
+    if duration.is_zero() {
+        return Err("there is nothing to see in no time at all".to_owned());
+    }
+    Ok(duration)
+}
+
+/// The size of the ring buffer: a power of two of at least a page.
+///
+/// # Errors
+/// When the kernel would refuse it.
+pub(crate) fn ring_bytes(text: &str) -> Result<u32, String> {
+    match size(text).and_then(|bytes| u32::try_from(bytes).ok()) {
+        Some(bytes) if bytes.is_power_of_two() && bytes >= 4096 => Ok(bytes),
+        _ => Err("a size is a power of two from 4K to 2G, such as 16M".to_owned()),
+    }
+}
+
+/// A part of the whole, in percent.
+///
+/// # Errors
+/// When it is no number above 0 and up to 100.
+pub(crate) fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
+        _ => Err("a threshold is a number of percent above 0 and up to 100, such as 85".to_owned()),
+    }
+}
+
+/// An address to post to.
+///
+/// # Errors
+/// When it is none of plain HTTP.
+pub(crate) fn webhook(text: &str) -> Result<String, String> {
+    if text.starts_with("https://") {
+        return Err(format!(
+            "https is not spoken here; the same by curl: --exec \"curl --fail --data-binary @- '{text}'\""
+        ));
+    }
+    let authority = text.strip_prefix("http://").and_then(|rest| rest.split('/').next());
+    match authority {
+        Some(authority) if !authority.is_empty() && !text.contains(char::is_whitespace) => Ok(text.to_owned()),
+        _ => Err("an address is http://host:port/path".to_owned()),
+    }
+}
+
+/// A size in bytes.
+///
+/// # Errors
+/// When it is none.
+pub(crate) fn size_bytes(text: &str) -> Result<u64, String> {
+    size(text).ok_or_else(|| "a size is a number of bytes, or of K, M or G (of 1024), such as 100M".to_owned())
+}
+
+/// How large an agent's history may become, in bytes.
+///
+/// # Errors
+/// When it is no size, or too small for anything of the newest.
+pub(crate) fn history_bytes(text: &str) -> Result<u64, String> {
+    let bytes = size_bytes(text)?;
+    if bytes < LEAST_RING_BYTES {
+        return Err("a history takes 1M or more: all that is known has to fit several times".to_owned());
+    }
+    Ok(bytes)
+}
+
+/// A value of `PYTORCH_CUDA_ALLOC_CONF`.
+///
+/// # Errors
+/// What is not understood of it.
+pub(crate) fn setting(text: &str) -> Result<Settings, String> {
+    Settings::parse(text).map_err(|error| error.to_string())
+}
+
+fn size(text: &str) -> Option<u64> {
+    let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = SIZE_UNITS.iter().find(|(name, _)| *name == &text[number.len()..]);
+    number.parse::<u64>().ok().zip(unit).and_then(|(number, (_, bytes))| number.checked_mul(*bytes))
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let number = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = TIME_UNITS.iter().find(|(name, _)| *name == &text[number.len()..]);
+    let is_plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let seconds = number.parse::<f64>().ok().filter(|_| is_plain).zip(unit).map(|(number, (_, unit))| number * unit);
+    match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(time) if time <= LONGEST => Ok(time),
+        Some(_) => Err("that is more than a year".to_owned()),
+        None => Err("a time is a number with a unit: 500ms, 2s, 1m, 1h, 1d; without a unit it is seconds".to_owned()),
+    }
+}

@@ -1,0 +1,98 @@
+use super::*;
+use crate::render::fixture;
+use serde_json::Value;
+
+fn line(report: Report, snapshot: &Snapshot) -> String {
+    let mut out = Vec::new();
+    let clock = fixture::clock();
+    write(&mut out, report, snapshot, Origin { host: "node-7", clock: &clock }).expect("memory takes all");
+    String::from_utf8(out).expect("JSON is UTF-8")
+}
+
+fn value(snapshot: &Snapshot) -> serde_json::Value {
+    serde_json::from_str(&line(Report::Ps(None), snapshot)).expect("valid JSON")
+}
+
+#[test]
+fn a_report_is_one_line_with_the_fields_of_the_contract() {
+    let text = line(Report::Ps(None), &fixture::quiet_node());
+    let golden = include_str!("quiet_node.json").replace('\n', "").replace("VERSION", env!("CARGO_PKG_VERSION"));
+    assert_eq!(text.trim_end(), golden);
+    assert_eq!(text.matches('\n').count(), 1);
+}
+
+#[test]
+fn an_instance_says_what_it_is_a_part_of() {
+    let report = value(&fixture::divided_node());
+    let mig = serde_json::json!({"parent_uuid": fixture::UUID_1, "index": 1, "profile": "1g.10gb", "gpu_instance_id": 8, "compute_instance_id": 0});
+    assert_eq!(report["data"]["gpus"][2]["mig"], mig);
+    assert!(report["data"]["gpus"][0]["mig"].is_null());
+    assert_eq!(report["data"]["processes"][0]["mps_client"], true);
+}
+
+#[test]
+fn the_stream_has_its_own_schema() {
+    assert!(line(Report::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/1","#));
+}
+
+#[test]
+fn unknown_is_null_and_never_nought() {
+    let report = value(&fixture::busy_node());
+    let ended = &report["data"]["processes"][2];
+    for field in ["used_bytes", "before_attach_bytes", "unexplained_bytes"] {
+        assert!(ended["gpus"][0][field].is_null(), "{field}");
+    }
+    assert!(ended["user"].is_null() && ended["tensor"].is_null() && ended["container"].is_null());
+    assert_eq!(ended["ended"], "2026-11-21T14:03:05.000000Z");
+    assert!(report["data"]["processes"][1]["frees_per_second"].is_null());
+}
+
+#[test]
+fn every_kind_has_its_key() {
+    let report = value(&fixture::busy_node());
+    let kinds = &report["data"]["processes"][0]["gpus"][0]["kinds"];
+    assert_eq!(kinds["physical"], serde_json::json!({}));
+    assert_eq!(kinds["array"], serde_json::json!({}));
+    assert_eq!(
+        (&kinds["pool"]["backed_bytes"], &kinds["pool"]["backed_estimated"]),
+        (&(5_u64 << 29).into(), &false.into())
+    );
+    assert_eq!(report["data"]["processes"][2]["gpus"][0]["kinds"]["array"]["estimated"], true);
+}
+
+#[test]
+fn losses_and_a_missing_nvml_stand_in_every_report() {
+    let report = value(&fixture::busy_node());
+    assert_eq!(report["complete"], false);
+    assert_eq!((&report["losses"]["ring_full"], &report["losses"]["nested_too_deep"]), (&12.into(), &0.into()));
+    assert_eq!(report["data"]["processes"][1]["exact"], false);
+    let report = value(&fixture::empty_node());
+    assert_eq!(report["coverage"]["nvml"], "unavailable");
+    assert_eq!(report["coverage"]["nvml_reason"], "no NVIDIA driver is loaded");
+    assert_eq!(report["data"], serde_json::json!({"gpus": [], "processes": [], "hidden": null}));
+}
+
+#[test]
+fn a_hostile_command_line_is_valid_json() {
+    let report = line(Report::Ps(None), &fixture::busy_node());
+    assert!(!report.contains('\x1b'));
+    assert_eq!(value(&fixture::busy_node())["data"]["processes"][1]["command"], "vllm serve \x1b[2J日本");
+}
+
+#[test]
+fn sums_by_owner_add_up_to_what_the_driver_says() {
+    for by in [By::Container, By::Pod, By::Job, By::User, By::Gpu] {
+        let snapshot = fixture::owned_node();
+        let report: Value = serde_json::from_str(&line(Report::Ps(Some(by)), &snapshot)).expect("valid JSON");
+        let data = &report["data"];
+        for gpu in data["gpus"].as_array().expect("GPUs") {
+            let on_it = |row: &&Value| row["uuid"] == gpu["uuid"];
+            let groups = data["groups"].as_array().expect("groups").iter();
+            let rows = groups.flat_map(|group| group["gpus"].as_array().expect("rows")).filter(on_it);
+            let charged: i64 = rows.map(|row| row["charged_bytes"].as_i64().expect("bytes")).sum();
+            let rest = data["rest"].as_array().expect("rest").iter().find(on_it).expect("a rest for each GPU");
+            let rest = rest["bytes"].as_i64().expect("the driver says what is used");
+            assert_eq!(gpu["used_bytes"].as_i64(), Some(charged + rest), "{by:?}: {data:#}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+use super::*;
+use memwatch_core::snapshot::{HiddenGpuView, HiddenView, ImportView};
+use memwatch_core::words::Tgid;
+
+use crate::render::fixture::{busy_node, clock, empty_node, quiet_node};
+
+fn trust_line(snapshot: &Snapshot) -> String {
+    let parts: Vec<_> = trust(snapshot, &clock()).into_iter().map(|part| part.text).collect();
+    parts.join(" · ")
+}
+
+#[test]
+fn the_trust_line_of_a_complete_watch_compares_with_the_driver() {
+    assert_eq!(
+        trust_line(&quiet_node()),
+        "observed since 14:02:11 · exact · lost 0 · driver says 41.0 GiB, accounted 40.5 GiB (98.8 %)"
+    );
+}
+
+#[test]
+fn the_trust_line_names_what_is_missing() {
+    assert_eq!(
+        trust_line(&busy_node()),
+        "observed since 14:02:11 · inexact: PID 2002 · lost 12 (ring full) · 1 process is older than this watch · \
+         1 function not watched (cuMemBatchDecompressAsync)"
+    );
+    assert_eq!(
+        trust_line(&empty_node()),
+        "observed since 14:02:11 · exact · lost 0 · \
+         no NVML: no NVIDIA driver is loaded · \
+         no libcuda found yet: no call is watched"
+    );
+}
+
+#[test]
+fn losses_without_an_owner_make_all_inexact() {
+    let mut snapshot = quiet_node();
+    snapshot.complete = false;
+    assert!(trust_line(&snapshot).contains("inexact: it is not known whose records are missing"));
+}
+
+#[test]
+fn long_lists_are_cut_and_counted() {
+    let mut snapshot = quiet_node();
+    snapshot.coverage.libraries[0].probes_missing = ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec();
+    assert!(trust_line(&snapshot).ends_with("5 functions not watched (a, b, c and 2 more)"));
+    snapshot.coverage.libraries[0].gap_ns = Some(23_000_001);
+    assert!(trust_line(&snapshot).ends_with("libcuda.so.580.65.06 was mapped 24 ms before its probes"));
+}
+
+#[test]
+fn a_library_that_could_not_be_probed_is_bad() {
+    let mut snapshot = quiet_node();
+    snapshot.coverage.libraries[0].error = Some("permission denied".to_owned());
+    let last = trust(&snapshot, &clock()).pop().expect("a part");
+    assert_eq!(last.tone, Tone::Bad);
+    assert!(last.text.starts_with("no probes on /usr/lib"), "{}", last.text);
+}
+
+#[test]
+fn a_refused_allocation_is_told_with_its_size() {
+    let snapshot = busy_node();
+    let told = failure(&snapshot, &snapshot.processes[0].failures[1], &clock()).text;
+    assert_eq!(told, "out of memory: cuMemAlloc_v2 asked for 40.0 GiB on GPU 0 at 14:03:20");
+}
+
+#[test]
+fn managed_memory_stands_apart_and_estimates_are_marked() {
+    let mut snapshot = busy_node();
+    let gpu = &mut snapshot.processes[0].gpus[0];
+    assert_eq!(kinds(gpu), "device 38.0 GiB, pool 2.5 GiB + managed 3.0 GiB");
+    gpu.kinds.get_mut("pool").expect("a pool").estimated = true;
+    assert!(kinds(gpu).contains("pool ~2.5 GiB"));
+    assert_eq!(kinds(&snapshot.processes[2].gpus[0]), "-");
+}
+
+#[test]
+fn a_process_without_command_line_has_its_name() {
+    let mut process = busy_node().processes.remove(0);
+    process.command.clear();
+    assert_eq!(command(&process), "[python3]");
+    process.comm.clear();
+    assert_eq!(command(&process), "(name not known)");
+}
+
+#[test]
+fn a_short_command_has_no_folders_before_the_programs_name() {
+    let mut process = busy_node().processes.remove(0);
+    for (command, short) in [
+        ("/opt/venv/bin/python /srv/train.py --a/b", "python /srv/train.py --a/b"),
+        ("./render", "render"),
+        ("python3", "python3"),
+        ("/odd/ x", "/odd/ x"),
+    ] {
+        command.clone_into(&mut process.command);
+        assert_eq!(short_command(&process), short);
+    }
+}
+
+#[test]
+fn remarks_tell_of_the_end_losses_and_older_memory() {
+    let snapshot = busy_node();
+    let told = |index: usize| -> Vec<_> {
+        remarks(&snapshot, &snapshot.processes[index], &clock()).into_iter().map(|remark| remark.text).collect()
+    };
+    assert_eq!(told(0), [""; 0]);
+    assert_eq!(told(1), ["its numbers are inexact: lost 12 (ring full)", "3 frees of memory older than the watch"]);
+    assert_eq!(told(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "left 17 allocations for the driver to free"]);
+}
+
+#[test]
+fn what_a_process_holds_beside_its_live_bytes_is_told() {
+    let mut process = quiet_node().processes.remove(0);
+    assert_eq!(holdings(&process), [], "its pools hold just what is used");
+    let pool = process.gpus[0].kinds.get_mut("pool").expect("a pool");
+    (pool.backed_bytes, pool.backed_estimated) = (Some(3 << 30), true);
+    process.gpus[0].checkpointed_bytes = Some(4 << 20);
+    process.imports = vec![ImportView { from_tgid: Tgid(77), aliases: 2, bytes: 3 << 30, orphaned_bytes: 1 << 30 }];
+    let texts: Vec<String> = holdings(&process).into_iter().map(|sentence| sentence.text).collect();
+    assert_eq!(
+        texts,
+        [
+            "checkpointed: its 4.0 MiB are in host memory, and off the GPU",
+            "its pools hold about 3.0 GiB, 512.0 MiB more than is used",
+            "sees 3.0 GiB of PID 77, 1.0 GiB of it given up there",
+        ]
+    );
+}
+
+#[test]
+fn totals_taken_from_the_kernel_say_so() {
+    let mut process = busy_node().processes.remove(1);
+    process.anchored_ns = quiet_node().processes[0].start_ns;
+    assert!(
+        doubts(&process, &clock())[0].text.ends_with("; live bytes taken from the kernel half's books at 14:02:30")
+    );
+}
+
+#[test]
+fn the_trust_line_of_an_agent_says_so_and_what_it_hides() {
+    let mut snapshot = quiet_node();
+    snapshot.from_agent = true;
+    assert!(trust_line(&snapshot).starts_with("from the agent, since 14:02:11 · exact"), "{}", trust_line(&snapshot));
+    let gpu = |used_bytes, live_bytes| HiddenGpuView { used_bytes, live_bytes, ..HiddenGpuView::default() };
+    snapshot.hidden = Some(HiddenView { processes: 2, gpus: vec![gpu(Some(3 << 30), 1 << 30), gpu(None, 1 << 30)] });
+    let shown = trust_line(&snapshot);
+    assert!(shown.contains("since 14:02:11 · 2 processes of others hold 4.0 GiB · exact"), "{shown}");
+    snapshot.hidden = Some(HiddenView::default());
+    assert!(!trust_line(&snapshot).contains("others"));
+}

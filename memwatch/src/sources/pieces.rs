@@ -1,0 +1,54 @@
+//! Reading a long range of a file piece by piece.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+/// How much of a table is looked at at once.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Shows a range of a file piece by piece, each with its offset in the range; `look` says how much of the end it wants to see again.
+pub(crate) fn in_pieces(
+    file: &File,
+    (start, length): (u64, u64),
+    mut look: impl FnMut(u64, &[u8]) -> usize,
+) -> io::Result<()> {
+    let mut buffer = vec![0; PIECE_BYTES];
+    let (mut offset, mut kept) = (0, 0);
+    while offset < length {
+        let room = (buffer.len() - kept) as u64;
+        let more = usize::try_from(room.min(length - offset)).map_err(io::Error::other)?;
+        file.read_exact_at(&mut buffer[kept..kept + more], start + offset)?;
+        let filled = kept + more;
+        let again = look(offset - kept as u64, &buffer[..filled]).min(filled).min(PIECE_BYTES / 2);
+        buffer.copy_within(filled - again..filled, 0);
+        kept = again;
+        offset += more as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::in_pieces;
+
+    #[test]
+    fn what_lies_across_two_pieces_is_seen_whole() {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        let bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        file.write_all(&bytes).expect("written");
+        let mut next = 1_u32;
+        in_pieces(&file, (4, bytes.len() as u64 - 4), |offset, piece| {
+            for (index, word) in piece.as_chunks::<4>().0.iter().enumerate() {
+                let word = u32::from_le_bytes(*word);
+                assert_eq!(u64::from(word), 1 + (offset + index as u64 * 4) / 4);
+                next = next.max(word + 1);
+            }
+            24
+        })
+        .expect("read");
+        assert_eq!(next, 3_000_000);
+    }
+}

@@ -1,0 +1,146 @@
+//! A command of the user's, started so that memwatch sees its first allocation, and ended with its own exit code.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
+
+use tokio::sync::oneshot;
+
+use crate::exit::{Exit, Failure};
+
+/// A command that is forked and waits for permission to become its program.
+pub(crate) struct Held {
+    /// The process.
+    pub(crate) tgid: u32,
+    name: String,
+    gate: OwnedFd,
+    outcome: oneshot::Receiver<io::Result<ExitStatus>>,
+}
+
+/// A running command.
+pub(crate) struct Running {
+    tgid: u32,
+    name: String,
+    outcome: oneshot::Receiver<io::Result<ExitStatus>>,
+}
+
+/// Forks the command and holds it before its program is loaded.
+///
+/// # Errors
+/// When no pipe, thread or process can be had. That the program cannot be executed shows only in [`Running::wait`].
+pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
+    let (announce_read, announce_write) = pipe()?;
+    let (gate_read, gate_write) = pipe()?;
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]);
+    let (announce, gate) = (raw(&announce_write), raw(&gate_read));
+    let gate_writer = raw(&gate_write);
+    // SAFETY: between fork and exec this calls only getpid, close, write and read, which are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            libc::close(gate_writer);
+            let tgid = libc::getpid().to_ne_bytes();
+            let mut byte = 0_u8;
+            uninterrupted(|| libc::write(announce, tgid.as_ptr().cast(), tgid.len()))?;
+            // Ends when memwatch opens the gate by closing it, or dies.
+            uninterrupted(|| libc::read(gate, (&raw mut byte).cast(), 1))?;
+            Ok(())
+        });
+    }
+    let (sender, outcome) = oneshot::channel();
+    // spawn() returns only after the exec, so it has a thread of its own.
+    std::thread::Builder::new()
+        .name("command".to_owned())
+        .spawn(move || {
+            let status = command.spawn().and_then(|mut child| child.wait());
+            drop((announce_write, gate_read));
+            // Nobody listens any more: memwatch is leaving, and with it this thread.
+            let _ = sender.send(status);
+        })
+        .map_err(|error| Failure::new(Exit::Command(125), format_args!("no thread for the command: {error}")))?;
+    let tgid = read_tgid(&announce_read)?;
+    Ok(Held { tgid, name: program[0].to_string_lossy().into_owned(), gate: gate_write, outcome })
+}
+
+impl Held {
+    /// Lets the command become its program.
+    pub(crate) fn release(self) -> Running {
+        drop(self.gate);
+        Running { tgid: self.tgid, name: self.name, outcome: self.outcome }
+    }
+}
+
+impl Running {
+    /// Waits for the command's end: its own exit code, or 128 + N for signal N.
+    ///
+    /// # Errors
+    /// When its program was never started: 127 where there is none, 126 where it cannot be executed.
+    pub(crate) async fn wait(&mut self) -> Result<Exit, Failure> {
+        match (&mut self.outcome).await {
+            Ok(Ok(status)) => Ok(Exit::Command(code(status))),
+            Ok(Err(error)) => {
+                let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
+                Err(Failure::new(Exit::Command(code), format_args!("{}: {error}", self.name)))
+            }
+            Err(_) => Err(Failure::new(Exit::Command(125), "the thread that waits for the command is gone")),
+        }
+    }
+
+    /// Passes a signal on.
+    pub(crate) fn signal(&self, signal: i32) {
+        if let Ok(tgid) = i32::try_from(self.tgid) {
+            // SAFETY: kill has no memory preconditions; the command has not been waited for, so the number is still its own.
+            unsafe { libc::kill(tgid, signal) };
+        }
+    }
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(125);
+    u8::try_from(number & 0xFF).unwrap_or(125)
+}
+
+fn raw(fd: &OwnedFd) -> i32 {
+    std::os::fd::AsRawFd::as_raw_fd(fd)
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), Failure> {
+    let mut ends = [0; 2];
+    // SAFETY: `ends` has room for the two descriptors; close-on-exec keeps them out of the program.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        let error = io::Error::last_os_error();
+        return Err(Failure::new(Exit::Command(125), format_args!("no pipe to hold the command: {error}")));
+    }
+    // SAFETY: both were just made and belong to nobody else.
+    Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
+}
+
+fn read_tgid(announce: &OwnedFd) -> Result<u32, Failure> {
+    let mut bytes = [0_u8; 4];
+    // SAFETY: the buffer is four bytes, and the descriptor is open.
+    let got = uninterrupted(|| unsafe { libc::read(raw(announce), bytes.as_mut_ptr().cast(), bytes.len()) });
+    match got {
+        Ok(4) => Ok(u32::from_ne_bytes(bytes)),
+        Ok(_) => Err(Failure::new(Exit::Command(125), "no process for the command could be made")),
+        Err(error) => Err(Failure::new(Exit::Command(125), format_args!("the command cannot be held: {error}"))),
+    }
+}
+
+/// Repeats a system call that a signal has interrupted (signal(7)). It allocates nothing, so it may stand between fork and exec.
+fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<isize> {
+    loop {
+        let done = call();
+        if done >= 0 {
+            return Ok(done);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,15 @@
+//! One look at the machine: a session from attach to detach, or a recording in its place.
+
+pub(crate) mod command;
+pub(crate) mod filter;
+pub(crate) mod looks;
+pub(crate) mod past;
+pub(crate) mod recorded;
+pub(crate) mod recording;
+pub(crate) mod replay;
+pub(crate) mod scene;
+pub(crate) mod selection;
+pub(crate) mod session;
+pub(crate) mod signals;
+pub(crate) mod source;
+pub(crate) mod subject;

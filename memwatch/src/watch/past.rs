@@ -1,0 +1,131 @@
+//! What is looked at instead of a watch: a recording, or the history that the agent of this machine keeps.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use memwatch_core::snapshot::Viewer;
+
+use crate::client::protocol::Kept;
+use crate::client::{Client, NoAgent};
+use crate::exit::{Exit, Failure};
+use crate::options::{Common, DEFAULT_SOCKET, Past, Window};
+
+/// A recording, and how much of it is looked at.
+#[derive(Clone, Debug)]
+pub(crate) struct Recording {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// From when on, and until when.
+    pub(crate) window: Window,
+    /// Where it is the agent's history: what the agent says of it.
+    pub(crate) history: Option<Kept>,
+}
+
+/// What a report is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Calls of the driver.
+    Calls,
+    /// What PyTorch's allocator does, which the agent does not watch.
+    Tensors,
+}
+
+impl Recording {
+    /// This file, and all of it.
+    pub(crate) fn whole(path: &Path) -> Self {
+        Self { path: path.to_owned(), window: Window::default(), history: None }
+    }
+
+    /// What the command line names; `None` where it is to be watched.
+    ///
+    /// # Errors
+    /// When the agent's history is meant, and cannot be read.
+    pub(crate) async fn named(past: &Past, needs: Needs, common: &Common) -> Result<Option<Self>, Failure> {
+        let window = past.window;
+        match &past.recording {
+            Some(path) => Ok(Some(Self { path: path.clone(), window, history: None })),
+            None if window.is_whole() => Ok(None),
+            None if needs == Needs::Tensors => Err(Failure::new(
+                Exit::Error,
+                "the agent watches no tensors: without --in there is no past of them to be told",
+            )
+            .advise("Record the program: sudo memwatch record --pid PID -o job.mwr; then the same with --in job.mwr.")),
+            None => Self::of_agent(window, common).await.map(Some),
+        }
+    }
+
+    async fn of_agent(window: Window, common: &Common) -> Result<Self, Failure> {
+        if common.no_agent {
+            return Err(Failure::new(
+                Exit::Error,
+                "--since and --until without --in ask the agent, which --no-agent forbids",
+            )
+            .advise("Name a recording with --in FILE, or leave --no-agent away."));
+        }
+        let socket = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
+        let (kept, viewer) = Client::history(socket).await.map_err(|why| without_agent(socket, &why))?;
+        if viewer != Viewer::Everything {
+            return Err(not_for_all(&format!("the history of the agent on {}", socket.display())));
+        }
+        let Some(kept) = kept else {
+            return Err(Failure::new(Exit::Error, format_args!("the agent on {} keeps no history", socket.display()))
+                .advise(format!("{START}\nor name a recording with --in FILE.")));
+        };
+        let path = kept.file.clone();
+        if let Err(error) = File::open(&path) {
+            return Err(unreadable(&kept, &error));
+        }
+        if let Some(why) = &kept.failing {
+            eprintln!("memwatch: the agent cannot write its history on: {why}; this is what it has");
+        }
+        Ok(Self { path, window, history: Some(kept) })
+    }
+
+    /// Says from when on there is something, where that is later than was asked for.
+    pub(crate) fn tell_late(&self, begins: &str) {
+        let Some(kept) = &self.history else {
+            let name = self.path.display();
+            return eprintln!("memwatch: {name} begins at {begins}, and what is told with that");
+        };
+        eprintln!("memwatch: the agent's history begins at {begins}, and what is told with that");
+        if let Some(previous) = &kept.previous {
+            eprintln!("memwatch: its watch before that, as far as it is kept: --in {}", previous.display());
+        }
+    }
+}
+
+/// How an agent keeps a history.
+const START: &str = "Have it keep one: sudo memwatch agent --history /var/lib/memwatch (the systemd unit does),";
+
+fn without_agent(socket: &Path, why: &NoAgent) -> Failure {
+    let sentence = match why {
+        NoAgent::Absent => format!("no agent listens on {}", socket.display()),
+        NoAgent::Unusable(why) => format!("the agent on {} cannot be used: {why}", socket.display()),
+    };
+    let advice = "--since and --until without --in read the history of an agent: sudo memwatch agent --history /var/lib/memwatch\n\
+                  keeps one from its start on. Of a recording they say what stood then with --in FILE.";
+    Failure::new(Exit::Error, sentence).advise(advice)
+}
+
+fn not_for_all(what: &str) -> Failure {
+    Failure::new(Exit::NotPermitted, format_args!("{what} has everybody's processes: you may not read it")).advise(
+        "Ask as root, or become a member of the group that sees all, log in anew, and restart the agent:\n\
+         sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER",
+    )
+}
+
+fn unreadable(kept: &Kept, error: &io::Error) -> Failure {
+    let path = kept.file.display();
+    match (error.kind(), &kept.failing) {
+        (io::ErrorKind::PermissionDenied, _) => not_for_all(&path.to_string()),
+        (io::ErrorKind::NotFound, Some(why)) => {
+            Failure::new(Exit::Error, format_args!("the agent has no history: it cannot be written ({why})"))
+        }
+        (io::ErrorKind::NotFound, None) => {
+            Failure::new(Exit::Error, format_args!("the agent says that its history is {path}, which is not there"))
+                .advise("An agent in a container names its own path: mount the directory under the same path.")
+        }
+        _ => Failure::new(Exit::Error, format_args!("{path}: {error}")),
+    }
+}

@@ -1,0 +1,317 @@
+//! A recording on its way into a file: written a chunk at a time, so that all but the last second survives whatever happens.
+
+pub(crate) mod ring;
+
+use std::fs::{File, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
+
+pub(crate) use self::ring::copy_of;
+use self::ring::{Kept, Ring};
+use crate::exit::Failure;
+use crate::output_file;
+use crate::render::format::bytes;
+
+/// A chunk is written at least so often: what a killed recorder loses.
+const LONGEST_UNWRITTEN: Duration = Duration::from_secs(1);
+/// The end mark has room within the limit.
+const END_BYTES: u64 = 256;
+
+/// What to record into.
+#[derive(Clone, Debug)]
+pub(crate) struct TapeOptions {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Replace it, if it is there.
+    pub(crate) force: bool,
+    /// It becomes no larger than this, in bytes.
+    pub(crate) limit_bytes: Option<u64>,
+    /// At the limit the oldest goes, and the recording goes on.
+    pub(crate) keeps_newest: bool,
+    /// The permissions of the file, if not what the umask gives.
+    pub(crate) mode: Option<u32>,
+    /// The watch waits for a slow disk; else the recording ends there.
+    pub(crate) waits: bool,
+    /// What stands at its front.
+    pub(crate) front: Front,
+}
+
+/// A recording that is being made.
+pub(crate) struct Tape {
+    path: PathBuf,
+    target: Target,
+    encoder: Encoder,
+    written: Instant,
+    state: State,
+}
+
+/// Where its chunks go.
+enum Target {
+    /// A file that ends at its limit.
+    File {
+        file: File,
+        /// How long it is: all of it complete.
+        bytes: u64,
+        limit_bytes: u64,
+    },
+    /// One that keeps the newest.
+    Ring(Ring),
+}
+
+/// How a recording is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Going,
+    /// It was ended, and has its end mark.
+    Ended(Stopped),
+    /// It could not be written on; why.
+    Failed(String),
+}
+
+/// What became of a recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// Its length in bytes.
+    pub(crate) bytes: u64,
+    /// How many inputs are in it.
+    pub(crate) inputs: u64,
+    /// Why it ended; else why it could not be written on.
+    pub(crate) end: Result<Stopped, String>,
+    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) events_since_ns: Option<u64>,
+}
+
+impl Recorded {
+    /// `job.mwr is written, 1.3 MiB; what is in it says: memwatch report job.mwr`.
+    pub(crate) fn sentence(&self, stopped: Stopped) -> String {
+        let (path, size) = (output_file::name(&self.path), bytes(self.bytes));
+        match stopped {
+            Stopped::Limit => format!("{path} is as large as --max-size allows, {size}: the recording ended there"),
+            _ if output_file::is_stdout(&self.path) => format!("the recording is written to {path}, {size}"),
+            _ => format!("{path} is written, {size}; what is in it says: memwatch report {path}"),
+        }
+    }
+}
+
+/// What is told of a recording, beside what is in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts<'a> {
+    /// The file.
+    pub(crate) path: &'a Path,
+    /// What stands at its front.
+    pub(crate) front: &'a Front,
+    /// Its length in bytes, as far as it can be read.
+    pub(crate) bytes: u64,
+    /// How many inputs are in it.
+    pub(crate) inputs: u64,
+    /// How it ends; `None` where it was not read to its end.
+    pub(crate) ending: Option<Ending>,
+    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) events_since_ns: Option<u64>,
+    /// From when on it was looked at, where that is not all of it: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) since_ns: Option<u64>,
+}
+
+impl Tape {
+    /// Makes the file, with its front.
+    ///
+    /// # Errors
+    /// When it cannot be made, or is there already.
+    pub(crate) fn create(options: &TapeOptions) -> Result<Self, Failure> {
+        let path = &options.path;
+        let made = output_file::create(path, options.force);
+        let front = Encoder::front(&options.front);
+        let made = made.and_then(|file| {
+            let permissions = options.mode.map(Permissions::from_mode);
+            permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions)).map(|()| file)
+        });
+        let written = made.and_then(|mut file| file.write_all(&front).map(|()| file));
+        let limit_bytes = options.limit_bytes.unwrap_or(u64::MAX);
+        let target = written.and_then(|file| {
+            if options.keeps_newest {
+                return Ring::start(path, file, front, limit_bytes, options.waits).map(Target::Ring);
+            }
+            Ok(Target::File { file, bytes: front.len() as u64, limit_bytes })
+        });
+        let target = target.map_err(|error| Failure::cannot_make(path, &error))?;
+        let (path, encoder) = (path.clone(), Encoder::default());
+        Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
+    }
+
+    /// Records what comes next; `boottime_to_unix_ns` tells what to add to the kernel's clock for people's.
+    pub(crate) fn note(&mut self, input: &Input, boottime_to_unix_ns: impl Fn() -> i128) {
+        if self.state != State::Going {
+            return;
+        }
+        self.encoder.push(input);
+        if self.encoder.is_full() || self.encoder.most_bytes() > self.room_bytes() {
+            self.write(boottime_to_unix_ns());
+        }
+    }
+
+    /// How long the next chunk of a file that ends at its limit may be: shorter ones use all of that.
+    const fn room_bytes(&self) -> u64 {
+        match &self.target {
+            Target::File { bytes, limit_bytes, .. } => limit_bytes.saturating_sub(*bytes + END_BYTES),
+            Target::Ring(_) => u64::MAX,
+        }
+    }
+
+    /// Writes what has come, if that was not done for a second.
+    pub(crate) fn write_if_due(&mut self, boottime_to_unix_ns: impl Fn() -> i128) {
+        if self.state == State::Going && self.written.elapsed() >= LONGEST_UNWRITTEN {
+            self.write(boottime_to_unix_ns());
+        }
+    }
+
+    /// Takes all that is known now into the recording, if that is wanted: everything that was noted has been taken into account.
+    pub(crate) fn keep_if_wanted(&mut self, pipeline: &Pipeline, boottime_to_unix_ns: impl Fn() -> i128) {
+        if !matches!(&self.target, Target::Ring(ring) if ring.wants_keyframe()) {
+            return;
+        }
+        let offset = boottime_to_unix_ns();
+        self.write(offset);
+        self.keep(pipeline, self.encoder.latest_ns(), offset);
+    }
+
+    /// Takes all that was known at this time into the recording, where it keeps the newest: with that it may begin.
+    pub(crate) fn keep(&self, pipeline: &Pipeline, time_ns: u64, boottime_to_unix_ns: i128) {
+        if let Target::Ring(ring) = &self.target {
+            let inputs = self.encoder.inputs();
+            let boottime_to_unix_ns = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
+            let layout = memwatch_core::STATE;
+            let front = KeyframeFront { layout, time_ns, inputs, boottime_to_unix_ns, ..KeyframeFront::default() };
+            // A copy is made faster than the state is written, which the thread does.
+            ring.keyframe(front, pipeline.clone());
+        }
+    }
+
+    /// Whether it goes on.
+    pub(crate) fn is_going(&self) -> bool {
+        self.state == State::Going && !matches!(&self.target, Target::Ring(ring) if !ring.is_going())
+    }
+
+    /// Whether nobody writes into its file any more.
+    pub(crate) fn has_let_go(&self) -> bool {
+        !matches!(&self.target, Target::Ring(ring) if !ring.has_let_go())
+    }
+
+    /// Writes all that has come, and the end mark, and waits until the disk has it.
+    pub(crate) fn end(mut self, stopped: Stopped, boottime_to_unix_ns: i128) -> Recorded {
+        if self.state == State::Going {
+            self.write(boottime_to_unix_ns);
+        }
+        if self.state == State::Going && matches!(self.target, Target::File { .. }) {
+            self.finish(stopped);
+        }
+        let inputs = self.encoder.inputs();
+        let (kept, end) = match (self.target, self.state) {
+            (Target::File { file, bytes, .. }, state) => (Kept { bytes, since_ns: None }, ended(&file, state, stopped)),
+            (Target::Ring(ring), State::Failed(why)) => (ring.end(Vec::new()).0, Err(why)),
+            (Target::Ring(ring), _) => {
+                let (kept, done) = ring.end(self.encoder.end(stopped));
+                (kept, done.map(|()| stopped).map_err(|error| error.to_string()))
+            }
+        };
+        Recorded { path: self.path, bytes: kept.bytes, inputs, end, events_since_ns: kept.since_ns }
+    }
+
+    fn write(&mut self, boottime_to_unix_ns: i128) {
+        self.written = Instant::now();
+        let offset = i64::try_from(boottime_to_unix_ns).unwrap_or(i64::MAX);
+        let inputs = self.encoder.pending();
+        let chunk = match self.encoder.chunk(offset) {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) => return,
+            Err(error) => return self.fail(&error),
+        };
+        match &self.target {
+            Target::Ring(ring) => ring.append(chunk),
+            Target::File { .. } if chunk.len() as u64 > self.room_bytes() => {
+                self.encoder.leave_out(inputs);
+                self.finish(Stopped::Limit);
+            }
+            Target::File { .. } => self.append(&chunk),
+        }
+    }
+
+    fn finish(&mut self, stopped: Stopped) {
+        let end = self.encoder.end(stopped);
+        self.append(&end);
+        if self.state == State::Going {
+            self.state = State::Ended(stopped);
+        }
+    }
+
+    fn append(&mut self, more: &[u8]) {
+        let Target::File { file, bytes, .. } = &mut self.target else { return };
+        match file.write_all(more) {
+            Ok(()) => *bytes += more.len() as u64,
+            Err(error) => {
+                // Part of it may be there: readers would take it for a recorder's that was killed, which is right, but it is of no use.
+                let _ = file.set_len(*bytes);
+                self.fail(&error);
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.state = State::Failed(error.to_string());
+    }
+}
+
+/// Waits until the disk has all of it.
+fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String> {
+    // A pipe has no disk.
+    let is_on_disk = file.metadata().is_ok_and(|found| found.is_file());
+    match (state, if is_on_disk { file.sync_data() } else { Ok(()) }) {
+        (State::Ended(_), Err(error)) => Err(error.to_string()),
+        (State::Ended(stopped), Ok(())) => Ok(stopped),
+        (State::Failed(why), _) => Err(why),
+        (State::Going, _) => Ok(stopped),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::recording::{EndMark, FORMAT, Part, Reader};
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_ends_at_its_limit_has_all_that_fits_and_says_how_much_that_is() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, limit_bytes) = (directory.path().join("job.mwr"), 20_000);
+        let front = Front { format: FORMAT, ..Front::default() };
+        let (limit, force) = (Some(limit_bytes), false);
+        let options =
+            TapeOptions { path, force, limit_bytes: limit, keeps_newest: false, mode: None, waits: true, front };
+        let mut tape = Tape::create(&options).expect("the directory is ours");
+        let mut noted = 0_u64;
+        while tape.is_going() {
+            noted += 1;
+            tape.note(&Input::Tick { time_ns: noted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 }, || 0);
+        }
+        let recorded = tape.end(Stopped::NobodyLeft, 0);
+        assert_eq!(recorded.end, Ok(Stopped::Limit));
+        let file = std::fs::read(&options.path).expect("it is there");
+        assert_eq!(file.len() as u64, recorded.bytes);
+        assert!((limit_bytes - END_BYTES - 100..limit_bytes).contains(&recorded.bytes), "{recorded:?}");
+        let mut reader = Reader::open(&file[..]).expect("it is a recording");
+        let mut inputs = 0;
+        while let Some(part) = reader.next_part().expect("memory can be read") {
+            let Part::Chunk(chunk) = part else { panic!("it has no keyframes") };
+            inputs += u64::from(chunk.front.inputs);
+        }
+        assert_eq!(reader.ending(), Some(Ending::Whole(EndMark { stopped: Stopped::Limit, inputs })));
+        assert!(inputs == recorded.inputs && inputs + 3 > noted, "{inputs} of {noted}");
+    }
+}

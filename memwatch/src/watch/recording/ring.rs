@@ -1,0 +1,377 @@
+//! A recording that keeps the newest: written by a thread of its own, which copies the newest part into a new file before the old one is too large.
+//!
+//! The copy begins with a keyframe, and takes the place of the file in one step: whoever looks finds one or the other, whole. Together they are
+//! never larger than the limit, so the file alone is between a third and two thirds of it once it was full.
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use memwatch_core::Pipeline;
+use memwatch_core::recording::{Keyframe, KeyframeFront};
+
+/// So many chunks wait for the disk at most; then the watch waits, too.
+const WAITING: usize = 64;
+/// Keyframes stand so many to a full file, unless they are large themselves.
+const KEYFRAMES: u64 = 8;
+
+/// What the thread is told.
+enum Order {
+    Chunk(Vec<u8>),
+    Keyframe(KeyframeFront, Box<Pipeline>),
+    /// The end mark.
+    End(Vec<u8>),
+}
+
+/// The thread, as its recorder sees it.
+pub(crate) struct Ring {
+    orders: SyncSender<Order>,
+    thread: JoinHandle<(Kept, io::Result<()>)>,
+    flags: Arc<Flags>,
+    /// The watch waits for a slow disk.
+    waits: bool,
+}
+
+/// What is in the file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Kept {
+    /// How long it is: all of it complete.
+    pub(crate) bytes: u64,
+    /// The time of the keyframe that it begins with; `None` while it has everything.
+    pub(crate) since_ns: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Flags {
+    /// A keyframe is wanted.
+    is_due: AtomicBool,
+    /// It could not be written on.
+    has_failed: AtomicBool,
+}
+
+impl Ring {
+    /// Goes on in a file that has its front and no more.
+    ///
+    /// # Errors
+    /// When the file is none that another can take the place of, or there can be no thread.
+    pub(crate) fn start(path: &Path, file: File, front: Vec<u8>, limit_bytes: u64, waits: bool) -> io::Result<Self> {
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("it is no file on a disk, and cannot keep the newest"));
+        }
+        // Where it is a link, what it leads to is replaced.
+        let path = path.canonicalize()?;
+        let flags = Arc::new(Flags::default());
+        let kept = Kept { bytes: front.len() as u64, since_ns: None };
+        let (keyframes, since) = (VecDeque::new(), 0);
+        let writer = Writer { path, file, front, kept, limit_bytes, keyframes, since, flags: Arc::clone(&flags) };
+        let (orders, waiting) = sync_channel(WAITING);
+        let thread = thread::Builder::new().name("recording".to_owned()).spawn(move || writer.run(&waiting))?;
+        Ok(Self { orders, thread, flags, waits })
+    }
+
+    /// Whether it goes on.
+    pub(crate) fn is_going(&self) -> bool {
+        !self.flags.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Whether all that is known now is wanted.
+    pub(crate) fn wants_keyframe(&self) -> bool {
+        self.flags.is_due.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn append(&self, chunk: Vec<u8>) {
+        self.order(Order::Chunk(chunk));
+    }
+
+    fn order(&self, order: Order) {
+        // A thread that is gone has said that it failed.
+        if self.waits {
+            let _ = self.orders.send(order);
+        } else if let Err(TrySendError::Full(_)) = self.orders.try_send(order) {
+            self.flags.has_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the thread has ended: it does nothing to the file any more.
+    pub(crate) fn has_let_go(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// All that is known behind the last chunk.
+    pub(crate) fn keyframe(&self, front: KeyframeFront, pipeline: Pipeline) {
+        self.flags.is_due.store(false, Ordering::Relaxed);
+        self.order(Order::Keyframe(front, Box::new(pipeline)));
+    }
+
+    /// Writes the end mark. Says what is in the file, and whether all of it was written.
+    pub(crate) fn end(self, mark: Vec<u8>) -> (Kept, io::Result<()>) {
+        let _ = self.orders.send(Order::End(mark));
+        drop(self.orders);
+        self.thread
+            .join()
+            .unwrap_or_else(|_| (Kept::default(), Err(io::Error::other("the thread that writes it has ended"))))
+    }
+}
+
+/// The file, in the thread.
+struct Writer {
+    path: PathBuf,
+    file: File,
+    front: Vec<u8>,
+    kept: Kept,
+    limit_bytes: u64,
+    /// Where keyframes begin in it, and their times.
+    keyframes: VecDeque<(u64, u64)>,
+    /// Bytes since the last keyframe.
+    since: u64,
+    flags: Arc<Flags>,
+}
+
+impl Writer {
+    fn run(mut self, orders: &Receiver<Order>) -> (Kept, io::Result<()>) {
+        let mut done = Ok(());
+        for order in orders {
+            if self.flags.has_failed.load(Ordering::Relaxed) {
+                done = Err(io::Error::other("the disk does not keep up with what is recorded"));
+                break;
+            }
+            done = match order {
+                Order::Chunk(chunk) => self.add(&chunk),
+                Order::Keyframe(front, pipeline) => {
+                    let state = pipeline.state();
+                    drop(pipeline);
+                    Keyframe::pack(front, &state).and_then(|keyframe| self.add_keyframe(&keyframe, front.time_ns))
+                }
+                Order::End(mark) => self.append(&mark).and_then(|()| self.file.sync_data()),
+            };
+            if done.is_err() {
+                self.flags.has_failed.store(true, Ordering::Relaxed);
+                break;
+            }
+        }
+        (self.kept, done)
+    }
+
+    /// The file grows to this; the rest is for the copy.
+    const fn full_bytes(&self) -> u64 {
+        self.limit_bytes / 3 * 2
+    }
+
+    fn add(&mut self, chunk: &[u8]) -> io::Result<()> {
+        let more = chunk.len() as u64;
+        if self.kept.bytes + more > self.full_bytes() {
+            self.keep_newest(more)?;
+        }
+        // A keyframe may be on its way still.
+        if self.kept.bytes + more + super::END_BYTES > self.limit_bytes {
+            return Err(io::Error::other(
+                "--max-size (of an agent --history-size) is too little for what came before all that was known could be written",
+            ));
+        }
+        self.append(chunk)?;
+        self.since += more;
+        let last = self.keyframes.back().map_or(0, |(last, _)| self.kept.bytes - self.since - last);
+        if self.since >= (self.full_bytes() / KEYFRAMES).max(2 * last) || self.kept.bytes > self.full_bytes() {
+            self.flags.is_due.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn add_keyframe(&mut self, keyframe: &[u8], time_ns: u64) -> io::Result<()> {
+        let more = keyframe.len() as u64;
+        if self.kept.bytes + more > self.full_bytes() {
+            self.keep_newest(more)?;
+        }
+        if self.kept.bytes == self.front.len() as u64 {
+            self.kept.since_ns = Some(time_ns);
+        }
+        if self.kept.bytes + more > self.full_bytes() {
+            // Nothing of the file may be kept beside it: it begins anew.
+            self.keyframes.push_back((self.kept.bytes, time_ns));
+            self.since = 0;
+            return self.replace((self.kept.bytes, time_ns), keyframe);
+        }
+        self.keyframes.push_back((self.kept.bytes, time_ns));
+        self.append(keyframe)?;
+        self.since = 0;
+        // The chunk before it may have asked for it once more.
+        self.flags.is_due.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Where there is a keyframe from which on the rest is short enough, that is all that is left.
+    fn keep_newest(&mut self, more: u64) -> io::Result<()> {
+        let most =
+            (self.full_bytes() / 2).min(self.limit_bytes.saturating_sub(self.kept.bytes + self.front.len() as u64));
+        let most = most.min(self.full_bytes().saturating_sub(more));
+        match self.keyframes.iter().copied().find(|(byte, _)| self.kept.bytes - byte <= most) {
+            Some(first) => self.replace(first, &[]),
+            None => Ok(()),
+        }
+    }
+
+    /// The front, what stands from this byte on, and these bytes take the place of the file.
+    fn replace(&mut self, (byte, since_ns): (u64, u64), more: &[u8]) -> io::Result<()> {
+        let kept = self.kept.bytes - byte;
+        let bytes = self.front.len() as u64 + kept + more.len() as u64;
+        if self.kept.bytes + bytes > self.limit_bytes {
+            let state = super::bytes(more.len() as u64);
+            return Err(io::Error::other(format!(
+                "all that is known takes {state}: give --max-size (an agent --history-size) at least six times that"
+            )));
+        }
+        let new = copy_of(&self.path);
+        let copied = self.copy(&new, (byte, kept), more).and_then(|file| {
+            fs::rename(&new, &self.path)?;
+            Ok(file)
+        });
+        match copied {
+            Ok(file) => self.file = file,
+            Err(error) => {
+                let _ = fs::remove_file(&new);
+                return Err(error);
+            }
+        }
+        let front = self.front.len() as u64;
+        self.keyframes.retain(|(place, _)| *place >= byte);
+        for (place, _) in &mut self.keyframes {
+            *place = *place - byte + front;
+        }
+        self.kept = Kept { bytes, since_ns: Some(since_ns) };
+        Ok(())
+    }
+
+    fn copy(&self, new: &Path, (byte, kept): (u64, u64), more: &[u8]) -> io::Result<File> {
+        let mut old = OpenOptions::new().read(true).open(&self.path)?;
+        // A recorder that was killed may have left one. What somebody else puts there meanwhile, such as a link, is not followed.
+        let left = fs::remove_file(new);
+        left.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
+        file.set_permissions(self.file.metadata()?.permissions())?;
+        file.write_all(&self.front)?;
+        old.seek(SeekFrom::Start(byte))?;
+        let copied = io::copy(&mut old.take(kept), &mut file)?;
+        if copied != kept {
+            return Err(io::Error::other("it was made shorter by somebody else"));
+        }
+        file.write_all(more)?;
+        // After the machine went down, the name must not lead to less than before.
+        file.sync_data()?;
+        Ok(file)
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all(bytes);
+        match written {
+            Ok(()) => self.kept.bytes += bytes.len() as u64,
+            // Part of it may be there, which is of no use.
+            Err(_) => drop(self.file.set_len(self.kept.bytes)),
+        }
+        written
+    }
+}
+
+/// Where the newest is put together before it takes the place of the file.
+pub(crate) fn copy_of(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.new"))
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::input::Input;
+    use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front, Part, Reader};
+
+    use super::*;
+
+    const LIMIT: u64 = 60_000;
+
+    fn writer(directory: &Path) -> Writer {
+        let path = directory.join("job.mwr");
+        let front = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
+        fs::write(&path, &front).expect("the directory is ours");
+        let file = OpenOptions::new().append(true).open(&path).expect("it is there");
+        let kept = Kept { bytes: front.len() as u64, since_ns: None };
+        let (keyframes, flags) = (VecDeque::new(), Arc::default());
+        Writer { path, file, front, kept, limit_bytes: LIMIT, keyframes, since: 0, flags }
+    }
+
+    /// A chunk of ticks that do not pack well.
+    fn chunk(encoder: &mut Encoder, number: u64) -> Vec<u8> {
+        for tick in 0..300 {
+            let noise = (number * 300 + tick).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            encoder.push(&Input::Tick { time_ns: (number << 32) + noise });
+        }
+        encoder.chunk(0).expect("it is packed").expect("there are inputs")
+    }
+
+    /// What of it can be read: the time of the keyframe at its beginning, and the numbers of its chunks.
+    fn read(path: &Path) -> (Option<u64>, Vec<u64>) {
+        let mut reader = Reader::open(File::open(path).expect("it is there")).expect("it is a recording");
+        let (mut begins, mut chunks) = (None, Vec::new());
+        while let Some(part) = reader.next_part().expect("it can be read") {
+            match part {
+                Part::Chunk(chunk) => chunks.push(chunk.front.last_ns >> 32),
+                Part::Keyframe(keyframe) if chunks.is_empty() && begins.is_none() => {
+                    begins = Some(keyframe.front.time_ns >> 32);
+                }
+                Part::Keyframe(_) => {}
+            }
+        }
+        (begins, chunks)
+    }
+
+    fn add_both(writer: &mut Writer, encoder: &mut Encoder, number: u64, state: &[u8]) -> io::Result<()> {
+        writer.add(&chunk(encoder, number))?;
+        if writer.flags.is_due.load(Ordering::Relaxed) {
+            let time_ns = encoder.latest_ns();
+            let keyframe = Keyframe::pack(KeyframeFront { time_ns, ..KeyframeFront::default() }, state)?;
+            writer.add_keyframe(&keyframe, time_ns)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_newest_is_there_without_a_gap_and_never_more_than_the_limit() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut writer, mut encoder) = (writer(directory.path()), Encoder::default());
+        for number in 1..=400 {
+            add_both(&mut writer, &mut encoder, number, &[7; 100]).expect("there is room");
+            let length = fs::metadata(&writer.path).expect("it is there").len();
+            assert!(length == writer.kept.bytes && length <= writer.full_bytes() + 1000, "{length}");
+            let (begins, chunks) = read(&writer.path);
+            let first = begins.map_or(1, |before| before + 1);
+            assert_eq!(chunks, (first..=number).collect::<Vec<_>>(), "after chunk {number}");
+            assert_eq!(writer.kept.since_ns.map(|since_ns| since_ns >> 32), begins);
+        }
+        let (begins, chunks) = read(&writer.path);
+        assert!(begins > Some(100) && chunks.len() > 5, "{begins:?} {chunks:?}");
+        assert_eq!(fs::read_dir(directory.path()).expect("it is there").count(), 1, "no copy is left");
+    }
+
+    #[test]
+    fn a_state_too_large_for_its_room_ends_the_recording_and_leaves_what_was_there() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut writer, mut encoder) = (writer(directory.path()), Encoder::default());
+        let mut word = 1_u64;
+        let noise: Vec<u8> = std::iter::repeat_with(|| {
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            word.to_le_bytes()[4]
+        })
+        .take(70_000)
+        .collect();
+        let failed = (1..=400).find_map(|number| add_both(&mut writer, &mut encoder, number, &noise).err());
+        let sentence = failed.expect("it does not fit").to_string();
+        assert!(sentence.contains("--max-size"), "{sentence}");
+        let (begins, chunks) = read(&writer.path);
+        assert!(begins.is_none() && chunks.len() > 2, "{begins:?} {chunks:?}");
+    }
+}

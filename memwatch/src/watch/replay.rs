@@ -1,0 +1,402 @@
+//! A recording, played into a pipeline: everything after that is as if it were watched.
+
+use std::fs::File;
+use std::io::{BufReader, Seek as _};
+use std::path::Path;
+
+use anyhow::bail;
+use memwatch_common::record::{CallRecord, Record};
+use memwatch_core::input::Input;
+use memwatch_core::recording::{Ending, FORMAT_WITH_KEYFRAMES, Front, Keyframe, Part, Place, Reader};
+use memwatch_core::snapshot::Snapshot;
+use memwatch_core::{Pipeline, STATE};
+
+use crate::options::{Moment, Window};
+use crate::render::wall_clock::WallClock;
+use crate::watch::recording::Facts;
+
+/// As many calls are taken in together, as a watch does.
+const TOGETHER: usize = 256;
+
+/// What of a recording is played.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wish {
+    /// From when on something is looked for, and until when it is played.
+    pub(crate) window: Window,
+    /// Every event of that is wanted, and not only what they have led to.
+    pub(crate) all_events: bool,
+    /// It is being written: when it is now, in nanoseconds since 1970.
+    pub(crate) now_unix_ns: Option<i128>,
+}
+
+/// A recording that has been played.
+pub(crate) struct Replay {
+    /// What stands at its front.
+    pub(crate) front: Front,
+    /// What it has led to.
+    pub(crate) pipeline: Pipeline,
+    /// How it ends; `None` where it was not played to its end.
+    pub(crate) ending: Option<Ending>,
+    /// What to add to its times to get nanoseconds since 1970: as it was at the end of what was played.
+    pub(crate) boottime_to_unix_ns: i128,
+    /// How many bytes of it were read.
+    pub(crate) bytes: u64,
+    /// How many inputs led to this, those included that are gone.
+    pub(crate) inputs: u64,
+    /// From when on there are events in it, where older ones are gone: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) events_since_ns: Option<u64>,
+    /// From when on something was looked for, where that is not all there is: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) since_ns: Option<u64>,
+    /// It was to be looked from before its first event on, which was then.
+    pub(crate) begins_late_ns: Option<u64>,
+}
+
+impl Replay {
+    /// Plays a recording; `prepare` says what the pipeline is to keep beyond the usual.
+    ///
+    /// # Errors
+    /// When it is none, cannot be read, or has nothing of that time. One that was cut off or damaged is played as far as it goes.
+    pub(crate) fn play(path: &Path, wish: Wish, prepare: impl FnOnce(&mut Pipeline)) -> anyhow::Result<Self> {
+        let mut file = File::open(path)?;
+        // All of it through one descriptor: another file may take the place of this one at any time.
+        let span = if wish.window.is_whole() { Span::default() } else { Span::of(wish, &mut file)? };
+        let mut reader = Reader::open(BufReader::with_capacity(1 << 20, file))?;
+        let front = reader.front().clone();
+        if let Some(byte) = span.byte {
+            reader.go_to(byte)?;
+        }
+        let mut first = if front.format == FORMAT_WITH_KEYFRAMES { reader.next_part()? } else { None };
+        let mut player = Player::new(&span, prepare);
+        let (mut offset, mut events_since_ns) = (0, None);
+        let mut pipeline = if let Some(Part::Keyframe(keyframe)) = &first {
+            (player.inputs, player.last_ns) = (keyframe.front.inputs, keyframe.front.time_ns);
+            offset = keyframe.front.boottime_to_unix_ns;
+            events_since_ns = if span.byte.is_some() { span.begins_ns } else { Some(keyframe.front.time_ns) };
+            let pipeline = load(keyframe, &front)?;
+            first = None;
+            pipeline
+        } else {
+            Pipeline::new(!front.everybody)
+        };
+        if span.since_ns.is_none() {
+            player.open(&mut pipeline);
+        }
+        while let Some(part) = first.take().map_or_else(|| reader.next_part(), |part| Ok(Some(part)))? {
+            let Part::Chunk(chunk) = part else { continue };
+            offset = chunk.front.boottime_to_unix_ns;
+            if !player.take_chunk(chunk, &mut pipeline) {
+                reader.note_damage();
+            }
+            if player.is_over {
+                break;
+            }
+        }
+        player.open(&mut pipeline);
+        let ending = if player.is_over { None } else { Some(reader.ending().unwrap_or(Ending::Cut)) };
+        if !matches!(ending, Some(Ending::Whole(_))) {
+            // Nobody wrote down the time of this end.
+            pipeline.step(Input::Tick { time_ns: if player.is_over { span.until_ns } else { player.last_ns } });
+        }
+        let (bytes, inputs, boottime_to_unix_ns) = (reader.bytes(), player.inputs, i128::from(offset));
+        let Span { since_ns, begins_late_ns, .. } = span;
+        let (from, late) = (since_ns, begins_late_ns);
+        Ok(Self {
+            front,
+            pipeline,
+            ending,
+            boottime_to_unix_ns,
+            bytes,
+            inputs,
+            events_since_ns,
+            since_ns: from,
+            begins_late_ns: late,
+        })
+    }
+
+    /// What is told of it.
+    pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> Facts<'a> {
+        let Self { front, ending, bytes, inputs, events_since_ns, since_ns, .. } = self;
+        let (ending, bytes, inputs) = (*ending, *bytes, *inputs);
+        Facts { path, front, bytes, inputs, ending, events_since_ns: *events_since_ns, since_ns: *since_ns }
+    }
+
+    /// The time of its end: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) const fn now_ns(&self) -> u64 {
+        self.pipeline.now_ns()
+    }
+
+    /// Everything known at its end.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.pipeline.snapshot();
+        if !self.front.everybody {
+            snapshot.keep_wanted();
+        }
+        snapshot
+    }
+}
+
+/// The pipeline that a recording begins with.
+fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
+    if keyframe.front.layout != STATE {
+        bail!("it keeps the newest, in the layout of memwatch {}: only that version can read it", front.version);
+    }
+    let loaded = keyframe.state().and_then(|state| Pipeline::load(&state).ok());
+    loaded.ok_or_else(|| anyhow::anyhow!("what it begins with is damaged, and nothing after it can be read"))
+}
+
+/// Which part of a recording is played, by the recorded machine's clock.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// What is looked for begins then; with the first event, where it is not told.
+    since_ns: Option<u64>,
+    until_ns: u64,
+    /// Where to begin, if not at the beginning.
+    byte: Option<u64>,
+    /// The time of the keyframe that the recording begins with, if it does.
+    begins_ns: Option<u64>,
+    begins_late_ns: Option<u64>,
+}
+
+impl Default for Span {
+    fn default() -> Self {
+        Self { since_ns: None, until_ns: u64::MAX, byte: None, begins_ns: None, begins_late_ns: None }
+    }
+}
+
+impl Span {
+    /// That of a recording; the file is at its beginning again then.
+    ///
+    /// # Errors
+    /// When it cannot be read, or has nothing of that time.
+    fn of(wish: Wish, file: &mut File) -> anyhow::Result<Self> {
+        let places = Reader::open(&mut *file)?.places()?;
+        file.rewind()?;
+        let times = Times::of(&places, wish.now_unix_ns)?;
+        let begins_ns = places.first().and_then(|place| Some(place.keyframe?.time_ns));
+        let mut span = Self { begins_ns, ..Self::default() };
+        if let Some(moment) = wish.window.until {
+            span.until_ns = times
+                .boottime_ns(moment)
+                .map_err(|begins| anyhow::anyhow!("it begins at {begins}: what stood before is not in it"))?;
+        }
+        if let Some(moment) = wish.window.since {
+            if let Ok(since_ns) = times.boottime_ns(moment) {
+                span.since_ns = Some(since_ns);
+            } else {
+                (span.since_ns, span.begins_late_ns) = (begins_ns, Some(times.begin_ns));
+            }
+        }
+        if span.since_ns.is_some_and(|since_ns| since_ns >= span.until_ns) {
+            bail!("--since is not before --until");
+        }
+        if let Some(since_ns) = span.since_ns.filter(|since_ns| *since_ns > times.end_ns && wish.now_unix_ns.is_none())
+        {
+            let clock = WallClock::local(times.end_offset);
+            bail!("it ends at {}: there is nothing since {}", clock.moment(times.end_ns, 0), clock.moment(since_ns, 0));
+        }
+        let earliest_ns = span.since_ns.or((!wish.all_events).then_some(span.until_ns));
+        let is_before = |place: &&Place| {
+            place.keyframe.is_some_and(|front| Some(front.time_ns) <= earliest_ns && front.layout == STATE)
+        };
+        span.byte = places.iter().rfind(is_before).map(|place| place.byte);
+        Ok(span)
+    }
+}
+
+/// The times of a recording's parts, and what people's clocks showed then.
+struct Times {
+    /// First and last time of each part that has any, and what to add to get nanoseconds since 1970.
+    all: Vec<(u64, u64, i128)>,
+    begin_ns: u64,
+    begin_offset: i128,
+    end_ns: u64,
+    end_offset: i128,
+    /// What people count back from: its end, or now.
+    end_unix_ns: i128,
+}
+
+impl Times {
+    fn of(places: &[Place], now_unix_ns: Option<i128>) -> anyhow::Result<Self> {
+        let times = |place: &Place| match (place.chunk, place.keyframe) {
+            (Some(chunk), _) => (chunk.first_ns, chunk.last_ns, i128::from(chunk.boottime_to_unix_ns)),
+            (_, Some(front)) => (front.time_ns, front.time_ns, i128::from(front.boottime_to_unix_ns)),
+            (None, None) => (0, 0, 0),
+        };
+        let all: Vec<_> = places.iter().map(times).filter(|(first_ns, ..)| *first_ns > 0).collect();
+        let (Some((begin_ns, _, begin_offset)), Some((_, end_ns, end_offset))) =
+            (all.first().copied(), all.last().copied())
+        else {
+            bail!("there is nothing in it");
+        };
+        let end_unix_ns = now_unix_ns.unwrap_or(i128::from(end_ns) + end_offset);
+        Ok(Self { all, begin_ns, begin_offset, end_ns, end_offset, end_unix_ns })
+    }
+
+    /// When that is by the recorded machine's clock; for a time before the first, when that was, in words.
+    fn boottime_ns(&self, moment: Moment) -> Result<u64, String> {
+        let unix_ns = moment.unix_ns(self.end_unix_ns);
+        // The clock may have been set meanwhile: the part before the time knows how it went then.
+        let before = self.all.iter().rfind(|(_, last_ns, offset)| i128::from(*last_ns) + offset <= unix_ns);
+        let time_ns = unix_ns - before.map_or(self.begin_offset, |(.., offset)| *offset);
+        if time_ns < i128::from(self.begin_ns) {
+            return Err(WallClock::local(self.begin_offset).moment(self.begin_ns, 0));
+        }
+        Ok(u64::try_from(time_ns).unwrap_or(u64::MAX))
+    }
+}
+
+/// Inputs on their way into a pipeline.
+struct Player<F> {
+    calls: Vec<CallRecord>,
+    inputs: u64,
+    last_ns: u64,
+    since_ns: Option<u64>,
+    until_ns: u64,
+    /// What the pipeline is to look for, until it does.
+    prepare: Option<F>,
+    /// There was an input of a later time.
+    is_over: bool,
+}
+
+impl<F: FnOnce(&mut Pipeline)> Player<F> {
+    fn new(span: &Span, prepare: F) -> Self {
+        let Span { since_ns, until_ns, .. } = *span;
+        let calls = Vec::with_capacity(TOGETHER);
+        Self { calls, inputs: 0, last_ns: 0, since_ns, until_ns, prepare: Some(prepare), is_over: false }
+    }
+
+    /// From now on it is looked for what was asked for: once.
+    fn open(&mut self, pipeline: &mut Pipeline) {
+        let Some(prepare) = self.prepare.take() else { return };
+        pipeline.step_calls(&self.calls);
+        self.calls.clear();
+        if let Some(since_ns) = self.since_ns {
+            pipeline.begin_window(since_ns);
+        }
+        prepare(pipeline);
+        if self.since_ns.is_some() || self.last_ns > 0 {
+            pipeline.show_present();
+        }
+    }
+
+    /// False where it has something that is no input.
+    fn take_chunk(&mut self, chunk: memwatch_core::recording::Chunk, pipeline: &mut Pipeline) -> bool {
+        self.last_ns = self.last_ns.max(chunk.front.last_ns);
+        let read = chunk.for_each(|input| {
+            let time_ns = input.time_ns();
+            self.is_over |= time_ns.is_some_and(|time_ns| time_ns > self.until_ns);
+            if self.prepare.is_some() && time_ns > self.since_ns {
+                self.open(pipeline);
+            }
+            if !self.is_over {
+                self.inputs += 1;
+                self.take(pipeline, input);
+            }
+        });
+        pipeline.step_calls(&std::mem::take(&mut self.calls));
+        read.is_ok()
+    }
+
+    fn take(&mut self, pipeline: &mut Pipeline, input: Input) {
+        if let Input::Record(Record::Call(call)) = input {
+            self.calls.push(call);
+            if self.calls.len() < TOGETHER {
+                return;
+            }
+            pipeline.step_calls(&self.calls);
+            self.calls.clear();
+            return;
+        }
+        pipeline.step_calls(&self.calls);
+        self.calls.clear();
+        // The kernel half's books, which these are for, are no more.
+        if matches!(input, Input::Tick { .. }) {
+            pipeline.take_unnamed();
+        }
+        pipeline.step(input);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use memwatch_core::recording::{Encoder, FORMAT, KeyframeFront, Stopped};
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// Ticks of these seconds, a chunk each, behind a keyframe of the second before, where one is wanted.
+    fn recording(directory: &Path, seconds: std::ops::RangeInclusive<u64>, has_keyframe: bool) -> PathBuf {
+        let format = if has_keyframe { FORMAT_WITH_KEYFRAMES } else { FORMAT };
+        let mut bytes = Encoder::front(&Front { format, everybody: true, ..Front::default() });
+        if has_keyframe {
+            let mut pipeline = Pipeline::new(false);
+            let time_ns = (seconds.start() - 1) * SECOND_NS;
+            pipeline.step(Input::Tick { time_ns });
+            let front = KeyframeFront { layout: STATE, time_ns, ..KeyframeFront::default() };
+            bytes.extend(Keyframe::pack(front, &pipeline.state()).expect("it is small"));
+        }
+        let mut encoder = Encoder::default();
+        for second in seconds {
+            encoder.push(&Input::Tick { time_ns: second * SECOND_NS });
+            bytes.extend(encoder.chunk(0).expect("it is packed").expect("there is one"));
+        }
+        bytes.extend(encoder.end(Stopped::Asked));
+        let path = directory.join("job.mwr");
+        std::fs::write(&path, bytes).expect("the directory is ours");
+        path
+    }
+
+    fn window(since: Option<u64>, until: Option<u64>) -> Wish {
+        let moment = |seconds| Moment::BeforeEnd(Duration::from_secs(seconds));
+        Wish { window: Window { since: since.map(moment), until: until.map(moment) }, ..Wish::default() }
+    }
+
+    /// When it was prepared, and all else, in seconds.
+    fn played(path: &Path, wish: Wish) -> anyhow::Result<(u64, Replay)> {
+        let mut prepared_ns = None;
+        let replay = Replay::play(path, wish, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
+        Ok((prepared_ns.expect("it is prepared once") / SECOND_NS, replay))
+    }
+
+    #[test]
+    fn what_is_looked_for_begins_at_the_time_and_ends_at_the_other() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for has_keyframe in [false, true] {
+            let path = recording(directory.path(), 10..=50, has_keyframe);
+            let (prepared, replay) = played(&path, window(Some(20), Some(5))).expect("it is one");
+            assert_eq!((prepared, replay.since_ns, replay.now_ns()), (30, Some(30 * SECOND_NS), 45 * SECOND_NS));
+            assert_eq!((replay.begins_late_ns, replay.ending), (None, None));
+            let (prepared, replay) = played(&path, window(None, None)).expect("it is one");
+            assert_eq!((prepared, replay.since_ns), (if has_keyframe { 9 } else { 0 }, None));
+            // The end itself is a time in it, at which nothing was to come.
+            let (prepared, _) = played(&path, window(Some(1), None)).expect("it is one");
+            assert_eq!(prepared, 49);
+        }
+    }
+
+    #[test]
+    fn what_begins_later_is_told_and_what_cannot_be_is_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = recording(directory.path(), 10..=50, true);
+        let (prepared, replay) = played(&path, window(Some(3600), None)).expect("it is one");
+        assert_eq!((prepared, replay.begins_late_ns), (9, Some(9 * SECOND_NS)));
+        assert_eq!(replay.since_ns, Some(9 * SECOND_NS), "what was found before is not of that time");
+        let path = recording(directory.path(), 10..=50, false);
+        let (prepared, replay) = played(&path, window(Some(3600), None)).expect("it is one");
+        assert_eq!((prepared, replay.since_ns, replay.begins_late_ns), (0, None, Some(10 * SECOND_NS)));
+        let refused = |wish| played(&path, wish).err().expect("it is refused").to_string();
+        assert!(refused(window(Some(5), Some(5))).contains("--since is not before --until"));
+        assert!(refused(window(None, Some(3600))).contains("it begins at"));
+        let later = Moment::At("1970-01-01T00:02:00Z".parse().expect("a time"));
+        let wish = Wish { window: Window { since: Some(later), until: None }, ..Wish::default() };
+        assert!(refused(wish).contains("it ends at"), "{}", refused(wish));
+        // What is being written has not ended.
+        let (prepared, _) =
+            played(&path, Wish { now_unix_ns: Some(130 * i128::from(SECOND_NS)), ..wish }).expect("it is one");
+        assert_eq!(prepared, 120);
+    }
+}

@@ -1,0 +1,480 @@
+//! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
+
+pub(crate) mod analysis;
+pub(crate) mod intake;
+pub(crate) mod life;
+pub(crate) mod peaks;
+pub(crate) mod recording;
+pub(crate) mod tensors;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use aya_log::EbpfLogger;
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{Item, Record};
+use memwatch_core::Pipeline;
+use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use memwatch_core::snapshot::Snapshot;
+use memwatch_core::words::Tgid;
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use self::intake::Intake;
+use self::life::Life;
+use self::tensors::Tensors;
+use crate::backends::cuda::context_probes::ContextProbes;
+use crate::backends::cuda::graph_probes::GraphProbes;
+use crate::backends::cuda::library_watch::{Latecomer, LibraryWatch, library_source};
+use crate::backends::cuda::nvml::{self, NvmlLibrary};
+use crate::exit::Failure;
+use crate::frameworks::pytorch::{TensorWish, TorchWatch};
+use crate::sources::cgroup::Groups;
+use crate::sources::clock;
+use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
+use crate::sources::kernel::books::KernelBooks;
+use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
+use crate::sources::kernel::losses::LossCounters;
+use crate::sources::kernel::ring::Ring;
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::LibraryScan;
+use crate::sources::library_sweep::Among;
+use crate::sources::namespace;
+use crate::sources::presence::Presence;
+use crate::sources::procfs::ProcReader;
+use crate::watch::recording::{Tape, TapeOptions};
+
+/// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
+const NVML_STALE: Duration = Duration::from_secs(10);
+
+/// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
+const RHYTHM: Duration = Duration::from_millis(20);
+
+/// As many calls are taken in together: what they change is looked up at once, and has to fit the nearest caches.
+const TOGETHER: usize = 256;
+
+/// What to watch, and how.
+#[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
+pub(crate) struct SessionOptions {
+    /// These processes and their children; empty for every process of the machine.
+    pub(crate) targets: Vec<u32>,
+    /// A command will be started later and become a target.
+    pub(crate) expects_command: bool,
+    /// Further driver library files.
+    pub(crate) libraries: Vec<PathBuf>,
+    /// The NVML to ask.
+    pub(crate) nvml: NvmlLibrary,
+    /// Where runtimes are asked for names.
+    pub(crate) sockets: RuntimeSockets,
+    /// Size of the ring buffer in bytes.
+    pub(crate) ring_bytes: u32,
+    /// Use classic uprobes even where `uprobe_multi` works.
+    pub(crate) classic_uprobes: bool,
+    /// Look for new libraries now and then, even where the kernel reports them.
+    pub(crate) polls_libraries: bool,
+    /// Let the kernel half log.
+    pub(crate) diagnostics: bool,
+    /// What of PyTorch is watched.
+    pub(crate) tensors: TensorWish,
+    /// Its modules and stages are logged.
+    pub(crate) logs_tensors: bool,
+    /// Everything is recorded here.
+    pub(crate) tape: Option<TapeOptions>,
+}
+
+/// A running watch.
+pub(crate) struct Session {
+    kernel: Kernel,
+    diagnostics: Option<EbpfLogger<&'static dyn log::Log>>,
+    ring: Ring,
+    rhythm: Interval,
+    losses: LossCounters,
+    books: KernelBooks,
+    pipeline: Intake,
+    processes: ProcReader,
+    presence: Presence,
+    groups: Groups,
+    libraries: LibraryWatch,
+    context_probes: ContextProbes,
+    graph_probes: GraphProbes,
+    tensors: Tensors,
+    devices: mpsc::Receiver<DeviceReading>,
+    names: RuntimeNames,
+    targets: BTreeSet<u32>,
+    everybody: bool,
+    last_reading_ns: u64,
+    nvml_works: bool,
+}
+
+impl Session {
+    /// Loads the kernel half, attaches to every library known now, and begins to watch.
+    pub(crate) fn open(options: &SessionOptions) -> Result<Self, Failure> {
+        if namespace::is_initial("pid") == Some(false) {
+            return Err(Failure::foreign_pid_namespace());
+        }
+        let everybody = options.targets.is_empty() && !options.expects_command;
+        let tape = options.tape.as_ref().map(Tape::create).transpose()?;
+        let load = LoadOptions {
+            all_processes: everybody,
+            ring_bytes: options.ring_bytes,
+            classic_uprobes: options.classic_uprobes,
+            diagnostics: options.diagnostics,
+        };
+        let version = kernel_version()?;
+        let mut kernel = Kernel::load(load).map_err(Failure::from_load)?;
+        let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose();
+        let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
+        let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
+        let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
+        let books = KernelBooks::open(&mut kernel.ebpf).context("the kernel half's books cannot be read")?;
+        let mut rhythm = interval(RHYTHM);
+        rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
+        let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
+        let torch = TorchWatch::new(version, options.tensors);
+        let mut session = Self {
+            kernel,
+            diagnostics,
+            ring,
+            rhythm,
+            losses,
+            books,
+            pipeline: Intake::new(Pipeline::new(!everybody), tape),
+            processes: ProcReader::new("/proc"),
+            presence: Presence::default(),
+            groups: Groups::open(),
+            libraries: libraries.context("the thread that looks for libraries cannot be started")?,
+            context_probes: ContextProbes::default(),
+            graph_probes: GraphProbes::default(),
+            tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
+            devices: nvml::start(options.nvml.clone()),
+            names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
+            targets: BTreeSet::new(),
+            everybody,
+            last_reading_ns: clock::boottime_ns(),
+            nvml_works: false,
+        };
+        if options.logs_tensors {
+            session.pipeline.log_tensors();
+        }
+        session.prepare_recording(options);
+        session.attach_first(options)?;
+        Ok(session)
+    }
+
+    /// Everything known now gets its probes; the watch begins when the last one has.
+    fn attach_first(&mut self, options: &SessionOptions) -> Result<(), Failure> {
+        let roots: BTreeSet<u32> = options.targets.iter().copied().collect();
+        let mut all = if roots.is_empty() { BTreeSet::new() } else { self.processes.descendants(&roots) };
+        all.extend(&roots);
+        for &tgid in &all {
+            self.kernel.watch(tgid).map_err(Failure::from_load)?;
+            self.libraries.expect(tgid);
+        }
+        self.libraries.attach_host(&mut self.kernel);
+        if self.everybody {
+            self.libraries.attach_machine(&mut self.kernel);
+        }
+        self.libraries.attach_expected(&mut self.kernel);
+        self.update_coverage();
+        self.pipeline.step(Input::Attached { time_ns: clock::boottime_ns() });
+        for &tgid in &all {
+            let target = roots.contains(&tgid);
+            self.learn(tgid, target);
+            // It may have ended before the kernel half knew it; nobody reports that exit.
+            if !self.processes.exists(tgid) {
+                if target {
+                    return Err(Failure::no_process(tgid));
+                }
+                self.pipeline.step(Input::ProcessGone { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
+            }
+        }
+        self.targets = roots;
+        Ok(())
+    }
+
+    /// A process started under our eyes and not yet running: watched from its first instruction.
+    ///
+    /// `words` are its program and arguments: `/proc` still shows it as memwatch's own fork, and it may end before another look.
+    pub(crate) fn adopt(&mut self, tgid: u32, words: &[OsString]) -> Result<(), LoadError> {
+        self.kernel.watch(tgid)?;
+        self.libraries.expect(tgid);
+        if let Some(facts) = self.processes.facts(tgid, true) {
+            let command = words.join(OsStr::new(" ")).to_string_lossy().into_owned();
+            let comm = words.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
+            let comm = comm.to_string_lossy().into_owned();
+            self.pipeline.step(Input::Process(ProcessFacts { command, comm, started_under_watch: true, ..facts }));
+        }
+        self.targets.insert(tgid);
+        Ok(())
+    }
+
+    /// Waits for what comes next, records, a device reading, names or the time to look for libraries, and takes it in.
+    ///
+    /// Dropped while it waits, it has taken nothing.
+    pub(crate) async fn advance(&mut self) {
+        tokio::select! {
+            _ = self.ring.wake() => self.pump(),
+            _ = self.rhythm.tick() => {
+                self.libraries.fetch_mapped();
+                self.pump();
+                self.pipeline.write_if_due();
+                self.discover();
+            }
+            Some(reading) = self.devices.recv() => self.take_devices(reading),
+            found = self.names.next() => self.take_names(found),
+        }
+    }
+
+    /// Fetches all records that are there.
+    fn pump(&mut self) {
+        if let Some(log) = &mut self.diagnostics {
+            log.flush();
+        }
+        let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, .. } = self;
+        let mut life = Life { pipeline, processes, libraries, groups, targets };
+        let mut calls = Vec::new();
+        ring.drain(|item| {
+            let call = if let Ok(Item::Record(Record::Call(call))) = item { Some(call) } else { None };
+            calls.extend(call);
+            if call.is_none() || calls.len() == TOGETHER {
+                life.pipeline.step_calls(&calls);
+                calls.clear();
+            }
+            match item {
+                Ok(Item::Record(Record::Call(_))) => {}
+                Ok(Item::Record(Record::Process(event))) => {
+                    presence.reported(event.tgid);
+                    tensors.note_life(&event);
+                    life.take(event);
+                }
+                Ok(item) => tensors.take(&item).into_iter().for_each(|input| life.pipeline.step(input)),
+                Err(_) => life.pipeline.step(Input::Lost { tgid: None, loss: Loss::UndecodableRecord, count: 1 }),
+            }
+        });
+        life.pipeline.step_calls(&calls);
+        tensors.note_fetched();
+        for moved in self.groups.take_moved(&self.processes) {
+            self.pipeline.step(moved);
+        }
+    }
+
+    /// Looks for libraries that have appeared, and for processes in which more has to be watched.
+    fn discover(&mut self) {
+        self.look_closer();
+        let Self { kernel, libraries, pipeline, targets, everybody, .. } = self;
+        // In a watch on targets the pipeline knows them and their children.
+        let wanted = |tgid| *everybody || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
+        let among = || match everybody {
+            true => Among::Everybody,
+            false => Among::Processes(pipeline.watched().map(|tgid| tgid.0).collect()),
+        };
+        let mut late = libraries.attach_mapped(kernel, wanted);
+        late.extend(libraries.attach_expected(kernel));
+        late.extend(libraries.attach_swept(kernel, among));
+        self.update_coverage();
+        for Latecomer { tgid, since_ns } in late {
+            if self.everybody || self.pipeline.knows(Tgid(tgid)) {
+                self.learn_late(tgid, since_ns);
+            }
+        }
+    }
+
+    /// Asks for names, and puts more probes into the processes that need them.
+    fn look_closer(&mut self) {
+        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, tensors, .. } = self;
+        names.want(pipeline.names());
+        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
+        context_probes.update(kernel, libraries, &unplaced);
+        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
+        tensors.update(kernel, pipeline);
+    }
+
+    fn take_names(&mut self, found: Found) {
+        if let Some(input) = self.names.take(found, self.pipeline.names()) {
+            self.pipeline.step(input);
+        }
+    }
+
+    /// Whether every runtime that may know a container of this watch has been asked for its name.
+    pub(crate) fn has_asked_for_names(&self) -> bool {
+        self.names.want(self.pipeline.names());
+        self.names.is_settled()
+    }
+
+    /// A process that had its library mapped before the probes: nothing is known of it until then.
+    fn learn_late(&mut self, tgid: u32, since_ns: u64) {
+        let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
+        if facts.start_ns < since_ns {
+            self.presence.unreported(tgid);
+            self.pipeline.step(Input::Process(facts));
+            self.pipeline.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
+        }
+    }
+
+    /// Takes a device reading in, after every record made before it.
+    fn take_devices(&mut self, mut reading: DeviceReading) {
+        self.pump();
+        // NVML may still list who has just ended, and in some driver's lists there are numbers of other pid namespaces.
+        for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
+            list.retain(|entry| self.pipeline.knows(entry.tgid) || self.processes.exists(entry.tgid.0));
+        }
+        self.last_reading_ns = reading.end_ns;
+        self.nvml_works = reading.state == NvmlState::Ok;
+        if self.everybody {
+            let listed: Vec<u32> = if self.nvml_works {
+                let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
+                uses.map(|use_| use_.tgid.0).collect()
+            } else {
+                self.libraries.users()
+            };
+            for tgid in listed {
+                if !self.pipeline.knows(Tgid(tgid)) && (self.nvml_works || self.libraries.is_user(tgid)) {
+                    self.learn(tgid, false);
+                }
+            }
+        }
+        self.pipeline.step(Input::Devices(reading));
+        self.take_groups();
+    }
+
+    /// What control groups hold by the kernel's account, and where processes are now, if nobody reports that they were moved.
+    fn take_groups(&mut self) {
+        if let Some(memory) = self.groups.device_memory(self.pipeline.cgroups().into_iter()) {
+            self.pipeline.step(Input::CgroupMemory(memory));
+        }
+        if !self.kernel.reports_moves {
+            self.pipeline.watched().for_each(|tgid| self.groups.note_move(tgid.0));
+        }
+    }
+
+    /// Everything known now.
+    pub(crate) fn snapshot(&mut self) -> Snapshot {
+        self.tick();
+        let mut snapshot = self.pipeline.snapshot();
+        if !self.everybody {
+            snapshot.keep_wanted();
+        }
+        snapshot
+    }
+
+    /// Takes everything in up to now, without telling anybody: what is together at this moment counts for peaks.
+    pub(crate) fn tick(&mut self) {
+        self.pump();
+        let now_ns = clock::boottime_ns();
+        let processes = &self.processes;
+        for loss in self.losses.poll(|tgid| processes.exists(tgid)) {
+            self.presence.distrust(now_ns);
+            self.pipeline.step(loss);
+        }
+        self.drop_stale_devices(now_ns);
+        self.forget_gone(now_ns);
+        self.clean_books();
+        self.anchor_losers();
+        self.pipeline.step(Input::Tick { time_ns: now_ns });
+    }
+
+    /// How many processes are watched, and how many GPUs NVML lists.
+    pub(crate) fn extent(&self) -> (usize, usize) {
+        (self.pipeline.watched().count(), self.pipeline.gpus())
+    }
+
+    /// Whether any target, or child of one, is left. Always true for a watch on everybody.
+    pub(crate) fn is_anybody_left(&self) -> bool {
+        self.everybody || self.pipeline.watched().next().is_some()
+    }
+
+    /// The targets that have mapped no driver library.
+    pub(crate) fn targets_without_library(&self) -> Vec<u32> {
+        self.targets.iter().copied().filter(|tgid| self.libraries.is_expected(*tgid)).collect()
+    }
+
+    fn learn(&mut self, tgid: u32, target: bool) {
+        let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
+        // Who is listed may be about to end, with its exit record taken in already: it would begin a second life.
+        if let Some(facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
+            self.presence.unreported(tgid);
+            self.pipeline.step(Input::Process(facts));
+        }
+    }
+
+    fn update_coverage(&mut self) {
+        let Some(libraries) = self.libraries.new_coverage() else { return };
+        let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
+        let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
+        self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery, moves }));
+    }
+
+    /// Processes whose records were lost are taken back to what the kernel half's own books say, at a moment between two of their calls.
+    fn anchor_losers(&mut self) {
+        for tgid in self.pipeline.to_anchor() {
+            let Some(before) = self.books.sums(tgid.0) else { continue };
+            // What had been recorded by then is in the ring, and a ringful is what this fetches.
+            self.pump();
+            self.clean_books();
+            if let Some(held) = self.books.held_since(tgid.0, &before) {
+                self.pipeline.step(Input::Held(held));
+            }
+        }
+    }
+
+    /// What went without a free of its own stands in the kernel half's books still.
+    fn clean_books(&mut self) {
+        for unnamed in self.pipeline.take_unnamed() {
+            let tgid = unnamed.tgid.0;
+            match unnamed.life.or_else(|| self.books.sums(tgid).map(|sums| sums.life)) {
+                Some(life) => self.books.remove((tgid, life), &unnamed),
+                None if unnamed.addresses.is_empty() => {}
+                None => self.books.sweep(tgid),
+            }
+            if unnamed.incomplete {
+                self.books.sweep(tgid);
+            }
+        }
+    }
+
+    fn drop_stale_devices(&mut self, now_ns: u64) {
+        let age = Duration::from_nanos(now_ns.saturating_sub(self.last_reading_ns));
+        if age > NVML_STALE && self.nvml_works {
+            self.nvml_works = false;
+            let state = NvmlState::Unavailable(format!("NVML has not answered for {} s", age.as_secs()));
+            let reading = DeviceReading { begin_ns: now_ns, end_ns: now_ns, state, devices: Vec::new() };
+            self.pipeline.step(Input::Devices(reading));
+        }
+    }
+
+    /// Processes known only from NVML or `/proc` have no exit record.
+    fn forget_gone(&mut self, now_ns: u64) {
+        let mut gone = self.presence.due(self.pipeline.watched(), now_ns);
+        gone.retain(|tgid| !self.processes.exists(tgid.0));
+        if gone.is_empty() {
+            return;
+        }
+        // Their exit records, if they have any, are in the ring by now and come first.
+        self.pump();
+        // A number that is in use again belongs to a process that began meanwhile; the old one's exit record has been read.
+        for tgid in gone.into_iter().filter(|tgid| !self.processes.exists(tgid.0)) {
+            self.pipeline.step(Input::ProcessGone { tgid, time_ns: now_ns });
+        }
+    }
+}
+
+/// Whether a device reading, good or bad, has come since the watch began.
+pub(crate) fn has_reading(snapshot: &Snapshot) -> bool {
+    match snapshot.nvml {
+        NvmlState::Starting => false,
+        NvmlState::Ok => snapshot.gpus.iter().all(|gpu| gpu.sampled_ns >= snapshot.attached_ns),
+        NvmlState::Unavailable(_) => true,
+    }
+}
+
+fn kernel_version() -> Result<KernelVersion, Failure> {
+    let release =
+        std::fs::read_to_string("/proc/sys/kernel/osrelease").context("the kernel's release cannot be read")?;
+    Ok(KernelVersion::from_release(&release)
+        .with_context(|| format!("kernel release {release:?} is not understood"))?)
+}

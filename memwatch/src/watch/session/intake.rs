@@ -1,0 +1,62 @@
+//! What enters the pipeline: and the recording, where one is made. Nothing enters one without the other.
+
+use std::ops::{Deref, DerefMut};
+
+use memwatch_common::record::{CallRecord, Record};
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+
+use crate::sources::clock::boottime_to_unix_ns;
+use crate::watch::recording::Tape;
+
+/// A pipeline whose inputs may be recorded.
+pub(crate) struct Intake {
+    pipeline: Pipeline,
+    pub(crate) tape: Option<Tape>,
+}
+
+impl Intake {
+    pub(crate) const fn new(pipeline: Pipeline, tape: Option<Tape>) -> Self {
+        Self { pipeline, tape }
+    }
+
+    /// Takes one input into account.
+    pub(crate) fn step(&mut self, input: Input) {
+        if let Some(tape) = &mut self.tape {
+            tape.note(&input, boottime_to_unix_ns);
+        }
+        self.pipeline.step(input);
+    }
+
+    /// Takes calls into account, in their order.
+    pub(crate) fn step_calls(&mut self, calls: &[CallRecord]) {
+        if let Some(tape) = &mut self.tape {
+            for call in calls {
+                tape.note(&Input::Record(Record::Call(*call)), boottime_to_unix_ns);
+            }
+        }
+        self.pipeline.step_calls(calls);
+    }
+
+    /// Writes what was recorded, now and then.
+    pub(crate) fn write_if_due(&mut self) {
+        if let Some(tape) = &mut self.tape {
+            tape.keep_if_wanted(&self.pipeline, boottime_to_unix_ns);
+            tape.write_if_due(boottime_to_unix_ns);
+        }
+    }
+}
+
+impl Deref for Intake {
+    type Target = Pipeline;
+
+    fn deref(&self) -> &Pipeline {
+        &self.pipeline
+    }
+}
+
+impl DerefMut for Intake {
+    fn deref_mut(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+}

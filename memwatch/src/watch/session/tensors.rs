@@ -1,0 +1,391 @@
+//! What is watched of PyTorch, and what only the process's memory can tell of its records: which code a stack's frames are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use memwatch_common::native::NativeItem;
+use memwatch_common::python::PythonLayout;
+use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
+use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
+use memwatch_core::input::Input;
+use memwatch_core::snapshot::MemoryHistory;
+use memwatch_core::words::Tgid;
+use memwatch_core::{Pipeline, TensorLog};
+
+use super::Session;
+use super::intake::Intake;
+use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::probes::TensorProbes;
+use crate::frameworks::pytorch::{Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
+use crate::sources::clock;
+use crate::sources::kernel::load::Kernel;
+use crate::sources::native::{NativeFiles, NativeProcess};
+use crate::sources::python::{PythonError, PythonProcess};
+
+/// How often Python is looked for again in a process where no thread ran any.
+const AGAIN: Duration = Duration::from_millis(500);
+/// An allocator's own statistics are asked for no more often than this: they are 1.2 KB, read under its lock.
+const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
+
+/// What is large where nobody says otherwise.
+const LARGE_BYTES: u64 = 100 << 20;
+
+/// Copies of stacks that wait for the record that names them: it comes right after them.
+const MOST_SAME: usize = 4096;
+
+/// The PyTorch processes of a watch.
+pub(crate) struct Tensors {
+    torch: TorchWatch,
+    processes: BTreeMap<u32, Process>,
+    /// Processes that have ended, or have another image now.
+    replaced: Vec<u32>,
+    /// Stacks that were resolved too late, as they are known now.
+    corrected: Vec<Input>,
+    /// What is known of files with native code.
+    files: NativeFiles,
+    /// Of allocations of this size and above more is wanted.
+    large_bytes: u64,
+    /// How often all records that there were have been fetched.
+    fetches: u64,
+}
+
+struct Process {
+    python: Python,
+    /// When statistics were last asked for.
+    asked: Option<Instant>,
+    /// Its allocators' numbers while it rests; `None` where its memory cannot be read.
+    resting: Option<RestingNumbers>,
+    /// How many records of its tensors have come.
+    records: u64,
+    native: NativeProcess,
+    /// The numbers of stacks that are the same as an earlier one, until the record comes that names them: theirs, and the earlier one's.
+    same: Vec<(u64, u64)>,
+}
+
+enum Python {
+    /// Lines are not wanted, or there is none, or none that is understood.
+    Without,
+    /// It was not at work yet; when it was looked at.
+    Idle(Instant),
+    Found {
+        python: Box<PythonProcess>,
+        /// On the end of code objects.
+        probes: Option<TensorProbes>,
+        /// What the kernel half walks with.
+        told: PythonLayout,
+    },
+}
+
+/// What of PyTorch a watch keeps, and tells.
+impl Session {
+    /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
+    pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
+        self.pipeline.list_tensors_from(least_bytes);
+        self.tensors.list_from(least_bytes);
+    }
+
+    /// Keeps what a process's caching allocators do from now on, so many lines of it.
+    pub(crate) fn keep_history(&mut self, tgid: Tgid, lines: usize) {
+        self.pipeline.keep_history(tgid, lines);
+    }
+
+    /// What a process's caching allocators have done, and what there is now, on stacks with or without native frames; `None` where nothing of
+    /// PyTorch was seen.
+    pub(crate) fn history(&self, tgid: Tgid, with_native: bool) -> Option<MemoryHistory> {
+        self.pipeline.history(tgid, with_native)
+    }
+
+    /// What the logs of modules and stages have new.
+    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
+        self.pump();
+        self.pipeline.take_tensor_logs()
+    }
+
+    /// Whether PyTorch was found, and all that is wanted of it is seen from now on.
+    pub(crate) fn sees_tensors(&self) -> bool {
+        self.tensors.is_settled()
+    }
+}
+
+impl Tensors {
+    /// None yet.
+    pub(crate) fn new(torch: TorchWatch) -> Self {
+        Self {
+            torch,
+            processes: BTreeMap::new(),
+            replaced: Vec::new(),
+            corrected: Vec::new(),
+            files: NativeFiles::default(),
+            large_bytes: LARGE_BYTES,
+            fetches: 0,
+        }
+    }
+
+    /// Allocations of this size and above are large, in processes where PyTorch is found from now on.
+    pub(crate) fn list_from(&mut self, least_bytes: u64) {
+        self.large_bytes = least_bytes;
+    }
+
+    /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in those that have it.
+    pub(crate) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+        if self.torch.level() == TensorLevel::Off {
+            return;
+        }
+        for stack in self.corrected.drain(..) {
+            pipeline.step(stack);
+        }
+        for tgid in std::mem::take(&mut self.replaced) {
+            self.torch.forget(kernel, tgid);
+            self.forget(kernel, tgid);
+        }
+        let wanted: BTreeSet<u32> = pipeline.watched().map(|tgid| tgid.0).collect();
+        let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains(tgid)).collect();
+        for tgid in gone {
+            self.forget(kernel, tgid);
+        }
+        for (tgid, missing) in self.torch.update(kernel, &wanted) {
+            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing });
+            // With its first event: a program that then rests has been counted.
+            log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+            self.processes.entry(tgid).or_insert_with(|| Process::new(tgid));
+            self.meet(kernel, tgid);
+        }
+        let due = |process: &Process| matches!(process.python, Python::Idle(looked) if looked.elapsed() >= AGAIN);
+        let due: Vec<u32> = self.processes.iter().filter(|(_, process)| due(process)).map(|(tgid, _)| *tgid).collect();
+        for tgid in due {
+            self.meet(kernel, tgid);
+        }
+        for (tgid, process) in &mut self.processes {
+            process.tell(kernel, *tgid, pipeline);
+            process.rest(*tgid, self.fetches, pipeline);
+            if pipeline.lacks_trace(Tgid(*tgid)) {
+                self.torch.do_without_trace(kernel, *tgid);
+            } else if pipeline.has_trace(Tgid(*tgid)) {
+                self.torch.trust_trace(kernel, *tgid);
+            }
+        }
+    }
+
+    /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
+    pub(crate) fn is_settled(&self) -> bool {
+        let is_settled = |(tgid, process): (&u32, &Process)| {
+            self.torch.is_settled(*tgid) && !matches!(process.python, Python::Idle(_))
+        };
+        !self.processes.is_empty() && self.processes.iter().all(is_settled)
+    }
+
+    /// What an item of the ring is to the pipeline; `None` for one of a process that is not watched any more.
+    pub(crate) fn take(&mut self, item: &Item<'_>) -> Option<Input> {
+        match item {
+            Item::Stack(stack) => self.resolve(stack),
+            Item::Native(copy) => self.unwind(copy),
+            Item::Statistics(statistics) => Some(Input::Statistics {
+                tgid: Tgid(statistics.tgid),
+                allocator: statistics.allocator,
+                time_ns: statistics.time_ns,
+                words: Box::new(statistics.words()),
+            }),
+            Item::Record(record) => {
+                self.count(record);
+                self.note(record);
+                Some(Input::Record(self.with_known_stack(*record)))
+            }
+        }
+    }
+
+    /// A process has ended, or its image was replaced: what is known of its memory is of no use any more.
+    pub(crate) fn note_life(&mut self, event: &ProcessRecord) {
+        let ends = matches!(event.event(), Some(ProcessEvent::Exec | ProcessEvent::Exit));
+        // Of a watch without tensors nobody takes this list.
+        if ends && self.torch.level() != TensorLevel::Off {
+            self.replaced.push(event.tgid);
+        }
+    }
+
+    /// All records that there were have been taken.
+    pub(crate) fn note_fetched(&mut self) {
+        self.fetches += 1;
+    }
+
+    fn count(&mut self, record: &Record) {
+        if let Record::Tensor(tensor) = record
+            && let Some(process) = self.processes.get_mut(&tensor.tgid)
+        {
+            process.records += 1;
+        }
+    }
+
+    fn forget(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let Some(process) = self.processes.remove(&tgid) else { return };
+        if let Python::Found { probes: Some(probes), .. } = process.python {
+            log_failure(tgid, tensor_probes::detach(kernel, probes));
+        }
+        log_failure(tgid, tensor_probes::forget(kernel, tgid));
+    }
+
+    /// A process that has PyTorch: its Python is looked at, if lines are wanted.
+    fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
+        if self.torch.level() < TensorLevel::Sites {
+            return;
+        }
+        let python = match PythonProcess::attach(tgid) {
+            Ok(Some(python)) => {
+                log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
+                let told = python.layout();
+                // First: no code object whose address was sent goes unnoticed.
+                let probes = watch_code(kernel, tgid, &python);
+                log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &told));
+                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
+                Python::Found { python: Box::new(python), probes, told }
+            }
+            Ok(None) => {
+                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
+                Python::Without
+            }
+            Err(PythonError::Idle) => Python::Idle(Instant::now()),
+            Err(error) => {
+                log::warn!("process {tgid}: lines of Python are not seen: {error}");
+                Python::Without
+            }
+        };
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.python = python;
+        }
+    }
+
+    fn resolve(&mut self, item: &StackItem<'_>) -> Option<Input> {
+        let process = self.processes.get_mut(&item.record.tgid)?;
+        let Python::Found { python, .. } = &mut process.python else { return None };
+        Some(Input::Stack { tgid: Tgid(item.record.tgid), id: item.record.id, stack: python.resolve(item) })
+    }
+
+    /// The stack that was copied: of a thread without Python only if it is another than all before.
+    fn unwind(&mut self, copy: &NativeItem<'_>) -> Option<Input> {
+        let process = self.processes.get_mut(&copy.tgid)?;
+        let tgid = Tgid(copy.tgid);
+        if !copy.is_without_python() {
+            let stack = process.native.unwind(&mut self.files, copy)?;
+            return Some(Input::NativeStack { tgid, id: copy.id, stack });
+        }
+        let unwound = process.native.tell_apart(&mut self.files, copy);
+        if unwound.id != copy.id {
+            // The records that name so many copies were lost.
+            if process.same.len() >= MOST_SAME {
+                process.same.clear();
+            }
+            process.same.push((copy.id, unwound.id));
+        }
+        Some(Input::NativeStack { tgid, id: unwound.id, stack: unwound.stack? })
+    }
+
+    /// The record with the number that its stack has had before; each copy has one of its own.
+    fn with_known_stack(&mut self, record: Record) -> Record {
+        let Record::Tensor(tensor) = record else { return record };
+        if tensor.flags & FLAG_NO_PYTHON == 0 || tensor.stack == 0 {
+            return record;
+        }
+        let Some(process) = self.processes.get_mut(&tensor.tgid) else { return record };
+        let Some(at) = process.same.iter().position(|(id, _)| *id == tensor.stack) else { return record };
+        let (_, stack) = process.same.swap_remove(at);
+        Record::Tensor(TensorRecord { stack, ..tensor })
+    }
+
+    fn note(&mut self, record: &Record) {
+        if let Record::Tensor(tensor) = record
+            && tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::CodeGoes)
+            && let Some(process) = self.processes.get_mut(&tensor.tgid)
+            && let Python::Found { python, .. } = &mut process.python
+        {
+            let stacks = python.forget_code(tensor.args[0], tensor.time_ns).into_iter();
+            let tgid = Tgid(tensor.tgid);
+            self.corrected.extend(stacks.map(|(id, stack)| Input::Stack { tgid, id, stack }));
+        }
+    }
+}
+
+impl Process {
+    fn new(tgid: u32) -> Self {
+        let resting = RestingNumbers::open(tgid);
+        let resting =
+            resting.inspect_err(|error| log::warn!("process {tgid}: its memory cannot be read: {error}")).ok();
+        Self {
+            python: Python::Without,
+            asked: None,
+            resting,
+            records: 0,
+            native: NativeProcess::new(tgid),
+            same: Vec::new(),
+        }
+    }
+
+    /// Its allocators' own numbers, where they are surer than what was followed and it rests.
+    fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Intake) {
+        let Some(resting) = self.resting.as_mut().filter(|resting| resting.is_due()) else { return };
+        let now = Moment { records: self.records, fetches };
+        for (allocator, words) in resting.look(now, &pipeline.drifting_allocators(Tgid(tgid))) {
+            let time_ns = clock::boottime_ns();
+            pipeline.step(Input::Statistics { tgid: Tgid(tgid), allocator, time_ns, words });
+        }
+    }
+
+    /// Tells the kernel half what has been learnt since, and asks it for what the pipeline lacks.
+    fn tell(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
+        if let Python::Found { python, told, .. } = &mut self.python
+            && *told != python.layout()
+        {
+            *told = python.layout();
+            log_failure(tgid, tensor_probes::set_layout(kernel, tgid, told));
+        }
+        let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_STATISTICS);
+        if is_due && pipeline.wants_statistics(Tgid(tgid)) {
+            self.asked = Some(Instant::now());
+            log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+        }
+    }
+}
+
+/// Probes the end of code objects: their addresses become others'.
+fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
+    let place = python.code_dealloc()?;
+    let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::CodeGoes)?;
+    let points = [TensorPoint::new(row, place.file_offset)];
+    match tensor_probes::attach(kernel, &place.path(), NonZeroU32::new(tgid)?, &points) {
+        Ok(probes) => Some(probes),
+        Err(error) => {
+            log::warn!("process {tgid}: {}: lines of code that goes may be wrong: {error}", place.display);
+            None
+        }
+    }
+}
+
+fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) {
+    if let Err(error) = done {
+        log::warn!("process {tgid}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_common::record::{ProcessEvent, ProcessRecord};
+
+    use super::Tensors;
+    use crate::frameworks::pytorch::{TensorLevel, TensorWish, TorchWatch};
+    use crate::sources::kernel::site::KernelVersion;
+
+    fn remembered_ends(level: TensorLevel) -> usize {
+        let version = KernelVersion::from_release("6.18.0").expect("a release");
+        let torch = TorchWatch::new(version, TensorWish { level, reports_only: false }).expect("a thread");
+        let mut tensors = Tensors::new(torch);
+        for tgid in 1..=100 {
+            tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });
+        }
+        tensors.replaced.len()
+    }
+
+    #[test]
+    fn a_watch_without_tensors_remembers_nobody_who_has_ended() {
+        assert_eq!(remembered_ends(TensorLevel::Off), 0);
+        assert_eq!(remembered_ends(TensorLevel::Blocks), 100);
+    }
+}

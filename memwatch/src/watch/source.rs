@@ -1,0 +1,465 @@
+//! Where snapshots come from: a watch of this program's own, or the agent of this machine. The rest of the program does not care.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use memwatch_core::TensorLog;
+use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
+use memwatch_core::words::Tgid;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
+
+use crate::client::{Client, NoAgent, Seen};
+use crate::exit::{Exit, Failure};
+use crate::options::{Common, DEFAULT_SOCKET, Targets};
+use crate::sources::clock;
+use crate::watch::session::{Session, SessionOptions, has_reading};
+
+/// How long a last snapshot may take when the watch is over.
+const LAST_WORD: Duration = Duration::from_secs(2);
+/// Between two looks at an agent that waits for something itself.
+const AGENT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where snapshots come from.
+pub(crate) enum Source {
+    /// An own watch.
+    Watch(Box<Session>),
+    /// The agent.
+    Agent(Box<AgentWatch>),
+}
+
+/// A view of what the agent sees.
+pub(crate) struct AgentWatch {
+    client: Client,
+    family: Family,
+    last: Option<Seen>,
+}
+
+impl Source {
+    /// The agent, where there is one and the command line asks for nothing that only an own watch can do; else an own watch.
+    ///
+    /// # Errors
+    /// When neither can be had, or a target is not there or not this user's to see.
+    pub(crate) async fn open(options: &SessionOptions, targets: &Targets, common: &Common) -> Result<Self, Failure> {
+        let Some(path) = agent_to_ask(common) else { return Self::own(options) };
+        match AgentWatch::meet(path, targets).await? {
+            Ok(agent) => Ok(Self::Agent(Box::new(agent))),
+            Err(NoAgent::Absent) if common.agent.is_none() => Self::own(options),
+            Err(NoAgent::Absent) => {
+                Err(Failure::new(Exit::Error, format_args!("no agent listens on {}", path.display()))
+                    .advise("Start one there: sudo memwatch agent --socket PATH; or leave --agent away."))
+            }
+            Err(why) => {
+                eprintln!("memwatch: the agent on {} cannot be used: {why}", path.display());
+                Self::own(options)
+            }
+        }
+    }
+
+    /// An own watch, whether an agent runs or not.
+    ///
+    /// # Errors
+    /// When it cannot be had, or a target is not there.
+    pub(crate) fn own(options: &SessionOptions) -> Result<Self, Failure> {
+        Ok(Self::Watch(Box::new(Session::open(options)?)))
+    }
+
+    /// The next snapshot, at the next tick. Dropped while it waits, it goes on with the next call.
+    ///
+    /// # Errors
+    /// When the agent is gone.
+    pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<Seen, Failure> {
+        match self {
+            Self::Watch(session) => loop {
+                tokio::select! {
+                    () = session.advance() => {}
+                    () = rhythm.tick() => return Ok(seen(session)),
+                }
+            },
+            Self::Agent(agent) => {
+                rhythm.wait().await;
+                let seen = agent.snapshot().await?;
+                rhythm.done();
+                Ok(seen)
+            }
+        }
+    }
+
+    /// A snapshot of now, when the watch is over; of a silent agent, its last one.
+    pub(crate) async fn last_word(&mut self) -> Option<Seen> {
+        match self {
+            Self::Watch(session) => Some(seen(session)),
+            Self::Agent(agent) => {
+                let fresh = timeout(LAST_WORD, agent.snapshot()).await;
+                fresh.ok().and_then(Result::ok).or_else(|| agent.last.clone())
+            }
+        }
+    }
+
+    /// The first snapshot that says all that is asked about when a watch begins, or that of the deadline.
+    ///
+    /// # Errors
+    /// When the agent is gone.
+    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<Seen, Failure> {
+        loop {
+            let (found, has_asked) = match self {
+                Self::Watch(session) => (seen(session), session.has_asked_for_names()),
+                Self::Agent(agent) => (agent.snapshot().await?, true),
+            };
+            if (has_asked && has_reading(&found.snapshot)) || Instant::now() >= deadline {
+                return Ok(found);
+            }
+            let wait = async {
+                match self {
+                    Self::Watch(session) => session.advance().await,
+                    Self::Agent(_) => sleep(AGENT_PAUSE).await,
+                }
+            };
+            // At the deadline there is one more look.
+            let _ = timeout_at(deadline, wait).await;
+        }
+    }
+
+    /// Peaks begin again: of this process, or of all that are shown; in the agent's books, where it watches.
+    pub(crate) async fn reset_peaks(&mut self, tgid: Option<Tgid>) {
+        match self {
+            Self::Watch(session) => session.reset_peaks(tgid),
+            Self::Agent(agent) => {
+                let shown = agent.family_tgids();
+                for tgid in shown.into_iter().filter(|shown| tgid.is_none_or(|tgid| tgid == *shown)) {
+                    if let Err(failure) = agent.reset_peaks(tgid).await {
+                        log::warn!("peaks of process {}: {:#}", tgid.0, failure.error);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What the logs of modules and stages have new; the agent keeps none.
+    pub(crate) fn take_tensor_logs(&mut self) -> Vec<TensorLog> {
+        match self {
+            Self::Watch(session) => session.take_tensor_logs(),
+            Self::Agent(_) => Vec::new(),
+        }
+    }
+
+    /// From now on an agent that goes away is waited for.
+    pub(crate) fn persist(&mut self) {
+        if let Self::Agent(agent) = self {
+            agent.client.persist();
+        }
+    }
+
+    /// Whether any target, or child of one, is left. Always true for a watch on everybody.
+    pub(crate) fn is_anybody_left(&self) -> bool {
+        match self {
+            Self::Watch(session) => session.is_anybody_left(),
+            Self::Agent(agent) => agent.family.is_anybody_left(),
+        }
+    }
+
+    /// For each target that has not been seen using a GPU, the sentence that says so.
+    pub(crate) fn idle_targets(&self) -> Vec<String> {
+        match self {
+            Self::Watch(session) => {
+                let idle = session.targets_without_library().into_iter();
+                idle.map(|tgid| format!("process {tgid} ({}) has not loaded libcuda.so", comm(tgid))).collect()
+            }
+            Self::Agent(agent) => {
+                let idle = agent.family.unseen();
+                idle.map(|tgid| format!("process {tgid} ({}) has not used a GPU", comm(tgid))).collect()
+            }
+        }
+    }
+}
+
+impl AgentWatch {
+    /// Meets the agent that listens on `path`, to see these processes.
+    ///
+    /// # Errors
+    /// When a target is not there or not this user's to see; within, when there is no agent.
+    pub(crate) async fn meet(path: &Path, targets: &Targets) -> Result<Result<Self, NoAgent>, Failure> {
+        match Client::meet(path).await {
+            Ok(client) => {
+                let family = Family::new(&targets.tgids, client.viewer())?;
+                Ok(Ok(Self { client, family, last: None }))
+            }
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// Has the agent begin a process's peaks anew.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub(crate) async fn reset_peaks(&self, tgid: Tgid) -> Result<(), Failure> {
+        let path = self.client.path();
+        let gone = |why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
+        Client::reset_peaks(path, tgid).await.map_err(gone)
+    }
+
+    /// The living processes of its last snapshot.
+    fn family_tgids(&self) -> Vec<Tgid> {
+        let shown = self.last.iter().flat_map(|seen| &seen.snapshot.processes);
+        shown.filter(|process| process.ended_ns.is_none()).map(|process| process.tgid).collect()
+    }
+
+    /// What it sees now of the processes that are shown.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub(crate) async fn snapshot(&mut self) -> Result<Seen, Failure> {
+        let gone = |path: &Path, why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
+        match self.client.snapshot().await {
+            Ok(mut seen) => {
+                self.family.apply(&mut seen.snapshot);
+                self.last = Some(seen.clone());
+                Ok(seen)
+            }
+            Err(why) => Err(gone(self.client.path(), why)),
+        }
+    }
+}
+
+/// The agent's socket, unless an own watch is asked for: also by an option that the agent could not obey.
+fn agent_to_ask(common: &Common) -> Option<&Path> {
+    let for_own_watch = !common.libcuda.is_empty()
+        || common.nvml_lib.is_some()
+        || common.ring_bytes.is_some()
+        || common.classic_uprobes
+        || common.poll_libraries;
+    match &common.agent {
+        _ if common.no_agent => None,
+        Some(path) => Some(path),
+        None if for_own_watch => None,
+        None => Some(Path::new(DEFAULT_SOCKET)),
+    }
+}
+
+fn seen(session: &mut Session) -> Seen {
+    Seen { snapshot: session.snapshot(), boottime_to_unix_ns: clock::boottime_to_unix_ns() }
+}
+
+fn comm(tgid: u32) -> String {
+    let comm = std::fs::read(format!("/proc/{tgid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(&comm).trim().escape_debug().to_string()
+}
+
+/// The rhythm of a view: a tick that has come stays until what it was for is done.
+pub(crate) struct Rhythm {
+    ticks: Interval,
+    has_come: bool,
+}
+
+impl Rhythm {
+    /// The first tick comes at once.
+    pub(crate) fn new(every: Duration) -> Self {
+        let mut ticks = interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { ticks, has_come: false }
+    }
+
+    async fn tick(&mut self) {
+        self.ticks.tick().await;
+    }
+
+    async fn wait(&mut self) {
+        if !self.has_come {
+            self.ticks.tick().await;
+            self.has_come = true;
+        }
+    }
+
+    fn done(&mut self) {
+        self.has_come = false;
+    }
+}
+
+/// The processes to be shown of all that the agent shows; without targets it is all of them.
+#[derive(Debug, Default)]
+struct Family {
+    targets: Vec<Target>,
+    /// Living targets and children of targets: a child stays one when its parent is gone. With starts, since numbers are used again.
+    living: BTreeSet<(Tgid, Option<u64>)>,
+}
+
+#[derive(Debug)]
+struct Target {
+    tgid: Tgid,
+    seen: bool,
+    /// When it began, where that is known: another process with its number is another process.
+    start_ns: Option<u64>,
+    ended: bool,
+}
+
+impl Family {
+    /// # Errors
+    /// When a target is not there, or this viewer does not get to see it.
+    fn new(tgids: &[Tgid], viewer: Viewer) -> Result<Self, Failure> {
+        for &Tgid(tgid) in tgids {
+            if !exists(tgid) {
+                return Err(Failure::no_process(tgid));
+            }
+            if let Viewer::User(uid) = viewer {
+                check_owner(tgid, uid)?;
+            }
+        }
+        let target = |&tgid| Target { tgid, seen: false, start_ns: None, ended: false };
+        Ok(Self { targets: tgids.iter().map(target).collect(), living: BTreeSet::new() })
+    }
+
+    fn apply(&mut self, snapshot: &mut Snapshot) {
+        if self.targets.is_empty() {
+            return;
+        }
+        // Oldest first: under a number that was used again, the target is the first.
+        snapshot.processes.retain_mut(|process| {
+            process.target = self.targets.iter_mut().any(|target| target.is(process));
+            let key = (process.tgid, process.start_ns);
+            // What has ended is shown for as long as the agent shows it.
+            let is_child = || process.ancestors.iter().any(|ancestor| self.is_living_target(ancestor.tgid));
+            process.target || self.living.contains(&key) || is_child()
+        });
+        for target in &mut self.targets {
+            let shown = snapshot.processes.iter().find(|process| process.target && process.tgid == target.tgid);
+            let has_ended = shown.map_or(target.seen, |process| process.ended_ns.is_some());
+            target.ended |= has_ended || !exists(target.tgid.0);
+        }
+        let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+        self.living = living.map(|process| (process.tgid, process.start_ns)).collect();
+    }
+
+    fn is_living_target(&self, tgid: Tgid) -> bool {
+        self.targets.iter().any(|target| target.tgid == tgid && !target.ended)
+    }
+
+    fn is_anybody_left(&self) -> bool {
+        let is_left = |target: &Target| !target.ended;
+        self.targets.is_empty() || !self.living.is_empty() || self.targets.iter().any(is_left)
+    }
+
+    fn unseen(&self) -> impl Iterator<Item = u32> {
+        self.targets.iter().filter(|target| !target.seen).map(|target| target.tgid.0)
+    }
+}
+
+impl Target {
+    /// Whether this is the process. One that had ended before the first look was another with its number.
+    fn is(&mut self, process: &ProcessView) -> bool {
+        if process.tgid != self.tgid || (!self.seen && process.ended_ns.is_some()) {
+            return false;
+        }
+        let known = (self.start_ns, process.start_ns);
+        let is = !matches!(known, (Some(own), Some(other)) if own != other);
+        if is {
+            self.seen = true;
+            self.start_ns = self.start_ns.or(process.start_ns);
+        }
+        is
+    }
+}
+
+/// Whether there is such a process, of whatever user.
+fn exists(tgid: u32) -> bool {
+    let Ok(tgid) = i32::try_from(tgid) else { return false };
+    // SAFETY: signal 0 is none; a plain system call.
+    let sent = unsafe { libc::kill(tgid, 0) } == 0;
+    sent || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// # Errors
+/// When the process is another user's.
+fn check_owner(tgid: u32, uid: u32) -> Result<(), Failure> {
+    let status = std::fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let owner = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u32>().ok());
+    match owner {
+        Some(owner) if owner == uid => Ok(()),
+        _ => Err(Failure::new(
+            Exit::NotPermitted,
+            format_args!("process {tgid} ({}) is another user's: the agent shows you your own", comm(tgid)),
+        )
+        .advise(format!(
+            "Ask as root: sudo memwatch --pid {tgid}\n\
+             or become a member of the group that sees all, log in anew, and restart the agent:\n\
+             sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixture::crowded_node;
+    use memwatch_core::owner::Ancestor;
+
+    /// This process exists for as long as the test runs, and no process has the highest number.
+    fn own() -> u32 {
+        std::process::id()
+    }
+
+    fn made(processes: &[(u32, u64, &[u32])]) -> Snapshot {
+        let mut snapshot = crowded_node(u32::try_from(processes.len()).expect("few"));
+        for (process, (tgid, start_ns, ancestors)) in snapshot.processes.iter_mut().zip(processes) {
+            (process.tgid, process.start_ns, process.target) = (Tgid(*tgid), Some(*start_ns), false);
+            let ancestor = |tgid: &u32| Ancestor { tgid: Tgid(*tgid), comm: "sh".to_owned() };
+            process.ancestors = ancestors.iter().map(ancestor).collect();
+        }
+        snapshot
+    }
+
+    fn shown(family: &mut Family, mut snapshot: Snapshot) -> Vec<(u32, bool)> {
+        family.apply(&mut snapshot);
+        snapshot.processes.iter().map(|process| (process.tgid.0, process.target)).collect()
+    }
+
+    fn family() -> Family {
+        Family::new(&[Tgid(own())], Viewer::Everything).unwrap_or_else(|failure| panic!("{failure:?}"))
+    }
+
+    #[test]
+    fn without_targets_everybody_is_shown() {
+        let mut family = Family::new(&[], Viewer::User(1)).unwrap_or_else(|failure| panic!("{failure:?}"));
+        assert_eq!(shown(&mut family, made(&[(7, 1, &[]), (8, 1, &[])])), [(7, false), (8, false)]);
+        assert!(family.is_anybody_left() && family.unseen().count() == 0);
+    }
+
+    #[test]
+    fn a_targets_children_are_shown_also_when_it_is_gone() {
+        let mut family = family();
+        let child = own() + 1;
+        assert_eq!(family.unseen().collect::<Vec<_>>(), [own()]);
+        let both = made(&[(own(), 5, &[1]), (child, 9, &[own(), 1]), (7, 1, &[1])]);
+        assert_eq!(shown(&mut family, both.clone()), [(own(), true), (child, false)]);
+        assert_eq!(family.unseen().count(), 0);
+        let mut later = both;
+        later.processes[0].ended_ns = Some(later.time_ns);
+        later.processes[1].ancestors.clear();
+        assert_eq!(shown(&mut family, later.clone()), [(own(), true), (child, false)]);
+        assert!(family.is_anybody_left(), "the child");
+        later.processes[1].ended_ns = Some(later.time_ns);
+        shown(&mut family, later);
+        assert!(!family.is_anybody_left());
+    }
+
+    #[test]
+    fn another_process_under_a_targets_number_is_not_the_target() {
+        let mut before = made(&[(own(), 2, &[])]);
+        before.processes[0].ended_ns = Some(3);
+        let mut family = family();
+        assert_eq!(shown(&mut family, before), [], "it had ended before anybody asked");
+        assert_eq!(shown(&mut family, made(&[(own(), 5, &[])])), [(own(), true)]);
+        assert_eq!(shown(&mut family, made(&[(own(), 9, &[])])), []);
+        assert!(!family.is_anybody_left(), "the target has gone");
+    }
+
+    #[test]
+    fn targets_that_are_not_there_or_anothers_are_refused() {
+        let highest = Tgid(i32::MAX.cast_unsigned());
+        let refused = |tgid, viewer| Family::new(&[tgid], viewer).expect_err("it cannot be shown").exit;
+        assert_eq!(refused(highest, Viewer::Everything), Exit::NoTarget);
+        assert_eq!(refused(Tgid(1), Viewer::User(64_000)), Exit::NotPermitted);
+        assert_eq!(refused(Tgid(u32::MAX), Viewer::Everything), Exit::NoTarget);
+    }
+}

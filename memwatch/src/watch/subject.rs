@@ -1,0 +1,74 @@
+//! Which processes and GPUs are watched and shown, as options of a session and as a filter of snapshots.
+
+use crate::backends::cuda::nvml::NvmlLibrary;
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::TensorWish;
+use crate::options::{Common, Targets};
+use crate::watch::filter::GpuFilter;
+use crate::watch::selection::Selection;
+use crate::watch::session::SessionOptions;
+use memwatch_core::snapshot::Snapshot;
+
+const DEFAULT_RING_BYTES: u32 = 16 << 20;
+
+/// The kernel maps a ring twice in a row, and both count as resident: 16 MB, of which half is there. 55,000 records fit, 2.7 million a
+/// second; the agent makes snapshots only when it is asked, so it is away for less long than a screen.
+const AGENT_RING_BYTES: u32 = 8 << 20;
+
+/// A watch on every process of the machine, for as long as it runs.
+pub(crate) fn everybody(common: &Common) -> SessionOptions {
+    let ring_bytes = common.ring_bytes.unwrap_or(AGENT_RING_BYTES);
+    SessionOptions { ring_bytes, ..session_options(&Targets::default(), TensorWish::default(), common) }
+}
+
+/// A watch on these processes, which may be none yet.
+pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &Common) -> SessionOptions {
+    SessionOptions {
+        targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
+        expects_command: false,
+        libraries: common.libcuda.clone(),
+        nvml: common.nvml_lib.clone().map_or(NvmlLibrary::System, NvmlLibrary::File),
+        sockets: common.sockets.places(),
+        ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
+        classic_uprobes: common.classic_uprobes,
+        polls_libraries: common.poll_libraries,
+        diagnostics: common.verbose > 1,
+        tensors,
+        logs_tensors: false,
+        tape: None,
+    }
+}
+
+/// What of a snapshot is shown.
+pub(crate) struct Filter {
+    gpus: GpuFilter,
+    selection: Selection,
+}
+
+impl Filter {
+    /// The source shows the processes that are named by number, and their children, and no others.
+    pub(crate) fn new(targets: &Targets) -> Self {
+        let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
+        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
+    }
+}
+
+/// Leaves of a snapshot what is to be shown.
+///
+/// # Errors
+/// When a GPU that was named is not there.
+pub(crate) fn filtered(mut snapshot: Snapshot, filter: &Filter) -> Result<Snapshot, Failure> {
+    filter.gpus.apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
+    filter.selection.apply(&mut snapshot);
+    Ok(snapshot)
+}
+
+/// # Errors
+/// When some were named and none is there.
+pub(crate) fn found_any(snapshot: &Snapshot, filter: &Filter) -> Result<Exit, Failure> {
+    if !snapshot.processes.is_empty() || filter.selection.is_everybody() {
+        return Ok(Exit::Ok);
+    }
+    let wanted = filter.selection.describe();
+    Err(Failure::new(Exit::NoTarget, format_args!("no process with GPU memory is of {wanted}")))
+}

@@ -1,0 +1,432 @@
+//! The command line as people and scripts meet it: exit codes, sentences, what is written where, and what is refused.
+
+use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+
+use memwatch_tests::contract;
+use memwatch_tests::mounts::after_mounting;
+use memwatch_tests::report::Report;
+use memwatch_tests::{CONTEXT_BYTES, Gpu, MIB, Outcome, Program, Shape, Watch, Workload};
+use serde_json::Value;
+
+/// `nobody` on every distribution.
+const NOBODY: u32 = 65_534;
+
+fn holding_4_mib(gpu: &Gpu) -> Workload {
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    workload
+}
+
+/// A child that is killed when the test ends, however it ends.
+struct Stranger(Child);
+
+impl Stranger {
+    /// A program without CUDA that waits for its input to end.
+    fn start(mut command: Command) -> Self {
+        Self(command.stdin(Stdio::piped()).spawn().expect("the program starts"))
+    }
+
+    fn tgid_word(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        // Fails where it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_is_typed_wrongly_is_refused_with_2() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    for (words, sentence) in [
+        (["-i", "0"], "the shortest interval is 100ms"),
+        (["-i", "soon"], "a time is a number with a unit"),
+        (["-d", "0"], "there is nothing to see in no time at all"),
+        (["-p", "0"], "a process id is a number from 1 on"),
+        (["-p", "python"], "a process id is a number from 1 on"),
+        (["-p", "-1"], "a process id is a number from 1 on"),
+        (["-g", "*"], "a GPU is an index such as 0"),
+        (["ps", "--no-such-option"], "--no-such-option"),
+    ] {
+        let outcome = gpu.run_memwatch(&words);
+        outcome.assert_ended_with(2, &[sentence]);
+        assert_eq!(outcome.stdout, "", "{words:?}");
+    }
+}
+
+#[test]
+fn a_process_that_is_not_there_is_6() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    // Above every kernel's highest process id.
+    let nobody = i32::MAX.to_string();
+    for words in [&["-p", &nobody][..], &["ps", "-p", &nobody]] {
+        gpu.run_memwatch(words).assert_ended_with(6, &["there is no process 2147483647", "memwatch ps"]);
+    }
+}
+
+#[test]
+fn a_process_without_cuda_is_6_and_named() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let stranger = Stranger::start(Command::new("cat"));
+    let tgid = stranger.tgid_word();
+    let sentence = format!("process {tgid} (cat) has not loaded libcuda.so");
+    gpu.run_memwatch(&["ps", "-p", &tgid]).assert_ended_with(6, &[&sentence]);
+    let waiting = format!("{sentence}; waiting for its first CUDA call");
+    let in_vain = format!("{sentence} in all this time");
+    gpu.run_memwatch(&["-p", &tgid, "-d", "300ms"]).assert_ended_with(6, &[&waiting, &in_vain]);
+}
+
+/// memwatch as a file that everybody may execute, run by a user without any capability.
+fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
+    let told = gpu.memwatch(words);
+    let program = gpu.directory().join("memwatch");
+    std::fs::copy(told.get_program(), &program).expect("a copy of memwatch");
+    std::fs::set_permissions(gpu.directory(), PermissionsExt::from_mode(0o755)).expect("the directory is ours");
+    let mut command = Command::new(program);
+    command.args(told.get_args()).uid(NOBODY).gid(NOBODY);
+    command
+}
+
+#[test]
+fn without_permission_it_is_4_with_the_ways_out() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let ways_out = ["Operation not permitted", "sudo ", "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep"];
+    for words in [&["ps"][..], &["-d", "1s"], &["--json", "-d", "1s"]] {
+        let outcome = Outcome::of(unprivileged(&gpu, words));
+        outcome.assert_ended_with(4, &ways_out);
+        assert_eq!(outcome.stdout, "");
+    }
+    // The command's own exit code could be any other.
+    Outcome::of(unprivileged(&gpu, &["run", "--", "true"])).assert_ended_with(125, &ways_out);
+    let outcome = Outcome::of(unprivileged(&gpu, &["doctor", "--json"]));
+    outcome.assert_ended_with(4, &[]);
+    let check = check(&Report::parse(&outcome.stdout), "cap_bpf");
+    assert_eq!((&check["state"], &check["barrier"]), (&"missing".into(), &"permission".into()));
+}
+
+#[test]
+fn a_kernel_without_btf_is_5() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    for without in ["mount --bind /dev/null /sys/kernel/btf/vmlinux", "mount -t tmpfs none /sys/kernel/btf"] {
+        for (words, sentences) in [(&["ps"][..], &["BTF", "CONFIG_DEBUG_INFO_BTF=y"][..]), (&["doctor", "--json"], &[])]
+        {
+            let Some(command) = after_mounting(without, &[], &gpu.memwatch(words)) else { return };
+            Outcome::of(command).assert_ended_with(5, sentences);
+        }
+    }
+}
+
+#[test]
+fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let other = gpu.directory().join("libnvidia-ml.so.1");
+    std::fs::copy(gpu.libcuda(), &other).expect("a library that is no NVML");
+    let name = other.display().to_string();
+    let gpu = gpu.with_nvml(other);
+    let mut workload = gpu.workload();
+    workload.ask("tgid");
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = watch.settled();
+    assert_eq!(report.json()["coverage"]["nvml"], "unavailable");
+    let reason = report.json()["coverage"]["nvml_reason"].as_str().expect("a reason");
+    assert!(reason.contains(&name), "{reason}");
+    let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
+    assert_eq!(on_gpu.number("live_bytes"), 4 * MIB);
+    assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["unexplained_bytes"].is_null());
+    let table = gpu.run_memwatch(&["ps", "--pid", &workload.tgid_word()]);
+    table.assert_ended_with(0, &[]);
+    assert!(table.stdout.contains(&format!("no NVML: {name}")), "{}", table.stdout);
+}
+
+#[test]
+fn a_library_that_is_named_and_not_there_is_1_with_its_option() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let text = gpu.directory().join("notes.txt");
+    std::fs::write(&text, "no library").expect("the directory is ours");
+    let text = text.display().to_string();
+    for (file, why) in
+        [("/nonexistent", "No such file or directory"), ("/dev", "not a file"), (&text, "not an ELF file")]
+    {
+        for option in ["--nvml-lib", "--libcuda"] {
+            let sentence = format!("{option} {file}: {why}");
+            for words in [&["ps"][..], &["-d", "1s", "--json"], &["agent", "--socket", "/nonexistent/socket"]] {
+                let mut command = Command::new(gpu.memwatch(&[]).get_program());
+                command.args([option, file]).args(words);
+                let outcome = Outcome::of(command);
+                outcome.assert_ended_with(1, &[&sentence, "Leave it out"]);
+                assert_eq!(outcome.stdout, "");
+            }
+            let mut command = Command::new(gpu.memwatch(&[]).get_program());
+            command.args([option, file, "run", "--", "true"]);
+            Outcome::of(command).assert_ended_with(125, &[&sentence]);
+        }
+    }
+}
+
+/// What a driver that refuses a question leaves known.
+struct Refusal {
+    of: &'static str,
+    nvml: &'static str,
+    gpu_used: bool,
+    process_used: bool,
+}
+
+#[test]
+fn what_nvml_refuses_is_null_and_live_bytes_are_right_all_the_same() {
+    for refusal in [
+        Refusal { of: "processes", nvml: "ok", gpu_used: true, process_used: false },
+        Refusal { of: "memory_info", nvml: "ok", gpu_used: false, process_used: true },
+        Refusal { of: "init", nvml: "unavailable", gpu_used: false, process_used: false },
+    ] {
+        let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_NVML_FAIL", &refusal.of)) else { return };
+        let mut workload = gpu.workload();
+        workload.ask("tgid");
+        let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+        watch.settled();
+        workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+        let report = watch.settled();
+        assert_eq!(report.json()["coverage"]["nvml"], refusal.nvml, "{}", refusal.of);
+        assert_eq!(report.gpu(0)["used_bytes"].is_u64(), refusal.gpu_used, "{}: {report:#?}", refusal.of);
+        let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
+        assert_eq!(on_gpu.number("live_bytes"), 4 * MIB, "{}", refusal.of);
+        let used = refusal.process_used.then_some(4 * MIB + CONTEXT_BYTES);
+        assert_eq!(on_gpu.0["used_bytes"].as_u64(), used, "{}: {report:#?}", refusal.of);
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_answer_stops_no_report() {
+    let delayed = |gpu: Gpu| gpu.with("GPUSIM_NVML_DELAY_MS", &600_000);
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(delayed) else { return };
+    let mut workload = holding_4_mib(&gpu);
+    let tgid = workload.tgid();
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    for (command, live_bytes) in [("alloc b 6M", 6 * MIB), ("alloc c 8M", 14 * MIB), ("free b", 8 * MIB)] {
+        workload.run(&[command]);
+        let report = watch.until(|report| {
+            report.process(tgid).is_some_and(|process| process.0["gpus"][0]["live_bytes"] == live_bytes)
+        });
+        let on_gpu = report.process(tgid).expect("the target").only_gpu();
+        assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["before_attach_bytes"].is_null(), "{report:#?}");
+        assert_eq!(report.json()["data"]["gpus"], Value::Array(Vec::new()));
+    }
+    let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
+    once.assert_ended_with(0, &[]);
+    assert_eq!(Report::parse(&once.stdout).json()["coverage"]["nvml"], "starting");
+}
+
+#[test]
+fn gpus_are_chosen_by_index_and_an_unknown_one_is_6() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "uuid 1", "device 0", "alloc a 4M", "device 1", "alloc b 6M"]);
+    let words = ["ps", "--json", "--pid", &workload.tgid_word(), "-g"];
+    let uuid = gpu.ledger().uuid(1).expect("the second GPU");
+    for word in ["1", &uuid, &uuid[..6]] {
+        let outcome = gpu.run_memwatch(&[&words[..], &[word]].concat());
+        outcome.assert_ended_with(0, &[]);
+        let report = Report::parse(&outcome.stdout);
+        assert_eq!(report.json()["data"]["gpus"].as_array().map(Vec::len), Some(1), "{report:#?}");
+        assert_eq!(report.gpu(0)["nvml_index"], 1);
+        let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
+        assert_eq!(on_gpu.0["uuid"], uuid.as_str());
+        assert_eq!(on_gpu.number("used_bytes"), 6 * MIB + CONTEXT_BYTES);
+    }
+    let unknown = gpu.run_memwatch(&[&words[..], &["7"]].concat());
+    unknown.assert_ended_with(6, &["there is no GPU 7; this machine has 0 (GPU-", &uuid]);
+    assert_eq!(unknown.stdout, "");
+}
+
+#[test]
+fn json_keeps_its_contract() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut workload = holding_4_mib(&gpu);
+    let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
+    once.assert_ended_with(0, &[]);
+    assert_eq!(once.stdout.matches('\n').count(), 1, "{}", once.stdout);
+    let report = Report::parse(&once.stdout);
+    assert_eq!(report.json()["schema"], "memwatch.ps/1");
+    contract::assert_kept(&report);
+    let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
+    workload.run(&["alloc b 2M", "async c 2M"]);
+    let report = watch.settled();
+    assert_eq!(report.json()["schema"], "memwatch.watch/1");
+    contract::assert_kept_with_kinds(&report);
+}
+
+const HOSTILE_NAME: &[u8] = b"\x1b[31m\x07\nevil";
+const HOSTILE_ARGUMENT: &[u8] = b"\x1b]0;owned\x07\r\n\xff\x1b[2J\xc2\x9b31m\xe2\x80\xae";
+
+/// No control character but the ends of lines, and no letter that turns the direction of the text.
+fn assert_harmless(text: &str, outcome: &Outcome) {
+    let harmful = |letter: char| (letter.is_control() && letter != '\n') || letter == '\u{202e}';
+    assert!(!text.contains(harmful), "{outcome:#?}");
+}
+
+#[test]
+fn names_of_others_reach_no_terminal_unescaped() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let hostile = |program: &OsStr| {
+        let link = gpu.directory().join(OsStr::from_bytes(HOSTILE_NAME));
+        let _ = std::fs::remove_file(&link);
+        symlink(program, &link).expect("a link with a strange name");
+        let mut command = Command::new(link);
+        gpu.apply(&mut command);
+        command.arg0(OsStr::from_bytes(HOSTILE_ARGUMENT));
+        command
+    };
+    let mut workload = Workload::start(hostile(gpu.workload_program().as_os_str()));
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let tgid = workload.tgid_word();
+    let table = gpu.run_memwatch(&["ps", "--color=never", "--pid", &tgid]);
+    table.assert_ended_with(0, &[]);
+    assert!(table.stdout.contains(&tgid) && table.stdout.contains("owned"), "{}", table.stdout);
+    assert_harmless(&table.stdout, &table);
+    assert_harmless(&table.stderr, &table);
+    let json = gpu.run_memwatch(&["ps", "--json", "--pid", &tgid]);
+    assert!(!json.stdout.trim_end().contains(|letter: char| letter.is_ascii_control()), "{json:#?}");
+    let report = Report::parse(&json.stdout);
+    let process = report.process(workload.tgid()).expect("the target").0;
+    assert_eq!(process["comm"], "\x1b[31m\x07\nevil");
+    assert_eq!(process["command"], String::from_utf8_lossy(HOSTILE_ARGUMENT).as_ref());
+    let stranger = Stranger::start(hostile(OsStr::new("/bin/cat")));
+    let refused = gpu.run_memwatch(&["ps", "--pid", &stranger.tgid_word()]);
+    refused.assert_ended_with(6, &["has not loaded libcuda.so"]);
+    assert_harmless(&refused.stderr, &refused);
+    assert_harmless(&refused.stdout, &refused);
+}
+
+#[test]
+fn a_reader_that_leaves_early_ends_the_watch_quietly() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let workload = holding_4_mib(&gpu);
+    for json in [&[][..], &["--json"]] {
+        let mut command = gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]);
+        command.args(json).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("memwatch starts");
+        let mut output = BufReader::new(child.stdout.take().expect("standard output is piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("a first line");
+        drop(output);
+        let mut told = String::new();
+        let _ = child.stderr.take().expect("standard error is piped").read_to_string(&mut told);
+        let status = child.wait().expect("memwatch is ours");
+        assert_eq!((status.code(), told.as_str()), (Some(0), ""), "{json:?}");
+    }
+}
+
+#[test]
+fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_ending() {
+    let Some(gpu) = Gpu::new(Shape::Push) else { return };
+    let mut workload = holding_4_mib(&gpu);
+    // Without end: it is killed with the test.
+    workload.tell("churn 8 1000000000 2M");
+    let words = ["--pid", &workload.tgid_word(), "--interval", "100ms", "--ring-bytes", "1M"];
+    let mut watch = Program::start(gpu.memwatch(&words));
+    for _ in 0..3 {
+        watch.until_line_with("observed since");
+    }
+    watch.signal(libc::SIGINT);
+    assert_eq!(watch.end(), 0);
+}
+
+#[test]
+fn a_signal_ends_a_watch_with_0_and_the_next_one_works() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let workload = holding_4_mib(&gpu);
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
+        watch.until_line_with("observed since");
+        watch.signal(signal);
+        assert_eq!(watch.end(), 0, "after signal {signal}");
+    }
+    let once = gpu.run_memwatch(&["ps", "--pid", &workload.tgid_word()]);
+    once.assert_ended_with(0, &[]);
+    assert!(once.stdout.contains("lost 0"), "{}", once.stdout);
+}
+
+fn check(report: &Report, id: &str) -> Value {
+    let checks = report.json()["data"]["checks"].as_array().expect("checks");
+    checks.iter().find(|check| check["id"] == id).unwrap_or_else(|| panic!("no check {id} in {report:#?}")).clone()
+}
+
+#[test]
+fn the_doctor_names_the_probed_instruction_of_every_function() {
+    for (shape, offset_bytes, instruction) in [(Shape::Cmp, 10, "je"), (Shape::Push, 0, "push")] {
+        let Some(gpu) = Gpu::new(shape) else { return };
+        let text = gpu.run_memwatch(&["doctor"]);
+        text.assert_ended_with(0, &[]);
+        assert!(
+            text.stdout.contains("ready: ") && text.stdout.contains(&format!("functions at {instruction}")),
+            "{text:#?}"
+        );
+        let json = gpu.run_memwatch(&["doctor", "--json"]);
+        json.assert_ended_with(0, &[]);
+        let report = Report::parse(&json.stdout);
+        assert_eq!(report.json()["schema"], "memwatch.doctor/1");
+        contract::assert_envelope(&report);
+        for check in report.json()["data"]["checks"].as_array().expect("checks") {
+            assert!(check["id"].is_string() && check["state"].is_string() && check["fact"].is_string(), "{check}");
+        }
+        for id in ["btf", "cap_bpf", "kernel_half", "test_call", "nvml"] {
+            assert_eq!(check(&report, id)["state"], "ok", "{id}");
+        }
+        assert_sites(&gpu, &report, offset_bytes, instruction);
+    }
+}
+
+fn assert_sites(gpu: &Gpu, report: &Report, offset_bytes: u64, instruction: &str) {
+    let libraries = report.json()["data"]["libraries"].as_array().expect("libraries");
+    let path = std::fs::canonicalize(gpu.libcuda()).expect("the library is there");
+    let library = libraries.iter().find(|library| library["path"].as_str() == path.to_str());
+    let library = library.unwrap_or_else(|| panic!("{} is not named: {report:#?}", path.display()));
+    let functions = library["functions"].as_array().expect("functions");
+    assert!(functions.len() >= 40, "{library:#}");
+    assert_eq!(library["missing"], Value::Array(Vec::new()));
+    for function in functions {
+        assert_eq!(function["offset_bytes"], offset_bytes, "{function}");
+        assert!(function["instruction"].as_str().is_some_and(|text| text.starts_with(instruction)), "{function}");
+        assert_eq!(function["single_stepped"], false, "{function}");
+    }
+}
+
+#[test]
+fn a_watch_on_a_process_ends_with_it_and_a_summary() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut workload = gpu.workload();
+    workload.ask("tgid");
+    let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
+    watch.until_line_with("observed since");
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    watch.until_line_with("device 4.0 MiB");
+    workload.end();
+    watch.until_line_with("peak        4.0 MiB on GPU 0");
+    watch.until_line_with("1 allocation left for the driver to free");
+    assert_eq!(watch.end(), 0);
+    let watched = Watch::start(gpu.memwatch(&["--duration", "300ms"]));
+    assert_eq!(watched.finish().1, 0);
+}
+
+#[test]
+fn a_watch_without_tensors_has_no_thread_that_looks_for_pytorch() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let workload = holding_4_mib(&gpu);
+    let looks = |options: &[&str]| {
+        let watch = gpu.watch(&[&["--pid", &workload.tgid_word()], options].concat());
+        let threads = std::fs::read_dir(format!("/proc/{}/task", watch.tgid())).expect("memwatch runs");
+        let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+        threads.flatten().any(|thread| name(thread).trim() == "pytorch")
+    };
+    assert!(looks(&[]), "by default a named process is watched for tensors");
+    assert!(!looks(&["--tensors=off"]));
+}

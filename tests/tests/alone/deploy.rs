@@ -1,0 +1,126 @@
+//! What ships for clusters: the image is built and runs, the DaemonSet asks for no more than the agent needs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use memwatch_tests::enclosure::Cgroups;
+use memwatch_tests::{Docker, Engine, Gpu, Shape, rootfs};
+use tempfile::TempDir;
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+fn copy(file: &Path, place: &Path) {
+    fs::create_dir_all(place.parent().expect("a file")).expect("a directory in the temporary one");
+    fs::copy(file, place).unwrap_or_else(|error| panic!("{error}: {}", file.display()));
+}
+
+#[test]
+fn the_image_is_built_from_a_binary_and_runs_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(docker) = Docker::start(&gpu, Engine::Docker, Cgroups::Machine) else { return };
+    let memwatch = PathBuf::from(gpu.memwatch(&[]).get_program());
+    let context = TempDir::with_prefix("memwatch-image-").expect("a temporary directory");
+    let build = |image: &str, words: &[&str], directory: &Path| {
+        let directory = directory.to_str().expect("a plain path");
+        let mut client = docker.client(&[&["build", "--network", "none", "-t", image], words, &[directory]].concat());
+        let output = client.env("DOCKER_BUILDKIT", "0").output().expect("docker starts");
+        assert!(output.status.success(), "{output:#?}");
+    };
+    // A base as small as it can be: what the program is linked with.
+    docker.import(&gpu, "shell");
+    let base = context.path().join("base");
+    for library in rootfs::libraries_of(&memwatch) {
+        copy(&library, &base.join(library.strip_prefix("/").expect("an absolute path")));
+    }
+    fs::write(base.join("Dockerfile"), "FROM shell\nCOPY . /\n").expect("a file");
+    build("base", &[], &base);
+    let image = context.path().join("image");
+    copy(&memwatch, &image.join("bin/memwatch"));
+    let file = deploy().join("Dockerfile");
+    build("memwatch", &["--build-arg", "BASE=base", "-f", file.to_str().expect("a plain path")], &image);
+    let version = docker.ask(&["run", "--rm", "--network", "none", "memwatch", "--version"]);
+    assert!(version.starts_with("memwatch "), "{version}");
+    let started = docker.ask(&["inspect", "--format", "{{.Config.Entrypoint}} {{.Config.Cmd}}", "memwatch"]);
+    assert_eq!(started, "[/usr/local/bin/memwatch] [agent]");
+}
+
+/// The lines of the document of this kind in the DaemonSet's file, without comments.
+fn document(kind: &str) -> Vec<String> {
+    let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
+    let found = text.split("\n---\n").find(|document| document.contains(&format!("\nkind: {kind}\n")));
+    let lines = found.unwrap_or_else(|| panic!("no {kind}")).lines().filter(|line| !line.trim().starts_with('#'));
+    lines.map(|line| line.split(" #").next().unwrap_or_default().trim_end().to_owned()).collect()
+}
+
+/// The lines below the first that is this one.
+fn inner_of(lines: &[String], key: &str) -> Vec<String> {
+    let at = lines.iter().position(|line| line.trim_start().trim_start_matches("- ") == key);
+    let at = at.unwrap_or_else(|| panic!("no '{key}'"));
+    let depth = |line: &str| line.len() - line.trim_start().len();
+    // The dash of an entry is no part of its key.
+    let column = lines[at].len() - key.len();
+    let inner = lines[at + 1..].iter().take_while(|line| depth(line) > column);
+    inner.cloned().collect()
+}
+
+/// The same without their indentation.
+fn below(lines: &[String], key: &str) -> Vec<String> {
+    inner_of(lines, key).iter().map(|line| line.trim().to_owned()).collect()
+}
+
+#[test]
+fn only_the_prometheus_reaches_the_agent_and_the_agent_reaches_nobody() {
+    let (policy, agents) = (document("NetworkPolicy"), document("DaemonSet"));
+    assert!(
+        policy.contains(&"  namespace: memwatch".to_owned()) && agents.contains(&"  namespace: memwatch".to_owned())
+    );
+    let labels = below(&inner_of(&policy, "podSelector:"), "matchLabels:");
+    assert_ne!(labels, Vec::<String>::new());
+    let of_pods = below(&inner_of(&inner_of(&agents, "template:"), "metadata:"), "labels:");
+    assert!(labels.iter().all(|label| of_pods.contains(label)), "{labels:?} {of_pods:?}");
+    assert!(
+        policy.contains(&"  policyTypes: [Ingress, Egress]".to_owned()) && policy.contains(&"  egress: []".to_owned())
+    );
+    let from = below(&policy, "from:");
+    // One entry: both selectors have to fit. Two would let in whoever fits one.
+    assert_eq!(from.iter().filter(|line| line.starts_with("- ")).count(), 1, "{from:?}");
+    for line in ["kubernetes.io/metadata.name: monitoring", "app.kubernetes.io/name: prometheus"] {
+        assert!(from.iter().any(|own| own == line), "no '{line}' in {from:?}");
+    }
+    assert_eq!(below(&policy, "ports:"), ["- protocol: TCP", "port: metrics"]);
+    assert!(agents.iter().any(|line| line.trim() == "- name: metrics"), "the port has that name");
+}
+
+#[test]
+fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
+    let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
+    let lines: Vec<&str> = text.lines().map(|line| line.split(" #").next().unwrap_or_default().trim()).collect();
+    for line in [
+        "hostPID: true",
+        "automountServiceAccountToken: false",
+        "allowPrivilegeEscalation: false",
+        "readOnlyRootFilesystem: true",
+        "privileged: false",
+        "drop: [ALL]",
+        "maxUnavailable: 10%",
+        "path: /healthz",
+        "path: /readyz",
+        "containerPort: 9747",
+        "args: [agent, --history, /var/lib/memwatch]",
+    ] {
+        assert!(lines.contains(&line), "no '{line}'");
+    }
+    assert!(
+        !lines.iter().any(|line| line.starts_with("hostNetwork")) && !text.contains("hostIPC") && !text.contains('\t')
+    );
+    let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
+    let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
+    assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));
+    // What is mounted from the node can only be read, but for the directories of the agent's own socket and history.
+    let mounts: Vec<&[&str]> = lines.windows(2).filter(|pair| pair[0].starts_with("mountPath: ")).collect();
+    let writable = mounts.iter().filter(|pair| pair[1] != "readOnly: true").map(|pair| pair[0]);
+    assert_eq!(writable.collect::<Vec<_>>(), ["mountPath: /run/memwatch", "mountPath: /var/lib/memwatch"]);
+}

@@ -1,0 +1,322 @@
+//! A real Prometheus asks real agents, and the shipped alerts fire.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::process::{Command, Output, Stdio};
+
+use memwatch_tests::groups::Group;
+use memwatch_tests::http::{self, Answer};
+use memwatch_tests::ledger::Balance;
+use memwatch_tests::network::Network;
+use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped};
+use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, Workload, until};
+
+const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
+
+/// The shipped cap on pairs of workload and GPU with series of their own.
+const OWN_SERIES: usize = 200;
+
+/// An agent and what it answers.
+struct Agent {
+    program: Program,
+    address: SocketAddr,
+}
+
+impl Agent {
+    /// Starts it, in a network of its own if there is one, and waits until it is ready.
+    fn start(gpu: &Gpu, network: Option<&Network>) -> Self {
+        let address = match network {
+            Some(network) => SocketAddr::from((network.address(), 9747)),
+            None => http::free_port(),
+        };
+        let socket = gpu.directory().join("memwatch.sock");
+        let words = ["agent", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()];
+        let command = gpu.memwatch(&words);
+        let command = network.map_or(command, |network| network.inside(&gpu.memwatch(&words)));
+        let agent = Self { program: Program::start(command), address };
+        until("the agent is ready", || http::get(address, "/readyz", "").filter(|answer| answer.status == 200));
+        agent
+    }
+
+    fn metrics(&self, accept: &str) -> Answer {
+        let answer = http::get(self.address, "/metrics", accept).expect("the agent answers");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer
+    }
+
+    /// The selector of its series.
+    fn selector(&self, name: &str, labels: &str) -> String {
+        format!("{name}{{instance=\"{}\"{labels}}}", self.address)
+    }
+}
+
+/// Runs a program on a text.
+fn fed(mut command: Command, text: &str) -> Output {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the program starts");
+    child.stdin.take().expect("it is piped").write_all(text.as_bytes()).expect("the program reads");
+    child.wait_with_output().expect("the program ends")
+}
+
+fn assert_accepted(output: &Output) {
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:#?}");
+}
+
+/// A job on a simulated machine, and its control group; `None` where none can be made.
+fn job(gpu: &Gpu, unit: &str) -> Option<(Workload, Group)> {
+    let group = Group::new(&format!("/memwatch-jobs-{}.slice/{unit}", std::process::id()))?;
+    let mut job = gpu.workload();
+    group.take(job.tgid());
+    job.run(&["device 0"]);
+    Some((job, group))
+}
+
+#[test]
+fn the_shipped_rules_fire_when_they_should_and_only_then() {
+    let Some(mut rules) = promtool(&["check", "rules", "rules.yaml"]) else { return };
+    assert!(rules.output().expect("promtool runs").status.success());
+    let mut tests = promtool(&["test", "rules", "rules_test.yaml"]).expect("it was there just now");
+    let output = tests.output().expect("promtool runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    let mut configuration = promtool(&["check", "config", "prometheus.yaml"]).expect("it was there just now");
+    assert!(configuration.output().expect("promtool runs").status.success());
+    let text = fs::read_to_string(shipped().join("rules_test.yaml")).expect("it is in the tree");
+    for line in hurried_rules().lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(text.contains(&format!("alertname: {line}\n")), "{line} has no test");
+    }
+}
+
+#[test]
+fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
+    let machines = [Gpu::new(Shape::Cmp), Gpu::new(Shape::Push)];
+    let [Some(first), Some(second)] = machines else { return };
+    let first = first.with("GPUSIM_TOTAL_MB", &81_560);
+    let second = second.with("GPUSIM_TOTAL_MB", &40_000).with("GPUSIM_DEVICES", &2);
+    let Some(rules) = promtool(&["check", "metrics"]).map(|_| hurried_rules()) else { return };
+    let [Some(one), Some(two)] = [Network::new(0), Network::new(1)] else { return };
+    let agents = [Agent::start(&first, Some(&one)), Agent::start(&second, Some(&two))];
+    let Some((mut training, _group)) = job(&first, "training.service") else { return };
+    let Some((mut leak, _other_group)) = job(&second, "leak.service") else { return };
+    training.run(&["alloc a 1073741824", "alloc b 1048576", "async c 67108864", "free b"]);
+    leak.run(&["alloc a 1048576"]);
+    let prometheus = Prometheus::start(&agents.each_ref().map(|agent| agent.address), &rules);
+    for (agent, machine, job, unit) in
+        [(&agents[0], &first, &training, "training.service"), (&agents[1], &second, &leak, "leak.service")]
+    {
+        prometheus.until_is(&agent.selector("up", ""), 1);
+        assert_machine_as_simulated(&prometheus, agent, machine);
+        assert_job_as_simulated(&prometheus, agent, machine, (job.tgid(), unit));
+        assert_all_is_read(&prometheus, agent);
+    }
+    assert_refusal_is_told(&prometheus, &agents[0], &mut training);
+    assert_growth_is_told(&prometheus, &agents[1], &mut leak);
+    drop((training, leak));
+    drop(agents);
+    prometheus.until_fires("MemwatchAgentDown");
+}
+
+/// Memory of each GPU, as the simulator's books have it.
+fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu) {
+    let ledger = machine.ledger();
+    for device in 0..ledger.device_count().expect("the ledger can be read") {
+        let uuid = ledger.uuid(device).expect("the device is there");
+        let is = |name: &str, bytes: u64| {
+            prometheus.until_is(&agent.selector(name, &format!(",gpu=\"{device}\",uuid=\"{uuid}\"")), bytes);
+        };
+        is("memwatch_gpu_up", 1);
+        is("memwatch_gpu_memory_limit_bytes", ledger.total_bytes(device).expect("the device is there"));
+        is("memwatch_gpu_memory_used_bytes", ledger.device_used_bytes(device).expect("the device is there"));
+        is("memwatch_gpu_info", 1);
+    }
+}
+
+/// Memory of a job by kind, as the simulator's books have it.
+fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu, (tgid, unit): (u32, &str)) {
+    let entry = machine.ledger().process(tgid).expect("the job is in the simulator's books");
+    let device = &entry.devices[0];
+    let is = |name: &str, labels: &str, number: u64| {
+        let labels = format!(",workload_kind=\"systemd\",unit=\"{unit}\",gpu=\"0\"{labels}");
+        prometheus.until_is(&agent.selector(name, &labels), number);
+    };
+    is("memwatch_workload_memory_driver_bytes", "", device.used_bytes);
+    is("memwatch_workload_processes", "", 1);
+    is("memwatch_workload_memory_peak_bytes", "", device.peak_owned_bytes);
+    is("memwatch_workload_oom_events_total", "", 0);
+    let kinds = [("device", device.device), ("async_pool", device.pool_used)];
+    for (kind, balance) in kinds.into_iter().filter(|(_, balance)| balance.allocations > 0) {
+        let Balance { live_bytes, allocations, frees, .. } = balance;
+        let kind = format!(",kind=\"{kind}\"");
+        is("memwatch_workload_memory_live_bytes", &kind, live_bytes);
+        is("memwatch_workload_allocations_total", &kind, allocations);
+        is("memwatch_workload_frees_total", &kind, frees);
+    }
+}
+
+/// The Prometheus has every family with its type and unit, and every series; promtool accepts the older form.
+fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
+    let plain = agent.metrics("");
+    let promtool = promtool(&["check", "metrics"]).expect("it was there just now");
+    assert_accepted(&fed(promtool, &plain.body));
+    assert!(plain.head.contains("text/plain; version=0.0.4"), "{}", plain.head);
+    let open = agent.metrics(OPEN_METRICS);
+    assert!(open.head.contains("application/openmetrics-text; version=1.0.0"), "{}", open.head);
+    assert!(open.body.ends_with("# EOF\n"), "{}", open.body);
+    let families = prometheus.families(agent.address);
+    let of =
+        |name: &str| families.iter().find(|family| family["metric"] == name).unwrap_or_else(|| panic!("no {name}"));
+    for (name, kind) in open.body.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
+        assert_eq!(of(name)["type"], kind, "{name}");
+    }
+    for (name, unit) in open.body.lines().filter_map(|line| line.strip_prefix("# UNIT ")?.split_once(' ')) {
+        assert_eq!(of(name)["unit"], unit, "{name}");
+    }
+    let names = |text: &str| -> BTreeSet<String> {
+        let series = text.lines().filter(|line| !line.starts_with('#'));
+        series.filter_map(|line| Some(line.split(['{', ' ']).next()?.to_owned())).collect()
+    };
+    assert_eq!(names(&plain.body), names(&open.body));
+    for name in names(&open.body) {
+        assert!(!prometheus.query(&agent.selector(&name, "")).is_empty(), "{name} was not read");
+    }
+}
+
+fn assert_refusal_is_told(prometheus: &Prometheus, agent: &Agent, training: &mut Workload) {
+    let refused = training.ask("alloc huge 200000000000");
+    assert_eq!(refused["result"], 2, "{refused}");
+    // The other agent watches the same processes, so it tells of the job, too, and maybe sooner.
+    let mine = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadOutOfMemory\",alertstate=\"firing\"");
+    let firing =
+        until("this agent's alert fires", || Some(prometheus.query(&mine)).filter(|firing| !firing.is_empty()));
+    assert_eq!((&firing[0].0["unit"], &firing[0].0["gpu"]), (&"training.service".into(), &"0".into()), "{firing:?}");
+    let alerts = prometheus.until_fires("MemwatchWorkloadOutOfMemory");
+    assert!(alerts.iter().all(|labels| labels["unit"] == "training.service"), "{alerts:#?}");
+    let labels = ",unit=\"training.service\",gpu=\"0\"";
+    prometheus.until_is(&agent.selector("memwatch_workload_oom_events_total", labels), 1);
+    let since = format!("time() - {}", agent.selector("memwatch_workload_last_oom_timestamp_seconds", labels));
+    let age = prometheus.query(&since);
+    assert!(matches!(age[..], [(_, age)] if (-1.0..60.0).contains(&age)), "{age:?}");
+}
+
+fn assert_growth_is_told(prometheus: &Prometheus, agent: &Agent, leak: &mut Workload) {
+    let mut number = 0;
+    let alert = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadGrowth\",alertstate=\"firing\"");
+    let rate = agent.selector("memwatch_workload_growth_bytes_per_second", "");
+    let full = agent.selector("memwatch_gpu_seconds_to_full", "");
+    let [firing, rate, full] = until("growth is told", || {
+        number += 1;
+        leak.run(&[&format!("alloc grown{number} {}", 16 * MIB)]);
+        let told = [&alert, &rate, &full].map(|expression| prometheus.query(expression));
+        Some(told).filter(|told| told.iter().all(|series| !series.is_empty()))
+    });
+    for (labels, _) in firing.iter().chain(&rate) {
+        assert_eq!(labels["unit"], "leak.service", "{labels}");
+    }
+    assert!(rate.iter().all(|(_, bytes)| *bytes > 0.0), "{rate:?}");
+    assert!(full.iter().all(|(labels, seconds)| labels["gpu"] == "0" && *seconds > 0.0), "{full:?}");
+}
+
+#[test]
+fn an_agent_becomes_ready_when_nvml_comes_and_says_why_not_before() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let words = gpu.memwatch(&[]);
+    let mut words = words.get_args().skip_while(|word| *word != "--nvml-lib");
+    let real = words.nth(1).expect("memwatch is given the simulator's NVML").to_owned();
+    let nvml = gpu.directory().join("libnvidia-ml.so.1");
+    fs::copy(gpu.libcuda(), &nvml).expect("a library that is no NVML");
+    let gpu = gpu.with_nvml(&nvml);
+    let address = http::free_port();
+    let socket = gpu.directory().join("memwatch.sock");
+    let command = gpu.memwatch(&["agent", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()]);
+    let _agent = Program::start(command);
+    let readiness = |status| move || http::get(address, "/readyz", "").filter(|answer| answer.status == status);
+    let refused = until("the agent says why it is not ready", || {
+        readiness(503)().filter(|answer| answer.body.starts_with("not ready: NVML: "))
+    });
+    assert!(refused.body.contains("libnvidia-ml.so.1") && refused.body.contains("--no-nvml"), "{refused:?}");
+    assert_eq!(http::get(address, "/healthz", "").map(|answer| answer.status), Some(200));
+    let complete = gpu.directory().join("complete");
+    fs::copy(real, &complete).expect("a copy of NVML");
+    fs::rename(&complete, &nvml).expect("the directory is ours");
+    until("the agent is ready", readiness(200));
+}
+
+#[test]
+fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
+    // Room for 150 contexts of the usual size.
+    let machine = || Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &200_000));
+    let [Some(first), Some(second)] = [machine(), machine()] else { return };
+    let agent = Agent::start(&first, None);
+    let mut jobs = Vec::new();
+    for number in 0..300_u64 {
+        // A simulated machine has 256 places for processes.
+        let machine = if number % 2 == 0 { &first } else { &second };
+        let Some((mut job, group)) = job(machine, &format!("job-{number:03}.service")) else { return };
+        job.run(&[&format!("alloc a {}", (number + 1) * MIB)]);
+        jobs.push((job, group));
+    }
+    let body = agent.metrics(OPEN_METRICS).body;
+    let pairs: Vec<&str> = body.lines().filter(|line| line.starts_with("memwatch_workload_processes{")).collect();
+    let sums = pairs.iter().filter(|line| line.contains("workload_kind=\"other\"")).count();
+    assert_eq!(pairs.len() - sums, OWN_SERIES, "{pairs:#?}");
+    assert_eq!(sums, 1, "{pairs:#?}");
+    let value = |name: &str, labels: &str| -> u64 {
+        let lines = body.lines().filter(|line| line.starts_with(name) && line.contains(labels));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    };
+    // Nobody else may use a GPU while tests run, but somebody may: no less than this.
+    assert!(value("memwatch_agent_series_suppressed ", "") >= 100);
+    assert!(value("memwatch_workload_processes{", "") >= 300);
+    assert!(value("memwatch_workload_memory_live_bytes{", "kind=\"device\"") >= (1..=300).map(|one| one * MIB).sum());
+    assert_eq!(value("memwatch_workload_memory_live_bytes{", "unit=\"job-299.service\""), 300 * MIB);
+    if let Some(promtool) = promtool(&["check", "metrics"]) {
+        assert_accepted(&fed(promtool, &agent.metrics("").body));
+    }
+    drop(jobs);
+    drop(agent.program);
+}
+
+/// A recording as OpenMetrics, which Prometheus' own parser takes into a database at the recorded time.
+#[test]
+fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let place = |name: &str| gpu.directory().join(name).display().to_string();
+    let (script, file, text) = (place("script"), place("job.mwr"), place("job.openmetrics"));
+    fs::write(&script, "device 0\nalloc a 64M\nalloc b 1M\nfree b\nsleep 2500\nkill\n").expect("it is written");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("exec {} < {script}", gpu.workload_program().display()));
+    let workload = gpu.workload_command();
+    shell.envs(workload.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    assert_eq!(Outcome::of(gpu.memwatch_run(&["-o", &file], &shell)).code, 128 + 9);
+    let export = |words: &[&str]| Outcome::of(gpu.memwatch(&[&["export", "--in", &file], words].concat()));
+    export(&["--until", "1s", "-o", &text]).assert_ended_with(0, &["job.openmetrics is written"]);
+    export(&["-o", &text]).assert_ended_with(1, &["job.openmetrics"]);
+    let said = fs::read_to_string(&text).expect("it was written");
+    assert!(said.ends_with("# EOF\n"), "{said}");
+    let live =
+        |line: &&str| line.starts_with("memwatch_workload_memory_live_bytes{") && line.contains("kind=\"device\"");
+    let sample: Vec<&str> = said.lines().find(live).expect("it holds memory").rsplit(' ').take(2).collect();
+    assert_eq!(sample[1], (64 * MIB).to_string(), "{said}");
+    let stamps: BTreeSet<&str> =
+        said.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit(' ').next()).collect();
+    assert_eq!(stamps, BTreeSet::from([sample[0]]), "all samples are of one time");
+    assert!(!said.contains("process_cpu_seconds"), "no agent was there: {said}");
+    let stdout = export(&["--until", "1s", "-f", "openmetrics", "-o", "-"]).stdout;
+    assert_eq!(stdout, said);
+    let blocks = place("blocks");
+    let Some(mut create) = promtool(&["tsdb", "create-blocks-from", "openmetrics", &text, &blocks]) else { return };
+    let created = create.output().expect("promtool runs");
+    assert!(created.status.success(), "{created:#?}");
+    // It wants the log of a server, too.
+    fs::create_dir(place("blocks/wal")).expect("the blocks are there");
+    let dumped = promtool(&["tsdb", "dump", &blocks]).expect("it was there just now").output().expect("promtool runs");
+    let dumped = String::from_utf8(dumped.stdout).expect("text");
+    // Prometheus keeps milliseconds.
+    let milliseconds = sample[0].replace('.', "")[..13].to_owned();
+    let of_live =
+        dumped.lines().find(|line| line.contains("workload_memory_live_bytes") && line.contains("\"device\""));
+    let of_live = of_live.unwrap_or_else(|| panic!("{dumped}"));
+    let [when, bytes] = [0, 1].map(|place| of_live.rsplit(' ').nth(place).expect("a number and its time"));
+    assert_eq!((when, bytes.parse()), (milliseconds.as_str(), Ok(67_108_864.0_f64)), "{of_live}, not {sample:?}");
+}

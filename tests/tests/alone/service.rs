@@ -1,0 +1,71 @@
+//! The agent's systemd unit, as systemd itself judges it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd").join(name)
+}
+
+/// The unit with a program that exists here, in a folder of its own; `None`, said aloud, without systemd's judge.
+fn unit() -> Option<(TempDir, PathBuf)> {
+    if Command::new("systemd-analyze").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: no systemd-analyze (Debian: apt-get install systemd)");
+        return None;
+    }
+    let text = fs::read_to_string(file("memwatch-agent.service")).expect("the unit is in the tree");
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("memwatch-agent.service");
+    fs::write(&path, text.replace("/usr/local/bin/memwatch", "/bin/true")).expect("it is ours");
+    Some((directory, path))
+}
+
+fn judged(words: &[&str], unit: &Path) -> (bool, String) {
+    let output = Command::new("systemd-analyze").args(words).arg(unit).output().expect("it was there");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_unit() {
+    let Some((_directory, unit)) = unit() else { return };
+    let (fine, said) = judged(&["verify"], &unit);
+    // Words on units of this machine are none of ours.
+    let about_it = said.lines().filter(|line| line.contains("memwatch")).collect::<Vec<_>>();
+    assert!(fine && about_it.is_empty(), "{said}");
+}
+
+#[test]
+fn the_units_exposure_is_3_5_at_most() {
+    let Some((_directory, unit)) = unit() else { return };
+    let (fine, said) = judged(&["security", "--offline=true", "--threshold=35"], &unit);
+    assert!(said.contains("Overall exposure level"), "{said}");
+    assert!(fine, "{said}");
+    let (fine, _) = judged(&["security", "--offline=true", "--threshold=10"], &unit);
+    assert!(!fine, "the judge judges");
+}
+
+#[test]
+fn the_unit_grants_what_the_agent_keeps_and_what_it_calls() {
+    let text = fs::read_to_string(file("memwatch-agent.service")).expect("the unit is in the tree");
+    for line in [
+        "Type=notify",
+        "CapabilityBoundingSet=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE CAP_DAC_READ_SEARCH",
+        "NoNewPrivileges=yes",
+        "RuntimeDirectory=memwatch",
+        "ExecStart=/usr/local/bin/memwatch agent --history /var/lib/memwatch",
+        "StateDirectory=memwatch",
+        "StateDirectoryMode=0750",
+        "Group=memwatch",
+    ] {
+        assert!(text.lines().any(|own| own == line), "no {line}");
+    }
+    // A later line takes away what an earlier one has granted.
+    let last = text.lines().rfind(|line| line.starts_with("SystemCallFilter=")).expect("there are filters");
+    assert!(last.contains("bpf") && last.contains("capset") && !last.contains('~'), "{last}");
+    let groups = fs::read_to_string(file("sysusers.d/memwatch.conf")).expect("it is in the tree");
+    assert!(groups.lines().any(|line| line.starts_with("g memwatch ")), "{groups}");
+}
