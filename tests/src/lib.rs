@@ -26,6 +26,7 @@ pub mod statistics;
 mod docker;
 mod gpu;
 mod later;
+mod newer_system;
 mod patience;
 mod program;
 mod torch_job;

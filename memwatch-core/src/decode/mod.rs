@@ -2,6 +2,7 @@
 
 mod action;
 mod array;
+mod node;
 mod tensor;
 
 use memwatch_common::meaning::{
@@ -13,6 +14,7 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
+pub use node::{NodeLayout, NodeWords};
 pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.

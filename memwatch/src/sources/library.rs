@@ -353,11 +353,17 @@ fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
 /// Opens the file behind a mapping. `map_files` is exact, even for a deleted file; where it is
 /// not permitted, the path below the process's root serves if the inode agrees.
 fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
-    let exact = open_regular(&process.join("map_files").join(&mapping.range));
+    let exact = open_regular(&process.join("map_files").join(entry_of(&mapping.range)));
     exact.ok().or_else(|| {
         let named = host::below(&process.join("root"), &mapping.path);
         open_regular(&named).ok().filter(|(_, identity)| identity.inode() == mapping.inode)
     })
+}
+
+/// The entry of `map_files` for a range as `maps` writes it. `maps` fills addresses up to eight digits, which those of executables with fixed
+/// addresses have not; `map_files` does not (fs/proc/task_mmu.c, fs/proc/base.c).
+fn entry_of(range: &str) -> String {
+    range.split('-').map(|address| address.trim_start_matches('0')).collect::<Vec<_>>().join("-")
 }
 
 /// The same by the parts of a line of `maps`, with the path unescaped; the file is opened with `O_PATH`.

@@ -10,7 +10,7 @@ const DELETED: &[u8] = b" (deleted)";
 /// An executable mapping of a library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// The address range as `maps` writes it, which names the entry of `map_files`.
+    /// The address range as `maps` writes it.
     pub(crate) range: String,
     /// Inode number of the mapped file.
     pub(crate) inode: u64,
