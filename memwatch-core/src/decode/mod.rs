@@ -81,9 +81,9 @@ pub fn address(record: &CallRecord) -> Option<u64> {
         Meaning::Memory(MemoryCall::Allocate { .. }) | Meaning::Pool(PoolCall::AllocateFromPool { .. }) => {
             Some(record.out[0])
         }
-        Meaning::Memory(MemoryCall::Free)
-        | Meaning::Memory(MemoryCall::FreeHost)
-        | Meaning::Pool(PoolCall::FreeAsync) => Some(record.args[0]),
+        Meaning::Memory(MemoryCall::Free | MemoryCall::FreeHost) | Meaning::Pool(PoolCall::FreeAsync) => {
+            Some(record.args[0])
+        }
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use aya::programs::uprobe::UProbeScope;
 
-use super::{SEES_ALL_THREADS, TensorProbes, attach_program, chain, hash, in_table};
+use super::{TensorProbes, attach_program, chain, hash, in_table};
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism};
 
@@ -21,10 +21,11 @@ pub(crate) fn begin_count(
     tgid: NonZeroU32,
     point: &TensorPoint,
 ) -> Result<TensorProbes, String> {
-    let (program, one_process) = match kernel.mechanism {
-        Mechanism::UprobeMulti => ("mw_tensor_count", *SEES_ALL_THREADS),
-        Mechanism::Classic => ("mw_tensor_count_classic", true),
+    let program = match kernel.mechanism {
+        Mechanism::UprobeMulti => "mw_tensor_count",
+        Mechanism::Classic => "mw_tensor_count_classic",
     };
+    let one_process = kernel.mechanism.attaches_to_processes();
     // Of others that have the file nothing is counted: they are not in the table.
     let scope = if one_process { UProbeScope::OneProcess(tgid) } else { UProbeScope::AllProcesses };
     set(kernel, tgid.get()).map_err(|error| chain(&error))?;
