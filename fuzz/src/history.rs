@@ -46,7 +46,7 @@ fn input(step: &[u8; STEP_BYTES], now_ns: u64) -> Input {
             ..ProcessFacts::default()
         }),
         241 => Input::ObservedFrom { tgid: Tgid(tgid), time_ns: now_ns },
-        242 => Input::ProcessGone { tgid: Tgid(tgid), time_ns: now_ns },
+        242 => Input::ProcessEnded { tgid: Tgid(tgid), time_ns: now_ns },
         243..=246 => Input::Devices(reading(step, now_ns)),
         247..=248 => Input::Lost {
             tgid: (!step[3].is_multiple_of(4)).then_some(Tgid(tgid)),

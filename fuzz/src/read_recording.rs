@@ -52,7 +52,7 @@ fn go_on(bytes: &[u8]) {
         for time_ns in [0, 1 << 40] {
             let snapshot = pipeline.snapshot();
             for process in &snapshot.processes {
-                let _ = (pipeline.trails(process), pipeline.history(process.tgid, true));
+                let _ = (pipeline.call_paths(process), pipeline.history(process.tgid, true));
             }
             let _ = (pipeline.leaks(1.0), pipeline.ooms().1, pipeline.to_anchor());
             pipeline.list_tensors_from(1);

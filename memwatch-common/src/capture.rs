@@ -25,7 +25,7 @@ pub struct Frame {
     pub peek: [u64; PEEK_WORDS],
     /// 1 where those words could not be read at entry.
     pub peek_failed: u64,
-    /// What the entry took out of the books, to be put back if the call fails.
+    /// What the entry took out of the allocation map, to be put back if the call fails.
     pub debited: Booked,
     /// How often the entry was reported again (one file attached to under two identities): so often its return will be, too.
     pub echoes: u64,
@@ -39,11 +39,11 @@ pub const NO_FRAME: Frame = Frame {
     args: [0; 6],
     peek: [0; PEEK_WORDS],
     peek_failed: 0,
-    debited: NOT_BOOKED,
+    debited: NOT_MAPPED_YET,
     echoes: 0,
 };
 
-/// An address in the kernel half's own books.
+/// An address in the kernel half's own allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Booked {
@@ -58,7 +58,7 @@ pub struct Booked {
 const _: () = assert!(size_of::<Booked>() == 24);
 
 /// No address at all.
-pub const NOT_BOOKED: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
+pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
 
 /// The watched calls one thread is inside of, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,9 +100,9 @@ pub trait Kernel {
     /// Which open file a descriptor of the running process is: a number that only tells files apart, the same in every process that
     /// the file is passed to, until the last of them closes it; 0 where there is none.
     fn open_file(&self, descriptor: u32) -> u64;
-    /// Writes an address into the process's books.
+    /// Writes an address into the process's allocation map.
     fn credit(&self, tgid: u32, address: u64, booked: &Booked);
-    /// Takes an address out of the process's books; what stood there, of probe 0 where nothing did.
+    /// Takes an address out of the process's allocation map; what stood there, of probe 0 where nothing did.
     fn debit(&self, tgid: u32, address: u64) -> Booked;
     /// Notes that addresses have gone which no call names.
     fn note_teardown(&self, tgid: u32);
@@ -161,7 +161,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
         } else if slot.stack_pointer <= frame.stack_pointer {
             let again = slot.stack_pointer == frame.stack_pointer && slot.probe == frame.probe;
             let echoes = if again { slot.echoes + 1 } else { 0 };
-            // What the first report of this entry took out of the books is what the call frees.
+            // What the first report of this entry took out of the allocation map is what the call frees.
             let debited = if again { slot.debited } else { frame.debited };
             *slot = Frame { debited, echoes, ..*frame };
             placed = true;
@@ -246,7 +246,7 @@ fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &m
             kernel.lose(record.tgid, Loss::PeekUnreadable);
         }
     }
-    keep_books(kernel, plan, record, &frame.debited);
+    keep_ledger(kernel, plan, record, &frame.debited);
     if !kernel.emit(record) {
         kernel.lose(record.tgid, Loss::RingFull);
     }
@@ -278,9 +278,9 @@ fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> O
     found
 }
 
-/// The books follow the driver at once, unlike the records, which may be lost on their way.
+/// The allocation map follows the driver at once, unlike the records, which may be lost on their way.
 #[inline(always)]
-fn keep_books<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
+fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
     let succeeded = record.status == 0;
     let bytes = match plan.book {
         Book::None => return,

@@ -22,7 +22,7 @@ pub struct CapturePlan {
     pub(crate) tolerant: bool,
 }
 
-/// What a successful call does to the kernel half's own books of addresses and sizes ([`crate::capture::Kernel::credit`]).
+/// What a successful call does to the kernel half's own allocation map and sizes ([`crate::capture::Kernel::credit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Book {
@@ -34,7 +34,7 @@ pub enum Book {
     CreditRows = 2,
     /// The address in argument 0 goes, from the call's entry on.
     Debit = 3,
-    /// Addresses go that the call does not name: the books cannot follow.
+    /// Addresses go that the call does not name: the allocation map cannot follow.
     Teardown = 4,
 }
 
@@ -149,7 +149,7 @@ impl CapturePlan {
         self
     }
 
-    /// Also keep the kernel half's own books.
+    /// Also keep the kernel half's own allocation map.
     #[must_use]
     pub const fn book(mut self, book: Book) -> Self {
         self.book = book;

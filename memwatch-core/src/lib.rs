@@ -42,7 +42,7 @@ use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
-use ledger::Gone;
+use ledger::EndedAddress;
 use owner::{CgroupMemory, ContainerNames, Promise};
 use pipeline::detectors::Detectors;
 use snapshot::build::Surroundings;
@@ -55,15 +55,15 @@ const ENDED_KEPT: usize = 4096;
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
-/// Addresses of a process that the kernel half's books have to be told of: see [`Gone`].
+/// Addresses of a process that the kernel half's allocation map have to be told of: see [`EndedAddress`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
     /// The process.
     pub tgid: Tgid,
-    /// Which life of its number's books they stand in; `None` for the present one.
+    /// Which life of its number's allocation map they stand in; `None` for the present one.
     pub life: Option<u32>,
     /// The addresses.
-    pub addresses: Vec<Gone>,
+    pub addresses: Vec<EndedAddress>,
     /// There may be more, since records of the process were lost.
     pub incomplete: bool,
 }
@@ -148,7 +148,7 @@ impl Pipeline {
                 self.reconciliation.forget(tgid);
                 self.process_mut(tgid, time_ns).observe_from(time_ns);
             }
-            Input::ProcessGone { tgid, time_ns } => self.end(tgid, time_ns),
+            Input::ProcessEnded { tgid, time_ns } => self.end(tgid, time_ns),
             Input::Devices(reading) => self.devices(reading),
             Input::Held(held) => {
                 let now_ns = self.now_ns;
@@ -200,12 +200,12 @@ impl Pipeline {
         self.with_graphs.iter().copied().filter(has)
     }
 
-    /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's books.
+    /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's allocation map.
     pub fn to_anchor(&self) -> Vec<Tgid> {
         self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()
     }
 
-    /// What has gone since the last time without a free that names it, by process; the kernel half's books have it still.
+    /// What has gone since the last time without a free that names it, by process; the kernel half's allocation map have it still.
     pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
         std::mem::take(&mut self.unnamed)
     }
@@ -401,7 +401,7 @@ impl Pipeline {
         }
     }
 
-    /// The addresses that a process has left so far are those of the books that were closed with it.
+    /// The addresses that a process has left so far are those of the allocation map that was closed with it.
     fn note_life(&mut self, record: &ProcessRecord) {
         for unnamed in self.unnamed.iter_mut().filter(|unnamed| unnamed.tgid == Tgid(record.tgid)) {
             unnamed.life.get_or_insert(record.life);

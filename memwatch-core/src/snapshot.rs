@@ -13,9 +13,9 @@ mod viewer;
 pub use allocators::{AllocatorView, StatisticView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
-    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, MergedFrameView, NativeView, PhaseView,
-    PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
-    TrailView, WhoseView,
+    CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, MergedFrameView, NativeView,
+    PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView,
+    TensorsView, WhoseView,
 };
 pub(crate) use rows::add;
 pub use rows::{Row, largest};
@@ -144,7 +144,7 @@ pub struct ProcessView {
     pub exact: bool,
     /// Its lost records by cause.
     pub losses: BTreeMap<Name, u64>,
-    /// When its totals were last taken from the kernel half's own books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When its totals were last taken from the kernel half's own allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
     /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds. Else they are since `observed_since_ns`.
     pub peaks_begun_ns: Option<u64>,

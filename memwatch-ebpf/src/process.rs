@@ -90,7 +90,7 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     if Bpf::is_known(thread.tgid) {
         forget_tensors(thread);
         drop_notes(old_tid);
-        let closed = Bpf::close_books(thread.tgid);
+        let closed = Bpf::close_allocation_map(thread.tgid);
         report(context, ProcessEvent::Exec, thread.tgid, 0, closed);
     }
     0
@@ -111,7 +111,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
     let live = signal.and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
     if live == Some(0) {
-        let closed = Bpf::close_books(thread.tgid);
+        let closed = Bpf::close_allocation_map(thread.tgid);
         report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);
         forget_tensors(thread);

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::watch::Outcome;
-use crate::{Gpu, PATIENCE, Program, Workload};
+use crate::{Gpu, Program, TIMEOUT, Workload};
 
 /// The agent of a simulated machine, under a service manager that only listens.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Agent {
         let _ = fs::remove_file(&notify);
         let manager = UnixDatagram::bind(&notify).expect("a socket in the temporary directory");
         fs::set_permissions(&notify, Permissions::from_mode(0o666)).expect("it is ours");
-        manager.set_read_timeout(Some(PATIENCE)).expect("a time that is not 0");
+        manager.set_read_timeout(Some(TIMEOUT)).expect("a time that is not 0");
         command.arg("agent").arg("--socket").arg(&socket);
         command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").env_remove("WATCHDOG_PID");
         let agent = Self { program: Program::start(command), manager, socket };
@@ -61,7 +61,7 @@ impl Agent {
     pub fn until_told(&self, beginning: &str) -> String {
         let begin = Instant::now();
         let mut told = [0; 4096];
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             let length = self.manager.recv(&mut told).expect("the agent tells its service manager how it is");
             let told = String::from_utf8_lossy(&told[..length]);
             if told.starts_with(beginning) {
@@ -130,12 +130,12 @@ pub fn workload_of(gpu: &Gpu, uid: u32) -> Workload {
 /// When its files cannot be had.
 pub fn workload_command_of(gpu: &Gpu, uid: u32) -> Command {
     open_to_all(gpu);
-    // The simulator's books are made by the first workload, and kept by all.
-    let books = gpu.directory().join("ledger");
-    if !books.exists() {
+    // The simulator's ledger are made by the first workload, and kept by all.
+    let ledger = gpu.directory().join("ledger");
+    if !ledger.exists() {
         gpu.workload().run(&["init"]);
     }
-    fs::set_permissions(books, Permissions::from_mode(0o666)).expect("it is ours");
+    fs::set_permissions(ledger, Permissions::from_mode(0o666)).expect("it is ours");
     let program = gpu.directory().join("workload");
     if !program.exists() {
         fs::copy(gpu.workload_program(), &program).expect("a copy of the workload program");

@@ -80,7 +80,7 @@ impl Gpu {
         self
     }
 
-    /// The simulator's books.
+    /// The simulator's ledger.
     ///
     /// # Panics
     /// When no job has made them yet.

@@ -25,17 +25,17 @@ pub mod statistics;
 
 mod docker;
 mod gpu;
-mod patience;
 mod program;
 mod torch_job;
+mod wait;
 mod watch;
 mod workload;
 
 pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Shape};
-pub use patience::{PATIENCE, until};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};
+pub use wait::{TIMEOUT, until};
 pub use watch::{Outcome, Watch};
 pub use workload::Workload;
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use memwatch_tests::agent::{Agent, as_user, workload_command_of, workload_of};
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Program, Shape, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Watch, Workload};
 
 const ANN: u32 = 64_001;
 const BOB: u32 = 64_002;
@@ -44,7 +44,7 @@ fn shown(report: &Report) -> Vec<u32> {
 /// What a user is shown once the agent knows all that is there: NVML's numbers are a second old at most.
 fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < TIMEOUT {
         let report = report(&agent.ask(gpu, uid, &["ps", "--json"]));
         let gpu = report.gpu(0);
         if gpu["accounted_bytes"] == live_bytes && gpu["used_bytes"].as_u64() > Some(live_bytes) {
@@ -280,7 +280,7 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     let probed =
         |report: &Report| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
     while !probed(&report(&agent.ask(&gpu, ROOT, &["ps", "--json"]))) {
-        assert!(begin.elapsed() < PATIENCE, "the second library is not found");
+        assert!(begin.elapsed() < TIMEOUT, "the second library is not found");
     }
     bobs.run(&["uuid 0", "device 0", "alloc a 8M"]);
     let report = settled(&gpu, &agent, ROOT, 8 * MIB);
@@ -301,7 +301,7 @@ fn a_user_with_the_four_capabilities_runs_the_agent() {
     if !runs(Command::new("setpriv").args(["--inh-caps", four, "--ambient-caps", four, "true"])) {
         return eprintln!("SKIPPED: no setpriv (util-linux 2.36 or later) that knows these capabilities");
     }
-    // The simulator's books, which this user could not make.
+    // The simulator's ledger, which this user could not make.
     drop(workload_command_of(&gpu, ANN));
     let run = gpu.directory().join("run");
     fs::create_dir(&run).expect("a folder");

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use memwatch_tests::kernel_maps::{Table, processes_in};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, PATIENCE, Shape, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Shape, TIMEOUT, Watch, Workload};
 use serde_json::Value;
 
 /// Memory on GPU 0, as a program begins.
@@ -25,7 +25,7 @@ fn assert_the_dead_are_forgotten(watch: &mut Watch) {
         let dead = |tgids: Vec<u32>| tgids.into_iter().filter(|tgid| !exists(*tgid)).collect::<Vec<u32>>();
         let begin = std::time::Instant::now();
         // Losses are read, and given back, with each report.
-        while !dead(processes_in(watch.tgid(), table)).is_empty() && begin.elapsed() < PATIENCE {
+        while !dead(processes_in(watch.tgid(), table)).is_empty() && begin.elapsed() < TIMEOUT {
             watch.next_report();
         }
         assert_eq!(dead(processes_in(watch.tgid(), table)), Vec::<u32>::new(), "in {table:?}");

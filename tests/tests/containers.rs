@@ -8,19 +8,19 @@ use memwatch_tests::containerd::{self, Containerd, PodNames};
 use memwatch_tests::enclosure::{Cgroups, workload_in_group, workloads_in_group};
 use memwatch_tests::report::{Process, Report};
 use memwatch_tests::slurm::Slurm;
-use memwatch_tests::{Docker, Engine, Gpu, MIB, PATIENCE, Shape, Watch, Workload, rootfs};
+use memwatch_tests::{Docker, Engine, Gpu, MIB, Shape, TIMEOUT, Watch, Workload, rootfs};
 use serde_json::{Value, json};
 
 fn process(report: &Report, tgid: u32) -> Process<'_> {
     report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"))
 }
 
-/// Every process of the simulator's books is reported with what these say, and together they are what the GPU has in use.
+/// Every process of the simulator's ledger is reported with what these say, and together they are what the GPU has in use.
 fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
     let ledger = gpu.ledger();
     let mut used_bytes = 0;
     for &tgid in tgids {
-        let entry = ledger.process(tgid).unwrap_or_else(|| panic!("{tgid} is not in the simulator's books"));
+        let entry = ledger.process(tgid).unwrap_or_else(|| panic!("{tgid} is not in the simulator's ledger"));
         let on_gpu = process(report, tgid).only_gpu();
         assert_eq!(on_gpu.number("live_bytes"), entry.devices[0].owned_live_bytes, "{report:#?}");
         assert_eq!(on_gpu.number("used_bytes"), entry.devices[0].used_bytes, "{report:#?}");
@@ -100,7 +100,7 @@ fn assert_groups_add_up(gpu: &Gpu, report: &str, expected: &[&str]) {
     assert_eq!(groups.iter().filter(|group| group["id"].is_null()).count(), 1, "{report:#?}");
     let charged = |group: &Value| group["gpus"][0]["charged_bytes"].as_i64().expect("a number");
     let rest = data["rest"][0]["bytes"].as_i64().expect("a number");
-    let used_bytes = gpu.ledger().device_used_bytes(0).expect("the device is in the books");
+    let used_bytes = gpu.ledger().device_used_bytes(0).expect("the device is in the ledger");
     assert_eq!(groups.iter().map(charged).sum::<i64>() + rest, i64::try_from(used_bytes).expect("less than 2^63"));
 }
 
@@ -159,7 +159,7 @@ fn an_agent_that_has_given_up_its_privileges_still_has_names() {
         if report.process(tgid).is_some_and(|process| process.0["container"]["name"] == "train") {
             return;
         }
-        assert!(begin.elapsed() < PATIENCE, "{report:#?}");
+        assert!(begin.elapsed() < TIMEOUT, "{report:#?}");
     }
 }
 

@@ -110,7 +110,7 @@ fn a_list_that_grows_while_it_is_read_is_read_again() {
     let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
     let report = Report::parse(&once.stdout);
-    let used_bytes = gpu.ledger().process(workload.tgid()).expect("it is in the books").devices[0].used_bytes;
+    let used_bytes = gpu.ledger().process(workload.tgid()).expect("it is in the ledger").devices[0].used_bytes;
     assert_eq!(reported(&report, &workload).only_gpu().number("used_bytes"), used_bytes, "{report:#?}");
 }
 
@@ -159,12 +159,12 @@ fn a_number_in_nvmls_list_that_nobody_has_is_no_process() {
 /// Returns what memwatch reports as live on each GPU, by its UUID; and the rest, whose GPU it does not know.
 fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Option<u64>) {
     workload.run(&["device 0", "alloc early 4M", "device 1", "alloc older 6M"]);
-    let before = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     workload.run(&["create a 2M 0", "create b 8M 1", "ctx create 1 as own", "alloc c 16M"]);
     let report = watch.settled();
     let process = reported(&report, workload);
-    let after = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let after = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     let told = [0, 1].map(|index| {
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let row = process.on(&uuid).expect("NVML lists it on both");
@@ -237,12 +237,12 @@ fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_dr
     let memwatch = watch.tgid();
     let always = 2;
     watch.until(|_| uprobe_links(memwatch) > always);
-    let before = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     workload.run(&["current", "alloc a 2M", "@t current", "@t alloc b 8M", "@t async c 16M"]);
     let report = watch.settled();
     let process = reported(&report, &workload);
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
-    let after = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let after = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     for index in 0..2 {
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;

@@ -187,7 +187,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
-    // What goes with its context goes without a free: the books must not bring it back.
+    // What goes with its context goes without a free: the allocation map must not bring it back.
     workload.run(&["ctx create 0 as own", "alloc gone 3M", "alloc gone2 1M", "ctx destroy own"]);
     // And what a graph was to allocate was never memory.
     workload.run(&["stream s", "capture s", "async never 5M s", "endcapture g s", "graphdestroy g"]);
@@ -213,7 +213,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     let report = watch.settled();
     let process = report.process(tgid).expect("it is reported");
     assert!(!process.is_exact() && report.lost("ring_full") > 0, "what was lost stays lost: {report:#?}");
-    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's books");
+    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's ledger");
     assert_eq!(process.only_gpu().number("live_bytes"), truth.devices[0].owned_live_bytes, "{report:#?}");
     assert_eq!(process.host("pinned_live_bytes"), truth.pinned_host_bytes);
     for (kind, balance) in [("device", truth.devices[0].device), ("pool", truth.devices[0].pool_used)] {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Program, Shape};
+use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TIMEOUT};
 use serde_json::Value;
 
 /// Weights that are no 0 after the end of a program, with PyTorch's own name of the same number.
@@ -59,7 +59,7 @@ impl Recorded {
     fn until(&self, holds: impl Fn(&Outcome) -> bool) {
         let begin = Instant::now();
         let mut table = None;
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             let mut command = self.gpu.memwatch(&["export", "-f", "csv", "-o", "-", "--in"]);
             command.arg(&self.file);
             let outcome = Outcome::of(command);

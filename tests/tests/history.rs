@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use memwatch_tests::agent::{Agent, workload_of};
 use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Shape, Workload, until};
+use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Workload, until};
 
 const ANN: u32 = 64_001;
 const ROOT: u32 = 0;
@@ -159,7 +159,7 @@ fn it_is_read_while_its_oldest_goes() {
     let begin = Instant::now();
     let mut last = first;
     while copies < 3 {
-        assert!(begin.elapsed() < PATIENCE, "it does not grow");
+        assert!(begin.elapsed() < TIMEOUT, "it does not grow");
         job.run(&["churn 2 20000 4096"]);
         for words in [&["report", "--since", "1s", "--json"][..], &["timeline", "--since", "300d", "--json"]] {
             let outcome = agent.ask(&gpu, ROOT, words);

@@ -35,7 +35,7 @@ fn an_allocation_that_exceeds_the_device_is_shown_with_its_size() {
         let process = report.process(job.tgid()).expect("the job is reported");
         assert_as_said(process.only_gpu(), &checkpoint, 0);
         requested_bytes = requested_bytes.or(checkpoint["requested_bytes"].as_u64());
-        let refused = gpu.ledger().process(job.tgid()).expect("the job is in the simulator's books").failures;
+        let refused = gpu.ledger().process(job.tgid()).expect("the job is in the simulator's ledger").failures;
         assert_eq!(process.only_gpu().number("failed_allocations"), refused, "at {checkpoint}");
         assert_eq!(refused > 0, requested_bytes.is_some(), "at {checkpoint}");
         assert_eq!(u64::try_from(process.failures().len()), Ok(refused), "at {checkpoint}");

@@ -117,7 +117,7 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
     prometheus.until_fires("MemwatchAgentDown");
 }
 
-/// Memory of each GPU, as the simulator's books have it.
+/// Memory of each GPU, as the simulator's ledger have it.
 fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu) {
     let ledger = machine.ledger();
     for device in 0..ledger.device_count().expect("the ledger can be read") {
@@ -132,9 +132,9 @@ fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: 
     }
 }
 
-/// Memory of a job by kind, as the simulator's books have it.
+/// Memory of a job by kind, as the simulator's ledger have it.
 fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu, (tgid, unit): (u32, &str)) {
-    let entry = machine.ledger().process(tgid).expect("the job is in the simulator's books");
+    let entry = machine.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let device = &entry.devices[0];
     let is = |name: &str, labels: &str, number: u64| {
         let labels = format!(",workload_kind=\"systemd\",unit=\"{unit}\",gpu=\"0\"{labels}");

@@ -34,8 +34,8 @@ fn compare_checkpoint(gpu: &Gpu, watch: &mut Watch, allocator: Allocator, checkp
     };
     assert_eq!(on_gpu.number("live_bytes"), live, "live at {checkpoint}");
     assert_eq!(on_gpu.number("peak_bytes"), peak, "peak at {checkpoint}");
-    // A pool holds more than is in use; the simulator's books say how much.
-    let entry = gpu.ledger().process(tgid).expect("the job is in the simulator's books");
+    // A pool holds more than is in use; the simulator's ledger say how much.
+    let entry = gpu.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let pool_cache = entry.devices[0].pool_backed.live_bytes.saturating_sub(entry.devices[0].pool_used.live_bytes);
     assert_eq!(on_gpu.number("unexplained_bytes"), CONTEXT_BYTES + pool_cache, "unexplained at {checkpoint}");
     assert_eq!(on_gpu.number("before_attach_bytes"), 0);

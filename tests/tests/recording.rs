@@ -7,7 +7,7 @@ use std::time::Instant;
 use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::{Report, as_recorded};
 use memwatch_tests::statistics::{compare_statistics, held_job};
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, PATIENCE, Program, Shape, Workload};
+use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Workload};
 use serde_json::Value;
 
 /// A recorder at work.
@@ -36,7 +36,7 @@ impl Recorder {
     fn until(&self, gpu: &Gpu, holds: impl Fn(&Report) -> bool) -> Report {
         let begin = Instant::now();
         let mut last = None;
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             // At first there is no file, and then one without its front.
             let outcome = reading(gpu, &["report", "--json"], &self.file);
             if outcome.code == 0 {

@@ -6,7 +6,7 @@
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::{Gpu, MIB, Shape, Workload};
 
-/// Processes that run at once: more than there are processors, fewer than the simulator's books have room for.
+/// Processes that run at once: more than there are processors, fewer than the simulator's ledger have room for.
 const WAVE: usize = 25;
 
 fn number(variable: &str, otherwise: usize) -> usize {

@@ -62,7 +62,7 @@ struct Job {
 }
 
 impl Job {
-    /// The file in which the simulated GPU keeps its books; several demos may run at once.
+    /// The file in which the simulated GPU keeps its ledger; several demos may run at once.
     fn ledger(repo: &Repo) -> PathBuf {
         repo.made(&format!("demo/ledger-{}", std::process::id()))
     }
@@ -170,7 +170,7 @@ fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duratio
     }
 }
 
-/// memwatch on the job, through sudo where we are not root, reading the books through the simulated NVML.
+/// memwatch on the job, through sudo where we are not root, reading the ledger through the simulated NVML.
 fn watcher(memwatch: &Path, driver: &Path, job: &Job) -> Command {
     let mut command = if setup::is_root() {
         Command::new(memwatch)

@@ -10,8 +10,8 @@ pub mod places;
 pub mod pytorch;
 pub mod threads;
 
-mod crest;
 mod durations;
+mod high_water;
 pub mod log;
 mod marks;
 #[cfg(test)]
@@ -30,8 +30,8 @@ use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
 use crate::words::{Ordinal, Tid, by_name};
 
-use self::crest::Crest;
 use self::durations::Durations;
+use self::high_water::HighWater;
 use self::log::Log;
 use self::marks::Marks;
 use self::names::Names;
@@ -111,7 +111,7 @@ pub struct TensorLedger {
     #[serde(skip)]
     marks: Marks,
     durations: Durations,
-    crests: BTreeMap<Ordinal, Crest>,
+    high_waters: BTreeMap<Ordinal, HighWater>,
     window: Window,
 }
 
@@ -134,7 +134,7 @@ impl TensorLedger {
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
             self.places.close_window();
-            self.crests.values_mut().for_each(Crest::close);
+            self.high_waters.values_mut().for_each(HighWater::close);
             self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
     }
@@ -145,8 +145,8 @@ impl TensorLedger {
     }
 
     /// The most that a device's tensors had together within the last window that was closed, in bytes; `None` before one was.
-    pub fn crest_bytes(&self, ordinal: Ordinal) -> Option<u64> {
-        self.crests.get(&ordinal).and_then(Crest::of_closed)
+    pub fn high_water_bytes(&self, ordinal: Ordinal) -> Option<u64> {
+        self.high_waters.get(&ordinal).and_then(HighWater::of_closed)
     }
 
     /// Takes one event into account.
@@ -163,7 +163,7 @@ impl TensorLedger {
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
             self.places.observe(ordinal, before_bytes, now.allocated_bytes);
-            self.crests.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
+            self.high_waters.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
         }
         match change {
             BlockChange::Granted(block) => {
@@ -267,7 +267,7 @@ impl TensorLedger {
         self.durations.end(tid);
     }
 
-    /// Peaks begin again at what is now, in memwatch's books alone.
+    /// Peaks begin again at what is now, in memwatch's counters alone.
     pub fn reset_peaks(&mut self, now_ns: u64) {
         self.places.reset_peaks();
         self.allocators.begin_own_peaks(now_ns);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::input::{DeviceFacts, DeviceReading};
-use crate::ledger::context::Told;
+use crate::ledger::context::DeviceAnswers;
 use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals, Refusals};
 use crate::words::{GpuUuid, PciAddress, Tgid};
@@ -159,7 +159,7 @@ enum Answer<'a> {
     Silent,
 }
 
-fn by_answers<'a>(told: &Told, devices: &'a [DeviceFacts]) -> Answer<'a> {
+fn by_answers<'a>(told: &DeviceAnswers, devices: &'a [DeviceFacts]) -> Answer<'a> {
     let latest_first = || told.uuids.iter().rev().copied();
     let named = latest_first().find_map(|bytes| devices.iter().find(|device| device.uuid.spells(bytes)));
     if let Some(device) = named {

@@ -48,7 +48,7 @@ pub struct Process {
     pub losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
     pub checkpointed: bool,
-    /// When its totals were last taken from the kernel half's books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When its totals were last taken from the kernel half's allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
     /// How many records were lost in a full ring by then.
     anchored_losses: u64,
@@ -160,12 +160,12 @@ impl Process {
         }
     }
 
-    /// Whether records were lost that the kernel half's books can make up for.
+    /// Whether records were lost that the kernel half's allocation map can make up for.
     pub fn needs_anchor(&self) -> bool {
         self.lost_in_ring() > self.anchored_losses
     }
 
-    /// Its addresses by the books: see [`ProcessLedger::anchor`].
+    /// Its addresses by the allocation map: see [`ProcessLedger::anchor`].
     pub fn anchor(&mut self, held: &HeldAddresses, now_ns: u64) {
         if self.ledger.anchor(&held.held, held.teardowns, now_ns) {
             self.anchored_ns = Some(now_ns);

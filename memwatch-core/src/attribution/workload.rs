@@ -90,14 +90,14 @@ impl WorkloadKey {
 
 /// What processes that are gone had on a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Gone {
+pub struct EndedTotals {
     /// Allocations and their requested bytes, by kind: all freed.
     pub kinds: BTreeMap<Kind, (u64, u64)>,
     /// What the driver refused.
     pub refusals: Refusals,
 }
 
-impl Gone {
+impl EndedTotals {
     fn add(&mut self, row: &OnGpu) {
         for kind in Kind::ALL {
             let counter = row.totals.kind(kind);
@@ -119,7 +119,7 @@ pub struct Workload {
     /// Its living processes.
     pub processes: BTreeSet<Tgid>,
     /// What those that are gone had.
-    pub gone: BTreeMap<Option<GpuUuid>, Gone>,
+    pub gone: BTreeMap<Option<GpuUuid>, EndedTotals>,
     /// The most that was live together at a tick, and at least the peak of each process that is gone.
     pub peaks_bytes: BTreeMap<Option<GpuUuid>, u64>,
     /// What was live together at the last tick before which one of its processes changed.

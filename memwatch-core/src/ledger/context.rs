@@ -28,7 +28,7 @@ struct Primary {
 
 /// What a program was told by the driver of one of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct DeviceAnswers {
     /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` answers with a MIG instance's own UUID, the first version
     /// with its GPU's.
     pub uuids: Vec<[u8; 16]>,
@@ -43,7 +43,7 @@ pub struct Contexts {
     primaries: BTreeMap<Ordinal, Primary>,
     threads: BTreeMap<Tid, Vec<ContextHandle>>,
     /// What the driver said of each device.
-    answers: BTreeMap<Ordinal, Told>,
+    answers: BTreeMap<Ordinal, DeviceAnswers>,
     /// Which context a created stream belongs to.
     streams: HashMap<u64, ContextHandle>,
     /// The device of each green context, and what stands for it as a context: their memory is the primary one's.
@@ -279,7 +279,7 @@ impl Contexts {
     }
 
     /// What it was told.
-    pub fn told(&self, device: Ordinal) -> Option<&Told> {
+    pub fn told(&self, device: Ordinal) -> Option<&DeviceAnswers> {
         self.answers.get(&device)
     }
 

@@ -43,7 +43,7 @@ pub struct Backed {
 
 /// What a pool gives out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Kept {
+enum PoolOwner {
     Here(Kind, DeviceRef),
     /// By another process: nothing of this one's own.
     Elsewhere,
@@ -51,7 +51,7 @@ enum Kept {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Pool {
-    kept: Kept,
+    kept: PoolOwner,
     used_bytes: u64,
     /// The most that was used, or was said to be held, since the last trim.
     high_bytes: u64,
@@ -95,7 +95,7 @@ impl Pools {
         Self { complete, ..Self::default() }
     }
 
-    fn add(&mut self, kept: Kept, seen_from_start: bool) -> PoolId {
+    fn add(&mut self, kept: PoolOwner, seen_from_start: bool) -> PoolId {
         // The threshold of a new pool is 0 (cuda.h).
         let threshold_bytes = seen_from_start.then_some(0);
         self.pools.push(Pool { kept, used_bytes: 0, high_bytes: 0, threshold_bytes, told: false, destroyed: false });
@@ -115,7 +115,7 @@ impl Pools {
 
     /// `cuMemPoolImportFromShareableHandle`: its memory is the exporter's.
     pub fn import(&mut self, handle: u64) {
-        let id = self.add(Kept::Elsewhere, true);
+        let id = self.add(PoolOwner::Elsewhere, true);
         self.by_handle.insert(handle, id);
     }
 
@@ -190,7 +190,7 @@ impl Pools {
         if let Some(id) = self.by_handle.get(&handle) {
             return *id;
         }
-        let id = self.add(Kept::Here(Kind::Pool, device), false);
+        let id = self.add(PoolOwner::Here(Kind::Pool, device), false);
         self.by_handle.insert(handle, id);
         id
     }
@@ -220,9 +220,9 @@ impl Pools {
     /// What is given out from a pool, and where it lies; `None` where it is another process's.
     pub fn kept(&mut self, id: PoolId, device: DeviceRef) -> Option<(Kind, DeviceRef)> {
         match self.get_mut(id)?.kept {
-            Kept::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
-            Kept::Here(kind, own) => Some((kind, own)),
-            Kept::Elsewhere => None,
+            PoolOwner::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
+            PoolOwner::Here(kind, own) => Some((kind, own)),
+            PoolOwner::Elsewhere => None,
         }
     }
 
@@ -245,7 +245,7 @@ impl Pools {
 
     /// What pools hold of a device; `None` where one of them cannot even be estimated.
     pub fn backed_on(&self, device: DeviceRef) -> Option<Backed> {
-        let on_it = |pool: &&Pool| matches!(pool.kept, Kept::Here(Kind::Pool, own) if own == device);
+        let on_it = |pool: &&Pool| matches!(pool.kept, PoolOwner::Here(Kind::Pool, own) if own == device);
         self.pools.iter().filter(on_it).try_fold(Backed::default(), |sum, pool| {
             let Backed { bytes, estimated } = pool.backed()?;
             Some(Backed { bytes: sum.bytes.saturating_add(bytes), estimated: sum.estimated || estimated })
@@ -260,20 +260,20 @@ fn device_at(site: PoolSite) -> DeviceRef {
     }
 }
 
-fn kept_at_site(site: PoolSite) -> Kept {
+fn kept_at_site(site: PoolSite) -> PoolOwner {
     match site {
-        PoolSite::Device(ordinal) => Kept::Here(Kind::Pool, DeviceRef::Ordinal(ordinal)),
+        PoolSite::Device(ordinal) => PoolOwner::Here(Kind::Pool, DeviceRef::Ordinal(ordinal)),
         PoolSite::Place(place) => kept_at(place, DeviceRef::Unknown),
     }
 }
 
-fn kept_at(place: PoolPlace, device: DeviceRef) -> Kept {
+fn kept_at(place: PoolPlace, device: DeviceRef) -> PoolOwner {
     let on = |ordinal: Ordinal| DeviceRef::Ordinal(ordinal);
     match (place.location, place.managed) {
-        (location, true) => Kept::Here(Kind::Managed, location.device().map_or(device, on)),
-        (Location::Device(ordinal), false) => Kept::Here(Kind::Pool, on(ordinal)),
-        (Location::Host, false) => Kept::Here(Kind::HostPhysical, DeviceRef::Unknown),
-        (Location::Unknown, false) => Kept::Here(Kind::Pool, device),
+        (location, true) => PoolOwner::Here(Kind::Managed, location.device().map_or(device, on)),
+        (Location::Device(ordinal), false) => PoolOwner::Here(Kind::Pool, on(ordinal)),
+        (Location::Host, false) => PoolOwner::Here(Kind::HostPhysical, DeviceRef::Unknown),
+        (Location::Unknown, false) => PoolOwner::Here(Kind::Pool, device),
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Pipeline;
 use crate::features::churn::model::Churn;
-use crate::features::forecast::Foreseen;
+use crate::features::forecast::ForecastState;
 use crate::features::fragments::model::Fragments;
 use crate::features::growth::model::MachineGrowth;
 use crate::features::leak::model::Leaks;
@@ -22,7 +22,7 @@ pub(crate) struct Detectors {
     /// What keeps growing, if that is asked for.
     pub(crate) leaks: Option<Leaks>,
     /// Whether memory runs out, if that is asked for.
-    pub(crate) foreseen: Option<Foreseen>,
+    pub(crate) forecast_state: Option<ForecastState>,
     /// How fast GPUs fill and workloads grow, if that is asked for.
     #[serde(skip)]
     pub(crate) growth: Option<Box<MachineGrowth>>,

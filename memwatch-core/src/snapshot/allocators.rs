@@ -22,7 +22,7 @@ pub struct AllocatorView {
     pub cached_bytes: Option<u64>,
     /// The most it kept so at a report since the watch began, or since `peaks_begun_ns`.
     pub peak_cached_bytes: u64,
-    /// When peaks began again in memwatch's books: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
+    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
     pub peaks_begun_ns: Option<u64>,
     /// What the program has from before the watch.
     pub before_attach_bytes: Option<u64>,

@@ -162,22 +162,22 @@ pub struct PhaseView {
 
 /// The ways to the memory of one device: all of them, so that they add up to its total.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceTrails {
+pub struct DeviceCallPaths {
     /// The process's own number of it.
     pub device: i32,
     /// The GPU; `None` where it cannot be told.
     pub uuid: Option<GpuUuid>,
-    /// What the allocator has granted and is in no trail: see [`DevicePlacesView`].
+    /// What the allocator has granted and is in no call path: see [`DevicePlacesView`].
     pub unplaced_bytes: i64,
-    /// All trails together.
+    /// All call paths together.
     pub total: SumView,
     /// Those with most live bytes first.
-    pub trails: Vec<TrailView>,
+    pub call_paths: Vec<CallPathView>,
 }
 
 /// The way to some blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrailView {
+pub struct CallPathView {
     /// The stage.
     pub stage: StageView,
     /// The line, or why there is none.

@@ -81,9 +81,9 @@ pub(crate) struct Moment {
     pub(crate) pools: Vec<PoolTruth>,
     /// Told only while no call is running: then they are exact.
     pub(crate) counts: Option<Counts>,
-    /// What the kernel half's books say.
-    pub(crate) books: Vec<Held>,
-    /// The books make up for the loss of this record.
+    /// What the kernel half's allocation map say.
+    pub(crate) allocation_map: Vec<Held>,
+    /// The allocation map makes up for the loss of this record.
     pub(crate) losable: bool,
 }
 

@@ -135,14 +135,14 @@ fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
 fn an_exec_or_exit_of_a_process_never_heard_of_shows_nothing() {
     let mut watch = Watch::begin();
     watch.event(7, ProcessEvent::Fork).event(7, ProcessEvent::Exec).event(7, ProcessEvent::Exit);
-    watch.pipeline.step(Input::ProcessGone { tgid: Tgid(7), time_ns: ATTACHED_NS });
+    watch.pipeline.step(Input::ProcessEnded { tgid: Tgid(7), time_ns: ATTACHED_NS });
     assert_eq!(watch.snapshot().processes, []);
 }
 
 #[test]
 fn a_target_that_was_gone_before_the_probes_has_ended() {
     let mut watch = Watch::begin();
-    watch.runs_already(7).pipeline.step(Input::ProcessGone { tgid: Tgid(7), time_ns: ATTACHED_NS + 5 });
+    watch.runs_already(7).pipeline.step(Input::ProcessEnded { tgid: Tgid(7), time_ns: ATTACHED_NS + 5 });
     assert_eq!(watch.ended(7).and_then(|ended| ended.ended_ns), Some(ATTACHED_NS + 5));
 }
 
@@ -227,7 +227,7 @@ fn of_a_targets_children_only_those_that_touched_a_gpu_are_remembered() {
     let later_ns = ATTACHED_NS + 60 * SECOND_NS;
     watch.starts(8).starts(7).calls([mem_alloc(0xd0, 100).process(7)]);
     for tgid in [7, 8] {
-        watch.pipeline.step(Input::ProcessGone { tgid: Tgid(tgid), time_ns: ATTACHED_NS + SECOND_NS });
+        watch.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns: ATTACHED_NS + SECOND_NS });
     }
     watch.pipeline.step(Input::Tick { time_ns: later_ns });
     let remembered: Vec<_> = watch.pipeline.snapshot().processes.iter().map(|process| process.tgid).collect();

@@ -27,7 +27,7 @@ fn answers(pipeline: &Pipeline) -> String {
     write!(all, "{:#?} {forgotten}", ooms.collect::<Vec<_>>()).expect("a String takes any text");
     for process in &snapshot.processes {
         let tgid = process.tgid;
-        write!(all, "{:#?}", (pipeline.trails(process), pipeline.history(tgid, true)))
+        write!(all, "{:#?}", (pipeline.call_paths(process), pipeline.history(tgid, true)))
             .expect("a String takes any text");
         let wants = (pipeline.wants_statistics(tgid), pipeline.drifting_allocators(tgid), pipeline.lacks_trace(tgid));
         write!(all, "{wants:#?} {}", pipeline.has_trace(tgid)).expect("a String takes any text");
@@ -107,7 +107,7 @@ fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     }
     let state = NvmlState::Unavailable("gone".to_owned());
     inputs.push(Input::Devices(DeviceReading { begin_ns: 1, end_ns: 2, state, devices: Vec::new() }));
-    inputs.push(Input::ProcessGone { tgid: Tgid(8), time_ns: 400 * SECOND_NS });
+    inputs.push(Input::ProcessEnded { tgid: Tgid(8), time_ns: 400 * SECOND_NS });
     inputs.push(Input::Tick { time_ns: 401 * SECOND_NS });
     inputs
 }

@@ -229,7 +229,7 @@ fn warnings(all: &[Played]) -> String {
 }
 
 /// What a forecast said, and whether it came true.
-struct Told<'a> {
+struct JudgedForecast<'a> {
     one: Outcome<'a>,
     reach_below: f64,
     confidence: f64,
@@ -247,21 +247,23 @@ fn forecasts(all: &[Played]) -> String {
     let mut text = rows_head("left, in multiples of the growth seen", "courses");
     let mut from = 0.0;
     for reach_below in EDGES {
-        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.reach_below.total_cmp(&reach_below).is_eq()).collect();
+        let own: Vec<&JudgedForecast<'_>> =
+            told.iter().filter(|told| told.reach_below.total_cmp(&reach_below).is_eq()).collect();
         let of: BTreeSet<&str> = own.iter().map(|told| told.one.course).collect();
         if !own.is_empty() {
             row(&mut text, &format!("{from} to {reach_below}"), Some(of.len()), &own);
             from = reach_below;
         }
     }
-    let (every, of): (Vec<&Told<'_>>, BTreeSet<&str>) = told.iter().map(|told| (told, told.one.course)).unzip();
+    let (every, of): (Vec<&JudgedForecast<'_>>, BTreeSet<&str>) =
+        told.iter().map(|told| (told, told.one.course)).unzip();
     row(&mut text, "all", Some(of.len()), &every);
     let further = all.len() - told.len();
     writeln!(text, "\n{further} forecasts reach further, and have neither range nor confidence. The same by course:\n")
         .expect("a string takes all");
     text += &rows_head("course", "");
     for course in of {
-        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.one.course == course).collect();
+        let own: Vec<&JudgedForecast<'_>> = told.iter().filter(|told| told.one.course == course).collect();
         row(&mut text, course, None, &own);
     }
     text
@@ -272,11 +274,11 @@ fn checked(all: &[Played]) -> String {
     let bins = fitted(&learnt(all));
     let runs: Vec<&Played> = all.iter().filter(|played| played.run.is_check).collect();
     let given: Vec<Outcome<'_>> = runs.iter().copied().flat_map(outcomes).collect();
-    let told: Vec<Told<'_>> = given.iter().filter_map(|one| told_by(&bins, *one)).collect();
+    let told: Vec<JudgedForecast<'_>> = given.iter().filter_map(|one| told_by(&bins, *one)).collect();
     let mut text = format!("{} runs have no part in any table. What the one in force says of them:\n\n", runs.len());
     text += &rows_head("course", "");
     for course in courses(&given) {
-        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.one.course == course).collect();
+        let own: Vec<&JudgedForecast<'_>> = told.iter().filter(|told| told.one.course == course).collect();
         if !own.is_empty() {
             row(&mut text, course, None, &own);
         }
@@ -286,10 +288,10 @@ fn checked(all: &[Played]) -> String {
 }
 
 /// `None` for what reaches further than they do.
-fn told_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<Told<'a>> {
+fn told_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<JudgedForecast<'a>> {
     let bin = bin(bins, &one)?;
     let (reach_below, confidence) = (bin.reach_below, bin.confidence);
-    Some(Told { one, reach_below, confidence, came_true: judged_by(bin, &one) })
+    Some(JudgedForecast { one, reach_below, confidence, came_true: judged_by(bin, &one) })
 }
 
 fn rows_head(first: &str, second: &str) -> String {
@@ -300,7 +302,7 @@ fn rows_head(first: &str, second: &str) -> String {
     format!("| {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len()))
 }
 
-fn row(text: &mut String, name: &str, courses: Option<usize>, own: &[&Told<'_>]) {
+fn row(text: &mut String, name: &str, courses: Option<usize>, own: &[&JudgedForecast<'_>]) {
     let judged: Vec<bool> = own.iter().filter_map(|told| told.came_true).collect();
     let sure = own.iter().map(|told| told.confidence).sum::<f64>() / count(own.len().max(1));
     let courses = courses.map(|courses| format!("{courses} | ")).unwrap_or_default();

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use memwatch_core::recording::{Reader, Stopped};
 
 use crate::agent::args::Agent;
-use crate::client::protocol::Kept;
+use crate::client::protocol::HistoryFiles;
 use crate::watch::recorded::front;
 use crate::watch::recording::{Tape, TapeOptions, copy_of};
 use crate::watch::session::Session;
@@ -138,9 +138,9 @@ impl History {
     }
 
     /// Where it is, for those who may read it.
-    pub(crate) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> HistoryFiles {
         let previous = self.directory.join(PREVIOUS);
-        Kept {
+        HistoryFiles {
             file: self.options.path.clone(),
             previous: previous.exists().then_some(previous),
             failing: self.failing.as_ref().map(|(why, _)| match why.as_str() {

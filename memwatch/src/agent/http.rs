@@ -34,7 +34,7 @@ const LONGEST_HEAD: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
 /// How long the watch may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long nothing is accepted after the system has refused to.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -90,7 +90,7 @@ impl Server {
     /// What the watch knows; an error where it does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
         let unable = |why| (StatusCode::SERVICE_UNAVAILABLE, why);
-        let answer = timeout(PATIENCE, self.source.latest()).await.unwrap_or_default();
+        let answer = timeout(TIMEOUT, self.source.latest()).await.unwrap_or_default();
         answer.ok_or_else(|| unable("the watch does not answer\n"))
     }
 }

@@ -22,12 +22,12 @@ use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use self::conversation::{PATIENCE, Reception};
+use self::conversation::{Reception, TIMEOUT};
 use self::history::History;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
-use self::socket::{Door, OpenSocket, ROOM};
+use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
 use crate::agent::args::Agent;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
@@ -63,9 +63,9 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
             eprintln!("memwatch: {sentence}");
         }
         let (source, requests) = SnapshotSource::new();
-        let door = Door::new(ROOM);
+        let access = AccessPolicy::new(CONNECTION_LIMIT);
         let writer = Arc::default();
-        let reception = Reception { source: source.clone(), door: door.clone(), group, patience: PATIENCE, writer };
+        let reception = Reception { source: source.clone(), access: access.clone(), group, timeouts: TIMEOUT, writer };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
             listener.set_nonblocking(true).map_err(anyhow::Error::from)?;
@@ -74,7 +74,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
-        let mut agent = Loop { session, history, publisher: Publisher::default(), notifier, door };
+        let mut agent = Loop { session, history, publisher: Publisher::default(), notifier, access };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
         let turning = tokio::spawn(async move {
             agent.turn(requests, signals).await;
@@ -104,7 +104,7 @@ struct Loop {
     history: Option<History>,
     publisher: Publisher,
     notifier: Notifier,
-    door: Arc<Door>,
+    access: Arc<AccessPolicy>,
 }
 
 impl Loop {
@@ -126,7 +126,7 @@ impl Loop {
                     }
                     self.publisher.forget();
                     self.notifier.alive();
-                    self.notifier.status(status(self.session.extent(), self.door.state().clients));
+                    self.notifier.status(status(self.session.extent(), self.access.state().clients));
                 }
                 () = signals.end() => return,
             }
@@ -137,8 +137,8 @@ impl Loop {
 impl Loop {
     /// Whoever asked may have gone.
     fn answer(&mut self, question: Question) {
-        let Self { session, history, publisher, door, .. } = self;
-        let state = AgentState { history: history.as_ref().map(History::state), ..door.state() };
+        let Self { session, history, publisher, access, .. } = self;
+        let state = AgentState { history: history.as_ref().map(History::state), ..access.state() };
         match question {
             Question::Latest(reply) => {
                 let _ = reply.send(publisher.fresh(session, state));

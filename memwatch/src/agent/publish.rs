@@ -8,7 +8,7 @@ use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
-use crate::client::protocol::Kept;
+use crate::client::protocol::HistoryFiles;
 use crate::sources::clock;
 use crate::watch::session::Session;
 
@@ -62,7 +62,7 @@ pub(crate) enum Question {
     /// A snapshot.
     Latest(oneshot::Sender<Arc<Published>>),
     /// Where its history is, if it keeps one.
-    History(oneshot::Sender<Option<Kept>>),
+    History(oneshot::Sender<Option<HistoryFiles>>),
     /// The peaks of a process begin again, if this viewer gets to see it; whether they did.
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
 }
@@ -85,7 +85,7 @@ impl SnapshotSource {
     }
 
     /// Where the agent's history is, if it keeps one; `None` without when the agent is about to end.
-    pub(crate) async fn history(&self) -> Option<Option<Kept>> {
+    pub(crate) async fn history(&self) -> Option<Option<HistoryFiles>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::History(reply)).await.ok()?;
         answer.await.ok()

@@ -13,7 +13,8 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use protocol::{
-    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, Inbox, Kept, PEAKS_SINCE_MINOR, PROTOCOL, Request, Told, Welcome,
+    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, PEAKS_SINCE_MINOR, PROTOCOL, Request,
+    SnapshotMessage, Welcome,
 };
 
 /// How long an agent has for its welcome: it may just be attaching its probes.
@@ -58,7 +59,7 @@ impl From<io::Error> for NoAgent {
 
 /// A snapshot with what turns its times into dates.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct TimedSnapshot {
     /// The snapshot.
     pub(crate) snapshot: Snapshot,
     /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
@@ -128,7 +129,7 @@ impl Client {
     ///
     /// # Errors
     /// When it does not say.
-    pub(crate) async fn history(path: &Path) -> Result<(Option<Kept>, Viewer), NoAgent> {
+    pub(crate) async fn history(path: &Path) -> Result<(Option<HistoryFiles>, Viewer), NoAgent> {
         let (mut connection, welcome) = Connection::open(path).await?;
         welcome.check(HISTORY_SINCE_MINOR, "keeps no history")?;
         if welcome.viewer != Viewer::Everything {
@@ -146,7 +147,7 @@ impl Client {
     ///
     /// # Errors
     /// When the agent stays away or does not answer.
-    pub(crate) async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
+    pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
         loop {
             let why = match &mut self.connection {
                 Some(connection) => match connection.snapshot().await {
@@ -209,7 +210,7 @@ impl Connection {
         }
     }
 
-    async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
+    async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
         let until = if let Some(until) = self.asked {
             until
         } else {
@@ -220,8 +221,8 @@ impl Connection {
         let answer = timeout_at(until, self.answer()).await.map_err(silent)??;
         self.asked = None;
         match answer {
-            Answer::Snapshot(Told { snapshot, boottime_to_unix_ns }) => {
-                Ok(Seen { snapshot: snapshot.into_owned(), boottime_to_unix_ns })
+            Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }) => {
+                Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns })
             }
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }

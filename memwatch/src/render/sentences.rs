@@ -303,7 +303,7 @@ pub(crate) fn doubts(process: &ProcessView, clock: &WallClock) -> Vec<Sentence> 
         let lost =
             if process.losses.is_empty() { String::new() } else { format!(": lost {}", causes(&process.losses)) };
         let anchored = process.anchored_ns.map_or_else(String::new, |time_ns| {
-            format!("; live bytes taken from the kernel half's books at {}", clock.time_of_day(time_ns))
+            format!("; live bytes taken from the kernel half's allocation map at {}", clock.time_of_day(time_ns))
         });
         doubts.push(Sentence::new(Tone::Warning, format!("its numbers are inexact{lost}{anchored}")));
     }

@@ -9,24 +9,24 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::TensorWish;
+use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, Looks};
 use crate::render::format::{bytes, duration, known};
+use crate::watch::one_shot::TakenAt;
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::Scene;
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// What was seen.
-pub(crate) struct Seen<T> {
+pub(crate) struct Observation<T> {
     /// As it is at the end, of those who were chosen.
     pub(crate) snapshot: Snapshot,
     /// What the pipeline was asked for.
     pub(crate) told: T,
     /// Where, and in whose time.
-    pub(crate) scene: Scene,
+    pub(crate) taken_at: TakenAt,
     /// Everybody was to be seen.
     pub(crate) everybody: bool,
     /// Whether those who were meant were there.
@@ -39,32 +39,32 @@ pub(crate) struct Seen<T> {
 /// When the processes cannot be watched, the recording cannot be read, or a GPU is not there.
 pub(crate) async fn look<T>(
     looks: &Looks,
-    (wish, prepare): (TensorWish, impl FnOnce(&mut Pipeline)),
+    (request, prepare): (TensorRequest, impl FnOnce(&mut Pipeline)),
     tell: impl FnOnce(&Pipeline, &Snapshot) -> T,
     common: &Common,
-) -> Result<Seen<T>, Failure> {
+) -> Result<Observation<T>, Failure> {
     let targets = &looks.targets;
     let filter = Filter::new(targets);
     let past = Recording::named(&looks.past, Needs::Calls, common).await?;
-    let (snapshot, told, scene) = if let Some(recording) = past {
+    let (snapshot, told, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
         let told = tell(&replay.pipeline, &snapshot);
-        (snapshot, told, Scene::of(&replay))
+        (snapshot, told, TakenAt::of(&replay))
     } else {
         // Nobody has said whose PyTorch it should be.
-        let wish = if targets.tgids.is_empty() { TensorWish::default() } else { wish };
-        let mut session = Session::open(&session_options(targets, wish, common))?;
+        let request = if targets.tgids.is_empty() { TensorRequest::default() } else { request };
+        let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         watch(&mut session, &mut signals, looks.duration).await;
         let snapshot = filtered(session.snapshot(), &filter)?;
         let told = tell(session.pipeline(), &snapshot);
-        (snapshot, told, Scene::here())
+        (snapshot, told, TakenAt::here())
     };
     let exit = found_any(&snapshot, &filter);
     let everybody = targets.tgids.is_empty() && targets.choice.is_empty() && targets.gpus.is_empty();
-    Ok(Seen { snapshot, told, scene, everybody, exit })
+    Ok(Observation { snapshot, told, taken_at, everybody, exit })
 }
 
 /// Until the time is over, a signal comes or nobody is left; on a terminal it is told how far it is.

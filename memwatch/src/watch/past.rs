@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use memwatch_core::snapshot::Viewer;
 
-use crate::client::protocol::Kept;
+use crate::client::protocol::HistoryFiles;
 use crate::client::{Client, NoAgent};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Past, Window};
@@ -19,7 +19,7 @@ pub(crate) struct Recording {
     /// From when on, and until when.
     pub(crate) window: Window,
     /// Where it is the agent's history: what the agent says of it.
-    pub(crate) history: Option<Kept>,
+    pub(crate) history: Option<HistoryFiles>,
 }
 
 /// What a report is made of.
@@ -115,7 +115,7 @@ fn not_for_all(what: &str) -> Failure {
     )
 }
 
-fn unreadable(kept: &Kept, error: &io::Error) -> Failure {
+fn unreadable(kept: &HistoryFiles, error: &io::Error) -> Failure {
     let path = kept.file.display();
     match (error.kind(), &kept.failing) {
         (io::ErrorKind::PermissionDenied, _) => not_for_all(&path.to_string()),

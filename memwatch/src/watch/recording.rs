@@ -13,7 +13,7 @@ use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 
 pub(crate) use self::ring::copy_of;
-use self::ring::{Kept, Ring};
+use self::ring::{FileContents, Ring};
 use crate::exit::Failure;
 use crate::render::format::bytes;
 
@@ -212,7 +212,9 @@ impl Tape {
         }
         let inputs = self.encoder.inputs();
         let (kept, end) = match (self.target, self.state) {
-            (Target::File { file, bytes, .. }, state) => (Kept { bytes, since_ns: None }, ended(&file, state, stopped)),
+            (Target::File { file, bytes, .. }, state) => {
+                (FileContents { bytes, since_ns: None }, ended(&file, state, stopped))
+            }
             (Target::Ring(ring), State::Failed(why)) => (ring.end(Vec::new()).0, Err(why)),
             (Target::Ring(ring), _) => {
                 let (kept, done) = ring.end(self.encoder.end(stopped));

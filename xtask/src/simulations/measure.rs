@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// Memory of each simulated device.
 const TOTAL_MIB: u64 = 16_384;
 /// Longer than the longest takes, in seconds: a rank whose other half has ended would wait for it.
-const PATIENCE: &str = "120";
+const TIMEOUT: &str = "120";
 /// Two ranks under one parent.
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
@@ -63,14 +63,14 @@ impl Measured {
 
 /// What a run says of a device in the end.
 #[derive(Clone, Copy, Debug, Default)]
-struct Said {
+struct Reported {
     reserved_bytes: u64,
     allocated_bytes: u64,
     is_out_of_memory: bool,
 }
 
 /// Where one program runs.
-struct Scene<'a> {
+struct Setup<'a> {
     repo: &'a Repo,
     program: &'a Program,
     torch: TorchEnv,
@@ -86,16 +86,16 @@ pub(super) fn program(repo: &Repo, program: &Program, version: &str) -> Result<V
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (torch, simulator) =
         (integration::torch_environment(repo, version)?, integration::simulator(repo, Prologue::Cmp));
-    let scene = Scene { repo, program, torch, simulator, folder };
-    let measured = scene.measure().with_context(|| format!("{} on {version}", program.title));
-    drop(std::fs::remove_dir_all(&scene.folder));
+    let setup = Setup { repo, program, torch, simulator, folder };
+    let measured = setup.measure().with_context(|| format!("{} on {version}", program.title));
+    drop(std::fs::remove_dir_all(&setup.folder));
     measured
 }
 
-impl Scene<'_> {
+impl Setup<'_> {
     fn measure(&self) -> Result<Vec<Measured>> {
         let recorded = self.run("", None, true)?;
-        let most = |of: fn(&Said) -> u64| recorded.values().map(of).max().unwrap_or(0);
+        let most = |of: fn(&Reported) -> u64| recorded.values().map(of).max().unwrap_or(0);
         let taken = Taken {
             allocated_bytes: most(|said| said.allocated_bytes),
             reserved_bytes: most(|said| said.reserved_bytes),
@@ -123,19 +123,19 @@ impl Scene<'_> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    fn run_with(&self, setting: &Setting, taken: Taken) -> Result<BTreeMap<u64, Said>> {
+    fn run_with(&self, setting: &Setting, taken: Taken) -> Result<BTreeMap<u64, Reported>> {
         let fraction = setting.fraction(taken, TOTAL_MIB * MIB);
         self.run(setting.conf, fraction.as_deref(), false)
     }
 
     /// Runs the program to its end; what it said of each device.
-    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Said>> {
+    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Reported>> {
         let (ledger, store) = (self.folder.join("ledger"), self.folder.join("store"));
         drop(std::fs::remove_file(&ledger));
         drop(std::fs::remove_file(&store));
         let python = self.torch.command(&self.simulator.join("lib"), &ledger);
         let mut command = Command::new("timeout");
-        command.arg(PATIENCE);
+        command.arg(TIMEOUT);
         if is_recorded {
             command.arg(self.repo.memwatch(Profile::Release)).arg("--nvml-lib");
             command.arg(self.simulator.join("lib/libnvidia-ml.so.1")).args(["run", "--force", "-o"]);
@@ -166,7 +166,7 @@ impl Scene<'_> {
     }
 
     /// What is simulated for a setting, beside what was said, by device.
-    fn compare(&self, setting: &Setting, said: &BTreeMap<u64, Said>, taken: Taken) -> Result<BTreeMap<u64, Cell>> {
+    fn compare(&self, setting: &Setting, said: &BTreeMap<u64, Reported>, taken: Taken) -> Result<BTreeMap<u64, Cell>> {
         let typed = setting.simulated(setting.fraction(taken, TOTAL_MIB * MIB).as_deref());
         let simulated = simulate(&self.repo.memwatch(Profile::Release), &self.recording(), &typed)?;
         let devices = simulated["data"]["devices"].as_array().context("a list of devices")?;
@@ -199,8 +199,8 @@ impl Scene<'_> {
 }
 
 /// The last that each device's checkpoints say.
-fn said(output: &str) -> BTreeMap<u64, Said> {
-    let mut all: BTreeMap<u64, Said> = BTreeMap::new();
+fn said(output: &str) -> BTreeMap<u64, Reported> {
+    let mut all: BTreeMap<u64, Reported> = BTreeMap::new();
     for checkpoint in output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         for device in checkpoint["devices"].as_array().into_iter().flatten() {
             let Some(number) = device["device"].as_u64() else { continue };

@@ -201,7 +201,7 @@ impl Allocators {
         device.is_some_and(|device| device.learn_statistics(time_ns, words))
     }
 
-    /// Peaks of all devices begin again in memwatch's books.
+    /// Peaks of all devices begin again in memwatch's counters.
     pub fn begin_own_peaks(&mut self, now_ns: u64) {
         self.devices.values_mut().for_each(|device| device.begin_own_peaks(now_ns));
     }

@@ -45,7 +45,7 @@ pub enum Doubt {
     AsRead,
     /// This build does not show when the program resets its peaks and totals.
     ResetsUnseen,
-    /// Peaks were begun anew in memwatch's books, and what came since was not all followed.
+    /// Peaks were begun anew in memwatch's counters, and what came since was not all followed.
     PeaksMissed,
     /// This build does not show it.
     Unseen,

@@ -38,7 +38,7 @@ const KEPT: usize = 64;
 
 /// The look ahead, and what somebody is to be told of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Foreseen {
+pub(crate) struct ForecastState {
     forecasts: Forecasts,
     alarms: BTreeMap<GpuUuid, Alarm>,
     /// In percent of a GPU's memory.
@@ -52,16 +52,16 @@ impl Pipeline {
     /// From now on it is looked ahead, and what keeps growing is looked for; that more is needed than these parts of a GPU's memory, in
     /// percent, is told, too.
     pub fn watch_forecasts(&mut self, thresholds: &[f64]) {
-        self.detectors.foreseen.get_or_insert_default().thresholds = thresholds.to_vec();
+        self.detectors.forecast_state.get_or_insert_default().thresholds = thresholds.to_vec();
         self.watch_leaks();
     }
 
     /// What has changed since the last time, oldest first: the last 64 of it.
     pub fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
         self.detectors
-            .foreseen
+            .forecast_state
             .as_mut()
-            .map(|foreseen| std::mem::take(&mut foreseen.changes))
+            .map(|forecast_state| std::mem::take(&mut forecast_state.changes))
             .into_iter()
             .flatten()
             .collect()
@@ -70,7 +70,7 @@ impl Pipeline {
     /// What is to be expected now; nothing before [`Pipeline::watch_forecasts`].
     pub fn forecasts(&self) -> ForecastsView {
         let mut view = ForecastsView { time_ns: self.now_ns, ..ForecastsView::default() };
-        let Some(Foreseen { forecasts, .. }) = &self.detectors.foreseen else { return view };
+        let Some(ForecastState { forecasts, .. }) = &self.detectors.forecast_state else { return view };
         let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
         for device in &self.reading.devices {
             let Some(outlook) = self.outlook(forecasts, device) else { continue };
@@ -117,14 +117,14 @@ impl Pipeline {
 
     pub(crate) fn observe_reading(&mut self) {
         let Self { detectors, processes, reading, .. } = self;
-        let Some(foreseen) = &mut detectors.foreseen else { return };
-        foreseen.forecasts.observe_reading(processes, reading);
+        let Some(forecast_state) = &mut detectors.forecast_state else { return };
+        forecast_state.forecasts.observe_reading(processes, reading);
     }
 
     pub(crate) fn observe_needs(&mut self) {
-        let Some(mut foreseen) = self.detectors.foreseen.take() else { return };
-        foreseen.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
-        let Foreseen { forecasts, alarms, thresholds, .. } = &mut foreseen;
+        let Some(mut forecast_state) = self.detectors.forecast_state.take() else { return };
+        forecast_state.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
+        let ForecastState { forecasts, alarms, thresholds, .. } = &mut forecast_state;
         let mut all = Vec::new();
         for device in &self.reading.devices {
             let outlook = self.outlook(forecasts, device).unwrap_or_default();
@@ -133,7 +133,7 @@ impl Pipeline {
             let changes = alarm.observe(outlook.level, percent, thresholds, self.now_ns);
             all.extend(changes.into_iter().map(|change| (device.uuid.clone(), change)));
         }
-        self.detectors.foreseen = Some(foreseen);
+        self.detectors.forecast_state = Some(forecast_state);
         for (uuid, change) in all {
             self.note_change(&uuid, change);
         }
@@ -149,11 +149,11 @@ impl Pipeline {
         };
         let change =
             ForecastChangeView { time_ns: self.now_ns, before, threshold_percent, gpu, processes: view.processes };
-        let Some(foreseen) = &mut self.detectors.foreseen else { return };
-        if foreseen.changes.len() >= KEPT {
-            foreseen.changes.pop_front();
+        let Some(forecast_state) = &mut self.detectors.forecast_state else { return };
+        if forecast_state.changes.len() >= KEPT {
+            forecast_state.changes.pop_front();
         }
-        foreseen.changes.push_back(change);
+        forecast_state.changes.push_back(change);
     }
 }
 

@@ -334,8 +334,8 @@ fn tensors_need(process: &Process, uuid: &GpuUuid, devices: &[DeviceFacts]) -> u
 /// What one caching allocator cannot do without.
 fn need(tensors: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> u64 {
     let reported = allocator.reported().unwrap_or_default();
-    let crest_bytes = tensors.crest_bytes(ordinal).unwrap_or(reported.allocated_bytes);
-    crest_bytes.max(in_use_bytes(allocator).unwrap_or(0))
+    let high_water_bytes = tensors.high_water_bytes(ordinal).unwrap_or(reported.allocated_bytes);
+    high_water_bytes.max(in_use_bytes(allocator).unwrap_or(0))
 }
 
 /// What of its segments it cannot give back; `None` where they are not seen.

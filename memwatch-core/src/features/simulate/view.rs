@@ -103,12 +103,12 @@ pub struct PolicyView {
     /// Requests that failed in the program, and would not have.
     pub granted_refused: u64,
     /// The first request that would have failed, and did not: nothing after it was replayed.
-    pub failure: Option<ForeseenFailureView>,
+    pub failure: Option<PredictedFailureView>,
 }
 
 /// A request that would have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ForeseenFailureView {
+pub struct PredictedFailureView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// What was wanted, in bytes.

@@ -60,7 +60,7 @@ fn a_teardown_whose_record_is_lost_cannot_be_made_up_for() {
     assert_eq!(
         story.ledger.take_unnamed().iter().map(|gone| gone.address).collect::<Vec<_>>(),
         [0xd0],
-        "the books have it still"
+        "the allocation map has it still"
     );
     assert!(story.ledger.anchor(&[], 1, 6000));
     assert_eq!(story.live(), 0);

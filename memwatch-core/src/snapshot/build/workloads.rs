@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::attribution::workload::{Gone, Workload, WorkloadKey, Workloads};
+use crate::attribution::workload::{EndedTotals, Workload, WorkloadKey, Workloads};
 use crate::owner::{Container, Owner};
 use crate::snapshot::build::kind_name;
 use crate::snapshot::{ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView};
@@ -70,7 +70,7 @@ fn row<'a>(
     })
 }
 
-fn add_gone(row: &mut WorkloadGpuView, gone: &Gone) {
+fn add_gone(row: &mut WorkloadGpuView, gone: &EndedTotals) {
     for (kind, (allocations, bytes)) in &gone.kinds {
         let kind = row.kinds.entry(kind_name(*kind).into()).or_default();
         kind.allocations += allocations;

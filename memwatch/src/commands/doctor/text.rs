@@ -27,7 +27,7 @@ pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
     let label_columns = checks.iter().map(|check| check.id.len()).max().unwrap_or(0);
     let mut text =
         format!("memwatch {} on {}, Linux {}\n\n", env!("CARGO_PKG_VERSION"), host_name(), diagnosis.release);
-    let mut told = Told::default();
+    let mut told = PrintedFixes::default();
     for topic in Topic::ALL {
         let of_topic: Vec<&Check> = checks.iter().filter(|check| check.topic == topic).collect();
         if of_topic.is_empty() {
@@ -79,9 +79,9 @@ fn write_fixes(text: &mut String, check: &Check, told: Option<&str>, margin: usi
 
 /// Which fixes stand in the report already, and where.
 #[derive(Default)]
-struct Told<'a>(Vec<(&'a [String], &'static str)>);
+struct PrintedFixes<'a>(Vec<(&'a [String], &'static str)>);
 
-impl<'a> Told<'a> {
+impl<'a> PrintedFixes<'a> {
     /// The check above that has the same fixes.
     fn before(&mut self, check: &'a Check) -> Option<&'static str> {
         let found = self.0.iter().find(|(fixes, _)| *fixes == check.fixes).map(|(_, id)| *id);

@@ -13,23 +13,23 @@ use crate::agent::metrics::own_use::OwnUse;
 use crate::agent::metrics::{Facts, Metrics};
 use crate::exit::{Exit, Failure};
 use crate::export::{Format, Profile, Weight, leaking};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::format::signed_bytes;
 use crate::render::output::unless_closed;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::filter::{GpuFilter, UnknownGpu};
+use crate::watch::one_shot::{finish, open, watch_until};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{finish, open, watch_until};
 use crate::watch::signals::Signals;
 use args::{Held, Written};
 
 /// So many pairs of process and GPU have series of their own in a file of metrics.
 const OWN_SERIES: usize = 1000;
 /// What a watch sees of PyTorch: what comes and goes, and for whom, so that a backward pass has the lines that it is of.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
 
 /// Writes the file; how, the command line has said.
 ///
@@ -59,7 +59,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);
         (snapshot, profile)
     } else {
-        let mut session = open(tgids, WISH, common)?;
+        let mut session = open(tgids, REQUEST, common)?;
         watch(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         let deadline = Instant::now() + held.duration;
@@ -97,7 +97,7 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
         let replay = recorded::play(&recording, |_| {})?;
         (recorded::chosen(&replay, &recording.path, tgids)?, replay.boottime_to_unix_ns)
     } else {
-        let mut session = open(tgids, TensorWish::default(), common)?;
+        let mut session = open(tgids, TensorRequest::default(), common)?;
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
         (session.snapshot(), clock::boottime_to_unix_ns())
@@ -116,11 +116,11 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
 /// All stacks, or those of what keeps growing.
 fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: Weight, clock: &WallClock) -> Profile {
     if weight != Weight::Leak {
-        return Profile::new(snapshot, |process| pipeline.trails(process), clock);
+        return Profile::new(snapshot, |process| pipeline.call_paths(process), clock);
     }
     // Any growth that goes on: a picture of it is looked at, and no alarm.
     let leaks = pipeline.leaks(0.0);
-    Profile::new(snapshot, |process| leaking(pipeline.trails(process), process, &leaks), clock)
+    Profile::new(snapshot, |process| leaking(pipeline.call_paths(process), process, &leaks), clock)
 }
 
 fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {

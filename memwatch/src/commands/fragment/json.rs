@@ -10,7 +10,7 @@ use memwatch_core::snapshot::{PlaceNameView, Snapshot};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
-use crate::commands::fragment::words::{Found, Told, granules, remarks, scattered_part, unused_part};
+use crate::commands::fragment::words::{Found, FragmentReport, granules, remarks, scattered_part, unused_part};
 use crate::render::json::{Origin, write_report};
 use crate::render::wall_clock::WallClock;
 
@@ -166,7 +166,7 @@ fn moment_json(moment: MomentView, clock: &WallClock) -> MomentJson {
     }
 }
 
-fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
+fn device<'a>(told: &'a FragmentReport, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
     let (view, process) = (&told.view, told.process(snapshot));
     let moment = |moment: &MomentView| moment_json(*moment, clock);
     let driver_pool = told.driver_pool(snapshot).map(|pool| DriverPoolJson {

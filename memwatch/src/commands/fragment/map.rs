@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use memwatch_core::features::fragments::view::{SegmentBlockState, SegmentView};
 use memwatch_core::snapshot::Snapshot;
 
-use super::words::{Told, remarks};
+use super::words::{FragmentReport, remarks};
 use crate::printable::printable;
 use crate::render::format::{bytes, plural};
 use crate::render::sentences;
@@ -91,7 +91,7 @@ fn fill(used: &mut [u64], each: u64, (from, to): (u64, u64)) {
 }
 
 /// The picture of all allocators, one below the other.
-pub(crate) fn write(told: &[Told], snapshot: &Snapshot, picture: Picture) -> String {
+pub(crate) fn write(told: &[FragmentReport], snapshot: &Snapshot, picture: Picture) -> String {
     let svg = svg(told, snapshot);
     match picture {
         Picture::Svg => svg,
@@ -99,7 +99,7 @@ pub(crate) fn write(told: &[Told], snapshot: &Snapshot, picture: Picture) -> Str
     }
 }
 
-fn svg(told: &[Told], snapshot: &Snapshot) -> String {
+fn svg(told: &[FragmentReport], snapshot: &Snapshot) -> String {
     let mut body = String::new();
     let mut y = MARGIN;
     for one in told {
@@ -118,14 +118,14 @@ fn svg(told: &[Told], snapshot: &Snapshot) -> String {
 }
 
 /// `PID 7 train.py on GPU 0`.
-fn title(told: &Told, snapshot: &Snapshot) -> String {
+fn title(told: &FragmentReport, snapshot: &Snapshot) -> String {
     let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
     format!("PID {} {command} on GPU {gpu}", told.view.tgid.0)
 }
 
 /// `1.2 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0 MiB`.
-fn numbers(told: &Told) -> String {
+fn numbers(told: &FragmentReport) -> String {
     let all = told.all();
     let when = if told.view.at_worst_ns.is_some() { "at its worst: " } else { "" };
     format!(
@@ -217,7 +217,7 @@ fn described(segment: &SegmentView) -> String {
     format!("a segment{grows} of {all} at {address:#x}, for {size}, stream {stream:#x}{private}")
 }
 
-fn page(told: &[Told], snapshot: &Snapshot, svg: &str) -> String {
+fn page(told: &[FragmentReport], snapshot: &Snapshot, svg: &str) -> String {
     let mut list = String::new();
     for one in told {
         for remark in remarks(one) {

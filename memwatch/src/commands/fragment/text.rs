@@ -7,7 +7,7 @@ use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::map as layout;
 use crate::commands::fragment::map::Cell;
-use crate::commands::fragment::words::{Found, Told, blocks, remarks, scattered_part, unused_part};
+use crate::commands::fragment::words::{Found, FragmentReport, blocks, remarks, scattered_part, unused_part};
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural};
 use crate::render::places;
@@ -131,7 +131,7 @@ fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
     page.grid(&grid);
 }
 
-fn device(page: &mut Page, (told, top): (&Told, usize), snapshot: &Snapshot, clock: &WallClock) {
+fn device(page: &mut Page, (told, top): (&FragmentReport, usize), snapshot: &Snapshot, clock: &WallClock) {
     let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
     let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
     let when = told.view.at_worst_ns.map_or_else(
@@ -186,7 +186,7 @@ fn row(name: &str, shape: &ShapeView) -> Vec<String> {
 }
 
 /// Segments by address, one after the other: how full each piece of them is.
-fn map(told: &Told, options: TableOptions) -> Vec<String> {
+fn map(told: &FragmentReport, options: TableOptions) -> Vec<String> {
     let width = options.columns.unwrap_or(CELLS).clamp(16, 160);
     let (cells, each) = layout::cells(&told.view.segments, width * LINES);
     if cells.is_empty() {
@@ -210,7 +210,7 @@ fn map(told: &Told, options: TableOptions) -> Vec<String> {
 }
 
 /// How it has gone: free memory over time, and the worst moment.
-fn course(told: &Told, options: TableOptions, clock: &WallClock) -> Vec<String> {
+fn course(told: &FragmentReport, options: TableOptions, clock: &WallClock) -> Vec<String> {
     let moments = &told.view.moments;
     let Some(worst) = told.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
     let letters = if options.ascii { EIGHTHS_ASCII } else { EIGHTHS };

@@ -15,7 +15,7 @@ const GRANULE_BYTES: u64 = memwatch_core::ledger::layout::GRANULE_BYTES;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// Of PyTorch's allocators.
-    pub(crate) allocators: Vec<Told>,
+    pub(crate) allocators: Vec<FragmentReport>,
     /// Of what processes have of the driver itself.
     pub(crate) drivers: Vec<DriverFragmentsView>,
     /// The size of a request that is asked about, in bytes.
@@ -155,14 +155,14 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
 
 /// One allocator, and what was replayed of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct FragmentReport {
     /// How its memory lies.
     pub(crate) view: FragmentsView,
     /// What other settings would have taken; `None` where nothing was replayed.
     pub(crate) simulation: Option<SimulationView>,
 }
 
-impl Told {
+impl FragmentReport {
     /// Its process.
     pub(crate) fn process<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ProcessView> {
         snapshot.process(self.view.tgid, self.view.observed_since_ns)
@@ -198,7 +198,7 @@ pub(crate) fn scattered_part(shape: &ShapeView) -> f64 {
 }
 
 /// Sentences on what the numbers say.
-pub(crate) fn remarks(told: &Told) -> Vec<String> {
+pub(crate) fn remarks(told: &FragmentReport) -> Vec<String> {
     let mut remarks = Vec::new();
     let all = told.all();
     if let Some(fit) = &told.view.request {

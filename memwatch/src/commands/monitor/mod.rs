@@ -17,14 +17,14 @@ use memwatch_core::snapshot::Snapshot;
 use crate::commands::fragment::words::Found;
 use crate::commands::{fragment, oom, profile};
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
-use crate::watch::looks::{Seen, look};
+use crate::watch::looks::{Observation, look};
 use args::Monitor;
 
 /// All that PyTorch's allocator does, and for whom: what each detector needs is in it.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: false };
 
 /// Something that can be looked for.
 pub(crate) struct Detector {
@@ -75,12 +75,13 @@ pub(crate) async fn run(args: &Monitor, common: &Common) -> Result<Exit, Failure
         let told = args.detectors().map(|detector| (detector.name, (detector.tell)(pipeline, args, snapshot)));
         told.collect::<Vec<_>>()
     };
-    let Seen { snapshot, told, scene, exit, .. } = look(&args.looks, (WISH, prepare), tell, common).await?;
+    let Observation { snapshot, told, taken_at, exit, .. } =
+        look(&args.looks, (REQUEST, prepare), tell, common).await?;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, &told, &snapshot, scene.origin())
+        json::write(&mut out, &told, &snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, (&told, args.top), &snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, (&told, args.top), &snapshot, &taken_at.clock, &style(common, false))
     })?;
     exit
 }

@@ -18,15 +18,15 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
+use crate::watch::one_shot::{TakenAt, open};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, open};
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
-use alert::{Alerts, Wish};
+use alert::{AlertActions, Alerts};
 use args::{Oom, OomFound};
 use words::OomReport;
 
@@ -34,12 +34,12 @@ use words::OomReport;
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
 
 /// All that there is to tell.
-struct Told {
+struct Collected {
     snapshot: Snapshot,
     forecasts: ForecastsView,
     changes: Vec<ForecastChangeView>,
     ooms: (Vec<OomView>, u64),
-    scene: Scene,
+    taken_at: TakenAt,
 }
 
 /// Watches, or reads the recording; says what is to be expected, and explains each failure.
@@ -51,29 +51,29 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
             let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
-            let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
+            let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
             let pipeline = &replay.pipeline;
             if args.follow {
                 for change in &changes {
-                    show(change, &snapshot, &scene, common)?;
+                    show(change, &snapshot, &taken_at, common)?;
                 }
             }
-            Told { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::told(pipeline), scene }
+            Collected { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::told(pipeline), taken_at }
         }
         None => watch(args, common).await?,
     };
     let shown: Vec<&OomView> = told.ooms.0.iter().filter(|oom| is_of(&told.snapshot, oom)).collect();
-    let Told { snapshot, forecasts, changes, ooms: (_, forgotten), scene } = &told;
+    let Collected { snapshot, forecasts, changes, ooms: (_, forgotten), taken_at } = &told;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
-        json::write(&mut out, &report, snapshot, scene.origin())
+        json::write(&mut out, &report, snapshot, taken_at.origin())
     } else {
         // What was printed as it came is not said again.
         let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
         let style = style(common, false);
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
-        text::write(&mut out, &report, snapshot, &scene.clock, &style)
+        text::write(&mut out, &report, snapshot, &taken_at.clock, &style)
     })?;
     let wants = |what| args.fail_on.contains(&what);
     let is_warning = |change: &ForecastChangeView| {
@@ -90,15 +90,15 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 }
 
 /// Watches until the time is over, a signal comes or nobody is left, and tells each change as it comes.
-async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
+async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     // All that PyTorch's allocator does: what lies free in it is told then.
-    let wish = TensorWish { level: TensorLevel::Layers, reports_only: false };
-    let mut session = open(&args.subject.tgids, wish, common)?;
+    let request = TensorRequest { level: TensorLevel::Layers, reports_only: false };
+    let mut session = open(&args.subject.tgids, request, common)?;
     prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
-    let mut alerts = Alerts::new(Wish { exec, exec_timeout, webhook });
+    let mut alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
     let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
     let mut is_told = false;
     let each = |session: &mut Session| {
@@ -116,7 +116,7 @@ async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
     if session.is_anybody_left() {
         forecasts = session.pipeline().forecasts();
     }
-    Ok(Told { snapshot, forecasts, changes, ooms: self::told(session.pipeline()), scene: Scene::here() })
+    Ok(Collected { snapshot, forecasts, changes, ooms: self::told(session.pipeline()), taken_at: TakenAt::here() })
 }
 
 /// What has changed, told to all who want to know.
@@ -130,26 +130,26 @@ fn take(
     if changes.is_empty() || !(follow || alerts.is_wanted()) {
         return Ok(changes);
     }
-    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    let (snapshot, taken_at) = (session.snapshot(), TakenAt::here());
     for change in &changes {
         if follow {
-            show(change, &snapshot, &scene, common)?;
+            show(change, &snapshot, &taken_at, common)?;
         }
         if alerts.is_wanted() {
             let mut line = Vec::new();
-            forecast_json::write(&mut line, change, &snapshot, scene.origin()).map_err(anyhow::Error::from)?;
+            forecast_json::write(&mut line, change, &snapshot, taken_at.origin()).map_err(anyhow::Error::from)?;
             alerts.raise(&line);
         }
     }
     Ok(changes)
 }
 
-fn show(change: &ForecastChangeView, snapshot: &Snapshot, scene: &Scene, common: &Common) -> Result<(), Failure> {
+fn show(change: &ForecastChangeView, snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        forecast_json::write(&mut out, change, snapshot, scene.origin())
+        forecast_json::write(&mut out, change, snapshot, taken_at.origin())
     } else {
-        forecast_text::write_change(&mut out, change, &scene.clock, &style(common, true))
+        forecast_text::write_change(&mut out, change, &taken_at.clock, &style(common, true))
     })
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use tokio::time::sleep;
 
 use crate::agent::publish::FRESH;
-use crate::client::{NoAgent, Seen};
+use crate::client::{NoAgent, TimedSnapshot};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Targets};
 use crate::render::json::Report;
@@ -16,7 +16,7 @@ use crate::render::summary;
 use crate::watch::source::AgentWatch;
 use args::Whose;
 
-/// Begins the peaks of processes anew in the agent's books, and says what they were.
+/// Begins the peaks of processes anew in the agent's peak counters, and says what they were.
 ///
 /// # Errors
 /// When no agent runs, or it does not show the processes.
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: &Whose, common: &Common) -> Result<Exit, Failure> 
     if common.json {
         // The agent's last snapshot answers until then.
         sleep(FRESH).await;
-        let Seen { snapshot, boottime_to_unix_ns } = agent.snapshot().await?;
+        let TimedSnapshot { snapshot, boottime_to_unix_ns } = agent.snapshot().await?;
         Output::report(Report::ResetPeaks).show(&snapshot, boottime_to_unix_ns)?;
     } else {
         for process in &living {

@@ -38,7 +38,7 @@ pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Re
 
 /// `memwatch run -- CMD`: from the first allocation to a summary, with the command's own exit code.
 pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
-    let mut options = session_options(&Targets::default(), run.tensors.wish(true), common);
+    let mut options = session_options(&Targets::default(), run.tensors.request(true), common);
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());

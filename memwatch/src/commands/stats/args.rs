@@ -13,7 +13,7 @@ pub(crate) struct Stats {
     #[arg(short, long, value_name = "TIME", value_parser = values::interval, allow_negative_numbers = true)]
     #[arg(conflicts_with_all = PAST)]
     pub(crate) interval: Option<Duration>,
-    /// Begin peaks anew with each report, in memwatch's books: each then has the peaks of its interval
+    /// Begin peaks anew with each report, in memwatch's counters: each then has the peaks of its interval
     #[arg(long, requires = "interval")]
     pub(crate) reset_peaks: bool,
 }

@@ -23,7 +23,7 @@ const LIBRARIES: [(&str, TorchLibrary); 5] = [
 pub(crate) const LIBRARY_COUNT: usize = LIBRARIES.len();
 
 /// What the thread says.
-pub(crate) enum Said {
+pub(crate) enum LookResult {
     /// A process has mapped this library.
     Found(Box<FoundLibrary>),
     /// All that this process has mapped was said.
@@ -46,7 +46,7 @@ pub(crate) struct FoundLibrary {
 /// The thread, seen from outside. It ends with this.
 pub(crate) struct Looker {
     orders: Sender<u32>,
-    said: Receiver<Said>,
+    said: Receiver<LookResult>,
 }
 
 impl Looker {
@@ -77,7 +77,7 @@ impl Looker {
     }
 
     /// What it has said since the last call.
-    pub(crate) fn hear(&self) -> impl Iterator<Item = Said> {
+    pub(crate) fn hear(&self) -> impl Iterator<Item = LookResult> {
         self.said.try_iter()
     }
 }
@@ -90,15 +90,15 @@ struct Eyes {
 }
 
 impl Eyes {
-    fn look(&mut self, tgid: u32, say: &Sender<Said>) -> Option<()> {
+    fn look(&mut self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
         let found = self.scan.scan_process(tgid).files;
         for (stem, library) in LIBRARIES {
             let name = |file: &&LibraryFile| is_library(file.display.trim_end_matches(" (deleted)").as_bytes(), stem);
             let Some(file) = found.iter().find(name) else { continue };
             let points = self.points(file, library);
-            say.send(Said::Found(Box::new(FoundLibrary { tgid, library, file: file.clone(), points }))).ok()?;
+            say.send(LookResult::Found(Box::new(FoundLibrary { tgid, library, file: file.clone(), points }))).ok()?;
         }
-        say.send(Said::Done(tgid)).ok()
+        say.send(LookResult::Done(tgid)).ok()
     }
 
     fn points(&mut self, file: &LibraryFile, library: TorchLibrary) -> Result<Vec<TensorPoint>, String> {

@@ -10,4 +10,4 @@ pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use symbols::TensorPoint;
 #[cfg(test)]
 pub(crate) use symbols::points;
-pub(crate) use watch::{TensorLevel, TensorWish, TorchWatch};
+pub(crate) use watch::{TensorLevel, TensorRequest, TorchWatch};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
 
-use super::look::{FoundLibrary, LIBRARY_COUNT, Looker, Said};
+use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker};
 use super::symbols::TensorPoint;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
@@ -40,7 +40,7 @@ pub(crate) enum TensorLevel {
 
 /// What is watched of it, and how much of its allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TensorWish {
+pub(crate) struct TensorRequest {
     /// What.
     pub(crate) level: TensorLevel,
     /// Only what the allocator reports of each tensor: one probe for each that comes or goes instead of three. What was requested, streams, and
@@ -48,7 +48,7 @@ pub(crate) struct TensorWish {
     pub(crate) reports_only: bool,
 }
 
-impl TensorWish {
+impl TensorRequest {
     fn wants(self, row: &TensorProbe) -> bool {
         self.level.wants(row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
     }
@@ -70,7 +70,7 @@ impl TensorLevel {
 pub(crate) struct TorchWatch {
     /// None where nothing is watched.
     looker: Option<Looker>,
-    wish: TensorWish,
+    request: TensorRequest,
     processes: BTreeMap<u32, Watched>,
 }
 
@@ -100,14 +100,14 @@ impl TorchWatch {
     ///
     /// # Errors
     /// The system has no thread to give.
-    pub(crate) fn new(version: KernelVersion, wish: TensorWish) -> std::io::Result<Self> {
-        let looker = (wish.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
-        Ok(Self { looker, wish, processes: BTreeMap::new() })
+    pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> std::io::Result<Self> {
+        let looker = (request.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
+        Ok(Self { looker, request, processes: BTreeMap::new() })
     }
 
     /// How much is watched.
     pub(crate) fn level(&self) -> TensorLevel {
-        self.wish.level
+        self.request.level
     }
 
     /// Looks for PyTorch in these processes, and forgets all others. Returns those whose allocators' probes have just been put in, with the rows that
@@ -126,15 +126,15 @@ impl TorchWatch {
             }
         }
         let mut new = Vec::new();
-        let said: Vec<Said> = looker.hear().collect();
+        let said: Vec<LookResult> = looker.hear().collect();
         for said in said {
             match said {
-                Said::Done(tgid) => {
+                LookResult::Done(tgid) => {
                     if let Some(watched) = self.processes.get_mut(&tgid) {
                         watched.waiting = false;
                     }
                 }
-                Said::Found(found) => new.extend(self.take_in(kernel, *found)),
+                LookResult::Found(found) => new.extend(self.take_in(kernel, *found)),
             }
         }
         new
@@ -179,21 +179,21 @@ impl TorchWatch {
     /// Probes a library unless it has its probes; the process, once its allocator has all of its.
     fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
         let FoundLibrary { tgid, library, file, points } = found;
-        let wish = self.wish;
+        let request = self.request;
         // It may have ended meanwhile.
         let watched = self.processes.get_mut(&tgid)?;
         if watched.libraries.contains_key(&library) {
             return None;
         }
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) = match points {
-            Ok(points) => points.into_iter().partition(|point| wish.wants(point.row)),
+            Ok(points) => points.into_iter().partition(|point| request.wants(point.row)),
             Err(error) => {
                 log::warn!("process {tgid}: {}: no tensors are seen in it: {error}", file.display);
                 (Vec::new(), Vec::new())
             }
         };
         let is_on_demand =
-            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !wish.reports_only;
+            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !request.reports_only;
         let on_demand = others.into_iter().filter(is_on_demand).collect();
         watched.attached.extend(wanted.iter().map(|point| point.row.id));
         let (until_trace, always): (Vec<_>, Vec<_>) =

@@ -21,11 +21,11 @@ const PLACES: usize = 10;
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(|process| process_json(process, origin.clock));
-    write_report(out, "memwatch.stats/1", Told { processes: processes.collect() }, snapshot, origin)
+    write_report(out, "memwatch.stats/1", StatsReport { processes: processes.collect() }, snapshot, origin)
 }
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct StatsReport<'a> {
     processes: Vec<ProcessJson<'a>>,
 }
 

@@ -132,7 +132,9 @@ fn totals_taken_from_the_kernel_say_so() {
     let mut process = busy_node().processes.remove(1);
     process.anchored_ns = quiet_node().processes[0].start_ns;
     assert!(
-        doubts(&process, &clock())[0].text.ends_with("; live bytes taken from the kernel half's books at 14:02:30")
+        doubts(&process, &clock())[0]
+            .text
+            .ends_with("; live bytes taken from the kernel half's allocation map at 14:02:30")
     );
 }
 

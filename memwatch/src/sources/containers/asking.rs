@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use super::exchange::{Place, Refusal};
 use super::sockets::{Engines, Language};
 use super::words::is_plain;
-use super::{Found, Wanted, Wish, cri, docker};
+use super::{Found, Wanted, WantedNames, cri, docker};
 
 /// Who did not answer, or did not know, is asked again after this, then after twice as long, and so on up to the longest.
 const FIRST_REST: Duration = Duration::from_secs(1);
@@ -53,11 +53,15 @@ struct Round {
 }
 
 /// Asks until nobody listens.
-pub(super) async fn ask_forever(engines: Engines, mut wishes: watch::Receiver<Wish>, found: mpsc::Sender<Found>) {
+pub(super) async fn ask_forever(
+    engines: Engines,
+    mut requests: watch::Receiver<WantedNames>,
+    found: mpsc::Sender<Found>,
+) {
     let mut round = Round { engines, pending: BTreeMap::new(), resting: BTreeMap::new() };
     let mut asked = None;
     loop {
-        let Wish { revision, containers } = wishes.borrow_and_update().clone();
+        let WantedNames { revision, containers } = requests.borrow_and_update().clone();
         round.adopt(containers);
         let names = round.ask_due(&found).await;
         let mut told = names.is_empty() || found.send(Found::Names(names)).await.is_ok();
@@ -69,7 +73,7 @@ pub(super) async fn ask_forever(engines: Engines, mut wishes: watch::Receiver<Wi
         }
         let due = round.next_due();
         tokio::select! {
-            changed = wishes.changed() => if changed.is_err() {
+            changed = requests.changed() => if changed.is_err() {
                 return;
             },
             () = until(due) => {}

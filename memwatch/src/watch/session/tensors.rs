@@ -370,12 +370,12 @@ mod tests {
     use memwatch_common::record::{ProcessEvent, ProcessRecord};
 
     use super::Tensors;
-    use crate::frameworks::pytorch::{TensorLevel, TensorWish, TorchWatch};
+    use crate::frameworks::pytorch::{TensorLevel, TensorRequest, TorchWatch};
     use crate::sources::kernel::site::KernelVersion;
 
     fn remembered_ends(level: TensorLevel) -> usize {
         let version = KernelVersion::from_release("6.18.0").expect("a release");
-        let torch = TorchWatch::new(version, TensorWish { level, reports_only: false }).expect("a thread");
+        let torch = TorchWatch::new(version, TensorRequest { level, reports_only: false }).expect("a thread");
         let mut tensors = Tensors::new(torch);
         for tgid in 1..=100 {
             tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });

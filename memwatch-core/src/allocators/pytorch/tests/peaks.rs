@@ -1,4 +1,4 @@
-//! Peaks that begin again in memwatch's books, while the allocator goes on with its own.
+//! Peaks that begin again in memwatch's counters, while the allocator goes on with its own.
 
 use super::naive::Naive;
 use super::*;

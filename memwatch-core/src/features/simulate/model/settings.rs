@@ -5,7 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::caching::{LARGE_SEGMENT_BYTES, LEAST_BYTES, SMALL_SEGMENT_BYTES};
-use super::meter::Room;
+use super::meter::Capacity;
 
 const MIB: u64 = 1 << 20;
 /// Sizes from 1 MiB to 64 GiB have divisions of their own, by their highest bit.
@@ -186,8 +186,8 @@ impl Settings {
         clippy::cast_sign_loss,
         reason = "as PyTorch"
     )]
-    pub(super) fn allowed_bytes(&self, room: Room) -> Option<u64> {
-        self.memory_fraction.map(|fraction| (fraction * room.total_bytes as f64) as u64)
+    pub(super) fn allowed_bytes(&self, capacity: Capacity) -> Option<u64> {
+        self.memory_fraction.map(|fraction| (fraction * capacity.total_bytes as f64) as u64)
     }
 }
 

@@ -70,13 +70,13 @@ impl Memory {
     }
 }
 
-struct Told {
+struct Pair {
     naive: Naive,
     ledger: TensorLedger,
     time_ns: u64,
 }
 
-impl Told {
+impl Pair {
     fn new(is_expandable: bool, from_start: bool) -> Self {
         let mut ledger = TensorLedger::default();
         ledger.begin(from_start, &[]);
@@ -116,7 +116,7 @@ proptest! {
 
     #[test]
     fn undone_to_the_start_there_is_nothing(steps in vec(any::<(u8, u32)>(), 1..120), expandable: bool) {
-        let mut told = Told::new(expandable, true);
+        let mut told = Pair::new(expandable, true);
         for step in steps {
             told.step(step, true);
         }
@@ -135,7 +135,7 @@ proptest! {
     fn attached_in_the_middle_every_line_can_be_undone(
         steps in vec(any::<(u8, u32)>(), 1..160), expandable: bool, late in 0_usize..80, limit in 1_usize..200
     ) {
-        let mut told = Told::new(expandable, false);
+        let mut told = Pair::new(expandable, false);
         told.ledger.keep_history(limit);
         for (index, step) in steps.into_iter().enumerate() {
             told.step(step, index >= late);
@@ -147,7 +147,7 @@ proptest! {
 
     #[test]
     fn after_a_loss_every_line_that_is_left_can_be_undone(steps in vec(any::<(u8, u32)>(), 1..160), lost in 0_usize..80) {
-        let mut told = Told::new(false, true);
+        let mut told = Pair::new(false, true);
         for (index, step) in steps.into_iter().enumerate() {
             told.step(step, index != lost);
             if index == lost {

@@ -62,7 +62,7 @@ fn what_is_beyond_a_list_is_in_its_last_row() {
 }
 
 #[test]
-fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
+fn call_paths_are_all_there_and_add_up_also_where_there_is_no_stack() {
     let mut ledger = ledger(2000);
     let what = TensorChange::Reported {
         ordinal: Ordinal(0),
@@ -72,16 +72,17 @@ fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
         reserved_bytes: 1 << 40,
     };
     ledger.apply(&TensorEvent { tgid: Tgid(1), tid: Tid(2), time_ns: 9, stack: StackRef::NoPython, what });
-    let mut devices = trails(&ledger, |_| None);
+    let mut devices = call_paths(&ledger, |_| None);
     let device = devices.remove(0);
-    assert_eq!((devices.len(), device.trails.len(), device.unplaced_bytes), (0, 2001, 0));
-    let sum = |of: fn(&SumView) -> u64| device.trails.iter().map(|trail| of(&trail.site.sum)).sum::<u64>();
+    assert_eq!((devices.len(), device.call_paths.len(), device.unplaced_bytes), (0, 2001, 0));
+    let sum = |of: fn(&SumView) -> u64| device.call_paths.iter().map(|call_path| of(&call_path.site.sum)).sum::<u64>();
     assert_eq!(sum(|sum| sum.live_bytes), device.total.live_bytes);
     assert_eq!(sum(|sum| sum.at_peak_bytes), device.total.peak_bytes);
     assert_eq!(sum(|sum| sum.total_bytes), device.total.total_bytes);
     assert_eq!(sum(|sum| sum.allocations), 2001);
-    assert_eq!(device.trails[0].frames[0].line, Some(2000), "the largest is the first");
-    let native = device.trails.iter().find(|trail| trail.frames.is_empty()).expect("a thread without Python");
+    assert_eq!(device.call_paths[0].frames[0].line, Some(2000), "the largest is the first");
+    let native =
+        device.call_paths.iter().find(|call_path| call_path.frames.is_empty()).expect("a thread without Python");
     assert_eq!((&*native.site.kind, native.stage.sum.live_bytes), ("no_python", 512));
 }
 

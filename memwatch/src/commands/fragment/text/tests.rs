@@ -9,7 +9,7 @@ use crate::render::fixture;
 
 const MIB: u64 = 1 << 20;
 
-fn told() -> Told {
+fn told() -> FragmentReport {
     let snapshot = fixture::training_node();
     let process = &snapshot.processes[0];
     let large = ShapeView {
@@ -61,7 +61,7 @@ fn told() -> Told {
         sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("before_attach", None, Some(0))],
         layers: vec![pin("not_asked", None, Some(11 * MIB))],
     };
-    Told { view, simulation: None }
+    FragmentReport { view, simulation: None }
 }
 
 fn pin(kind: &'static str, name: Option<&str>, alone_bytes: Option<u64>) -> PinView {
@@ -130,7 +130,7 @@ fn lines_and_layers_that_hold_memory_together_are_told_where_they_are_known() {
     assert!(text.contains("(before attach)") && !text.contains("BY LAYER"), "{text}");
 }
 
-fn text(told: Told, ascii: bool) -> String {
+fn text(told: FragmentReport, ascii: bool) -> String {
     let options = TableOptions { ascii, columns: Some(40), ..TableOptions::default() };
     let mut out = Vec::new();
     let found = Found { allocators: vec![told], ..Found::default() };
@@ -161,7 +161,7 @@ fn a_request_is_told_where_its_memory_would_come_from() {
         let (wanted_bytes, driver_bytes, releasable_bytes) = (24 * MIB, 24 * MIB, 20 * MIB);
         let request = Some(FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes });
         let told = told();
-        remarks(&Told { view: FragmentsView { request, ..told.view }, simulation: None }).remove(0)
+        remarks(&FragmentReport { view: FragmentsView { request, ..told.view }, simulation: None }).remove(0)
     };
     assert_eq!(fit(true, None), "a request of 24.0 MiB fits into a free block");
     assert!(fit(false, None).ends_with("the driver would have to give 24.0 MiB"));

@@ -93,7 +93,7 @@ fn what_was_not_replayed_is_compared_with_nothing_and_told() {
 
 #[test]
 fn where_a_smaller_card_ends_it_is_said_with_time_and_size() {
-    let failure = ForeseenFailureView {
+    let failure = PredictedFailureView {
         time_ns: fixture::at(14, 5, 20),
         wanted_bytes: 512 << 20,
         reserved_bytes: GIB,

@@ -127,7 +127,7 @@ async fn an_id_that_means_something_in_a_path_is_asked_for_nowhere() {
 #[tokio::test]
 async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     let docker = Listener::telling(&called("train"));
-    let (wishes, receiver) = watch::channel(Wish { revision: 1, containers: vec![wanted(Some("docker"), 1)] });
+    let (requests, receiver) = watch::channel(WantedNames { revision: 1, containers: vec![wanted(Some("docker"), 1)] });
     let (sender, mut found) = mpsc::channel(4);
     let task = tokio::spawn(ask_forever(engines(&[&docker.path()], &[]), receiver, sender));
     let lives = |found: Option<Found>| match found {
@@ -139,12 +139,12 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     // Another container has appeared beside it.
     let other = Wanted { id: "no id".to_owned(), ..wanted(None, 2) };
     let both = vec![wanted(Some("docker"), 1), other];
-    wishes.send(Wish { revision: 2, containers: both }).expect("somebody asks");
+    requests.send(WantedNames { revision: 2, containers: both }).expect("somebody asks");
     assert_eq!(found.recv().await, Some(Found::Asked { revision: 2 }));
     // The first one has ended, and its id is used again.
-    wishes.send(Wish { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
+    requests.send(WantedNames { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
     assert_eq!(lives(found.recv().await), [3]);
     assert_eq!(docker.asked(), 2);
-    drop(wishes);
-    task.await.expect("it ends when nobody wishes anything");
+    drop(requests);
+    task.await.expect("it ends when nobody requests anything");
 }

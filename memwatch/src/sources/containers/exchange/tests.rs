@@ -55,7 +55,7 @@ async fn who_is_not_there_is_absent() {
 }
 
 #[tokio::test]
-async fn who_hangs_is_given_up_at_once_at_the_end_of_patience() {
+async fn who_hangs_is_given_up_at_once_after_the_timeout() {
     for words in ["", "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"] {
         let listener = Listener::saying(words, true);
         assert_failed(&got(&listener).await, "no answer within");

@@ -8,7 +8,7 @@ use memwatch_common::tensor::StackFrame;
 use object::{Object as _, ObjectSymbol as _};
 use proptest::prelude::*;
 
-use super::interpreters::{PATIENCE, READ, Script, VERSIONS, interpreter};
+use super::interpreters::{READ, Script, TIMEOUT, VERSIONS, interpreter};
 use super::script;
 use crate::sources::python::binary::Binary;
 use crate::sources::python::check::Subject;
@@ -120,7 +120,7 @@ fn memory_of_a_process_that_has_another_image_reads_as_nothing() {
     let wait_for = |file: &str, begin: &str| {
         let start = Instant::now();
         while !said(file).starts_with(begin) {
-            assert!(start.elapsed() < PATIENCE, "{file} never begins with {begin}");
+            assert!(start.elapsed() < TIMEOUT, "{file} never begins with {begin}");
             std::thread::sleep(Duration::from_millis(1));
         }
     };

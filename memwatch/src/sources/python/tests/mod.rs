@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::PythonProcess;
 use crate::printable::printable;
 use crate::sources::clock::boottime_ns;
-use interpreters::{PATIENCE, Place, Script, VERSIONS, interpreter};
+use interpreters::{Place, Script, TIMEOUT, VERSIONS, interpreter};
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sources/python/tests").join(name)
@@ -80,7 +80,7 @@ fn compare_modules(interpreter: &Path, environment: (&str, &Path)) -> usize {
         // A tree is read again only after a while.
         let start = Instant::now();
         let mut seen = modules_of(python, place.thread);
-        while seen != place.modules && start.elapsed() < PATIENCE {
+        while seen != place.modules && start.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
             seen = modules_of(python, place.thread);
         }

@@ -2,7 +2,7 @@
 
 use super::MIB;
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
-use crate::features::simulate::model::{DeviceRun, Measured, Older, Plan, Room, Settings, Simulations};
+use crate::features::simulate::model::{Capacity, DeviceRun, Measured, Older, Plan, Settings, Simulations};
 use crate::words::{Ordinal, Tgid, Tid};
 
 const ALLOCATOR: u64 = 0xa110;
@@ -22,8 +22,8 @@ impl Program {
     fn tell(&mut self, what: TensorChange) {
         self.time_ns += 1;
         let event = TensorEvent { tgid: Tgid(1), tid: Tid(2), time_ns: self.time_ns, stack: StackRef::NotAsked, what };
-        let room = |_| Room { total_bytes: 64 * MIB, available_bytes: 64 * MIB };
-        self.simulations.observe(0, &event, room);
+        let capacity = |_| Capacity { total_bytes: 64 * MIB, available_bytes: 64 * MIB };
+        self.simulations.observe(0, &event, capacity);
     }
 
     fn trace(&mut self, action: TraceAction, address: u64, bytes: u64, pool: (u64, u64)) {
@@ -112,7 +112,7 @@ fn a_refusal_says_how_much_there_is_and_a_smaller_card_says_where_it_ends() {
     program.report(12 << 20, 12 * MIB, 12 * MIB);
     program.trace(TraceAction::OutOfMemory, 30 * MIB, 40 * MIB, (0, 0));
     let outcome = program.run().replays()[0].outcome();
-    assert_eq!((program.run().room().available_bytes, outcome.refused, outcome.meter.retries), (42 * MIB, 1, 1));
+    assert_eq!((program.run().capacity().available_bytes, outcome.refused, outcome.meter.retries), (42 * MIB, 1, 1));
     program.allocate(2, 30 * MIB);
     assert_eq!(program.run().replays()[0].outcome().failure, None);
     program.allocate(3, 10 * MIB);

@@ -9,7 +9,7 @@ use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Targets};
 use crate::render::json::Origin;
 use crate::render::output::host_name;
@@ -23,17 +23,17 @@ use crate::watch::signals::Signals;
 use crate::watch::subject::session_options;
 
 /// How long the libraries of a process are looked for, and its allocators' own numbers waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is looked whether enough is known, or nobody is left.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Where and in whose time a snapshot was taken.
-pub(crate) struct Scene {
+pub(crate) struct TakenAt {
     host: String,
     pub(crate) clock: WallClock,
 }
 
-impl Scene {
+impl TakenAt {
     /// That of a recording.
     pub(crate) fn of(replay: &Replay) -> Self {
         Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
@@ -51,25 +51,25 @@ impl Scene {
 }
 
 /// What stood at the end of a recording.
-pub(crate) fn recorded_scene(
+pub(crate) fn recorded_snapshot(
     recording: &Recording,
     tgids: &[Tgid],
     prepare: impl FnOnce(&mut Pipeline),
-) -> Result<(Snapshot, Scene), Failure> {
+) -> Result<(Snapshot, TakenAt), Failure> {
     let replay = recorded::play(recording, prepare)?;
     let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
-    Ok((snapshot, Scene::of(&replay)))
+    Ok((snapshot, TakenAt::of(&replay)))
 }
 
-pub(crate) const fn all_of(level: TensorLevel) -> TensorWish {
-    TensorWish { level, reports_only: false }
+pub(crate) const fn all_of(level: TensorLevel) -> TensorRequest {
+    TensorRequest { level, reports_only: false }
 }
 
 /// A watch on these processes alone.
 ///
 /// # Errors
 /// When they cannot be watched.
-pub(crate) fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
+pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &Common) -> Result<Session, Failure> {
     let targets = Targets { tgids: tgids.to_vec(), ..Targets::default() };
     Session::open(&session_options(&targets, tensors, common))
 }

@@ -1,4 +1,4 @@
-//! The kernel half's own books: which addresses a process holds, so that records lost on their way do not lose the truth.
+//! The kernel half's own allocation map: which addresses a process holds, so that records lost on their way do not lose the truth.
 //!
 //! They cover what one address and one free are enough to follow: linear, managed, pinned and stream-ordered memory. Physical memory,
 //! arrays and contexts need more than that, and stay with the ledger.
@@ -18,7 +18,7 @@ pub struct Place {
 /// The sums over a process's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Books {
+pub struct AllocationMap {
     /// Never 0.
     pub life: u32,
     /// Always zero.
@@ -33,4 +33,4 @@ pub struct Books {
     pub teardowns: u64,
 }
 
-const _: () = assert!(size_of::<Place>() == 16 && size_of::<Books>() == 40);
+const _: () = assert!(size_of::<Place>() == 16 && size_of::<AllocationMap>() == 40);

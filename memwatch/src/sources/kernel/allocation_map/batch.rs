@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use memwatch_common::books::Place;
+use memwatch_common::allocation_map::Place;
 use memwatch_common::capture::Booked;
 
 /// `BPF_MAP_LOOKUP_BATCH` of include/uapi/linux/bpf.h.
