@@ -22,7 +22,7 @@ const SIZES: [u64; 8] = [0, 1, 512, 65_536, 2 << 20, 4 << 20, 6 << 20, 1 << 24];
 /// The first of the addresses and handles, and what lies between two.
 const KEYS: (u64, u64) = (1 << 25, 2 << 20);
 
-/// The history that these bytes tell.
+/// The history that these bytes report.
 pub(crate) fn inputs(data: &[u8]) -> Vec<Input> {
     let mut now_ns = BEGIN_NS;
     let begin = Input::Attached { time_ns: now_ns };

@@ -33,13 +33,13 @@ fn play(bytes: &[u8]) {
                 continue;
             }
         };
-        let said = chunk.front.inputs as usize;
+        let stated = chunk.front.inputs as usize;
         let mut inputs = 0;
         let read = chunk.for_each(|input| {
             inputs += 1;
             pipeline.step(input);
         });
-        assert_eq!(read.map_or_else(|done| done, |()| said), inputs, "every input is counted once");
+        assert_eq!(read.map_or_else(|done| done, |()| stated), inputs, "every input is counted once");
     }
     assert!(reader.ending().is_some() && reader.bytes() <= bytes.len() as u64);
     pipeline.snapshot();

@@ -11,7 +11,7 @@ pub struct Place {
     pub address: u64,
     /// The process.
     pub tgid: u32,
-    /// Which life of its number: a process id is reused, and an exec begins anew.
+    /// Which life of its number: a process id is reused, and an exec starts over.
     pub life: u32,
 }
 

@@ -97,7 +97,7 @@ pub trait Kernel {
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Since when every probe is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
     fn armed_ns(&self) -> u64;
-    /// Which open file a descriptor of the running process is: a number that only tells files apart, the same in every process that
+    /// Which open file a descriptor of the running process is: a number that only distinguishes files: the same in every process that
     /// the file is passed to, until the last of them closes it; 0 where there is none.
     fn open_file(&self, descriptor: u32) -> u64;
     /// Writes an address into the process's allocation map.
@@ -228,7 +228,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     }
 }
 
-/// Adds to a record what only the return can tell, and hands it on.
+/// Adds to a record what only the return knows, and hands it on.
 #[inline(always)]
 fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &mut CallRecord) {
     if record.status == 0 {
@@ -384,7 +384,7 @@ fn read_peek<K: Kernel>(
 }
 
 /// Reads each word that can be read, for a struct of many shapes: the call itself has touched all that its shape has, and the rest may
-/// lie on a page that nobody ever touched. False where not even the first word, which tells the shape, can be read.
+/// lie on a page that nobody ever touched. False where not even the first word, which reports the shape, can be read.
 #[inline(always)]
 fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6], peek: &mut [u64; PEEK_WORDS]) -> bool {
     let base = argument(args, plan.peek).wrapping_add(u64::from(plan.peek_offset_bytes));
@@ -396,7 +396,7 @@ fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6],
     first_is_readable
 }
 
-/// 128 bits that tell 64-byte handles apart: two multiplicative hashes with different odd factors.
+/// 128 bits that distinguish 64-byte handles: two multiplicative hashes with different odd factors.
 #[inline(always)]
 fn digest(words: &[u64; DIGEST_WORDS]) -> [u64; 2] {
     let [mut low, mut high] = [0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142];

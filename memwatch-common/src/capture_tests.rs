@@ -328,7 +328,7 @@ fn what_a_failed_call_did_not_write_is_not_read() {
 }
 
 #[test]
-fn a_descriptor_is_told_as_its_open_file() {
+fn a_descriptor_is_reported_as_its_open_file() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xffff_ffff_0000_0005)]);
     kernel.files.borrow_mut().extend([(5, 0xf11e), (6, 0xf11e)]);
     kernel.call(OUT.file_in_out_word(), [0x1000, 0, 0, 0, 0, 0], 0);

@@ -112,9 +112,9 @@ pub enum Meaning {
     Map,
     /// Drops every mapping inside argument 1 bytes at argument 0.
     Unmap,
-    /// The peeked word tells the open file that now stands for handle argument 1.
+    /// The peeked word names the open file that now stands for handle argument 1.
     ExportPhysical,
-    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word tells.
+    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word names.
     ImportPhysical,
     /// The first out word is the handle of a multicast object: no memory of its own.
     CreateMulticast,

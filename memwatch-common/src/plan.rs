@@ -135,14 +135,14 @@ impl CapturePlan {
         plan
     }
 
-    /// Also tell, in the first peek word, which open file the descriptor in argument 1 is.
+    /// Also put into the first peek word which open file the descriptor in argument 1 is.
     #[must_use]
     pub const fn file_in_argument_1(mut self) -> Self {
         self.file = FILE_IN_ARGUMENT_1;
         self
     }
 
-    /// Also tell, in the first peek word, which open file the descriptor in the first out word is.
+    /// Also put into the first peek word which open file the descriptor in the first out word is.
     #[must_use]
     pub const fn file_in_out_word(mut self) -> Self {
         self.file = FILE_IN_OUT_WORD;

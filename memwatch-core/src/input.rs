@@ -162,7 +162,7 @@ pub struct ProcessFacts {
     pub ancestors: Vec<Ancestor>,
     /// Its control groups, as `/proc/PID/cgroup` writes them.
     pub cgroups: Option<String>,
-    /// What it has of the variables that tell whose it is.
+    /// What it has of the variables that show whose it is.
     pub environment: Environment,
     /// Named as a target by the user.
     pub target: bool,

@@ -55,7 +55,7 @@ const ENDED_KEPT: usize = 4096;
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
-/// Addresses of a process that the kernel half's allocation map have to be told of: see [`EndedAddress`].
+/// Addresses of a process that the kernel half's allocation map has to drop: see [`EndedAddress`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
     /// The process.
@@ -168,7 +168,7 @@ impl Pipeline {
         }
     }
 
-    /// Whether this process is watched now: the shell reads `/proc` of those that are not, before it passes on their records.
+    /// Whether this process is watched now: the shell reads `/proc` of the ones that are not, before it passes on their records.
     pub fn knows(&self, tgid: Tgid) -> bool {
         self.processes.contains_key(&tgid)
     }
@@ -205,7 +205,7 @@ impl Pipeline {
         self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()
     }
 
-    /// What has gone since the last time without a free that names it, by process; the kernel half's allocation map have it still.
+    /// What has gone since the last time without a free that names it, by process; the kernel half's allocation map has it still.
     pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
         std::mem::take(&mut self.unnamed)
     }
@@ -230,7 +230,7 @@ impl Pipeline {
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
         let gpus = self.reading.devices.iter().map(|device| surroundings.gpu(device, &processes)).collect();
         let workloads = snapshot::build::workloads::views(&self.workloads, &processes);
-        self.tell_growth(Snapshot {
+        self.report_growth(Snapshot {
             time_ns: self.now_ns,
             complete: self.losses.all().is_empty(),
             losses: snapshot::build::named(self.losses.all()),
@@ -256,7 +256,7 @@ impl Pipeline {
                 self.follow_call(&call);
             }
             Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
-            // The kernel half has counted it already, unless it could not tell whether it matters; in no case can it be applied.
+            // The kernel half has counted it already, unless it did not know whether it matters; in no case can it be applied.
             Err(decode::DecodeError::ResultUnreadable(probe)) => {
                 if probe.plan.is_tolerant() {
                     self.lose(Some(tgid), Loss::OutUnreadable, 1);
@@ -271,7 +271,7 @@ impl Pipeline {
         process.changed = true;
         process.overhead.count_call();
         process.ledger.apply_import(call, origin);
-        process.tell_tensors(call);
+        process.report_tensors(call);
         let addresses = process.ledger.take_unnamed();
         if process.ledger.has_graph_memory() {
             self.with_graphs.insert(call.tgid);
@@ -357,7 +357,7 @@ impl Pipeline {
         }
         // A process of another start still under this number has ended, and its exit was not seen.
         self.end(tgid, facts.start_ns);
-        // The start is told to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
+        // The start is known to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
         let before = self.ended.iter().rfind(|ended| ended.tgid == tgid).and_then(|ended| ended.ended);
         let now_ns = self.now_ns.max(facts.start_ns).max(before.map_or(0, |ended| ended.time_ns));
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
@@ -367,7 +367,7 @@ impl Pipeline {
         self.own(tgid);
     }
 
-    /// Whose a process is, by what `/proc` said of it last.
+    /// Whose a process is, by what `/proc` has of it last.
     fn own(&mut self, tgid: Tgid) {
         let facts = self.processes.get(&tgid).and_then(|process| process.facts.as_ref());
         if let Some(cgroups) = facts.and_then(|facts| facts.cgroups.clone()) {

@@ -105,7 +105,7 @@ pub struct GpuView {
     pub unwatched_processes: Option<u64>,
     /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
     /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
-    /// For whoever has the pipeline: not told over a socket.
+    /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub seconds_to_full: Option<f64>,
 }
@@ -234,7 +234,7 @@ pub struct ContextLimits {
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// NVML's bytes for the process there.
     pub used_bytes: Option<u64>,
@@ -311,7 +311,7 @@ pub struct FailureView {
     pub requested_bytes: u64,
     /// `CUresult`.
     pub status: i32,
-    /// The GPU it asked on; `None` for host memory, and where it cannot be told.
+    /// The GPU it asked on; `None` for host memory, and where it is not known.
     pub uuid: Option<GpuUuid>,
 }
 
@@ -338,7 +338,7 @@ pub struct WorkloadView {
     pub ended_ns: Option<u64>,
     /// Every record of it arrived.
     pub exact: bool,
-    /// The users of its processes, also of those that are gone; `None` for who is not known.
+    /// The users of its processes, also of the ones that are gone; `None` for who is not known.
     pub uids: BTreeSet<Option<u32>>,
     /// By GPU.
     pub gpus: Vec<WorkloadGpuView>,
@@ -347,7 +347,7 @@ pub struct WorkloadView {
 /// A workload on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// NVML's bytes of its living processes; `None` where NVML says of none of them.
     pub used_bytes: Option<u64>,
@@ -365,7 +365,7 @@ pub struct WorkloadGpuView {
     pub kinds: BTreeMap<Name, WorkloadKindView>,
     /// By how much its live bytes keep growing; `None` where they do not, were seen for too short a time, or where nobody asked for it
     /// (`Pipeline::watch_growth`).
-    /// For whoever has the pipeline: not told over a socket.
+    /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub growth_bytes_per_second: Option<f64>,
 }

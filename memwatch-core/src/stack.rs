@@ -45,7 +45,7 @@ pub struct PythonCode {
 /// An instance of `torch.nn.Module`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PythonModule {
-    /// Its address: tells instances apart while they live.
+    /// Its address: distinguishes instances while they live.
     pub address: u64,
     /// Its class, such as `Linear`.
     pub class: Arc<str>,

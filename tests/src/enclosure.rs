@@ -158,7 +158,7 @@ fn has_processes(path: &Path) -> bool {
         || below.any(|entry| has_processes(&entry.path()))
 }
 
-/// Whether a program is installed; where it is not, that is said on standard error.
+/// Whether a program is installed; where it is not, a line says so on standard error.
 pub fn has_program(name: &str) -> bool {
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .chain(["/usr/sbin".into(), "/sbin".into()])

@@ -42,5 +42,5 @@ pub use workload::Workload;
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// What the simulator charges for a context, unless told otherwise.
+/// What the simulator charges for a context, unless set otherwise.
 pub const CONTEXT_BYTES: u64 = 518 * MIB;

@@ -88,11 +88,11 @@ impl Workload {
     /// # Panics
     /// When there is none.
     pub fn ask(&mut self, line: &str) -> Value {
-        self.tell(line);
+        self.report(line);
         self.answer()
     }
 
-    /// The answer to a command that was only told.
+    /// The answer to a command that was only reported.
     ///
     /// # Panics
     /// When there is none.
@@ -120,7 +120,7 @@ impl Workload {
     ///
     /// # Panics
     /// When the workload has ended.
-    pub fn tell(&mut self, line: &str) {
+    pub fn report(&mut self, line: &str) {
         let input = self.input.as_mut().expect("the workload was not ended");
         writeln!(input, "{line}").expect("the workload reads");
     }

@@ -151,7 +151,7 @@ fn without_an_agent_peaks_are_nobodys_to_reset() {
     for options in [&["--no-agent"][..], &["--agent", &nowhere]] {
         let words = [options, &["reset-peaks", "--pid", &tgid]].concat();
         let outcome = gpu.run_memwatch(&words);
-        outcome.assert_ended_with(1, &["no peaks to reset", "r begins them anew", "--reset-peaks", "memwatch agent"]);
+        outcome.assert_ended_with(1, &["no peaks to reset", "r begins them again", "--reset-peaks", "memwatch agent"]);
         assert_eq!(outcome.stdout, "");
     }
 }
@@ -197,7 +197,7 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
         assert_eq!(shown(&report), [workload.tgid()]);
         assert!(report.is_complete());
     }
-    agent.until_told("WATCHDOG=1");
+    agent.until_reported("WATCHDOG=1");
 }
 
 #[test]
@@ -222,9 +222,9 @@ fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
     assert_eq!(report.json()["from_agent"], true);
     drop(watch);
     agent.signal(libc::SIGHUP);
-    agent.until_told("WATCHDOG=1");
+    agent.until_reported("WATCHDOG=1");
     agent.signal(libc::SIGTERM);
-    agent.until_told("STOPPING=1");
+    agent.until_reported("STOPPING=1");
     assert_eq!(agent.end(), 0);
     assert!(!agent.socket().exists());
 }
@@ -233,11 +233,11 @@ fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
 fn its_service_manager_hears_that_it_is_ready_how_it_is_and_that_it_lives() {
     let Some(gpu) = machine() else { return };
     let agent = Agent::start(&gpu);
-    assert!(agent.until_told("STATUS=0 processes").contains("client"));
+    assert!(agent.until_reported("STATUS=0 processes").contains("client"));
     let _workload = holding(&gpu, ANN, "4M");
-    agent.until_told("STATUS=1 process on 1 GPU, 0 clients");
+    agent.until_reported("STATUS=1 process on 1 GPU, 0 clients");
     for _ in 0..3 {
-        agent.until_told("WATCHDOG=1");
+        agent.until_reported("WATCHDOG=1");
     }
 }
 
@@ -337,11 +337,11 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
             format!("sudo {program} agent"),
         ]
     };
-    let told = ways_out(&program.to_string_lossy());
-    let told: Vec<&str> = told.iter().map(String::as_str).collect();
+    let reported = ways_out(&program.to_string_lossy());
+    let reported: Vec<&str> = reported.iter().map(String::as_str).collect();
     command.arg("ps");
     let outcome = Outcome::of(command);
-    outcome.assert_ended_with(4, &told);
+    outcome.assert_ended_with(4, &reported);
     assert_eq!(outcome.stdout, "");
     let elsewhere = gpu.directory().join("nowhere");
     let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
@@ -351,7 +351,7 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o666)).expect("it is ours");
     let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
     command.arg(&elsewhere);
-    let mut sentences = told.clone();
+    let mut sentences = reported.clone();
     sentences.push("nobody listens");
     Outcome::of(command).assert_ended_with(4, &sentences);
     let mut agent = as_user(&gpu, ANN, &["agent", "--socket"]);

@@ -1,4 +1,4 @@
-//! memwatch comes in the middle of a run: what was there before is told apart, what comes later is exact.
+//! memwatch comes in the middle of a run: what was there before is distinguished, what comes later is exact.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,16 +25,16 @@ struct Expected {
     used_bytes: u64,
 }
 
-fn assert_told(report: &Report, tgid: u32, expected: &Expected) {
+fn assert_reported(report: &Report, tgid: u32, expected: &Expected) {
     let process = report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"));
     let on_gpu = process.only_gpu();
-    let told = Expected {
+    let reported = Expected {
         live_bytes: on_gpu.number("live_bytes"),
         before_attach_bytes: on_gpu.number("before_attach_bytes"),
         includes_context: on_gpu.0["before_attach_includes_context"] == true,
         used_bytes: on_gpu.number("used_bytes"),
     };
-    assert_eq!(&told, expected, "{report:#?}");
+    assert_eq!(&reported, expected, "{report:#?}");
     assert_eq!(on_gpu.number("unexplained_bytes"), expected.used_bytes - expected.live_bytes, "{report:#?}");
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
 }
@@ -53,7 +53,7 @@ fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unkn
             _ => reserved,
         };
         let report = watch.settled();
-        assert_told(
+        assert_reported(
             &report,
             job.tgid(),
             &Expected {
@@ -77,8 +77,8 @@ fn what_a_pytorch_job_holds_at_the_attach_is_before_attach_and_what_comes_later_
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
     let mut watch = gpu.watch(&["--pid", &job.tgid().to_string()]);
     let report = watch.settled();
-    // Nobody has shown how large a context is here, so it cannot be told from what the job allocated.
-    assert_told(
+    // Nobody has shown how large a context is here, so it cannot be distinguished from what the job allocated.
+    assert_reported(
         &report,
         job.tgid(),
         &Expected {
@@ -106,7 +106,7 @@ fn another_job_seen_from_its_start_takes_the_context_out_of_before_attach() {
     let mut teacher = gpu.workload();
     teacher.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let report = watch.settled();
-    assert_told(
+    assert_reported(
         &report,
         job.tgid(),
         &Expected {
@@ -141,7 +141,7 @@ fn the_table_says_what_is_older_than_the_watch() {
 }
 
 #[test]
-fn an_old_and_a_new_process_on_one_gpu_are_told_by_their_age() {
+fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut old = gpu.workload();
     old.run(&["uuid 0", "device 0", "alloc early 4M", "async pooled 2M", "create physical 6M"]);
@@ -173,13 +173,13 @@ fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     watch.settled();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
-    let told = Expected {
+    let reported = Expected {
         live_bytes: 4 * MIB,
         before_attach_bytes: 0,
         includes_context: false,
         used_bytes: 4 * MIB + CONTEXT_BYTES,
     };
-    assert_told(&watch.settled(), workload.tgid(), &told);
+    assert_reported(&watch.settled(), workload.tgid(), &reported);
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn two_watches_on_one_process_agree() {
     second.settled();
     workload.run(&["alloc a 6M", "async b 2M", "free early", "alloc c 8M", "free a"]);
     let reports = [first.settled(), second.settled()];
-    let told = reports.each_ref().map(|report| only_gpu_of(report, &workload).0);
-    assert_eq!(told[0], told[1]);
-    assert_eq!(told[0]["live_bytes"], 10 * MIB);
+    let reported = reports.each_ref().map(|report| only_gpu_of(report, &workload).0);
+    assert_eq!(reported[0], reported[1]);
+    assert_eq!(reported[0]["live_bytes"], 10 * MIB);
     drop(first);
     workload.run(&["free c"]);
     assert_eq!(only_gpu_of(&second.settled(), &workload).number("live_bytes"), 2 * MIB);

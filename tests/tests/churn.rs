@@ -32,18 +32,18 @@ fn assert_the_dead_are_forgotten(watch: &mut Watch) {
     }
 }
 
-/// Every process told of between now and the first report that is newer than this call, as it was told last.
-fn all_told(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
+/// Every process in the reports between now and the first report that is newer than this call, as it was reported last.
+fn all_reported(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
     let now = Timestamp::now();
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     loop {
         let report = watch.next_report();
         for process in report.json()["data"]["processes"].as_array().expect("processes") {
             let tgid = u32::try_from(process["pid"].as_u64().expect("a number")).expect("a process id");
-            told.insert(tgid, process.clone());
+            reported.insert(tgid, process.clone());
         }
         if report.is_newer_than(now) {
-            return (told, report);
+            return (reported, report);
         }
     }
 }
@@ -63,11 +63,11 @@ fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
         sizes.insert(child.id(), number * 512);
         assert!(child.wait().expect("it is ours").success());
     }
-    let (told, report) = all_told(&mut watch);
+    let (reported, report) = all_reported(&mut watch);
     assert!(report.is_complete(), "{:#}", report.json()["losses"]);
     assert_eq!(sizes.len() as u64, PROCESSES, "a process number came twice");
     for (tgid, bytes) in sizes {
-        let process = Process(told.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not told of")));
+        let process = Process(reported.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not informed of")));
         assert!(process.is_exact() && process.has_ended() && process.0["from_start"] == true, "{:#}", process.0);
         let on_gpu = process.only_gpu();
         let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
@@ -91,7 +91,7 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
     let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let herd: Vec<_> = herd.filter(Process::has_ended).collect();
-    assert!(herd.len() > 1000, "only {} are told of", herd.len());
+    assert!(herd.len() > 1000, "only {} are informed of", herd.len());
     for process in herd {
         assert!(process.is_exact(), "{:#}", process.0);
         assert_eq!(process.only_gpu().number("live_bytes"), 0);
@@ -108,7 +108,7 @@ fn resident_kib(tgid: u32) -> u64 {
 }
 
 #[test]
-fn losses_of_the_dead_are_told_and_then_forgotten() {
+fn losses_of_the_dead_are_reported_and_then_forgotten() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4K"]);
     let mut workload = gpu.workload();
@@ -149,7 +149,7 @@ fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
     workload.run(&["alloc a 4M", "thread start other", "@other device 0", "@other alloc b 2M"]);
     assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
     // Nobody is left to answer: that thread becomes the main one of a new program, which reads the same input.
-    workload.tell("@other exec");
+    workload.report("@other exec");
     workload.run(&BEGIN);
     workload.run(&["alloc c 8M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
@@ -212,13 +212,13 @@ fn two_processes_of_one_number_are_two_processes() {
     let report = assert_agrees(&gpu, &mut watch, &second, Agreement::Exact);
     let processes = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let of_number: Vec<_> = processes.filter(|process| process.0["pid"] == tgid).collect();
-    let told = |process: &Process<'_>| {
+    let reported = |process: &Process<'_>| {
         let on_gpu = process.only_gpu();
         let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
         (process.has_ended(), process.0["from_start"] == true, numbers)
     };
-    let told: Vec<_> = of_number.iter().map(told).collect();
-    assert_eq!(told, [(true, true, [0, 4 * MIB, 1, 0]), (false, true, [2 * MIB, 8 * MIB, 2, 1])], "{report:#?}");
+    let reported: Vec<_> = of_number.iter().map(reported).collect();
+    assert_eq!(reported, [(true, true, [0, 4 * MIB, 1, 0]), (false, true, [2 * MIB, 8 * MIB, 2, 1])], "{report:#?}");
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_process_killed_inside_a_call_even_its_first_leaves_no_trace() {
     for begin in [&["init"][..], &["init", "uuid 0", "device 0", "alloc a 4M"]] {
         let mut workload = gpu.workload();
         workload.run(begin);
-        workload.tell("fault process");
+        workload.report("fault process");
         workload.wait();
         assert_the_dead_are_forgotten(&mut watch);
     }
@@ -265,7 +265,7 @@ fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
     workload.run(&["alloc a 4M"]);
     assert!(processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the main thread has called");
     // The thread inside the call takes the main thread's number; the new program answers.
-    workload.tell("fault exec");
+    workload.report("fault exec");
     workload.ask("tgid");
     assert!(!processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the new program has not called");
     workload.run(&BEGIN);

@@ -87,12 +87,12 @@ fn a_process_without_cuda_is_6_and_named() {
 
 /// memwatch as a file that everybody may execute, run by a user without any capability.
 fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
-    let told = gpu.memwatch(words);
+    let reported = gpu.memwatch(words);
     let program = gpu.directory().join("memwatch");
-    std::fs::copy(told.get_program(), &program).expect("a copy of memwatch");
+    std::fs::copy(reported.get_program(), &program).expect("a copy of memwatch");
     std::fs::set_permissions(gpu.directory(), PermissionsExt::from_mode(0o755)).expect("the directory is ours");
     let mut command = Command::new(program);
-    command.args(told.get_args()).uid(NOBODY).gid(NOBODY);
+    command.args(reported.get_args()).uid(NOBODY).gid(NOBODY);
     command
 }
 
@@ -289,10 +289,10 @@ fn a_reader_that_leaves_early_ends_the_watch_quietly() {
         let mut line = String::new();
         output.read_line(&mut line).expect("a first line");
         drop(output);
-        let mut told = String::new();
-        let _ = child.stderr.take().expect("standard error is piped").read_to_string(&mut told);
+        let mut reported = String::new();
+        let _ = child.stderr.take().expect("standard error is piped").read_to_string(&mut reported);
         let status = child.wait().expect("memwatch is ours");
-        assert_eq!((status.code(), told.as_str()), (Some(0), ""), "{json:?}");
+        assert_eq!((status.code(), reported.as_str()), (Some(0), ""), "{json:?}");
     }
 }
 
@@ -301,7 +301,7 @@ fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_e
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut workload = holding_4_mib(&gpu);
     // Without end: it is killed with the test.
-    workload.tell("churn 8 1000000000 2M");
+    workload.report("churn 8 1000000000 2M");
     let words = ["--pid", &workload.tgid_word(), "--interval", "100ms", "--ring-bytes", "1M"];
     let mut watch = Program::start(gpu.memwatch(&words));
     for _ in 0..3 {

@@ -227,7 +227,7 @@ fn a_pods_container_is_named_by_its_runtime() {
 }
 
 #[test]
-fn a_slurm_jobs_tasks_are_told_with_job_step_and_task() {
+fn a_slurm_jobs_tasks_are_reported_with_job_step_and_task() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(slurm) = Slurm::start() else { return };
     let mut watch = Watch::start(gpu.memwatch(&[]));
@@ -239,17 +239,17 @@ fn a_slurm_jobs_tasks_are_told_with_job_step_and_task() {
     let tgids = workloads_in_group(&format!("job_{id}/step_0"));
     assert_eq!(tgids.len(), 2);
     let report = report_with(&mut watch, &tgids, "/slurm/task");
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for &tgid in &tgids {
         let process = process(&report, tgid).0;
         let (slurm, rank) = (&process["slurm"], &process["rank"]);
         assert_eq!((&slurm["job_id"], &slurm["step"]), (&json!(id), &json!("0")), "{report:#?}");
         assert_eq!((&slurm["name"], &slurm["partition"]), (&json!("train"), &json!("all")), "{report:#?}");
         assert_eq!(rank["world_size"], 2, "{report:#?}");
-        told.push((slurm["task"].as_str(), rank["rank"].as_u64(), process_live(&report, tgid)));
+        reported.push((slurm["task"].as_str(), rank["rank"].as_u64(), process_live(&report, tgid)));
     }
-    told.sort();
-    assert_eq!(told, [(Some("0"), Some(0), 9 * MIB), (Some("1"), Some(1), 11 * MIB)], "{report:#?}");
+    reported.sort();
+    assert_eq!(reported, [(Some("0"), Some(0), 9 * MIB), (Some("1"), Some(1), 11 * MIB)], "{report:#?}");
     assert_adds_up(&gpu, &report, &tgids);
 }
 

@@ -25,14 +25,14 @@ fn reported<'a>(report: &'a Report, workload: &Workload) -> Process<'a> {
 }
 
 #[test]
-fn mig_instances_are_told_apart_and_their_gpu_counts_nothing_twice() {
+fn mig_instances_distinguished_and_their_gpu_counts_nothing_twice() {
     let Some(gpu) = machine(&[("GPUSIM_MIG", "1"), ("GPUSIM_DEVICES", "3")]) else { return };
     let mut first = gpu.workload();
     first.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let last_uuid = gpu.ledger().uuid(2).expect("the third instance");
     let mut last = seeing(&gpu, &last_uuid);
     let mut watch = gpu.watch(&[]);
-    // As an older runtime does: it is told the whole GPU's UUID, and NVML has to say which instance it is on.
+    // As an older runtime does: it reports the whole GPU's UUID, and NVML has to say which instance it is on.
     last.run(&["uuid 0 v1", "device 0", "alloc b 6M", "async c 2M", "create d 2M"]);
     first.run(&["uuid 0", "alloc e 8M"]);
     assert_agrees(&gpu, &mut watch, &last, Agreement::Exact);
@@ -165,7 +165,7 @@ fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Op
     let report = watch.settled();
     let process = reported(&report, workload);
     let after = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
-    let told = [0, 1].map(|index| {
+    let reported = [0, 1].map(|index| {
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let row = process.on(&uuid).expect("NVML lists it on both");
         let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
@@ -175,11 +175,11 @@ fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Op
     });
     let gpus = process.0["gpus"].as_array().expect("a list");
     let unknown = gpus.iter().find(|row| row["uuid"].is_null()).and_then(|row| row["live_bytes"].as_u64());
-    (told, unknown)
+    (reported, unknown)
 }
 
 #[test]
-fn a_job_attached_late_on_two_gpus_is_told_apart_by_the_devices_it_was_shown() {
+fn a_job_attached_late_on_two_gpus_distinguished_by_the_devices_it_was_shown() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
     // Its first device is the machine's second, so more is on the machine's first.
     let turned = ([Some(24 * MIB), Some(2 * MIB)], None);
@@ -190,7 +190,7 @@ fn a_job_attached_late_on_two_gpus_is_told_apart_by_the_devices_it_was_shown() {
 }
 
 #[test]
-fn in_a_container_only_uuids_tell_the_gpus_apart() {
+fn in_a_container_only_uuids_distinguish_the_gpus() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
     let contained = |devices: &str| {
         let mut command = gpu.workload_command();

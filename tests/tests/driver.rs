@@ -57,7 +57,7 @@ fn eight_threads_that_free_and_allocate_the_same_addresses_end_exactly() {
 }
 
 #[test]
-fn two_processes_on_one_gpu_are_told_apart() {
+fn two_processes_on_one_gpu_distinguished() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut first, mut second) = (start(&gpu), start(&gpu));
@@ -98,7 +98,7 @@ fn a_process_that_ends_holds_nothing_whether_it_frees_or_not() {
         let mut workload = start(&gpu);
         workload.run(&["alloc a 4M", "async b 2M", "create c 2M", "hostalloc h 1M"]);
         assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
-        workload.tell(ending);
+        workload.report(ending);
         workload.wait();
         let tgid = workload.tgid();
         let report = watch.until(|report| report.process(tgid).is_some_and(|process| process.has_ended()));
@@ -116,7 +116,7 @@ fn an_exec_frees_everything_and_the_new_program_starts_from_nothing() {
     let mut watch = gpu.watch(&[]);
     let mut workload = start(&gpu);
     workload.run(&["alloc a 4M"]);
-    workload.tell("exec");
+    workload.report("exec");
     workload.run(&["uuid 0", "device 0", "alloc b 6M"]);
     let report = watch.settled();
     let process = report.process(workload.tgid()).expect("the tgid stays");
@@ -227,7 +227,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
 }
 
 #[test]
-fn totals_stay_as_they_were_told_where_a_lost_teardown_makes_the_truth_unknown() {
+fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unknown() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);

@@ -66,7 +66,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     job.run(&["free more"]);
     until_live(&gpu, &agent, &job, 4 * MIB);
 
-    // Of the same time the same is said, to the byte.
+    // The same time has the same report, to the byte.
     for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", &since, "--until", &end], json].concat();

@@ -27,7 +27,7 @@ fn paths(report: &Report) -> Vec<&str> {
     libraries.iter().filter_map(|library| library["path"].as_str()).collect()
 }
 
-/// What is told of the library at a path.
+/// What is informed of the library at a path.
 fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
     let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
     libraries
@@ -209,7 +209,7 @@ fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Opti
 }
 
 #[test]
-fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_told() {
+fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_reported() {
     let Some((library, missed)) = appears_while_everybody_is_watched(&[], "mapping_records") else { return };
     let gap_ns = library["gap_ns"].as_u64().unwrap_or_else(|| panic!("no gap: {library:#}"));
     // It was mapped before the first of the calls that were missed, and probed after the last.
@@ -245,7 +245,7 @@ fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_the
     fs::copy(gpu.libcuda(), next.join("libcuda.so.1")).expect("a copy of the library");
     // The same process, after an exec, with the library of another place.
     let words = format!("exec /usr/bin/env LD_LIBRARY_PATH={} {}", text(&next), text(&gpu.workload_program()));
-    workload.tell(&words);
+    workload.report(&words);
     workload.ask("tgid");
     watch.until(|report| paths(report).len() == 2);
     assert_counted_once(&gpu, &mut watch, &mut [&mut workload]);

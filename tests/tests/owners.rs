@@ -44,7 +44,7 @@ fn a_process_moved_between_two_groups_changes_its_owner() {
 }
 
 #[test]
-fn processes_that_are_gone_at_once_are_told_with_their_container_user_and_name() {
+fn processes_that_are_gone_at_once_are_reported_with_their_container_user_and_name() {
     const PROCESSES: usize = 200;
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(group) = Group::new(&container(FIRST)) else { return };

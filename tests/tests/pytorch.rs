@@ -23,14 +23,14 @@ fn compare(version: &str, allocator: Allocator, words: &[&str]) {
 
 fn compare_checkpoint(gpu: &Gpu, watch: &mut Watch, allocator: Allocator, checkpoint: &Value) {
     let tgid = u32::try_from(checkpoint["pid"].as_u64().expect("a checkpoint says who it is")).expect("a pid");
-    let said =
+    let stated =
         |field: &str| checkpoint["devices"][0][field].as_u64().unwrap_or_else(|| panic!("{field}: {checkpoint}"));
     let report = watch.settled();
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
     let on_gpu = process.only_gpu();
     let (live, peak) = match allocator {
-        Allocator::Native | Allocator::Expandable => (said("memory_reserved"), said("max_memory_reserved")),
-        Allocator::Async => (said("memory_allocated"), said("max_memory_allocated")),
+        Allocator::Native | Allocator::Expandable => (stated("memory_reserved"), stated("max_memory_reserved")),
+        Allocator::Async => (stated("memory_allocated"), stated("max_memory_allocated")),
     };
     assert_eq!(on_gpu.number("live_bytes"), live, "live at {checkpoint}");
     assert_eq!(on_gpu.number("peak_bytes"), peak, "peak at {checkpoint}");

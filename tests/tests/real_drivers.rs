@@ -42,7 +42,7 @@ fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
     assert!(calls > 0, "not one of the libraries could be loaded");
 }
 
-/// The rows that the doctor tries: those that are probed in every process.
+/// The rows that the doctor tries: the ones that are probed in every process.
 fn always() -> impl Iterator<Item = &'static Probe> {
     PROBES.iter().filter(|probe| probe.when == When::Always)
 }

@@ -18,7 +18,7 @@ fn run_script(gpu: &Gpu, options: &[&str], script: &str) -> Outcome {
 }
 
 #[test]
-fn run_sees_the_first_allocation_and_tells_the_peak_and_the_refusal() {
+fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let script = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
     let outcome = run_script(&gpu, &[], script);

@@ -37,7 +37,7 @@ fn an_ipc_handle_leads_to_its_exporter_and_outlives_it() {
     assert_eq!(report.gpu(0)["live_bytes"], 7 * MIB, "counted once");
 
     user.run(&["ipcclose x"]);
-    owner.tell("kill");
+    owner.report("kill");
     owner.wait();
     let report = watch.settled();
     assert_eq!(imports(&report, user.tgid()), import(owner.tgid(), 4 * MIB, 4 * MIB), "opened twice, closed once");

@@ -19,7 +19,7 @@ const LIMIT: &str = "per_process_memory_fraction:";
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
 /// The most that PyTorch itself says it had of the driver, by device.
-fn said_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
+fn stated_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
     let mut peaks = BTreeMap::new();
     for checkpoint in outcome.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         for device in checkpoint["devices"].as_array().into_iter().flatten() {
@@ -73,7 +73,7 @@ fn assert_job_predicted(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded,
     let typed: Vec<&str> =
         [&[recorded], others].concat().into_iter().flat_map(|setting| ["--setting", setting]).collect();
     let devices = all_simulated(gpu, &file, &typed);
-    let own_peaks = said_peaks(&own);
+    let own_peaks = stated_peaks(&own);
     assert_eq!(devices.len(), own_peaks.len(), "{devices:#?}");
     for device in &devices {
         assert_eq!(
@@ -89,7 +89,7 @@ fn assert_job_predicted(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded,
         let outcome = Outcome::of(with(job().expect("it ran before"), setting));
         let is_out_of_memory = outcome.stdout.contains("\"out of memory\"");
         assert!(outcome.code == 0 || is_out_of_memory, "{}", outcome.stderr);
-        let peaks = said_peaks(&outcome);
+        let peaks = stated_peaks(&outcome);
         for device in &devices {
             assert_peak(device, setting, peaks[&device["device"].as_u64().expect("a number")]);
             assert_eq!(!policy(device, setting)["failure"].is_null(), is_out_of_memory, "{setting:?}: {device:#}");
@@ -151,7 +151,7 @@ fn memory_that_comes_and_goes_takes_on_the_older_pytorch_what_a_recording_with_a
 }
 
 #[test]
-fn a_request_that_failed_is_told_to_fail_with_another_setting_and_to_succeed_with_the_one_with_which_it_does() {
+fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed_with_the_one_with_which_it_does() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     assert_predicted(&gpu, "2.15", &["fragments.py"], ("", &["expandable_segments:True"]));
@@ -204,7 +204,7 @@ fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() 
 }
 
 #[test]
-fn what_is_older_than_a_watch_is_told_and_not_guessed() {
+fn what_is_older_than_a_watch_is_reported_and_not_guessed() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["grow_free.py"]) else { return };
     job.go_on();

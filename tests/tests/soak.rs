@@ -25,7 +25,7 @@ fn start(gpu: &Gpu, number: usize, pairs: usize) -> Workload {
     let function = ["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate"][number % 3];
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc kept 2M", "async pooled 4M", "create physical 2M"]);
-    workload.tell(&format!("loop {function} {pairs} 2M"));
+    workload.report(&format!("loop {function} {pairs} 2M"));
     workload
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const STEPS: usize = 3;
 
-/// A recording of a training, and what its program said of itself at the end.
+/// A recording of a training, and what its program reported at the end.
 struct Recorded {
     gpu: Gpu,
     file: PathBuf,

@@ -42,7 +42,7 @@ use self::threads::Threads;
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 
-/// A block that was granted to the program, or taken back: what places are told.
+/// A block that was granted to the program, or taken back: for the sums by place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockChange {
     /// The program has a new block.
@@ -76,7 +76,7 @@ pub struct Block {
     pub block_bytes: u64,
     /// As the program asked for it, in bytes; `None` where only the rounded size can be seen.
     pub requested_bytes: Option<u64>,
-    /// Whether the allocator had it in its cache; `None` where that cannot be told.
+    /// Whether the allocator had it in its cache; `None` where that is not known.
     pub cached: Option<bool>,
     /// The thread that asked.
     pub tid: Tid,
@@ -172,7 +172,7 @@ impl TensorLedger {
                 if let Some(spent) = self.durations.grant(&block, &whose) {
                     self.places.spend(spent);
                 }
-                self.allocators.tell_stage(block.ordinal, whose.stage);
+                self.allocators.report_stage(block.ordinal, whose.stage);
                 if let Some((_, _, now)) = now {
                     self.log.grant((block.ordinal, block.tid), &now, &whose);
                 }
@@ -207,7 +207,7 @@ impl TensorLedger {
         self.allocators.drifting()
     }
 
-    /// Whether an allocator reports, and tells no trace of its own: what it does can be seen by other functions of it.
+    /// Whether an allocator reports without a trace of its own: what it does shows in its other functions.
     pub fn lacks_trace(&self) -> bool {
         self.allocators.lacks_trace()
     }
@@ -318,7 +318,7 @@ impl TensorLedger {
         &self.losses
     }
 
-    /// The totals by device, as the allocators told them.
+    /// The totals by device, as the allocators reported them.
     pub fn reported(&self) -> BTreeMap<Ordinal, Reported> {
         let devices = self.allocators.devices().iter();
         devices.filter_map(|(ordinal, device)| Some((*ordinal, device.reported()?))).collect()

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::decode::StackRef;
 use crate::stack::PythonCode;
 
-/// How many sites are told apart.
+/// How many sites are distinguished.
 const SITES: usize = 1 << 16;
 /// How many layers are.
 const LAYERS: usize = 1 << 14;
@@ -22,7 +22,7 @@ const PHASES: usize = 256;
 /// Where in the program memory was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// More sites than are told apart.
+    /// More sites than are distinguished.
     Rest,
     /// Older than the watch.
     BeforeAttach,
@@ -83,7 +83,7 @@ impl SiteKey {
 /// Whose computation memory was allocated for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layer {
-    /// More layers than are told apart.
+    /// More layers than are distinguished.
     Rest,
     /// Older than the watch.
     BeforeAttach,

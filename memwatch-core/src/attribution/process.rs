@@ -1,4 +1,4 @@
-//! One process: its identity, what `/proc` said of it, its ledger, and whether that is complete.
+//! One process: its identity, what `/proc` has of it, its ledger, and whether that is complete.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub struct Ended {
 
 /// A process that memwatch watches or watched.
 ///
-/// A tgid is reused, so processes are told apart by the order of events: an exit ends one, the next event of the tgid starts another.
+/// A tgid is reused, so processes are distinguished by the order of events: an exit ends one, the next event of the tgid starts another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Process {
     /// Process id.
@@ -35,7 +35,7 @@ pub struct Process {
     pub observed_since_ns: u64,
     /// It started after the attach: nothing of it was missed.
     pub from_start: bool,
-    /// What `/proc` said; `None` where the process was gone too soon.
+    /// What `/proc` reported; `None` where the process was gone too soon.
     pub facts: Option<ProcessFacts>,
     /// Whose it is.
     pub owner: Owner,
@@ -153,8 +153,8 @@ impl Process {
         self.tensors.get_or_insert_default().begin(from_start, missing);
     }
 
-    /// A call of the driver may tell of a caching allocator's segments.
-    pub fn tell_tensors(&mut self, call: &Call) {
+    /// A call of the driver may report a caching allocator's segments.
+    pub fn report_tensors(&mut self, call: &Call) {
         if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0) {
             tensors.driver(&call.action);
         }
@@ -186,7 +186,7 @@ impl Process {
         self.losses.get(&Loss::RingFull).copied().unwrap_or(0)
     }
 
-    /// Whether there is anything to tell of it after its end.
+    /// Whether there is anything to report about it after its end.
     pub fn is_memorable(&self) -> bool {
         !self.ledger.is_blank() || !self.is_exact() || self.facts.as_ref().is_some_and(|facts| facts.target)
     }

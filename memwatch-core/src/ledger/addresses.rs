@@ -162,7 +162,7 @@ impl Serialize for Addresses {
     }
 }
 
-/// Which sorts are in use, and how often, is counted anew.
+/// Which sorts are in use, and how often, is counted again.
 impl<'de> Deserialize<'de> for Addresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let StoredAddresses { sorts: kept, tenants } = StoredAddresses::deserialize(deserializer)?;
@@ -242,7 +242,7 @@ impl Sorts {
         id
     }
 
-    /// A program may make pool after pool: what is left of those that are empty is their sort.
+    /// A program may make pool after pool: what is left of the ones that are empty is their sort.
     fn forget_unused(&mut self) {
         let rows = &self.rows;
         let unused = self.ids.extract_if(|_, id| rows[id.index()].live == 0);

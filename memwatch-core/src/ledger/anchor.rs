@@ -1,7 +1,7 @@
 //! Back to the truth after records were lost: the kernel half's own allocation map say which addresses are live.
 //!
 //! They cover what has an address and one free: linear, managed, pinned and stream-ordered memory. Physical memory, arrays, registered
-//! ranges and graphs stay as the records told.
+//! ranges and graphs stay as the records reported.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use super::grants::{Allocation, Tenancy, linear_kind};
 use super::totals::{DeviceRef, Kind};
 
 impl ProcessLedger {
-    /// Makes the live addresses those that `held` names, at a moment between two calls of the process.
+    /// Makes the live addresses the ones that `held` names, at a moment between two calls of the process.
     ///
     /// False, and nothing is changed, where a context was torn down whose record is lost: what went with it, the allocation map does not know.
     pub fn anchor(&mut self, held: &[Held], teardowns: u64, now_ns: u64) -> bool {

@@ -115,7 +115,7 @@ impl ProcessLedger {
         self.apply_import(call, None);
     }
 
-    /// Takes one call into account; where it brings in another process's memory, `origin` tells whose.
+    /// Takes one call into account; where it brings in another process's memory, `origin` shows whose.
     pub fn apply_import(&mut self, call: &Call, origin: Option<Origin>) {
         if call.status != 0 {
             self.apply_failure(call);

@@ -37,7 +37,7 @@ impl PoolId {
 pub struct Backed {
     /// Used or not.
     pub bytes: u64,
-    /// The driver has not said so; see the module's words.
+    /// The driver has not reported so; see the module's words.
     pub estimated: bool,
 }
 
@@ -53,18 +53,18 @@ enum PoolOwner {
 struct Pool {
     kept: PoolOwner,
     used_bytes: u64,
-    /// The most that was used, or was said to be held, since the last trim.
+    /// The most that was used, or was stated to be held, since the last trim.
     high_bytes: u64,
     /// `None`: it may have been set before our attach.
     threshold_bytes: Option<u64>,
-    /// The driver has said what it holds, and nothing has happened since.
-    told: bool,
+    /// The driver has reported what it holds, and nothing has happened since.
+    reported: bool,
     destroyed: bool,
 }
 
 impl Pool {
     fn backed(&self) -> Option<Backed> {
-        if self.told {
+        if self.reported {
             return Some(Backed { bytes: self.high_bytes, estimated: false });
         }
         // Never used, or trimmed to nothing, or gone: that needs no estimate.
@@ -98,7 +98,14 @@ impl Pools {
     fn add(&mut self, kept: PoolOwner, seen_from_start: bool) -> PoolId {
         // The threshold of a new pool is 0 (cuda.h).
         let threshold_bytes = seen_from_start.then_some(0);
-        self.pools.push(Pool { kept, used_bytes: 0, high_bytes: 0, threshold_bytes, told: false, destroyed: false });
+        self.pools.push(Pool {
+            kept,
+            used_bytes: 0,
+            high_bytes: 0,
+            threshold_bytes,
+            reported: false,
+            destroyed: false,
+        });
         let number = u32::try_from(self.pools.len()).ok().and_then(NonZeroU32::new);
         PoolId(number.unwrap_or(NonZeroU32::MAX))
     }
@@ -125,7 +132,7 @@ impl Pools {
         // The device falls back to its default pool (cuda.h).
         self.current.retain(|_, current| *current != id);
         if let Some(pool) = self.get_mut(id) {
-            (pool.destroyed, pool.told) = (true, false);
+            (pool.destroyed, pool.reported) = (true, false);
         }
     }
 
@@ -133,7 +140,7 @@ impl Pools {
     pub fn trim(&mut self, handle: u64, keep_bytes: u64) {
         if let Some(pool) = self.by_handle.get(&handle).copied().and_then(|id| self.get_mut(id)) {
             pool.high_bytes = pool.high_bytes.min(keep_bytes).max(pool.used_bytes);
-            pool.told = false;
+            pool.reported = false;
         }
     }
 
@@ -147,13 +154,13 @@ impl Pools {
         }
     }
 
-    /// `cuMemPoolGetAttribute`: what the driver told the program.
+    /// `cuMemPoolGetAttribute`: what the driver reported the program.
     pub fn learn_attribute(&mut self, handle: u64, attribute: u32, value: u64, device: DeviceRef) {
         let id = self.known(handle, device);
         let Some(pool) = self.get_mut(id) else { return };
         match attribute {
             RELEASE_THRESHOLD => pool.threshold_bytes = Some(value),
-            HELD_BYTES => (pool.high_bytes, pool.told) = (value, true),
+            HELD_BYTES => (pool.high_bytes, pool.reported) = (value, true),
             _ => {}
         }
     }
@@ -201,7 +208,7 @@ impl Pools {
             return self.known(handle, device);
         }
         let DeviceRef::Ordinal(ordinal) = device else {
-            // No site can be told, so every such allocation is taken from one pool.
+            // No site is known, so every such allocation is taken from one pool.
             return self.default_of(PoolSite::Place(PoolPlace { location: Location::Unknown, managed: false }));
         };
         let site = PoolSite::Device(ordinal);
@@ -231,7 +238,7 @@ impl Pools {
         if let Some(pool) = self.get_mut(id) {
             pool.used_bytes = pool.used_bytes.saturating_add(bytes);
             pool.high_bytes = pool.high_bytes.max(pool.used_bytes);
-            pool.told = false;
+            pool.reported = false;
         }
     }
 
@@ -239,7 +246,7 @@ impl Pools {
     pub fn give_back(&mut self, id: PoolId, bytes: u64) {
         if let Some(pool) = self.get_mut(id) {
             pool.used_bytes = pool.used_bytes.saturating_sub(bytes);
-            pool.told = false;
+            pool.reported = false;
         }
     }
 

@@ -107,8 +107,8 @@ impl ProcessLedger {
         self.contexts.knows_devices()
     }
 
-    /// What the driver told the program of one of its devices, if it ever asked.
-    pub fn told(&self, device: Ordinal) -> Option<&DeviceAnswers> {
-        self.contexts.told(device)
+    /// What the driver reported the program of one of its devices, if it ever asked.
+    pub fn reported(&self, device: Ordinal) -> Option<&DeviceAnswers> {
+        self.contexts.reported(device)
     }
 }

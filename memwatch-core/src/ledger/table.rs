@@ -341,7 +341,7 @@ impl<V: Serialize> Serialize for Table<V> {
     }
 }
 
-/// The index is made anew: one that is wrong cannot be told from one that is right.
+/// The index is made again: one that is wrong cannot be distinguished from one that is right.
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let pairs = Vec::<(u64, V)>::deserialize(deserializer)?;

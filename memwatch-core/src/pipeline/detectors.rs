@@ -1,7 +1,7 @@
 //! What is looked for beyond the numbers: each detector where somebody asks for it, and nothing else.
 //!
 //! Each is shown what happens (`observe`) and asked what it has found; the time is an input. What is not in a state ([`crate::pipeline::state`]) begins
-//! anew where that is read.
+//! again where that is read.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +51,7 @@ impl Pipeline {
         self.reset_peaks(None, time_ns);
     }
 
-    /// When time was told last: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When time was reported last: `CLOCK_BOOTTIME`, nanoseconds.
     pub const fn now_ns(&self) -> u64 {
         self.now_ns
     }

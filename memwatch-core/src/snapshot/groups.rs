@@ -28,7 +28,7 @@ pub struct Group<'a> {
     pub id: Option<String>,
     /// One of them that shows whose they are; `None` for processes without such an owner.
     pub owner: Option<&'a ProcessView>,
-    /// By GPU, those that cannot be told last.
+    /// By GPU, unknown ones last.
     pub gpus: Vec<GroupGpu>,
     /// Living processes.
     pub processes: u64,
@@ -39,7 +39,7 @@ pub struct Group<'a> {
 /// A group on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupGpu {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// Living processes there.
     pub processes: u64,
@@ -59,7 +59,7 @@ pub struct GroupGpu {
     pub failed_allocations: u64,
 }
 
-/// What of a GPU's used bytes is charged to none of the groups: the driver's own, other users' processes, and those that were not chosen.
+/// What of a GPU's used bytes is charged to none of the groups: the driver's own, other users' processes, and the ones that were not chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {
     /// The GPU.
@@ -68,7 +68,7 @@ pub struct Rest {
     pub bytes: Option<i64>,
 }
 
-/// The groups of a snapshot's living processes, those that are charged most first, and what remains of each GPU.
+/// The groups of a snapshot's living processes, the ones that are charged most first, and what remains of each GPU.
 pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
     let mut groups: BTreeMap<Key, Group<'_>> = BTreeMap::new();
     for process in snapshot.processes.iter().filter(|process| process.ended_ns.is_none()) {
@@ -90,7 +90,7 @@ pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
     (groups, rest)
 }
 
-/// What tells groups apart.
+/// What distinguishes groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     owner: Option<String>,

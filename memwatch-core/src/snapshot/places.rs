@@ -42,7 +42,7 @@ pub struct PlacesView {
 pub struct DevicePlacesView {
     /// The process's own number of it.
     pub device: i32,
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// What the allocator says that it has granted.
     pub allocated_bytes: u64,
@@ -152,7 +152,7 @@ pub struct SiteView {
 /// A range that the program opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseView {
-    /// `phase`; `none` for what is in none, `rest` for more names than are told apart.
+    /// `phase`; `none` for what is in none, `rest` for more names than are distinguished.
     pub kind: Name,
     /// Its name.
     pub name: Option<String>,
@@ -165,7 +165,7 @@ pub struct PhaseView {
 pub struct DeviceCallPaths {
     /// The process's own number of it.
     pub device: i32,
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// What the allocator has granted and is in no call path: see [`DevicePlacesView`].
     pub unplaced_bytes: i64,
@@ -224,7 +224,7 @@ pub struct NativeView {
     pub end: Name,
     /// From this frame on native ones are missing; `None` where all are there.
     pub cut: Option<usize>,
-    /// The loops of the interpreter that were found are not those that the Python frames ran in.
+    /// The loops of the interpreter that were found are not the ones that the Python frames ran in.
     pub mismatched: bool,
 }
 
@@ -278,7 +278,7 @@ pub struct RefusalView {
 pub struct WhoseView {
     /// As in [`StageView`].
     pub stage: Name,
-    /// What told the stage: `node`, `range`, `frames` or `none`.
+    /// What reported the stage: `node`, `range`, `frames` or `none`.
     pub by: Name,
     /// Steps done by then.
     pub step: u64,

@@ -49,7 +49,7 @@ pub struct HiddenView {
 /// What hidden processes hold on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HiddenGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// How many of them are there.
     pub processes: u64,
@@ -74,7 +74,7 @@ impl ProcessView {
 impl Snapshot {
     /// What this viewer gets to see of it.
     #[must_use]
-    pub fn seen_by(&self, viewer: Viewer) -> Self {
+    pub fn observed_by(&self, viewer: Viewer) -> Self {
         let Viewer::User(uid) = viewer else { return self.clone() };
         let (own, others): (Vec<_>, Vec<_>) = self.processes.iter().partition(|process| process.is_shown_to(viewer));
         let alone = BTreeSet::from([Some(uid)]);
@@ -139,7 +139,7 @@ fn is_group_of(own: &[&ProcessView], others: &[&ProcessView], group: &str) -> bo
     own.iter().any(within) && !others.iter().any(|process| within(process) || unknown(process))
 }
 
-/// A library file without what it tells of others.
+/// A library file without its counters.
 fn public(library: &LibraryCoverage) -> LibraryCoverage {
     if SYSTEM_FOLDERS.iter().any(|folder| library.path.starts_with(folder)) && !library.path.contains("/../") {
         return library.clone();

@@ -6,7 +6,7 @@ use crate::test_calls::*;
 /// `CU_STREAM_PER_THREAD`.
 const OF_THREAD: u64 = 2;
 
-/// An allocation of a graph, told node by node.
+/// An allocation of a graph, reported node by node.
 #[derive(Clone, Copy)]
 struct Node {
     address: u64,
@@ -190,7 +190,7 @@ impl World {
         (0..self.graphs.len()).filter(|graph| is_open(&self.graphs[*graph])).collect()
     }
 
-    /// Which no record tells.
+    /// Which no record reports.
     fn create_graph(&mut self, thread: usize) -> Option<usize> {
         let handle = self.free_graph_handle()?;
         let device = self.current_context(thread)?.device;

@@ -26,11 +26,11 @@ fn a_number_used_again_within_one_batch_is_another_process() {
 }
 
 #[test]
-fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_told_too_early() {
+fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_reported_too_early() {
     let mut watch = Watch::begin();
-    let told_ns = watch.later();
+    let reported_ns = watch.later();
     watch.starts(7).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
-    watch.process(7, told_ns).calls([mem_alloc(0xd0, 30).process(7)]);
+    watch.process(7, reported_ns).calls([mem_alloc(0xd0, 30).process(7)]);
     let processes = watch.snapshot().processes;
     let ended: Vec<bool> = processes.iter().map(|process| process.ended_ns.is_some()).collect();
     assert_eq!(ended, [true, false]);
@@ -57,11 +57,11 @@ fn a_reading_older_than_a_process_is_of_the_one_before_under_its_number() {
 }
 
 #[test]
-fn facts_that_come_after_the_first_calls_still_tell_that_nothing_was_missed() {
+fn facts_that_come_after_the_first_calls_still_report_that_nothing_was_missed() {
     let mut watch = Watch::begin();
     let start_ns = watch.later();
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
-    assert!(!watch.running(7).from_start, "nobody has said so");
+    assert!(!watch.running(7).from_start, "nobody has reported it");
     watch.process(7, start_ns);
     assert!(watch.running(7).from_start);
     assert_eq!(watch.running(7).gpus[0].live_bytes, 100);
@@ -165,7 +165,7 @@ fn a_count_of_no_losses_is_no_loss() {
 }
 
 #[test]
-fn a_loss_of_nobody_knows_whom_is_everybodys_but_not_of_those_that_start_later() {
+fn a_loss_of_nobody_knows_who_is_everybodys_but_not_of_all_that_start_later() {
     let mut watch = Watch::begin();
     watch.starts(7).runs_already(8).tick().lost(None, Loss::RingFull, 1);
     assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, false));
@@ -222,7 +222,7 @@ fn an_ended_target_is_shown_for_good() {
 }
 
 #[test]
-fn of_a_targets_children_only_those_that_touched_a_gpu_are_remembered() {
+fn of_a_targets_children_only_all_that_touched_a_gpu_are_remembered() {
     let mut watch = Watch::of(Pipeline::new(true));
     let later_ns = ATTACHED_NS + 60 * SECOND_NS;
     watch.starts(8).starts(7).calls([mem_alloc(0xd0, 100).process(7)]);
@@ -252,11 +252,11 @@ fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
 }
 
 #[test]
-fn who_has_ended_is_told_from_a_later_process_of_its_number() {
+fn who_has_ended_is_distinguished_from_a_later_process_of_its_number() {
     let mut watch = Watch::begin();
     watch.starts(7);
     let facts = |start_ns| ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() };
-    let start_ns = watch.running(7).start_ns.expect("it was told");
+    let start_ns = watch.running(7).start_ns.expect("it was reported");
     assert!(!watch.pipeline.has_ended(&facts(start_ns)), "it runs");
     watch.event(7, ProcessEvent::Exit);
     assert!(watch.pipeline.has_ended(&facts(start_ns)));

@@ -154,7 +154,7 @@ fn on_gpu_a(tgid: u32) -> [TestCall; 3] {
 }
 
 #[test]
-fn attached_in_the_middle_older_memory_is_told_by_nvml_and_drawn_down_by_its_frees() {
+fn attached_in_the_middle_older_memory_is_reported_by_nvml_and_drawn_down_by_its_frees() {
     let mut watch = Watch::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     watch.reading(vec![device(GPU_A, 2000, [(7, 1500)])]);
@@ -244,7 +244,7 @@ fn a_process_seen_from_its_start_teaches_the_size_of_a_context() {
 }
 
 #[test]
-fn a_device_is_the_gpu_whose_uuid_the_program_was_told() {
+fn a_device_is_the_gpu_whose_uuid_the_program_was_reported() {
     let mut watch = Watch::begin();
     watch.starts(7).calls([device_get_uuid(0, GPU_B).process(7), primary_ctx_retain(0xc0, 0).process(7)]);
     watch.calls([ctx_set_current(0xc0).process(7), mem_alloc(0xd0, 100).process(7)]);
@@ -270,7 +270,7 @@ fn an_unknown_device_is_the_one_gpu_that_lists_the_process() {
 }
 
 #[test]
-fn a_device_that_cannot_be_told_has_no_uuid_and_stands_last() {
+fn a_device_that_is_not_known_has_no_uuid_and_stands_last() {
     let mut watch = Watch::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)]), device(GPU_B, 700, [(7, 700)])]);
@@ -398,7 +398,7 @@ fn without_nvml_nothing_is_used_and_nothing_unexplained_but_the_ledger_stands() 
     let (begin_ns, end_ns) = (watch.later(), watch.later());
     let reading = DeviceReading { begin_ns, end_ns, state: state.clone(), devices: Vec::new() };
     watch.pipeline.step(Input::Devices(reading));
-    let row = watch.on(7, Some(GPU_A)).expect("the program was told its UUID");
+    let row = watch.on(7, Some(GPU_A)).expect("the program asked for its UUID");
     assert_eq!((row.live_bytes, row.used_bytes, row.unexplained_bytes), (100, None, None));
     assert_eq!((watch.snapshot().nvml, watch.snapshot().gpus), (state, vec![]));
 }

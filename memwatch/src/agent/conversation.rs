@@ -129,14 +129,14 @@ impl Reception {
                 frame = inbox.receive(stream) => match frame? {
                     None => return Ok(()),
                     Some(frame) => match understand(&frame)? {
-                        Request::Snapshot => self.tell(stream, viewer).await?,
+                        Request::Snapshot => self.report(stream, viewer).await?,
                         Request::Follow { every_ms } => follow = Some(pace(every_ms)),
                         Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
                         Request::History => self.history(stream, viewer).await?,
                         Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
-                () = next(&mut follow) => self.tell(stream, viewer).await?,
+                () = next(&mut follow) => self.report(stream, viewer).await?,
                 () = sleep_until(idle_until), if follow.is_none() => return Err(End::TimedOut),
             }
             idle_until = Instant::now() + self.timeouts.idle;
@@ -144,7 +144,7 @@ impl Reception {
     }
 
     /// A snapshot for this client.
-    async fn tell(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+    async fn report(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
         let earliest = Instant::now() + CLOSEST;
         let published = self.source.latest().await.ok_or(End::Disconnected)?;
         let frame = self.writer.write(published, viewer).await?;
@@ -237,17 +237,17 @@ impl Writer {
         if let Some(frame) = written.frames.get(&viewer) {
             return Ok(Arc::clone(frame));
         }
-        let frame = tokio::task::spawn_blocking(move || told(&published, viewer)).await??;
+        let frame = tokio::task::spawn_blocking(move || reported(&published, viewer)).await??;
         let frame: Arc<[u8]> = frame.into();
         written.frames.insert(viewer, Arc::clone(&frame));
         Ok(frame)
     }
 }
 
-fn told(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
+fn reported(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
     let snapshot = match viewer {
         Viewer::Everything => Cow::Borrowed(&published.snapshot),
-        Viewer::User(_) => Cow::Owned(published.snapshot.seen_by(viewer)),
+        Viewer::User(_) => Cow::Owned(published.snapshot.observed_by(viewer)),
     };
     let boottime_to_unix_ns = published.boottime_to_unix_ns;
     protocol::frame(&Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }))

@@ -27,7 +27,7 @@ use crate::watch::session::has_reading;
 
 /// So many connections are served at a time; others wait in the kernel's queue.
 const CONNECTIONS: usize = 16;
-/// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless told otherwise.
+/// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless set otherwise.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(15);
 /// How long a request's head may take to come, and how much of it is read.
 const LONGEST_HEAD: Duration = Duration::from_secs(5);
@@ -104,7 +104,7 @@ async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Resul
     // Asked for under the lock, snapshots come in the order of their times: counters must not go back.
     let mut writer = Arc::clone(&server.writer).lock_owned().await;
     let published = server.latest().await?;
-    // Thousands of lines take milliseconds to write: not on the thread of the watch.
+    // Thousands of lines take milliseconds to write: not on the thread of the session.
     let written = tokio::task::spawn_blocking(move || writer.text(&published, form));
     let text = written.await.map_err(|error| {
         log::error!("the metrics cannot be written: {error}");
@@ -113,7 +113,7 @@ async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Resul
     Ok(([(header::CONTENT_TYPE, form.content_type()), (header::VARY, "accept")], text).into_response())
 }
 
-/// Whether the watch answers: if not, start the agent anew.
+/// Whether the watch answers: if not, start the agent again.
 async fn healthz(State(server): State<Arc<Server>>) -> Result<&'static str, Unable> {
     server.latest().await.map(|_| "ok\n")
 }

@@ -37,7 +37,7 @@ use crate::watch::session::{Session, SessionOptions};
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
-/// `memwatch agent`, until it is told to end.
+/// `memwatch agent`, until it is stopped.
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {

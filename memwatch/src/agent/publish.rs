@@ -91,7 +91,7 @@ impl SnapshotSource {
         answer.await.ok()
     }
 
-    /// Begins the peaks of a process anew; false where the viewer does not get to see such a process, `None` when the agent is about to end.
+    /// Resets a process's peaks; false where the viewer does not get to see such a process, `None` when the agent is about to end.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::ResetPeaks(tgid, viewer, reply)).await.ok()?;
@@ -115,7 +115,7 @@ impl Publisher {
         }
     }
 
-    /// Begins the peaks of a process anew; false where this viewer sees no such process.
+    /// Resets a process's peaks; false where this viewer sees no such process.
     ///
     /// A snapshot that is still fresh goes on to show the old ones: resets make no more work than questions.
     pub(crate) fn reset_peaks(session: &mut Session, now: &Published, (tgid, viewer): (Tgid, Viewer)) -> bool {

@@ -1,4 +1,4 @@
-//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is told and tells of it.
+//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is reported and reports it.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::sources::clock;
 use crate::sources::kernel::attach::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, uprobe};
 
-/// What user space tells the kernel half, as its maps hold it.
+/// What user space informs the kernel half, as its maps hold it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Layout(PythonLayout);

@@ -148,7 +148,7 @@ pub(crate) fn gpu_name(gpu: &GpuView) -> String {
     format!("{}  {}", printable(&gpu.name), short_uuid(&gpu.uuid))
 }
 
-/// The first group of a UUID: enough to tell a machine's GPUs apart, and `--gpu` takes it.
+/// The first group of a UUID: enough to distinguish a machine's GPUs, and `--gpu` takes it.
 pub(crate) fn short_uuid(uuid: &GpuUuid) -> String {
     let groups: Vec<_> = uuid.as_str().splitn(3, '-').take(2).collect();
     printable(&groups.join("-")).into_owned()
@@ -159,7 +159,7 @@ pub(crate) fn place(gpu: &GpuView) -> String {
     input::place(gpu.nvml_index, gpu.mig.as_ref())
 }
 
-/// A GPU's number, or the beginning of its UUID where NVML gives no number; `-` where it cannot be told which it is.
+/// A GPU's number, or the beginning of its UUID where NVML gives no number; `-` where it is not known which it is.
 pub(crate) fn gpu_number(snapshot: &Snapshot, uuid: Option<&GpuUuid>) -> String {
     known(uuid, |uuid| {
         let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid);

@@ -11,15 +11,16 @@ const OUT_OF_MEMORY: i32 = 2;
 
 /// The summary of a watch, several lines of text.
 pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
-    let told: Vec<_> = snapshot.processes.iter().filter(|process| process.target || !process.gpus.is_empty()).collect();
+    let reported: Vec<_> =
+        snapshot.processes.iter().filter(|process| process.target || !process.gpus.is_empty()).collect();
     let mut lines = Vec::new();
-    for process in &told {
+    for process in &reported {
         lines.push(title(process));
         for (label, text) in facts(snapshot, process, clock) {
             lines.push(format!("  {label:<12}{text}"));
         }
     }
-    if told.is_empty() {
+    if reported.is_empty() {
         lines.push("memwatch: no process with GPU memory was seen".to_owned());
     }
     let trust: Vec<_> = sentences::trust(snapshot, clock).into_iter().map(|part| part.text).collect();
@@ -121,27 +122,27 @@ mod tests {
     use crate::render::fixture;
 
     #[test]
-    fn each_process_is_told_with_peak_calls_and_what_it_left() {
-        let told = render(&fixture::busy_node(), &fixture::clock());
-        assert_eq!(told, include_str!("summary/busy_node.txt"));
+    fn each_process_is_reported_with_peak_calls_and_what_it_left() {
+        let reported = render(&fixture::busy_node(), &fixture::clock());
+        assert_eq!(reported, include_str!("summary/busy_node.txt"));
     }
 
     #[test]
     fn a_watch_without_any_gpu_memory_points_to_the_doctor() {
-        let told = render(&fixture::empty_node(), &fixture::clock());
-        assert!(told.starts_with("memwatch: no process with GPU memory was seen\n"), "{told}");
-        assert!(told.ends_with("memwatch doctor\n"), "{told}");
+        let reported = render(&fixture::empty_node(), &fixture::clock());
+        assert!(reported.starts_with("memwatch: no process with GPU memory was seen\n"), "{reported}");
+        assert!(reported.ends_with("memwatch doctor\n"), "{reported}");
     }
 
     #[test]
-    fn a_target_that_used_no_gpu_is_told_too() {
+    fn a_target_that_used_no_gpu_is_reported_too() {
         let mut snapshot = fixture::quiet_node();
         let process = &mut snapshot.processes[0];
         process.gpus.clear();
         process.failures.clear();
         process.ended_ns = Some(snapshot.time_ns);
-        let told = render(&snapshot, &fixture::clock());
-        assert!(told.contains("  calls       no GPU memory was allocated\n"), "{told}");
-        assert!(!told.contains("memwatch ps"), "{told}");
+        let reported = render(&snapshot, &fixture::clock());
+        assert!(reported.contains("  calls       no GPU memory was allocated\n"), "{reported}");
+        assert!(!reported.contains("memwatch ps"), "{reported}");
     }
 }

@@ -156,7 +156,7 @@ impl Page {
         if self.options.ascii { ".." } else { "…" }
     }
 
-    /// A grid whose columns all are shown: those that a narrow terminal has no room for stand in a second line of each row.
+    /// A grid whose columns all are shown: the ones that a narrow terminal has no room for stand in a second line of each row.
     pub(crate) fn grid(&mut self, grid: &Grid) {
         self.lines(grid.folded(self.options.columns, self.mark()));
     }

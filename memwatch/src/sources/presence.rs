@@ -1,4 +1,4 @@
-//! Which of the watched processes are to be looked for in `/proc`: their ends are reported by the kernel half, but for those that it does
+//! Which of the watched processes are to be looked for in `/proc`: their ends are reported by the kernel half, but for the ones that it does
 //! not know, and for reports that were lost.
 //!
 //! To look for ten thousand every second would be most of what memwatch does.
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_each_has_its_turn_and_those_whom_nobody_reports_always() {
+    fn of_many_each_has_its_turn_and_those_that_nobody_reports_always() {
         let mut presence = Presence::default();
         presence.unreported(700);
         presence.unreported(900);

@@ -24,7 +24,7 @@ pub(crate) struct Observation<T> {
     /// As it is at the end, of those who were chosen.
     pub(crate) snapshot: Snapshot,
     /// What the pipeline was asked for.
-    pub(crate) told: T,
+    pub(crate) reported: T,
     /// Where, and in whose time.
     pub(crate) taken_at: TakenAt,
     /// Everybody was to be seen.
@@ -40,34 +40,34 @@ pub(crate) struct Observation<T> {
 pub(crate) async fn look<T>(
     looks: &Looks,
     (request, prepare): (TensorRequest, impl FnOnce(&mut Pipeline)),
-    tell: impl FnOnce(&Pipeline, &Snapshot) -> T,
+    report: impl FnOnce(&Pipeline, &Snapshot) -> T,
     common: &Common,
 ) -> Result<Observation<T>, Failure> {
     let targets = &looks.targets;
     let filter = Filter::new(targets);
     let past = Recording::named(&looks.past, Needs::Calls, common).await?;
-    let (snapshot, told, taken_at) = if let Some(recording) = past {
+    let (snapshot, reported, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
-        let told = tell(&replay.pipeline, &snapshot);
-        (snapshot, told, TakenAt::of(&replay))
+        let reported = report(&replay.pipeline, &snapshot);
+        (snapshot, reported, TakenAt::of(&replay))
     } else {
-        // Nobody has said whose PyTorch it should be.
+        // Nobody has reported whose PyTorch it should be.
         let request = if targets.tgids.is_empty() { TensorRequest::default() } else { request };
         let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         watch(&mut session, &mut signals, looks.duration).await;
         let snapshot = filtered(session.snapshot(), &filter)?;
-        let told = tell(session.pipeline(), &snapshot);
-        (snapshot, told, TakenAt::here())
+        let reported = report(session.pipeline(), &snapshot);
+        (snapshot, reported, TakenAt::here())
     };
     let exit = found_any(&snapshot, &filter);
     let everybody = targets.tgids.is_empty() && targets.choice.is_empty() && targets.gpus.is_empty();
-    Ok(Observation { snapshot, told, taken_at, everybody, exit })
+    Ok(Observation { snapshot, reported, taken_at, everybody, exit })
 }
 
-/// Until the time is over, a signal comes or nobody is left; on a terminal it is told how far it is.
+/// Until the time is over, a signal comes or nobody is left; on a terminal it is reported how far it is.
 async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
     let begin = Instant::now();
     let mut progress = Progress::new(length);
@@ -75,12 +75,12 @@ async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Dura
         progress.show(session, begin.elapsed());
         Ok::<(), Infallible>(())
     };
-    // However it ends, what was seen by then is told.
+    // However it ends, what was observed by then is reported.
     let _ = recorded::follow_each(session, signals, length.map(|length| begin + length), each).await;
     progress.clear();
 }
 
-/// A line on standard error that is written anew each second, where that is a terminal; in a pipe one line, once.
+/// A line on standard error that is written again each second, where that is a terminal; in a pipe one line, once.
 struct Progress {
     length: Option<Duration>,
     is_terminal: bool,
@@ -96,7 +96,7 @@ impl Progress {
         if session.sees_tensors() && !self.sees_tensors {
             self.clear();
         }
-        recorded::tell_of_tensors(session, &mut self.sees_tensors);
+        recorded::report_of_tensors(session, &mut self.sees_tensors);
         if !self.is_terminal {
             return;
         }

@@ -85,22 +85,22 @@ pub(crate) enum Enough {
     Over,
 }
 
-/// Watches until enough is known, time is up, a signal comes, or nobody is left; and says what was seen by then. That PyTorch is seen is told once.
+/// Watches until enough is known, time is up, a signal comes, or nobody is left; and says what was observed by then. That PyTorch is seen is reported once.
 pub(crate) async fn watch_until(
     session: &mut Session,
     signals: &mut Signals,
     deadline: Instant,
     is_enough: Option<fn(&Snapshot) -> bool>,
-    is_told: &mut bool,
+    is_reported: &mut bool,
 ) -> (Snapshot, Enough) {
     let mut look = tokio::time::interval(LOOK);
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = look.tick() => {
-                if !*is_told && session.sees_tensors() {
-                    *is_told = true;
-                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
+                if !*is_reported && session.sees_tensors() {
+                    *is_reported = true;
+                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was observed by then");
                 }
                 let why = if !session.is_anybody_left() {
                     Enough::Over

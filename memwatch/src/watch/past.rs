@@ -48,7 +48,7 @@ impl Recording {
             None if window.is_whole() => Ok(None),
             None if needs == Needs::Tensors => Err(Failure::new(
                 Exit::Error,
-                "the agent watches no tensors: without --in there is no past of them to be told",
+                "the agent watches no tensors: without --in there is no past of them to be reported",
             )
             .advise("Record the program: sudo memwatch record --pid PID -o job.mwr; then the same with --in job.mwr.")),
             None => Self::of_agent(window, common).await.map(Some),
@@ -83,12 +83,12 @@ impl Recording {
     }
 
     /// Says from when on there is something, where that is later than was asked for.
-    pub(crate) fn tell_late(&self, begins: &str) {
+    pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
             let name = self.path.display();
-            return eprintln!("memwatch: {name} begins at {begins}, and what is told with that");
+            return eprintln!("memwatch: {name} begins at {begins}, and what is reported with that");
         };
-        eprintln!("memwatch: the agent's history begins at {begins}, and what is told with that");
+        eprintln!("memwatch: the agent's history begins at {begins}, and what is reported with that");
         if let Some(previous) = &kept.previous {
             eprintln!("memwatch: its watch before that, as far as it is kept: --in {}", previous.display());
         }
@@ -110,7 +110,7 @@ fn without_agent(socket: &Path, why: &NoAgent) -> Failure {
 
 fn not_for_all(what: &str) -> Failure {
     Failure::new(Exit::NotPermitted, format_args!("{what} has everybody's processes: you may not read it")).advise(
-        "Ask as root, or become a member of the group that sees all, log in anew, and restart the agent:\n\
+        "Ask as root, or become a member of the group that sees all, log in again, and restart the agent:\n\
          sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER",
     )
 }

@@ -99,7 +99,7 @@ impl Recorded {
     }
 }
 
-/// What is told of a recording, beside what is in it.
+/// What is informed of a recording, beside what is in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     /// The file.
@@ -144,7 +144,7 @@ impl Tape {
         Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
     }
 
-    /// Records what comes next; `boottime_to_unix_ns` tells what to add to the kernel's clock for people's.
+    /// Records what comes next; `boottime_to_unix_ns` shows what to add to the kernel's clock for people's.
     pub(crate) fn note(&mut self, input: &Input, boottime_to_unix_ns: impl Fn() -> i128) {
         if self.state != State::Going {
             return;

@@ -117,7 +117,7 @@ impl Replay {
         })
     }
 
-    /// What is told of it.
+    /// What is reported of it.
     pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> Facts<'a> {
         let Self { front, ending, bytes, inputs, events_since_ns, since_ns, .. } = self;
         let (ending, bytes, inputs) = (*ending, *bytes, *inputs);
@@ -151,7 +151,7 @@ fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
 /// Which part of a recording is played, by the recorded machine's clock.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    /// What is looked for begins then; with the first event, where it is not told.
+    /// What is looked for begins then; with the first event, where it is not reported.
     since_ns: Option<u64>,
     until_ns: u64,
     /// Where to begin, if not at the beginning.
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_later_is_told_and_what_cannot_be_is_refused() {
+    fn what_begins_later_is_reported_and_what_cannot_be_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = recording(directory.path(), 10..=50, true);
         let (prepared, replay) = played(&path, window(Some(3600), None)).expect("it is one");

@@ -363,7 +363,7 @@ impl Session {
         snapshot
     }
 
-    /// Takes everything in up to now, without telling anybody: what is together at this moment counts for peaks.
+    /// Takes everything in up to now, without reporting anybody: what is together at this moment counts for peaks.
     pub(crate) fn tick(&mut self) {
         self.pump();
         let now_ns = clock::boottime_ns();

@@ -189,7 +189,7 @@ impl AgentWatch {
         }
     }
 
-    /// Has the agent begin a process's peaks anew.
+    /// Has the agent begin a process's peaks again.
     ///
     /// # Errors
     /// When it does not.
@@ -382,7 +382,7 @@ fn check_owner(tgid: u32, uid: u32) -> Result<(), Failure> {
         )
         .advise(format!(
             "Ask as root: sudo memwatch --pid {tgid}\n\
-             or become a member of the group that sees all, log in anew, and restart the agent:\n\
+             or become a member of the group that sees all, log in again, and restart the agent:\n\
              sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER"
         ))),
     }

@@ -49,7 +49,7 @@ class Watcher:
 
     def _said(self) -> str:
         with open(self._errors.name) as file:
-            return " ".join(file.read().split()) or "it said nothing"
+            return " ".join(file.read().split()) or "it reported nothing"
 
     def report(self, limit_s: float = _REPORT_LIMIT_S) -> dict:
         """The next report."""

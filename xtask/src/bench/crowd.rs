@@ -50,7 +50,7 @@ impl Crowd {
         Ok(Self { driver: driver.to_owned(), slice, groups: Vec::new() })
     }
 
-    /// The allocation map of the first simulated machine, which NVML tells of.
+    /// The allocation map of the first simulated machine, which NVML reports.
     pub(super) fn first_ledger(&self) -> PathBuf {
         self.ledger(0)
     }
@@ -58,7 +58,7 @@ impl Crowd {
     /// Starts processes until there are so many.
     ///
     /// # Errors
-    /// When one cannot be started, or does not do as it is told.
+    /// When one cannot be started, or does not do as it is reported.
     pub(super) fn grow(&mut self, processes: usize) -> Result<()> {
         while self.groups.len() * PER_GROUP < processes {
             let number = self.groups.len();

@@ -170,7 +170,7 @@ fn text(measured: &[Measured], (steps, unrecorded_ns): (u64, f64)) -> Result<Str
             format!("{:.2}", one.step_ns / 1e6),
             format!("{:.2}", one.recorder_seconds * 1e6 / one.tensor_events),
             format!("{seconds:.2}"),
-            // A file that keeps the newest tells how many there were, not how many are left.
+            // A file that keeps the newest shows how many there were, not how many are left.
             if bound.is_empty() { format!("{:.1}", one.inputs / seconds / 1e6) } else { String::new() },
             format!("{:.2}", shortest(&one.simulating_seconds)),
         ]);

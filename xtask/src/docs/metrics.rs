@@ -16,7 +16,7 @@ whichever the scraper's `Accept` likes better. `/healthz` answers while the watc
 NVML has been asked. Nothing else is served, without encryption and to anybody who can connect: listen on loopback, or where the
 network is yours. `deploy/prometheus/` holds a scrape configuration and alert rules, `deploy/kubernetes/` a DaemonSet.
 
-* **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU cannot be told.
+* **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU is not known.
 * **A workload** is a pod's container, a Slurm job, a container, a systemd unit or session, or the rest of the machine
   (`workload_kind` `kubernetes`, `slurm`, `container`, `systemd`, `session`, `host`); labels that do not apply are empty. Two workloads
   with the same labels are summed. Where a scraper's own labels are called `pod` or `namespace`, too, set `honor_labels: true`.

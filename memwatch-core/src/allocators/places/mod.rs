@@ -85,7 +85,7 @@ impl LayerSum {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DevicePlaces {
     total: Sum,
-    /// What the allocator itself said last.
+    /// What the allocator itself reported last.
     allocated_bytes: u64,
     /// How many times `total` was higher than ever before.
     epoch: u64,

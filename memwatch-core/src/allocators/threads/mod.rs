@@ -57,7 +57,7 @@ impl Stage {
         [Self::Forward, Self::Backward, Self::Optimizer, Self::Outside, Self::NotKnown, Self::BeforeAttach];
 }
 
-/// What told the stage.
+/// What reported the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Evidence {
     /// A node of the backward graph ran in the thread.
@@ -75,7 +75,7 @@ pub enum Evidence {
 pub struct Attribution {
     /// The stage.
     pub stage: Stage,
-    /// What told it.
+    /// What reported it.
     pub by: Evidence,
     /// It has again what was not kept for the backward pass: activation checkpointing.
     pub recomputed: bool,
@@ -281,7 +281,7 @@ impl Threads {
         let before = self.all.get(&tid).and_then(|thread| thread.node);
         let running = match (sequence, before) {
             (Some(number), _) => self.running(tid, number),
-            // Those that accumulate gradients have no number; the engine's queue runs them before all others (their number is the highest: torch's
+            // The ones that accumulate gradients have no number; the engine's queue runs them before all others (their number is the highest: torch's
             // csrc/autograd/functions/accumulate_grad.h), so right after the node that their gradient comes from.
             (None, Some(before)) => before,
             (None, None) => Running::default(),
@@ -373,7 +373,7 @@ impl Threads {
     }
 }
 
-/// The stage, and what tells it.
+/// The stage, and what reports it.
 fn stage(thread: &Thread, stack: StackRef, origin: Option<&Origin>) -> (Stage, Evidence) {
     let optimizer = thread.ranges.optimizer();
     if let Some(node) = thread.node.filter(|_| !thread.of_program) {

@@ -2,7 +2,7 @@
 
 use crate::features::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
 
-/// With fewer points, nothing is said.
+/// With fewer points, there is no verdict.
 const FEWEST: usize = 12;
 /// Growth is believed where noise looks so steady less often than this, by fewer points than so many: few are looked at again and again.
 const SURE: [(usize, f64); 3] = [(32, 1e-4), (64, 1e-3), (usize::MAX, 0.01)];

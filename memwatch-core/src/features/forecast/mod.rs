@@ -1,4 +1,4 @@
-//! The line's look ahead: needs are taken in with each reading and each tick, and told with names when they are asked for.
+//! The line's look ahead: needs are taken in with each reading and each tick, and reported with names when they are asked for.
 
 pub mod alarm;
 pub mod calibration;
@@ -36,7 +36,7 @@ const LARGE_BYTES: u64 = 2 << 20;
 /// How many changes are remembered until somebody takes them.
 const KEPT: usize = 64;
 
-/// The look ahead, and what somebody is to be told of it.
+/// The look ahead, and the alerts it leads to.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ForecastState {
     forecasts: Forecasts,
@@ -50,7 +50,7 @@ pub(crate) struct ForecastState {
 
 impl Pipeline {
     /// From now on it is looked ahead, and what keeps growing is looked for; that more is needed than these parts of a GPU's memory, in
-    /// percent, is told, too.
+    /// percent, is reported, too.
     pub fn watch_forecasts(&mut self, thresholds: &[f64]) {
         self.detectors.forecast_state.get_or_insert_default().thresholds = thresholds.to_vec();
         self.watch_leaks();
@@ -79,7 +79,7 @@ impl Pipeline {
                 number: place(device.nvml_index, device.mig.as_ref()),
                 total_bytes: device.total_bytes,
                 used_bytes: device.used_bytes,
-                outlook: told(&outlook),
+                outlook: reported(&outlook),
             });
             for process in self.processes.values() {
                 let Some(outlook) = forecasts.of_process(process, device) else { continue };
@@ -94,7 +94,7 @@ impl Pipeline {
                     command: facts.map(|facts| facts.command.clone()).unwrap_or_default(),
                     observed_since_ns: process.observed_since_ns,
                     uuid: device.uuid.clone(),
-                    outlook: told(&outlook),
+                    outlook: reported(&outlook),
                     cache: cache_on(process, device, &self.reading.devices),
                     growing: own.into_iter().flat_map(|own| &own.findings).filter(on_it).cloned().collect(),
                 });
@@ -170,7 +170,7 @@ fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) ->
     own.next().and_then(|(_, allocator)| cache(allocator, LARGE_BYTES))
 }
 
-fn told(outlook: &Outlook) -> OutlookView {
+fn reported(outlook: &Outlook) -> OutlookView {
     OutlookView {
         level: outlook.line.as_ref().map_or_else(|| "unknown".into(), |_| word(outlook.level)),
         needed_bytes: outlook.needed_bytes,

@@ -1,4 +1,4 @@
-//! The line's look at what is held over time: taken in as time passes, told with names when it is asked for.
+//! The line's look at what is held over time: taken in as time passes, reported with names when it is asked for.
 
 pub mod view;
 

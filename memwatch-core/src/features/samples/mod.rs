@@ -20,7 +20,7 @@ use crate::words::{GpuUuid, Ordinal, Tgid};
 pub struct Life {
     /// The process.
     pub tgid: Tgid,
-    /// Tells it from others that had its number: [`Process::observed_since_ns`].
+    /// Reports it from others that had its number: [`Process::observed_since_ns`].
     pub since_ns: u64,
 }
 
@@ -142,7 +142,7 @@ impl Samples {
                 self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
             }
         }
-        // What NVML said last is what is known of now.
+        // What NVML reported last is what is known of now.
         if reading.state == NvmlState::Ok {
             self.read(&DeviceReading { end_ns: time_ns, ..reading.clone() }, processes);
         }

@@ -1,4 +1,4 @@
-//! The line's look at other settings of PyTorch's allocators: replayed with each event, told with names when it is asked for.
+//! The line's look at other settings of PyTorch's allocators: replayed with each event, reported with names when it is asked for.
 
 pub mod model;
 pub mod view;

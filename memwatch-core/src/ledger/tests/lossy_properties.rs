@@ -67,14 +67,14 @@ proptest! {
         }
         let then = &history.moments[last];
         prop_assert!(ledger.anchor(&then.allocation_map, 0, then.record.returned_ns));
-        prop_assert_eq!(live(&ledger), by_kind(&then.at_least), "without {} to {} of{}", first, last, history.told(last));
+        prop_assert_eq!(live(&ledger), by_kind(&then.at_least), "without {} to {} of{}", first, last, history.reported(last));
         for (index, moment) in history.moments.iter().enumerate().skip(last + 1) {
             apply(&mut ledger, moment);
             let (least, held, most) = (by_kind(&moment.at_least), live(&ledger), by_kind(&moment.at_most));
             let of = |sums: &BTreeMap<Kind, u64>, kind| sums.get(&kind).copied().unwrap_or(0);
             for kind in Kind::ALL {
                 let is_true = of(&least, kind) <= of(&held, kind) && of(&held, kind) <= of(&most, kind);
-                prop_assert!(is_true, "{kind:?} without {first} to {last} of{}", history.told(index));
+                prop_assert!(is_true, "{kind:?} without {first} to {last} of{}", history.reported(index));
             }
         }
         prop_assert_eq!(ledger.unknown_frees(), 0, "what was adopted is freed like anything else");

@@ -52,7 +52,7 @@ fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> Al
         cache_hits: device.hits(),
         cache_misses: device.misses(),
         hit_rate: ratio(device.hits(), device.hits() + device.misses()),
-        seen_by: device.seen_by().into(),
+        observed_by: device.observed_by().into(),
         counted_from: counted_from.into(),
         readout_ns,
         out_of_step: device.out_of_step(),

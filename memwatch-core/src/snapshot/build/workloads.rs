@@ -8,7 +8,7 @@ use crate::snapshot::build::kind_name;
 use crate::snapshot::{ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView};
 use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
 
-/// All workloads, by what tells them apart.
+/// All workloads, by what distinguishes them.
 pub(crate) fn views(workloads: &Workloads, processes: &[ProcessView]) -> Vec<WorkloadView> {
     let living = processes.iter().filter(|process| process.ended_ns.is_none());
     let living: BTreeMap<Tgid, &ProcessView> = living.map(|process| (process.tgid, process)).collect();
@@ -26,7 +26,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         add_living(row(&mut gpus, gpu.uuid.as_ref()), gpu);
     }
     for row in gpus.values_mut() {
-        // A peak from when a process's GPU could not be told has no row; that process's own peak counts where it now stands.
+        // A peak from when a process's GPU was not known has no row; that process's own peak counts where it now stands.
         let together = workload.peaks_bytes.get(&row.uuid).copied();
         row.peak_bytes = row.peak_bytes.max(together.unwrap_or(0));
     }

@@ -97,7 +97,7 @@ fn followed(every_ms: u64) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_client_is_welcomed_and_told() {
+async fn a_client_is_welcomed_and_reported() {
     let agent = Made::start(3, ROOMY, TIMEOUT);
     let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
     for _ in 0..2 {
@@ -129,12 +129,12 @@ async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
 }
 
 #[tokio::test]
-async fn where_the_history_is_is_told_to_those_who_see_everything() {
+async fn where_the_history_is_is_reported_to_those_who_see_everything() {
     for (processes, has_one) in [(3, false), (4, true)] {
         let agent = Made::start(processes, ROOMY, TIMEOUT);
         let (kept, viewer) = Client::history(&agent.path()).await.expect("it answers");
-        let is_told = has_one && viewer == Viewer::Everything;
-        assert_eq!(kept.map(|kept| kept.file), is_told.then(|| "/h/history.mwr".into()));
+        let is_reported = has_one && viewer == Viewer::Everything;
+        assert_eq!(kept.map(|kept| kept.file), is_reported.then(|| "/h/history.mwr".into()));
     }
 }
 

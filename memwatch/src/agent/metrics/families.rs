@@ -98,8 +98,8 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
     "memwatch_gpu_memory_unattributed_bytes",
     "bytes",
     GPU,
-    "Used memory that no allocation seen by the agent explains: contexts, code, caches of the driver, what is older than the agent \
-     (memwatch_workload_memory_preexisting_bytes tells that part), and what nobody accounts for. Never rounded to 0: a little below 0 \
+    "Used memory that no allocation observed by the agent explains: contexts, code, caches of the driver, what is older than the agent \
+     (memwatch_workload_memory_preexisting_bytes shows that part), and what nobody accounts for. Never rounded to 0: a little below 0 \
      where NVML and the calls were read at slightly different moments.",
 );
 /// The look ahead.
@@ -115,7 +115,7 @@ pub(crate) const WORKLOAD_DRIVER: Family = gauge(
     "memwatch_workload_memory_driver_bytes",
     "bytes",
     WORKLOAD,
-    "Memory that NVML charges to the workload's processes; absent where it charges them nothing that it tells.",
+    "Memory that NVML charges to the workload's processes; absent where it charges them nothing that it reports.",
 );
 /// Live bytes.
 pub(crate) const WORKLOAD_LIVE: Family = gauge(

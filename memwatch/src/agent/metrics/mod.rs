@@ -261,7 +261,7 @@ fn number(count: usize) -> Number {
 }
 
 fn seconds(ns: i128) -> Number {
-    #[expect(clippy::cast_precision_loss, reason = "a double tells the seconds since 1970 to a microsecond")]
+    #[expect(clippy::cast_precision_loss, reason = "a double holds the seconds since 1970 to a microsecond")]
     Number::Real(ns as f64 / 1e9)
 }
 

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_file_tells_the_format_unless_one_is_named() {
+    fn the_name_of_the_file_reports_the_format_unless_one_is_named() {
         for (file, format) in [
             ("a.folded", Format::Folded),
             ("a.txt", Format::Folded),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_tell_a_format_is_refused_with_those_there_are() {
+    fn what_does_not_report_a_format_is_refused_with_those_there_are() {
         for (line, words) in [
             (
                 "export -p 1 -o a.bin",

@@ -76,7 +76,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         Failure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
     })?;
     write(held, &bytes)?;
-    tell(held, format, &profile);
+    report(held, format, &profile);
     finish(Ok(()), &snapshot, tgids)
 }
 
@@ -134,7 +134,7 @@ fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// What was written, what opens it, and what is missing in it.
-fn tell(held: &Held, format: Format, profile: &Profile) {
+fn report(held: &Held, format: Format, profile: &Profile) {
     let path = held.output.display();
     if !held.is_for_stdout() {
         let stacks: usize = profile.parts.iter().map(|part| part.samples.len()).sum();

@@ -166,10 +166,10 @@ fn moment_json(moment: MomentView, clock: &WallClock) -> MomentJson {
     }
 }
 
-fn device<'a>(told: &'a FragmentReport, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
-    let (view, process) = (&told.view, told.process(snapshot));
+fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
+    let (view, process) = (&reported.view, reported.process(snapshot));
     let moment = |moment: &MomentView| moment_json(*moment, clock);
-    let driver_pool = told.driver_pool(snapshot).map(|pool| DriverPoolJson {
+    let driver_pool = reported.driver_pool(snapshot).map(|pool| DriverPoolJson {
         used_bytes: pool.live_bytes,
         backed_bytes: pool.backed_bytes,
         backed_estimated: pool.backed_estimated,
@@ -186,8 +186,8 @@ fn device<'a>(told: &'a FragmentReport, snapshot: &'a Snapshot, clock: &WallCloc
         traced: view.traced,
         reported_reserved_bytes: view.reported_reserved_bytes,
         reported_allocated_bytes: view.reported_allocated_bytes,
-        unseen_bytes: told.unseen_bytes(),
-        all: pool(&told.all()),
+        unseen_bytes: reported.unseen_bytes(),
+        all: pool(&reported.all()),
         small: pool(&view.small),
         large: pool(&view.large),
         driver_pool,
@@ -197,7 +197,7 @@ fn device<'a>(told: &'a FragmentReport, snapshot: &'a Snapshot, clock: &WallCloc
         segments: &view.segments,
         sites: pins(&view.sites),
         layers: pins(&view.layers),
-        remarks: remarks(told),
+        remarks: remarks(reported),
     }
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn prepare(pipeline: &mut Pipeline) {
 /// What was seen of those in the snapshot, PyTorch's allocators each with what was replayed of it.
 pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
     let simulations = pipeline.simulations();
-    let told = |view: FragmentsView| {
+    let reported = |view: FragmentsView| {
         let key = (view.tgid, view.observed_since_ns, view.device);
         let own = simulations.iter().find(|one| (one.tgid, one.observed_since_ns, one.device) == key);
         FragmentReport { simulation: own.cloned(), view }
@@ -95,7 +95,7 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
     allocators.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut drivers = pipeline.driver_fragments(wanted_bytes.is_some(), at_worst);
     drivers.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
-    Found { allocators: allocators.into_iter().map(told).collect(), drivers, wanted_bytes }
+    Found { allocators: allocators.into_iter().map(reported).collect(), drivers, wanted_bytes }
 }
 
 /// How the picture is written, by the name of its file.

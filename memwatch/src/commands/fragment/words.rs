@@ -198,23 +198,23 @@ pub(crate) fn scattered_part(shape: &ShapeView) -> f64 {
 }
 
 /// Sentences on what the numbers say.
-pub(crate) fn remarks(told: &FragmentReport) -> Vec<String> {
+pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     let mut remarks = Vec::new();
-    let all = told.all();
-    if let Some(fit) = &told.view.request {
+    let all = reported.all();
+    if let Some(fit) = &reported.view.request {
         remarks.push(fate(fit));
     }
     if all.unused_segment_bytes > 0 {
         remarks.push(format!("torch.cuda.empty_cache() would give {} back", bytes(all.unused_segment_bytes)));
     }
-    let unseen = told.unseen_bytes();
+    let unseen = reported.unseen_bytes();
     if unseen > 0 {
         remarks.push(format!("how {} lie that the allocator had before the watch is not known", bytes(unseen)));
     }
-    if !told.view.traced {
+    if !reported.view.traced {
         remarks.push("this PyTorch does not say what its allocator does: its segments are not known".to_owned());
     }
-    if let Some(simulation) = &told.simulation {
+    if let Some(simulation) = &reported.simulation {
         remarks.extend(simulations::advice(simulation).into_iter().next());
     }
     remarks

@@ -88,7 +88,7 @@ async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String>
     command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| format!("it did not start: {error}"))?;
     let mut input = child.stdin.take();
-    let told = async {
+    let reported = async {
         if let Some(input) = &mut input {
             // It may end without having read it all.
             let _ = input.write_all(json).await;
@@ -96,7 +96,7 @@ async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String>
         drop(input);
         child.wait().await
     };
-    match timeout(limit, told).await {
+    match timeout(limit, reported).await {
         Ok(Ok(status)) if status.success() => Ok(()),
         Ok(Ok(status)) => Err(format!("it ended with {status}")),
         Ok(Err(error)) => Err(error.to_string()),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_reads_the_change_and_its_failure_is_said() {
+    fn a_command_reads_the_change_and_its_failure_is_stated() {
         let long = Duration::from_secs(60);
         assert_eq!(block(execute("test \"$(cat)\" = '{}'", long, b"{}\n")), Ok(()));
         assert_eq!(block(execute("true", long, &vec![b'x'; 1 << 20])), Ok(()), "it need not read");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_posted_to_and_what_it_refuses_is_said() {
+    fn an_address_is_posted_to_and_what_it_refuses_is_stated() {
         let (url, thread) = server("204 No Content");
         assert_eq!(block(post(&url, b"{\"level\":1}".to_vec())), Ok(()));
         let request = thread.join().expect("it has answered");

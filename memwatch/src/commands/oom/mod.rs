@@ -47,7 +47,7 @@ struct Collected {
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
-    let told = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
+    let reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
             let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
@@ -58,12 +58,12 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
                     show(change, &snapshot, &taken_at, common)?;
                 }
             }
-            Collected { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::told(pipeline), taken_at }
+            Collected { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::reported(pipeline), taken_at }
         }
         None => watch(args, common).await?,
     };
-    let shown: Vec<&OomView> = told.ooms.0.iter().filter(|oom| is_of(&told.snapshot, oom)).collect();
-    let Collected { snapshot, forecasts, changes, ooms: (_, forgotten), taken_at } = &told;
+    let shown: Vec<&OomView> = reported.ooms.0.iter().filter(|oom| is_of(&reported.snapshot, oom)).collect();
+    let Collected { snapshot, forecasts, changes, ooms: (_, forgotten), taken_at } = &reported;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
@@ -100,9 +100,9 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
     let mut alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
     let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
-    let mut is_told = false;
+    let mut is_reported = false;
     let each = |session: &mut Session| {
-        recorded::tell_of_tensors(session, &mut is_told);
+        recorded::report_of_tensors(session, &mut is_reported);
         changes.extend(take(session, args.follow, &mut alerts, common)?);
         if session.is_anybody_left() {
             forecasts = session.pipeline().forecasts();
@@ -116,7 +116,7 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     if session.is_anybody_left() {
         forecasts = session.pipeline().forecasts();
     }
-    Ok(Collected { snapshot, forecasts, changes, ooms: self::told(session.pipeline()), taken_at: TakenAt::here() })
+    Ok(Collected { snapshot, forecasts, changes, ooms: self::reported(session.pipeline()), taken_at: TakenAt::here() })
 }
 
 /// What has changed, told to all who want to know.
@@ -154,7 +154,7 @@ fn show(change: &ForecastChangeView, snapshot: &Snapshot, taken_at: &TakenAt, co
 }
 
 /// What the pipeline has kept.
-pub(crate) fn told(pipeline: &Pipeline) -> (Vec<OomView>, u64) {
+pub(crate) fn reported(pipeline: &Pipeline) -> (Vec<OomView>, u64) {
     let (ooms, forgotten) = pipeline.ooms();
     (ooms.cloned().collect(), forgotten)
 }

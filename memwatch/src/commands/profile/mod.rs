@@ -33,10 +33,10 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
         check_free(path, args.force)?;
     }
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(interval_ns);
-    let tell = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
-    let Observation { snapshot, told, taken_at, everybody, exit } =
-        look(&args.looks, (REQUEST, prepare), tell, common).await?;
-    let (mut profile, mut timeline) = (told.0.unwrap_or_default(), told.1.unwrap_or_default());
+    let report = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
+    let Observation { snapshot, reported, taken_at, everybody, exit } =
+        look(&args.looks, (REQUEST, prepare), report, common).await?;
+    let (mut profile, mut timeline) = (reported.0.unwrap_or_default(), reported.1.unwrap_or_default());
     let targets = &args.looks.targets;
     if !everybody {
         choose(&mut profile, targets, &snapshot);

@@ -10,8 +10,8 @@ use crate::render::summary;
 use crate::render::wall_clock::WallClock;
 use crate::watch::recorded::LARGE_BYTES;
 use crate::watch::recorded::follow;
+use crate::watch::recorded::reported;
 use crate::watch::recorded::tape;
-use crate::watch::recorded::told;
 use crate::watch::recording::{Facts, Recorded};
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
@@ -56,5 +56,5 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     } else {
         eprint!("{}", summary::render(&snapshot, &clock));
     }
-    told(&recorded)
+    reported(&recorded)
 }

@@ -58,8 +58,8 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(Stopped::NobodyLeft);
     summarise(snapshot, boottime_to_unix_ns, run, common)?;
     // The command's exit code is its own, whatever became of the recording.
-    if let Some(Err(failure)) = recorded.as_ref().map(recorded::told) {
-        failure.tell();
+    if let Some(Err(failure)) = recorded.as_ref().map(recorded::reported) {
+        failure.report();
     }
     Ok(exit)
 }

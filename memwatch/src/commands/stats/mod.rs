@@ -40,10 +40,10 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
             watch_until(&mut session, &mut signals, Instant::now() + TIMEOUT, Some(is_counted), &mut true).await;
         return finish(write_stats(&snapshot, &TakenAt::here(), common), &snapshot, tgids);
     };
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
         let until = Instant::now() + interval;
-        let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_told).await;
+        let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_reported).await;
         let written = write_stats(&snapshot, &TakenAt::here(), common);
         if why != Enough::Time || written.is_err() {
             return finish(written, &snapshot, tgids);

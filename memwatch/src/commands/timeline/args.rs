@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_file_tells_the_format_unless_one_is_named() {
+    fn the_name_of_the_file_reports_the_format_unless_one_is_named() {
         for (words, format) in [
             ("-o a.svg", Some(TimelineFormat::Svg)),
             ("-o A.HTML", Some(TimelineFormat::Html)),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_tell_a_format_is_refused() {
+    fn what_does_not_report_a_format_is_refused() {
         for words in ["-o a.png", "-o -", "-f svg"] {
             let refusal = parsed(&format!("memwatch timeline --in j.mwr {words}")).expect_err(words);
             assert!(refusal.contains("-f svg") || refusal.contains("-o FILE"), "{words}: {refusal}");

@@ -40,16 +40,16 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_timeline(interval_ns, args.min_size);
     let seen = look(&args.looks, (REQUEST, prepare), |pipeline, _| pipeline.timeline(), common).await?;
-    let Observation { snapshot, told, taken_at, everybody, exit } = seen;
-    let mut timeline = told.unwrap_or_default();
+    let Observation { snapshot, reported, taken_at, everybody, exit } = seen;
+    let mut timeline = reported.unwrap_or_default();
     if !everybody {
         choose(&mut timeline, &args.looks.targets, &snapshot);
     }
     let bytes = if let Some(format) = format {
         rendered(format, (&timeline, args.points), &snapshot, &taken_at)?
     } else {
-        let (mut text, told) = (Vec::new(), (&timeline, args.top));
-        let written = text::write(&mut text, told, &snapshot, &taken_at.clock, &style(common, false));
+        let (mut text, reported) = (Vec::new(), (&timeline, args.top));
+        let written = text::write(&mut text, reported, &snapshot, &taken_at.clock, &style(common, false));
         written.map_err(anyhow::Error::from)?;
         text
     };

@@ -26,7 +26,7 @@ pub(crate) const LIBRARY_COUNT: usize = LIBRARIES.len();
 pub(crate) enum LookResult {
     /// A process has mapped this library.
     Found(Box<FoundLibrary>),
-    /// All that this process has mapped was said.
+    /// All that this process has mapped was stated.
     Done(u32),
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct FoundLibrary {
 /// The thread, seen from outside. It ends with this.
 pub(crate) struct Looker {
     orders: Sender<u32>,
-    said: Receiver<LookResult>,
+    stated: Receiver<LookResult>,
 }
 
 impl Looker {
@@ -56,7 +56,7 @@ impl Looker {
     /// The system has no thread to give.
     pub(crate) fn start(version: KernelVersion) -> std::io::Result<Self> {
         let (orders, ordered) = channel();
-        let (say, said) = channel();
+        let (say, stated) = channel();
         std::thread::Builder::new().name("pytorch".to_owned()).spawn(move || {
             let stems = LIBRARIES.map(|(stem, _)| stem);
             let mut eyes = Eyes { scan: LibraryScan::new("/proc").with_stems(&stems), version, known: Vec::new() };
@@ -67,7 +67,7 @@ impl Looker {
                 }
             }
         })?;
-        Ok(Self { orders, said })
+        Ok(Self { orders, stated })
     }
 
     /// Has a process looked at.
@@ -76,9 +76,9 @@ impl Looker {
         let _ = self.orders.send(tgid);
     }
 
-    /// What it has said since the last call.
+    /// What it has reported since the last call.
     pub(crate) fn hear(&self) -> impl Iterator<Item = LookResult> {
-        self.said.try_iter()
+        self.stated.try_iter()
     }
 }
 

@@ -87,9 +87,9 @@ struct Watched {
 }
 
 struct Library {
-    /// The rows that its file has, of those that are put in on demand.
+    /// The rows that its file has, of the ones that are put in on demand.
     on_demand: Vec<TensorPoint>,
-    /// Those that are in place until the trace is seen, with their probes.
+    /// The ones that are in place until the trace is seen, with their probes.
     until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
     file: LibraryFile,
     probes: Vec<TensorProbes>,
@@ -126,9 +126,9 @@ impl TorchWatch {
             }
         }
         let mut new = Vec::new();
-        let said: Vec<LookResult> = looker.hear().collect();
-        for said in said {
-            match said {
+        let stated: Vec<LookResult> = looker.hear().collect();
+        for stated in stated {
+            match stated {
                 LookResult::Done(tgid) => {
                     if let Some(watched) = self.processes.get_mut(&tgid) {
                         watched.waiting = false;
@@ -140,7 +140,7 @@ impl TorchWatch {
         new
     }
 
-    /// Whether all libraries that this process will have are probed, as far as can be told.
+    /// Whether all libraries that this process will have are probed, as far as is known.
     pub(crate) fn is_settled(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| match watched.found {
             Some(found) => watched.libraries.len() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,

@@ -42,7 +42,7 @@ struct ProcessJson<'a> {
     devices: Vec<DeviceJson<'a>>,
 }
 
-/// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one cannot be told; `certainty` has the same keys.
+/// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one is not known; `certainty` has the same keys.
 #[derive(Serialize)]
 struct DeviceJson<'a> {
     #[serde(flatten)]
@@ -86,7 +86,7 @@ struct GpuJson<'a> {
     hit_rate: Option<f64>,
     retries: Option<i64>,
     ooms: Option<i64>,
-    seen_by: &'a str,
+    observed_by: &'a str,
     counted_from: &'a str,
     out_of_step: u64,
 }
@@ -151,7 +151,7 @@ fn gpu_json(allocator: &AllocatorView) -> GpuJson<'_> {
         hit_rate: allocator.hit_rate,
         retries: number("num_alloc_retries"),
         ooms: number("num_ooms"),
-        seen_by: &allocator.seen_by,
+        observed_by: &allocator.observed_by,
         counted_from: &allocator.counted_from,
         out_of_step: allocator.out_of_step,
     }

@@ -36,7 +36,7 @@ fn the_stream_has_its_own_schema() {
 }
 
 #[test]
-fn unknown_is_null_and_never_nought() {
+fn unknown_is_null_and_never_0() {
     let report = value(&fixture::busy_node());
     let ended = &report["data"]["processes"][2];
     for field in ["used_bytes", "before_attach_bytes", "unexplained_bytes"] {

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
     use crate::render::fixture::crowded_node;
 
-    fn told(overheads: &[Option<(u64, u64)>]) -> Vec<String> {
+    fn reported(overheads: &[Option<(u64, u64)>]) -> Vec<String> {
         let mut snapshot = crowded_node(u32::try_from(overheads.len()).expect("few"));
         for (process, overhead) in snapshot.processes.iter_mut().zip(overheads) {
             process.tgid.0 = 7;
@@ -63,18 +63,18 @@ mod tests {
     }
 
     #[test]
-    fn what_watching_takes_is_told_of_the_process_that_pays_most_and_of_all() {
+    fn what_watching_takes_is_reported_of_the_process_that_pays_most_and_of_all() {
         let one = "watching takes PID 7 about 12 ms a second, 1.2 % of a processor (estimated)";
-        assert_eq!(told(&[Some((12_000_000, 0))]), [one]);
+        assert_eq!(reported(&[Some((12_000_000, 0))]), [one]);
         let both = "watching takes PID 7 about 12 ms a second, 1.2 % of a processor, 15 ms in all (estimated)";
-        assert_eq!(told(&[Some((3_000_000, 0)), None, Some((12_000_000, 0))]), [both]);
-        assert_eq!(told(&[None, None]), Vec::<String>::new());
+        assert_eq!(reported(&[Some((3_000_000, 0)), None, Some((12_000_000, 0))]), [both]);
+        assert_eq!(reported(&[None, None]), Vec::<String>::new());
     }
 
     #[test]
-    fn stacks_that_were_left_out_are_told() {
-        let told = told(&[Some((400_000, 1)), Some((500_000, 1233))]);
-        assert_eq!(told[1], "1,234 stacks left out to keep the program fast");
-        assert!(told[0].contains("about 500 us a second, 0.0 %") || told[0].contains("0.1 %"), "{told:?}");
+    fn stacks_that_were_left_out_are_reported() {
+        let reported = reported(&[Some((400_000, 1)), Some((500_000, 1233))]);
+        assert_eq!(reported[1], "1,234 stacks left out to keep the program fast");
+        assert!(reported[0].contains("about 500 us a second, 0.0 %") || reported[0].contains("0.1 %"), "{reported:?}");
     }
 }

@@ -58,10 +58,10 @@ fn a_library_that_could_not_be_probed_is_bad() {
 }
 
 #[test]
-fn a_refused_allocation_is_told_with_its_size() {
+fn a_refused_allocation_is_reported_with_its_size() {
     let snapshot = busy_node();
-    let told = failure(&snapshot, &snapshot.processes[0].failures[1], &clock()).text;
-    assert_eq!(told, "out of memory: cuMemAlloc_v2 asked for 40.0 GiB on GPU 0 at 14:03:20");
+    let reported = failure(&snapshot, &snapshot.processes[0].failures[1], &clock()).text;
+    assert_eq!(reported, "out of memory: cuMemAlloc_v2 asked for 40.0 GiB on GPU 0 at 14:03:20");
 }
 
 #[test]
@@ -98,18 +98,18 @@ fn a_short_command_has_no_folders_before_the_programs_name() {
 }
 
 #[test]
-fn remarks_tell_of_the_end_losses_and_older_memory() {
+fn remarks_report_of_the_end_losses_and_older_memory() {
     let snapshot = busy_node();
-    let told = |index: usize| -> Vec<_> {
+    let reported = |index: usize| -> Vec<_> {
         remarks(&snapshot, &snapshot.processes[index], &clock()).into_iter().map(|remark| remark.text).collect()
     };
-    assert_eq!(told(0), [""; 0]);
-    assert_eq!(told(1), ["its numbers are inexact: lost 12 (ring full)", "3 frees of memory older than the watch"]);
-    assert_eq!(told(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "left 17 allocations for the driver to free"]);
+    assert_eq!(reported(0), [""; 0]);
+    assert_eq!(reported(1), ["its numbers are inexact: lost 12 (ring full)", "3 frees of memory older than the watch"]);
+    assert_eq!(reported(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "left 17 allocations for the driver to free"]);
 }
 
 #[test]
-fn what_a_process_holds_beside_its_live_bytes_is_told() {
+fn what_a_process_holds_beside_its_live_bytes_is_reported() {
     let mut process = quiet_node().processes.remove(0);
     assert_eq!(holdings(&process), [], "its pools hold just what is used");
     let pool = process.gpus[0].kinds.get_mut("pool").expect("a pool");

@@ -161,7 +161,7 @@ async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> 
         answer = &mut answer => return answer,
         _ = &mut connection => {}
     }
-    // Whoever closes after the answer has sent all of it; the answer is told of an end before.
+    // Whoever closes after the answer has sent all of it; the answer is informed of an end before.
     answer.await
 }
 
@@ -176,7 +176,7 @@ async fn collect(response: Response<Incoming>, most_bytes: usize) -> Result<Coll
     Limited::new(response.into_body(), most_bytes).collect().await.map_err(Refusal::failed)
 }
 
-/// A byte that tells whether the message is compressed, and its length in four.
+/// A byte that shows whether the message is compressed, and its length in four.
 const PREFIX_BYTES: usize = 5;
 
 fn framed(message: &impl Message) -> Bytes {

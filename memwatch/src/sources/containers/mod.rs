@@ -74,7 +74,7 @@ impl RuntimeNames {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (engines, kubelet) = (sockets.engines(), sockets.kubelet());
         std::thread::Builder::new().name("names".to_owned()).spawn(move || {
-            let promises = promises::tell(kubelet, promises::EVERY, sender.clone());
+            let promises = promises::report(kubelet, promises::EVERY, sender.clone());
             let asking = asking::ask_forever(engines, receiver, sender);
             runtime.block_on(async {
                 tokio::select! {
@@ -86,7 +86,7 @@ impl RuntimeNames {
         Ok(Self { requests, found, asked: None })
     }
 
-    /// Tells the thread which containers have no names. Costs nothing while they stay the same.
+    /// Informs the thread which containers have no names. Costs nothing while they stay the same.
     pub(crate) fn want(&self, known: &Names) {
         let revision = known.revision();
         if self.requests.borrow().revision != revision {

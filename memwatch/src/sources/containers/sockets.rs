@@ -39,7 +39,7 @@ pub(super) struct Engines {
     docker: Vec<Place>,
     podman: Vec<Place>,
     cri: Vec<Place>,
-    /// Also those that users run for themselves.
+    /// Also the ones that users run for themselves.
     of_users: bool,
 }
 

@@ -42,7 +42,7 @@ pub(crate) struct KernelAllocationMap {
     addresses: HashMap<MapData, Key, Entry>,
     /// Bytes taken out by [`Self::remove`], by process and life: the kernel half's sums still count them.
     removed_bytes: BTreeMap<(u32, u32), u64>,
-    /// Processes for which all addresses were walked over in vain.
+    /// Processes for which all addresses were walked over without result.
     waits: BTreeMap<u32, Wait>,
 }
 
@@ -53,7 +53,7 @@ struct Wait {
     until: Instant,
 }
 
-/// After the first walk in vain; twice as long after each further one.
+/// After the first walk without result; twice as long after each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 
@@ -77,7 +77,7 @@ impl KernelAllocationMap {
 
     /// All addresses of a process, if none came or went since `before` was read, and none is missing.
     ///
-    /// Walks over the addresses of all processes; after a walk in vain, not again for a while.
+    /// Walks over the addresses of all processes; after a walk without result, not again for a while.
     pub(crate) fn held_since(&mut self, tgid: u32, before: &AllocationMap) -> Option<HeldAddresses> {
         let waits = self.waits.get(&tgid).is_some_and(|wait| Instant::now() < wait.until);
         // Not worth the walk while the process makes calls, either.
@@ -147,7 +147,7 @@ impl KernelAllocationMap {
         }
     }
 
-    /// All addresses of all processes, but for those that come or go meanwhile.
+    /// All addresses of all processes, but for the ones that come or go meanwhile.
     fn entries(&self) -> Vec<(Place, Booked)> {
         batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
             log::warn!("the kernel half's allocation map cannot be read: {error}");

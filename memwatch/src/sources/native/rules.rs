@@ -63,7 +63,7 @@ pub(super) enum Step {
     Outermost,
     /// What is needed is no part of the copy.
     NotCopied,
-    /// It cannot be told.
+    /// It is not known.
     Undecided,
 }
 
@@ -156,24 +156,24 @@ fn evaluate(
     values: &Values,
     read: &impl Fn(u64) -> Option<u64>,
 ) -> Result<u64, Step> {
-    let untold = |_damaged: gimli::Error| Step::Undecided;
+    let unreported = |_damaged: gimli::Error| Step::Undecided;
     let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
     let mut evaluation = Expression(Reader::new(bytes, LittleEndian)).evaluation(encoding);
     evaluation.set_max_iterations(MOST_OPERATIONS);
     if let Some(frame) = frame {
         evaluation.set_initial_value(frame);
     }
-    let mut state = evaluation.evaluate().map_err(untold)?;
+    let mut state = evaluation.evaluate().map_err(unreported)?;
     loop {
         state = match state {
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
                 let word = read(address).ok_or(Step::NotCopied)?;
-                evaluation.resume_with_memory(Value::Generic(word)).map_err(untold)?
+                evaluation.resume_with_memory(Value::Generic(word)).map_err(unreported)?
             }
             EvaluationResult::RequiresRegister { register, .. } => {
                 let value = values.get(usize::from(register.0)).copied().flatten().ok_or(Step::Undecided)?;
-                evaluation.resume_with_register(Value::Generic(value)).map_err(untold)?
+                evaluation.resume_with_register(Value::Generic(value)).map_err(unreported)?
             }
             _ => return Err(Step::Undecided),
         };

@@ -21,7 +21,7 @@ const WAITING: usize = 64;
 /// Keyframes stand so many to a full file, unless they are large themselves.
 const KEYFRAMES: u64 = 8;
 
-/// What the thread is told.
+/// What the thread is reported.
 enum Order {
     Chunk(Vec<u8>),
     Keyframe(KeyframeFront, Box<Pipeline>),
@@ -90,7 +90,7 @@ impl Ring {
     }
 
     fn order(&self, order: Order) {
-        // A thread that is gone has said that it failed.
+        // A thread that is gone has reported that it failed.
         if self.waits {
             let _ = self.orders.send(order);
         } else if let Err(TrySendError::Full(_)) = self.orders.try_send(order) {
@@ -192,7 +192,7 @@ impl Writer {
             self.kept.since_ns = Some(time_ns);
         }
         if self.kept.bytes + more > self.full_bytes() {
-            // Nothing of the file may be kept beside it: it begins anew.
+            // Nothing of the file may be kept beside it: it starts over.
             self.keyframes.push_back((self.kept.bytes, time_ns));
             self.since = 0;
             return self.replace((self.kept.bytes, time_ns), keyframe);

@@ -1,4 +1,4 @@
-//! What the program asked of one device's allocator, told from that allocator's events, and what it took as it ran.
+//! What the program asked of one device's allocator, distinguished from that allocator's events, and what it took as it ran.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -147,7 +147,7 @@ impl DeviceRun {
         self.is_traced
     }
 
-    /// How much the driver has for it from now on, unless the allocator itself has said that.
+    /// How much the driver has for it from now on, unless the allocator itself has reported that.
     pub(super) fn set_capacity(&mut self, capacity: Capacity) {
         if self.capacity_source != CapacitySource::Allocator {
             self.take_capacity(capacity);

@@ -33,7 +33,7 @@ pub struct Settings {
     pub large_segment_bytes: u64,
     /// `garbage_collection_threshold`; 0 for none.
     pub collection_threshold: f64,
-    /// `per_process_memory_fraction` (2.15), or what `torch.cuda.set_per_process_memory_fraction` was told.
+    /// `per_process_memory_fraction` (2.15), or what `torch.cuda.set_per_process_memory_fraction` was reported.
     pub memory_fraction: Option<f64>,
     /// `roundup_power2_divisions`, by the highest bit of the size.
     pub roundup_divisions: [u64; INTERVALS],

@@ -112,24 +112,24 @@ fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them()
     assert_eq!(tensors(&ledger, |_| None).native_stacks.get("complete"), None, "it is another now");
 }
 
-/// What an allocator tells of these grants, each with its stack; the first `given_back` of them are freed again.
+/// What an allocator reports of these grants, each with its stack; the first `given_back` of them are freed again.
 fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
     let mut naive = Naive::new(0, false);
     let mut ledger = TensorLedger::default();
     ledger.begin(true, &[]);
-    let mut tell = |naive: &mut Naive, stack| {
-        for (tid, what) in std::mem::take(&mut naive.told) {
+    let mut report = |naive: &mut Naive, stack| {
+        for (tid, what) in std::mem::take(&mut naive.reported) {
             ledger.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns: 1, stack, what });
         }
     };
     for (bytes, stack) in grants {
         naive.request(Tid(1), *bytes);
         naive.grant(Tid(1), *bytes, 0, 0);
-        tell(&mut naive, *stack);
+        report(&mut naive, *stack);
     }
     for _ in 0..given_back {
         naive.give_back(Tid(1), 0, false);
-        tell(&mut naive, StackRef::NotAsked);
+        report(&mut naive, StackRef::NotAsked);
     }
     ledger
 }
@@ -157,6 +157,6 @@ fn a_layer_has_what_was_rounded_up_of_its_blocks_and_what_is_free_beside_them() 
 }
 
 #[test]
-fn where_only_rounded_sizes_are_seen_nothing_is_said_of_fragments() {
+fn where_only_rounded_sizes_are_seen_nothing_is_stated_of_fragments() {
     assert_eq!(fragments(&ledger(3), "none"), [None, None, None]);
 }

@@ -26,7 +26,7 @@ fn every_number_has_pytorchs_key_and_says_how_sure_it_is() {
 }
 
 #[test]
-fn what_cannot_be_told_is_null_and_never_nought() {
+fn what_is_not_known_is_null_and_never_0() {
     let report = report(&fixture::training_node());
     let device = &report["data"]["processes"][0]["devices"][0];
     let unknown = &device["statistics"]["num_oom_rejections"];

@@ -129,7 +129,7 @@ async fn a_message_that_is_cut_compressed_or_no_message_is_a_failure() {
 
 #[tokio::test]
 async fn another_users_socket_is_not_believed() {
-    let listener = Listener::telling("true");
+    let listener = Listener::reporting("true");
     // SAFETY: takes nothing and cannot fail.
     let us = unsafe { libc::geteuid() };
     let of = |user| Place { user: Some(user), ..listener.place() };
