@@ -29,9 +29,10 @@ pub(crate) fn build_simulators(repo: &Repo) -> Result<()> {
     SHAPES.iter().try_for_each(|(prologue, ..)| build_simulator(repo, *prologue).map(drop))
 }
 
-/// Files of tests that each compare one PyTorch job of their own, whatever else runs: two of a file's tests run at a time. They wait for Python
-/// for most of their time, and are half of all that the tests take.
-const TOGETHER: &[&str] = &["pytorch", "simulate", "tensors", "tensors_more"];
+/// Files of tests that each compare PyTorch jobs of their own, whatever else runs: two of a file's tests run at a time. They wait for Python
+/// for most of their time, and are more than half of all that the tests take.
+const TOGETHER: &[&str] =
+    &["diff", "export", "leak", "native", "pytorch", "simulate", "tensors", "tensors_more", "timeline"];
 
 /// Builds one shape of the simulated driver and returns its folder.
 ///

@@ -6,6 +6,7 @@ pub(crate) mod properties;
 mod readout;
 mod recorded;
 
+use crate::allocators::FrameworkAllocator as _;
 use std::collections::BTreeMap;
 
 use super::{Allocators, Certainty, DeviceAllocator, Family, Scope, Trust};
@@ -71,9 +72,9 @@ fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_g
     // The version shows by its layout that it counts pools.
     naive.request(Tid(1), 3 << 20);
     naive.grant(Tid(1), 3 << 20, 0, 0);
-    assert!(allocators.learn_statistics(ALLOCATOR, 9, &naive.words(4)));
-    report(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
-    report(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
+    assert!(allocators.learn_counters(ALLOCATOR, 9, &naive.words(4)));
+    tell(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
+    tell(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
     allocators.apply(&event(reported(0x4000_0000, -(3 << 20), 0, 20 << 20)));
     report(&mut allocators, TraceAction::SegmentFree, 0x4000_0000, 20 << 20);
     allocators.apply(&event(TensorChange::AccumulatedReset { ordinal: Ordinal(0) }));
