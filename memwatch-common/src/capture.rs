@@ -27,7 +27,7 @@ pub struct Frame {
     pub peek_failed: u64,
     /// What the entry took out of the allocation map, to be put back if the call fails.
     pub debited: Booked,
-    /// How often the entry was reported again (one file attached to under two identities): so often its return will be, too.
+    /// How often the entry was reported again (one file attached to under two identities): its return will be reported as many times.
     pub echoes: u64,
 }
 

@@ -77,7 +77,7 @@ pub struct Pipeline {
     ended: Vec<Process>,
     keep_ended: bool,
     reading: DeviceReading,
-    /// Whom that lists on several devices.
+    /// The processes that it lists on several devices.
     on_several: BTreeSet<Tgid>,
     /// Whose graphs had memory when they were last heard of.
     with_graphs: BTreeSet<Tgid>,

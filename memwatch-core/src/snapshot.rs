@@ -94,9 +94,9 @@ pub struct GpuView {
     /// Live bytes of all watched processes there.
     pub live_bytes: u64,
     /// Live bytes of all watched processes there at the time of the NVML reading, which is what its used bytes go with.
-    pub accounted_bytes: u64,
+    pub attributed_bytes: u64,
     /// `used - accounted`.
-    pub unexplained_bytes: Option<i64>,
+    pub unattributed_bytes: Option<i64>,
     /// What a context takes on this GPU, where a process was seen from its start.
     pub context_bytes: Option<u64>,
     /// When NVML was read: `CLOCK_BOOTTIME`, nanoseconds.
@@ -245,13 +245,13 @@ pub struct ProcessGpuView {
     /// The largest `live_bytes` since the attach, or since peaks began again.
     pub peak_bytes: u64,
     /// What is older than the attach; `None` until it is known.
-    pub before_attach_bytes: Option<u64>,
-    /// The context's own memory is part of `before_attach_bytes`.
-    pub before_attach_includes_context: bool,
+    pub preexisting_bytes: Option<u64>,
+    /// The context's own memory is part of `preexisting_bytes`.
+    pub preexisting_includes_context: bool,
     /// Live bytes at the time of the NVML reading; now, where they changed while it was made.
-    pub accounted_bytes: u64,
+    pub attributed_bytes: u64,
     /// `used - accounted`: before attach, context, code, pool cache, and what has no allocation call.
-    pub unexplained_bytes: Option<i64>,
+    pub unattributed_bytes: Option<i64>,
     /// Successful allocations.
     pub allocations: u64,
     /// Frees by a call.
@@ -356,7 +356,7 @@ pub struct WorkloadGpuView {
     /// The most that was live together at the moments memwatch looked, and at least every single process's peak.
     pub peak_bytes: u64,
     /// What its living processes had before the attach; `None` where that is known of none of them.
-    pub before_attach_bytes: Option<u64>,
+    pub preexisting_bytes: Option<u64>,
     /// Allocations the driver refused, by `CUresult`.
     pub refusals: BTreeMap<i32, u64>,
     /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.

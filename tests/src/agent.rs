@@ -54,7 +54,7 @@ impl Agent {
         self.program.tgid()
     }
 
-    /// Waits until it reports its service manager something that begins so.
+    /// Waits until it reports something that begins so to its service manager.
     ///
     /// # Panics
     /// When it does not.
@@ -62,13 +62,13 @@ impl Agent {
         let begin = Instant::now();
         let mut reported = [0; 4096];
         while begin.elapsed() < TIMEOUT {
-            let length = self.manager.recv(&mut reported).expect("the agent reports its service manager how it is");
+            let length = self.manager.recv(&mut reported).expect("the agent reports its status to its service manager");
             let reported = String::from_utf8_lossy(&reported[..length]);
             if reported.starts_with(beginning) {
                 return reported.into_owned();
             }
         }
-        panic!("the agent has not reported its service manager {beginning}")
+        panic!("the agent has not sent its service manager {beginning}")
     }
 
     /// Sends it a signal.

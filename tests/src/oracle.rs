@@ -78,7 +78,7 @@ fn compare_pools(on_gpu: OnGpu<'_>, device: &DeviceEntry, report: &Report) {
 
 fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agreement, report): (Agreement, &Report)) {
     let live = if suspended { 0 } else { device.owned_live_bytes };
-    assert_eq!(on_gpu.number("live_bytes"), live, "live: {report:#?}");
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live: {report:#?}");
     let checkpointed = suspended.then_some(device.owned_live_bytes);
     assert_eq!(on_gpu.0["checkpointed_bytes"].as_u64(), checkpointed, "checkpointed: {report:#?}");
     // NVML lists a process while it has a context that was not taken off the device.
@@ -96,7 +96,7 @@ fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agr
         ("graph", &device.graph),
     ];
     for (kind, balance) in kinds {
-        assert_eq!(on_gpu.kind(kind, "live_bytes"), balance.live_bytes, "{kind} live: {report:#?}");
+        assert_eq!(on_gpu.kind(kind, "driver_allocated_bytes"), balance.live_bytes, "{kind} live: {report:#?}");
         if agreement.has_peaks() {
             assert_eq!(on_gpu.kind(kind, "peak_bytes"), balance.peak_live_bytes, "{kind} peak: {report:#?}");
         }

@@ -47,7 +47,7 @@ fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
     while begin.elapsed() < TIMEOUT {
         let report = report(&agent.ask(gpu, uid, &["ps", "--json"]));
         let gpu = report.gpu(0);
-        if gpu["accounted_bytes"] == live_bytes && gpu["used_bytes"].as_u64() > Some(live_bytes) {
+        if gpu["attributed_bytes"] == live_bytes && gpu["used_bytes"].as_u64() > Some(live_bytes) {
             return report;
         }
     }
@@ -68,9 +68,12 @@ fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
 
     let anns_view = settled(&gpu, &agent, ANN, 28 * MIB);
     assert_eq!(shown(&anns_view), [anns.tgid()]);
-    let own = anns_view.process(anns.tgid()).expect("it is Ann's").only_gpu().number("live_bytes");
+    let own = anns_view.process(anns.tgid()).expect("it is Ann's").only_gpu().number("driver_allocated_bytes");
     let hidden = &anns_view.json()["data"]["hidden"];
-    assert_eq!((own, &hidden["processes"], &hidden["gpus"][0]["live_bytes"]), (4 * MIB, &2.into(), &(24 * MIB).into()));
+    assert_eq!(
+        (own, &hidden["processes"], &hidden["gpus"][0]["driver_allocated_bytes"]),
+        (4 * MIB, &2.into(), &(24 * MIB).into())
+    );
     let text = anns_view.json().to_string();
     for secret in [bobs.tgid_word(), gpu.libcuda().display().to_string()] {
         assert!(!text.contains(&format!("\"{secret}")) && !text.contains(&format!(":{secret},")), "{secret} in {text}");
@@ -151,7 +154,7 @@ fn without_an_agent_peaks_are_nobodys_to_reset() {
     for options in [&["--no-agent"][..], &["--agent", &nowhere]] {
         let words = [options, &["reset-peaks", "--pid", &tgid]].concat();
         let outcome = gpu.run_memwatch(&words);
-        outcome.assert_ended_with(1, &["no peaks to reset", "r begins them again", "--reset-peaks", "memwatch agent"]);
+        outcome.assert_ended_with(1, &["no peaks to reset", "r resets them", "--reset-peaks", "memwatch agent"]);
         assert_eq!(outcome.stdout, "");
     }
 }
@@ -163,8 +166,9 @@ fn a_watch_on_a_process_ends_with_it() {
     let anns = holding(&gpu, ANN, "4M");
     let mut watch = Watch::start(agent.client(&gpu, ANN, &["--pid", &anns.tgid_word()]));
     let tgid = anns.tgid();
-    watch
-        .until(|report| report.process(tgid).is_some_and(|process| process.only_gpu().number("live_bytes") == 4 * MIB));
+    watch.until(|report| {
+        report.process(tgid).is_some_and(|process| process.only_gpu().number("driver_allocated_bytes") == 4 * MIB)
+    });
     drop(anns);
     let (last, code) = watch.finish();
     assert_eq!(code, 0);
@@ -286,7 +290,7 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     let report = settled(&gpu, &agent, ROOT, 8 * MIB);
     assert_eq!(report.json()["coverage"]["discovery"], "mapping_records");
     let on_gpu = report.process(bobs.tgid()).expect("it is found").only_gpu();
-    assert_eq!(on_gpu.number("live_bytes"), 8 * MIB);
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 8 * MIB);
     assert!(on_gpu.number("used_bytes") > 8 * MIB, "NVML answers");
 }
 

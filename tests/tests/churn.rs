@@ -67,10 +67,11 @@ fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
     assert!(report.is_complete(), "{:#}", report.json()["losses"]);
     assert_eq!(sizes.len() as u64, PROCESSES, "a process number came twice");
     for (tgid, bytes) in sizes {
-        let process = Process(reported.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not informed of")));
+        let process = Process(reported.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not reported")));
         assert!(process.is_exact() && process.has_ended() && process.0["from_start"] == true, "{:#}", process.0);
         let on_gpu = process.only_gpu();
-        let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
+        let numbers =
+            ["driver_allocated_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
         assert_eq!(numbers, [0, bytes, 1, 0], "{:#}", process.0);
     }
     assert_the_dead_are_forgotten(&mut watch);
@@ -91,10 +92,10 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
     let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let herd: Vec<_> = herd.filter(Process::has_ended).collect();
-    assert!(herd.len() > 1000, "only {} are informed of", herd.len());
+    assert!(herd.len() > 1000, "only {} are reported", herd.len());
     for process in herd {
         assert!(process.is_exact(), "{:#}", process.0);
-        assert_eq!(process.only_gpu().number("live_bytes"), 0);
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0);
     }
     assert_the_dead_are_forgotten(&mut watch);
     eprintln!("memwatch's resident memory: {before_kib} KiB before, {} KiB after", resident_kib(watch.tgid()));
@@ -132,7 +133,7 @@ fn a_fork_without_exec_is_a_process_of_its_own_with_nothing_of_its_parents() {
     parent.run(&["alloc a 4M", "@child uuid 0", "@child device 0", "@child alloc b 6M", "free a"]);
     let report = assert_agrees(&gpu, &mut watch, &parent, Agreement::Exact);
     let of_child = report.process(child).expect("it has called the driver");
-    assert_eq!(of_child.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(of_child.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
     assert_eq!(of_child.only_gpu().number("peak_bytes"), 6 * MIB);
     assert!(of_child.is_exact() && of_child.0["from_start"] == true, "{:#}", of_child.0);
     assert_eq!(parent.ask("wait child")["exit_code"], 0);
@@ -154,7 +155,7 @@ fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
     workload.run(&["alloc c 8M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
     let process = report.process(workload.tgid()).expect("it is reported");
-    assert_eq!(process.only_gpu().number("live_bytes"), 8 * MIB);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 8 * MIB);
     assert_eq!(process.number("implicit_frees"), 2);
     workload.end();
     assert_the_dead_are_forgotten(&mut watch);
@@ -174,7 +175,7 @@ fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
     workload.run(&["alloc c 8M", "free b"]);
     let report = second.settled();
     let process = report.process(workload.tgid()).expect("it is the target");
-    assert_eq!(process.only_gpu().number("live_bytes"), 8 * MIB, "{report:#?}");
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 8 * MIB, "{report:#?}");
     assert_eq!(process.number("unknown_frees"), 1);
     workload.end();
     let report = first.until(|report| report.process(workload.tgid()).is_none_or(|process| process.has_ended()));
@@ -214,7 +215,8 @@ fn two_processes_of_one_number_are_two_processes() {
     let of_number: Vec<_> = processes.filter(|process| process.0["pid"] == tgid).collect();
     let reported = |process: &Process<'_>| {
         let on_gpu = process.only_gpu();
-        let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
+        let numbers =
+            ["driver_allocated_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
         (process.has_ended(), process.0["from_start"] == true, numbers)
     };
     let reported: Vec<_> = of_number.iter().map(reported).collect();
@@ -235,7 +237,7 @@ fn a_thread_that_ends_inside_a_call_is_a_loss_of_its_process_and_leaves_no_trace
     let report = watch.settled();
     let process = report.process(workload.tgid()).expect("it is reported");
     assert!(!process.is_exact());
-    assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
     assert!(report.process(beside.tgid()).expect("it is reported").is_exact());
     workload.end();
     assert_the_dead_are_forgotten(&mut watch);
@@ -271,7 +273,10 @@ fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
     workload.run(&BEGIN);
     workload.run(&["alloc b 2M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
-    assert_eq!(report.process(workload.tgid()).expect("it is reported").only_gpu().number("live_bytes"), 2 * MIB);
+    assert_eq!(
+        report.process(workload.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes"),
+        2 * MIB
+    );
 }
 
 #[test]
@@ -288,9 +293,12 @@ fn a_child_made_by_vfork_and_exec_is_watched_from_its_start() {
         parent.run(&["alloc a 4M", "@child uuid 0", "@child device 0", "@child alloc b 6M"]);
         let report = watch.settled();
         let process = report.process(child).unwrap_or_else(|| panic!("not reported: {report:#?}"));
-        assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
         assert!(process.is_exact() && process.0["from_start"] == true, "{:#}", process.0);
-        assert_eq!(report.process(parent.tgid()).expect("it is reported").only_gpu().number("live_bytes"), 4 * MIB);
+        assert_eq!(
+            report.process(parent.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes"),
+            4 * MIB
+        );
         assert_eq!(parent.ask("wait child")["exit_code"], 0);
         parent.run(&["free a"]);
         assert_the_dead_are_forgotten(&mut watch);

@@ -22,7 +22,7 @@ fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
     for &tgid in tgids {
         let entry = ledger.process(tgid).unwrap_or_else(|| panic!("{tgid} is not in the simulator's ledger"));
         let on_gpu = process(report, tgid).only_gpu();
-        assert_eq!(on_gpu.number("live_bytes"), entry.devices[0].owned_live_bytes, "{report:#?}");
+        assert_eq!(on_gpu.number("driver_allocated_bytes"), entry.devices[0].owned_live_bytes, "{report:#?}");
         assert_eq!(on_gpu.number("used_bytes"), entry.devices[0].used_bytes, "{report:#?}");
         used_bytes += on_gpu.number("used_bytes");
     }
@@ -254,5 +254,5 @@ fn a_slurm_jobs_tasks_are_reported_with_job_step_and_task() {
 }
 
 fn process_live(report: &Report, tgid: u32) -> u64 {
-    process(report, tgid).only_gpu().number("live_bytes")
+    process(report, tgid).only_gpu().number("driver_allocated_bytes")
 }

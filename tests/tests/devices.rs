@@ -37,7 +37,7 @@ fn mig_instances_distinguished_and_their_gpu_counts_nothing_twice() {
     first.run(&["uuid 0", "alloc e 8M"]);
     assert_agrees(&gpu, &mut watch, &last, Agreement::Exact);
     let report = watch.settled();
-    assert_eq!(reported(&report, &first).only_gpu().number("live_bytes"), 8 * MIB);
+    assert_eq!(reported(&report, &first).only_gpu().number("driver_allocated_bytes"), 8 * MIB);
     for (index, used_by) in [(0, Some(&first)), (1, None), (2, Some(&last))] {
         let instance = report.gpu(index);
         assert_eq!(instance["uuid"], gpu.ledger().uuid(index).expect("an instance"));
@@ -123,7 +123,7 @@ fn a_list_that_never_stops_growing_is_unknown_and_not_empty() {
     let report = watch.settled();
     let on_gpu = reported(&report, &workload).only_gpu();
     assert!(on_gpu.0["used_bytes"].is_null() && report.gpu(0)["unwatched_processes"].is_null(), "{report:#?}");
-    assert_eq!(on_gpu.number("live_bytes"), 4 * MIB);
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 4 * MIB);
     assert!(report.gpu(0)["used_bytes"].as_u64() > Some(4 * MIB), "the GPU's own number is another call");
 }
 
@@ -169,12 +169,12 @@ fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Op
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let row = process.on(&uuid).expect("NVML lists it on both");
         let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
-        let live_bytes = row.number("live_bytes");
+        let live_bytes = row.number("driver_allocated_bytes");
         assert!(live_bytes == grown || live_bytes == 0, "{live_bytes} of {grown} on {uuid}: {report:#?}");
         (live_bytes > 0).then_some(live_bytes)
     });
     let gpus = process.0["gpus"].as_array().expect("a list");
-    let unknown = gpus.iter().find(|row| row["uuid"].is_null()).and_then(|row| row["live_bytes"].as_u64());
+    let unknown = gpus.iter().find(|row| row["uuid"].is_null()).and_then(|row| row["driver_allocated_bytes"].as_u64());
     (reported, unknown)
 }
 
@@ -246,7 +246,7 @@ fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_dr
     for index in 0..2 {
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
-        assert_eq!(process.on(&uuid).expect("it is on both").number("live_bytes"), grown, "{report:#?}");
+        assert_eq!(process.on(&uuid).expect("it is on both").number("driver_allocated_bytes"), grown, "{report:#?}");
     }
     assert_eq!(process.0["gpus"].as_array().map(Vec::len), Some(2), "nothing is on an unknown GPU: {report:#?}");
     watch.until(|_| uprobe_links(memwatch) == always);

@@ -236,7 +236,7 @@ fn one_of_two_devices_can_be_chosen() {
 fn what_cannot_be_written_is_stated_with_the_way_out() {
     let Some(job) = Recorded::training() else { return };
     let written = |words: &[&str], name: &str| Outcome::of(job.command(words, name).0);
-    written(&["export"], "job.png").assert_ended_with(2, &["does not report the format", "-f folded, speedscope"]);
+    written(&["export"], "job.png").assert_ended_with(2, &["has no known format", "-f folded, speedscope"]);
     written(&["flamegraph"], "job.csv").assert_ended_with(2, &["an .svg or an .html"]);
     written(&["flamegraph"], "job.svg").assert_ended_with(1, &["nothing to draw: 0 in use", "--weight"]);
     written(&["export", "--weight", "peak"], "job.pb.gz").assert_ended_with(1, &["have no peak", "--weight"]);

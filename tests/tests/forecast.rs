@@ -17,8 +17,8 @@ fn lines(text: &str) -> Vec<Value> {
 fn parted(text: &str) -> (Vec<Value>, Value) {
     let mut all = lines(text);
     let report = all.pop().expect("it ends with a report");
-    assert_eq!(report["schema"], "memwatch.oom/1", "{report:#}");
-    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/1"), "{all:#?}");
+    assert_eq!(report["schema"], "memwatch.oom/2", "{report:#}");
+    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/2"), "{all:#?}");
     (all, report)
 }
 

@@ -141,10 +141,10 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
     }
     // The driver's word: what its process has beyond its calls and its context.
     let held = stated("ps", &before_its_end);
-    let unexplained = held["processes"][0]["gpus"][0]["unexplained_bytes"].as_u64().expect("NVML says");
+    let unattributed = held["processes"][0]["gpus"][0]["unattributed_bytes"].as_u64().expect("NVML says");
     let on_gpu = &now["driver"][0]["gpus"][0];
     let unused = |kind: &str| on_gpu[kind]["unused_bytes"].as_u64().expect("it is known");
-    assert_eq!(unused("device") + unused("pool"), unexplained - CONTEXT_BYTES, "{on_gpu:#}");
+    assert_eq!(unused("device") + unused("pool"), unattributed - CONTEXT_BYTES, "{on_gpu:#}");
     assert_eq!(on_gpu["request"]["driver_bytes"], 512 * MIB);
     assert!(on_gpu["request"]["driver_free_bytes"].as_u64() > Some(512 * MIB), "{on_gpu:#}");
     let text = Outcome::of(gpu.memwatch(&["fragment", "--in", &file]));

@@ -12,7 +12,7 @@ fn stated(checkpoint: &Value, device: usize, field: &str) -> u64 {
 /// PyTorch's native allocator takes from the driver what it has reserved, and nothing else takes memory.
 fn assert_as_stated(on_gpu: OnGpu<'_>, checkpoint: &Value, device: usize) {
     let reserved_bytes = stated(checkpoint, device, "memory_reserved");
-    assert_eq!(on_gpu.number("live_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
     assert_eq!(on_gpu.number("peak_bytes"), stated(checkpoint, device, "max_memory_reserved"), "peak at {checkpoint}");
     assert_eq!(on_gpu.number("used_bytes"), reserved_bytes + CONTEXT_BYTES, "used at {checkpoint}: {:#}", on_gpu.0);
 }
@@ -106,6 +106,6 @@ fn run_reports_what_a_training_took_at_most() {
     assert_eq!(process.0["from_start"], true);
     let on_gpu = process.only_gpu();
     assert_eq!(on_gpu.number("peak_bytes"), stated(&end, 0, "max_memory_reserved"));
-    assert_eq!(on_gpu.number("live_bytes"), 0);
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 0);
     assert_eq!(on_gpu.number("allocations"), on_gpu.number("frees") + process.number("implicit_frees"));
 }

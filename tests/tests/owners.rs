@@ -38,7 +38,7 @@ fn a_process_moved_between_two_groups_changes_its_owner() {
     second.take(workload.tgid());
     let moved = watch.until(|report| owner(report, workload.tgid())["container"]["id"] == SECOND);
     assert_eq!(owner(&moved, workload.tgid())["cgroup"], second.path());
-    assert_eq!(moved.process(workload.tgid()).expect("it runs").only_gpu().number("live_bytes"), 4 * MIB);
+    assert_eq!(moved.process(workload.tgid()).expect("it runs").only_gpu().number("driver_allocated_bytes"), 4 * MIB);
     assert_eq!(moved.json()["coverage"]["moves"], "tracepoint");
     workload.end();
 }

@@ -68,8 +68,8 @@ fn examine(gpu: &Gpu, driver: &RealDriver) -> Value {
     assert_eq!(library["probes_attached"], found.len(), "{}", driver.package);
     let since = |symbol: &String| PROBES.iter().find(|probe| probe.symbol == symbol).map(|probe| number(probe.since));
     let newest = found.iter().filter_map(since).max();
-    let unexplained: Vec<&String> = missing.iter().filter(|symbol| since(symbol) <= newest).collect();
-    assert!(unexplained.is_empty(), "{} lacks what is older than what it has: {unexplained:?}", driver.package);
+    let unattributed: Vec<&String> = missing.iter().filter(|symbol| since(symbol) <= newest).collect();
+    assert!(unattributed.is_empty(), "{} lacks what is older than what it has: {unattributed:?}", driver.package);
 
     let outcome = Outcome::of(memwatch(gpu, &["doctor"], &driver.libcuda));
     outcome.assert_ended_with(0, &[]);

@@ -61,7 +61,7 @@ fn reading(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
 }
 
 fn live_bytes(report: &Report, tgid: u32) -> Option<u64> {
-    report.process(tgid)?.0["gpus"][0]["live_bytes"].as_u64()
+    report.process(tgid)?.0["gpus"][0]["driver_allocated_bytes"].as_u64()
 }
 
 fn recorder(gpu: &Gpu, job: &Workload, more: &[&str]) -> Recorder {
@@ -85,7 +85,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
     assert_eq!(as_recorded(&replayed.stdout), stated);
     assert!(replayed.stderr.is_empty(), "{}", replayed.stderr);
     let report = Report::parse(&stated);
-    assert_eq!(report.json()["schema"], "memwatch.report/1");
+    assert_eq!(report.json()["schema"], "memwatch.report/2");
     assert_eq!(report.json()["data"]["recording"]["ending"], "whole");
     assert_eq!(report.process(job.tgid()).expect("it is in it").0["failures"][0]["error"], "out of memory");
     // The other commands read the same.
@@ -93,7 +93,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_stated() {
     assert_eq!(Report::parse(&listed.stdout).json()["data"]["processes"], report.json()["data"]["processes"]);
     let text = reading(&gpu, &["report"], &file);
     text.assert_ended_with(0, &[]);
-    assert!(text.stdout.contains("ended as it was asked to") && text.stdout.contains("4.0 MiB"), "{}", text.stdout);
+    assert!(text.stdout.contains("stopped as requested") && text.stdout.contains("4.0 MiB"), "{}", text.stdout);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn standard_output_takes_a_recording_and_no_file_gets_its_name() {
 }
 
 #[test]
-fn what_is_no_recording_or_not_in_it_is_said_with_the_way_out() {
+fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let text = gpu.directory().join("notes.txt");
     std::fs::write(&text, "no recording").expect("the directory is ours");

@@ -44,7 +44,7 @@ fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_
         for workload in &members {
             let report = assert_agrees(&gpu, &mut watch, workload, Agreement::CallsOnly);
             let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
-            assert_eq!(on_gpu.number("live_bytes"), 8 * MIB);
+            assert_eq!(on_gpu.number("driver_allocated_bytes"), 8 * MIB);
             let calls = u64::try_from(pairs).expect("a number of calls");
             assert_eq!((on_gpu.number("allocations"), on_gpu.number("frees")), (calls + 3, calls));
         }

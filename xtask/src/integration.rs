@@ -90,7 +90,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     Ok(cargo)
 }
 
-/// What cargo is informed of the files of tests, in two parts, and how many tests of each may run at a time. Most look at the whole machine, where
+/// The arguments of cargo for the files of tests, in two parts, and how many tests of each may run at a time. Most look at the whole machine, where
 /// another test's programs would be too many.
 ///
 /// # Errors

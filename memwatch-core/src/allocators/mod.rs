@@ -12,6 +12,7 @@ pub mod threads;
 
 mod durations;
 mod framework;
+mod high_water;
 pub mod log;
 mod marks;
 #[cfg(test)]
@@ -317,7 +318,7 @@ impl TensorLedger {
         self.allocators.drifting()
     }
 
-    /// Whether an allocator reports, and tells no trace of its own: what it does can be seen by other functions of it.
+    /// Whether an allocator reports without a trace of its own: what it does shows in its other functions.
     pub fn lacks_trace(&self) -> bool {
         self.allocators.lacks_trace()
     }

@@ -13,7 +13,7 @@ use crate::words::{Tgid, by_name};
 pub struct Losses {
     #[serde(with = "by_name::losses")]
     all: BTreeMap<Loss, u64>,
-    /// Of nobody knows whom, and until when such were counted.
+    /// Losses without a known process, and until when they were counted.
     #[serde(with = "by_name::losses")]
     ownerless: BTreeMap<Loss, u64>,
     ownerless_ns: u64,

@@ -26,7 +26,7 @@ struct Primary {
     references: u32,
 }
 
-/// What a program was determined by the driver of one of its devices.
+/// The driver's answers to a program about one of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceAnswers {
     /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` answers with a MIG instance's own UUID, the first version
@@ -210,7 +210,7 @@ impl Contexts {
 
     /// `cuDevicePrimaryCtxRelease`: the last reference tears the context down.
     ///
-    /// Where calls before our attach were missed, references are not all known, and a last one is not known.
+    /// Where calls before our attach were missed, references are not all known, and which is the last one is not known.
     pub fn release_primary(&mut self, device: Ordinal) -> Option<TornDown> {
         let primary = self.primaries.get_mut(&device)?;
         primary.references = primary.references.checked_sub(1)?;
@@ -283,7 +283,7 @@ impl Contexts {
         self.answers.get(&device)
     }
 
-    /// No contexts any more, and every later call is seen; what was informed of the devices stays true.
+    /// No contexts any more, and every later call is seen; the driver's answers about devices stay true.
     pub fn end(&mut self) {
         let answers = std::mem::take(&mut self.answers);
         *self = Self { answers, ..Self::new(true) };

@@ -17,7 +17,7 @@ impl ProcessLedger {
         (self.addresses.len() > FAR).then(|| self.addresses.prefetch(address))
     }
 
-    /// Asks for what is known of who lives at an address that [`Self::prefetch`] was informed of.
+    /// Asks for what is known of who lives at an address that [`Self::prefetch`] was called with.
     #[inline]
     pub fn prefetch_tenant(&self, tag: Tag) {
         self.addresses.prefetch_tenant(tag);

@@ -25,7 +25,7 @@ pub struct AllocatorView {
     /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
     pub peaks_begun_ns: Option<u64>,
     /// What the program has from before the watch.
-    pub before_attach_bytes: Option<u64>,
+    pub preexisting_bytes: Option<u64>,
     /// What was rounded up of blocks in use.
     pub rounding_bytes: Option<u64>,
     /// Free blocks that cannot be given back, since others of their segment are in use.

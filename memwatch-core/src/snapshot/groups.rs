@@ -47,14 +47,14 @@ pub struct GroupGpu {
     pub used_bytes: Option<u64>,
     /// Requested bytes of live memory.
     pub live_bytes: u64,
-    /// What the group is charged with: NVML's bytes, and live bytes of those of whom it says nothing. These add up.
+    /// What the group is charged with: NVML's bytes, and live bytes of processes that it does not list. These add up.
     pub charged_bytes: u64,
     /// The sum of the processes' peaks: what the group had at once was at most this.
     pub at_most_peak_bytes: u64,
     /// What is older than the attach; `None` where that is known of none of them.
-    pub before_attach_bytes: Option<u64>,
+    pub preexisting_bytes: Option<u64>,
     /// Contexts' own memory is part of that.
-    pub before_attach_includes_context: bool,
+    pub preexisting_includes_context: bool,
     /// Allocations the driver refused.
     pub failed_allocations: u64,
 }
@@ -128,10 +128,10 @@ fn add<'g>(group: &mut Group<'_>, process: &ProcessView, gpus: impl IntoIterator
 fn add_gpu(row: &mut GroupGpu, gpu: &ProcessGpuView) {
     row.processes += 1;
     row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
-    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
-    row.before_attach_includes_context |= gpu.before_attach_includes_context;
+    row.preexisting_bytes = sum_of_known(row.preexisting_bytes, gpu.preexisting_bytes);
+    row.preexisting_includes_context |= gpu.preexisting_includes_context;
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
-    row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.accounted_bytes));
+    row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.attributed_bytes));
     row.at_most_peak_bytes = row.at_most_peak_bytes.saturating_add(gpu.peak_bytes);
     row.failed_allocations += gpu.failed_allocations;
 }

@@ -88,7 +88,7 @@ pub struct SumView {
 /// A stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageView {
-    /// `forward`, `backward`, `optimizer`, `outside`, `not_known` or `before_attach`.
+    /// `forward`, `backward`, `optimizer`, `outside`, `not_known` or `preexisting`.
     pub stage: Name,
     /// Computed again, since it was not kept for the backward pass.
     pub recomputed: bool,
@@ -101,7 +101,7 @@ pub struct StageView {
 /// A layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerView {
-    /// `module`; `none`, `not_known`, `before_attach` or `rest` for the rows of what has none.
+    /// `module`; `none`, `not_known`, `preexisting` or `rest` for the rows of what has none.
     pub kind: Name,
     /// The model's class, and `#2` and so on where there are several.
     pub model: Option<String>,
@@ -137,7 +137,7 @@ pub struct StageBytesView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteView {
     /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python;
-    /// `no_python`, `before_attach`, `rest`, and `not_asked`, `over_budget`, `unreadable` or `missing` where the stack is not known.
+    /// `no_python`, `preexisting`, `rest`, and `not_asked`, `over_budget`, `unreadable` or `missing` where the stack is not known.
     pub kind: Name,
     /// The file; of a native function the name of that with its code.
     pub file: Option<String>,

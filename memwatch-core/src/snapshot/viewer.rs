@@ -56,9 +56,10 @@ pub struct HiddenGpuView {
     /// NVML's bytes of them; `None` where NVML says of none of them.
     pub used_bytes: Option<u64>,
     /// Their live bytes.
+    #[serde(rename = "driver_allocated_bytes")]
     pub live_bytes: u64,
     /// Their live bytes at the time of the NVML reading.
-    pub accounted_bytes: u64,
+    pub attributed_bytes: u64,
 }
 
 impl ProcessView {
@@ -117,7 +118,7 @@ fn hidden(others: &[&ProcessView]) -> HiddenView {
         sum.processes += 1;
         sum.used_bytes = sum_of_known(sum.used_bytes, gpu.used_bytes);
         sum.live_bytes = sum.live_bytes.saturating_add(gpu.live_bytes);
-        sum.accounted_bytes = sum.accounted_bytes.saturating_add(gpu.accounted_bytes);
+        sum.attributed_bytes = sum.attributed_bytes.saturating_add(gpu.attributed_bytes);
     }
     HiddenView { processes: u64::try_from(living().count()).unwrap_or(u64::MAX), gpus: gpus.into_values().collect() }
 }

@@ -1,4 +1,4 @@
-//! Who is who: processes that come, exec, end and come again, and to whom a loss belongs.
+//! Who is who: processes that come, exec, end and come again, and which process a loss belongs to.
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record, RecordKind};
@@ -43,7 +43,7 @@ fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
     let mut watch = Watch::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 200, [(7, 200)])]).event(7, ProcessEvent::Exit);
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
-    assert_eq!(watch.running(7).gpus[0].before_attach_bytes, None);
+    assert_eq!(watch.running(7).gpus[0].preexisting_bytes, None);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_library_probed_late_leaves_something_unseen_and_later_facts_do_not_mend_tha
     watch.process(7, start_ns).reading(vec![device(GPU_A, 700, [(7, 700)])]);
     let seen = watch.running(7);
     assert_eq!((seen.from_start, seen.observed_since_ns), (false, time_ns));
-    assert_eq!(seen.gpus[0].before_attach_bytes, Some(700), "what NVML did not list before does not count");
+    assert_eq!(seen.gpus[0].preexisting_bytes, Some(700), "what NVML did not list before does not count");
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
     watch.event(7, ProcessEvent::Exec).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 5).process(7)]);
     watch.reading(vec![device(GPU_A, 523, [(7, 523)])]);
     let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
-    assert_eq!((row.live_bytes, row.peak_bytes, row.before_attach_bytes), (5, 100, Some(0)));
+    assert_eq!((row.live_bytes, row.peak_bytes, row.preexisting_bytes), (5, 100, Some(0)));
     assert_eq!((watch.running(7).implicit_frees, watch.running(7).from_start), (1, true));
     assert_eq!(watch.gpu(GPU_A).context_bytes, Some(518), "learnt from the new image alone");
 }

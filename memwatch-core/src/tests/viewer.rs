@@ -42,7 +42,7 @@ fn a_user_sees_only_own_processes_and_the_hidden_ones_add_up() {
     let hidden = seen.hidden.expect("there are others");
     let [on_gpu] = hidden.gpus.as_slice() else { panic!("one GPU: {hidden:?}") };
     assert_eq!((hidden.processes, on_gpu.processes), (2, 2));
-    assert_eq!((on_gpu.used_bytes, on_gpu.live_bytes, on_gpu.accounted_bytes), (Some(750), 550, 550));
+    assert_eq!((on_gpu.used_bytes, on_gpu.live_bytes, on_gpu.attributed_bytes), (Some(750), 550, 550));
     assert_eq!(seen.processes[0].gpus[0].live_bytes + on_gpu.live_bytes, seen.gpus[0].live_bytes);
     let nothing = all.observed_by(Viewer::User(4242));
     assert_eq!((tgids(&nothing), nothing.hidden.map(|hidden| hidden.processes)), (vec![], Some(3)));

@@ -204,8 +204,7 @@ fn leaks(all: &[Played]) -> String {
 
 /// Runs, warned or not, against what became of them.
 fn warnings(all: &[Played]) -> String {
-    let mut text =
-        "| runs | | warned before | false warnings | not warned |\n|---|---|---|---|---|\n".to_owned();
+    let mut text = "| runs | | warned before | false warnings | not warned |\n|---|---|---|---|---|\n".to_owned();
     let kinds = [
         ("the memory runs out", true, Warned::Before),
         ("growth that stops before the end", false, Warned::WhileItGrows),

@@ -112,7 +112,7 @@ impl Client {
         &self.path
     }
 
-    /// Has the agent on `path` begin the peaks of a process anew, over a connection of its own.
+    /// Has the agent on `path` reset the peaks of a process, over a connection of its own.
     ///
     /// # Errors
     /// When it does not.
@@ -125,7 +125,7 @@ impl Client {
         }
     }
 
-    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which is told, too.
+    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which it reports, too.
     ///
     /// # Errors
     /// When it does not say.
@@ -190,7 +190,7 @@ impl Connection {
             let stream = UnixStream::connect(path).await?;
             let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None };
             let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
-            // An agent without room may have hung up already; what it said stands in the socket.
+            // An agent without room may have hung up already; its answer is still in the socket.
             let _ = connection.say(&hello);
             let welcome = connection.answer().await?;
             Ok::<_, NoAgent>((connection, welcome))

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// What this program speaks. The major number changes when one side must know more than the other says.
-pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 2 };
+pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 2 };
 
 /// From this minor version on an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
@@ -88,7 +88,7 @@ pub(crate) enum Answer<'a> {
     },
 }
 
-/// Whom the client has met.
+/// The agent that the client has connected to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     /// What the agent speaks.
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
         let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":1,"minor":2},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":2,"minor":2},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = Answer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

@@ -64,7 +64,7 @@ fn call_paths() -> Vec<CallPathView> {
     let mut unknown = call_path("outside", "line", &[main], sum([0, 7, 7], 1, 1));
     unknown.frames.insert(0, UNREAD);
     vec![
-        call_path("before_attach", "before_attach", &[], sum([100, 120, 0], 0, 3)),
+        call_path("preexisting", "preexisting", &[], sum([100, 120, 0], 0, 3)),
         deep,
         call_path("backward", "backward_of", &[], sum([5, 8, 400], 50, 45)),
         call_path("backward", "no_python", &[], sum([3, 0, 3], 1, 0)),

@@ -1,4 +1,4 @@
-//! A watch of some length, or a recording, for reports on what happened in it: whom it is on, what is looked for, and how far it is.
+//! A watch of some length, or a recording, for reports on what happened in it: its processes, what is looked for, and its progress.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _, Write as _};

@@ -86,9 +86,9 @@ impl Recording {
     pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
             let name = self.path.display();
-            return eprintln!("memwatch: {name} begins at {begins}, and what is reported with that");
+            return eprintln!("memwatch: {name} begins at {begins}, and so does this report");
         };
-        eprintln!("memwatch: the agent's history begins at {begins}, and what is reported with that");
+        eprintln!("memwatch: the agent's history begins at {begins}, and so does this report");
         if let Some(previous) = &kept.previous {
             eprintln!("memwatch: its watch before that, as far as it is kept: --in {}", previous.display());
         }

@@ -157,7 +157,7 @@ pub(crate) fn contexts(recording: &Recording) -> Result<BTreeMap<GpuUuid, u64>, 
 fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     let Recording { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
-    let replay = Replay::play(path, Wish { window: *window, all_events, now_unix_ns }, prepare);
+    let replay = Replay::play(path, ReplayRequest { window: *window, all_events, now_unix_ns }, prepare);
     replay.map_err(|error| unreadable(error, path))
 }
 

@@ -18,7 +18,7 @@ use crate::exit::Failure;
 use crate::output_file;
 use crate::render::format::bytes;
 
-/// A chunk is written at least so often: what a killed recorder loses.
+/// The longest time between two chunks: what a killed recorder loses.
 const LONGEST_UNWRITTEN: Duration = Duration::from_secs(1);
 /// The end mark has room within the limit.
 const END_BYTES: u64 = 256;
@@ -101,7 +101,7 @@ impl Recorded {
     }
 }
 
-/// What is informed of a recording, beside what is in it.
+/// What a report says about a recording besides its content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     /// The file.

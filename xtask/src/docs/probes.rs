@@ -159,7 +159,7 @@ fn plain_words(meaning: Meaning) -> &'static str {
         }
         Meaning::Context(ContextCall::DestroyGreen) => "a green context goes, and its reference to the primary one",
         Meaning::Context(ContextCall::SetLimit) => {
-            "how much a context takes for stacks, output or its heap: part of what is unexplained"
+            "how much a context takes for stacks, output or its heap: part of what is unattributed"
         }
         Meaning::Context(ContextCall::CreateStream) => {
             "a stream of the thread's context: what is allocated on it is on that device"

@@ -2,6 +2,7 @@
 
 mod imports;
 mod mask;
+mod plain;
 mod purity;
 mod shape;
 mod source;
@@ -47,6 +48,7 @@ const RULES: &[Rule] = &[
         find: words::unwrap,
     },
     Rule { name: "pid", fix: "say tgid or tid; rename a foreign field where it comes in", find: words::process_word },
+    Rule { name: "plain", fix: "say it as PyTorch, NVML, Linux or Prometheus users do", find: plain::unplain },
     Rule { name: "unfinished", fix: "finish it, or file an issue", find: words::unfinished },
 ];
 
@@ -66,6 +68,11 @@ const EXCEPTIONS: &[Exception] = &[
     Exception {
         rule: "unfinished",
         path: "xtask/src/tidy/words.rs",
+        reason: "the rule has to spell the words that it looks for",
+    },
+    Exception {
+        rule: "plain",
+        path: "xtask/src/tidy/plain.rs",
         reason: "the rule has to spell the words that it looks for",
     },
     Exception {

@@ -125,7 +125,7 @@ pub struct Places {
 impl Places {
     /// The device's allocator has granted so much; `before_bytes` is what it had granted before the event that says so.
     pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
-        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::before_attach(before_bytes));
+        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::preexisting(before_bytes));
         device.allocated_bytes = allocated_bytes;
     }
 
@@ -253,7 +253,7 @@ const BEFORE_ATTACH: Attribution = Attribution {
 };
 
 impl DevicePlaces {
-    fn before_attach(bytes: u64) -> Self {
+    fn preexisting(bytes: u64) -> Self {
         let mut device = Self::default();
         if bytes > 0 {
             device.change(&BEFORE_ATTACH, Step::Adopt(bytes));

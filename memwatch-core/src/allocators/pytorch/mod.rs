@@ -85,7 +85,7 @@ impl Allocators {
         self.unbelievable
     }
 
-    /// Whether an allocator reports, and tells no trace of its own.
+    /// Whether an allocator reports without a trace of its own.
     pub fn lacks_trace(&self) -> bool {
         self.devices.values().any(DeviceAllocator::lacks_trace)
     }
@@ -186,7 +186,7 @@ impl FrameworkAllocator for Allocators {
 
     fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
         if let Some(device) = self.devices.get_mut(&ordinal) {
-            device.history.tell_stage(phase);
+            device.history.report_stage(phase);
         }
     }
 

@@ -90,7 +90,7 @@ impl DeviceAllocator {
     }
 
     /// Bytes of the program's blocks that are older than the watch.
-    pub fn before_attach_bytes(&self) -> Option<u64> {
+    pub fn preexisting_bytes(&self) -> Option<u64> {
         let reported = self.reported?;
         Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()))
     }

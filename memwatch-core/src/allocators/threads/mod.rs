@@ -1,4 +1,4 @@
-//! What each thread of a process is doing: to whom a block belongs that is granted to it now.
+//! What each thread of a process is doing: the owner of a block that is allocated on it now.
 //!
 //! The innermost thing counts: a node of the backward graph, a range of an optimizer, a frame of Python; and each answer says which of them gave
 //! it. A node's end is not seen (see `TensorMeaning::BackwardNode`): the engine's own threads do nothing but run nodes, and on a thread that calls the
@@ -70,7 +70,7 @@ pub enum Evidence {
     Nothing,
 }
 
-/// To whom a block belongs.
+/// The owner of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attribution {
     /// The stage.
@@ -228,7 +228,7 @@ impl Threads {
         self.ambiguous
     }
 
-    /// To whom a block belongs that is granted to this thread on this stack.
+    /// The owner of a block that this thread allocates on this stack.
     pub(super) fn attribute(&mut self, tid: Tid, stack: StackRef) -> Attribution {
         let (captured, step) = (!self.captures.is_empty(), self.steps.process());
         let (id, key) = match stack {

@@ -27,7 +27,7 @@ impl Pipeline {
         self.detectors.leaks.get_or_insert_default();
     }
 
-    /// What is to be thought of each place of each process, where growth of so many bytes a minute is too much; nothing before
+    /// The verdict on each place of each process, where growth of so many bytes a minute is too much; nothing before
     /// [`Pipeline::watch_leaks`].
     pub fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
         let Some(leaks) = &self.detectors.leaks else { return Vec::new() };

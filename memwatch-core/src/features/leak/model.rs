@@ -42,7 +42,7 @@ pub enum Held {
     Pinned,
 }
 
-/// What is to be thought of a place.
+/// The verdict on a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// It grows all the time, and goes on.
@@ -60,7 +60,7 @@ pub enum Verdict {
 pub struct Finding {
     /// The place.
     pub place: Place,
-    /// What is to be thought of it.
+    /// The verdict.
     pub verdict: Verdict,
     /// How it goes.
     pub trend: Trend,
@@ -121,7 +121,7 @@ impl Leaks {
         self.windows.get(&(process.tgid, process.observed_since_ns)).copied().unwrap_or(0)
     }
 
-    /// What is to be thought of each place of a process, where growth of so many bytes a minute is too much; `None` for the ones that were
+    /// The verdict on each place of a process, where growth of so many bytes a minute is too much; `None` for the ones that were
     /// seen for too short a time.
     pub fn findings(&self, process: &Process, threshold_bytes_per_minute: f64) -> Vec<(Place, Option<Finding>)> {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
@@ -147,7 +147,7 @@ fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
     if has_ended { series.trend_of_ended() } else { series.trend() }
 }
 
-/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; that it grows is determined by points that have
+/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; growth shows in points that have
 /// nothing to do with each other, or not yet. With the verdict, the trend that it is of.
 fn judge_replaced(trend: Trend, replaced: Option<Trend>, threshold_bytes_per_minute: f64) -> Option<(Verdict, Trend)> {
     match judge(&trend, threshold_bytes_per_minute) {

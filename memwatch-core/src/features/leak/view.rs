@@ -19,7 +19,7 @@ pub struct LeaksView {
     pub windows: Option<u64>,
     /// How many places were seen for too short a time to decide.
     pub too_short: u64,
-    /// What is to be thought of the others, leaks first, the ones that grow fastest first.
+    /// The verdicts on the others, leaks first, the ones that grow fastest first.
     pub findings: Vec<LeakView>,
 }
 

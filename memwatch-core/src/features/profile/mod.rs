@@ -26,7 +26,7 @@ pub(crate) struct Followed {
 }
 
 impl Pipeline {
-    /// From now on it is looked so often, in nanoseconds, what GPUs and processes hold.
+    /// Samples what GPUs and processes hold from now on, at this interval in nanoseconds.
     pub fn watch_samples(&mut self, interval_ns: u64) {
         let followed = || Followed { samples: Samples::new(interval_ns), gone: BTreeMap::new(), events: None };
         self.detectors.followed.get_or_insert_with(|| Box::new(followed()));

@@ -78,7 +78,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// It is looked so often from now on: at least every nanosecond.
+    /// The interval between samples from now on, at least a nanosecond.
     pub fn new(interval_ns: u64) -> Self {
         let interval_ns = interval_ns.max(1);
         let (tracks, gpus) = (BTreeMap::new(), BTreeMap::new());

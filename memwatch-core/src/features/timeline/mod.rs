@@ -125,7 +125,7 @@ impl Events {
 }
 
 impl Pipeline {
-    /// From now on it is noted what happens, allocations of so many bytes and above among it; what is held is looked at so often, in nanoseconds.
+    /// Notes events from now on, allocations from this size on among them, and samples what is held at this interval in nanoseconds.
     pub fn watch_timeline(&mut self, interval_ns: u64, large_bytes: u64) {
         self.watch_samples(interval_ns);
         let events = Events {

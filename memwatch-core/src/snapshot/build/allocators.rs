@@ -45,7 +45,7 @@ fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> Al
             .map(|(reserved, now)| reserved.saturating_sub(now.allocated_bytes)),
         peak_cached_bytes: device.peak_cached_bytes(),
         peaks_begun_ns: device.peaks_begun_ns(),
-        before_attach_bytes: device.before_attach_bytes(),
+        preexisting_bytes: device.preexisting_bytes(),
         rounding_bytes,
         inactive_split_bytes,
         waste_bytes: rounding_bytes.zip(inactive_split_bytes).map(|(rounding, splits)| rounding + splits),

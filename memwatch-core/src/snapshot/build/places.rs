@@ -328,14 +328,14 @@ pub(crate) const fn stage_name(stage: Stage) -> Name {
         Stage::Optimizer => "optimizer",
         Stage::Outside => "outside",
         Stage::NotKnown => "not_known",
-        Stage::BeforeAttach => "before_attach",
+        Stage::BeforeAttach => "preexisting",
     })
 }
 
 const fn layer_kind(layer: &Layer) -> Name {
     Name::Borrowed(match layer {
         Layer::Rest => "rest",
-        Layer::BeforeAttach => "before_attach",
+        Layer::BeforeAttach => "preexisting",
         Layer::NotKnown => "not_known",
         Layer::None => "none",
         Layer::Module(_) => "module",
@@ -349,7 +349,7 @@ const fn module_of(layer: &Layer) -> Option<&Module> {
 const fn site_kind(site: &Site) -> Name {
     Name::Borrowed(match site {
         Site::Rest => "rest",
-        Site::BeforeAttach => "before_attach",
+        Site::BeforeAttach => "preexisting",
         Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
         Site::NotKnown(StackRef::NotAsked) => "not_asked",
         Site::NotKnown(StackRef::OverBudget) => "over_budget",

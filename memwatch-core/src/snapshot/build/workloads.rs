@@ -62,7 +62,7 @@ fn row<'a>(
         used_bytes: None,
         live_bytes: 0,
         peak_bytes: 0,
-        before_attach_bytes: None,
+        preexisting_bytes: None,
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::new(),
@@ -83,7 +83,7 @@ fn add_gone(row: &mut WorkloadGpuView, gone: &EndedTotals) {
 
 fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
     row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
-    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
+    row.preexisting_bytes = sum_of_known(row.preexisting_bytes, gpu.preexisting_bytes);
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
     row.peak_bytes = row.peak_bytes.max(gpu.peak_bytes);
     for (name, of_process) in &gpu.kinds {

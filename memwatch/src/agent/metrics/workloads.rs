@@ -202,7 +202,7 @@ impl Row {
         let mut row = Self {
             driver_bytes: gpu.used_bytes,
             peak_bytes: Some(gpu.peak_bytes),
-            preexisting_bytes: gpu.before_attach_bytes,
+            preexisting_bytes: gpu.preexisting_bytes,
             growth_bytes_per_second: gpu.growth_bytes_per_second,
             processes: Some(workload.processes),
             last_oom_ns: gpu.last_oom_ns,

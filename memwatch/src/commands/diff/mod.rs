@@ -36,7 +36,7 @@ pub(crate) struct Run<'a> {
     pub(crate) snapshot: Snapshot,
 }
 
-/// Reads or watches both, and tells.
+/// Reads or watches both, and reports.
 ///
 /// # Errors
 /// When a recording cannot be read, the processes cannot be watched, or the report cannot be written.

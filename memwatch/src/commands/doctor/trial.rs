@@ -88,8 +88,11 @@ fn judge_moves(reported: bool) -> Check {
     if reported {
         check(State::Ok, "a process that is put into another control group is noticed within about 20 ms")
     } else {
-        check(State::Degraded, "this kernel does not report moves: control groups are read again with each reading of NVML")
-            .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
+        check(
+            State::Degraded,
+            "this kernel does not report moves: control groups are read again with each reading of NVML",
+        )
+        .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
     }
 }
 

@@ -109,7 +109,7 @@ impl Export {
     /// How it is to be written.
     ///
     /// # Errors
-    /// When that cannot be told, or does not go with the rest.
+    /// When the format is not known, or does not go with the rest.
     pub(crate) fn written(&self) -> Result<Written, String> {
         let written = match self.format {
             Some(format) => format,
@@ -117,7 +117,7 @@ impl Export {
                 return Err(format!("'-o -' needs a format: -f {}", names(|_| true)));
             }
             None => by_name(&self.held)
-                .ok_or_else(|| format!("the name of the file does not tell the format: -f {}", names(|_| true)))?,
+                .ok_or_else(|| format!("the name of the file has no known format: -f {}", names(|_| true)))?,
         };
         if written == Written::Snapshot {
             let Held { subject, gpus, .. } = &self.held;
@@ -138,7 +138,7 @@ impl Flamegraph {
     /// How it is to be written.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// When the format is not known.
     pub(crate) fn written(&self) -> Result<Written, String> {
         let refusal =
             || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));

@@ -28,10 +28,10 @@ use args::{Held, Written};
 
 /// So many pairs of process and GPU have series of their own in a file of metrics.
 const OWN_SERIES: usize = 1000;
-/// What a watch sees of PyTorch: what comes and goes, and for whom, so that a backward pass has the lines that it is of.
+/// What a watch sees of PyTorch: allocations and frees with their owners, so that a backward pass has the lines that it is of.
 const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
 
-/// Writes the file; how, the command line has said.
+/// Writes the file as the command line asks.
 ///
 /// # Errors
 /// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.

@@ -19,7 +19,7 @@ use crate::render::wall_clock::WallClock;
 /// # Errors
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, found: &Found, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
-    write_report(out, "memwatch.fragment/1", data(found, snapshot, origin.clock), snapshot, origin)
+    write_report(out, "memwatch.fragment/2", data(found, snapshot, origin.clock), snapshot, origin)
 }
 
 /// The same within another report.

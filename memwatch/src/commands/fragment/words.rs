@@ -1,4 +1,4 @@
-//! What can be said of how free memory lies.
+//! How free memory lies, in words.
 
 use memwatch_core::features::fragments::view::{DriverFragmentsView, DriverGpuView, FragmentsView, ShapeView};
 use memwatch_core::features::simulate::view::SimulationView;
@@ -33,7 +33,7 @@ pub(crate) struct DriverRow<'a> {
     pub(crate) kind: &'static str,
     /// What was asked for and is live.
     pub(crate) live_bytes: u64,
-    /// What the driver has to have for that; `None` where it cannot be told.
+    /// What the driver has to have for that; `None` where it is not known.
     pub(crate) backed_bytes: Option<u64>,
     /// That follows from addresses or habits, and not from what the driver says.
     pub(crate) is_estimated: bool,
@@ -140,7 +140,7 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
     let process =
         snapshot.processes.iter().find(|process| process.tgid == driver.tgid && process.ended_ns.is_none())?;
     let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(uuid))?;
-    let unexplained = u64::try_from(own.unexplained_bytes?).ok()?;
+    let unattributed = u64::try_from(own.unattributed_bytes?).ok()?;
     let device = snapshot.gpus.iter().find(|device| device.uuid == *uuid);
     let context = device.and_then(|device| device.context_bytes);
     let context = context.map_or_else(String::new, |context| format!(", of which a context takes {}", bytes(context)));
@@ -148,7 +148,7 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
         "PID {} on GPU {}: by NVML {} are used that no call has asked for{context}; the rows above explain {}",
         driver.tgid.0,
         sentences::gpu_number(snapshot, Some(uuid)),
-        bytes(unexplained),
+        bytes(unattributed),
         bytes(gpu.wasted_bytes.saturating_sub(gpu.idle_physical_bytes))
     ))
 }

@@ -23,7 +23,7 @@ use crate::render::output::{style, unless_closed};
 use crate::watch::looks::{Observation, look};
 use args::Monitor;
 
-/// All that PyTorch's allocator does, and for whom: what each detector needs is in it.
+/// All that PyTorch's allocator does and for which code: what each detector needs is in it.
 const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: false };
 
 /// Something that can be looked for.
@@ -65,7 +65,7 @@ pub(crate) const DETECTORS: &[Detector] = &[
 /// What is freed before so many more are allocated is temporary, as in `memwatch report`.
 const TEMPORARY: u64 = 10;
 
-/// Watches, or reads the recording, and tells what each detector has found.
+/// Watches, or reads the recording, and reports what each detector has found.
 ///
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.

@@ -51,7 +51,7 @@ impl Alerts {
     pub(crate) fn raise(&mut self, json: &[u8]) {
         while self.under_way.try_join_next().is_some() {}
         if self.under_way.len() >= UNDER_WAY {
-            eprintln!("memwatch: {UNDER_WAY} commands or posts are not done yet; this change is not told to them");
+            eprintln!("memwatch: {UNDER_WAY} commands or posts are not done yet; this change is not reported to them");
             return;
         }
         let AlertActions { exec, exec_timeout, webhook } = self.request.clone();

@@ -29,7 +29,7 @@ pub(crate) fn write_change(
     out.flush()
 }
 
-/// What is to be expected, and what was told of it before.
+/// What is to be expected, and what was reported before.
 pub(crate) fn show(
     page: &mut Page,
     (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),

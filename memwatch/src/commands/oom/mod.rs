@@ -33,7 +33,7 @@ use words::OomReport;
 /// From this level on, a forecast is one to fail on.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
 
-/// All that there is to tell.
+/// All that there is to report.
 struct Collected {
     snapshot: Snapshot,
     forecasts: ForecastsView,
@@ -69,7 +69,7 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
         json::write(&mut out, &report, snapshot, taken_at.origin())
     } else {
-        // What was printed as it came is not said again.
+        // What was printed as it came is not repeated.
         let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
         let style = style(common, false);
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
@@ -89,9 +89,9 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
     pipeline.watch_forecasts(&args.thresholds);
 }
 
-/// Watches until the time is over, a signal comes or nobody is left, and tells each change as it comes.
+/// Watches until the time is over, a signal comes or nobody is left, and reports each change as it comes.
 async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
-    // All that PyTorch's allocator does: what lies free in it is told then.
+    // All that PyTorch's allocator does: its free memory is reported, too.
     let request = TensorRequest { level: TensorLevel::Layers, reports_only: false };
     let mut session = open(&args.subject.tgids, request, common)?;
     prepare(session.pipeline_mut(), args);
@@ -119,7 +119,7 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     Ok(Collected { snapshot, forecasts, changes, ooms: self::reported(session.pipeline()), taken_at: TakenAt::here() })
 }
 
-/// What has changed, told to all who want to know.
+/// Reports a change to every receiver.
 fn take(
     session: &mut Session,
     follow: bool,

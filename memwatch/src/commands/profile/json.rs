@@ -23,7 +23,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.profile/1", data(profile, snapshot, origin.clock), snapshot, origin)
+    write_report(out, "memwatch.profile/2", data(profile, snapshot, origin.clock), snapshot, origin)
 }
 
 /// The same within another report.

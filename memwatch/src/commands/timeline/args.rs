@@ -25,7 +25,7 @@ pub(crate) struct Timeline {
     /// Replace a file that is there
     #[arg(long)]
     pub(crate) force: bool,
-    /// Tell of allocations of this size and above: 500M, 2G; a bare number is bytes
+    /// Report allocations of this size and above: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
     /// Write so many points of each number at most into JSON: of neighbours the last, and the most that either was
@@ -64,7 +64,7 @@ impl Timeline {
     /// How it is to be written; `None` for a table.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// When the format is not known.
     pub(crate) fn written(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(output) = &self.output else {
             return match self.format {
@@ -77,7 +77,7 @@ impl Timeline {
         };
         let found = self.format.or_else(|| by_name(output)).map(Some);
         found.ok_or_else(|| {
-            "the name of the file does not tell the format: -f svg, html, perfetto, json or parquet".to_owned()
+            "the name of the file has no known format: -f svg, html, perfetto, json or parquet".to_owned()
         })
     }
 }

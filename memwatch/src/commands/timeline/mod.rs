@@ -24,7 +24,7 @@ use crate::watch::looks::{Observation, look};
 use crate::watch::one_shot::TakenAt;
 use args::{Timeline, TimelineFormat};
 
-/// What comes and goes, and for whom: an event is told with its line, stage and layer.
+/// Allocations and frees with their owners: an event has its line, stage and layer.
 const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
 
 /// Watches, or reads the recording, and writes.
@@ -98,7 +98,7 @@ pub(crate) fn rendered(
     }
 }
 
-/// Into a file, which is told, or to standard output.
+/// Into a file, whose name is printed, or to standard output.
 ///
 /// # Errors
 /// When it cannot be written.

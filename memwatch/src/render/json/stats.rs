@@ -21,7 +21,7 @@ const PLACES: usize = 10;
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(|process| process_json(process, origin.clock));
-    write_report(out, "memwatch.stats/1", StatsReport { processes: processes.collect() }, snapshot, origin)
+    write_report(out, "memwatch.stats/2", StatsReport { processes: processes.collect() }, snapshot, origin)
 }
 
 #[derive(Serialize)]
@@ -75,7 +75,7 @@ struct GpuJson<'a> {
     requested_bytes: Option<i64>,
     rounding_bytes: Option<u64>,
     waste_bytes: Option<u64>,
-    before_attach_bytes: Option<u64>,
+    preexisting_bytes: Option<u64>,
     peak_allocated_bytes: Option<i64>,
     peak_reserved_bytes: Option<i64>,
     peak_cached_bytes: u64,
@@ -140,7 +140,7 @@ fn gpu_json(allocator: &AllocatorView) -> GpuJson<'_> {
         requested_bytes: number("requested_bytes.all.current"),
         rounding_bytes: allocator.rounding_bytes,
         waste_bytes: allocator.waste_bytes,
-        before_attach_bytes: allocator.before_attach_bytes,
+        preexisting_bytes: allocator.preexisting_bytes,
         peak_allocated_bytes: number("allocated_bytes.all.peak"),
         peak_reserved_bytes: number("reserved_bytes.all.peak"),
         peak_cached_bytes: allocator.peak_cached_bytes,

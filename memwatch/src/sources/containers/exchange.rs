@@ -161,7 +161,7 @@ async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> 
         answer = &mut answer => return answer,
         _ = &mut connection => {}
     }
-    // Whoever closes after the answer has sent all of it; the answer is informed of an end before.
+    // Whoever closes after the answer has sent all of it; an end before that is part of the answer.
     answer.await
 }
 

@@ -96,7 +96,7 @@ pub(crate) enum LoadError {
         cause: MapError,
     },
     /// The time of the attach could not be asked to the kernel half.
-    #[error("the kernel half is not known that its probes are in place")]
+    #[error("the kernel half cannot be informed that its probes are in place")]
     Arm(#[source] MapError),
 }
 

@@ -73,8 +73,8 @@ fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_g
     naive.request(Tid(1), 3 << 20);
     naive.grant(Tid(1), 3 << 20, 0, 0);
     assert!(allocators.learn_counters(ALLOCATOR, 9, &naive.words(4)));
-    tell(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
-    tell(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
+    report(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
+    report(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
     allocators.apply(&event(reported(0x4000_0000, -(3 << 20), 0, 20 << 20)));
     report(&mut allocators, TraceAction::SegmentFree, 0x4000_0000, 20 << 20);
     allocators.apply(&event(TensorChange::AccumulatedReset { ordinal: Ordinal(0) }));
@@ -147,9 +147,9 @@ fn what_the_program_has_from_before_the_watch_is_what_was_never_granted_in_it() 
     let mut allocators = Allocators::default();
     allocators.begin(false, &[]);
     allocators.apply(&event(reported(0x4000_0000, 512, 4096, 2 << 20)));
-    assert_eq!(device(&allocators).before_attach_bytes(), Some(3584));
+    assert_eq!(device(&allocators).preexisting_bytes(), Some(3584));
     allocators.apply(&event(reported(0x5000_0000, -1024, 3072, 2 << 20)));
-    assert_eq!(device(&allocators).before_attach_bytes(), Some(2560));
+    assert_eq!(device(&allocators).preexisting_bytes(), Some(2560));
     let all_peak = device(&allocators).number(Family::AllocatedBytes, Scope::All, "peak");
     assert_eq!(all_peak.map(Trust::certainty), Some(Certainty::Unknown), "it may have been more before");
 }

@@ -114,7 +114,7 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn complete(&mut self, handle: Handle);
     /// The driver gets back what can be given back.
     fn empty_cache(&mut self);
-    /// The program's own allocator has a segment here from now on, or no longer: this tells the driver's addresses.
+    /// The program's own allocator has a segment here from now on, or no longer: this reports the driver's addresses.
     fn note_segment(&mut self, _address: u64, _bytes: u64, _is_there: bool) {}
     /// The same of a private pool that nobody uses any more.
     fn release_pool(&mut self, private_pool: (u64, u64));

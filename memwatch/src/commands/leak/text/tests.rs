@@ -79,5 +79,5 @@ fn why_something_is_reported_to_grow_is_stated_with_how_old_it_is_and_whether_it
 fn rows_beyond_the_wanted_are_counted_and_a_short_look_says_so() {
     let many = (0..5).map(|line| finding("slow", line, 9.0)).collect();
     assert!(reported(many, 2).contains("and 3 more\n"));
-    assert!(reported(Vec::new(), 2).contains("seen for too short a time to tell"));
+    assert!(reported(Vec::new(), 2).contains("observed too briefly for a verdict"));
 }

@@ -14,7 +14,7 @@ fn report(snapshot: &Snapshot) -> Value {
 #[test]
 fn every_number_has_pytorchs_key_and_says_how_sure_it_is() {
     let report = report(&fixture::training_node());
-    assert_eq!(report["schema"], "memwatch.stats/1");
+    assert_eq!(report["schema"], "memwatch.stats/2");
     assert!(report["coverage"].is_object() && report["losses"].is_object() && report["complete"].is_boolean());
     let device = &report["data"]["processes"][0]["devices"][0];
     assert_eq!(device["statistics"]["allocated_bytes.all.peak"], 40_u64 << 30);

@@ -63,7 +63,7 @@ fn instances_have_their_gpus_number_and_their_own() {
     let list = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
     let numbers: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("GPU ")?.split(' ').next()).collect();
     assert_eq!(numbers, ["0", "1:0", "1:1"], "{list}");
-    assert!(list.lines().any(|line| line.starts_with("GPU 1:0") && line.ends_with("unexplained 0 B")), "{list}");
+    assert!(list.lines().any(|line| line.starts_with("GPU 1:0") && line.ends_with("unattributed 0 B")), "{list}");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn eight_gpus_have_a_line_each() {
     });
     snapshot.gpus.extend(more.collect::<Vec<_>>());
     let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (100, 30)));
-    let line = "GPU 7  ███████████████████████████▒▒░   78.0 GiB of 79.6 GiB  live 72.0 GiB   unexplained 6.0 GiB";
+    let line = "GPU 7  ███████████████████████████▒▒░   78.0 GiB of 79.6 GiB  live 72.0 GiB   unattributed 6.0 GiB";
     assert_eq!(reported.lines().nth(8), Some(line), "{reported}");
     let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (100, 16)));
     assert!(reported.contains("\n4 more GPUs\n"), "{reported}");
@@ -124,7 +124,7 @@ fn the_help_page_explains_keys_and_words() {
     let mut state = state(false, &snapshot);
     state.take(Step::Help);
     let reported = text(&frame(&mut state, &snapshot, PLAIN, (100, 30)));
-    for word in ["Space", "pause and go on", "unexplained", "used - live"] {
+    for word in ["Space", "pause and go on", "unattributed", "used - live"] {
         assert!(reported.contains(word), "{reported}");
     }
 }
