@@ -81,7 +81,7 @@ fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
     let table = agent.ask(&gpu, ANN, &["ps"]);
     table.assert_ended_with(0, &[]);
     assert!(
-        table.stdout.contains("from the agent, since") && table.stdout.contains("2 processes of others hold"),
+        table.stdout.contains("from the agent") && table.stdout.contains("2 processes of other users use"),
         "{}",
         table.stdout
     );
@@ -138,7 +138,7 @@ fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
     assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
     let reset = agent.ask(&gpu, ANN, &words);
     reset.assert_ended_with(0, &[]);
-    let sentence = "peaks begin again; it was 8.0 MiB on GPU 0, now 4.0 MiB";
+    let sentence = "peaks reset; peak was 8.0 MiB on GPU 0, now 4.0 MiB";
     assert!(reset.stdout.contains(sentence), "{}", reset.stdout);
     let left = agent.ask(&gpu, ROOT, &[&words[..], &["--json"]].concat());
     assert_eq!(peak(&report(&left)), (4 * MIB, true));

@@ -129,15 +129,15 @@ fn the_table_says_what_is_older_than_the_watch() {
     let once = gpu.run_memwatch(&[&["ps"], &words[..]].concat());
     assert_eq!(once.code, 0, "{}", once.stderr);
     let mut watch = Program::start(gpu.memwatch(&[&words[..], &["--interval", "100ms"]].concat()));
-    for text in [once.stdout, watch.until_line_with("≤582.0 MiB") + &watch.until_line_with("older than this watch")] {
+    for text in [once.stdout, watch.until_line_with("≤582.0 MiB") + &watch.until_line_with("started before attach")] {
         // 64 MiB and the context.
         assert!(text.contains("≤582.0 MiB"), "{text}");
-        assert!(text.contains("1 process is older than this watch"), "{text}");
+        assert!(text.contains("1 process started before attach"), "{text}");
     }
     workload.run(&["alloc late 32M", "free early"]);
     let row = watch.until_line_with("≤518.0 MiB");
     assert!(row.contains("32.0 MiB"), "{row}");
-    watch.until_line_with("1 free of memory older than the watch");
+    watch.until_line_with("1 free of memory allocated before attach");
 }
 
 #[test]

@@ -334,7 +334,7 @@ fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_e
     let words = ["--pid", &workload.tgid_word(), "--interval", "100ms", "--ring-bytes", "1M"];
     let mut watch = Program::start(gpu.memwatch(&words));
     for _ in 0..3 {
-        watch.until_line_with("observed since");
+        watch.until_line_with("UNATTRIBUTED");
     }
     watch.signal(libc::SIGINT);
     assert_eq!(watch.end(), 0);
@@ -346,13 +346,13 @@ fn a_signal_ends_a_watch_with_0_and_the_next_one_works() {
     let workload = holding_4_mib(&gpu);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
-        watch.until_line_with("observed since");
+        watch.until_line_with("complete");
         watch.signal(signal);
         assert_eq!(watch.end(), 0, "after signal {signal}");
     }
     let once = gpu.run_memwatch(&["ps", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
-    assert!(once.stdout.contains("lost 0"), "{}", once.stdout);
+    assert!(once.stdout.contains("complete"), "{}", once.stdout);
 }
 
 fn check(report: &Report, id: &str) -> Value {
@@ -406,12 +406,12 @@ fn a_watch_on_a_process_ends_with_it_and_a_summary() {
     let mut workload = gpu.workload();
     workload.ask("tgid");
     let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
-    watch.until_line_with("observed since");
+    watch.until_line_with("complete");
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     watch.until_line_with("device 4.0 MiB");
     workload.end();
     watch.until_line_with("peak        4.0 MiB on GPU 0");
-    watch.until_line_with("1 allocation left for the driver to free");
+    watch.until_line_with("1 allocation not freed by the program");
     assert_eq!(watch.end(), 0);
     let watched = Watch::start(gpu.memwatch(&["--duration", "300ms"]));
     assert_eq!(watched.finish().1, 0);

@@ -105,25 +105,27 @@ fn nvml(state: &NvmlState) -> Option<Sentence> {
 
 /// What of NVML's number the driver calls explain: of the whole GPU where all its processes are traced, else of the traced ones.
 ///
-/// `NVML used 41.0 GiB · attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB`.
-pub(crate) fn attribution(snapshot: &Snapshot, gpu: &GpuView) -> String {
+/// `attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB`; `1 process traced: NVML used 1.3 GiB · attributed 710.0 MiB (54.0 %)`.
+pub(crate) fn attribution(snapshot: &Snapshot, gpu: &GpuView) -> Option<String> {
     if gpu.unwatched_processes == Some(0) {
-        return compared(gpu.used_bytes, gpu.attributed_bytes, gpu.unattributed_bytes);
+        return Some(compared(gpu.used_bytes, gpu.attributed_bytes, gpu.unattributed_bytes));
     }
-    let rows = snapshot.processes.iter().flat_map(|process| &process.gpus);
-    let rows: Vec<_> = rows.filter(|row| row.uuid.as_ref() == Some(&gpu.uuid)).collect();
-    let used = rows.iter().map(|row| row.used_bytes).sum::<Option<u64>>().filter(|_| !rows.is_empty());
+    let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    let rows = living.flat_map(|process| &process.gpus).filter(|row| row.uuid.as_ref() == Some(&gpu.uuid));
+    let rows: Vec<_> = rows.collect();
+    let traced = u64::try_from(rows.len()).ok().filter(|rows| *rows > 0)?;
+    let used = rows.iter().map(|row| row.used_bytes).sum::<Option<u64>>();
     let attributed = rows.iter().map(|row| row.attributed_bytes).fold(0, u64::saturating_add);
-    let unattributed = rows.iter().map(|row| row.unattributed_bytes).sum::<Option<i64>>().filter(|_| !rows.is_empty());
-    let traced = plural(u64::try_from(rows.len()).unwrap_or(u64::MAX), "traced process", "traced processes");
-    format!("{traced}: {}", compared(used, attributed, unattributed))
+    let unattributed = rows.iter().map(|row| row.unattributed_bytes).sum::<Option<i64>>();
+    let nvml = used.map(|used| format!("NVML used {} · ", bytes(used))).unwrap_or_default();
+    let traced = plural(traced, "process", "processes");
+    Some(format!("{traced} traced: {nvml}{}", compared(used, attributed, unattributed)))
 }
 
 fn compared(used: Option<u64>, attributed: u64, unattributed: Option<i64>) -> String {
-    let Some(used) = used else { return format!("attributed {}", bytes(attributed)) };
-    let share = percent(attributed, used);
+    let share = used.map(|used| format!(" ({})", percent(attributed, used))).unwrap_or_default();
     let rest = unattributed.filter(|rest| *rest != 0).map(|rest| format!(" · unattributed {}", signed_bytes(rest)));
-    format!("NVML used {} · attributed {} ({share}){}", bytes(used), bytes(attributed), rest.unwrap_or_default())
+    format!("attributed {}{share}{}", bytes(attributed), rest.unwrap_or_default())
 }
 
 /// `PyTorch reserved 1.9 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part is not known.

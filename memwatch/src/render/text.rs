@@ -80,14 +80,15 @@ fn gpu_line(snapshot: &Snapshot, gpu: &GpuView) -> String {
         None | Some(0) => String::new(),
         Some(others) => format!("  {} not traced", plural(others, "process", "processes")),
     };
-    let context = gpu.context_bytes.map(|context| format!(" (context {})", bytes(context))).unwrap_or_default();
+    let attribution = sentences::attribution(snapshot, gpu).map(|text| format!("  {text}")).unwrap_or_default();
+    let context = gpu.context_bytes.map(|context| format!(" (a context takes {})", bytes(context)));
     format!(
-        "GPU {}  {}  used {} of {}  {}{context}{others}",
+        "GPU {}  {}  used {} of {}{attribution}{}{others}",
         sentences::place(gpu),
         sentences::gpu_name(gpu),
         known(gpu.used_bytes, bytes),
         known(gpu.total_bytes, bytes),
-        sentences::attribution(snapshot, gpu),
+        context.filter(|_| !attribution.is_empty()).unwrap_or_default(),
     )
 }
 

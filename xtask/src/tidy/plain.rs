@@ -65,7 +65,10 @@ mod tests {
 
     #[test]
     fn parts_of_other_words_are_fine() {
-        assert_eq!(found("// Intelligence retells satellites; the household is untoldable\n// what is reported\n"), [0; 0]);
+        assert_eq!(
+            found("// Intelligence retells satellites; the household is untoldable\n// what is reported\n"),
+            [0; 0]
+        );
     }
 
     #[test]

@@ -226,7 +226,7 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
         viewer: Viewer::User(7),
     };
     for (answer, sentence) in [
-        (protocol::frame(&Answer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 2, this is"),
+        (protocol::frame(&Answer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 3, this is"),
         (protocol::frame(&Answer::Refused { why: "go \u{1b}[2Jaway".into() }), "it says: go \\u{1b}[2Jaway"),
         (protocol::frame(&"something else"), "its answer is not understood"),
         (Ok(vec![0xff; 8]), "4294967295 bytes"),

@@ -50,13 +50,18 @@ fn a_library_that_was_mapped_before_its_probes_is_named() {
 #[test]
 fn a_comparison_with_nvml_is_of_the_whole_gpu_or_of_the_traced_processes() {
     let mut snapshot = quiet_node();
-    let whole = "NVML used 41.0 GiB · attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB";
-    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]), whole);
+    let compared = "attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB";
+    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]).as_deref(), Some(compared));
     snapshot.gpus[0].unwatched_processes = Some(2);
     snapshot.gpus[0].used_bytes = Some(70 << 30);
-    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]), format!("1 traced process: {whole}"));
+    let own = attribution(&snapshot, &snapshot.gpus[0]);
+    assert_eq!(own, Some(format!("1 process traced: NVML used 41.0 GiB · {compared}")));
     snapshot.processes[0].gpus[0].used_bytes = None;
-    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]), "1 traced process: attributed 40.5 GiB");
+    snapshot.processes[0].gpus[0].unattributed_bytes = None;
+    let unknown = attribution(&snapshot, &snapshot.gpus[0]);
+    assert_eq!(unknown.as_deref(), Some("1 process traced: attributed 40.5 GiB"));
+    snapshot.processes[0].ended_ns = Some(1);
+    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]), None);
 }
 
 #[test]
@@ -160,11 +165,7 @@ fn what_a_process_holds_beside_its_live_bytes_is_reported() {
 fn totals_taken_from_the_kernel_say_so() {
     let mut process = busy_node().processes.remove(1);
     process.anchored_ns = quiet_node().processes[0].start_ns;
-    assert!(
-        doubts(&process, &clock())[0]
-            .text
-            .ends_with("; live bytes taken from the kernel half's allocation map at 14:02:30")
-    );
+    assert!(doubts(&process, &clock())[0].text.ends_with("; allocated bytes read back from the kernel at 14:02:30"));
 }
 
 #[test]

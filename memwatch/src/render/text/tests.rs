@@ -29,14 +29,14 @@ fn instances_stand_in_their_gpus_place_with_their_profile() {
         "{reported}"
     );
     assert!(reported.contains("1234  alice  1:1  "), "{reported}");
-    assert!(reported.contains("cuMemAlloc_v2 asked for 38.0 GiB on GPU 1:1"), "{reported}");
-    assert!(reported.contains("PID 1234: a client of an MPS server"), "{reported}");
+    assert!(reported.contains("cuMemAlloc_v2 requested 38.0 GiB on GPU 1:1"), "{reported}");
+    assert!(reported.contains("PID 1234: MPS client"), "{reported}");
 }
 
 #[test]
 fn a_machine_without_a_gpu_says_so() {
     let reported = text(&fixture::empty_node(), TableOptions::default());
-    assert!(reported.starts_with("No process with GPU memory has been seen.\nobserved since"), "{reported}");
+    assert!(reported.starts_with("No process uses GPU memory.\ncomplete"), "{reported}");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_target_without_memory_has_a_row() {
     let mut snapshot = fixture::quiet_node();
     snapshot.processes[0].gpus.clear();
     let reported = text(&snapshot, TableOptions::default());
-    assert!(reported.contains("1234  alice    -     -     -"), "{reported}");
+    assert!(reported.contains("1234  alice    -     -       -     -"), "{reported}");
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn reported() -> FragmentReport {
         worst: Some(worst),
         request: None,
         segments: vec![segment(used), segment(vec![block(20 * MIB, SegmentBlockState::Free)])],
-        sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("before_attach", None, Some(0))],
+        sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("preexisting", None, Some(0))],
         layers: vec![pin("not_asked", None, Some(11 * MIB))],
     };
     FragmentReport { view, simulation: None }
