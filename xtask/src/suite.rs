@@ -194,9 +194,9 @@ fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
 }
 
 fn integration_tests(session: &mut Session<'_>) -> Result<()> {
-    for (files, at_once) in integration::files(session.repo)? {
+    for (programs, at_once) in integration::PROGRAMS {
         let mut cargo = integration::cargo_test(session.repo)?;
-        cargo.args(files).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
+        cargo.args(programs).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
         print!("{}", std::mem::take(&mut session.closing_lines));
         run_tests(&mut cargo, &mut session.closing_lines)?;
     }
