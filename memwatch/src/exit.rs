@@ -48,7 +48,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An end that is an error: an exit code and what to report the person.
+/// An end that is an error: an exit code, and what to print.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.

@@ -47,7 +47,7 @@ impl From<io::Error> for NoAgent {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Absent,
-            io::ErrorKind::ConnectionRefused => Self::Unusable("its socket is there, and nobody listens".to_owned()),
+            io::ErrorKind::ConnectionRefused => Self::Unusable("nothing is listening on it (stale socket)".to_owned()),
             io::ErrorKind::WouldBlock => Self::Unusable("it does not take clients in".to_owned()),
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 Self::Unusable("it has hung up".to_owned())

@@ -356,7 +356,7 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
     let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
     command.arg(&elsewhere);
     let mut sentences = reported.clone();
-    sentences.push("nobody listens");
+    sentences.push("nothing is listening");
     Outcome::of(command).assert_ended_with(4, &sentences);
     let mut agent = as_user(&gpu, ANN, &["agent", "--socket"]);
     agent.arg(gpu.directory().join("closed/to/ann"));

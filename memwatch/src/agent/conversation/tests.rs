@@ -217,7 +217,7 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
     let path = directory.path().join("socket");
     assert_eq!(Client::meet(&path).await.map(drop), Err(NoAgent::Absent));
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
-    assert!(Client::meet(&path).await.expect_err("dead").to_string().contains("nobody listens"));
+    assert!(Client::meet(&path).await.expect_err("dead").to_string().contains("nothing is listening"));
     std::fs::remove_file(&path).expect("it is there");
     let listener = UnixListener::bind(&path).expect("a socket");
     let later = Welcome {
