@@ -22,7 +22,7 @@ const SIZES: [u64; 8] = [0, 1, 512, 65_536, 2 << 20, 4 << 20, 6 << 20, 1 << 24];
 /// The first of the addresses and handles, and what lies between two.
 const KEYS: (u64, u64) = (1 << 25, 2 << 20);
 
-/// The history that these bytes tell.
+/// The history that these bytes report.
 pub(crate) fn inputs(data: &[u8]) -> Vec<Input> {
     let mut now_ns = BEGIN_NS;
     let begin = Input::Attached { time_ns: now_ns };
@@ -46,7 +46,7 @@ fn input(step: &[u8; STEP_BYTES], now_ns: u64) -> Input {
             ..ProcessFacts::default()
         }),
         241 => Input::ObservedFrom { tgid: Tgid(tgid), time_ns: now_ns },
-        242 => Input::ProcessGone { tgid: Tgid(tgid), time_ns: now_ns },
+        242 => Input::ProcessEnded { tgid: Tgid(tgid), time_ns: now_ns },
         243..=246 => Input::Devices(reading(step, now_ns)),
         247..=248 => Input::Lost {
             tgid: (!step[3].is_multiple_of(4)).then_some(Tgid(tgid)),

@@ -15,7 +15,7 @@ use crate::history;
 /// The kinds that make up a GPU's live bytes, as snapshots name them.
 const OWNED: [&str; 4] = ["device", "pool", "physical", "array"];
 
-/// Plays the history that the bytes tell.
+/// Plays the history that the bytes report.
 ///
 /// # Panics
 /// When an invariant of the ledger does not hold, or the same history gives two snapshots.

@@ -33,13 +33,13 @@ fn play(bytes: &[u8]) {
                 continue;
             }
         };
-        let said = chunk.front.inputs as usize;
+        let stated = chunk.front.inputs as usize;
         let mut inputs = 0;
         let read = chunk.for_each(|input| {
             inputs += 1;
             pipeline.step(input);
         });
-        assert_eq!(read.map_or_else(|done| done, |()| said), inputs, "every input is counted once");
+        assert_eq!(read.map_or_else(|done| done, |()| stated), inputs, "every input is counted once");
     }
     assert!(reader.ending().is_some() && reader.bytes() <= bytes.len() as u64);
     pipeline.snapshot();
@@ -52,7 +52,7 @@ fn go_on(bytes: &[u8]) {
         for time_ns in [0, 1 << 40] {
             let snapshot = pipeline.snapshot();
             for process in &snapshot.processes {
-                let _ = (pipeline.trails(process), pipeline.history(process.tgid, true));
+                let _ = (pipeline.call_paths(process), pipeline.history(process.tgid, true));
             }
             let _ = (pipeline.leaks(1.0), pipeline.ooms().1, pipeline.to_anchor());
             pipeline.list_tensors_from(1);

@@ -27,9 +27,9 @@ pub struct Frame {
     pub peek: [u64; PEEK_WORDS],
     /// 1 where those words could not be read at entry.
     pub peek_failed: u64,
-    /// What the entry took out of the books, to be put back if the call fails.
+    /// What the entry took out of the allocation map, to be put back if the call fails.
     pub debited: Booked,
-    /// How often the entry was reported again (one file attached to under two identities): so often its return will be, too.
+    /// How often the entry was reported again (one file attached to under two identities): its return will be reported as many times.
     pub echoes: u64,
 }
 
@@ -41,11 +41,11 @@ pub const NO_FRAME: Frame = Frame {
     args: [0; 6],
     peek: [0; PEEK_WORDS],
     peek_failed: 0,
-    debited: NOT_BOOKED,
+    debited: NOT_MAPPED_YET,
     echoes: 0,
 };
 
-/// An address in the kernel half's own books.
+/// An address in the kernel half's own allocation map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Booked {
@@ -60,7 +60,7 @@ pub struct Booked {
 const _: () = assert!(size_of::<Booked>() == 24);
 
 /// No address at all.
-pub const NOT_BOOKED: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
+pub const NOT_MAPPED_YET: Booked = Booked { bytes: 0, probe: 0, granted_ns: 0 };
 
 /// The watched calls one thread is inside of, outermost first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,12 +101,12 @@ pub trait Kernel {
     fn with_existing_in_flight<R>(&self, thread: Thread, change: impl FnOnce(&mut InFlight) -> R) -> Option<R>;
     /// Since when every probe is in place: `CLOCK_BOOTTIME`, nanoseconds. A call entered earlier may return unseen.
     fn armed_ns(&self) -> u64;
-    /// Which open file a descriptor of the running process is: a number that only tells files apart, the same in every process that
+    /// Which open file a descriptor of the running process is: a number that only distinguishes files: the same in every process that
     /// the file is passed to, until the last of them closes it; 0 where there is none.
     fn open_file(&self, descriptor: u32) -> u64;
-    /// Writes an address into the process's books.
+    /// Writes an address into the process's allocation map.
     fn credit(&self, tgid: u32, address: u64, booked: &Booked);
-    /// Takes an address out of the process's books; what stood there, of probe 0 where nothing did.
+    /// Takes an address out of the process's allocation map; what stood there, of probe 0 where nothing did.
     fn debit(&self, tgid: u32, address: u64) -> Booked;
     /// Notes that addresses have gone which no call names.
     fn note_teardown(&self, tgid: u32);
@@ -170,7 +170,7 @@ fn push(calls: &mut InFlight, frame: &Frame) -> bool {
         } else if slot.stack_pointer <= frame.stack_pointer {
             let again = slot.stack_pointer == frame.stack_pointer && slot.probe == frame.probe;
             let echoes = if again { slot.echoes + 1 } else { 0 };
-            // What the first report of this entry took out of the books is what the call frees.
+            // What the first report of this entry took out of the allocation map is what the call frees.
             let debited = if again { slot.debited } else { frame.debited };
             *slot = Frame { debited, echoes, ..*frame };
             placed = true;
@@ -237,7 +237,7 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
     }
 }
 
-/// Adds to a record what only the return can tell, and hands it on.
+/// Adds to a record what only the return knows, and hands it on.
 #[inline(always)]
 fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &mut CallRecord) {
     if record.status == 0 {
@@ -255,7 +255,7 @@ fn complete<K: Kernel>(kernel: &K, plan: &CapturePlan, frame: &Frame, record: &m
             kernel.lose(record.tgid, Loss::PeekUnreadable);
         }
     }
-    keep_books(kernel, plan, record, &frame.debited);
+    keep_ledger(kernel, plan, record, &frame.debited);
     if !kernel.emit(record) {
         kernel.lose(record.tgid, Loss::RingFull);
     }
@@ -287,9 +287,9 @@ fn returning(frames: &mut [Frame; NESTING], probe: u16, stack_pointer: u64) -> O
     found
 }
 
-/// The books follow the driver at once, unlike the records, which may be lost on their way.
+/// The allocation map follows the driver at once, unlike the records, which may be lost on their way.
 #[inline(always)]
-fn keep_books<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
+fn keep_ledger<K: Kernel>(kernel: &K, plan: &CapturePlan, record: &CallRecord, debited: &Booked) {
     let succeeded = record.status == 0;
     let bytes = match plan.book {
         Book::None => return,
@@ -393,7 +393,7 @@ fn read_peek<K: Kernel>(
 }
 
 /// Reads each word that can be read, for a struct of many shapes: the call itself has touched all that its shape has, and the rest may
-/// lie on a page that nobody ever touched. False where not even the first word, which tells the shape, can be read.
+/// lie on a page that nobody ever touched. False where not even the first word, which reports the shape, can be read.
 #[inline(always)]
 fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6], peek: &mut [u64; PEEK_WORDS]) -> bool {
     let base = argument(args, plan.peek).wrapping_add(u64::from(plan.peek_offset_bytes));
@@ -405,7 +405,7 @@ fn read_peek_by_word<K: Kernel>(kernel: &K, plan: &CapturePlan, args: &[u64; 6],
     first_is_readable
 }
 
-/// 128 bits that tell 64-byte handles apart: two multiplicative hashes with different odd factors.
+/// 128 bits that distinguish 64-byte handles: two multiplicative hashes with different odd factors.
 #[inline(always)]
 fn digest(words: &[u64; DIGEST_WORDS]) -> [u64; 2] {
     let [mut low, mut high] = [0xcbf2_9ce4_8422_2325_u64, 0x6c62_272e_07bb_0142];

@@ -27,7 +27,7 @@ struct FakeKernel {
     in_flight_full: Cell<bool>,
     armed_ns: Cell<u64>,
     files: RefCell<HashMap<u32, u64>>,
-    books: RefCell<HashMap<u64, Booked>>,
+    allocation_map: RefCell<HashMap<u64, Booked>>,
     teardowns: Cell<u64>,
 }
 
@@ -70,10 +70,10 @@ impl Kernel for FakeKernel {
         self.files.borrow().get(&descriptor).copied().unwrap_or(0)
     }
     fn credit(&self, _: u32, address: u64, booked: &Booked) {
-        self.books.borrow_mut().insert(address, *booked);
+        self.allocation_map.borrow_mut().insert(address, *booked);
     }
     fn debit(&self, _: u32, address: u64) -> Booked {
-        self.books.borrow_mut().remove(&address).unwrap_or_default()
+        self.allocation_map.borrow_mut().remove(&address).unwrap_or_default()
     }
     fn note_teardown(&self, _: u32) {
         self.teardowns.set(self.teardowns.get() + 1);
@@ -351,7 +351,7 @@ fn what_a_failed_call_did_not_write_is_not_read() {
 }
 
 #[test]
-fn a_descriptor_is_told_as_its_open_file() {
+fn a_descriptor_is_reported_as_its_open_file() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xffff_ffff_0000_0005)]);
     kernel.files.borrow_mut().extend([(5, 0xf11e), (6, 0xf11e)]);
     kernel.call(OUT.file_in_out_word(), [0x1000, 0, 0, 0, 0, 0], 0);
@@ -366,20 +366,20 @@ fn the_books_follow_grants_and_frees_even_where_the_ring_is_full() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xa000), (0x1008, 512)]);
     kernel.ring_full.set(true);
     kernel.call(OUT.book(Book::Credit), [0x1000, 4096, 0, 0, 0, 0], 0);
-    assert_eq!(kernel.books.borrow()[&0xa000], Booked { bytes: 4096, probe: 7, granted_ns: 20 });
+    assert_eq!(kernel.allocation_map.borrow()[&0xa000], Booked { bytes: 4096, probe: 7, granted_ns: 20 });
     let free = CapturePlan::registers().book(Book::Debit);
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 1);
     assert_eq!(
-        kernel.books.borrow()[&0xa000],
+        kernel.allocation_map.borrow()[&0xa000],
         Booked { bytes: 4096, probe: 7, granted_ns: 20 },
         "a failed free frees nothing"
     );
     kernel.call(free, [0xa000, 0, 0, 0, 0, 0], 0);
-    assert!(kernel.books.borrow().is_empty());
+    assert!(kernel.allocation_map.borrow().is_empty());
     kernel.call(OUT.out(1).book(Book::CreditRows), [0x1000, 0x1008, 0, 10, 0, 0], 0);
-    assert_eq!(kernel.books.borrow()[&0xa000].bytes, 5120);
+    assert_eq!(kernel.allocation_map.borrow()[&0xa000].bytes, 5120);
     kernel.call(OUT.book(Book::Credit), [0x1000, 1, 0, 0, 0, 0], 2);
-    assert_eq!(kernel.books.borrow().len(), 1, "a refused grant is none");
+    assert_eq!(kernel.allocation_map.borrow().len(), 1, "a refused grant is none");
     kernel.call(CapturePlan::registers().book(Book::Teardown), [0; 6], 0);
     assert_eq!(kernel.teardowns.get(), 1);
 }

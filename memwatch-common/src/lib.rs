@@ -4,7 +4,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-pub mod books;
+pub mod allocation_map;
 pub mod capture;
 pub mod loss;
 pub mod meaning;

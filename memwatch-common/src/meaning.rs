@@ -167,9 +167,9 @@ pub enum SharingCall {
     ExportPoolAddress,
     /// The first out word is an address of another process's pool memory, by the handle of the peeked digest.
     ImportPoolAddress,
-    /// The peeked word tells the open file that now stands for handle argument 1.
+    /// The peeked word names the open file that now stands for handle argument 1.
     ExportPhysical,
-    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word tells.
+    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word names.
     ImportPhysical,
     /// The peeked digest is of a handle to the memory at argument 1.
     ExportAddress,

@@ -13,7 +13,7 @@ pub const FLAG_WITHOUT_PYTHON: u8 = 2;
 /// The Python stack was copied before: whether its native frames are the same still.
 pub const FLAG_AGAIN: u8 = 4;
 
-/// Registers that a frame's caller can be found with, in the order of [`NativeRecord::registers`]: those that functions keep, the stack pointer and
+/// Registers that a frame's caller can be found with, in the order of [`NativeRecord::registers`]: the ones that functions keep, the stack pointer and
 /// the instruction pointer (System V ABI, AMD64 supplement, figure 3.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

@@ -23,7 +23,7 @@ pub struct CapturePlan {
     pub(crate) tolerant: bool,
 }
 
-/// What a successful call does to the kernel half's own books of addresses and sizes ([`crate::capture::Kernel::credit`]).
+/// What a successful call does to the kernel half's own allocation map and sizes ([`crate::capture::Kernel::credit`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Book {
@@ -35,7 +35,7 @@ pub enum Book {
     CreditRows = 2,
     /// The address in argument 0 goes, from the call's entry on.
     Debit = 3,
-    /// Addresses go that the call does not name: the books cannot follow.
+    /// Addresses go that the call does not name: the allocation map cannot follow.
     Teardown = 4,
 }
 
@@ -140,21 +140,21 @@ impl CapturePlan {
         plan
     }
 
-    /// Also tell, in the first peek word, which open file the descriptor in argument 1 is.
+    /// Also put into the first peek word which open file the descriptor in argument 1 is.
     #[must_use]
     pub const fn file_in_argument_1(mut self) -> Self {
         self.file = FILE_IN_ARGUMENT_1;
         self
     }
 
-    /// Also tell, in the first peek word, which open file the descriptor in the first out word is.
+    /// Also put into the first peek word which open file the descriptor in the first out word is.
     #[must_use]
     pub const fn file_in_out_word(mut self) -> Self {
         self.file = FILE_IN_OUT_WORD;
         self
     }
 
-    /// Also keep the kernel half's own books.
+    /// Also keep the kernel half's own allocation map.
     #[must_use]
     pub const fn book(mut self, book: Book) -> Self {
         self.book = book;

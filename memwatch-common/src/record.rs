@@ -108,7 +108,7 @@ pub struct ProcessRecord {
     pub tgid: u32,
     /// The parent process of a fork, the thread of a thread's end, otherwise 0.
     pub parent_tgid: u32,
-    /// Of an exec or exit: which life of the tgid had the books that were closed ([`crate::books::Place`]); 0 for none.
+    /// Of an exec or exit: which life of the tgid had the allocation map that was closed ([`crate::allocation_map::Place`]); 0 for none.
     pub life: u32,
     /// When it happened: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,

@@ -72,7 +72,7 @@ struct Program {
 fn main() {
     let mut sizes = vec![1_000_usize, 100_000, 10_000_000];
     let mut rounds = 9;
-    // `--live N` measures one size, `--rounds N` so often; whatever else cargo passes is not ours.
+    // `--live N` measures one size, `--rounds N` repeats it; whatever else cargo passes is not ours.
     let words: Vec<String> = std::env::args().collect();
     let number = |name: &str| {
         let place = words.iter().position(|word| word == name)?;

@@ -79,7 +79,7 @@ pub enum Input {
         time_ns: u64,
     },
     /// A process that was to be watched is gone without an exit record (it had ended before the probes were there).
-    ProcessGone {
+    ProcessEnded {
         /// The process.
         tgid: Tgid,
         /// `CLOCK_BOOTTIME`, nanoseconds.
@@ -87,7 +87,7 @@ pub enum Input {
     },
     /// A reading of all devices.
     Devices(DeviceReading),
-    /// What a process whose records were lost holds by the kernel half's own books, which miss nothing: the ledger goes by them.
+    /// What a process whose records were lost holds by the kernel half's own allocation map, which miss nothing: the ledger goes by them.
     Held(HeldAddresses),
     /// A process's control groups now: it was moved, or was gone before `/proc` could be read and the kernel half knew its group.
     Cgroups {
@@ -128,7 +128,7 @@ pub enum Input {
     },
 }
 
-/// An address in the kernel half's books.
+/// An address in the kernel half's allocation map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The address.
@@ -171,7 +171,7 @@ pub struct ProcessFacts {
     pub ancestors: Vec<Ancestor>,
     /// Its control groups, as `/proc/PID/cgroup` writes them.
     pub cgroups: Option<String>,
-    /// What it has of the variables that tell whose it is.
+    /// What it has of the variables that show whose it is.
     pub environment: Environment,
     /// Named as a target by the user.
     pub target: bool,
@@ -234,7 +234,7 @@ impl Input {
             Self::Attached { time_ns }
             | Self::Statistics { time_ns, .. }
             | Self::ObservedFrom { time_ns, .. }
-            | Self::ProcessGone { time_ns, .. }
+            | Self::ProcessEnded { time_ns, .. }
             | Self::PeaksReset { time_ns, .. }
             | Self::Tick { time_ns } => Some(*time_ns),
             _ => None,

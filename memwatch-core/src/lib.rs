@@ -42,7 +42,7 @@ use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
-use ledger::Gone;
+use ledger::EndedAddress;
 use owner::{CgroupMemory, ContainerNames, Promise};
 use pipeline::detectors::Detectors;
 use snapshot::build::Surroundings;
@@ -55,15 +55,15 @@ const ENDED_KEPT: usize = 4096;
 /// How long an ended process stays in the snapshots, nanoseconds.
 const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
-/// Addresses of a process that the kernel half's books have to be told of: see [`Gone`].
+/// Addresses of a process that the kernel half's allocation map has to drop: see [`EndedAddress`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
     /// The process.
     pub tgid: Tgid,
-    /// Which life of its number's books they stand in; `None` for the present one.
+    /// Which life of its number's allocation map they stand in; `None` for the present one.
     pub life: Option<u32>,
     /// The addresses.
-    pub addresses: Vec<Gone>,
+    pub addresses: Vec<EndedAddress>,
     /// There may be more, since records of the process were lost.
     pub incomplete: bool,
 }
@@ -77,7 +77,7 @@ pub struct Pipeline {
     ended: Vec<Process>,
     keep_ended: bool,
     reading: DeviceReading,
-    /// Whom that lists on several devices.
+    /// The processes that it lists on several devices.
     on_several: BTreeSet<Tgid>,
     /// Whose graphs had memory when they were last heard of.
     with_graphs: BTreeSet<Tgid>,
@@ -149,7 +149,7 @@ impl Pipeline {
                 self.reconciliation.forget(tgid);
                 self.process_mut(tgid, time_ns).observe_from(time_ns);
             }
-            Input::ProcessGone { tgid, time_ns } => {
+            Input::ProcessEnded { tgid, time_ns } => {
                 self.end(tgid, time_ns);
                 self.losses.forget(tgid);
             }
@@ -172,7 +172,7 @@ impl Pipeline {
         }
     }
 
-    /// Whether this process is watched now: the shell reads `/proc` of those that are not, before it passes on their records.
+    /// Whether this process is watched now: the shell reads `/proc` of the ones that are not, before it passes on their records.
     pub fn knows(&self, tgid: Tgid) -> bool {
         self.processes.contains_key(&tgid)
     }
@@ -204,12 +204,12 @@ impl Pipeline {
         self.with_graphs.iter().copied().filter(has)
     }
 
-    /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's books.
+    /// Processes whose totals may be wrong for lost records, and can be had right from the kernel half's allocation map.
     pub fn to_anchor(&self) -> Vec<Tgid> {
         self.processes.values().filter(|process| process.needs_anchor()).map(|process| process.tgid).collect()
     }
 
-    /// What has gone since the last time without a free that names it, by process; the kernel half's books have it still.
+    /// What has gone since the last time without a free that names it, by process; the kernel half's allocation map has it still.
     pub fn take_unnamed(&mut self) -> Vec<Unnamed> {
         std::mem::take(&mut self.unnamed)
     }
@@ -234,7 +234,7 @@ impl Pipeline {
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));
         let gpus = self.reading.devices.iter().map(|device| surroundings.gpu(device, &processes)).collect();
         let workloads = snapshot::build::workloads::views(&self.workloads, &processes);
-        self.tell_growth(Snapshot {
+        self.report_growth(Snapshot {
             time_ns: self.now_ns,
             complete: self.losses.all().is_empty(),
             losses: snapshot::build::named(self.losses.all()),
@@ -260,7 +260,7 @@ impl Pipeline {
                 self.follow_call(&call);
             }
             Err(decode::DecodeError::UnknownProbe(_)) => self.lose(Some(tgid), Loss::UndecodableRecord, 1),
-            // The kernel half has counted it already, unless it could not tell whether it matters; in no case can it be applied.
+            // The kernel half has counted it already, unless it did not know whether it matters; in no case can it be applied.
             Err(decode::DecodeError::ResultUnreadable(probe)) => {
                 if probe.plan.is_tolerant() {
                     self.lose(Some(tgid), Loss::OutUnreadable, 1);
@@ -275,7 +275,7 @@ impl Pipeline {
         process.changed = true;
         process.overhead.count_call();
         process.ledger.apply_import(call, origin);
-        process.tell_tensors(call);
+        process.report_tensors(call);
         let addresses = process.ledger.take_unnamed();
         if process.ledger.has_graph_memory() {
             self.with_graphs.insert(call.tgid);
@@ -363,7 +363,7 @@ impl Pipeline {
         }
         // A process of another start still under this number has ended, and its exit was not seen.
         self.end(tgid, facts.start_ns);
-        // The start is told to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
+        // The start is reported to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
         let before = self.ended.iter().rfind(|ended| ended.tgid == tgid);
         let now_ns = self.now_ns.max(facts.start_ns);
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
@@ -374,7 +374,7 @@ impl Pipeline {
         self.own(tgid);
     }
 
-    /// Whose a process is, by what `/proc` said of it last.
+    /// Whose a process is, by what `/proc` has of it last.
     fn own(&mut self, tgid: Tgid) {
         let facts = self.processes.get(&tgid).and_then(|process| process.facts.as_ref());
         if let Some(cgroups) = facts.and_then(|facts| facts.cgroups.clone()) {
@@ -408,7 +408,7 @@ impl Pipeline {
         }
     }
 
-    /// The addresses that a process has left so far are those of the books that were closed with it.
+    /// The addresses that a process has left so far are those of the allocation map that was closed with it.
     fn note_life(&mut self, record: &ProcessRecord) {
         for unnamed in self.unnamed.iter_mut().filter(|unnamed| unnamed.tgid == Tgid(record.tgid)) {
             unnamed.life.get_or_insert(record.life);

@@ -78,7 +78,7 @@ pub struct ChunkFront {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopped {
-    /// Its recorder was told to, or had recorded for as long as it was told to.
+    /// Its recorder was stopped, or had recorded for as long as it was asked to.
     Asked,
     /// Nobody that was to be watched was left.
     NobodyLeft,

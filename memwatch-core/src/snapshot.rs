@@ -13,9 +13,9 @@ mod viewer;
 pub use allocators::{AllocatorView, StatisticView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
-    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, MergedFrameView, NativeView, PhaseView,
-    PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
-    TrailView, WhoseView,
+    CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, MergedFrameView, NativeView,
+    PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView,
+    TensorsView, WhoseView,
 };
 pub(crate) use rows::add;
 pub use rows::{Row, largest};
@@ -94,9 +94,9 @@ pub struct GpuView {
     /// Live bytes of all watched processes there.
     pub live_bytes: u64,
     /// Live bytes of all watched processes there at the time of the NVML reading, which is what its used bytes go with.
-    pub accounted_bytes: u64,
+    pub attributed_bytes: u64,
     /// `used - accounted`.
-    pub unexplained_bytes: Option<i64>,
+    pub unattributed_bytes: Option<i64>,
     /// What a context takes on this GPU, where a process was seen from its start.
     pub context_bytes: Option<u64>,
     /// When NVML was read: `CLOCK_BOOTTIME`, nanoseconds.
@@ -105,7 +105,7 @@ pub struct GpuView {
     pub unwatched_processes: Option<u64>,
     /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
     /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
-    /// For whoever has the pipeline: not told over a socket.
+    /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub seconds_to_full: Option<f64>,
 }
@@ -144,7 +144,7 @@ pub struct ProcessView {
     pub exact: bool,
     /// Its lost records by cause.
     pub losses: BTreeMap<Name, u64>,
-    /// When its totals were last taken from the kernel half's own books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When its totals were last taken from the kernel half's own allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
     /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds. Else they are since `observed_since_ns`.
     pub peaks_begun_ns: Option<u64>,
@@ -237,7 +237,7 @@ pub struct ContextLimits {
 /// One process on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// NVML's bytes for the process there.
     pub used_bytes: Option<u64>,
@@ -248,13 +248,13 @@ pub struct ProcessGpuView {
     /// The largest `live_bytes` since the attach, or since peaks began again.
     pub peak_bytes: u64,
     /// What is older than the attach; `None` until it is known.
-    pub before_attach_bytes: Option<u64>,
-    /// The context's own memory is part of `before_attach_bytes`.
-    pub before_attach_includes_context: bool,
+    pub preexisting_bytes: Option<u64>,
+    /// The context's own memory is part of `preexisting_bytes`.
+    pub preexisting_includes_context: bool,
     /// Live bytes at the time of the NVML reading; now, where they changed while it was made.
-    pub accounted_bytes: u64,
+    pub attributed_bytes: u64,
     /// `used - accounted`: before attach, context, code, pool cache, and what has no allocation call.
-    pub unexplained_bytes: Option<i64>,
+    pub unattributed_bytes: Option<i64>,
     /// Successful allocations.
     pub allocations: u64,
     /// Frees by a call.
@@ -314,7 +314,7 @@ pub struct FailureView {
     pub requested_bytes: u64,
     /// `CUresult`.
     pub status: i32,
-    /// The GPU it asked on; `None` for host memory, and where it cannot be told.
+    /// The GPU it asked on; `None` for host memory, and where it is not known.
     pub uuid: Option<GpuUuid>,
 }
 
@@ -341,7 +341,7 @@ pub struct WorkloadView {
     pub ended_ns: Option<u64>,
     /// Every record of it arrived.
     pub exact: bool,
-    /// The users of its processes, also of those that are gone; `None` for who is not known.
+    /// The users of its processes, also of the ones that are gone; `None` for who is not known.
     pub uids: BTreeSet<Option<u32>>,
     /// By GPU.
     pub gpus: Vec<WorkloadGpuView>,
@@ -350,7 +350,7 @@ pub struct WorkloadView {
 /// A workload on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkloadGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// NVML's bytes of its living processes; `None` where NVML says of none of them.
     pub used_bytes: Option<u64>,
@@ -359,7 +359,7 @@ pub struct WorkloadGpuView {
     /// The most that was live together at the moments memwatch looked, and at least every single process's peak.
     pub peak_bytes: u64,
     /// What its living processes had before the attach; `None` where that is known of none of them.
-    pub before_attach_bytes: Option<u64>,
+    pub preexisting_bytes: Option<u64>,
     /// Allocations the driver refused, by `CUresult`.
     pub refusals: BTreeMap<i32, u64>,
     /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
@@ -368,7 +368,7 @@ pub struct WorkloadGpuView {
     pub kinds: BTreeMap<Name, WorkloadKindView>,
     /// By how much its live bytes keep growing; `None` where they do not, were seen for too short a time, or where nobody asked for it
     /// (`Pipeline::watch_growth`).
-    /// For whoever has the pipeline: not told over a socket.
+    /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub growth_bytes_per_second: Option<f64>,
 }

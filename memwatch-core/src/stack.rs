@@ -45,7 +45,7 @@ pub struct PythonCode {
 /// An instance of `torch.nn.Module`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PythonModule {
-    /// Its address: tells instances apart while they live.
+    /// Its address: distinguishes instances while they live.
     pub address: u64,
     /// Its class, such as `Linear`.
     pub class: Arc<str>,
@@ -67,7 +67,7 @@ mod chain {
 
     use super::PythonModule;
 
-    /// No module is wrapped so often.
+    /// No module is wrapped more times.
     const DEEPEST: usize = 64;
 
     type Wrapped = Option<Box<PythonModule>>;
@@ -89,7 +89,7 @@ mod chain {
         }
         let links = Vec::<Link>::deserialize(deserializer)?;
         if links.len() > DEEPEST {
-            return Err(D::Error::custom("no module is wrapped so often"));
+            return Err(D::Error::custom("a module is wrapped too many times"));
         }
         let around = |wraps, (address, class, name)| Some(Box::new(PythonModule { address, class, name, wraps }));
         Ok(links.into_iter().rev().fold(None, around))

@@ -12,8 +12,8 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
 use aya_ebpf::maps::{Array, HashMap, RingBuf};
-use memwatch_common::books::{Books, Place};
-use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, NOT_BOOKED, Thread};
+use memwatch_common::allocation_map::{AllocationMap, Place};
+use memwatch_common::capture::{Booked, InFlight, Kernel, NESTING, NO_FRAME, NOT_MAPPED_YET, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::CallRecord;
 
@@ -55,7 +55,7 @@ static ADDRESSES: HashMap<Place, Booked> = HashMap::with_max_entries(1 << 20, BP
 
 /// The sums of [`ADDRESSES`] by process.
 #[map]
-static BOOKS: HashMap<u32, Books> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
+static ALLOCATION_MAP: HashMap<u32, AllocationMap> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
 
 /// 1: every process is watched. Set by the loader before load.
 #[unsafe(no_mangle)]
@@ -115,11 +115,11 @@ impl Bpf {
         Self::make_known(tgid);
     }
 
-    /// Closes the books of a process whose memory is all gone; which life of its number they were for, 0 where it had none.
+    /// Closes the allocation map of a process whose memory is all gone; which life of its number they were for, 0 where it had none.
     #[inline(always)]
-    pub(crate) fn close_books(tgid: u32) -> u32 {
-        let life = books(tgid).map_or(0, |books| books.life);
-        let _ = BOOKS.remove(&tgid);
+    pub(crate) fn close_allocation_map(tgid: u32) -> u32 {
+        let life = allocation_map(tgid).map_or(0, |allocation_map| allocation_map.life);
+        let _ = ALLOCATION_MAP.remove(&tgid);
         life
     }
 
@@ -259,50 +259,50 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn credit(&self, tgid: u32, address: u64, booked: &Booked) {
-        let Some(books) = open_books(tgid) else { return };
+        let Some(allocation_map) = open_allocation_map(tgid) else { return };
         // SAFETY: map values live as long as the program runs; the life is written once, by the insert.
-        let place = Place { address, tgid, life: unsafe { (*books).life } };
+        let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
         let mut full = false;
         if ADDRESSES.insert(&place, booked, BPF_NOEXIST.into()).is_err() {
             // No room, or somebody lives there still who went without being named: with a context, that is, and a moment ago.
             if let Some(previous) = ADDRESSES.get_ptr(&place) {
                 // SAFETY: as in `debit`, and the counter as below.
-                unsafe { add(&raw mut (*books).live_bytes, (*previous).bytes.wrapping_neg()) };
+                unsafe { add(&raw mut (*allocation_map).live_bytes, (*previous).bytes.wrapping_neg()) };
             }
             full = ADDRESSES.insert(&place, booked, BPF_ANY.into()).is_err();
         }
         // SAFETY: as above, and aligned to eight bytes.
         unsafe {
-            add(&raw mut (*books).live_bytes, booked.bytes);
-            add(&raw mut (*books).moves, 1);
+            add(&raw mut (*allocation_map).live_bytes, booked.bytes);
+            add(&raw mut (*allocation_map).moves, 1);
             if full {
-                add(&raw mut (*books).missing, 1);
+                add(&raw mut (*allocation_map).missing, 1);
             }
         }
     }
 
     #[inline(always)]
     fn debit(&self, tgid: u32, address: u64) -> Booked {
-        let Some(books) = BOOKS.get_ptr_mut(&tgid) else { return NOT_BOOKED };
+        let Some(allocation_map) = ALLOCATION_MAP.get_ptr_mut(&tgid) else { return NOT_MAPPED_YET };
         // SAFETY: as in `credit`.
-        let place = Place { address, tgid, life: unsafe { (*books).life } };
-        let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_BOOKED };
+        let place = Place { address, tgid, life: unsafe { (*allocation_map).life } };
+        let Some(booked) = ADDRESSES.get_ptr(&place) else { return NOT_MAPPED_YET };
         // SAFETY: the value is copied at once; only a free of the same address by another thread could remove it meanwhile.
         let booked = unsafe { *booked };
         let _ = ADDRESSES.remove(&place);
         // SAFETY: as in `credit`.
         unsafe {
-            add(&raw mut (*books).live_bytes, booked.bytes.wrapping_neg());
-            add(&raw mut (*books).moves, 1);
+            add(&raw mut (*allocation_map).live_bytes, booked.bytes.wrapping_neg());
+            add(&raw mut (*allocation_map).moves, 1);
         }
         booked
     }
 
     #[inline(always)]
     fn note_teardown(&self, tgid: u32) {
-        if let Some(books) = open_books(tgid) {
+        if let Some(allocation_map) = open_allocation_map(tgid) {
             // SAFETY: as in `credit`.
-            unsafe { add(&raw mut (*books).teardowns, 1) };
+            unsafe { add(&raw mut (*allocation_map).teardowns, 1) };
         }
     }
 
@@ -326,24 +326,25 @@ impl Kernel for Bpf {
     }
 }
 
-const NO_BOOKS: Books = Books { life: 0, unused: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
+const NO_ALLOCATIONS: AllocationMap =
+    AllocationMap { life: 0, unused: 0, live_bytes: 0, moves: 0, missing: 0, teardowns: 0 };
 
-/// The books of a process, empty ones where it has none; `None` where there is no room for more.
+/// The allocation map of a process, empty ones where it has none; `None` where there is no room for more.
 #[inline(always)]
-fn open_books(tgid: u32) -> Option<*mut Books> {
-    if books(tgid).is_none() {
+fn open_allocation_map(tgid: u32) -> Option<*mut AllocationMap> {
+    if allocation_map(tgid).is_none() {
         #[expect(clippy::cast_possible_truncation, reason = "a number that differs from life to life is enough")]
         let life = (Bpf.now_ns() >> 10) as u32 | 1;
         // A racing thread may have been first; its life counts then.
-        let _ = BOOKS.insert(&tgid, &Books { life, ..NO_BOOKS }, BPF_NOEXIST.into());
+        let _ = ALLOCATION_MAP.insert(&tgid, &AllocationMap { life, ..NO_ALLOCATIONS }, BPF_NOEXIST.into());
     }
-    BOOKS.get_ptr_mut(&tgid)
+    ALLOCATION_MAP.get_ptr_mut(&tgid)
 }
 
 #[inline(always)]
-fn books(tgid: u32) -> Option<&'static Books> {
+fn allocation_map(tgid: u32) -> Option<&'static AllocationMap> {
     // SAFETY: map values live as long as the program runs; a torn read of a counter is a number that was there.
-    BOOKS.get_ptr(&tgid).map(|books| unsafe { &*books })
+    ALLOCATION_MAP.get_ptr(&tgid).map(|allocation_map| unsafe { &*allocation_map })
 }
 
 #[inline(always)]

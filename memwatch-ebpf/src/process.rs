@@ -90,7 +90,7 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     if Bpf::is_known(thread.tgid) {
         forget_tensors(thread);
         drop_notes(old_tid);
-        let closed = Bpf::close_books(thread.tgid);
+        let closed = Bpf::close_allocation_map(thread.tgid);
         report(context, ProcessEvent::Exec, thread.tgid, 0, closed);
     }
     0
@@ -111,7 +111,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     // do_exit() lowers signal->live before it reaches this tracepoint, so 0 means that no thread is left to run.
     let live = signal.and_then(|signal| field::<i32>(signal, SIGNAL_LIVE_OFFSET.load()));
     if live == Some(0) {
-        let closed = Bpf::close_books(thread.tgid);
+        let closed = Bpf::close_allocation_map(thread.tgid);
         report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);
         forget_tensors(thread);
@@ -188,7 +188,7 @@ pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
     field::<u64>(all.wrapping_add(descriptor as usize * 8), 0)
 }
 
-/// The running thread's thread pointer; `None` where the kernel does not tell.
+/// The running thread's thread pointer; `None` where the kernel does not report.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> Option<u64> {
     let offset_bytes = Some(TASK_POINTER_OFFSET.load()).filter(|offset_bytes| *offset_bytes != 0)?;
@@ -202,7 +202,7 @@ fn current() -> *const u8 {
     unsafe { bpf_get_current_task() as *const u8 }
 }
 
-/// Tells user space that the running process is about to report its first call.
+/// Informs user space that the running process is about to report its first call.
 #[inline(always)]
 pub(crate) fn announce(tgid: u32) {
     send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()), 0);
@@ -211,7 +211,7 @@ pub(crate) fn announce(tgid: u32) {
 #[inline(always)]
 fn report(context: &RawTracePointContext, event: ProcessEvent, tgid: u32, parent_tgid: u32, life: u32) {
     debug!(context, "process event {} of {}", event as u8, tgid);
-    // A new task's leader is itself only once it runs: a fork has no start to tell, its first call will.
+    // A new task's leader is itself only once it runs: a fork has no start to report: its first call has one.
     let start_ns = if parent_tgid == 0 { start_ns(current()) } else { 0 };
     send(event, tgid, parent_tgid, start_ns, life);
 }

@@ -23,7 +23,7 @@ use crate::process::thread_pointer;
 use crate::threads::{Notes, SENT, notes};
 use crate::window::{byte, copy, word};
 
-/// Where things lie in each process; those that are not here have no stacks.
+/// Where things lie in each process; the ones that are not here have no stacks.
 #[map]
 static PYTHON: HashMap<u32, PythonLayout> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
@@ -94,7 +94,7 @@ const SEARCH_AGAIN_NS: u64 = 100_000_000;
 const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
 const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
 
-/// Walks the running thread's Python stack, and sends it unless it was sent before. The stack pointer tells stacks apart where it is given.
+/// Walks the running thread's Python stack, and sends it unless it was sent before. The stack pointer distinguishes stacks where it is given.
 #[inline(always)]
 pub(crate) fn walk(thread: Thread, now_ns: u64, stack_pointer: Option<u64>) -> Walked {
     if CAN_LOOP.load() == 0 {

@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Run(Run),
     /// Print what PyTorch's memory_stats() has of a process, from outside
     Stats(Stats),
-    /// Begin the peaks of a process anew in the agent's books, as torch.cuda.reset_peak_memory_stats() does in a program's own
+    /// Reset the agent's peak counters for a process, as torch.cuda.reset_peak_memory_stats() does in a program's own
     ResetPeaks(Whose),
     /// Say which lines of Python hold the memory of a PyTorch process
     Sites(Sites),

@@ -48,7 +48,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// An end that is an error: an exit code and what to tell the person.
+/// An end that is an error: an exit code, and what to print.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.
@@ -73,7 +73,7 @@ impl Failure {
     }
 
     /// Says it on standard error.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn report(&self) {
         eprintln!("memwatch: {}", printable_lines(&format!("{:#}", self.error)));
         if let Some(advice) = &self.advice {
             eprintln!("{}", printable_lines(advice));
@@ -83,7 +83,7 @@ impl Failure {
     /// No such process.
     pub(crate) fn no_process(tgid: u32) -> Self {
         Self::new(Exit::NoTarget, format_args!("there is no process {tgid}"))
-            .advise("Name a running process: `nvidia-smi` and `memwatch ps` list those that use a GPU.")
+            .advise("Name a running process: `nvidia-smi` and `memwatch ps` list the ones that use a GPU.")
     }
 
     /// Process ids here are not those of the kernel half.

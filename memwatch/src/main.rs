@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match cli::dispatch::run(&args) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            failure.tell();
+            failure.report();
             failure.exit.into()
         }
     }

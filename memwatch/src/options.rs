@@ -21,10 +21,10 @@ pub(crate) use self::moment::{Moment, Past, Window};
 pub(crate) use self::recording::{Subject, TapeArgs};
 pub(crate) use self::tensors::Tensors;
 
-/// Where the agent of this machine listens, unless told otherwise.
+/// Where the agent of this machine listens, by default.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
-/// Whom to show.
+/// Which processes to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "What to watch")]
 pub(crate) struct Targets {
@@ -75,7 +75,7 @@ pub(crate) struct Common {
     /// Ask the agent that listens here, even if an option asks for an own watch (default: /run/memwatch/memwatch.sock, if one does)
     #[arg(long, global = true, value_name = "PATH", env = "MEMWATCH_AGENT")]
     pub(crate) agent: Option<PathBuf>,
-    /// Watch by oneself, even where an agent runs
+    /// Attach directly, even if an agent is running
     #[arg(long, global = true)]
     pub(crate) no_agent: bool,
     #[command(flatten)]

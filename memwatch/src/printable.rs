@@ -38,7 +38,7 @@ pub(crate) fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// JSON that a terminal shows as harmlessly: letters that steer or hide are escaped, which no reader can tell from themselves.
+/// JSON that a terminal shows as harmlessly: letters that steer or hide are escaped, which no reader knows from themselves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PrintableJson;
 

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::watch::Outcome;
-use crate::{Gpu, PATIENCE, Program, Workload};
+use crate::{Gpu, Program, TIMEOUT, Workload};
 
 /// The agent of a simulated machine, under a service manager that only listens.
 #[derive(Debug)]
@@ -36,11 +36,11 @@ impl Agent {
         let _ = fs::remove_file(&notify);
         let manager = UnixDatagram::bind(&notify).expect("a socket in the temporary directory");
         fs::set_permissions(&notify, Permissions::from_mode(0o666)).expect("it is ours");
-        manager.set_read_timeout(Some(PATIENCE)).expect("a time that is not 0");
+        manager.set_read_timeout(Some(TIMEOUT)).expect("a time that is not 0");
         command.arg("agent").arg("--socket").arg(&socket);
         command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").env_remove("WATCHDOG_PID");
         let agent = Self { program: Program::start(command), manager, socket };
-        agent.until_told("READY=1");
+        agent.until_reported("READY=1");
         agent
     }
 
@@ -54,21 +54,21 @@ impl Agent {
         self.program.tgid()
     }
 
-    /// Waits until it tells its service manager something that begins so.
+    /// Waits until it reports something that begins so to its service manager.
     ///
     /// # Panics
     /// When it does not.
-    pub fn until_told(&self, beginning: &str) -> String {
+    pub fn until_reported(&self, beginning: &str) -> String {
         let begin = Instant::now();
-        let mut told = [0; 4096];
-        while begin.elapsed() < PATIENCE {
-            let length = self.manager.recv(&mut told).expect("the agent tells its service manager how it is");
-            let told = String::from_utf8_lossy(&told[..length]);
-            if told.starts_with(beginning) {
-                return told.into_owned();
+        let mut reported = [0; 4096];
+        while begin.elapsed() < TIMEOUT {
+            let length = self.manager.recv(&mut reported).expect("the agent reports its status to its service manager");
+            let reported = String::from_utf8_lossy(&reported[..length]);
+            if reported.starts_with(beginning) {
+                return reported.into_owned();
             }
         }
-        panic!("the agent has not told its service manager {beginning}")
+        panic!("the agent has not sent its service manager {beginning}")
     }
 
     /// Sends it a signal.
@@ -100,19 +100,19 @@ impl Agent {
 /// When it cannot be copied.
 pub fn as_user(gpu: &Gpu, uid: u32, words: &[&str]) -> Command {
     open_to_all(gpu);
-    let told = gpu.memwatch(words);
+    let reported = gpu.memwatch(words);
     let program = gpu.directory().join("memwatch");
     if !program.exists() {
-        fs::copy(told.get_program(), &program).expect("a copy of memwatch");
+        fs::copy(reported.get_program(), &program).expect("a copy of memwatch");
     }
     let mut command = Command::new(program);
-    for (name, value) in told.get_envs() {
+    for (name, value) in reported.get_envs() {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
         };
     }
-    command.args(told.get_args()).uid(uid).gid(uid);
+    command.args(reported.get_args()).uid(uid).gid(uid);
     command
 }
 
@@ -130,12 +130,12 @@ pub fn workload_of(gpu: &Gpu, uid: u32) -> Workload {
 /// When its files cannot be had.
 pub fn workload_command_of(gpu: &Gpu, uid: u32) -> Command {
     open_to_all(gpu);
-    // The simulator's books are made by the first workload, and kept by all.
-    let books = gpu.directory().join("ledger");
-    if !books.exists() {
+    // The simulator's ledger are made by the first workload, and kept by all.
+    let ledger = gpu.directory().join("ledger");
+    if !ledger.exists() {
         gpu.workload().run(&["init"]);
     }
-    fs::set_permissions(books, Permissions::from_mode(0o666)).expect("it is ours");
+    fs::set_permissions(ledger, Permissions::from_mode(0o666)).expect("it is ours");
     let program = gpu.directory().join("workload");
     if !program.exists() {
         fs::copy(gpu.workload_program(), &program).expect("a copy of the workload program");

@@ -64,8 +64,8 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/gpus/0/mig", Is::ObjectOrNull),
     ("/data/gpus/0/total_bytes", Is::NumberOrNull),
     ("/data/gpus/0/used_bytes", Is::NumberOrNull),
-    ("/data/gpus/0/live_bytes", Is::Number),
-    ("/data/gpus/0/unexplained_bytes", Is::SignedOrNull),
+    ("/data/gpus/0/driver_allocated_bytes", Is::Number),
+    ("/data/gpus/0/unattributed_bytes", Is::SignedOrNull),
     ("/data/processes/0/pid", Is::Number),
     ("/data/processes/0/start_time", Is::Text),
     ("/data/processes/0/comm", Is::Text),
@@ -79,10 +79,10 @@ const CONTRACT: &[(&str, Is)] = &[
     ("/data/processes/0/overhead", Is::ObjectOrNull),
     ("/data/processes/0/gpus/0/uuid", Is::Text),
     ("/data/processes/0/gpus/0/used_bytes", Is::NumberOrNull),
-    ("/data/processes/0/gpus/0/live_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/driver_allocated_bytes", Is::Number),
     ("/data/processes/0/gpus/0/peak_bytes", Is::Number),
-    ("/data/processes/0/gpus/0/before_attach_bytes", Is::NumberOrNull),
-    ("/data/processes/0/gpus/0/unexplained_bytes", Is::SignedOrNull),
+    ("/data/processes/0/gpus/0/preexisting_bytes", Is::NumberOrNull),
+    ("/data/processes/0/gpus/0/unattributed_bytes", Is::SignedOrNull),
     ("/data/processes/0/gpus/0/allocations", Is::Number),
     ("/data/processes/0/gpus/0/frees", Is::Number),
     ("/data/processes/0/gpus/0/failed_allocations", Is::Number),
@@ -98,9 +98,9 @@ const CONTRACT: &[(&str, Is)] = &[
 
 /// What is there once memory of these kinds was seen.
 const CONTRACT_OF_KINDS: &[(&str, Is)] = &[
-    ("/data/processes/0/gpus/0/kinds/device/live_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/kinds/device/driver_allocated_bytes", Is::Number),
     ("/data/processes/0/gpus/0/kinds/device/peak_bytes", Is::Number),
-    ("/data/processes/0/gpus/0/kinds/pool/live_bytes", Is::Number),
+    ("/data/processes/0/gpus/0/kinds/pool/driver_allocated_bytes", Is::Number),
     ("/data/processes/0/gpus/0/kinds/pool/backed_bytes", Is::NumberOrNull),
 ];
 

@@ -148,7 +148,7 @@ impl Docker {
         workload
     }
 
-    /// Starts a container anew that has ended. [`Workload::tgid`] is that of the client.
+    /// Starts a container again that has ended. [`Workload::tgid`] is that of the client.
     pub fn restart(&self, name: &str) -> Workload {
         let mut workload = Workload::start(self.client(&["start", "--attach", "--interactive", name]));
         workload.ask("tgid");

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{PATIENCE, until};
+use crate::{TIMEOUT, until};
 
 const POLL: Duration = Duration::from_millis(20);
 
@@ -81,7 +81,7 @@ impl Enclosure {
         while !is_ready() {
             let ended = self.child.try_wait().expect("the daemons are ours");
             assert!(ended.is_none(), "the daemons have ended: {ended:?}\n{}", self.end_of_log());
-            assert!(begin.elapsed() < PATIENCE, "the daemons are not ready\n{}", self.end_of_log());
+            assert!(begin.elapsed() < TIMEOUT, "the daemons are not ready\n{}", self.end_of_log());
             std::thread::sleep(POLL);
         }
     }
@@ -137,7 +137,7 @@ fn in_hierarchies(group: &str) -> Vec<PathBuf> {
 fn remove_group(group: &str) {
     for path in in_hierarchies(group) {
         let begin = Instant::now();
-        while path.is_dir() && !remove_tree(&path) && has_processes(&path) && begin.elapsed() < PATIENCE {
+        while path.is_dir() && !remove_tree(&path) && has_processes(&path) && begin.elapsed() < TIMEOUT {
             std::thread::sleep(POLL);
         }
     }
@@ -158,7 +158,7 @@ fn has_processes(path: &Path) -> bool {
         || below.any(|entry| has_processes(&entry.path()))
 }
 
-/// Whether a program is installed; where it is not, that is said on standard error.
+/// Whether a program is installed; where it is not, a line says so on standard error.
 pub fn has_program(name: &str) -> bool {
     let found = std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
         .chain(["/usr/sbin".into(), "/sbin".into()])

@@ -81,7 +81,7 @@ impl Gpu {
         self
     }
 
-    /// The simulator's books.
+    /// The simulator's ledger.
     ///
     /// # Panics
     /// When no job has made them yet.

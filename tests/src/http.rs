@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// An answer.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct Answer {
 /// Asks for a path; `None` where nobody listens (yet) or the answer breaks off.
 pub fn get(address: SocketAddr, path: &str, headers: &str) -> Option<Answer> {
     let mut stream = TcpStream::connect(address).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n").ok()?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).ok()?;

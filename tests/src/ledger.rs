@@ -25,7 +25,7 @@ const DEVICE_BYTES: usize = 264;
 const BALANCE_OFFSET: usize = 40;
 const BALANCE_BYTES: usize = 32;
 
-/// An open ledger file. Every question reads the file anew.
+/// An open ledger file. Every question reads the file again.
 #[derive(Debug)]
 pub struct Ledger {
     file: File,

@@ -27,23 +27,23 @@ mod docker;
 mod gpu;
 mod later;
 mod newer_system;
-mod patience;
 mod program;
 mod torch_job;
+mod wait;
 mod watch;
 mod workload;
 
 pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Shape};
 pub use later::Later;
-pub use patience::{PATIENCE, until};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};
+pub use wait::{TIMEOUT, until};
 pub use watch::{Outcome, Watch};
 pub use workload::Workload;
 
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;
 
-/// What the simulator charges for a context, unless told otherwise.
+/// What the simulator charges for a context, unless set otherwise.
 pub const CONTEXT_BYTES: u64 = 518 * MIB;

@@ -1,4 +1,4 @@
-//! memwatch's report against the simulator's books.
+//! memwatch's report against the simulator's ledger.
 
 use crate::ledger::{Balance, DeviceEntry};
 use crate::report::{OnGpu, Report};
@@ -33,18 +33,18 @@ impl Agreement {
     }
 }
 
-/// Waits for a report made after everything the workload has done, and compares it with the simulator's books.
+/// Waits for a report made after everything the workload has done, and compares it with the simulator's ledger.
 ///
 /// # Panics
 /// When a number differs, or a record was lost.
 pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreement: Agreement) -> Report {
     let report = if agreement.has_readings() { watch.settled() } else { watch.next_fresh() };
     let ledger = gpu.ledger();
-    let entry = ledger.process(workload.tgid()).expect("the workload is in the simulator's books");
+    let entry = ledger.process(workload.tgid()).expect("the workload is in the simulator's ledger");
     let process = report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"));
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
     for (index, device) in entry.devices.iter().enumerate() {
-        let uuid = ledger.uuid(index).expect("the device is in the books");
+        let uuid = ledger.uuid(index).expect("the device is in the ledger");
         match process.on(&uuid) {
             Some(on_gpu) => compare_device(on_gpu, device, entry.suspended, (agreement, &report)),
             // Without NVML's list, which is read once a second, a context alone does not show.
@@ -78,7 +78,7 @@ fn compare_pools(on_gpu: OnGpu<'_>, device: &DeviceEntry, report: &Report) {
 
 fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agreement, report): (Agreement, &Report)) {
     let live = if suspended { 0 } else { device.owned_live_bytes };
-    assert_eq!(on_gpu.number("live_bytes"), live, "live: {report:#?}");
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live: {report:#?}");
     let checkpointed = suspended.then_some(device.owned_live_bytes);
     assert_eq!(on_gpu.0["checkpointed_bytes"].as_u64(), checkpointed, "checkpointed: {report:#?}");
     // NVML lists a process while it has a context that was not taken off the device.
@@ -96,7 +96,7 @@ fn compare_device(on_gpu: OnGpu<'_>, device: &DeviceEntry, suspended: bool, (agr
         ("graph", &device.graph),
     ];
     for (kind, balance) in kinds {
-        assert_eq!(on_gpu.kind(kind, "live_bytes"), balance.live_bytes, "{kind} live: {report:#?}");
+        assert_eq!(on_gpu.kind(kind, "driver_allocated_bytes"), balance.live_bytes, "{kind} live: {report:#?}");
         if agreement.has_peaks() {
             assert_eq!(on_gpu.kind(kind, "peak_bytes"), balance.peak_live_bytes, "{kind} peak: {report:#?}");
         }

@@ -50,7 +50,7 @@ impl PlacesWatch {
         assert!(self.child.wait().expect("it is ours").success(), "memwatch failed");
     }
 
-    /// What it says when it is told to end.
+    /// What it says when it is asked to end.
     ///
     /// # Panics
     /// When it has failed or says no JSON.
@@ -67,7 +67,7 @@ impl PlacesWatch {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
-    /// Tells it to end: what it has written then.
+    /// Reports it to end: what it has written then.
     ///
     /// # Panics
     /// When it has failed.

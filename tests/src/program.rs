@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 const POLL: Duration = Duration::from_millis(10);
 
@@ -63,7 +63,7 @@ impl Program {
     /// # Panics
     /// When neither comes.
     pub fn next_line(&mut self) -> Option<String> {
-        match self.lines.recv_timeout(PATIENCE) {
+        match self.lines.recv_timeout(TIMEOUT) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => panic!("the program says nothing and does not end"),
@@ -81,7 +81,7 @@ impl Program {
     /// When none comes.
     pub fn until_line_with(&mut self, text: &str) -> String {
         let begin = Instant::now();
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             let line = self.next_line().unwrap_or_else(|| panic!("the program has ended without a line with {text:?}"));
             if line.contains(text) {
                 return line;
@@ -113,7 +113,7 @@ impl Drop for Program {
         self.signal(libc::SIGTERM);
         // Until then its probes are there.
         let begin = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < PATIENCE {
+        while matches!(self.child.try_wait(), Ok(None)) && begin.elapsed() < TIMEOUT {
             std::thread::sleep(POLL);
         }
         if let Ok(group) = i32::try_from(self.tgid()) {

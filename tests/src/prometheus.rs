@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::http;
-use crate::{PATIENCE, until};
+use crate::{TIMEOUT, until};
 
 const POLL: Duration = Duration::from_millis(100);
 
@@ -114,7 +114,7 @@ impl Prometheus {
         let expected = expected.to_string();
         let is = |samples: &[(Value, f64)]| matches!(samples, [(_, value)] if value.to_string() == expected);
         let begin = Instant::now();
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             last = self.query(expression);
             if is(&last) {
                 return;

@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-/// A line of `memwatch report` as its recorder has said it: how memory comes and goes is told only by whoever reads all of it.
+/// A line of `memwatch report` as its recorder has reported it: how memory comes and goes is reported only by whoever reads all of it.
 ///
 /// # Panics
-/// When it does not tell that.
+/// When it does not show that.
 pub fn as_recorded(line: &str) -> String {
-    let (before, churn) = line.trim_end().split_once(",\"churn\":").expect("it tells how memory comes and goes");
+    let (before, churn) = line.trim_end().split_once(",\"churn\":").expect("it shows how memory comes and goes");
     assert!(churn.starts_with("{\"seconds\":") && churn.ends_with("}}}"), "{churn}");
     format!("{before}}}}}")
 }

@@ -37,7 +37,7 @@ pub fn compare_statistics(report: &Report, checkpoint: &Value, tgid: u32) -> usi
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
     let mut exact = 0;
     let mut wrong = Vec::new();
-    for (device, key, value) in said(&process, checkpoint) {
+    for (device, key, value) in stated(&process, checkpoint) {
         if device["certainty"][key] == "exact" {
             exact += 1;
             if &device["statistics"][key] != value {
@@ -53,7 +53,7 @@ pub fn compare_statistics(report: &Report, checkpoint: &Value, tgid: u32) -> usi
     exact
 }
 
-/// Counters of 2.15 that no function tells of: as they were when the allocator's own numbers were last read.
+/// Counters of 2.15 that no function reports: as they were when the allocator's own numbers were last read.
 const AS_READ: [&str; 1] = ["num_oom_rejections"];
 
 /// Every other field is exact.
@@ -62,7 +62,7 @@ const AS_READ: [&str; 1] = ["num_oom_rejections"];
 /// Where one is not.
 pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
     let process = report.process(tgid).expect("it was compared");
-    let doubtful: Vec<String> = said(&process, checkpoint)
+    let doubtful: Vec<String> = stated(&process, checkpoint)
         .filter(|(device, key, _)| device["certainty"][key] != "exact" && !AS_READ.contains(key))
         .map(|(device, key, _)| format!("{key}: {} {}", device["certainty"][key], device["reasons"][key]))
         .collect();
@@ -70,7 +70,7 @@ pub fn assert_all_exact(report: &Report, checkpoint: &Value, tgid: u32) {
 }
 
 /// What a checkpoint says of each device: what memwatch says of that device, PyTorch's key, and its value.
-fn said<'a>(process: &Process<'a>, checkpoint: &'a Value) -> impl Iterator<Item = (&'a Value, &'a str, &'a Value)> {
+fn stated<'a>(process: &Process<'a>, checkpoint: &'a Value) -> impl Iterator<Item = (&'a Value, &'a str, &'a Value)> {
     let ours = process.0["devices"].as_array().expect("a list of devices");
     checkpoint["devices"].as_array().into_iter().flatten().flat_map(|theirs| {
         let number = &theirs["device"];

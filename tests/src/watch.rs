@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::program::Program;
 use crate::report::Report;
 
@@ -61,7 +61,7 @@ impl Watch {
     /// When none comes in time.
     pub fn until(&mut self, holds: impl Fn(&Report) -> bool) -> Report {
         let begin = Instant::now();
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             let report = self.next_report();
             if holds(&report) {
                 return report;

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// A running workload; it is killed when it is dropped.
 #[derive(Debug)]
@@ -88,11 +88,11 @@ impl Workload {
     /// # Panics
     /// When there is none.
     pub fn ask(&mut self, line: &str) -> Value {
-        self.tell(line);
+        self.report(line);
         self.answer()
     }
 
-    /// The answer to a command that was only told.
+    /// The answer to a command that was only reported.
     ///
     /// # Panics
     /// When there is none.
@@ -120,7 +120,7 @@ impl Workload {
     ///
     /// # Panics
     /// When the workload has ended.
-    pub fn tell(&mut self, line: &str) {
+    pub fn report(&mut self, line: &str) {
         let input = self.input.as_mut().expect("the workload was not ended");
         writeln!(input, "{line}").expect("the workload reads");
     }
@@ -147,9 +147,9 @@ impl Workload {
 fn wait_for_data(pipe: &BufReader<File>) {
     if pipe.buffer().is_empty() {
         let mut asked = libc::pollfd { fd: pipe.get_ref().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        let patience = i32::try_from(PATIENCE.as_millis()).expect("a minute");
+        let timeouts = i32::try_from(TIMEOUT.as_millis()).expect("a minute");
         // SAFETY: one entry, which lives as long as the call.
-        let ready = unsafe { libc::poll(&raw mut asked, 1, patience) };
+        let ready = unsafe { libc::poll(&raw mut asked, 1, timeouts) };
         assert_eq!(ready, 1, "the workload does not answer");
     }
 }

@@ -29,7 +29,7 @@ def granted_bytes(device: int | None = None) -> int:
 
 
 def leave() -> NoReturn:
-    """Ends a program that has said all that it has to say, at once.
+    """Ends a program that has reported all that it has to say, at once.
 
     PyTorch's backward thread lets go of the Python objects of a pass, of hooks and of recomputed parts, a little after it is over. An interpreter that ends in
     between takes its lock away, and the program is aborted (seen with PyTorch 2.15 on Python 3.11, on a busy machine).
@@ -136,7 +136,7 @@ class Meter:
             claim(module, arguments, outputs)
             self._pop()
 
-        # Around the hooks that the module has already, and before those that they put on its outputs.
+        # Around the hooks that the module has already, and before the ones that they put on its outputs.
         module.register_forward_pre_hook(before, prepend=True)
         module.register_forward_hook(claim, prepend=True)
         # Also where the call ends early, as a recomputation does that has what it needs.

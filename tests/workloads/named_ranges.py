@@ -36,7 +36,7 @@ class Ranges:
         self._charge()
         self._open.pop()
 
-    def told(self) -> dict[str, int]:
+    def reported(self) -> dict[str, int]:
         """All ranges that something was granted in."""
         self._charge()
         return dict(+self._bytes)
@@ -48,7 +48,7 @@ class Ranges:
 
 
 def take(size_mib: int) -> torch.Tensor:
-    """Memory whose amount tells where it was taken."""
+    """Memory whose amount shows where it was taken."""
     return torch.empty(size_mib * MIB, dtype=torch.uint8, device="cuda")
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     torch.zeros(1, device="cuda")
     for part in (by_record_function, by_nvtx, mixed, in_a_thread, in_training):
         part(ranges)
-    checkpoint("trained", ranges=ranges.told())
+    checkpoint("trained", ranges=ranges.reported())
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def one(rows: int) -> torch.Tensor:
 
 
 def generated() -> Iterator[torch.Tensor]:
-    """Tensors from a generator: C asks for the first of them in another place than for those that follow."""
+    """Tensors from a generator: C asks for the first of them in another place than for the ones that follow."""
     for rows in range(3, 6):
         yield one(rows)
 

@@ -3,7 +3,7 @@
     same_frames.py OURS TRUTH
 
 prints one line of JSON: how many blocks were `compared`, how many of them are `without_python`, how many stacks are `cut`, how many blocks have no
-native frame at all (`missing`), how many frames have a `named` function in both, and those that `differ`.
+native frame at all (`missing`), how many frames have a `named` function in both, and the ones that `differ`.
 
 Native frames are compared by file and address, from what calls the allocator on: each of the two has frames of its own within. PyTorch writes
 the interpreter's loop beside the Python frames and knows only one frame of Python in each loop, so both kinds are compared each by themselves.
@@ -64,28 +64,28 @@ def plain(name: object) -> str:
 def main() -> None:
     """Compares block by block."""
     ours, truth = blocks(sys.argv[1]), blocks(sys.argv[2])
-    said = {"compared": 0, "without_python": 0, "cut": 0, "missing": 0, "named": 0, "differ": []}
+    reported = {"compared": 0, "without_python": 0, "cut": 0, "missing": 0, "named": 0, "differ": []}
     for address in sorted(ours.keys() & truth.keys()):
         native, true_native = callers(ours[address]), callers(truth[address])
         if not native:
-            said["missing"] += 1
+            reported["missing"] += 1
             continue
-        said["compared"] += 1
-        said["without_python"] += not python(truth[address])
+        reported["compared"] += 1
+        reported["without_python"] += not python(truth[address])
         names = [frame["name"] for frame in native]
         if MISSING in names:
-            said["cut"] += 1
+            reported["cut"] += 1
             native = native[: names.index(MISSING)]
             true_native = true_native[: len(native)]
         pairs = [(own["name"], true["name"]) for own, true in zip(native, true_native, strict=False)]
         named = [(plain(own), plain(true)) for own, true in pairs if "??" not in (own, true)]
-        said["named"] += len(named)
+        reported["named"] += len(named)
         differing = [pair for pair in named if pair[0] != pair[1]]
         own = (places(native), python(ours[address]))
         true = (places(true_native), python(truth[address]))
         if own != true or differing:
-            said["differ"].append({"names": differing, "ours": own, "truth": true})
-    print(json.dumps(said))
+            reported["differ"].append({"names": differing, "ours": own, "truth": true})
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ FILE = '/srv/=a;"</script><b>&\n\x1b[2J\u202e.py'
 
 
 def main() -> None:
-    """Gives a function these names, and calls it for each device; the devices get different amounts, to tell them apart."""
+    """Gives a function these names, and calls it for each device; the devices get different amounts, to distinguish them."""
     begin(parser(__doc__), devices=len(DEVICES))
     names = {"torch": torch}
     exec(compile(SOURCE, FILE, "exec"), names)  # noqa: S102 - code of a file with such a name comes no other way

@@ -17,7 +17,7 @@ ROWS = 2048
 
 
 class Half(nn.Sequential):
-    """Layers that are on one device; the halves differ in size, to tell them apart."""
+    """Layers that are on one device; the halves differ in size, to distinguish them."""
 
     def __init__(self, device: int) -> None:
         hidden = (2 + device) * WIDTH

@@ -11,7 +11,7 @@ ROUNDS = 8
 
 
 def work(device: int, held: list[torch.Tensor]) -> None:
-    """Grows on one device in this thread; the devices grow by different amounts, to tell them apart."""
+    """Grows on one device in this thread; the devices grow by different amounts, to distinguish them."""
     torch.cuda.set_device(device)
     for round_number in range(ROUNDS):
         size_bytes = (24 + 8 * device + round_number) * MIB

@@ -62,7 +62,7 @@ struct Job {
 }
 
 impl Job {
-    /// The file in which the simulated GPU keeps its books; several demos may run at once.
+    /// The file in which the simulated GPU keeps its ledger; several demos may run at once.
     fn ledger(repo: &Repo) -> PathBuf {
         repo.made(&format!("demo/ledger-{}", std::process::id()))
     }
@@ -88,13 +88,13 @@ impl Job {
     fn feed_small_program(&mut self) {
         let Some(mut input) = self.program.pipes().0 else { return };
         std::thread::spawn(move || {
-            let mut said = writeln!(input, "device 0\nalloc resident {}", 2_u64 << 30);
+            let mut stated = writeln!(input, "device 0\nalloc resident {}", 2_u64 << 30);
             for step in 1_u64.. {
-                if said.is_err() {
+                if stated.is_err() {
                     return;
                 }
                 let batch_bytes = (64 + 32 * (step % 8)) << 20;
-                said = writeln!(input, "alloc batch {batch_bytes}\nsleep 300\nfree batch");
+                stated = writeln!(input, "alloc batch {batch_bytes}\nsleep 300\nfree batch");
                 std::thread::sleep(Duration::from_millis(300));
             }
         });
@@ -170,7 +170,7 @@ fn watch(memwatch: &Path, driver: &Path, job: &mut Job, duration: Option<Duratio
     }
 }
 
-/// memwatch on the job, through sudo where we are not root, reading the books through the simulated NVML.
+/// memwatch on the job, through sudo where we are not root, reading the ledger through the simulated NVML.
 fn watcher(memwatch: &Path, driver: &Path, job: &Job) -> Command {
     let mut command = if setup::is_root() {
         Command::new(memwatch)

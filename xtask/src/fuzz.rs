@@ -28,7 +28,7 @@ const TARGETS: &[Target] = &[
     Target { name: "proc_files", longest_bytes: 2_048 },
     Target { name: "decode_record", longest_bytes: 136 },
 ];
-/// How long each runs unless told otherwise, seconds.
+/// How long each runs unless set otherwise, seconds.
 const SECONDS: u64 = 40;
 /// An input that takes longer, in seconds, or more memory, in MiB, is a finding.
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];

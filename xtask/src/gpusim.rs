@@ -136,7 +136,7 @@ fn build_workload(workload: &Path, out: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// A library calls its own functions, whoever else exports their names, and can be told apart by its build id.
+/// A library calls its own functions, whoever else exports their names, and can be distinguished by its build id.
 fn library_flags(soname: &str) -> Vec<String> {
     [
         "-shared",

@@ -9,7 +9,7 @@ extern "C" fn note(_signal: libc::c_int) {
     ARRIVED.store(true, Ordering::Relaxed);
 }
 
-/// From here on SIGINT, SIGTERM and SIGHUP no longer end xtask; [`arrived`] tells of them.
+/// From here on SIGINT, SIGTERM and SIGHUP no longer end xtask; [`arrived`] reports them.
 ///
 /// Programs that xtask starts are not affected: a handler does not survive an exec.
 ///

@@ -92,7 +92,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "replays",
         usage: "[NAME]...",
-        summary: "record the runs of tests/replays/runs.tsv anew, on the simulated GPU; NAME records those with it in their names",
+        summary: "record the runs of tests/replays/runs.tsv again, on the simulated GPU; NAME records those with it in their names",
         run: replays::task,
     },
     Task {

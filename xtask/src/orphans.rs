@@ -24,7 +24,7 @@ pub(crate) fn adopt() -> Result<()> {
     if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()).context("cannot adopt orphaned processes") }
 }
 
-/// Waits for our children to end by themselves, kills those that do not, and says which.
+/// Waits for our children to end by themselves, kills the ones that do not, and says which.
 pub(crate) fn end_all(grace: Duration) -> Vec<String> {
     let start = Instant::now();
     let mut killed = Vec::new();

@@ -147,8 +147,8 @@ fn record(repo: &Repo, run: &Run) -> Result<u64> {
     command.envs(variables.into_iter().filter_map(|variable| variable.split_once('=')));
     let Output { stdout, stderr, .. } = command.output().context("unshare, of util-linux, is needed")?;
     drop(fs::remove_file(&ledger));
-    let said = String::from_utf8_lossy(&stdout);
-    ensure!(said.contains("\"label\": \""), "it did not come to its end:\n{}", String::from_utf8_lossy(&stderr));
+    let stated = String::from_utf8_lossy(&stdout);
+    ensure!(stated.contains("\"label\": \""), "it did not come to its end:\n{}", String::from_utf8_lossy(&stderr));
     let facts = fs::metadata(repo.path(&file.to_string_lossy())).context("there is no recording")?;
     Ok(facts.len())
 }

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_shows_what_the_command_said() {
+    fn a_failure_shows_what_the_command_stated() {
         let error = run_quietly(Command::new("sh").args(["-c", "echo reason >&2; exit 3"])).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("reason") && text.contains("exit status: 3"), "{text}");

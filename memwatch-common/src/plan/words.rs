@@ -7,7 +7,7 @@ use super::{CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_W
 impl fmt::Display for CapturePlan {
     /// What is copied besides the six argument registers, the status and the times; `-` for nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Every field by name: a plan that captures more does not compile before it is said here. The kernel half's books and what
+        // Every field by name: a plan that captures more does not compile before it is listed here. The kernel half's allocation map and what
         // counts as a loss are no part of what is captured.
         let Self {
             out: [first, second],

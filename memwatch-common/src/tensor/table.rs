@@ -27,9 +27,9 @@ pub enum TorchLibrary {
 pub enum Purpose {
     /// Blocks and segments of the caching allocator.
     Allocator,
-    /// The same as long as it is not known that the allocator tells its own trace, which says all that these do.
+    /// The same as long as it is not known that the allocator reports its own trace, which says all that these do.
     AllocatorUntilTrace,
-    /// The same where the allocator tells its own trace only while it is recorded (before PyTorch 2.4).
+    /// The same where the allocator reports its own trace only while it is recorded (before PyTorch 2.4).
     AllocatorWithoutTrace,
     /// Forward, backward, optimizer, and what the program calls a range.
     Stages,
@@ -95,7 +95,7 @@ pub enum TensorMeaning {
 }
 
 impl TensorMeaning {
-    /// Which bits of the six argument registers tell something; what stands in the others is whatever the caller left there.
+    /// Which bits of the six argument registers show something; what stands in the others is whatever the caller left there.
     pub const fn argument_bits(self) -> [u64; 6] {
         const ALL: u64 = u64::MAX;
         match self {
@@ -118,7 +118,7 @@ impl TensorMeaning {
         }
     }
 
-    /// Whether it is told by the arguments: where not, the probe may be where they have gone.
+    /// Whether it is determined by the arguments: where not, the probe may be where they have gone.
     pub const fn has_arguments(self) -> bool {
         !matches!(self, Self::RangeEnds | Self::NvtxPop)
     }

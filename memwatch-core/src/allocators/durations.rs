@@ -1,6 +1,6 @@
 //! How long a program's threads were at work for each layer, by the host's clock: what its GPU does meanwhile is not known.
 //!
-//! A layer has the time from each of its allocations to the next moment that tells what the same thread does: its next allocation, or the beginning
+//! A layer has the time from each of its allocations to the next moment that shows what the same thread does: its next allocation, or the beginning
 //! of another backward node. Only where both are of one stage of one step, and no backward pass of another thread came between.
 
 use std::collections::HashMap;

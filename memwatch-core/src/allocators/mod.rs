@@ -10,9 +10,9 @@ pub mod places;
 pub mod pytorch;
 pub mod threads;
 
-mod crest;
 mod durations;
 mod framework;
+mod high_water;
 pub mod log;
 mod marks;
 #[cfg(test)]
@@ -31,8 +31,8 @@ use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
 use crate::words::{Ordinal, Tid, by_name};
 
-use self::crest::Crest;
 use self::durations::Durations;
+use self::high_water::HighWater;
 use self::log::Log;
 use self::marks::Marks;
 use self::names::Names;
@@ -44,7 +44,7 @@ pub use self::framework::FrameworkAllocator;
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 
-/// A block that was granted to the program, or taken back: what places are told.
+/// A block that was granted to the program, or taken back: for the sums by place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockChange {
     /// The program has a new block.
@@ -78,7 +78,7 @@ pub struct Block {
     pub block_bytes: u64,
     /// As the program asked for it, in bytes; `None` where only the rounded size can be seen.
     pub requested_bytes: Option<u64>,
-    /// Whether the allocator had it in its cache; `None` where that cannot be told.
+    /// Whether the allocator had it in its cache; `None` where that is not known.
     pub cached: Option<bool>,
     /// The thread that asked.
     pub tid: Tid,
@@ -113,7 +113,7 @@ pub struct TensorLedger<A = Allocators> {
     #[serde(skip)]
     marks: Marks,
     durations: Durations,
-    crests: BTreeMap<Ordinal, Crest>,
+    high_waters: BTreeMap<Ordinal, HighWater>,
     window: Window,
 }
 
@@ -136,7 +136,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
             self.places.close_window();
-            self.crests.values_mut().for_each(Crest::close);
+            self.high_waters.values_mut().for_each(HighWater::close);
             self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
     }
@@ -147,8 +147,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     /// The most that a device's tensors had together within the last window that was closed, in bytes; `None` before one was.
-    pub fn crest_bytes(&self, ordinal: Ordinal) -> Option<u64> {
-        self.crests.get(&ordinal).and_then(Crest::of_closed)
+    pub fn high_water_bytes(&self, ordinal: Ordinal) -> Option<u64> {
+        self.high_waters.get(&ordinal).and_then(HighWater::of_closed)
     }
 
     /// Takes one event into account.
@@ -165,7 +165,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
             self.places.observe(ordinal, before_bytes, now.allocated_bytes);
-            self.crests.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
+            self.high_waters.entry(ordinal).or_default().observe(before_bytes, now.allocated_bytes);
         }
         match change {
             BlockChange::Granted(block) => {
@@ -260,7 +260,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.durations.end(tid);
     }
 
-    /// Peaks begin again at what is now, in memwatch's books alone.
+    /// Peaks begin again at what is now, in memwatch's counters alone.
     pub fn reset_peaks(&mut self, now_ns: u64) {
         self.places.reset_peaks();
         self.allocators.begin_own_peaks(now_ns);
@@ -311,7 +311,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         &self.losses
     }
 
-    /// The totals by device, as the allocators told them.
+    /// The totals by device, as the allocators reported them.
     pub fn reported(&self) -> BTreeMap<Ordinal, Reported> {
         self.allocators.reported()
     }
@@ -329,7 +329,7 @@ impl TensorLedger {
         self.allocators.drifting()
     }
 
-    /// Whether an allocator reports, and tells no trace of its own: what it does can be seen by other functions of it.
+    /// Whether an allocator reports without a trace of its own: what it does shows in its other functions.
     pub fn lacks_trace(&self) -> bool {
         self.allocators.lacks_trace()
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::decode::StackRef;
 use crate::stack::PythonCode;
 
-/// How many sites are told apart.
+/// How many sites are distinguished.
 const SITES: usize = 1 << 16;
 /// How many layers are.
 const LAYERS: usize = 1 << 14;
@@ -22,7 +22,7 @@ const PHASES: usize = 256;
 /// Where in the program memory was allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// More sites than are told apart.
+    /// More sites than are distinguished.
     Rest,
     /// Older than the watch.
     BeforeAttach,
@@ -83,7 +83,7 @@ impl SiteKey {
 /// Whose computation memory was allocated for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layer {
-    /// More layers than are told apart.
+    /// More layers than are distinguished.
     Rest,
     /// Older than the watch.
     BeforeAttach,
@@ -196,7 +196,7 @@ impl Names {
 
 /// As they are kept: the rows that every process has are left out.
 #[derive(Serialize, Deserialize)]
-struct Kept<S, L, P> {
+struct StoredNames<S, L, P> {
     sites: S,
     layers: L,
     phases: P,
@@ -206,13 +206,13 @@ impl Serialize for Names {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let all = Self::default();
         let (sites, layers) = (self.sites.beyond(&all.sites), self.layers.beyond(&all.layers));
-        Kept { sites, layers, phases: self.phases.beyond(&all.phases) }.serialize(serializer)
+        StoredNames { sites, layers, phases: self.phases.beyond(&all.phases) }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Names {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let kept: Kept<Vec<Site>, Vec<Layer>, Vec<Arc<str>>> = Kept::deserialize(deserializer)?;
+        let kept: StoredNames<Vec<Site>, Vec<Layer>, Vec<Arc<str>>> = StoredNames::deserialize(deserializer)?;
         let mut names = Self::default();
         for site in kept.sites {
             names.sites.key(site);

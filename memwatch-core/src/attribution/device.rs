@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::input::{DeviceFacts, DeviceReading};
-use crate::ledger::context::Told;
+use crate::ledger::context::DeviceAnswers;
 use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals, Refusals};
 use crate::words::{GpuUuid, PciAddress, Tgid};
@@ -14,7 +14,7 @@ use super::visible;
 /// What a process holds on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnGpu {
-    /// The GPU, or `None` where it cannot be told.
+    /// The GPU, or `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// The ledger's totals there.
     pub totals: DeviceTotals,
@@ -60,7 +60,7 @@ pub fn by_gpu(process: &Process, devices: &[DeviceFacts]) -> Vec<OnGpu> {
 }
 
 /// The bytes a process held on a GPU all through a reading; `None` where they changed while it was made, or where memory of the
-/// process whose GPU cannot be told may be among them.
+/// process whose GPU is not known may be among them.
 pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
     let totals = process.ledger.totals();
     let held = |device| totals.held_over(device, reading.begin_ns, reading.end_ns);
@@ -86,14 +86,14 @@ pub fn remember(process: &mut Process, devices: &[DeviceFacts]) {
 
 /// The GPU behind a device reference; `None` where nothing proves which it is.
 ///
-/// First what the program itself was told (`cuDeviceGetUuid`, `cuDeviceGetPCIBusId`); then, where NVML shows the process on exactly
+/// First the driver's answers to the program (`cuDeviceGetUuid`, `cuDeviceGetPCIBusId`); then, where NVML shows the process on exactly
 /// one GPU or the machine has but one, that one; then what its `CUDA_VISIBLE_DEVICES` says, unless NVML contradicts.
 pub fn resolve(process: &Process, device: DeviceRef, devices: &[DeviceFacts]) -> Option<GpuUuid> {
-    let told = match device {
-        DeviceRef::Ordinal(ordinal) => process.ledger.told(ordinal),
+    let reported = match device {
+        DeviceRef::Ordinal(ordinal) => process.ledger.reported(ordinal),
         DeviceRef::Unknown => None,
     };
-    let candidates = match told.map_or(Answer::Silent, |told| by_answers(told, devices)) {
+    let candidates = match reported.map_or(Answer::Silent, |reported| by_answers(reported, devices)) {
         Answer::Gpu(uuid) => return Some(uuid),
         Answer::Elsewhere => return None,
         Answer::OneOf(instances) => instances,
@@ -153,14 +153,14 @@ enum Answer<'a> {
     Gpu(GpuUuid),
     /// It is an instance of a GPU that has these.
     OneOf(Vec<&'a DeviceFacts>),
-    /// It is a GPU whose name cannot be told.
+    /// It is an unknown GPU.
     Elsewhere,
     /// Nothing.
     Silent,
 }
 
-fn by_answers<'a>(told: &Told, devices: &'a [DeviceFacts]) -> Answer<'a> {
-    let latest_first = || told.uuids.iter().rev().copied();
+fn by_answers<'a>(reported: &DeviceAnswers, devices: &'a [DeviceFacts]) -> Answer<'a> {
+    let latest_first = || reported.uuids.iter().rev().copied();
     let named = latest_first().find_map(|bytes| devices.iter().find(|device| device.uuid.spells(bytes)));
     if let Some(device) = named {
         return Answer::Gpu(device.uuid.clone());
@@ -171,7 +171,7 @@ fn by_answers<'a>(told: &Told, devices: &'a [DeviceFacts]) -> Answer<'a> {
     if !instances.is_empty() {
         return Answer::OneOf(instances);
     }
-    match (told.uuids.as_slice(), told.pci) {
+    match (reported.uuids.as_slice(), reported.pci) {
         // NVML does not know it, or does not answer.
         ([uuid], _) => Answer::Gpu(GpuUuid::from_bytes(*uuid)),
         // An instance and its GPU, and nothing says which is which.

@@ -18,7 +18,7 @@ const SINCE_TICK: u64 = u64::MAX;
 pub struct Losses {
     #[serde(with = "by_name::losses")]
     all: BTreeMap<Loss, u64>,
-    /// Of nobody knows whom, and until when such were counted.
+    /// Losses without a known process, and until when they were counted.
     #[serde(with = "by_name::losses")]
     ownerless: BTreeMap<Loss, u64>,
     ownerless_ns: u64,

@@ -24,7 +24,7 @@ struct Known {
     names: Option<ContainerNames>,
 }
 
-/// A container with processes of which no runtime has said anything.
+/// A container with processes of which no runtime has reported anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nameless<'a> {
     /// What its path says of it.

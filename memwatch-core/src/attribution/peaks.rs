@@ -1,4 +1,4 @@
-//! Peaks that begin again: in memwatch's own books, since it writes into no process.
+//! Peaks that begin again: in memwatch's own counters, since it writes into no process.
 
 use crate::Pipeline;
 use crate::words::Tgid;

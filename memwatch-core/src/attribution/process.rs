@@ -1,4 +1,4 @@
-//! One process: its identity, what `/proc` said of it, its ledger, and whether that is complete.
+//! One process: its identity, what `/proc` has of it, its ledger, and whether that is complete.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub struct Ended {
 
 /// A process that memwatch watches or watched.
 ///
-/// A tgid is reused, so processes are told apart by the order of events: an exit ends one, the next event of the tgid starts another.
+/// A tgid is reused, so processes are distinguished by the order of events: an exit ends one, the next event of the tgid starts another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Process {
     /// Process id.
@@ -35,7 +35,7 @@ pub struct Process {
     pub observed_since_ns: u64,
     /// It started after the attach: nothing of it was missed.
     pub from_start: bool,
-    /// What `/proc` said; `None` where the process was gone too soon.
+    /// What `/proc` reported; `None` where the process was gone too soon.
     pub facts: Option<ProcessFacts>,
     /// Whose it is.
     pub owner: Owner,
@@ -50,7 +50,7 @@ pub struct Process {
     pub losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
     pub checkpointed: bool,
-    /// When its totals were last taken from the kernel half's books, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When its totals were last taken from the kernel half's allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
     pub anchored_ns: Option<u64>,
     /// How many records were lost in a full ring by then.
     anchored_losses: u64,
@@ -198,7 +198,7 @@ impl Process {
     }
 
     /// A call of the driver may tell of a caching allocator's segments.
-    pub fn tell_tensors(&mut self, call: &Call) {
+    pub fn report_tensors(&mut self, call: &Call) {
         self.note_late_probes(call);
         let is_traced = self.tensors_ended_ns().is_none();
         if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0 && is_traced) {
@@ -206,12 +206,12 @@ impl Process {
         }
     }
 
-    /// Whether records were lost that the kernel half's books can make up for.
+    /// Whether records were lost that the kernel half's allocation map can make up for.
     pub fn needs_anchor(&self) -> bool {
         self.lost_in_ring() > self.anchored_losses
     }
 
-    /// Its addresses by the books: see [`ProcessLedger::anchor`].
+    /// Its addresses by the allocation map: see [`ProcessLedger::anchor`].
     pub fn anchor(&mut self, held: &HeldAddresses, now_ns: u64) {
         if self.ledger.anchor(&held.held, held.teardowns, now_ns) {
             self.anchored_ns = Some(now_ns);
@@ -232,7 +232,7 @@ impl Process {
         self.losses.get(&Loss::RingFull).copied().unwrap_or(0)
     }
 
-    /// Whether there is anything to tell of it after its end.
+    /// Whether there is anything to report about it after its end.
     pub fn is_memorable(&self) -> bool {
         !self.ledger.is_blank() || !self.is_exact() || self.facts.as_ref().is_some_and(|facts| facts.target)
     }

@@ -1,7 +1,7 @@
 //! Ledger against NVML: what the driver charges to a process beyond what the process was seen to allocate, and how much of that is
 //! explained.
 //!
-//! `unexplained = used - live`, never clamped. Its known parts:
+//! `unattributed = used - live`, never clamped. Its known parts:
 //! * **before attach**: what the process held when memwatch came; drawn down as it is freed.
 //! * **context**: what the driver itself takes, learnt per GPU from processes seen from their start.
 
@@ -129,7 +129,7 @@ impl Reconciliation {
     }
 
     /// The bytes older than the attach; `None` before the first settled reading.
-    pub fn before_attach(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<BeforeAttach> {
+    pub fn preexisting(&self, tgid: Tgid, gpu: &GpuUuid) -> Option<BeforeAttach> {
         let older = (*self.older_bytes.get(&(tgid, gpu.clone()))?).max(0);
         let context = self.context_bytes(gpu);
         let bytes = (older - i128::from(context.unwrap_or(0))).max(0);
@@ -150,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn before_attach_is_what_was_there_at_the_first_look_and_shrinks_as_it_is_freed() {
+    fn preexisting_is_what_was_there_at_the_first_look_and_shrinks_as_it_is_freed() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.observe(Tgid(1), &gpu, settled(1000, 0, false));
         reconciliation.observe(Tgid(1), &gpu, settled(1700, 500, false));
-        let before = |reconciliation: &Reconciliation| reconciliation.before_attach(Tgid(1), &gpu);
+        let before = |reconciliation: &Reconciliation| reconciliation.preexisting(Tgid(1), &gpu);
         assert_eq!(before(&reconciliation), Some(BeforeAttach { bytes: 1000, includes_context: true }));
         reconciliation.observe(Tgid(1), &gpu, settled(1100, 500, false));
         assert_eq!(before(&reconciliation), Some(BeforeAttach { bytes: 600, includes_context: true }));
@@ -169,9 +169,9 @@ mod tests {
         reconciliation.observe(Tgid(2), &gpu, settled(900, 300, true));
         reconciliation.observe(Tgid(2), &gpu, settled(618, 100, true));
         assert_eq!(reconciliation.context_bytes(&gpu), Some(518));
-        let before = reconciliation.before_attach(Tgid(1), &gpu);
+        let before = reconciliation.preexisting(Tgid(1), &gpu);
         assert_eq!(before, Some(BeforeAttach { bytes: 482, includes_context: false }));
-        let before = reconciliation.before_attach(Tgid(2), &gpu);
+        let before = reconciliation.preexisting(Tgid(2), &gpu);
         assert_eq!(before, Some(BeforeAttach { bytes: 0, includes_context: false }));
     }
 
@@ -197,6 +197,6 @@ mod tests {
     fn an_unsettled_reading_teaches_nothing() {
         let (gpu, mut reconciliation) = (GpuUuid::new("GPU-a"), Reconciliation::default());
         reconciliation.observe(Tgid(1), &gpu, Reading { held_bytes: None, ..settled(1000, 0, false) });
-        assert_eq!(reconciliation.before_attach(Tgid(1), &gpu), None);
+        assert_eq!(reconciliation.preexisting(Tgid(1), &gpu), None);
     }
 }

@@ -11,7 +11,7 @@ use crate::words::{GpuUuid, Ordinal, PciAddress, Tgid};
 enum Entry {
     /// The device at this place of the reading.
     Device(usize),
-    /// Some device, and it cannot be told which.
+    /// Some device, and it is not known which.
     Unclear,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn gpu(
     };
     let Entry::Device(place) = *entries.get(usize::try_from(ordinal.0).ok()?)? else { return None };
     let device = &devices[place];
-    // A process with memory on a GPU is in its list. On one that it should not see, it was told of others than we think.
+    // A process with memory on a GPU is in its list. On one that it should not see, its list has others than we think.
     let unseen = |place| !entries.contains(&Entry::Device(place)) && !entries.contains(&Entry::Unclear);
     let contradicted = (device.processes.is_some() && !device.lists(tgid))
         || devices.iter().enumerate().any(|(place, device)| device.lists(tgid) && unseen(place));

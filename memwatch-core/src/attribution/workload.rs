@@ -50,7 +50,7 @@ impl WorkloadKind {
     }
 }
 
-/// What tells workloads apart: ids, which do not change when names are learnt.
+/// What distinguishes workloads: ids, which do not change when names are learnt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkloadKey {
     kind: WorkloadKind,
@@ -90,14 +90,14 @@ impl WorkloadKey {
 
 /// What processes that are gone had on a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Gone {
+pub struct EndedTotals {
     /// Allocations and their requested bytes, by kind: all freed.
     pub kinds: BTreeMap<Kind, (u64, u64)>,
     /// What the driver refused.
     pub refusals: Refusals,
 }
 
-impl Gone {
+impl EndedTotals {
     fn add(&mut self, row: &OnGpu) {
         for kind in Kind::ALL {
             let counter = row.totals.kind(kind);
@@ -118,8 +118,8 @@ pub struct Workload {
     pub owner: Owner,
     /// Its living processes.
     pub processes: BTreeSet<Tgid>,
-    /// What those that are gone had.
-    pub gone: BTreeMap<Option<GpuUuid>, Gone>,
+    /// What the ones that are gone had.
+    pub gone: BTreeMap<Option<GpuUuid>, EndedTotals>,
     /// The most that was live together at a tick, and at least the peak of each process that is gone.
     pub peaks_bytes: BTreeMap<Option<GpuUuid>, u64>,
     /// What was live together at the last tick before which one of its processes changed.
@@ -129,7 +129,7 @@ pub struct Workload {
     pub ended_ns: Option<u64>,
     /// A process that is gone lost records.
     pub lost: bool,
-    /// The users of those that are gone; `None` for who is not known.
+    /// The users of the ones that are gone; `None` for who is not known.
     pub gone_uids: BTreeSet<Option<u32>>,
 }
 

@@ -83,7 +83,7 @@ pub enum Action {
     TrimPool { pool: u64, keep_bytes: u64 },
     /// `CUmemPool_attribute` set by the program.
     SetPoolAttribute { pool: u64, attribute: u32, value: u64 },
-    /// The same told to the program.
+    /// What the program is shown.
     PoolAttribute { pool: u64, attribute: u32, value: u64 },
     /// Another pool becomes the current one.
     SetPool { site: PoolSite, pool: u64 },

@@ -136,7 +136,7 @@ pub enum TensorChange {
     SequenceNumber(u64),
     /// The CUDA graph at this address is captured from here on.
     CaptureBegins(u64),
-    /// Until here; may be told twice.
+    /// Until here; may be reported twice.
     CaptureEnds(u64),
     /// The code object at this address is no more.
     CodeGoes(u64),
@@ -338,9 +338,9 @@ mod tests {
                     .zip(bits)
                     .filter(|(_, bits)| *bits == 0xffff)
                     .for_each(|(word, _)| *word = fill << 16 | device);
-                let told: [u64; 6] = std::array::from_fn(|index| args[index] & bits[index]);
+                let reported: [u64; 6] = std::array::from_fn(|index| args[index] & bits[index]);
                 let event = |args| decode_tensor(&Record::Tensor(record(row.id, args, [3, 4])));
-                assert_eq!(event(args), event(told), "row {}: {args:x?}", row.id);
+                assert_eq!(event(args), event(reported), "row {}: {args:x?}", row.id);
             }
         }
     }

@@ -180,9 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_gone_or_changed_is_told_with_the_largest_change_first() {
-        let told = rows(vec![site(1, 10), site(2, 500), site(3, 7)], vec![site(1, 110), site(3, 7), site(4, 90)]);
-        assert_eq!(told, [(Some(2), "gone", -500), (Some(1), "both", 100), (Some(4), "new", 90), (Some(3), "both", 0)]);
+    fn what_is_new_gone_or_changed_is_reported_with_the_largest_change_first() {
+        let reported = rows(vec![site(1, 10), site(2, 500), site(3, 7)], vec![site(1, 110), site(3, 7), site(4, 90)]);
+        assert_eq!(
+            reported,
+            [(Some(2), "gone", -500), (Some(1), "both", 100), (Some(4), "new", 90), (Some(3), "both", 0)]
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// So many points are kept; then two neighbours become one.
 const POINTS: usize = 128;
-/// With fewer points, nothing is said.
+/// With fewer points, there is no verdict.
 const FEWEST: usize = 10;
 
 /// A number over time, of which the least between two points is kept, or the most.
@@ -18,7 +18,7 @@ pub struct Series {
     keeps_most: bool,
     /// So many observations make a point.
     every: usize,
-    /// Those that make none yet, and how many they are.
+    /// The ones that make none yet, and how many they are.
     pending: Option<(Point, usize)>,
 }
 
@@ -92,7 +92,7 @@ impl Series {
         }
     }
 
-    /// How it goes; `None` where it is too short to tell.
+    /// How it goes; `None` where it is too short to decide.
     pub fn trend(&self) -> Option<Trend> {
         trend_of(&self.points)
     }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_under_noise_is_found_and_what_levels_off_is_told_by_its_later_half() {
+    fn growth_under_noise_is_found_and_what_levels_off_is_determined_by_its_later_half() {
         let leak = series((0..60).map(|second| 50 * second + noise(second))).trend().expect("it is long enough");
         assert!(leak.whole.p < 1e-4 && (30.0..70.0).contains(&leak.whole.bytes_per_second), "{leak:?}");
         let full = series((0..60).map(|second| 100 * second.min(25))).trend().expect("it is long enough");

@@ -74,16 +74,16 @@ impl Addresses {
         self.tenants.await_nothing();
     }
 
-    /// See [`Tenants::foresee`].
+    /// See [`Tenants::prefetch`].
     #[inline]
-    pub(super) fn foresee(&self, address: u64) -> Tag {
-        self.tenants.foresee(address)
+    pub(super) fn prefetch(&self, address: u64) -> Tag {
+        self.tenants.prefetch(address)
     }
 
-    /// See [`Tenants::foresee_tenant`].
+    /// See [`Tenants::prefetch_tenant`].
     #[inline]
-    pub(super) fn foresee_tenant(&self, tag: Tag) {
-        self.tenants.foresee_tenant(tag);
+    pub(super) fn prefetch_tenant(&self, tag: Tag) {
+        self.tenants.prefetch_tenant(tag);
     }
 
     /// Takes out the process's own allocations granted by `until_ns` that `dies` names.
@@ -149,7 +149,7 @@ impl Addresses {
 
 /// As they are kept: the sorts once, and each address with the number of its own.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct StoredAddresses {
     sorts: Vec<Sort>,
     tenants: Tenants<(u64, u32)>,
 }
@@ -158,14 +158,14 @@ impl Serialize for Addresses {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let sorts = self.sorts.rows.iter().map(|row| row.sort).collect();
         let tenants = self.tenants.mapped(|small| (small.bytes, small.sort.0.get()));
-        Kept { sorts, tenants }.serialize(serializer)
+        StoredAddresses { sorts, tenants }.serialize(serializer)
     }
 }
 
-/// Which sorts are in use, and how often, is counted anew.
+/// Which sorts are in use, and how often, is counted again.
 impl<'de> Deserialize<'de> for Addresses {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Kept { sorts: kept, tenants } = Kept::deserialize(deserializer)?;
+        let StoredAddresses { sorts: kept, tenants } = StoredAddresses::deserialize(deserializer)?;
         let mut sorts = Sorts::default();
         let mut unknown = false;
         let tenants = tenants.mapped(|(bytes, number)| {
@@ -242,7 +242,7 @@ impl Sorts {
         id
     }
 
-    /// A program may make pool after pool: what is left of those that are empty is their sort.
+    /// A program may make pool after pool: what is left of the ones that are empty is their sort.
     fn forget_unused(&mut self) {
         let rows = &self.rows;
         let unused = self.ids.extract_if(|_, id| rows[id.index()].live == 0);

@@ -17,7 +17,7 @@ pub struct Origin {
     pub bytes: u64,
 }
 
-/// What a process can offer to others: told apart from whatever gets the same address or handle later.
+/// What a process can offer to others: distinguished from whatever gets the same address or handle later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedObject {
     /// What was granted at an address at a time (`CLOCK_BOOTTIME`, nanoseconds).

@@ -1,7 +1,7 @@
-//! Back to the truth after records were lost: the kernel half's own books say which addresses are live.
+//! Back to the truth after records were lost: the kernel half's own allocation map say which addresses are live.
 //!
 //! They cover what has an address and one free: linear, managed, pinned and stream-ordered memory. Physical memory, arrays, registered
-//! ranges and graphs stay as the records told.
+//! ranges and graphs stay as the records reported.
 
 use std::collections::HashMap;
 
@@ -16,9 +16,9 @@ use super::grants::{Allocation, Tenancy, linear_kind};
 use super::totals::{DeviceRef, Kind};
 
 impl ProcessLedger {
-    /// Makes the live addresses those that `held` names, at a moment between two calls of the process.
+    /// Makes the live addresses the ones that `held` names, at a moment between two calls of the process.
     ///
-    /// False, and nothing is changed, where a context was torn down whose record is lost: what went with it, the books do not know.
+    /// False, and nothing is changed, where a context was torn down whose record is lost: what went with it, the allocation map does not know.
     pub fn anchor(&mut self, held: &[Held], teardowns: u64, now_ns: u64) -> bool {
         if teardowns != self.teardowns {
             return false;
@@ -28,7 +28,7 @@ impl ProcessLedger {
         let is_ghost = |address: u64, tenancy: &Tenancy| match (tenancy, truly.get(&address)) {
             (Tenancy::Own(own), Some(held)) => !is_same(own, held),
             (Tenancy::Own(_), None) => true,
-            // What is in the books is the process's own.
+            // What is in the allocation map is the process's own.
             (Tenancy::Foreign, held) => held.is_some(),
         };
         for (address, ghost) in self.addresses.extract(is_ghost) {
@@ -82,7 +82,7 @@ fn linear_kind_of(held: &Held) -> Option<Kind> {
     }
 }
 
-/// Whether an allocation may be the one in the books; which pool it is from, they do not say.
+/// Whether an allocation may be the one in the allocation map; which pool it is from, they do not say.
 fn is_same(own: &Allocation, held: &Held) -> bool {
     let is_like = linear_kind_of(held).map_or(own.pool.is_some(), |kind| own.pool.is_none() && own.kind == kind);
     own.bytes == held.bytes && is_like

@@ -26,9 +26,9 @@ struct Primary {
     references: u32,
 }
 
-/// What a program was told by the driver of one of its devices.
+/// The driver's answers to a program about one of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct DeviceAnswers {
     /// Answers of `cuDeviceGetUuid`, the latest last. `cuDeviceGetUuid_v2` answers with a MIG instance's own UUID, the first version
     /// with its GPU's.
     pub uuids: Vec<[u8; 16]>,
@@ -42,15 +42,15 @@ pub struct Contexts {
     devices: BTreeMap<ContextHandle, Ordinal>,
     primaries: BTreeMap<Ordinal, Primary>,
     threads: BTreeMap<Tid, Vec<ContextHandle>>,
-    /// What the driver said of each device.
-    answers: BTreeMap<Ordinal, Told>,
+    /// What the driver reported of each device.
+    answers: BTreeMap<Ordinal, DeviceAnswers>,
     /// Which context a created stream belongs to.
     streams: HashMap<u64, ContextHandle>,
     /// The device of each green context, and what stands for it as a context: their memory is the primary one's.
     greens: BTreeMap<u64, Ordinal>,
     views: BTreeMap<ContextHandle, Ordinal>,
-    /// The device of a thread whose context was never seen, as the driver told the program.
-    told: BTreeMap<Tid, Ordinal>,
+    /// The device of a thread whose context was never seen, as the driver reported the program.
+    reported: BTreeMap<Tid, Ordinal>,
     /// Living threads that have allocated in their context.
     allocating: BTreeSet<Tid>,
     /// Whether any thread ever has.
@@ -87,7 +87,7 @@ impl Contexts {
     pub fn device_of(&self, tid: Tid) -> DeviceRef {
         match self.current(tid) {
             Some(context) => self.device_of_context(context),
-            None => self.told.get(&tid).map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device)),
+            None => self.reported.get(&tid).map_or(DeviceRef::Unknown, |device| DeviceRef::Ordinal(*device)),
         }
     }
 
@@ -142,7 +142,7 @@ impl Contexts {
                 self.devices.entry(context).or_insert(device);
             }
             None => {
-                self.told.insert(tid, device);
+                self.reported.insert(tid, device);
             }
         }
     }
@@ -155,7 +155,7 @@ impl Contexts {
     /// The thread has ended; its number may come back.
     pub fn forget_thread(&mut self, tid: Tid) {
         self.threads.remove(&tid);
-        self.told.remove(&tid);
+        self.reported.remove(&tid);
         self.allocating.remove(&tid);
     }
 
@@ -210,7 +210,7 @@ impl Contexts {
 
     /// `cuDevicePrimaryCtxRelease`: the last reference tears the context down.
     ///
-    /// Where calls before our attach were missed, references are not all known, and a last one cannot be told.
+    /// Where calls before our attach were missed, references are not all known, and which is the last one is not known.
     pub fn release_primary(&mut self, device: Ordinal) -> Option<TornDown> {
         let primary = self.primaries.get_mut(&device)?;
         primary.references = primary.references.checked_sub(1)?;
@@ -244,7 +244,7 @@ impl Contexts {
 
     /// `cuCtxSetCurrent`: replaces the top of the stack, or pops it.
     pub fn set_current(&mut self, tid: Tid, context: Option<ContextHandle>) {
-        self.told.remove(&tid);
+        self.reported.remove(&tid);
         let stack = self.threads.entry(tid).or_default();
         stack.pop();
         stack.extend(context);
@@ -278,12 +278,12 @@ impl Contexts {
         }
     }
 
-    /// What it was told.
-    pub fn told(&self, device: Ordinal) -> Option<&Told> {
+    /// What it was reported.
+    pub fn reported(&self, device: Ordinal) -> Option<&DeviceAnswers> {
         self.answers.get(&device)
     }
 
-    /// No contexts any more, and every later call is seen; what was told of the devices stays true.
+    /// No contexts any more, and every later call is seen; the driver's answers about devices stay true.
     pub fn end(&mut self) {
         let answers = std::mem::take(&mut self.answers);
         *self = Self { answers, ..Self::new(true) };

@@ -11,7 +11,7 @@ use super::graph::{NodeGrant, StreamKey};
 use super::pool::PoolId;
 use super::tenants::Release;
 use super::totals::{DeviceRef, Kind};
-use super::{Gone, ProcessLedger};
+use super::{EndedAddress, ProcessLedger};
 
 /// A grant at an address. Millions of them may be live, so it is small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +143,7 @@ impl ProcessLedger {
             self.give_to_graph(call.span(), address);
             self.graphs.capture_allocation(key, NodeGrant { address, bytes, granted_ns: call.returned_ns });
             // The kernel half has booked it: it cannot know of graphs.
-            self.unnamed.push(Gone { address, until_ns: call.returned_ns });
+            self.unnamed.push(EndedAddress { address, until_ns: call.returned_ns });
             return;
         }
         let device = self.contexts.device_of_stream(stream, call.tid);

@@ -162,7 +162,7 @@ impl Graphs {
         self.capturing.insert(stream, Graph::new(device));
     }
 
-    /// `cuStreamEndCapture`; without a graph the capture was in vain.
+    /// `cuStreamEndCapture`; without a graph the capture was without result.
     pub fn end_capture(&mut self, stream: StreamKey, handle: u64) {
         let Some(captured) = self.capturing.remove(&stream) else { return };
         if handle != 0 && !captured.nodes.is_empty() {

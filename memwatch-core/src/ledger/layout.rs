@@ -1,4 +1,4 @@
-//! How what the driver has given lies in its memory, as far as addresses tell.
+//! How what the driver has given lies in its memory, as far as addresses report.
 
 use std::collections::BTreeMap;
 

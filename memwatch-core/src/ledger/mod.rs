@@ -16,12 +16,12 @@ mod addresses;
 pub mod alias;
 mod anchor;
 pub mod context;
-mod foresee;
 mod grants;
 pub mod graph;
 pub mod layout;
 pub mod pool;
 mod prefetch;
+mod prefetch_tenant;
 mod reading;
 pub mod recent;
 pub mod table;
@@ -70,7 +70,7 @@ pub struct FailedAllocation {
 /// An address that is no allocation any more, though no free names it: gone with a context, an image or the process; or none that ever
 /// was one, since a graph has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone {
+pub struct EndedAddress {
     /// The address.
     pub address: u64,
     /// What is granted there later is not meant: `CLOCK_BOOTTIME`, nanoseconds.
@@ -101,7 +101,7 @@ pub struct ProcessLedger {
     teardowns: u64,
     /// Since the last [`Self::take_unnamed`].
     #[serde(skip)]
-    unnamed: Vec<Gone>,
+    unnamed: Vec<EndedAddress>,
 }
 
 impl ProcessLedger {
@@ -115,7 +115,7 @@ impl ProcessLedger {
         self.apply_import(call, None);
     }
 
-    /// Takes one call into account; where it brings in another process's memory, `origin` tells whose.
+    /// Takes one call into account; where it brings in another process's memory, `origin` shows whose.
     pub fn apply_import(&mut self, call: &Call, origin: Option<Origin>) {
         if call.status != 0 {
             self.apply_failure(call);
@@ -365,7 +365,7 @@ impl ProcessLedger {
         };
         let until_ns = call.entered_ns;
         let gone = self.addresses.drain_own(until_ns, dies);
-        self.unnamed.extend(gone.iter().map(|(address, _)| Gone { address: *address, until_ns }));
+        self.unnamed.extend(gone.iter().map(|(address, _)| EndedAddress { address: *address, until_ns }));
         let arrays = self.arrays.drain_where(until_ns, dies);
         for (_, allocation) in gone.iter().chain(&arrays) {
             self.implicit_frees += 1;
@@ -378,7 +378,7 @@ impl ProcessLedger {
         let others = self.arrays.len() + self.registered.len() + self.physical.owned_count();
         self.implicit_frees += self.addresses.own_count() + u64::try_from(others).unwrap_or(u64::MAX);
         self.totals.end(time_ns);
-        self.unnamed.extend(self.addresses.keys().map(|address| Gone { address, until_ns: u64::MAX }));
+        self.unnamed.extend(self.addresses.keys().map(|address| EndedAddress { address, until_ns: u64::MAX }));
         self.contexts.end();
         // What comes after an exec is seen from its start.
         let empty = Self::new(true);
@@ -395,7 +395,7 @@ impl ProcessLedger {
     }
 
     /// What has gone since the last time without a free that names it.
-    pub fn take_unnamed(&mut self) -> Vec<Gone> {
+    pub fn take_unnamed(&mut self) -> Vec<EndedAddress> {
         std::mem::take(&mut self.unnamed)
     }
 

@@ -37,13 +37,13 @@ impl PoolId {
 pub struct Backed {
     /// Used or not.
     pub bytes: u64,
-    /// The driver has not said so; see the module's words.
+    /// The driver has not reported so; see the module's words.
     pub estimated: bool,
 }
 
 /// What a pool gives out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Kept {
+enum PoolOwner {
     Here(Kind, DeviceRef),
     /// By another process: nothing of this one's own.
     Elsewhere,
@@ -51,20 +51,20 @@ enum Kept {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Pool {
-    kept: Kept,
+    kept: PoolOwner,
     used_bytes: u64,
-    /// The most that was used, or was said to be held, since the last trim.
+    /// The most that was used, or was stated to be held, since the last trim.
     high_bytes: u64,
     /// `None`: it may have been set before our attach.
     threshold_bytes: Option<u64>,
-    /// The driver has said what it holds, and nothing has happened since.
-    told: bool,
+    /// The driver has reported what it holds, and nothing has happened since.
+    reported: bool,
     destroyed: bool,
 }
 
 impl Pool {
     fn backed(&self) -> Option<Backed> {
-        if self.told {
+        if self.reported {
             return Some(Backed { bytes: self.high_bytes, estimated: false });
         }
         // Never used, or trimmed to nothing, or gone: that needs no estimate.
@@ -95,10 +95,17 @@ impl Pools {
         Self { complete, ..Self::default() }
     }
 
-    fn add(&mut self, kept: Kept, seen_from_start: bool) -> PoolId {
+    fn add(&mut self, kept: PoolOwner, seen_from_start: bool) -> PoolId {
         // The threshold of a new pool is 0 (cuda.h).
         let threshold_bytes = seen_from_start.then_some(0);
-        self.pools.push(Pool { kept, used_bytes: 0, high_bytes: 0, threshold_bytes, told: false, destroyed: false });
+        self.pools.push(Pool {
+            kept,
+            used_bytes: 0,
+            high_bytes: 0,
+            threshold_bytes,
+            reported: false,
+            destroyed: false,
+        });
         let number = u32::try_from(self.pools.len()).ok().and_then(NonZeroU32::new);
         PoolId(number.unwrap_or(NonZeroU32::MAX))
     }
@@ -115,7 +122,7 @@ impl Pools {
 
     /// `cuMemPoolImportFromShareableHandle`: its memory is the exporter's.
     pub fn import(&mut self, handle: u64) {
-        let id = self.add(Kept::Elsewhere, true);
+        let id = self.add(PoolOwner::Elsewhere, true);
         self.by_handle.insert(handle, id);
     }
 
@@ -125,7 +132,7 @@ impl Pools {
         // The device falls back to its default pool (cuda.h).
         self.current.retain(|_, current| *current != id);
         if let Some(pool) = self.get_mut(id) {
-            (pool.destroyed, pool.told) = (true, false);
+            (pool.destroyed, pool.reported) = (true, false);
         }
     }
 
@@ -133,7 +140,7 @@ impl Pools {
     pub fn trim(&mut self, handle: u64, keep_bytes: u64) {
         if let Some(pool) = self.by_handle.get(&handle).copied().and_then(|id| self.get_mut(id)) {
             pool.high_bytes = pool.high_bytes.min(keep_bytes).max(pool.used_bytes);
-            pool.told = false;
+            pool.reported = false;
         }
     }
 
@@ -147,13 +154,13 @@ impl Pools {
         }
     }
 
-    /// `cuMemPoolGetAttribute`: what the driver told the program.
+    /// `cuMemPoolGetAttribute`: what the driver reported the program.
     pub fn learn_attribute(&mut self, handle: u64, attribute: u32, value: u64, device: DeviceRef) {
         let id = self.known(handle, device);
         let Some(pool) = self.get_mut(id) else { return };
         match attribute {
             RELEASE_THRESHOLD => pool.threshold_bytes = Some(value),
-            HELD_BYTES => (pool.high_bytes, pool.told) = (value, true),
+            HELD_BYTES => (pool.high_bytes, pool.reported) = (value, true),
             _ => {}
         }
     }
@@ -190,7 +197,7 @@ impl Pools {
         if let Some(id) = self.by_handle.get(&handle) {
             return *id;
         }
-        let id = self.add(Kept::Here(Kind::Pool, device), false);
+        let id = self.add(PoolOwner::Here(Kind::Pool, device), false);
         self.by_handle.insert(handle, id);
         id
     }
@@ -201,7 +208,7 @@ impl Pools {
             return self.known(handle, device);
         }
         let DeviceRef::Ordinal(ordinal) = device else {
-            // No site can be told, so every such allocation is taken from one pool.
+            // No site is known, so every such allocation is taken from one pool.
             return self.default_of(PoolSite::Place(PoolPlace { location: Location::Unknown, managed: false }));
         };
         let site = PoolSite::Device(ordinal);
@@ -220,9 +227,9 @@ impl Pools {
     /// What is given out from a pool, and where it lies; `None` where it is another process's.
     pub fn kept(&mut self, id: PoolId, device: DeviceRef) -> Option<(Kind, DeviceRef)> {
         match self.get_mut(id)?.kept {
-            Kept::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
-            Kept::Here(kind, own) => Some((kind, own)),
-            Kept::Elsewhere => None,
+            PoolOwner::Here(kind, DeviceRef::Unknown) => Some((kind, device)),
+            PoolOwner::Here(kind, own) => Some((kind, own)),
+            PoolOwner::Elsewhere => None,
         }
     }
 
@@ -231,7 +238,7 @@ impl Pools {
         if let Some(pool) = self.get_mut(id) {
             pool.used_bytes = pool.used_bytes.saturating_add(bytes);
             pool.high_bytes = pool.high_bytes.max(pool.used_bytes);
-            pool.told = false;
+            pool.reported = false;
         }
     }
 
@@ -239,13 +246,13 @@ impl Pools {
     pub fn give_back(&mut self, id: PoolId, bytes: u64) {
         if let Some(pool) = self.get_mut(id) {
             pool.used_bytes = pool.used_bytes.saturating_sub(bytes);
-            pool.told = false;
+            pool.reported = false;
         }
     }
 
     /// What pools hold of a device; `None` where one of them cannot even be estimated.
     pub fn backed_on(&self, device: DeviceRef) -> Option<Backed> {
-        let on_it = |pool: &&Pool| matches!(pool.kept, Kept::Here(Kind::Pool, own) if own == device);
+        let on_it = |pool: &&Pool| matches!(pool.kept, PoolOwner::Here(Kind::Pool, own) if own == device);
         self.pools.iter().filter(on_it).try_fold(Backed::default(), |sum, pool| {
             let Backed { bytes, estimated } = pool.backed()?;
             Some(Backed { bytes: sum.bytes.saturating_add(bytes), estimated: sum.estimated || estimated })
@@ -260,20 +267,20 @@ fn device_at(site: PoolSite) -> DeviceRef {
     }
 }
 
-fn kept_at_site(site: PoolSite) -> Kept {
+fn kept_at_site(site: PoolSite) -> PoolOwner {
     match site {
-        PoolSite::Device(ordinal) => Kept::Here(Kind::Pool, DeviceRef::Ordinal(ordinal)),
+        PoolSite::Device(ordinal) => PoolOwner::Here(Kind::Pool, DeviceRef::Ordinal(ordinal)),
         PoolSite::Place(place) => kept_at(place, DeviceRef::Unknown),
     }
 }
 
-fn kept_at(place: PoolPlace, device: DeviceRef) -> Kept {
+fn kept_at(place: PoolPlace, device: DeviceRef) -> PoolOwner {
     let on = |ordinal: Ordinal| DeviceRef::Ordinal(ordinal);
     match (place.location, place.managed) {
-        (location, true) => Kept::Here(Kind::Managed, location.device().map_or(device, on)),
-        (Location::Device(ordinal), false) => Kept::Here(Kind::Pool, on(ordinal)),
-        (Location::Host, false) => Kept::Here(Kind::HostPhysical, DeviceRef::Unknown),
-        (Location::Unknown, false) => Kept::Here(Kind::Pool, device),
+        (location, true) => PoolOwner::Here(Kind::Managed, location.device().map_or(device, on)),
+        (Location::Device(ordinal), false) => PoolOwner::Here(Kind::Pool, on(ordinal)),
+        (Location::Host, false) => PoolOwner::Here(Kind::HostPhysical, DeviceRef::Unknown),
+        (Location::Unknown, false) => PoolOwner::Here(Kind::Pool, device),
     }
 }
 

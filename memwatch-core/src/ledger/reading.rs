@@ -1,7 +1,7 @@
 //! What a ledger can be asked.
 
 use super::alias::{Origin, SharedObject};
-use super::context::Told;
+use super::context::DeviceAnswers;
 use super::pool::Backed;
 use super::totals::{DeviceRef, DeviceTotals, Totals};
 use super::{FailedAllocation, ProcessLedger};
@@ -107,8 +107,8 @@ impl ProcessLedger {
         self.contexts.knows_devices()
     }
 
-    /// What the driver told the program of one of its devices, if it ever asked.
-    pub fn told(&self, device: Ordinal) -> Option<&Told> {
-        self.contexts.told(device)
+    /// What the driver reported the program of one of its devices, if it ever asked.
+    pub fn reported(&self, device: Ordinal) -> Option<&DeviceAnswers> {
+        self.contexts.reported(device)
     }
 }

@@ -1,4 +1,4 @@
-//! Values by key, for millions of keys in no order: each lookup waits for as little memory as can be, and can be foreseen.
+//! Values by key, for millions of keys in no order: each lookup waits for as little memory as can be, and can be prefetched.
 //!
 //! The values stand in one list, in which a new one takes the place that was left last: it is in the caches still. An index by hash says
 //! where they are. It is made of lines of memory of eight entries, and nearly every key is found in, or missed in, the line that its hash
@@ -143,15 +143,15 @@ impl<V> Table<V> {
 
     /// Asks for the line of the index in which the other functions will look for this key. Changes nothing.
     #[inline]
-    pub(super) fn foresee(&self, key: u64) -> Tag {
+    pub(super) fn prefetch(&self, key: u64) -> Tag {
         let tag = self.tag(key);
         prefetch(self.lines.get(self.home(tag)));
         Tag(tag)
     }
 
-    /// Asks for the value of a foreseen key, where the line of its tag says.
+    /// Asks for the value of a prefetched key, where the line of its tag says.
     #[inline]
-    pub(super) fn foresee_value(&self, Tag(tag): Tag) {
+    pub(super) fn prefetch_value(&self, Tag(tag): Tag) {
         if let Some(line) = self.lines.get(self.home(tag)) {
             prefetch(self.slots.get(line.likely_slot(tag) as usize));
         }
@@ -341,7 +341,7 @@ impl<V: Serialize> Serialize for Table<V> {
     }
 }
 
-/// The index is made anew: one that is wrong cannot be told from one that is right.
+/// The index is made again: one that is wrong cannot be distinguished from one that is right.
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Table<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let pairs = Vec::<(u64, V)>::deserialize(deserializer)?;

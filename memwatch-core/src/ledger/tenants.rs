@@ -82,14 +82,14 @@ impl<T> Tenants<T> {
 
     /// Asks for the memory in which grants and releases of this key begin to look.
     #[inline]
-    pub fn foresee(&self, key: u64) -> Tag {
-        self.live.foresee(key)
+    pub fn prefetch(&self, key: u64) -> Tag {
+        self.live.prefetch(key)
     }
 
-    /// Asks for the memory of the tenant, when what [`Self::foresee`] has asked for has come.
+    /// Asks for the memory of the tenant, when what [`Self::prefetch`] has asked for has come.
     #[inline]
-    pub fn foresee_tenant(&self, tag: Tag) {
-        self.live.foresee_value(tag);
+    pub fn prefetch_tenant(&self, tag: Tag) {
+        self.live.prefetch_value(tag);
     }
 
     /// Whether somebody lives there.

@@ -205,7 +205,7 @@ impl VirtualMemory {
 
     /// Ends the mappings that touch the range and that `ends` names.
     fn unmap_where(&mut self, address: u64, bytes: u64, ends: impl Fn(u64, &Mapping) -> bool) -> Vec<Physical> {
-        // Mappings do not overlap: besides those that start in the range, only the last one before it can reach into it.
+        // Mappings do not overlap: besides the ones that start in the range, only the last one before it can reach into it.
         let before = self.mappings.range(..address).next_back();
         let before = before.filter(|(start, mapping)| start.saturating_add(mapping.bytes) > address);
         let touching = before.into_iter().chain(self.mappings.range(address..address.saturating_add(bytes)));

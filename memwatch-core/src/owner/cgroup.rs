@@ -1,4 +1,4 @@
-//! The lines of `/proc/PID/cgroup`: which of them tells whose the process is.
+//! The lines of `/proc/PID/cgroup`: which of them says whose the process is.
 //!
 //! cgroup v2 has one line, `0::/path`; v1 one per hierarchy, `4:memory:/path`; hybrid machines have both (cgroups(7)). A manager may
 //! use some hierarchies only, and leaves a process in the others where its parent was.
@@ -12,19 +12,19 @@ const PATH_BYTES: usize = 4096;
 /// What the kernel puts behind the path of a v2 group that has been removed.
 const REMOVED: &str = " (deleted)";
 
-/// What the lines tell together.
+/// What the lines report together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Groups {
-    /// The path that tells most.
+    /// The path that shows most.
     pub(super) path: Option<String>,
-    /// What it tells, and of its container and its job what another path tells where it says nothing: a process is in all its groups.
+    /// What it reports, and of its container and its job what another path shows where it says nothing: a process is in all its groups.
     pub(super) place: Place,
 }
 
 /// One line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Line<'a> {
-    /// How far it is trusted among those that tell as much.
+    /// How far it is trusted among the ones that show as much.
     order: u8,
     path: &'a str,
 }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_that_tells_most_is_chosen_whatever_the_order_of_lines() {
+    fn the_path_that_reports_most_is_chosen_whatever_the_order_of_lines() {
         let id = "17db96a24ae1e9dd57143e62b1cb0d2d35e693c65c774c7470e87b0572e07c1a";
         let docker = format!("/docker/{id}");
         let lines =
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn of_paths_that_tell_as_much_the_unified_one_is_chosen_then_systemds_then_the_memory_controllers() {
+    fn of_paths_that_report_as_much_the_unified_one_is_chosen_then_systemds_then_the_memory_controllers() {
         assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c\n1:name=systemd:/b\n0::/a").as_deref(), Some("/a"));
         assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c\n1:name=systemd:/b\n0::/").as_deref(), Some("/b"));
         assert_eq!(path("5:pids:/e\n3:cpu,cpuacct:/d\n4:memory:/c").as_deref(), Some("/c"));

@@ -11,7 +11,7 @@ const VALUE_BYTES: usize = 256;
 /// The step of a job in which its own script, or its adopted logins, run: Slurm's numbers of tasks are not theirs.
 const WITHOUT_RANKS: [&str; 3] = ["batch", "extern", "interactive"];
 
-/// Adds what the environment tells of its job and its rank.
+/// Adds what the environment says of its job and its rank.
 pub(super) fn add(owner: &mut Owner, environment: &Environment) {
     if owner.slurm.is_none() && is_outside_groups(owner) {
         owner.slurm = job_without_groups(environment);
@@ -38,7 +38,7 @@ fn job_without_groups(environment: &Environment) -> Option<SlurmJob> {
     Some(SlurmJob { job_id: Some(job_id), step, task, ..SlurmJob::default() })
 }
 
-/// The rest of a job that the path tells in part. A path with a SLUID has no number to compare: the environment's is taken.
+/// The rest of a job that the path shows in part. A path with a SLUID has no number to compare: the environment's is taken.
 fn name(job: &mut SlurmJob, environment: &Environment) {
     let Some(job_id) = number(environment, "SLURM_JOB_ID") else { return };
     if job.job_id.as_ref().is_some_and(|known| *known != job_id) {

@@ -206,7 +206,7 @@ impl SlurmJob {
 impl Owner {
     /// Whose a process with this `/proc/PID/cgroup` and environment is, without names that only a runtime knows.
     ///
-    /// Any text is fine: what is not understood tells nothing.
+    /// Any text is fine: what is not understood shows nothing.
     pub fn decide(cgroups: &str, environment: &Environment) -> Self {
         let Groups { path, place } = Groups::of(cgroups);
         let Place { container, pod, slurm, unit, session, .. } = place;

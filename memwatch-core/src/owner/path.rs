@@ -1,4 +1,4 @@
-//! What the path of one control group tells: containers, pods, Slurm jobs, services and sessions, by the names that their managers give
+//! What the path of one control group reports: containers, pods, Slurm jobs, services and sessions, by the names that their managers give
 //! to groups. Names are read component by component, from the outside in; the innermost of its kind counts.
 //!
 //! Whoever may make groups may give them any name: a path says what its maker wants it to say.
@@ -28,7 +28,7 @@ const FOLDERS: [(&str, &str); 2] = [("docker", "docker"), ("k8s.io", "containerd
 /// `PREFIX-ID` is not the container but who looks after it: conmon, of CRI-O and podman.
 const BESIDE: [&str; 2] = ["crio-conmon", "libpod-conmon"];
 
-/// What a path tells.
+/// What a path reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) container: Option<Container>,
@@ -37,8 +37,8 @@ pub(super) struct Place {
     /// Inside its container or job, where it is in one.
     pub(super) unit: Option<String>,
     pub(super) session: Option<String>,
-    /// How many things it tells, of nested ones each.
-    told: u32,
+    /// How many things it reports, of nested ones each.
+    reported: u32,
 }
 
 impl Place {
@@ -55,14 +55,14 @@ impl Place {
         place
     }
 
-    /// How much it tells: a container, pod or job more than any service or session, those more than nothing; then the deeper.
+    /// How much it reports: a container, pod or job more than any service or session, those more than nothing; then the deeper.
     pub(super) fn weight(&self) -> (u8, u32) {
         let of_workload = self.container.is_some() || self.pod.is_some() || self.slurm.is_some();
         let of_system = self.unit.is_some() || self.session.is_some();
-        (if of_workload { 2 } else { u8::from(of_system) }, self.told)
+        (if of_workload { 2 } else { u8::from(of_system) }, self.reported)
     }
 
-    /// What another path of the same process tells besides.
+    /// What another path of the same process reports besides.
     pub(super) fn add(&mut self, other: Self) {
         if self.container.is_none() && self.pod.is_none() {
             (self.container, self.pod) = (other.container, other.pod);
@@ -91,18 +91,18 @@ impl Place {
             self.enter(1);
             self.pod = Some(Pod { uid, qos: qos.map(Cow::Borrowed), ..Pod::default() });
         } else if part.len() > ".service".len() && part.ends_with(".service") {
-            self.told += 1;
+            self.reported += 1;
             self.unit = Some(part.to_owned());
         } else if part.starts_with("session-") && without_scope(part) != part {
-            self.told += 1;
+            self.reported += 1;
             self.session = Some(part.to_owned());
         }
         1
     }
 
     /// From here on inside: services around it are its surroundings, not its own.
-    fn enter(&mut self, told: u32) {
-        self.told += told;
+    fn enter(&mut self, reported: u32) {
+        self.reported += reported;
         self.unit = None;
         self.session = None;
     }

@@ -1,13 +1,13 @@
 //! What is looked for beyond the numbers: each detector where somebody asks for it, and nothing else.
 //!
 //! Each is shown what happens (`observe`) and asked what it has found; the time is an input. What is not in a state ([`crate::pipeline::state`]) begins
-//! anew where that is read.
+//! again where that is read.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Pipeline;
 use crate::features::churn::model::Churn;
-use crate::features::forecast::Foreseen;
+use crate::features::forecast::ForecastState;
 use crate::features::fragments::model::Fragments;
 use crate::features::growth::model::MachineGrowth;
 use crate::features::leak::model::Leaks;
@@ -22,7 +22,7 @@ pub(crate) struct Detectors {
     /// What keeps growing, if that is asked for.
     pub(crate) leaks: Option<Leaks>,
     /// Whether memory runs out, if that is asked for.
-    pub(crate) foreseen: Option<Foreseen>,
+    pub(crate) forecast_state: Option<ForecastState>,
     /// How fast GPUs fill and workloads grow, if that is asked for.
     #[serde(skip)]
     pub(crate) growth: Option<Box<MachineGrowth>>,
@@ -51,7 +51,7 @@ impl Pipeline {
         self.reset_peaks(None, time_ns);
     }
 
-    /// When time was told last: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When time was reported last: `CLOCK_BOOTTIME`, nanoseconds.
     pub const fn now_ns(&self) -> u64 {
         self.now_ns
     }

@@ -10,7 +10,7 @@ use crate::{Pipeline, decode};
 /// So many calls are looked ahead at a time: as many reads a core may wait for at once, and what they bring has to fit its nearest cache.
 const TOGETHER: usize = 16;
 
-/// What the calls of one group are going to look up, in their order; `None` for what needs no foresight.
+/// What the calls of one group are going to look up, in their order; `None` for what needs no prefetch.
 type Tags = [Option<Tag>; TOGETHER];
 
 impl Pipeline {
@@ -18,15 +18,15 @@ impl Pipeline {
     pub fn step_calls(&mut self, records: &[CallRecord]) {
         let mut groups = records.chunks(TOGETHER);
         let mut present = groups.next().unwrap_or_default();
-        let first_tags = self.foresee(present);
+        let first_tags = self.prefetch(present);
         let mut next = groups.next().unwrap_or_default();
-        let mut next_tags = self.foresee(next);
-        self.foresee_tenants(present, &first_tags);
+        let mut next_tags = self.prefetch(next);
+        self.prefetch_tenant(present, &first_tags);
         while !present.is_empty() {
             // In this order, each of the two has the time that one group takes to arrive.
-            self.foresee_tenants(next, &next_tags);
+            self.prefetch_tenant(next, &next_tags);
             let last = groups.next().unwrap_or_default();
-            let last_tags = self.foresee(last);
+            let last_tags = self.prefetch(last);
             for record in present {
                 self.call(record);
             }
@@ -34,20 +34,20 @@ impl Pipeline {
         }
     }
 
-    fn foresee(&self, records: &[CallRecord]) -> Tags {
+    fn prefetch(&self, records: &[CallRecord]) -> Tags {
         let mut tags = [None; TOGETHER];
         let mut ledgers = Ledgers { pipeline: self, latest: None };
         for (tag, record) in tags.iter_mut().zip(records) {
-            *tag = decode::address(record).and_then(|address| ledgers.of(record)?.foresee(address));
+            *tag = decode::address(record).and_then(|address| ledgers.of(record)?.prefetch(address));
         }
         tags
     }
 
-    fn foresee_tenants(&self, records: &[CallRecord], tags: &Tags) {
+    fn prefetch_tenant(&self, records: &[CallRecord], tags: &Tags) {
         let mut ledgers = Ledgers { pipeline: self, latest: None };
         for (record, tag) in records.iter().zip(tags) {
             if let (Some(tag), Some(ledger)) = (tag, ledgers.of(record)) {
-                ledger.foresee_tenant(*tag);
+                ledger.prefetch_tenant(*tag);
             }
         }
     }

@@ -75,7 +75,7 @@ impl Pipeline {
         tensors.is_some_and(|tensors| tensors.wants_statistics())
     }
 
-    /// Whether a caching allocator of this process tells no trace of its own, so that it needs other probes.
+    /// Whether a caching allocator of this process reports no trace of its own, so that it needs other probes.
     pub fn lacks_trace(&self, tgid: Tgid) -> bool {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
         tensors.is_some_and(|tensors| tensors.lacks_trace())

@@ -1,7 +1,7 @@
 //! All that a pipeline knows, as bytes: what a recording goes on from whose beginning is gone.
 //!
 //! What is only for whoever asks is not in it: which blocks are listed, logs, histories of allocators. Lists that follow from others are made
-//! anew when it is read, and rows that no list has are refused; beyond that, a state of which the sum is right is believed. One that somebody
+//! again when it is read, and rows that no list has are refused; beyond that, a state of which the sum is right is believed. One that somebody
 //! made up gives made-up numbers, as such a recording's inputs do.
 
 use thiserror::Error;

@@ -77,7 +77,7 @@ pub(super) fn numbers(input: &Input, row: &mut [u64; WIDEST]) -> Lane {
         Input::Record(Record::Tensor(tensor)) => {
             row.put(tensor.time_ns);
             row.put_all([tensor.tgid, tensor.tid, u32::from(tensor.flags), tensor.reserved].map(u64::from));
-            // What the caller left in registers that tell nothing is noise, which does not pack.
+            // What the caller left in registers that show nothing is noise, which does not pack.
             let bits = tensor_probe(tensor.probe).map_or([u64::MAX; 6], |row| row.meaning.argument_bits());
             row.put_all(std::array::from_fn::<_, 6, _>(|index| tensor.args[index] & bits[index]));
             row.put_all(tensor.extra);

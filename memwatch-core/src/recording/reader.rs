@@ -114,7 +114,7 @@ impl<R: Read> Reader<R> {
         self.byte
     }
 
-    /// What a chunk said of itself was no record that this version knows: so it ends before.
+    /// What a chunk reported of itself was no record that this version knows: so it ends before.
     pub const fn note_damage(&mut self) {
         self.ending = Some(Ending::Damaged { byte: self.byte });
     }
@@ -155,9 +155,9 @@ impl<R: Read> Reader<R> {
             Err(ending) => return Ok(Err(ending)),
         };
         let read = || {
-            let said = ChunkFront::read(&packed.front)?;
-            let unpacked = zstd::bulk::decompress(&packed.bytes, said.unpacked_bytes as usize).ok()?;
-            Chunk::read(said, &unpacked).ok()
+            let stated = ChunkFront::read(&packed.front)?;
+            let unpacked = zstd::bulk::decompress(&packed.bytes, stated.unpacked_bytes as usize).ok()?;
+            Chunk::read(stated, &unpacked).ok()
         };
         Ok(read().ok_or(damaged))
     }

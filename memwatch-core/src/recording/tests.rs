@@ -117,7 +117,7 @@ fn every_kind_of_input_comes_back_as_it_was_and_in_order() {
 }
 
 #[test]
-fn a_chunk_takes_no_more_than_was_said_before_and_counts_unless_it_is_left_out() {
+fn a_chunk_takes_no_more_than_was_stated_before_and_counts_unless_it_is_left_out() {
     let mut encoder = Encoder::default();
     let noise = (0..500).map(|index: u64| tick(index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     for inputs in [one_of_each(), vec![tick(1)], noise.collect()] {
@@ -254,7 +254,7 @@ fn what_is_no_recording_or_another_versions_is_refused() {
 }
 
 #[test]
-fn of_a_tensor_event_what_tells_something_is_kept() {
+fn of_a_tensor_event_what_reports_something_is_kept() {
     let [.., tensor] = &one_of_each()[..9] else { panic!("the ninth is a tensor event") };
     let Input::Record(Record::Tensor(tensor)) = tensor else { panic!("{tensor:?}") };
     let event = |args| Input::Record(Record::Tensor(TensorRecord { probe: 1, args, ..*tensor }));

@@ -12,7 +12,7 @@ use crate::words::{GpuUuid, Name};
 pub struct AllocatorView {
     /// The process's own number of the device.
     pub device: i32,
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// What the program has, rounded as the allocator does; `None` before the first report.
     pub allocated_bytes: Option<u64>,
@@ -22,10 +22,10 @@ pub struct AllocatorView {
     pub cached_bytes: Option<u64>,
     /// The most it kept so at a report since the watch began, or since `peaks_begun_ns`.
     pub peak_cached_bytes: u64,
-    /// When peaks began again in memwatch's books: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
+    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
     pub peaks_begun_ns: Option<u64>,
     /// What the program has from before the watch.
-    pub before_attach_bytes: Option<u64>,
+    pub preexisting_bytes: Option<u64>,
     /// What was rounded up of blocks in use.
     pub rounding_bytes: Option<u64>,
     /// Free blocks that cannot be given back, since others of their segment are in use.
@@ -39,12 +39,12 @@ pub struct AllocatorView {
     /// Hits of both, 0 to 1.
     pub hit_rate: Option<f64>,
     /// What is seen of it: `trace` (everything), `blocks` (what is granted and freed) or `reports` (of that rounded sizes alone).
-    pub seen_by: Name,
+    pub observed_by: Name,
     /// Where its numbers count from: `start`, `readout` (its own numbers were read) or `unknown`.
     pub counted_from: Name,
     /// When its own numbers were last read: `CLOCK_BOOTTIME`, nanoseconds.
     pub readout_ns: Option<u64>,
-    /// How often what was followed was not what it said itself.
+    /// How often what was followed was not what it reported itself.
     pub out_of_step: u64,
     /// How often its own numbers were read and were not what they should be.
     pub refused_readouts: u64,
@@ -53,7 +53,7 @@ pub struct AllocatorView {
 }
 
 impl AllocatorView {
-    /// A number, where it can be told.
+    /// A number, where it is known.
     pub fn statistic(&self, key: &str) -> Option<i64> {
         self.statistics.get(key)?.value
     }
@@ -62,7 +62,7 @@ impl AllocatorView {
 /// A number and how sure it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatisticView {
-    /// The number; `None` where it cannot be told.
+    /// The number; `None` where it is not known.
     pub value: Option<i64>,
     /// How sure it is.
     pub certainty: Certainty,

@@ -146,7 +146,7 @@ impl Surroundings<'_> {
     fn process_gpu(&self, process: &Process, row: &OnGpu) -> ProcessGpuView {
         let device = row.uuid.as_ref().and_then(|uuid| self.device(uuid));
         let used = device.filter(|_| process.ended.is_none()).and_then(|device| used_bytes(device, process.tgid));
-        let before = row.uuid.as_ref().and_then(|uuid| self.reconciliation.before_attach(process.tgid, uuid));
+        let before = row.uuid.as_ref().and_then(|uuid| self.reconciliation.preexisting(process.tgid, uuid));
         let totals = &row.totals;
         let held = row.uuid.as_ref().and_then(|uuid| self.reconciliation.held_at_reading(process.tgid, uuid));
         let live = if process.checkpointed { 0 } else { totals.owned.live_bytes };
@@ -157,10 +157,10 @@ impl Surroundings<'_> {
             live_bytes: live,
             checkpointed_bytes: process.checkpointed.then_some(totals.owned.live_bytes),
             peak_bytes: totals.owned.peak_bytes,
-            before_attach_bytes: if process.from_start { Some(0) } else { before.map(|before| before.bytes) },
-            before_attach_includes_context: !process.from_start && before.is_some_and(|before| before.includes_context),
-            accounted_bytes: accounted,
-            unexplained_bytes: used.map(|used| difference(used, accounted)),
+            preexisting_bytes: if process.from_start { Some(0) } else { before.map(|before| before.bytes) },
+            preexisting_includes_context: !process.from_start && before.is_some_and(|before| before.includes_context),
+            attributed_bytes: accounted,
+            unattributed_bytes: used.map(|used| difference(used, accounted)),
             allocations: totals.allocations,
             frees: totals.frees,
             failed_allocations: totals.failed_allocations,
@@ -193,7 +193,7 @@ impl Surroundings<'_> {
             let gpus = processes.iter().flat_map(|process| &process.gpus);
             gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&device.uuid))
         };
-        let accounted = on_it().map(|gpu| gpu.accounted_bytes).sum();
+        let accounted = on_it().map(|gpu| gpu.attributed_bytes).sum();
         let watched = |tgid| processes.iter().any(|process| process.tgid == tgid && process.ended_ns.is_none());
         let unwatched = |list: &Vec<ProcessUse>| list.iter().filter(|entry| !watched(entry.tgid)).count();
         GpuView {
@@ -205,8 +205,8 @@ impl Surroundings<'_> {
             total_bytes: device.total_bytes,
             used_bytes: device.used_bytes,
             live_bytes: on_it().map(|gpu| gpu.live_bytes).sum(),
-            accounted_bytes: accounted,
-            unexplained_bytes: device.used_bytes.map(|used| difference(used, accounted)),
+            attributed_bytes: accounted,
+            unattributed_bytes: device.used_bytes.map(|used| difference(used, accounted)),
             context_bytes: self.reconciliation.context_bytes(&device.uuid),
             sampled_ns: self.reading.end_ns,
             unwatched_processes: device.processes.as_ref().map(unwatched).and_then(|count| u64::try_from(count).ok()),

@@ -28,7 +28,7 @@ pub struct Group<'a> {
     pub id: Option<String>,
     /// One of them that shows whose they are; `None` for processes without such an owner.
     pub owner: Option<&'a ProcessView>,
-    /// By GPU, those that cannot be told last.
+    /// By GPU, unknown ones last.
     pub gpus: Vec<GroupGpu>,
     /// Living processes.
     pub processes: u64,
@@ -39,7 +39,7 @@ pub struct Group<'a> {
 /// A group on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupGpu {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// Living processes there.
     pub processes: u64,
@@ -47,19 +47,19 @@ pub struct GroupGpu {
     pub used_bytes: Option<u64>,
     /// Requested bytes of live memory.
     pub live_bytes: u64,
-    /// What the group is charged with: NVML's bytes, and live bytes of those of whom it says nothing. These add up.
+    /// What the group is charged with: NVML's bytes, and live bytes of processes that it does not list. These add up.
     pub charged_bytes: u64,
     /// The sum of the processes' peaks: what the group had at once was at most this.
     pub at_most_peak_bytes: u64,
     /// What is older than the attach; `None` where that is known of none of them.
-    pub before_attach_bytes: Option<u64>,
+    pub preexisting_bytes: Option<u64>,
     /// Contexts' own memory is part of that.
-    pub before_attach_includes_context: bool,
+    pub preexisting_includes_context: bool,
     /// Allocations the driver refused.
     pub failed_allocations: u64,
 }
 
-/// What of a GPU's used bytes is charged to none of the groups: the driver's own, other users' processes, and those that were not chosen.
+/// What of a GPU's used bytes is charged to none of the groups: the driver's own, other users' processes, and the ones that were not chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {
     /// The GPU.
@@ -68,7 +68,7 @@ pub struct Rest {
     pub bytes: Option<i64>,
 }
 
-/// The groups of a snapshot's living processes, those that are charged most first, and what remains of each GPU.
+/// The groups of a snapshot's living processes, the ones that are charged most first, and what remains of each GPU.
 pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
     let mut groups: BTreeMap<Key, Group<'_>> = BTreeMap::new();
     for process in snapshot.processes.iter().filter(|process| process.ended_ns.is_none()) {
@@ -90,7 +90,7 @@ pub fn groups(snapshot: &Snapshot, by: By) -> (Vec<Group<'_>>, Vec<Rest>) {
     (groups, rest)
 }
 
-/// What tells groups apart.
+/// What distinguishes groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     owner: Option<String>,
@@ -128,10 +128,10 @@ fn add<'g>(group: &mut Group<'_>, process: &ProcessView, gpus: impl IntoIterator
 fn add_gpu(row: &mut GroupGpu, gpu: &ProcessGpuView) {
     row.processes += 1;
     row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
-    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
-    row.before_attach_includes_context |= gpu.before_attach_includes_context;
+    row.preexisting_bytes = sum_of_known(row.preexisting_bytes, gpu.preexisting_bytes);
+    row.preexisting_includes_context |= gpu.preexisting_includes_context;
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
-    row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.accounted_bytes));
+    row.charged_bytes = row.charged_bytes.saturating_add(gpu.used_bytes.unwrap_or(gpu.attributed_bytes));
     row.at_most_peak_bytes = row.at_most_peak_bytes.saturating_add(gpu.peak_bytes);
     row.failed_allocations += gpu.failed_allocations;
 }

@@ -70,7 +70,7 @@ pub struct HistoryBlock {
 pub struct HistoryLine {
     /// What.
     pub action: LineAction,
-    /// Where; of a failure the free bytes of the device, 0 where they were not told.
+    /// Where; of a failure the free bytes of the device, 0 where they were not reported.
     pub address: u64,
     /// How much, in bytes: of a block what was asked for.
     pub bytes: u64,

@@ -42,7 +42,7 @@ pub struct PlacesView {
 pub struct DevicePlacesView {
     /// The process's own number of it.
     pub device: i32,
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// What the allocator says that it has granted.
     pub allocated_bytes: u64,
@@ -88,7 +88,7 @@ pub struct SumView {
 /// A stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageView {
-    /// `forward`, `backward`, `optimizer`, `outside`, `not_known` or `before_attach`.
+    /// `forward`, `backward`, `optimizer`, `outside`, `not_known` or `preexisting`.
     pub stage: Name,
     /// Computed again, since it was not kept for the backward pass.
     pub recomputed: bool,
@@ -101,7 +101,7 @@ pub struct StageView {
 /// A layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerView {
-    /// `module`; `none`, `not_known`, `before_attach` or `rest` for the rows of what has none.
+    /// `module`; `none`, `not_known`, `preexisting` or `rest` for the rows of what has none.
     pub kind: Name,
     /// The model's class, and `#2` and so on where there are several.
     pub model: Option<String>,
@@ -137,7 +137,7 @@ pub struct StageBytesView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteView {
     /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python;
-    /// `no_python`, `before_attach`, `rest`, and `not_asked`, `over_budget`, `unreadable` or `missing` where the stack is not known.
+    /// `no_python`, `preexisting`, `rest`, and `not_asked`, `over_budget`, `unreadable` or `missing` where the stack is not known.
     pub kind: Name,
     /// The file; of a native function the name of that with its code.
     pub file: Option<String>,
@@ -152,7 +152,7 @@ pub struct SiteView {
 /// A range that the program opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhaseView {
-    /// `phase`; `none` for what is in none, `rest` for more names than are told apart.
+    /// `phase`; `none` for what is in none, `rest` for more names than are distinguished.
     pub kind: Name,
     /// Its name.
     pub name: Option<String>,
@@ -162,22 +162,22 @@ pub struct PhaseView {
 
 /// The ways to the memory of one device: all of them, so that they add up to its total.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceTrails {
+pub struct DeviceCallPaths {
     /// The process's own number of it.
     pub device: i32,
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
-    /// What the allocator has granted and is in no trail: see [`DevicePlacesView`].
+    /// What the allocator has granted and is in no call path: see [`DevicePlacesView`].
     pub unplaced_bytes: i64,
-    /// All trails together.
+    /// All call paths together.
     pub total: SumView,
     /// Those with most live bytes first.
-    pub trails: Vec<TrailView>,
+    pub call_paths: Vec<CallPathView>,
 }
 
 /// The way to some blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrailView {
+pub struct CallPathView {
     /// The stage.
     pub stage: StageView,
     /// The line, or why there is none.
@@ -224,7 +224,7 @@ pub struct NativeView {
     pub end: Name,
     /// From this frame on native ones are missing; `None` where all are there.
     pub cut: Option<usize>,
-    /// The loops of the interpreter that were found are not those that the Python frames ran in.
+    /// The loops of the interpreter that were found are not the ones that the Python frames ran in.
     pub mismatched: bool,
 }
 
@@ -278,7 +278,7 @@ pub struct RefusalView {
 pub struct WhoseView {
     /// As in [`StageView`].
     pub stage: Name,
-    /// What told the stage: `node`, `range`, `frames` or `none`.
+    /// What reported the stage: `node`, `range`, `frames` or `none`.
     pub by: Name,
     /// Steps done by then.
     pub step: u64,

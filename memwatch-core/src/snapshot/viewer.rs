@@ -49,16 +49,17 @@ pub struct HiddenView {
 /// What hidden processes hold on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HiddenGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// How many of them are there.
     pub processes: u64,
     /// NVML's bytes of them; `None` where NVML says of none of them.
     pub used_bytes: Option<u64>,
     /// Their live bytes.
+    #[serde(rename = "driver_allocated_bytes")]
     pub live_bytes: u64,
     /// Their live bytes at the time of the NVML reading.
-    pub accounted_bytes: u64,
+    pub attributed_bytes: u64,
 }
 
 impl ProcessView {
@@ -74,7 +75,7 @@ impl ProcessView {
 impl Snapshot {
     /// What this viewer gets to see of it.
     #[must_use]
-    pub fn seen_by(&self, viewer: Viewer) -> Self {
+    pub fn observed_by(&self, viewer: Viewer) -> Self {
         let Viewer::User(uid) = viewer else { return self.clone() };
         let (own, others): (Vec<_>, Vec<_>) = self.processes.iter().partition(|process| process.is_shown_to(viewer));
         let alone = BTreeSet::from([Some(uid)]);
@@ -117,7 +118,7 @@ fn hidden(others: &[&ProcessView]) -> HiddenView {
         sum.processes += 1;
         sum.used_bytes = sum_of_known(sum.used_bytes, gpu.used_bytes);
         sum.live_bytes = sum.live_bytes.saturating_add(gpu.live_bytes);
-        sum.accounted_bytes = sum.accounted_bytes.saturating_add(gpu.accounted_bytes);
+        sum.attributed_bytes = sum.attributed_bytes.saturating_add(gpu.attributed_bytes);
     }
     HiddenView { processes: u64::try_from(living().count()).unwrap_or(u64::MAX), gpus: gpus.into_values().collect() }
 }
@@ -139,7 +140,7 @@ fn is_group_of(own: &[&ProcessView], others: &[&ProcessView], group: &str) -> bo
     own.iter().any(within) && !others.iter().any(|process| within(process) || unknown(process))
 }
 
-/// A library file without what it tells of others.
+/// A library file without its counters.
 fn public(library: &LibraryCoverage) -> LibraryCoverage {
     if SYSTEM_FOLDERS.iter().any(|folder| library.path.starts_with(folder)) && !library.path.contains("/../") {
         return library.clone();

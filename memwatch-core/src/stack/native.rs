@@ -90,7 +90,7 @@ pub enum NativeRole {
 const LOOP: &str = "_PyEval_EvalFrameDefault";
 
 impl NativeStack {
-    /// A stack of these frames; which of them are the interpreter's is told by the file that its loop is in.
+    /// A stack of these frames; which of them are the interpreter's is determined by the file that its loop is in.
     pub fn new(mut frames: Vec<NativeFrame>, end: NativeEnd) -> Self {
         let is_loop = |frame: &NativeFrame| {
             let name = frame.function.as_deref().unwrap_or_default();
@@ -152,7 +152,7 @@ pub struct MergedStack<'a> {
     pub frames: Vec<MergedFrame<'a>>,
     /// From this place on native frames are missing; `None` where none is.
     pub cut: Option<usize>,
-    /// The loops that were found are not those that the Python frames ran in: no native frame is shown beyond the first.
+    /// The loops that were found are not the ones that the Python frames ran in: no native frame is shown beyond the first.
     pub mismatched: bool,
 }
 

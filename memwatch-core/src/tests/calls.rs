@@ -18,7 +18,7 @@ pub(crate) const INVALID_VALUE: i32 = 1;
 pub(crate) const ON_DEVICE: u32 = 1;
 pub(crate) const ON_HOST: u32 = 2;
 
-/// A call under construction: successful, by [`TGID`] and [`TID`], at time 0, unless it is told otherwise.
+/// A call under construction: successful, by [`TGID`] and [`TID`], at time 0, unless it is set otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TestCall(pub(crate) CallRecord);
 

@@ -14,7 +14,7 @@ fn flows(story: impl Fn(&mut Watch)) -> Vec<FlowView> {
 
 #[test]
 fn what_is_freed_before_two_more_come_is_temporary_and_the_rest_is_not() {
-    let told = flows(|watch| {
+    let reported = flows(|watch| {
         watch.calls(
             [mem_alloc(0xa0, 100), mem_free(0xa0), mem_alloc(0xa1, 200), mem_alloc(0xa2, 300)]
                 .map(|call| call.process(7)),
@@ -23,14 +23,14 @@ fn what_is_freed_before_two_more_come_is_temporary_and_the_rest_is_not() {
             [mem_free(0xa1), mem_alloc(0xa3, 1), mem_alloc(0xa4, 1), mem_free(0xa2)].map(|call| call.process(7)),
         );
     });
-    let [device] = &told[..] else { panic!("{told:#?}") };
+    let [device] = &reported[..] else { panic!("{reported:#?}") };
     assert_eq!((&*device.kind, device.allocations, device.frees, device.total_bytes), ("device", 5, 3, 602));
     assert_eq!((device.temporary, device.temporary_bytes), (2, 300));
 }
 
 #[test]
 fn sizes_and_lifetimes_fall_into_classes_that_have_everything() {
-    let told = flows(|watch| {
+    let reported = flows(|watch| {
         watch.calls([
             mem_alloc(0xa0, 100).process(7),
             mem_alloc(0xa1, 127).process(7),
@@ -38,22 +38,22 @@ fn sizes_and_lifetimes_fall_into_classes_that_have_everything() {
         ]);
         watch.ticks(2).calls([mem_free(0xa0).process(7), mem_free(0xdead).process(7)]);
     });
-    let device = told.iter().find(|flow| flow.kind == "device").expect("it allocated");
+    let device = reported.iter().find(|flow| flow.kind == "device").expect("it allocated");
     assert_eq!(device.sizes, [ClassView { from: 64, below: Some(128), count: 2, bytes: 227 }]);
     let lived: Vec<u64> = device.lifetimes.iter().map(|class| class.count).collect();
     assert_eq!(lived, [0, 0, 0, 0, 1, 0, 0]);
     assert_eq!((device.older_frees, device.frees), (1, 1));
-    assert!(told.iter().any(|flow| flow.kind == "pinned" && flow.mean_lifetime_ns.is_none()), "{told:#?}");
+    assert!(reported.iter().any(|flow| flow.kind == "pinned" && flow.mean_lifetime_ns.is_none()), "{reported:#?}");
 }
 
 #[test]
 fn what_a_process_leaves_behind_is_not_freed_by_it() {
-    let told = flows(|watch| {
+    let reported = flows(|watch| {
         watch
             .calls([mem_alloc(0xa0, 100).process(7)])
             .event(7, ProcessEvent::Exit)
             .starts(7)
             .calls([mem_free(0xa0).process(7)]);
     });
-    assert_eq!((told[0].frees, told[0].older_frees), (0, 1));
+    assert_eq!((reported[0].frees, reported[0].older_frees), (0, 1));
 }

@@ -2,7 +2,7 @@
 //!
 //! Each call is entered, has its effect at one later moment, and returns still later; other threads' calls go on between. The driver
 //! hands out an address or handle only while it is free at that moment, and the program makes no mistakes: it uses only what a call has
-//! returned to it, and gives nothing back twice. What is then held is told by looking at every thing there ever was.
+//! returned to it, and gives nothing back twice. What is then held is found by looking at every thing there ever was.
 //!
 //! Calls that change what other calls mean (contexts, pools, graphs) are made while nothing runs that they matter to.
 
@@ -58,7 +58,7 @@ pub(crate) struct Habits {
     pub(crate) focus: Focus,
 }
 
-/// Families of calls a program may be fond of: those that only matter together are too rare in one that does everything.
+/// Families of calls a program may be fond of: the ones that only matter together are too rare in one that does everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Focus {
     Everything,
@@ -79,11 +79,11 @@ pub(crate) struct Moment {
     pub(crate) at_least: Sums,
     pub(crate) at_most: Sums,
     pub(crate) pools: Vec<PoolTruth>,
-    /// Told only while no call is running: then they are exact.
+    /// Reported only while no call is running: then they are exact.
     pub(crate) counts: Option<Counts>,
-    /// What the kernel half's books say.
-    pub(crate) books: Vec<Held>,
-    /// The books make up for the loss of this record.
+    /// What the kernel half's allocation map say.
+    pub(crate) allocation_map: Vec<Held>,
+    /// The allocation map makes up for the loss of this record.
     pub(crate) losable: bool,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct History {
 
 impl History {
     /// The calls up to this one, for a failure to be read.
-    pub(crate) fn told(&self, index: usize) -> String {
+    pub(crate) fn reported(&self, index: usize) -> String {
         let call = |moment: &Moment| {
             let call = decode(&moment.record).expect("a row of the table");
             format!("\n{} {}..{} {:?} = {}", call.tid.0, call.entered_ns, call.returned_ns, call.action, call.status)

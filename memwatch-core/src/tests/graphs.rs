@@ -6,7 +6,7 @@ use crate::test_calls::*;
 /// `CU_STREAM_PER_THREAD`.
 const OF_THREAD: u64 = 2;
 
-/// An allocation of a graph, told node by node.
+/// An allocation of a graph, reported node by node.
 #[derive(Clone, Copy)]
 struct Node {
     address: u64,
@@ -14,7 +14,7 @@ struct Node {
     /// The graph frees it itself.
     freed_inside: bool,
     /// The kernel half has seen it granted, and not freed.
-    in_books: bool,
+    in_allocation_map: bool,
     memory: Memory,
 }
 
@@ -99,7 +99,7 @@ impl World {
     pub(super) fn captured_nodes(&self) -> impl Iterator<Item = (u64, u64)> {
         let captured = self.captures.iter().flat_map(|capture| &capture.nodes);
         let nodes = self.graphs.iter().flat_map(|graph| &graph.nodes).chain(captured);
-        nodes.filter(|node| node.in_books).map(|node| (node.address, node.bytes))
+        nodes.filter(|node| node.in_allocation_map).map(|node| (node.address, node.bytes))
     }
 
     pub(super) fn change_graphs(&mut self, thread: usize, pick: usize, bytes: u64) {
@@ -148,9 +148,9 @@ impl World {
         nth(&captures, pick)
     }
 
-    fn node(&mut self, bytes: u64, in_books: bool) -> Option<Node> {
+    fn node(&mut self, bytes: u64, in_allocation_map: bool) -> Option<Node> {
         let address = self.free_key(Space::Address)?;
-        Some(Node { address, bytes, freed_inside: false, in_books, memory: Memory::Nothing })
+        Some(Node { address, bytes, freed_inside: false, in_allocation_map, memory: Memory::Nothing })
     }
 
     fn capture_allocation(&mut self, thread: usize, pick: usize, bytes: u64) -> Option<TestCall> {
@@ -164,7 +164,7 @@ impl World {
         let capture = self.capture(thread, pick)?;
         let Capture { stream, nodes, .. } = &mut self.captures[capture];
         let node = nodes.iter_mut().find(|node| !node.freed_inside)?;
-        (node.freed_inside, node.in_books) = (true, false);
+        (node.freed_inside, node.in_allocation_map) = (true, false);
         Some(mem_free_async_on(node.address, *stream))
     }
 
@@ -190,7 +190,7 @@ impl World {
         (0..self.graphs.len()).filter(|graph| is_open(&self.graphs[*graph])).collect()
     }
 
-    /// Which no record tells.
+    /// Which no record reports.
     fn create_graph(&mut self, thread: usize) -> Option<usize> {
         let handle = self.free_graph_handle()?;
         let device = self.current_context(thread)?.device;
@@ -262,7 +262,7 @@ impl World {
         let graph = nth(&(0..self.graphs.len()).filter(outstanding).collect::<Vec<_>>(), pick)?;
         let graph = &mut self.graphs[graph];
         let node = graph.nodes.iter_mut().find(|node| is_allocated(node))?;
-        (node.memory, node.in_books) = (Memory::Unused, false);
+        (node.memory, node.in_allocation_map) = (Memory::Unused, false);
         let address = node.address;
         graph.settle();
         Some(if bytes.is_multiple_of(2) { mem_free(address) } else { mem_free_async(address) })

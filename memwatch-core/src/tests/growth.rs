@@ -64,7 +64,7 @@ fn a_gpu_that_fills_has_its_end_and_who_fills_it_its_rate() {
 }
 
 #[test]
-fn growth_that_has_stopped_and_a_gpu_with_others_on_it_are_told_no_longer() {
+fn growth_that_has_stopped_and_a_gpu_with_others_on_it_are_reported_no_longer() {
     let mut watch = two_containers(true);
     grow(&mut watch, 0..40, &[7, 8]);
     watch.reading(vec![gpu_a(510 * MIB, &[7, 8, 9])]).tick();
@@ -75,7 +75,7 @@ fn growth_that_has_stopped_and_a_gpu_with_others_on_it_are_told_no_longer() {
 }
 
 #[test]
-fn nobody_is_told_who_did_not_ask() {
+fn nobody_is_reported_who_did_not_ask() {
     let mut watch = two_containers(false);
     grow(&mut watch, 0..40, &[7, 8]);
     assert_eq!((watch.gpu(GPU_A).seconds_to_full, of_container(&watch, TRAIN).growth_bytes_per_second), (None, None));

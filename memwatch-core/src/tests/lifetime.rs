@@ -1,4 +1,4 @@
-//! Who is who: processes that come, exec, end and come again, and to whom a loss belongs.
+//! Who is who: processes that come, exec, end and come again, and which process a loss belongs to.
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record, RecordKind};
@@ -27,11 +27,11 @@ fn a_number_used_again_within_one_batch_is_another_process() {
 }
 
 #[test]
-fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_told_too_early() {
+fn a_process_comes_after_the_one_before_under_its_number_though_its_start_is_reported_too_early() {
     let mut watch = Watch::begin();
-    let told_ns = watch.later();
+    let reported_ns = watch.later();
     watch.starts(7).calls([mem_alloc(0xd0, 100).process(7)]).event(7, ProcessEvent::Exit);
-    watch.process(7, told_ns).calls([mem_alloc(0xd0, 30).process(7)]);
+    watch.process(7, reported_ns).calls([mem_alloc(0xd0, 30).process(7)]);
     let processes = watch.snapshot().processes;
     let ended: Vec<bool> = processes.iter().map(|process| process.ended_ns.is_some()).collect();
     assert_eq!(ended, [true, false]);
@@ -44,7 +44,7 @@ fn what_nvml_showed_of_a_process_is_forgotten_with_it() {
     let mut watch = Watch::begin();
     watch.runs_already(7).reading(vec![device(GPU_A, 200, [(7, 200)])]).event(7, ProcessEvent::Exit);
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
-    assert_eq!(watch.running(7).gpus[0].before_attach_bytes, None);
+    assert_eq!(watch.running(7).gpus[0].preexisting_bytes, None);
 }
 
 #[test]
@@ -58,11 +58,11 @@ fn a_reading_older_than_a_process_is_of_the_one_before_under_its_number() {
 }
 
 #[test]
-fn facts_that_come_after_the_first_calls_still_tell_that_nothing_was_missed() {
+fn facts_that_come_after_the_first_calls_still_report_that_nothing_was_missed() {
     let mut watch = Watch::begin();
     let start_ns = watch.later();
     watch.calls([mem_alloc(0xd0, 100).process(7)]);
-    assert!(!watch.running(7).from_start, "nobody has said so");
+    assert!(!watch.running(7).from_start, "nobody has reported it");
     watch.process(7, start_ns);
     assert!(watch.running(7).from_start);
     assert_eq!(watch.running(7).gpus[0].live_bytes, 100);
@@ -78,7 +78,7 @@ fn a_library_probed_late_leaves_something_unseen_and_later_facts_do_not_mend_tha
     watch.process(7, start_ns).reading(vec![device(GPU_A, 700, [(7, 700)])]);
     let seen = watch.running(7);
     assert_eq!((seen.from_start, seen.observed_since_ns), (false, time_ns));
-    assert_eq!(seen.gpus[0].before_attach_bytes, Some(700), "what NVML did not list before does not count");
+    assert_eq!(seen.gpus[0].preexisting_bytes, Some(700), "what NVML did not list before does not count");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
     watch.event(7, ProcessEvent::Exec).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 5).process(7)]);
     watch.reading(vec![device(GPU_A, 523, [(7, 523)])]);
     let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
-    assert_eq!((row.live_bytes, row.peak_bytes, row.before_attach_bytes), (5, 100, Some(0)));
+    assert_eq!((row.live_bytes, row.peak_bytes, row.preexisting_bytes), (5, 100, Some(0)));
     assert_eq!((watch.running(7).implicit_frees, watch.running(7).from_start), (1, true));
     assert_eq!(watch.gpu(GPU_A).context_bytes, Some(518), "learnt from the new image alone");
 }
@@ -136,14 +136,14 @@ fn an_exec_frees_what_the_former_image_held_and_leaves_nothing_older() {
 fn an_exec_or_exit_of_a_process_never_heard_of_shows_nothing() {
     let mut watch = Watch::begin();
     watch.event(7, ProcessEvent::Fork).event(7, ProcessEvent::Exec).event(7, ProcessEvent::Exit);
-    watch.pipeline.step(Input::ProcessGone { tgid: Tgid(7), time_ns: ATTACHED_NS });
+    watch.pipeline.step(Input::ProcessEnded { tgid: Tgid(7), time_ns: ATTACHED_NS });
     assert_eq!(watch.snapshot().processes, []);
 }
 
 #[test]
 fn a_target_that_was_gone_before_the_probes_has_ended() {
     let mut watch = Watch::begin();
-    watch.runs_already(7).pipeline.step(Input::ProcessGone { tgid: Tgid(7), time_ns: ATTACHED_NS + 5 });
+    watch.runs_already(7).pipeline.step(Input::ProcessEnded { tgid: Tgid(7), time_ns: ATTACHED_NS + 5 });
     assert_eq!(watch.ended(7).and_then(|ended| ended.ended_ns), Some(ATTACHED_NS + 5));
 }
 
@@ -166,7 +166,7 @@ fn a_count_of_no_losses_is_no_loss() {
 }
 
 #[test]
-fn a_loss_of_nobody_knows_whom_is_everybodys_but_not_of_those_that_start_later() {
+fn a_loss_of_nobody_knows_who_is_everybodys_but_not_of_all_that_start_later() {
     let mut watch = Watch::begin();
     watch.starts(7).runs_already(8).tick().lost(None, Loss::RingFull, 1);
     assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, false));
@@ -224,12 +224,12 @@ fn an_ended_target_is_shown_for_good() {
 }
 
 #[test]
-fn of_a_targets_children_only_those_that_touched_a_gpu_are_remembered() {
+fn of_a_targets_children_only_all_that_touched_a_gpu_are_remembered() {
     let mut watch = Watch::of(Pipeline::new(true));
     let later_ns = ATTACHED_NS + 60 * SECOND_NS;
     watch.starts(8).starts(7).calls([mem_alloc(0xd0, 100).process(7)]);
     for tgid in [7, 8] {
-        watch.pipeline.step(Input::ProcessGone { tgid: Tgid(tgid), time_ns: ATTACHED_NS + SECOND_NS });
+        watch.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns: ATTACHED_NS + SECOND_NS });
     }
     watch.pipeline.step(Input::Tick { time_ns: later_ns });
     let remembered: Vec<_> = watch.pipeline.snapshot().processes.iter().map(|process| process.tgid).collect();
@@ -254,11 +254,11 @@ fn a_move_is_no_loss_and_the_groups_it_led_to_change_the_owner() {
 }
 
 #[test]
-fn who_has_ended_is_told_from_a_later_process_of_its_number() {
+fn who_has_ended_is_distinguished_from_a_later_process_of_its_number() {
     let mut watch = Watch::begin();
     watch.starts(7);
     let facts = |start_ns| ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() };
-    let start_ns = watch.running(7).start_ns.expect("it was told");
+    let start_ns = watch.running(7).start_ns.expect("it was reported");
     assert!(!watch.pipeline.has_ended(&facts(start_ns)), "it runs");
     watch.event(7, ProcessEvent::Exit);
     assert!(watch.pipeline.has_ended(&facts(start_ns)));
@@ -297,7 +297,7 @@ fn losses_of_more_processes_than_are_told_apart_are_everybodys() {
 
 /// How many processes forecasts know anything of.
 fn forecast_processes(watch: &Watch) -> usize {
-    watch.pipeline.detectors.foreseen.as_ref().map_or(0, crate::features::forecast::Foreseen::processes)
+    watch.pipeline.detectors.forecast_state.as_ref().map_or(0, crate::features::forecast::ForecastState::processes)
 }
 
 #[test]

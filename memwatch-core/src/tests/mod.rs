@@ -156,22 +156,22 @@ fn on_gpu_a(tgid: u32) -> [TestCall; 3] {
 }
 
 #[test]
-fn attached_in_the_middle_older_memory_is_told_by_nvml_and_drawn_down_by_its_frees() {
+fn attached_in_the_middle_older_memory_is_reported_by_nvml_and_drawn_down_by_its_frees() {
     let mut watch = Watch::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     watch.reading(vec![device(GPU_A, 2000, [(7, 1500)])]);
     let on_it = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((on_it.used_bytes, on_it.live_bytes, on_it.unexplained_bytes), (Some(1500), 300, Some(1200)));
-    assert_eq!((on_it.before_attach_bytes, on_it.before_attach_includes_context), (Some(1200), true));
+    assert_eq!((on_it.used_bytes, on_it.live_bytes, on_it.unattributed_bytes), (Some(1500), 300, Some(1200)));
+    assert_eq!((on_it.preexisting_bytes, on_it.preexisting_includes_context), (Some(1200), true));
 
     watch.calls([mem_free(0xe0).process(7)]).reading(vec![device(GPU_A, 1600, [(7, 1100)])]);
     let on_it = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((on_it.before_attach_bytes, on_it.unexplained_bytes), (Some(800), Some(800)));
+    assert_eq!((on_it.preexisting_bytes, on_it.unattributed_bytes), (Some(800), Some(800)));
     assert_eq!(watch.running(7).unknown_frees, 1);
 
     watch.calls([mem_alloc(0xd2, 500).process(7)]).reading(vec![device(GPU_A, 2100, [(7, 1600)])]);
     let on_it = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((on_it.before_attach_bytes, on_it.live_bytes), (Some(800), 800), "new memory is not older");
+    assert_eq!((on_it.preexisting_bytes, on_it.live_bytes), (Some(800), 800), "new memory is not older");
     assert!(!watch.running(7).from_start && watch.running(7).exact);
 }
 
@@ -180,7 +180,7 @@ fn before_the_first_reading_what_is_older_is_unknown_and_not_zero() {
     let mut watch = Watch::begin();
     watch.runs_already(7).calls([mem_alloc(0xd1, 300).process(7)]);
     let row = watch.on(7, None).expect("it has allocated");
-    assert_eq!((row.before_attach_bytes, row.used_bytes, row.unexplained_bytes), (None, None, None));
+    assert_eq!((row.preexisting_bytes, row.used_bytes, row.unattributed_bytes), (None, None, None));
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_reading_begun_before_the_attach_is_shown_but_teaches_nothing() {
         devices,
     }));
     let row = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((row.used_bytes, row.before_attach_bytes), (Some(1500), None));
+    assert_eq!((row.used_bytes, row.preexisting_bytes), (Some(1500), None));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn a_busy_process_has_a_baseline_if_it_only_pauses_for_the_reading() {
     let devices = vec![device(GPU_A, 2000, [(7, 1500)])];
     watch.pipeline.step(Input::Devices(DeviceReading { begin_ns, end_ns, state: NvmlState::Ok, devices }));
     let row = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((row.before_attach_bytes, row.live_bytes), (Some(1200), 50));
+    assert_eq!((row.preexisting_bytes, row.live_bytes), (Some(1200), 50));
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_call_made_while_nvml_was_asked_spoils_the_comparison_and_not_the_numbers() 
     let devices = vec![device(GPU_A, 2000, [(7, 1500)])];
     watch.pipeline.step(Input::Devices(DeviceReading { begin_ns, end_ns, state: NvmlState::Ok, devices }));
     let row = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((row.before_attach_bytes, row.live_bytes, row.used_bytes), (None, 300, Some(1500)));
+    assert_eq!((row.preexisting_bytes, row.live_bytes, row.used_bytes), (None, 300, Some(1500)));
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn a_process_that_nvml_does_not_list_at_first_held_nothing_before() {
     watch.runs_already(7).reading(vec![device(GPU_A, 0, [])]);
     watch.calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]).reading(vec![device(GPU_A, 600, [(7, 600)])]);
     let row = watch.on(7, Some(GPU_A)).expect("it has allocated");
-    assert_eq!((row.before_attach_bytes, row.unexplained_bytes), (Some(0), Some(500)));
+    assert_eq!((row.preexisting_bytes, row.unattributed_bytes), (Some(0), Some(500)));
 }
 
 #[test]
@@ -241,12 +241,12 @@ fn a_process_seen_from_its_start_teaches_the_size_of_a_context() {
     watch.reading(vec![device(GPU_A, 2118, [(7, 1500), (8, 618)])]);
     assert_eq!(watch.gpu(GPU_A).context_bytes, Some(518));
     let (old, new) = (watch.on(7, Some(GPU_A)).expect("listed"), watch.on(8, Some(GPU_A)).expect("listed"));
-    assert_eq!((old.before_attach_bytes, old.before_attach_includes_context), (Some(982), false));
-    assert_eq!((new.before_attach_bytes, new.before_attach_includes_context), (Some(0), false));
+    assert_eq!((old.preexisting_bytes, old.preexisting_includes_context), (Some(982), false));
+    assert_eq!((new.preexisting_bytes, new.preexisting_includes_context), (Some(0), false));
 }
 
 #[test]
-fn a_device_is_the_gpu_whose_uuid_the_program_was_told() {
+fn a_device_is_the_gpu_whose_uuid_the_program_was_reported() {
     let mut watch = Watch::begin();
     watch.starts(7).calls([device_get_uuid(0, GPU_B).process(7), primary_ctx_retain(0xc0, 0).process(7)]);
     watch.calls([ctx_set_current(0xc0).process(7), mem_alloc(0xd0, 100).process(7)]);
@@ -272,14 +272,14 @@ fn an_unknown_device_is_the_one_gpu_that_lists_the_process() {
 }
 
 #[test]
-fn a_device_that_cannot_be_told_has_no_uuid_and_stands_last() {
+fn a_device_that_is_not_known_has_no_uuid_and_stands_last() {
     let mut watch = Watch::begin();
     watch.runs_already(7).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)]), device(GPU_B, 700, [(7, 700)])]);
     let rows = watch.running(7).gpus;
     let shown: Vec<_> = rows.iter().map(|row| (row.uuid.clone(), row.live_bytes, row.used_bytes)).collect();
     assert_eq!(shown, [(Some(uuid(GPU_A)), 0, Some(600)), (Some(uuid(GPU_B)), 0, Some(700)), (None, 100, None)]);
-    assert!(rows.iter().all(|row| row.before_attach_bytes.is_none()), "100 of either may be new");
+    assert!(rows.iter().all(|row| row.preexisting_bytes.is_none()), "100 of either may be new");
 }
 
 #[test]
@@ -289,10 +289,10 @@ fn two_processes_on_one_gpu_are_added_up_there_and_apart_in_their_rows() {
     watch.calls([mem_alloc(0xd0, 100).process(7), mem_alloc(0xd0, 30).process(8), mem_free(0xd0).process(7)]);
     watch.calls([mem_alloc(0xd0, 5).process(7)]);
     watch.reading(vec![device(GPU_A, 1100, [(7, 505), (8, 530)])]);
-    let row = |tgid| watch.on(tgid, Some(GPU_A)).map(|row| (row.live_bytes, row.peak_bytes, row.unexplained_bytes));
+    let row = |tgid| watch.on(tgid, Some(GPU_A)).map(|row| (row.live_bytes, row.peak_bytes, row.unattributed_bytes));
     assert_eq!((row(7), row(8)), (Some((5, 100, Some(500))), Some((30, 30, Some(500)))));
     let gpu = watch.gpu(GPU_A);
-    assert_eq!((gpu.live_bytes, gpu.unexplained_bytes, gpu.unwatched_processes), (35, Some(1065), Some(0)));
+    assert_eq!((gpu.live_bytes, gpu.unattributed_bytes, gpu.unwatched_processes), (35, Some(1065), Some(0)));
 }
 
 #[test]
@@ -393,15 +393,15 @@ fn processes_that_only_nvml_knows_are_counted() {
 }
 
 #[test]
-fn without_nvml_nothing_is_used_and_nothing_unexplained_but_the_ledger_stands() {
+fn without_nvml_nothing_is_used_and_nothing_unattributed_but_the_ledger_stands() {
     let mut watch = Watch::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]);
     let state = NvmlState::Unavailable("no driver is loaded".to_owned());
     let (begin_ns, end_ns) = (watch.later(), watch.later());
     let reading = DeviceReading { begin_ns, end_ns, state: state.clone(), devices: Vec::new() };
     watch.pipeline.step(Input::Devices(reading));
-    let row = watch.on(7, Some(GPU_A)).expect("the program was told its UUID");
-    assert_eq!((row.live_bytes, row.used_bytes, row.unexplained_bytes), (100, None, None));
+    let row = watch.on(7, Some(GPU_A)).expect("the program asked for its UUID");
+    assert_eq!((row.live_bytes, row.used_bytes, row.unattributed_bytes), (100, None, None));
     assert_eq!((watch.snapshot().nvml, watch.snapshot().gpus), (state, vec![]));
 }
 
@@ -412,7 +412,7 @@ fn nvml_without_bytes_of_a_process_leaves_them_unknown() {
     facts.processes = Some(vec![ProcessUse { tgid: Tgid(7), used_bytes: None, mps_client: false }]);
     watch.runs_already(7).reading(vec![facts]);
     let row = watch.on(7, Some(GPU_A)).expect("NVML lists it");
-    assert_eq!((row.used_bytes, row.unexplained_bytes, row.before_attach_bytes), (None, None, None));
+    assert_eq!((row.used_bytes, row.unattributed_bytes, row.preexisting_bytes), (None, None, None));
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn less_used_than_live_is_shown_as_it_is() {
     let mut watch = Watch::begin();
     watch.starts(7).calls(on_gpu_a(7)).calls([mem_alloc(0xd0, 100).process(7)]);
     watch.reading(vec![device(GPU_A, 60, [(7, 60)])]);
-    assert_eq!(watch.on(7, Some(GPU_A)).and_then(|row| row.unexplained_bytes), Some(-40));
-    assert_eq!(watch.gpu(GPU_A).unexplained_bytes, Some(-40));
+    assert_eq!(watch.on(7, Some(GPU_A)).and_then(|row| row.unattributed_bytes), Some(-40));
+    assert_eq!(watch.gpu(GPU_A).unattributed_bytes, Some(-40));
     assert_eq!(watch.gpu(GPU_A).context_bytes, None, "a negative remainder is no context");
 }

@@ -19,7 +19,7 @@ const PIECE: u64 = 0x4000;
 pub(crate) struct PoolTruth {
     /// Surely in use.
     pub(crate) used_bytes: u64,
-    /// What the pools hold, told only while no call is running.
+    /// What the pools hold, reported only while no call is running.
     pub(crate) held_bytes: Option<u64>,
     /// Of each, the program has asked for it and nothing has happened since, or it is nothing.
     pub(crate) is_asked: bool,
@@ -121,7 +121,7 @@ impl World {
         (!self.habits.teardown).then_some(Deed::Make(What::ImportedPointer { pool }, 0))
     }
 
-    /// A new stream of the thread's context, or the end of one, which no record tells.
+    /// A new stream of the thread's context, or the end of one, which no record reports.
     pub(super) fn change_streams(&mut self, thread: usize, pick: usize) {
         if pick.is_multiple_of(4) {
             let idle = |handle: u64| self.is_quiet() && !self.is_capturing(handle, thread);

@@ -52,10 +52,10 @@ fn a_peak_between_two_looks_is_exact_and_no_look_has_seen_it() {
 }
 
 #[test]
-fn how_often_time_is_told_changes_nothing() {
+fn how_often_time_is_reported_changes_nothing() {
     let once = story(SECOND_NS).profile();
     let mut watch = Watch::sampled(SECOND_NS);
-    let told_often = |watch: &mut Watch| {
+    let reported_often = |watch: &mut Watch| {
         for part in 1..=10 {
             let time_ns = watch.now_ns + part * SECOND_NS / 10;
             watch.pipeline.step(Input::Tick { time_ns });
@@ -64,9 +64,9 @@ fn how_often_time_is_told_changes_nothing() {
     };
     watch.reading(vec![device(GPU_A, 500, [(7, 400)])]).starts(7).calls(on_gpu_a(7));
     watch.calls([mem_alloc(0xa0, 100).process(7)]);
-    (0..9).for_each(|_| told_often(&mut watch));
+    (0..9).for_each(|_| reported_often(&mut watch));
     watch.calls([mem_alloc(0xa1, 900).process(7), mem_free(0xa1).process(7)]);
-    told_often(&mut watch);
+    reported_often(&mut watch);
     assert_eq!(watch.profile(), once);
 }
 

@@ -126,7 +126,7 @@ impl World {
         found.get(pick % found.len().max(1)).copied()
     }
 
-    /// A mapping and those that follow it without a gap, `count` at most.
+    /// A mapping and the ones that follow it without a gap, `count` at most.
     fn neighbours(&self, first: usize, count: usize) -> Vec<usize> {
         let mut run = vec![first];
         while run.len() < count {

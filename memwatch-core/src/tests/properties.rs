@@ -14,16 +14,16 @@ use crate::test_driver::{Focus, Habits, Step, play};
 const TGIDS: [u32; 2] = [7, 8];
 const ENDED_NS: u64 = 1_000_000_000;
 
-/// The records of a process with two devices, of which only the first tells its UUID.
+/// The records of a process with two devices, of which only the first reports its UUID.
 pub(super) fn records(tgid: u32, threads: usize, steps: &[Step]) -> Vec<Input> {
     let habits = Habits { threads, teardown: true, fresh_handles: false, stateful: true, focus: Focus::Everything };
     let history = play(habits, steps);
-    let told = device_get_uuid(0, GPU_A).process(tgid).input();
+    let reported = device_get_uuid(0, GPU_A).process(tgid).input();
     let input = |mut record: CallRecord| {
         record.tgid = tgid;
         Input::Record(Record::Call(record))
     };
-    std::iter::once(told).chain(history.moments.iter().map(|moment| input(moment.record))).collect()
+    std::iter::once(reported).chain(history.moments.iter().map(|moment| input(moment.record))).collect()
 }
 
 /// The snapshot after these records, with a tick half-way and, in the end, a reading and another tick.

@@ -33,13 +33,13 @@ impl World {
         for pool in touched.iter().filter_map(|hold| self.things[self.holds[*hold].thing].pool) {
             self.pools[pool].asked = false;
         }
-        let losable = !touched.is_empty() && touched.iter().all(|hold| self.is_in_the_books(*hold));
+        let losable = !touched.is_empty() && touched.iter().all(|hold| self.is_in_the_ledger(*hold));
         let call = if status == 0 { call } else { call.failing(status) };
         self.report(thread, call, running.entered_ns, losable);
     }
 
     /// Whether all that the ledger must know of an allocation is its address, size and function.
-    fn is_in_the_books(&self, hold: usize) -> bool {
+    fn is_in_the_ledger(&self, hold: usize) -> bool {
         let kind = self.things[self.holds[hold].thing].kind;
         let pooled = self.things[self.holds[hold].thing].pool.is_some();
         self.holds[hold].space == Space::Address && kind.is_some() && (kind == Some(Kind::Pool)) == pooled
@@ -127,7 +127,7 @@ impl World {
             at_most: self.sums(State::is_held_or_ending),
             pools: (0..DEVICES).map(|device| self.pool_truth(device)).collect(),
             counts: self.is_quiet().then(|| self.counts()),
-            books: self.books(),
+            allocation_map: self.allocation_map(),
             losable,
         };
         self.history.moments.push(moment);
@@ -169,10 +169,10 @@ impl World {
     }
 
     /// The kernel half credits an address when it is granted, and debits it when it is freed.
-    fn books(&self) -> Vec<Held> {
+    fn allocation_map(&self) -> Vec<Held> {
         let probe = |symbol: &str| PROBES.iter().find(|probe| probe.symbol == symbol).expect("a row").id;
-        let in_books = self.holds.iter().filter(|hold| hold.space == Space::Address && hold.state.is_held());
-        let held = in_books.filter_map(|hold| {
+        let in_allocation_map = self.holds.iter().filter(|hold| hold.space == Space::Address && hold.state.is_held());
+        let held = in_allocation_map.filter_map(|hold| {
             let thing = &self.things[hold.thing];
             let symbol = match thing.what {
                 What::Own(Kind::Device) => "cuMemAlloc_v2",

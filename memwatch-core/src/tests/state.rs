@@ -28,7 +28,7 @@ fn answers(pipeline: &Pipeline) -> String {
     write!(all, "{:#?} {forgotten}", ooms.collect::<Vec<_>>()).expect("a String takes any text");
     for process in &snapshot.processes {
         let tgid = process.tgid;
-        write!(all, "{:#?}", (pipeline.trails(process), pipeline.history(tgid, true)))
+        write!(all, "{:#?}", (pipeline.call_paths(process), pipeline.history(tgid, true)))
             .expect("a String takes any text");
         let wants = (pipeline.wants_statistics(tgid), pipeline.drifting_allocators(tgid), pipeline.lacks_trace(tgid));
         write!(all, "{wants:#?} {}", pipeline.has_trace(tgid)).expect("a String takes any text");
@@ -108,7 +108,7 @@ fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     }
     let state = NvmlState::Unavailable("gone".to_owned());
     inputs.push(Input::Devices(DeviceReading { begin_ns: 1, end_ns: 2, state, devices: Vec::new() }));
-    inputs.push(Input::ProcessGone { tgid: Tgid(8), time_ns: 400 * SECOND_NS });
+    inputs.push(Input::ProcessEnded { tgid: Tgid(8), time_ns: 400 * SECOND_NS });
     inputs.push(Input::Tick { time_ns: 401 * SECOND_NS });
     inputs
 }
@@ -152,7 +152,7 @@ fn node(number: u32) -> NodeWords {
     })
 }
 
-/// One step of a PyTorch program: what its allocators tell, and what its threads do besides.
+/// One step of a PyTorch program: what its allocators report, and what its threads do besides.
 fn train(
     pipeline: &mut Pipeline,
     event: &TensorEvent,
@@ -195,11 +195,11 @@ fn same_training(
         let process = Tgid(7);
         let tid = Tid(u32::from(thread % 3) + 1);
         let own = TensorEvent { tgid: process, tid, time_ns, stack, what: deed(what, number) };
-        let told: Vec<_> =
+        let reported: Vec<_> =
             history.events.drain(..).map(|(event, words)| (TensorEvent { stack, ..event }, words)).collect();
         for pipeline in [&mut whole, &mut broken] {
             train(pipeline, &own, None);
-            for (event, words) in &told {
+            for (event, words) in &reported {
                 train(pipeline, event, words.as_ref());
             }
             if what == u8::MAX {

@@ -1,4 +1,4 @@
-//! What is told of memory over time: looks with the most between them, and what happened.
+//! Memory over time: looks with the most between them, and what happened.
 
 use super::*;
 use crate::features::timeline::view::TimelineView;
@@ -17,21 +17,22 @@ fn timeline(large_bytes: u64) -> TimelineView {
 
 #[test]
 fn between_two_looks_the_most_is_kept_and_times_go_on() {
-    let told = timeline(1 << 30);
+    let reported = timeline(1 << 30);
     let of_process = |measure: &str| {
-        let own = told.tracks.iter().find(|track| track.tgid == Some(Tgid(7)) && track.measure == *measure);
+        let own = reported.tracks.iter().find(|track| track.tgid == Some(Tgid(7)) && track.measure == *measure);
         own.expect("it has held memory").points.iter().map(|point| (point.bytes, point.most_bytes)).collect::<Vec<_>>()
     };
     assert_eq!(of_process("live"), [(100, 100), (100, 100), (100, 100), (100, 1000), (100, 100), (100, 100)]);
-    assert!(told.tracks.iter().all(|track| track.points.is_sorted_by(|one, other| one.time_ns < other.time_ns)));
-    let gpu: Vec<&str> = told.tracks.iter().filter(|one| one.tgid.is_none()).map(|one| &*one.measure).collect();
+    assert!(reported.tracks.iter().all(|track| track.points.is_sorted_by(|one, other| one.time_ns < other.time_ns)));
+    let gpu: Vec<&str> = reported.tracks.iter().filter(|one| one.tgid.is_none()).map(|one| &*one.measure).collect();
     assert_eq!(gpu, ["used", "live"]);
 }
 
 #[test]
-fn failures_starts_ends_peaks_and_large_allocations_are_told_in_their_order() {
-    let told = timeline(500);
-    let events: Vec<_> = told.events.iter().map(|event| (&*event.kind, event.tgid.is_some(), event.bytes)).collect();
+fn failures_starts_ends_peaks_and_large_allocations_are_reported_in_their_order() {
+    let reported = timeline(500);
+    let events: Vec<_> =
+        reported.events.iter().map(|event| (&*event.kind, event.tgid.is_some(), event.bytes)).collect();
     let expected = [
         ("start", true, None),
         ("peak", false, Some(1000)),
@@ -40,7 +41,7 @@ fn failures_starts_ends_peaks_and_large_allocations_are_told_in_their_order() {
         ("failure", true, Some(1 << 40)),
         ("exit", true, None),
     ];
-    assert_eq!(events, expected, "{:#?}", told.events);
-    assert_eq!(told.events[4].symbol.as_deref(), Some("cuMemAlloc_v2"));
-    assert_eq!((told.forgotten_events, told.spans.len()), (0, 0));
+    assert_eq!(events, expected, "{:#?}", reported.events);
+    assert_eq!(reported.events[4].symbol.as_deref(), Some("cuMemAlloc_v2"));
+    assert_eq!((reported.forgotten_events, reported.spans.len()), (0, 0));
 }

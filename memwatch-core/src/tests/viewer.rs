@@ -29,22 +29,22 @@ fn tgids(snapshot: &Snapshot) -> Vec<u32> {
 #[test]
 fn who_may_see_everything_sees_the_same() {
     let all = shared_gpu();
-    assert_eq!(all.seen_by(Viewer::Everything), all);
+    assert_eq!(all.observed_by(Viewer::Everything), all);
     assert_eq!(all.hidden, None);
 }
 
 #[test]
 fn a_user_sees_only_own_processes_and_the_hidden_ones_add_up() {
     let all = shared_gpu();
-    let seen = all.seen_by(Viewer::User(ANN));
+    let seen = all.observed_by(Viewer::User(ANN));
     assert_eq!(tgids(&seen), [7]);
     assert_eq!(seen.gpus, all.gpus);
     let hidden = seen.hidden.expect("there are others");
     let [on_gpu] = hidden.gpus.as_slice() else { panic!("one GPU: {hidden:?}") };
     assert_eq!((hidden.processes, on_gpu.processes), (2, 2));
-    assert_eq!((on_gpu.used_bytes, on_gpu.live_bytes, on_gpu.accounted_bytes), (Some(750), 550, 550));
+    assert_eq!((on_gpu.used_bytes, on_gpu.live_bytes, on_gpu.attributed_bytes), (Some(750), 550, 550));
     assert_eq!(seen.processes[0].gpus[0].live_bytes + on_gpu.live_bytes, seen.gpus[0].live_bytes);
-    let nothing = all.seen_by(Viewer::User(4242));
+    let nothing = all.observed_by(Viewer::User(4242));
     assert_eq!((tgids(&nothing), nothing.hidden.map(|hidden| hidden.processes)), (vec![], Some(3)));
 }
 
@@ -54,10 +54,10 @@ fn what_nvml_does_not_say_of_the_hidden_is_not_zero_and_the_ended_are_not_counte
     for process in &mut all.processes[1..] {
         process.gpus[0].used_bytes = None;
     }
-    let hidden = all.seen_by(Viewer::User(ANN)).hidden.expect("there are others");
+    let hidden = all.observed_by(Viewer::User(ANN)).hidden.expect("there are others");
     assert_eq!(hidden.gpus[0].used_bytes, None);
     all.processes[1].ended_ns = Some(all.time_ns);
-    let hidden = all.seen_by(Viewer::User(ANN)).hidden.expect("there is another");
+    let hidden = all.observed_by(Viewer::User(ANN)).hidden.expect("there is another");
     assert_eq!((hidden.processes, hidden.gpus[0].live_bytes), (1, 50));
 }
 
@@ -67,14 +67,14 @@ fn workloads_of_others_and_those_shared_with_them_are_not_seen() {
     let mine = |uids: &[Option<u32>]| {
         let mut snapshot = all.clone();
         snapshot.workloads[0].uids = uids.iter().copied().collect();
-        !snapshot.seen_by(Viewer::User(ANN)).workloads.is_empty()
+        !snapshot.observed_by(Viewer::User(ANN)).workloads.is_empty()
     };
     assert!(mine(&[Some(ANN)]));
     for uids in [&[][..], &[None], &[Some(BOB)], &[Some(ANN), Some(BOB)], &[Some(ANN), None]] {
         assert!(!mine(uids), "{uids:?}");
     }
     all.workloads.clear();
-    assert_eq!(all.seen_by(Viewer::User(ANN)).workloads, []);
+    assert_eq!(all.observed_by(Viewer::User(ANN)).workloads, []);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn promises_control_groups_imports_and_paths_of_others_are_not_seen() {
     let paths = ["/usr/lib64/libcuda.so.1", "/home/bob/secret/libcuda.so.1", "/usr/lib/../../home/bob/libcuda.so.1"];
     all.coverage = Coverage { libraries: paths.map(library).into(), ..Coverage::default() };
 
-    let seen = all.seen_by(Viewer::User(ANN));
+    let seen = all.observed_by(Viewer::User(ANN));
     assert_eq!(seen.processes[0].imports.iter().map(|import| import.from_tgid.0).collect::<Vec<_>>(), [7]);
     assert_eq!(seen.promised.iter().map(|promise| promise.pod.as_str()).collect::<Vec<_>>(), ["a"]);
     let groups: Vec<_> = seen.cgroup_memory.iter().map(|memory| memory.cgroup.as_str()).collect();

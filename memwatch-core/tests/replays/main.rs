@@ -27,7 +27,7 @@ fn each_line_has_the_verdict_that_it_deserves() {
     let wrong: Vec<String> = all()
         .iter()
         .filter(|played| played.growing != played.run.growing)
-        .map(|played| format!("{}: {:?}, told {:?}", played.run.name, played.run.growing, played.growing))
+        .map(|played| format!("{}: {:?}, reported {:?}", played.run.name, played.run.growing, played.growing))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -44,7 +44,7 @@ fn nobody_is_warned_whose_memory_does_not_run_out_and_everybody_else_is() {
                 Warned::Before => !was_warned,
             }
     };
-    let tell = |played: &Played| {
+    let report = |played: &Played| {
         let Played { run, warned_seconds, is_warned_at_end, failures_ns, .. } = played;
         format!(
             "{}: warned {warned_seconds:?} s before, at its end {is_warned_at_end}, {} failures",
@@ -52,7 +52,7 @@ fn nobody_is_warned_whose_memory_does_not_run_out_and_everybody_else_is() {
             failures_ns.len()
         )
     };
-    let wrong: Vec<String> = all().iter().filter(is_wrong).map(tell).collect();
+    let wrong: Vec<String> = all().iter().filter(is_wrong).map(report).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -96,7 +96,7 @@ fn check(path: &str, (begin, end): (&str, &str), wanted: &str, part: &str) {
     } else if std::env::var_os("MEMWATCH_CALIBRATE").is_none() {
         assert!(
             text == fresh,
-            "{} is not what is measured now. To write it anew: cargo xtask calibrate",
+            "{} is not what is measured now. To write it again: cargo xtask calibrate",
             path.display()
         );
     }

@@ -64,7 +64,7 @@ fn slack(given: &Given) -> f64 {
     SLACK_WINDOWS * given.growth.span_seconds / (given.growth.windows.max(2) - 1) as f64
 }
 
-/// Whether it came true; `None` where the recording ends too early to tell.
+/// Whether it came true; `None` where the recording ends too early to decide.
 fn came_true(outcome: &Outcome<'_>, earliest_seconds: f64, latest_seconds: f64) -> Option<bool> {
     match outcome.after {
         Some(after) => Some((earliest_seconds..=latest_seconds).contains(&after)),
@@ -127,7 +127,7 @@ fn fitted(all: &[Outcome<'_>]) -> Vec<Bin> {
     bins
 }
 
-/// The ranges that hold [`WITHIN`] of those that ran out. Each course counts the same, however long its runs are.
+/// The ranges that hold [`WITHIN`] of the ones that ran out. Each course counts the same, however long its runs are.
 fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
     let mut bins = Vec::new();
     let mut from = 0.0;
@@ -139,7 +139,7 @@ fn ranges(all: &[Outcome<'_>]) -> Vec<Bin> {
         }
         from = reach_below;
         let alike = |course: &str| ended.iter().filter(|(_, one)| one.course == course).count();
-        // Of the straight line's time, how much it took: a little more or less, within which nothing is told, counts as right.
+        // Of the straight line's time, how much it took: a little more or less, within which nothing is reported, counts as right.
         let part = |slack_sign: f64, part: f64| {
             let mut numbers: Vec<(f64, f64)> = ended
                 .iter()
@@ -186,7 +186,7 @@ pub(crate) fn document(all: &[Played]) -> String {
     format!("\n{}\n{}\n{}\n{}\n", leaks(all), warnings(all), forecasts(all), checked(all))
 }
 
-/// Verdicts on lines, told against deserved.
+/// Verdicts on lines, reported against deserved.
 fn leaks(all: &[Played]) -> String {
     let (mut found, mut missed, mut wrong, mut quiet) = (0, 0, 0, 0);
     for played in all {
@@ -197,18 +197,18 @@ fn leaks(all: &[Played]) -> String {
         quiet += played.quiet_lines;
     }
     format!(
-        "| {} runs, their lines | told to grow | not told |\n|---|---|---|\n| grow | {found} | {missed} |\n| do not | {wrong} | {quiet} |\n",
+        "| {} runs, their lines | reported to grow | not reported |\n|---|---|---|\n| grow | {found} | {missed} |\n| do not | {wrong} | {quiet} |\n",
         all.len()
     )
 }
 
 /// Runs, warned or not, against what became of them.
 fn warnings(all: &[Played]) -> String {
-    let mut text = "| runs | | warned before | warned in vain | not warned |\n|---|---|---|---|---|\n".to_owned();
+    let mut text = "| runs | | warned before | false warnings | not warned |\n|---|---|---|---|---|\n".to_owned();
     let kinds = [
         ("the memory runs out", true, Warned::Before),
         ("growth that stops before the end", false, Warned::WhileItGrows),
-        ("nothing is wrong, or its end is too far to tell", false, Warned::Never),
+        ("nothing is wrong, or its end is too far to decide", false, Warned::Never),
     ];
     for (name, runs_out, warned) in kinds {
         let own: Vec<&Played> = all.iter().filter(|played| played.run.warned == warned).collect();
@@ -228,40 +228,42 @@ fn warnings(all: &[Played]) -> String {
     text
 }
 
-/// What a forecast said, and whether it came true.
-struct Told<'a> {
+/// What a forecast reported, and whether it came true.
+struct JudgedForecast<'a> {
     one: Outcome<'a>,
     reach_below: f64,
     confidence: f64,
     came_true: Option<bool>,
 }
 
-/// What forecasts said, and how often it came true: of each course by a table from all others.
+/// What forecasts reported, and how often it came true: of each course by a table from all others.
 fn forecasts(all: &[Played]) -> String {
     let all = learnt(all);
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for course in courses(&all) {
         let bins = fitted(&without(&all, course));
-        told.extend(all.iter().filter(|one| one.course == course).filter_map(|one| told_by(&bins, *one)));
+        reported.extend(all.iter().filter(|one| one.course == course).filter_map(|one| reported_by(&bins, *one)));
     }
     let mut text = rows_head("left, in multiples of the growth seen", "courses");
     let mut from = 0.0;
     for reach_below in EDGES {
-        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.reach_below.total_cmp(&reach_below).is_eq()).collect();
-        let of: BTreeSet<&str> = own.iter().map(|told| told.one.course).collect();
+        let own: Vec<&JudgedForecast<'_>> =
+            reported.iter().filter(|reported| reported.reach_below.total_cmp(&reach_below).is_eq()).collect();
+        let of: BTreeSet<&str> = own.iter().map(|reported| reported.one.course).collect();
         if !own.is_empty() {
             row(&mut text, &format!("{from} to {reach_below}"), Some(of.len()), &own);
             from = reach_below;
         }
     }
-    let (every, of): (Vec<&Told<'_>>, BTreeSet<&str>) = told.iter().map(|told| (told, told.one.course)).unzip();
+    let (every, of): (Vec<&JudgedForecast<'_>>, BTreeSet<&str>) =
+        reported.iter().map(|reported| (reported, reported.one.course)).unzip();
     row(&mut text, "all", Some(of.len()), &every);
-    let further = all.len() - told.len();
+    let further = all.len() - reported.len();
     writeln!(text, "\n{further} forecasts reach further, and have neither range nor confidence. The same by course:\n")
         .expect("a string takes all");
     text += &rows_head("course", "");
     for course in of {
-        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.one.course == course).collect();
+        let own: Vec<&JudgedForecast<'_>> = reported.iter().filter(|reported| reported.one.course == course).collect();
         row(&mut text, course, None, &own);
     }
     text
@@ -272,37 +274,37 @@ fn checked(all: &[Played]) -> String {
     let bins = fitted(&learnt(all));
     let runs: Vec<&Played> = all.iter().filter(|played| played.run.is_check).collect();
     let given: Vec<Outcome<'_>> = runs.iter().copied().flat_map(outcomes).collect();
-    let told: Vec<Told<'_>> = given.iter().filter_map(|one| told_by(&bins, *one)).collect();
+    let reported: Vec<JudgedForecast<'_>> = given.iter().filter_map(|one| reported_by(&bins, *one)).collect();
     let mut text = format!("{} runs have no part in any table. What the one in force says of them:\n\n", runs.len());
     text += &rows_head("course", "");
     for course in courses(&given) {
-        let own: Vec<&Told<'_>> = told.iter().filter(|told| told.one.course == course).collect();
+        let own: Vec<&JudgedForecast<'_>> = reported.iter().filter(|reported| reported.one.course == course).collect();
         if !own.is_empty() {
             row(&mut text, course, None, &own);
         }
     }
-    row(&mut text, "all", None, &told.iter().collect::<Vec<_>>());
+    row(&mut text, "all", None, &reported.iter().collect::<Vec<_>>());
     text
 }
 
 /// `None` for what reaches further than they do.
-fn told_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<Told<'a>> {
+fn reported_by<'a>(bins: &[Bin], one: Outcome<'a>) -> Option<JudgedForecast<'a>> {
     let bin = bin(bins, &one)?;
     let (reach_below, confidence) = (bin.reach_below, bin.confidence);
-    Some(Told { one, reach_below, confidence, came_true: judged_by(bin, &one) })
+    Some(JudgedForecast { one, reach_below, confidence, came_true: judged_by(bin, &one) })
 }
 
 fn rows_head(first: &str, second: &str) -> String {
-    let columns: Vec<&str> = [first, second, "forecasts", "sure on average", "came true", "not told yet"]
+    let columns: Vec<&str> = [first, second, "forecasts", "sure on average", "came true", "not reported yet"]
         .into_iter()
         .filter(|name| !name.is_empty())
         .collect();
     format!("| {} |\n|{}\n", columns.join(" | "), "---|".repeat(columns.len()))
 }
 
-fn row(text: &mut String, name: &str, courses: Option<usize>, own: &[&Told<'_>]) {
-    let judged: Vec<bool> = own.iter().filter_map(|told| told.came_true).collect();
-    let sure = own.iter().map(|told| told.confidence).sum::<f64>() / count(own.len().max(1));
+fn row(text: &mut String, name: &str, courses: Option<usize>, own: &[&JudgedForecast<'_>]) {
+    let judged: Vec<bool> = own.iter().filter_map(|reported| reported.came_true).collect();
+    let sure = own.iter().map(|reported| reported.confidence).sum::<f64>() / count(own.len().max(1));
     let courses = courses.map(|courses| format!("{courses} | ")).unwrap_or_default();
     let waiting = own.len() - judged.len();
     let (sure, came_true) = (sure * 100.0, share(&judged) * 100.0);

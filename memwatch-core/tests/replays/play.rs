@@ -1,4 +1,4 @@
-//! The runs, and what memwatch would have said of each at every moment.
+//! The runs, and what memwatch would have reported of each at every moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -26,7 +26,7 @@ pub(crate) enum Warned {
     Never,
     /// Before the memory runs out.
     Before,
-    /// Perhaps while it grows, which nothing tells from a leak; no longer when it has stopped.
+    /// Perhaps while it grows, which nothing distinguishes from a leak; no longer when it has stopped.
     WhileItGrows,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Played {
     /// Functions whose lines grow at the end, with the verdict, and how many lines do not.
     pub(crate) growing: BTreeMap<String, String>,
     pub(crate) quiet_lines: usize,
-    /// The commands of processes of which that is told: by a line at the end, or by a forecast before the memory ran out.
+    /// The commands of processes with a finding: by a line at the end, or by a forecast before the memory ran out.
     pub(crate) growing_commands: BTreeSet<String>,
     /// How long before the memory ran out, or before the end, it was warned first.
     pub(crate) warned_seconds: Option<f64>,

@@ -14,10 +14,10 @@ pub(crate) struct Agent {
     /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
-    /// Keep a history of the watch in this directory, which --since and --until of other commands read (default: none)
+    /// Keep a history of the agent's session in this directory, which --since and --until of other commands read (default: none)
     #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
     pub(crate) history: Option<PathBuf>,
-    /// Let it become no larger than this, and the oldest go: 256M, 2G; at least 1M. As much again is kept of the watch before
+    /// Let it become no larger than this, and the oldest go: 256M, 2G; at least 1M. As much again is kept of the previous session
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
     #[arg(value_parser = values::history_bytes)]
     pub(crate) history_size: u64,

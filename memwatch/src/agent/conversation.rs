@@ -15,12 +15,12 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_
 
 use super::credentials::Peer;
 use super::publish::{Published, SnapshotSource};
-use super::socket::Door;
-use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, Told, Welcome};
+use super::socket::AccessPolicy;
+use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, SnapshotMessage, Welcome};
 
 /// How long a client has for each step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     /// From connecting to the end of its hello.
     pub(super) hello: Duration,
     /// From one request to the next.
@@ -30,8 +30,8 @@ pub(super) struct Patience {
 }
 
 /// What clients get, unless a test wants less.
-pub(super) const PATIENCE: Patience =
-    Patience { hello: Duration::from_secs(2), idle: Duration::from_secs(60), answer: Duration::from_secs(5) };
+pub(super) const TIMEOUT: Timeouts =
+    Timeouts { hello: Duration::from_secs(2), idle: Duration::from_secs(60), answer: Duration::from_secs(5) };
 
 /// Answers to one client are no closer.
 const CLOSEST: Duration = Duration::from_millis(50);
@@ -46,11 +46,11 @@ pub(super) struct Reception {
     /// Where snapshots come from.
     pub(super) source: SnapshotSource,
     /// Who is inside.
-    pub(super) door: Arc<Door>,
+    pub(super) access: Arc<AccessPolicy>,
     /// The number of the group that sees everything, where there is one.
     pub(super) group: Option<u32>,
     /// The time limits.
-    pub(super) patience: Patience,
+    pub(super) timeouts: Timeouts,
     /// The last answers.
     pub(super) writer: Arc<Writer>,
 }
@@ -60,16 +60,16 @@ enum End {
     /// With a sentence for the client.
     Refusal(String),
     /// The client took too long.
-    Impatience,
+    TimedOut,
     /// The connection is gone.
-    Gone,
+    Disconnected,
 }
 
 impl From<io::Error> for End {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::InvalidData => Self::Refusal(format!("not understood: {error}")),
-            _ => Self::Gone,
+            _ => Self::Disconnected,
         }
     }
 }
@@ -96,12 +96,12 @@ impl Reception {
             Err(error) => Err(End::Refusal(format!("the kernel does not say who you are: {error}"))),
         };
         match end {
-            Ok(()) | Err(End::Gone) => {}
-            Err(End::Impatience) => self.door.lose_patience(),
+            Ok(()) | Err(End::Disconnected) => {}
+            Err(End::TimedOut) => self.access.time_out(),
             Err(End::Refusal(why)) => {
-                self.door.refuse();
+                self.access.refuse();
                 if let Ok(frame) = protocol::frame(&Answer::Refused { why: Cow::Owned(why) }) {
-                    let _ = timeout(self.patience.answer, protocol::send(&stream, &frame)).await;
+                    let _ = timeout(self.timeouts.answer, protocol::send(&stream, &frame)).await;
                 }
             }
         }
@@ -110,9 +110,9 @@ impl Reception {
     async fn admit(&self, stream: &UnixStream, peer: &Peer) -> Result<(), End> {
         let viewer = peer.viewer(self.group);
         let is_user = viewer != Viewer::Everything;
-        let _ticket = self.door.enter(peer.uid, is_user).map_err(|why| End::Refusal(why.to_owned()))?;
+        let _ticket = self.access.enter(peer.uid, is_user).map_err(|why| End::Refusal(why.to_owned()))?;
         let mut inbox = Inbox::new(protocol::REQUEST_BYTES);
-        let hello = timeout(self.patience.hello, inbox.receive(stream)).await.map_err(|_elapsed| End::Impatience)??;
+        let hello = timeout(self.timeouts.hello, inbox.receive(stream)).await.map_err(|_elapsed| End::TimedOut)??;
         let Some(hello) = hello else { return Ok(()) };
         greet(&hello)?;
         let program = env!("CARGO_PKG_VERSION").to_owned();
@@ -123,30 +123,30 @@ impl Reception {
 
     async fn converse(&self, stream: &UnixStream, mut inbox: Inbox, viewer: Viewer) -> Result<(), End> {
         let mut follow: Option<Interval> = None;
-        let mut idle_until = Instant::now() + self.patience.idle;
+        let mut idle_until = Instant::now() + self.timeouts.idle;
         loop {
             tokio::select! {
                 frame = inbox.receive(stream) => match frame? {
                     None => return Ok(()),
                     Some(frame) => match understand(&frame)? {
-                        Request::Snapshot => self.tell(stream, viewer).await?,
+                        Request::Snapshot => self.report(stream, viewer).await?,
                         Request::Follow { every_ms } => follow = Some(pace(every_ms)),
                         Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
                         Request::History => self.history(stream, viewer).await?,
                         Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
-                () = next(&mut follow) => self.tell(stream, viewer).await?,
-                () = sleep_until(idle_until), if follow.is_none() => return Err(End::Impatience),
+                () = next(&mut follow) => self.report(stream, viewer).await?,
+                () = sleep_until(idle_until), if follow.is_none() => return Err(End::TimedOut),
             }
-            idle_until = Instant::now() + self.patience.idle;
+            idle_until = Instant::now() + self.timeouts.idle;
         }
     }
 
     /// A snapshot for this client.
-    async fn tell(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+    async fn report(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
         let earliest = Instant::now() + CLOSEST;
-        let published = self.source.latest().await.ok_or(End::Gone)?;
+        let published = self.source.latest().await.ok_or(End::Disconnected)?;
         let frame = self.writer.write(published, viewer).await?;
         self.send(stream, &frame).await?;
         sleep_until(earliest).await;
@@ -155,7 +155,7 @@ impl Reception {
 
     async fn reset_peaks(&self, stream: &UnixStream, tgid: Tgid, viewer: Viewer) -> Result<(), End> {
         let earliest = Instant::now() + CLOSEST;
-        if !self.source.reset_peaks(tgid, viewer).await.ok_or(End::Gone)? {
+        if !self.source.reset_peaks(tgid, viewer).await.ok_or(End::Disconnected)? {
             return Err(End::Refusal(format!("process {} is none that you get to see", tgid.0)));
         }
         self.send(stream, &protocol::frame(&Answer::PeaksReset)?).await?;
@@ -168,14 +168,14 @@ impl Reception {
             return Err(End::Refusal("its history has everybody's processes".to_owned()));
         }
         let earliest = Instant::now() + CLOSEST;
-        let kept = self.source.history().await.ok_or(End::Gone)?;
+        let kept = self.source.history().await.ok_or(End::Disconnected)?;
         self.send(stream, &protocol::frame(&Answer::History(kept))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }
 
     async fn send(&self, stream: &UnixStream, frame: &[u8]) -> Result<(), End> {
-        Ok(timeout(self.patience.answer, protocol::send(stream, frame)).await.map_err(|_elapsed| End::Impatience)??)
+        Ok(timeout(self.timeouts.answer, protocol::send(stream, frame)).await.map_err(|_elapsed| End::TimedOut)??)
     }
 }
 
@@ -237,20 +237,20 @@ impl Writer {
         if let Some(frame) = written.frames.get(&viewer) {
             return Ok(Arc::clone(frame));
         }
-        let frame = tokio::task::spawn_blocking(move || told(&published, viewer)).await??;
+        let frame = tokio::task::spawn_blocking(move || reported(&published, viewer)).await??;
         let frame: Arc<[u8]> = frame.into();
         written.frames.insert(viewer, Arc::clone(&frame));
         Ok(frame)
     }
 }
 
-fn told(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
+fn reported(published: &Published, viewer: Viewer) -> io::Result<Vec<u8>> {
     let snapshot = match viewer {
         Viewer::Everything => Cow::Borrowed(&published.snapshot),
-        Viewer::User(_) => Cow::Owned(published.snapshot.seen_by(viewer)),
+        Viewer::User(_) => Cow::Owned(published.snapshot.observed_by(viewer)),
     };
     let boottime_to_unix_ns = published.boottime_to_unix_ns;
-    protocol::frame(&Answer::Snapshot(Told { snapshot, boottime_to_unix_ns }))
+    protocol::frame(&Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }))
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use memwatch_core::recording::{Reader, Stopped};
 
 use super::directory::OwnDirectory;
 use crate::agent::args::Agent;
-use crate::client::protocol::Kept;
+use crate::client::protocol::HistoryFiles;
 use crate::watch::recorded::front;
 use crate::watch::recording::{Tape, TapeOptions, copy_of};
 use crate::watch::session::Session;
 
-/// The recording, and that of the watch before.
+/// The recording, and that of the previous session.
 const FILE: &str = "history.mwr";
 const PREVIOUS: &str = "previous.mwr";
 /// For root and the group: it has what all users run.
@@ -106,7 +106,7 @@ impl History {
         if self.failed.as_ref().is_some_and(Tape::has_let_go)
             && let Some(Err(why)) = self.failed.take().map(|tape| tape.end(Stopped::Limit, 0).end)
         {
-            self.tell(why);
+            self.report(why);
         }
         let is_due = self.failing.as_ref().is_some_and(|(_, again)| Instant::now() >= *again);
         if is_due && self.failed.is_none() {
@@ -130,9 +130,9 @@ impl History {
     }
 
     /// Where it is, for those who may read it.
-    pub(crate) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> HistoryFiles {
         let previous = self.directory.join(PREVIOUS);
-        Kept {
+        HistoryFiles {
             file: self.options.path.clone(),
             previous: previous.exists().then_some(previous),
             failing: self.failing.as_ref().map(|(why, _)| match why.as_str() {
@@ -158,11 +158,11 @@ impl History {
         let before = self.failing.take();
         let known = before.map(|(why, _)| why).unwrap_or_default();
         self.failing = Some((known, Instant::now() + PAUSE));
-        self.tell(why);
+        self.report(why);
     }
 
     /// Says why, once for each reason.
-    fn tell(&mut self, why: String) {
+    fn report(&mut self, why: String) {
         let Some((known, _)) = self.failing.as_mut().filter(|(known, _)| *known != why && !why.is_empty()) else {
             return;
         };

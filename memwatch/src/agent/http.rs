@@ -39,7 +39,7 @@ use crate::watch::session::has_reading;
 const CONNECTIONS: usize = 128;
 /// Scrapes that are answered at a time; others wait.
 const SCRAPES: usize = 16;
-/// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless told otherwise.
+/// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless set otherwise.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(15);
 /// How long a request's head may take to come.
 const LONGEST_HEAD: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ const LONGEST_HEAD: Duration = Duration::from_secs(5);
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
 /// How long the watch may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long nothing is accepted after the system has refused to.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -128,7 +128,7 @@ struct Server {
 impl Server {
     /// What the watch knows; an error where it does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
-        let answer = timeout(PATIENCE, self.source.latest()).await.unwrap_or_default();
+        let answer = timeout(TIMEOUT, self.source.latest()).await.unwrap_or_default();
         answer.ok_or((StatusCode::SERVICE_UNAVAILABLE, "the watch does not answer\n".into()))
     }
 }
@@ -141,7 +141,7 @@ async fn metrics(
     Extension(connection): Extension<Arc<Connection>>,
     headers: HeaderMap,
 ) -> Result<Response, Unable> {
-    if timeout(PATIENCE, connection.answer_scrape()).await.is_err() {
+    if timeout(TIMEOUT, connection.answer_scrape()).await.is_err() {
         return Err((StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time\n".into()));
     }
     let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok()).collect();
@@ -149,7 +149,7 @@ async fn metrics(
     // Asked for under the lock, snapshots come in the order of their times: counters must not go back.
     let mut writer = Arc::clone(&server.writer).lock_owned().await;
     let published = server.latest().await?;
-    // Thousands of lines take milliseconds to write: not on the thread of the watch.
+    // Thousands of lines take milliseconds to write: not on the thread of the session.
     let written = tokio::task::spawn_blocking(move || writer.text(&published, form));
     let text = written.await.map_err(|error| {
         log::error!("the metrics cannot be written: {error}");

@@ -23,13 +23,13 @@ use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use self::conversation::{PATIENCE, Reception};
+use self::conversation::{Reception, TIMEOUT};
 use self::history::History;
 use self::http::Serving;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
-use self::socket::{Door, OpenSocket, ROOM};
+use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
 use crate::agent::args::Agent;
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
@@ -40,7 +40,7 @@ use crate::watch::session::{Session, SessionOptions};
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
-/// `memwatch agent`, until it is told to end.
+/// `memwatch agent`, until it is stopped.
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
@@ -69,16 +69,16 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
             eprintln!("memwatch: {sentence}");
         }
         let (source, requests) = SnapshotSource::new();
-        let door = Door::new(ROOM);
+        let access = AccessPolicy::new(CONNECTION_LIMIT);
         let writer = Arc::default();
-        let reception = Reception { source: source.clone(), door: door.clone(), group, patience: PATIENCE, writer };
+        let reception = Reception { source: source.clone(), access: access.clone(), group, timeouts: TIMEOUT, writer };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
             serve_http(listener, source, agent)?;
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
-        let mut agent = Loop { session, history, publisher: Publisher::default(), notifier, door };
+        let mut agent = Loop { session, history, publisher: Publisher::default(), notifier, access };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
         let turning = tokio::spawn(async move {
             agent.turn(requests, signals).await;
@@ -118,7 +118,7 @@ struct Loop {
     history: Option<History>,
     publisher: Publisher,
     notifier: Notifier,
-    door: Arc<Door>,
+    access: Arc<AccessPolicy>,
 }
 
 impl Loop {
@@ -140,7 +140,7 @@ impl Loop {
                     }
                     self.publisher.forget();
                     self.notifier.alive();
-                    self.notifier.status(status(self.session.extent(), self.door.state().clients));
+                    self.notifier.status(status(self.session.extent(), self.access.state().clients));
                 }
                 () = signals.end() => return,
             }
@@ -151,8 +151,8 @@ impl Loop {
 impl Loop {
     /// Whoever asked may have gone.
     fn answer(&mut self, question: Question) {
-        let Self { session, history, publisher, door, .. } = self;
-        let state = AgentState { history: history.as_ref().map(History::state), ..door.state() };
+        let Self { session, history, publisher, access, .. } = self;
+        let state = AgentState { history: history.as_ref().map(History::state), ..access.state() };
         match question {
             Question::Latest(reply) => {
                 let _ = reply.send(publisher.fresh(session, state));

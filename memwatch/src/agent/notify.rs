@@ -1,4 +1,4 @@
-//! What the agent tells systemd: that it is ready, how it is, and that it is alive. sd_notify(3), sd_watchdog_enabled(3).
+//! What the agent reports to systemd: that it is ready, how it is, and that it is alive. sd_notify(3), sd_watchdog_enabled(3).
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;
@@ -50,7 +50,7 @@ impl Notifier {
         self.send("STOPPING=1");
     }
 
-    /// How it is, in a line; said when it has changed.
+    /// How it is, in a line; reported when it has changed.
     pub(crate) fn status(&mut self, status: String) {
         if status != self.status {
             self.send(&format!("STATUS={status}"));
@@ -71,7 +71,7 @@ impl Notifier {
     fn send(&self, message: &str) {
         let sent = self.socket.as_ref().map(|socket| socket.send(message.as_bytes()));
         if let Some(Err(error)) = sent {
-            log::warn!("the service manager cannot be told {message}: {error}");
+            log::warn!("the service manager cannot be sent {message}: {error}");
         }
     }
 }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_manager_nothing_is_said_and_nothing_fails() {
+    fn without_a_manager_nothing_is_stated_and_nothing_fails() {
         let mut notifier = Notifier::of(|_| None, "7");
         notifier.ready();
         notifier.alive();

@@ -8,7 +8,7 @@ use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
-use crate::client::protocol::Kept;
+use crate::client::protocol::HistoryFiles;
 use crate::sources::clock;
 use crate::watch::session::Session;
 
@@ -62,7 +62,7 @@ pub(crate) enum Question {
     /// A snapshot.
     Latest(oneshot::Sender<Arc<Published>>),
     /// Where its history is, if it keeps one.
-    History(oneshot::Sender<Option<Kept>>),
+    History(oneshot::Sender<Option<HistoryFiles>>),
     /// The peaks of a process begin again, if this viewer gets to see it; whether they did.
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
 }
@@ -85,13 +85,13 @@ impl SnapshotSource {
     }
 
     /// Where the agent's history is, if it keeps one; `None` without when the agent is about to end.
-    pub(crate) async fn history(&self) -> Option<Option<Kept>> {
+    pub(crate) async fn history(&self) -> Option<Option<HistoryFiles>> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::History(reply)).await.ok()?;
         answer.await.ok()
     }
 
-    /// Begins the peaks of a process anew; false where the viewer does not get to see such a process, `None` when the agent is about to end.
+    /// Resets a process's peaks; false where the viewer does not get to see such a process, `None` when the agent is about to end.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(Question::ResetPeaks(tgid, viewer, reply)).await.ok()?;
@@ -115,7 +115,7 @@ impl Publisher {
         }
     }
 
-    /// Begins the peaks of a process anew; false where this viewer sees no such process.
+    /// Resets a process's peaks; false where this viewer sees no such process.
     ///
     /// A snapshot that is still fresh goes on to show the old ones: resets make no more work than questions.
     pub(crate) fn reset_peaks(session: &mut Session, now: &Published, (tgid, viewer): (Tgid, Viewer)) -> bool {

@@ -1,4 +1,4 @@
-//! The agent's socket: one file that one living agent listens on, and the door to it.
+//! The agent's socket: one file that one living agent listens on, and the access to it.
 //!
 //! Everybody may connect (mode 0666): who sees what is decided by who they are, in `credentials`.
 
@@ -105,7 +105,7 @@ fn remove_stale(path: &Path) -> anyhow::Result<()> {
 
 /// How many may be connected at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
+pub(super) struct ConnectionLimit {
     /// In all; of these, some are kept for those who see everything.
     pub(super) clients: usize,
     /// Of them, for those who see only their own.
@@ -115,12 +115,12 @@ pub(super) struct Room {
 }
 
 /// The room there is, unless a test wants less.
-pub(super) const ROOM: Room = Room { clients: 80, users: 64, per_user: 8 };
+pub(super) const CONNECTION_LIMIT: ConnectionLimit = ConnectionLimit { clients: 80, users: 64, per_user: 8 };
 
 /// Counts who is connected, and who was.
 #[derive(Debug)]
-pub(super) struct Door {
-    room: Room,
+pub(super) struct AccessPolicy {
+    limit: ConnectionLimit,
     inside: Mutex<BTreeMap<(bool, u32), usize>>,
     total: AtomicU64,
     refused: AtomicU64,
@@ -129,34 +129,34 @@ pub(super) struct Door {
 
 /// A client that was let in; it leaves when this is dropped.
 #[derive(Debug)]
-pub(super) struct Ticket {
-    door: Arc<Door>,
+pub(super) struct Permit {
+    access: Arc<AccessPolicy>,
     /// Whether it sees only its own, and whose it is.
     who: (bool, u32),
 }
 
-impl Door {
+impl AccessPolicy {
     /// Nobody is inside.
-    pub(super) fn new(room: Room) -> Arc<Self> {
+    pub(super) fn new(limit: ConnectionLimit) -> Arc<Self> {
         let none = || AtomicU64::new(0);
-        Arc::new(Self { room, inside: Mutex::default(), total: none(), refused: none(), dropped: none() })
+        Arc::new(Self { limit, inside: Mutex::default(), total: none(), refused: none(), dropped: none() })
     }
 
     /// Lets a client in where there is room; else says why not. `is_user`: it sees only its own.
-    pub(super) fn enter(self: &Arc<Self>, uid: u32, is_user: bool) -> Result<Ticket, &'static str> {
+    pub(super) fn enter(self: &Arc<Self>, uid: u32, is_user: bool) -> Result<Permit, &'static str> {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let of_all = inside.values().sum::<usize>();
         let of_users = inside.iter().filter(|((is_user, _), _)| *is_user).map(|(_, count)| *count).sum::<usize>();
         let of_this = inside.get(&(is_user, uid)).copied().unwrap_or(0);
-        if of_all >= self.room.clients || (is_user && of_users >= self.room.users) {
+        if of_all >= self.limit.clients || (is_user && of_users >= self.limit.users) {
             return Err("the agent has as many clients as it takes");
         }
-        if is_user && of_this >= self.room.per_user {
+        if is_user && of_this >= self.limit.per_user {
             return Err("the agent has as many clients of this user as it takes");
         }
         inside.insert((is_user, uid), of_this + 1);
         self.total.fetch_add(1, Ordering::Relaxed);
-        Ok(Ticket { door: Arc::clone(self), who: (is_user, uid) })
+        Ok(Permit { access: Arc::clone(self), who: (is_user, uid) })
     }
 
     /// A client was turned away.
@@ -165,7 +165,7 @@ impl Door {
     }
 
     /// A client was dropped because it did not read or ask in time.
-    pub(super) fn lose_patience(&self) {
+    pub(super) fn time_out(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -182,9 +182,9 @@ impl Door {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut inside = self.door.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.access.inside.lock().unwrap_or_else(PoisonError::into_inner);
         match inside.get_mut(&self.who) {
             Some(count) if *count > 1 => *count -= 1,
             _ => {
@@ -261,18 +261,18 @@ mod tests {
 
     #[test]
     fn no_user_takes_the_room_of_others_and_no_users_that_of_root() {
-        let door = Door::new(Room { clients: 5, users: 3, per_user: 2 });
-        let mut inside = vec![door.enter(1, true).expect("room"), door.enter(1, true).expect("room")];
-        assert!(door.enter(1, true).expect_err("two are enough").contains("of this user"));
-        inside.push(door.enter(2, true).expect("room"));
-        assert!(door.enter(3, true).is_err(), "the users' part is full");
-        inside.extend([door.enter(0, false).expect("room"), door.enter(0, false).expect("room")]);
-        assert!(door.enter(0, false).is_err(), "all is full");
-        assert_eq!((door.state().clients, door.state().clients_total), (5, 5));
+        let access = AccessPolicy::new(ConnectionLimit { clients: 5, users: 3, per_user: 2 });
+        let mut inside = vec![access.enter(1, true).expect("room"), access.enter(1, true).expect("room")];
+        assert!(access.enter(1, true).expect_err("two are enough").contains("of this user"));
+        inside.push(access.enter(2, true).expect("room"));
+        assert!(access.enter(3, true).is_err(), "the users' part is full");
+        inside.extend([access.enter(0, false).expect("room"), access.enter(0, false).expect("room")]);
+        assert!(access.enter(0, false).is_err(), "all is full");
+        assert_eq!((access.state().clients, access.state().clients_total), (5, 5));
         inside.remove(0);
-        assert!(door.enter(3, true).is_ok(), "who leaves makes room");
+        assert!(access.enter(3, true).is_ok(), "who leaves makes room");
         inside.clear();
-        assert_eq!((door.state().clients, door.state().clients_total), (0, 6));
-        assert!(door.inside.lock().expect("nobody panicked").is_empty());
+        assert_eq!((access.state().clients, access.state().clients_total), (0, 6));
+        assert!(access.inside.lock().expect("nobody panicked").is_empty());
     }
 }

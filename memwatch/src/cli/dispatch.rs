@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
 /// Refuses libraries that are named and cannot be any: without them a report would be short of what they were named for.
 fn check_libraries(common: &Common) -> Result<(), Failure> {
     let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
-    let cuda = "Leave it out, and memwatch finds the driver's own and those that programs have loaded.";
+    let cuda = "Leave it out, and memwatch finds the driver's own and the ones that programs have loaded.";
     let named = common.nvml_lib.iter().map(|path| ("--nvml-lib", path, nvml));
     let named = named.chain(common.libcuda.iter().map(|path| ("--libcuda", path, cuda)));
     for (option, path, advice) in named {

@@ -1,6 +1,6 @@
 //! The program's memory: the system's, in large pages where much is asked for at once.
 //!
-//! The books of millions of allocations are read in no order. In pages of 4 KiB a processor cannot keep in mind where they lie, and waits
+//! The allocation map of millions of allocations are read in no order. In pages of 4 KiB a processor cannot keep in mind where they lie, and waits
 //! for the page tables before each read; and each of the pages must be given by the kernel, one by one. Kernels give large pages at once
 //! to who asks, if `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise`, as most distributions have it, or `always` (madvise(2)).
 

@@ -10,7 +10,7 @@ static STDERR: Stderr = Stderr;
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // The loader of the kernel half tells of each relocation: hundreds of lines about memwatch itself.
+        // The loader of the kernel half logs each relocation: hundreds of lines about memwatch itself.
         let about_loading = metadata.target().starts_with("aya_obj") && metadata.level() > LevelFilter::Info;
         metadata.level() <= log::max_level() && !about_loading
     }

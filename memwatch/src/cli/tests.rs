@@ -188,8 +188,8 @@ fn tensors_that_are_asked_for_need_an_own_watch_and_the_default_does_not() {
     for not_asked in ["memwatch -p 1", "memwatch -p 1 --tensors=off"] {
         assert!(!args(not_asked).tensors.is_asked_for(), "{not_asked}");
     }
-    assert_eq!(args("memwatch -p 1").tensors.wish(true).level, crate::frameworks::pytorch::TensorLevel::Layers);
-    assert_eq!(args("memwatch").tensors.wish(false).level, crate::frameworks::pytorch::TensorLevel::Off);
+    assert_eq!(args("memwatch -p 1").tensors.request(true).level, crate::frameworks::pytorch::TensorLevel::Layers);
+    assert_eq!(args("memwatch").tensors.request(false).level, crate::frameworks::pytorch::TensorLevel::Off);
     assert!(refusal("memwatch stages -p 1 --fragmentation").contains("unexpected argument"));
     assert!(refusal("memwatch --tensors=all").contains("off, blocks, sites or layers"));
 }

@@ -13,7 +13,8 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use protocol::{
-    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, Inbox, Kept, PEAKS_SINCE_MINOR, PROTOCOL, Request, Told, Welcome,
+    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, PEAKS_SINCE_MINOR, PROTOCOL, Request,
+    SnapshotMessage, Welcome,
 };
 
 /// How long an agent has for its welcome: it may just be attaching its probes.
@@ -46,7 +47,7 @@ impl From<io::Error> for NoAgent {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Absent,
-            io::ErrorKind::ConnectionRefused => Self::Unusable("its socket is there, and nobody listens".to_owned()),
+            io::ErrorKind::ConnectionRefused => Self::Unusable("nothing is listening on it (stale socket)".to_owned()),
             io::ErrorKind::WouldBlock => Self::Unusable("it does not take clients in".to_owned()),
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 Self::Unusable("it has hung up".to_owned())
@@ -58,7 +59,7 @@ impl From<io::Error> for NoAgent {
 
 /// A snapshot with what turns its times into dates.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct TimedSnapshot {
     /// The snapshot.
     pub(crate) snapshot: Snapshot,
     /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
@@ -111,7 +112,7 @@ impl Client {
         &self.path
     }
 
-    /// Has the agent on `path` begin the peaks of a process anew, over a connection of its own.
+    /// Has the agent on `path` reset the peaks of a process, over a connection of its own.
     ///
     /// # Errors
     /// When it does not.
@@ -124,11 +125,11 @@ impl Client {
         }
     }
 
-    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which is told, too.
+    /// Where the agent on `path` has its history, if it keeps one and this program gets to see everything, which it reports, too.
     ///
     /// # Errors
     /// When it does not say.
-    pub(crate) async fn history(path: &Path) -> Result<(Option<Kept>, Viewer), NoAgent> {
+    pub(crate) async fn history(path: &Path) -> Result<(Option<HistoryFiles>, Viewer), NoAgent> {
         let (mut connection, welcome) = Connection::open(path).await?;
         welcome.check(HISTORY_SINCE_MINOR, "keeps no history")?;
         if welcome.viewer != Viewer::Everything {
@@ -146,7 +147,7 @@ impl Client {
     ///
     /// # Errors
     /// When the agent stays away or does not answer.
-    pub(crate) async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
+    pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
         loop {
             let why = match &mut self.connection {
                 Some(connection) => match connection.snapshot().await {
@@ -189,7 +190,7 @@ impl Connection {
             let stream = UnixStream::connect(path).await?;
             let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None };
             let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
-            // An agent without room may have hung up already; what it said stands in the socket.
+            // An agent without room may have hung up already; its answer is still in the socket.
             let _ = connection.say(&hello);
             let welcome = connection.answer().await?;
             Ok::<_, NoAgent>((connection, welcome))
@@ -209,7 +210,7 @@ impl Connection {
         }
     }
 
-    async fn snapshot(&mut self) -> Result<Seen, NoAgent> {
+    async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
         let until = if let Some(until) = self.asked {
             until
         } else {
@@ -220,8 +221,8 @@ impl Connection {
         let answer = timeout_at(until, self.answer()).await.map_err(silent)??;
         self.asked = None;
         match answer {
-            Answer::Snapshot(Told { snapshot, boottime_to_unix_ns }) => {
-                Ok(Seen { snapshot: snapshot.into_owned(), boottime_to_unix_ns })
+            Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }) => {
+                Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns })
             }
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }

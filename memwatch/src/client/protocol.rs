@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// What this program speaks. The major number changes when one side must know more than the other says.
-pub(crate) const PROTOCOL: Version = Version { major: 1, minor: 2 };
+pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 2 };
 
 /// From this minor version on an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
@@ -76,11 +76,11 @@ pub(crate) enum Answer<'a> {
     /// To a hello.
     Welcome(Welcome),
     /// What the client may see.
-    Snapshot(Told<'a>),
+    Snapshot(SnapshotMessage<'a>),
     /// The peaks of the process that was named have begun again.
     PeaksReset,
     /// Where its history is; nothing where it keeps none.
-    History(Option<Kept>),
+    History(Option<HistoryFiles>),
     /// It will not be answered: why, in a sentence. Then the agent hangs up.
     Refused {
         /// The sentence.
@@ -88,7 +88,7 @@ pub(crate) enum Answer<'a> {
     },
 }
 
-/// Whom the client has met.
+/// The agent that the client has connected to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     /// What the agent speaks.
@@ -101,7 +101,7 @@ pub(crate) struct Welcome {
 
 /// Where an agent's history is, by the agent's paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct HistoryFiles {
     /// The recording that it writes.
     pub(crate) file: PathBuf,
     /// That of the agent's watch before, where there is one.
@@ -112,7 +112,7 @@ pub(crate) struct Kept {
 
 /// A snapshot, and what turns its times into dates.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Told<'a> {
+pub(crate) struct SnapshotMessage<'a> {
     /// The snapshot.
     pub(crate) snapshot: Cow<'a, Snapshot>,
     /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
@@ -232,11 +232,11 @@ mod tests {
     fn a_snapshot_arrives_as_it_was_sent() {
         for snapshot in [busy_node(), divided_node()] {
             for boottime_to_unix_ns in [0, -5, 1_795_266_000_000_000_000, i128::from(u64::MAX)] {
-                let told = Told { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns };
-                let frame = taken(&frame(&Answer::Snapshot(told)).expect("it can be written"));
-                let Ok(Answer::Snapshot(told)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
+                let reported = SnapshotMessage { snapshot: Cow::Borrowed(&snapshot), boottime_to_unix_ns };
+                let frame = taken(&frame(&Answer::Snapshot(reported)).expect("it can be written"));
+                let Ok(Answer::Snapshot(reported)) = serde_json::from_slice(&frame) else { panic!("a snapshot") };
                 assert_eq!(
-                    (told.snapshot.into_owned(), told.boottime_to_unix_ns),
+                    (reported.snapshot.into_owned(), reported.boottime_to_unix_ns),
                     (snapshot.clone(), boottime_to_unix_ns)
                 );
             }
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
         let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":1,"minor":2},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":2,"minor":2},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = Answer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

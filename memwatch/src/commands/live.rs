@@ -1,6 +1,6 @@
 //! The live view: `memwatch`, `memwatch --pid`.
 
-use crate::client::Seen;
+use crate::client::TimedSnapshot;
 use crate::commands::run::write_logs;
 use crate::exit::{Exit, Failure};
 use crate::export::mem_trace::MemTrace;
@@ -32,15 +32,15 @@ enum Stop {
 
 /// The live view: `memwatch`, `memwatch --pid …`.
 pub(crate) async fn watch(
-    (targets, wished, pace): (&Targets, &Tensors, Pace),
+    (targets, requested, pace): (&Targets, &Tensors, Pace),
     common: &Common,
 ) -> Result<Exit, Failure> {
-    let tensors = wished.wish(!targets.tgids.is_empty());
+    let tensors = requested.request(!targets.tgids.is_empty());
     let mut options = session_options(targets, tensors, common);
-    options.logs_tensors = wished.log.is_some();
-    options.tensors_by_default = wished.is_default();
+    options.logs_tensors = requested.log.is_some();
+    options.tensors_by_default = requested.is_default();
     options.is_screen = Output::is_screen(common);
-    let mut source = if wished.is_asked_for() && common.agent.is_none() {
+    let mut source = if requested.is_asked_for() && common.agent.is_none() {
         Source::own(&options)?
     } else {
         Source::open(&options, targets, common).await?
@@ -51,7 +51,7 @@ pub(crate) async fn watch(
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(common, options.targets.len() == 1)?;
-    let mut trace = wished.log.as_deref().map(MemTrace::new);
+    let mut trace = requested.log.as_deref().map(MemTrace::new);
     let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
     drop(output);
     if stop == Stop::OutputClosed {
@@ -107,7 +107,7 @@ async fn drive(
     Ok(stop)
 }
 
-pub(crate) fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
+pub(crate) fn show(seen: TimedSnapshot, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {
     let boottime_to_unix_ns = seen.boottime_to_unix_ns;
     output.show(&filtered(seen.snapshot, filter)?, boottime_to_unix_ns)
 }

@@ -76,7 +76,7 @@ fn table(columns: &[(&str, Values)]) -> Result<Vec<u8>, ParquetError> {
     Ok(bytes)
 }
 
-/// Those that are known, and for each row whether it is.
+/// The ones that are known, and for each row whether it is.
 fn known<T, V>(values: &[Option<T>], value: impl Fn(&T) -> V) -> (Vec<V>, Vec<i16>) {
     let levels = values.iter().map(|value| i16::from(value.is_some())).collect();
     (values.iter().flatten().map(value).collect(), levels)

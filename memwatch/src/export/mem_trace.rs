@@ -57,7 +57,7 @@ impl MemTrace {
         file.flush()
     }
 
-    /// Processes without a rank are told apart by their process id.
+    /// Processes without a rank are distinguished by their process id.
     fn path(&self, log: &TensorLog) -> PathBuf {
         let tgid = log.tgid.0.to_string();
         let rank = log.rank.map_or_else(|| format!("pid{tgid}"), |rank| rank.to_string());

@@ -15,7 +15,7 @@ pub(crate) mod svg;
 
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::{
-    DevicePlacesView, DeviceTrails, FrameView, ProcessView, SiteView, Snapshot, SumView, TrailView,
+    CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, ProcessView, SiteView, Snapshot, SumView,
 };
 
 use super::render::format::{bytes, count, printable};
@@ -158,19 +158,19 @@ struct Frame {
 }
 
 impl Profile {
-    /// What a snapshot and the trails of its processes have.
+    /// What a snapshot and the call paths of its processes have.
     pub(crate) fn new(
         snapshot: &Snapshot,
-        trails: impl Fn(&ProcessView) -> Vec<DeviceTrails>,
+        call_paths: impl Fn(&ProcessView) -> Vec<DeviceCallPaths>,
         clock: &WallClock,
     ) -> Self {
         let mut parts = Vec::new();
         for process in &snapshot.processes {
             let Some(tensors) = &process.tensors else { continue };
-            let trails = trails(process);
+            let call_paths = call_paths(process);
             for device in &tensors.places.devices {
-                if let Some(trails) = trails.iter().find(|trails| trails.device == device.device) {
-                    parts.push(part(snapshot, process, device, trails));
+                if let Some(call_paths) = call_paths.iter().find(|call_paths| call_paths.device == device.device) {
+                    parts.push(part(snapshot, process, device, call_paths));
                 }
             }
         }
@@ -228,51 +228,55 @@ impl Frame {
 }
 
 /// Of the ways to a process's memory those whose line keeps growing.
-pub(crate) fn leaking(trails: Vec<DeviceTrails>, process: &ProcessView, leaks: &[LeaksView]) -> Vec<DeviceTrails> {
+pub(crate) fn leaking(
+    call_paths: Vec<DeviceCallPaths>,
+    process: &ProcessView,
+    leaks: &[LeaksView],
+) -> Vec<DeviceCallPaths> {
     let own =
         leaks.iter().filter(|leaks| (leaks.tgid, leaks.observed_since_ns) == (process.tgid, process.observed_since_ns));
     let grows = |finding: &&LeakView| finding.verdict == "leak" || finding.verdict == "slow";
     let suspects: Vec<&LeakView> = own.flat_map(|leaks| &leaks.findings).filter(grows).collect();
-    let only = |device: DeviceTrails| {
+    let only = |device: DeviceCallPaths| {
         let is_of = |suspect: &&LeakView, site: &SiteView| {
             (suspect.device, suspect.kind.as_ref()) == (Some(device.device), Some(&site.kind))
                 && (&suspect.file, suspect.line, &suspect.function) == (&site.file, site.line, &site.function)
         };
-        let mut trails = device.trails;
-        trails.retain(|trail| suspects.iter().any(|suspect| is_of(suspect, &trail.site)));
+        let mut call_paths = device.call_paths;
+        call_paths.retain(|call_path| suspects.iter().any(|suspect| is_of(suspect, &call_path.site)));
         let mut total = SumView::default();
-        for sum in trails.iter().map(|trail| &trail.site.sum) {
+        for sum in call_paths.iter().map(|call_path| &call_path.site.sum) {
             total.live_bytes = total.live_bytes.saturating_add(sum.live_bytes);
             total.at_peak_bytes = total.at_peak_bytes.saturating_add(sum.at_peak_bytes);
             total.total_bytes = total.total_bytes.saturating_add(sum.total_bytes);
             total.allocations += sum.allocations;
         }
-        DeviceTrails { trails, total, unplaced_bytes: 0, ..device }
+        DeviceCallPaths { call_paths, total, unplaced_bytes: 0, ..device }
     };
-    trails.into_iter().map(only).collect()
+    call_paths.into_iter().map(only).collect()
 }
 
-fn part(snapshot: &Snapshot, process: &ProcessView, device: &DevicePlacesView, trails: &DeviceTrails) -> Part {
+fn part(snapshot: &Snapshot, process: &ProcessView, device: &DevicePlacesView, call_paths: &DeviceCallPaths) -> Part {
     Part {
         tgid: process.tgid.0,
         program: sentences::short_command(process),
-        gpu: sentences::gpu_number(snapshot, trails.uuid.as_ref()),
-        uuid: trails.uuid.as_ref().map(|uuid| printable(uuid.as_str()).into_owned()),
-        unplaced_bytes: trails.unplaced_bytes,
-        total: trails.total,
+        gpu: sentences::gpu_number(snapshot, call_paths.uuid.as_ref()),
+        uuid: call_paths.uuid.as_ref().map(|uuid| printable(uuid.as_str()).into_owned()),
+        unplaced_bytes: call_paths.unplaced_bytes,
+        total: call_paths.total,
         sites: device.sites.clone(),
-        samples: trails.trails.iter().map(sample).collect(),
+        samples: call_paths.call_paths.iter().map(sample).collect(),
     }
 }
 
-fn sample(trail: &TrailView) -> Sample {
-    let mut frames: Vec<Frame> = trail.frames.iter().rev().map(frame).collect();
-    if trail.frames.iter().all(|frame| frame.file.is_none()) {
-        frames = vec![Frame::pseudo(places::site(&trail.site))];
-    } else if trail.truncated {
+fn sample(call_path: &CallPathView) -> Sample {
+    let mut frames: Vec<Frame> = call_path.frames.iter().rev().map(frame).collect();
+    if call_path.frames.iter().all(|frame| frame.file.is_none()) {
+        frames = vec![Frame::pseudo(places::site(&call_path.site))];
+    } else if call_path.truncated {
         frames.insert(0, Frame::pseudo("(outer frames are missing)"));
     }
-    Sample { frames, stage: places::stage(&trail.stage), sum: trail.site.sum }
+    Sample { frames, stage: places::stage(&call_path.stage), sum: call_path.site.sum }
 }
 
 fn frame(view: &FrameView) -> Frame {

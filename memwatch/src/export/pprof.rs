@@ -118,7 +118,7 @@ pub(crate) struct Function {
     pub(crate) filename: i64,
 }
 
-/// All parts; labels tell them apart. A viewer begins with `weight`.
+/// All parts; labels distinguish them. A viewer begins with `weight`.
 ///
 /// # Errors
 /// For the peak, which heap profiles do not have.

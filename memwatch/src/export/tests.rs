@@ -31,8 +31,8 @@ fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
     }
 }
 
-/// A trail of these frames, outermost first; without any, of a site of this kind.
-fn trail(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], sum: SumView) -> TrailView {
+/// A call path of these frames, outermost first; without any, of a site of this kind.
+fn call_path(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], sum: SumView) -> CallPathView {
     let view = |(function, file, line): &(&str, &str, u32)| FrameView {
         file: Some((*file).to_owned()),
         line: Some(*line),
@@ -48,7 +48,7 @@ fn trail(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], 
         function: is_line.then(|| function.to_owned()),
         sum,
     };
-    TrailView {
+    CallPathView {
         stage: StageView { stage: stage.into(), recomputed: false, captured: false, sum },
         site,
         frames: frames.iter().rev().map(view).collect(),
@@ -56,27 +56,27 @@ fn trail(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32)], 
     }
 }
 
-fn trails() -> Vec<TrailView> {
+fn call_paths() -> Vec<CallPathView> {
     let main = ("<module>", "/srv/train.py", 3);
     let (function, file) = HOSTILE;
-    let deep = trail("forward", "line", &[main, ("Net.forward", "/srv/net.py", 17)], sum([30, 40, 900], 90, 60));
-    let cut = trail("optimizer", "line", &[main, (function, file, 8)], sum([2, 1, 2], 1, 0));
-    let mut unknown = trail("outside", "line", &[main], sum([0, 7, 7], 1, 1));
+    let deep = call_path("forward", "line", &[main, ("Net.forward", "/srv/net.py", 17)], sum([30, 40, 900], 90, 60));
+    let cut = call_path("optimizer", "line", &[main, (function, file, 8)], sum([2, 1, 2], 1, 0));
+    let mut unknown = call_path("outside", "line", &[main], sum([0, 7, 7], 1, 1));
     unknown.frames.insert(0, UNREAD);
     vec![
-        trail("before_attach", "before_attach", &[], sum([100, 120, 0], 0, 3)),
+        call_path("preexisting", "preexisting", &[], sum([100, 120, 0], 0, 3)),
         deep,
-        trail("backward", "backward_of", &[], sum([5, 8, 400], 50, 45)),
-        trail("backward", "no_python", &[], sum([3, 0, 3], 1, 0)),
-        TrailView { truncated: true, ..cut },
+        call_path("backward", "backward_of", &[], sum([5, 8, 400], 50, 45)),
+        call_path("backward", "no_python", &[], sum([3, 0, 3], 1, 0)),
+        CallPathView { truncated: true, ..cut },
         unknown,
     ]
 }
 
-/// The fixture's training, with these trails on its first device.
-fn profile_of(trails: &[TrailView]) -> Profile {
+/// The fixture's training, with these call paths on its first device.
+fn profile_of(call_paths: &[CallPathView]) -> Profile {
     let mut snapshot = fixture::training_node();
-    let sums = |of: fn(&SumView) -> u64| trails.iter().map(|trail| of(&trail.site.sum)).sum::<u64>();
+    let sums = |of: fn(&SumView) -> u64| call_paths.iter().map(|call_path| of(&call_path.site.sum)).sum::<u64>();
     let total = SumView {
         live_bytes: sums(|sum| sum.live_bytes),
         at_peak_bytes: sums(|sum| sum.at_peak_bytes),
@@ -85,19 +85,19 @@ fn profile_of(trails: &[TrailView]) -> Profile {
         ..SumView::default()
     };
     let tensors = snapshot.processes[0].tensors.as_mut().expect("it trains");
-    tensors.places.devices[0].sites = trails.iter().map(|trail| trail.site.clone()).collect();
-    let device = DeviceTrails {
+    tensors.places.devices[0].sites = call_paths.iter().map(|call_path| call_path.site.clone()).collect();
+    let device = DeviceCallPaths {
         device: 0,
         uuid: Some(GpuUuid::new(fixture::UUID_0)),
         unplaced_bytes: -512,
         total,
-        trails: trails.to_vec(),
+        call_paths: call_paths.to_vec(),
     };
     Profile::new(&snapshot, |_| vec![device.clone()], &fixture::clock())
 }
 
 fn profile() -> Profile {
-    profile_of(&trails())
+    profile_of(&call_paths())
 }
 
 fn written(format: Format, weight: Weight) -> Vec<u8> {
@@ -219,20 +219,20 @@ fn names_of_strangers_do_no_harm_in_any_format() {
 
 #[test]
 fn a_frame_that_ends_in_a_number_is_no_second_weight() {
-    let mut trails = trails();
-    let code = trails[1].frames[0].clone();
-    trails.truncate(2);
-    trails[1].frames = vec![FrameView { file: Some("a 7".to_owned()), line: None, ..code.clone() }];
-    trails[0].site =
-        SiteView { function: Some("f 7".to_owned()), ..trail("", "backward_of", &[], trails[0].site.sum).site };
-    let written = profile_of(&trails).write(Format::Folded, Weight::InUse).expect("text");
+    let mut call_paths = call_paths();
+    let code = call_paths[1].frames[0].clone();
+    call_paths.truncate(2);
+    call_paths[1].frames = vec![FrameView { file: Some("a 7".to_owned()), line: None, ..code.clone() }];
+    call_paths[0].site =
+        SiteView { function: Some("f 7".to_owned()), ..call_path("", "backward_of", &[], call_paths[0].site.sum).site };
+    let written = profile_of(&call_paths).write(Format::Folded, Weight::InUse).expect("text");
     let expected = format!("Net.forward (a 7) {}\nbackward of /srv/net.py:17 f_7 {}\n", 30 * MIB, 100 * MIB);
     assert_eq!(String::from_utf8_lossy(&written), expected);
 }
 
 #[test]
 fn a_stack_of_which_nothing_could_be_read_is_one_frame_that_says_so() {
-    let mut unread = trail("outside", "unreadable", &[], sum([1, 1, 1], 1, 0));
+    let mut unread = call_path("outside", "unreadable", &[], sum([1, 1, 1], 1, 0));
     unread.frames = vec![UNREAD, UNREAD];
     let written = profile_of(&[unread]).write(Format::Folded, Weight::InUse).expect("text");
     assert_eq!(String::from_utf8_lossy(&written), format!("(not known: the stack could not be read) {MIB}\n"));

@@ -1,4 +1,4 @@
-//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is told and tells of it.
+//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is reported and reports it.
 
 mod count;
 
@@ -19,7 +19,7 @@ use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, uprobe};
 
 pub(crate) use count::{begin_count, counted, forget_count};
 
-/// What user space tells the kernel half, as its maps hold it.
+/// What user space reports the kernel half, as its maps hold it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Layout(PythonLayout);

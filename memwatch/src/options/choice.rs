@@ -1,11 +1,11 @@
-//! Whose processes are meant, where that is not said by number.
+//! Whose processes are meant, where they are not given by PID.
 
 use clap::ValueEnum;
 use memwatch_core::snapshot::groups::By;
 
-/// Whom to show: words of one kind are alternatives, kinds add up.
+/// Which processes to show: words of one kind are alternatives, kinds add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Whom to show")]
+#[command(next_help_heading = "Which processes to show")]
 pub(crate) struct Choice {
     /// Processes of this container, by name or id (or its beginning); of a pod, by the container's name in it
     #[arg(long = "container", value_name = "NAME", value_delimiter = ',')]

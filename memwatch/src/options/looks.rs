@@ -1,4 +1,4 @@
-//! Whom a report over time is on, and for how long.
+//! The processes of a report over time, and for how long.
 
 use crate::options::moment::PAST;
 use crate::options::{Past, Targets, values};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 
 /// How much of PyTorch is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -30,9 +30,9 @@ impl Tensors {
     }
 
     /// The level for a watch: everything in processes that were named, nothing in all others.
-    pub(crate) fn wish(&self, named: bool) -> TensorWish {
+    pub(crate) fn request(&self, named: bool) -> TensorRequest {
         let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
-        TensorWish { level, reports_only: false }
+        TensorRequest { level, reports_only: false }
     }
 }
 

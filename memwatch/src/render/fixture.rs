@@ -105,8 +105,8 @@ pub(crate) fn quiet_node() -> Snapshot {
     snapshot.gpus.truncate(1);
     snapshot.gpus[0].used_bytes = Some(41 * GIB);
     snapshot.gpus[0].live_bytes = 40 * GIB + 512 * MIB;
-    snapshot.gpus[0].accounted_bytes = snapshot.gpus[0].live_bytes;
-    snapshot.gpus[0].unexplained_bytes = Some((512 * MIB).cast_signed());
+    snapshot.gpus[0].attributed_bytes = snapshot.gpus[0].live_bytes;
+    snapshot.gpus[0].unattributed_bytes = Some((512 * MIB).cast_signed());
     snapshot.gpus[0].unwatched_processes = Some(0);
     snapshot.processes.truncate(1);
     snapshot.processes[0].target = true;
@@ -166,8 +166,8 @@ fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView
         total_bytes: Some(80 * GIB - 401 * MIB),
         used_bytes: Some(used_bytes),
         live_bytes,
-        accounted_bytes: live_bytes,
-        unexplained_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
+        attributed_bytes: live_bytes,
+        unattributed_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
         context_bytes: Some(512 * MIB),
         sampled_ns: at(14, 3, 20),
         unwatched_processes: Some(u64::from(nvml_index)),
@@ -238,10 +238,10 @@ fn training() -> ProcessView {
             live_bytes: 40 * GIB + 512 * MIB,
             checkpointed_bytes: None,
             peak_bytes: 44 * GIB,
-            before_attach_bytes: Some(0),
-            before_attach_includes_context: false,
-            accounted_bytes: 40 * GIB + 512 * MIB,
-            unexplained_bytes: Some((512 * MIB).cast_signed()),
+            preexisting_bytes: Some(0),
+            preexisting_includes_context: false,
+            attributed_bytes: 40 * GIB + 512 * MIB,
+            unattributed_bytes: Some((512 * MIB).cast_signed()),
             allocations: 1_234_567,
             frees: 1_234_001,
             failed_allocations: 2,
@@ -276,10 +276,10 @@ fn server() -> ProcessView {
         live_bytes,
         checkpointed_bytes: None,
         peak_bytes: live_bytes,
-        before_attach_bytes: Some(before),
-        before_attach_includes_context: before > 0,
-        accounted_bytes: live_bytes,
-        unexplained_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
+        preexisting_bytes: Some(before),
+        preexisting_includes_context: before > 0,
+        attributed_bytes: live_bytes,
+        unattributed_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
         allocations: 310,
         frees: 12,
         failed_allocations: 0,
@@ -309,10 +309,10 @@ fn ended() -> ProcessView {
             live_bytes: 0,
             checkpointed_bytes: None,
             peak_bytes: 12 * GIB + 307 * MIB,
-            before_attach_bytes: None,
-            before_attach_includes_context: false,
-            accounted_bytes: 0,
-            unexplained_bytes: None,
+            preexisting_bytes: None,
+            preexisting_includes_context: false,
+            attributed_bytes: 0,
+            unattributed_bytes: None,
             allocations: 20,
             frees: 3,
             failed_allocations: 0,

@@ -126,7 +126,7 @@ pub(crate) fn fit<'a>(text: &'a str, columns: usize, mark: &str) -> Cow<'a, str>
 }
 
 /// A text in lines of so many columns at most, broken between words; what goes on stands under what the line's first words are followed by, where
-/// two spaces tell that. A word that is longer than a line is left whole.
+/// two spaces show that. A word that is longer than a line is left whole.
 pub(crate) fn wrap(text: &str, columns: usize) -> Vec<String> {
     if width(text) <= columns {
         return vec![text.to_owned()];

@@ -50,10 +50,10 @@ pub(crate) enum Report {
 impl Report {
     const fn schema(self) -> &'static str {
         match self {
-            Self::Ps(_) => "memwatch.ps/1",
-            Self::Watch => "memwatch.watch/1",
-            Self::ResetPeaks => "memwatch.reset-peaks/1",
-            Self::Run => "memwatch.run/1",
+            Self::Ps(_) => "memwatch.ps/2",
+            Self::Watch => "memwatch.watch/2",
+            Self::ResetPeaks => "memwatch.reset-peaks/2",
+            Self::Run => "memwatch.run/2",
         }
     }
 }
@@ -144,9 +144,10 @@ struct GpuJson<'a> {
     mig: Option<&'a MigFacts>,
     total_bytes: Option<u64>,
     used_bytes: Option<u64>,
+    #[serde(rename = "driver_allocated_bytes")]
     live_bytes: u64,
-    accounted_bytes: u64,
-    unexplained_bytes: Option<i64>,
+    attributed_bytes: u64,
+    unattributed_bytes: Option<i64>,
     context_bytes: Option<u64>,
     unwatched_processes: Option<u64>,
     sampled_time: String,
@@ -196,13 +197,14 @@ struct ProcessJson<'a> {
 struct ProcessGpuJson<'a> {
     uuid: Option<&'a str>,
     used_bytes: Option<u64>,
+    #[serde(rename = "driver_allocated_bytes")]
     live_bytes: u64,
     checkpointed_bytes: Option<u64>,
     peak_bytes: u64,
-    before_attach_bytes: Option<u64>,
-    before_attach_includes_context: bool,
-    accounted_bytes: u64,
-    unexplained_bytes: Option<i64>,
+    preexisting_bytes: Option<u64>,
+    preexisting_includes_context: bool,
+    attributed_bytes: u64,
+    unattributed_bytes: Option<i64>,
     allocations: u64,
     frees: u64,
     failed_allocations: u64,
@@ -232,7 +234,7 @@ impl Serialize for KindJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         if let Some(view) = self.view {
-            map.serialize_entry("live_bytes", &view.live_bytes)?;
+            map.serialize_entry("driver_allocated_bytes", &view.live_bytes)?;
             map.serialize_entry("peak_bytes", &view.peak_bytes)?;
             map.serialize_entry("total_bytes", &view.total_bytes)?;
             map.serialize_entry("allocations", &view.allocations)?;
@@ -302,8 +304,8 @@ fn gpu_json<'a>(gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
         total_bytes: gpu.total_bytes,
         used_bytes: gpu.used_bytes,
         live_bytes: gpu.live_bytes,
-        accounted_bytes: gpu.accounted_bytes,
-        unexplained_bytes: gpu.unexplained_bytes,
+        attributed_bytes: gpu.attributed_bytes,
+        unattributed_bytes: gpu.unattributed_bytes,
         context_bytes: gpu.context_bytes,
         unwatched_processes: gpu.unwatched_processes,
         sampled_time: clock.rfc3339(gpu.sampled_ns),
@@ -356,10 +358,10 @@ fn process_gpu_json(gpu: &ProcessGpuView) -> ProcessGpuJson<'_> {
         live_bytes: gpu.live_bytes,
         checkpointed_bytes: gpu.checkpointed_bytes,
         peak_bytes: gpu.peak_bytes,
-        before_attach_bytes: gpu.before_attach_bytes,
-        before_attach_includes_context: gpu.before_attach_includes_context,
-        accounted_bytes: gpu.accounted_bytes,
-        unexplained_bytes: gpu.unexplained_bytes,
+        preexisting_bytes: gpu.preexisting_bytes,
+        preexisting_includes_context: gpu.preexisting_includes_context,
+        attributed_bytes: gpu.attributed_bytes,
+        unattributed_bytes: gpu.unattributed_bytes,
         allocations: gpu.allocations,
         frees: gpu.frees,
         failed_allocations: gpu.failed_allocations,

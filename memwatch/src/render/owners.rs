@@ -142,9 +142,9 @@ mod tests {
         process.owner = docker(Some("train"));
         process.owner.rank = Some(Rank { rank: Some(3), local_rank: None, world_size: Some(8) });
         process.inner_tgid = Some(7);
-        let told = details(&process);
+        let reported = details(&process);
         assert_eq!(
-            told,
+            reported,
             ["docker train (17db96a24ae1, image trainer:3)", "docker.service", "rank 3 of 8", "PID 7 inside"]
         );
     }

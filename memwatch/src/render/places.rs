@@ -45,7 +45,7 @@ pub(crate) fn stage(view: &StageView) -> String {
 pub(crate) fn stage_name(name: &str) -> &str {
     match name {
         "not_known" => "(not known)",
-        "before_attach" => "(before attach)",
+        "preexisting" => "(before attach)",
         name => name,
     }
 }
@@ -119,7 +119,7 @@ pub(crate) fn phase(view: &PhaseView) -> String {
 fn row_without_name(kind: &str) -> String {
     match kind {
         "rest" => "(all others)",
-        "before_attach" => "(before attach)",
+        "preexisting" => "(before attach)",
         "not_known" => "(not known)",
         "not_asked" => "(stacks are not asked for)",
         "differing" => "allocations here have different ones",

@@ -37,91 +37,113 @@ impl Sentence {
     }
 }
 
-/// The trust line in parts: since when, whether everything arrived, and what the driver says against it.
+/// The last line in parts: whether every event arrived, what watching costs, and then only what limits the numbers.
 pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
-    let since = clock.moment(snapshot.attached_ns, snapshot.time_ns);
-    let since =
-        if snapshot.from_agent { format!("from the agent, since {since}") } else { format!("observed since {since}") };
-    let mut parts = vec![Sentence::new(Tone::Faint, since)];
-    parts.extend(hidden(snapshot));
-    parts.push(exactness(snapshot));
-    parts.push(lost(snapshot));
+    let mut parts = vec![completeness(snapshot)];
     parts.extend(overhead::sentences(snapshot));
     parts.extend(level::sentences(snapshot));
-    parts.extend(older(snapshot));
-    parts.extend(driver(snapshot));
+    if snapshot.from_agent {
+        parts.push(Sentence::new(Tone::Faint, "from the agent"));
+    }
+    parts.extend(hidden(snapshot));
+    parts.extend(older(snapshot, clock));
+    parts.extend(nvml(&snapshot.nvml));
     parts.extend(coverage(&snapshot.coverage));
     parts
 }
 
-/// `2 processes of others hold 3.0 GiB`; nothing where there are none, or all are shown.
+/// `2 processes of other users use 3.0 GiB`; nothing where there are none, or all are shown.
 fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
     let held = hidden.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes));
     let processes = plural(hidden.processes, "process", "processes");
-    let verb = if hidden.processes == 1 { "holds" } else { "hold" };
-    Some(Sentence::new(Tone::Faint, format!("{processes} of others {verb} {}", bytes(held.sum()))))
+    let verb = if hidden.processes == 1 { "uses" } else { "use" };
+    Some(Sentence::new(Tone::Faint, format!("{processes} of other users {verb} {}", bytes(held.sum()))))
 }
 
-fn exactness(snapshot: &Snapshot) -> Sentence {
+/// `complete`, or what was dropped and whose numbers are wrong for it.
+fn completeness(snapshot: &Snapshot) -> Sentence {
     let inexact: Vec<_> = snapshot.processes.iter().filter(|process| !process.exact).collect();
-    match inexact.len() {
-        0 if snapshot.complete => Sentence::new(Tone::Good, "exact"),
-        0 => Sentence::new(Tone::Warning, "inexact: it is not known whose records are missing"),
+    let whose = match inexact.len() {
+        0 if snapshot.complete && snapshot.losses.is_empty() => return Sentence::new(Tone::Good, "complete"),
+        0 if snapshot.complete => "no number shown here depends on them".to_owned(),
+        0 => "any number may be wrong".to_owned(),
         all => {
             let names: Vec<_> = inexact.iter().take(LISTED).map(|process| process.tgid.0.to_string()).collect();
-            Sentence::new(Tone::Warning, format!("inexact: PID {}{}", names.join(", "), and_more(all)))
+            format!("peak and totals of PID {}{} may be wrong", names.join(", "), and_more(all))
         }
-    }
+    };
+    let none = snapshot.losses.is_empty();
+    let dropped = if none { "incomplete".to_owned() } else { dropped(&snapshot.losses) };
+    Sentence::new(Tone::Warning, format!("{dropped}: {whose}"))
 }
 
-fn lost(snapshot: &Snapshot) -> Sentence {
-    if snapshot.losses.is_empty() {
-        return Sentence::new(Tone::Good, "lost 0");
-    }
-    Sentence::new(Tone::Warning, format!("lost {}", causes(&snapshot.losses)))
+/// `13 events dropped (12 ring full, 1 nested too deep)`.
+fn dropped(losses: &BTreeMap<Name, u64>) -> String {
+    let all = losses.values().fold(0, |sum: u64, lost| sum.saturating_add(*lost));
+    let cause = |(name, lost): (&Name, &u64)| match losses.len() {
+        1 => name.replace('_', " "),
+        _ => format!("{} {}", count(*lost), name.replace('_', " ")),
+    };
+    let causes: Vec<String> = losses.iter().map(cause).collect();
+    format!("{} dropped ({})", plural(all, "event", "events"), causes.join(", "))
 }
 
-/// `12 (ring full), 1 (nested too deep)`.
-fn causes(losses: &BTreeMap<Name, u64>) -> String {
-    let cause = |(name, lost): (&Name, &u64)| format!("{} ({})", count(*lost), name.replace('_', " "));
-    losses.iter().map(cause).collect::<Vec<_>>().join(", ")
-}
-
-fn older(snapshot: &Snapshot) -> Option<Sentence> {
+fn older(snapshot: &Snapshot, clock: &WallClock) -> Option<Sentence> {
     let older = snapshot.processes.iter().filter(|process| !process.from_start && process.ended_ns.is_none()).count();
     let older = u64::try_from(older).unwrap_or(u64::MAX);
-    let is_or_are = if older == 1 { "is" } else { "are" };
-    let text = || format!("{} {is_or_are} older than this watch", plural(older, "process", "processes"));
+    let attached = || clock.moment(snapshot.attached_ns, snapshot.time_ns);
+    let text = || format!("{} started before attach ({})", plural(older, "process", "processes"), attached());
     (older > 0).then(|| Sentence::new(Tone::Warning, text()))
 }
 
-fn driver(snapshot: &Snapshot) -> Vec<Sentence> {
-    match &snapshot.nvml {
-        NvmlState::Starting => vec![Sentence::new(Tone::Faint, "waiting for NVML")],
-        NvmlState::Unavailable(reason) => {
-            let text = format!("no NVML: {}", printable(reason));
-            vec![Sentence::new(Tone::Warning, text)]
-        }
-        NvmlState::Ok => match snapshot.gpus.as_slice() {
-            [only] => driver_says(only).into_iter().collect(),
-            _ => Vec::new(),
-        },
+fn nvml(state: &NvmlState) -> Option<Sentence> {
+    match state {
+        NvmlState::Ok => None,
+        NvmlState::Starting => Some(Sentence::new(Tone::Faint, "waiting for NVML")),
+        NvmlState::Unavailable(reason) => Some(Sentence::new(Tone::Warning, format!("no NVML: {}", printable(reason)))),
     }
 }
 
-fn driver_says(gpu: &GpuView) -> Option<Sentence> {
-    let used = gpu.used_bytes?;
-    let accounted = gpu.accounted_bytes;
-    let text = format!("driver says {}, accounted {} ({})", bytes(used), bytes(accounted), percent(accounted, used));
-    Some(Sentence::new(Tone::Faint, text))
+/// What of NVML's number the driver calls explain: of the whole GPU where all its processes are traced, else of the traced ones.
+///
+/// `attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB`; `1 process traced: NVML used 1.3 GiB · attributed 710.0 MiB (54.0 %)`.
+pub(crate) fn attribution(snapshot: &Snapshot, gpu: &GpuView) -> Option<String> {
+    if gpu.unwatched_processes == Some(0) {
+        return Some(compared(gpu.used_bytes, gpu.attributed_bytes, gpu.unattributed_bytes));
+    }
+    let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    let rows = living.flat_map(|process| &process.gpus).filter(|row| row.uuid.as_ref() == Some(&gpu.uuid));
+    let rows: Vec<_> = rows.collect();
+    let traced = u64::try_from(rows.len()).ok().filter(|rows| *rows > 0)?;
+    let used = rows.iter().map(|row| row.used_bytes).sum::<Option<u64>>();
+    let attributed = rows.iter().map(|row| row.attributed_bytes).fold(0, u64::saturating_add);
+    let unattributed = rows.iter().map(|row| row.unattributed_bytes).sum::<Option<i64>>();
+    let nvml = used.map(|used| format!("NVML used {} · ", bytes(used))).unwrap_or_default();
+    let traced = plural(traced, "process", "processes");
+    Some(format!("{traced} traced: {nvml}{}", compared(used, attributed, unattributed)))
+}
+
+fn compared(used: Option<u64>, attributed: u64, unattributed: Option<i64>) -> String {
+    let share = used.map(|used| format!(" ({})", percent(attributed, used))).unwrap_or_default();
+    let rest = unattributed.filter(|rest| *rest != 0).map(|rest| format!(" · unattributed {}", signed_bytes(rest)));
+    format!("attributed {}{share}{}", bytes(attributed), rest.unwrap_or_default())
+}
+
+/// `PyTorch reserved 1.9 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part is not known.
+pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<String> {
+    let allocators = process.tensors.as_deref()?.allocators.iter().filter(|allocator| allocator.uuid == gpu.uuid);
+    let reserved: Vec<Option<u64>> = allocators.map(|allocator| allocator.reserved_bytes).collect();
+    let reserved = reserved.iter().copied().sum::<Option<u64>>().filter(|bytes| *bytes > 0)?;
+    let others = gpu.live_bytes.checked_sub(reserved)?;
+    Some(format!("PyTorch reserved {}, other libraries {}", bytes(reserved), bytes(others)))
 }
 
 /// What of the driver's calls is not seen. A function that the driver is too old to have is no limit, and neither is a file that nobody uses.
 fn coverage(coverage: &Coverage) -> Vec<Sentence> {
     let libraries = &coverage.libraries;
     if libraries.is_empty() {
-        return vec![Sentence::new(Tone::Warning, "no libcuda found yet: no call is watched")];
+        return vec![Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced")];
     }
     let mut parts = Vec::new();
     // Without any probes the reason counts, also before somebody uses the file.
@@ -133,7 +155,7 @@ fn coverage(coverage: &Coverage) -> Vec<Sentence> {
             parts.push(Sentence::new(Tone::Bad, format!("no probes on {path}: {}", printable(error))));
         }
         if let Some(gap_ns) = library.gap_ns {
-            let text = format!("{path} was mapped {} ms before its probes", gap_ns.div_ceil(1_000_000));
+            let text = format!("probes came {} ms after {path} was mapped", gap_ns.div_ceil(1_000_000));
             parts.push(Sentence::new(Tone::Faint, text));
         }
     }
@@ -166,7 +188,7 @@ pub(crate) fn gpu_name(gpu: &GpuView) -> String {
     format!("{}  {}", printable(&gpu.name), short_uuid(&gpu.uuid))
 }
 
-/// The first group of a UUID: enough to tell a machine's GPUs apart, and `--gpu` takes it.
+/// The first group of a UUID: enough to distinguish a machine's GPUs, and `--gpu` takes it.
 pub(crate) fn short_uuid(uuid: &GpuUuid) -> String {
     let groups: Vec<_> = uuid.as_str().splitn(3, '-').take(2).collect();
     printable(&groups.join("-")).into_owned()
@@ -177,7 +199,7 @@ pub(crate) fn place(gpu: &GpuView) -> String {
     input::place(gpu.nvml_index, gpu.mig.as_ref())
 }
 
-/// A GPU's number, or the beginning of its UUID where NVML gives no number; `-` where it cannot be told which it is.
+/// A GPU's number, or the beginning of its UUID where NVML gives no number; `-` where it is not known which it is.
 pub(crate) fn gpu_number(snapshot: &Snapshot, uuid: Option<&GpuUuid>) -> String {
     known(uuid, |uuid| {
         let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid);
@@ -204,13 +226,13 @@ pub(crate) fn short_command(process: &ProcessView) -> String {
 }
 
 /// What is older than the attach; `≤` where the context's own memory may be part of it.
-pub(crate) fn before_attach(gpu: &ProcessGpuView, ascii: bool) -> String {
-    let at_most = match (gpu.before_attach_includes_context, ascii) {
+pub(crate) fn preexisting(gpu: &ProcessGpuView, ascii: bool) -> String {
+    let at_most = match (gpu.preexisting_includes_context, ascii) {
         (false, _) => "",
         (true, false) => "≤",
         (true, true) => "<=",
     };
-    known(gpu.before_attach_bytes, |before| format!("{at_most}{}", bytes(before)))
+    known(gpu.preexisting_bytes, |before| format!("{at_most}{}", bytes(before)))
 }
 
 /// Live bytes by kind: `device 38.0 GiB, pool 2.5 GiB + managed 3.0 GiB`.
@@ -229,13 +251,13 @@ pub(crate) fn kinds(gpu: &ProcessGpuView) -> String {
     if text.is_empty() { super::format::UNKNOWN.to_owned() } else { text }
 }
 
-/// `out of memory: cuMemAlloc_v2 asked for 20.0 GiB on GPU 0 at 14:03:20`.
+/// `out of memory: cuMemAlloc_v2 requested 20.0 GiB on GPU 0 at 14:03:20`.
 pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallClock) -> Sentence {
     let on = match &failure.uuid {
         Some(uuid) => format!(" on GPU {}", gpu_number(snapshot, Some(uuid))),
         None => String::new(),
     };
-    let asked = format!("{} asked for {}{on}", failure.symbol, bytes(failure.requested_bytes));
+    let asked = format!("{} requested {}{on}", failure.symbol, bytes(failure.requested_bytes));
     let text = format!("{}: {asked} at {}", status::words(failure.status), clock.time_of_day(failure.time_ns));
     Sentence::new(Tone::Bad, text)
 }
@@ -272,7 +294,7 @@ pub(crate) fn remarks(snapshot: &Snapshot, process: &ProcessView, clock: &WallCl
         remarks.push(Sentence::new(Tone::Faint, text));
         if process.implicit_frees > 0 {
             let allocations = plural(process.implicit_frees, "allocation", "allocations");
-            remarks.push(Sentence::new(Tone::Plain, format!("left {allocations} for the driver to free")));
+            remarks.push(Sentence::new(Tone::Plain, format!("{allocations} not freed by the program")));
         }
     }
     remarks.extend(holdings(process));
@@ -285,61 +307,54 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
     let mut texts = Vec::new();
     for gpu in &process.gpus {
         if let Some(held) = gpu.checkpointed_bytes {
-            texts.push(format!("checkpointed: its {} are in host memory, and off the GPU", bytes(held)));
+            texts.push(format!("checkpointed: {} moved from the GPU to host memory", bytes(held)));
         }
         texts.extend(gpu.kinds.get("pool").and_then(pool_cache));
         if let Some(graph) = gpu.kinds.get("graph").filter(|graph| graph.live_bytes > 0) {
-            texts.push(format!("its graphs hold about {}", bytes(graph.live_bytes)));
+            texts.push(format!("CUDA graphs hold about {}", bytes(graph.live_bytes)));
         }
     }
     for import in &process.imports {
         let orphaned = match import.orphaned_bytes {
             0 => String::new(),
-            left => format!(", {} of it given up there", bytes(left)),
+            left => format!(", {} of it already freed there", bytes(left)),
         };
-        texts.push(format!("sees {} of PID {}{orphaned}", bytes(import.bytes), import.from_tgid.0));
+        texts.push(format!("shares {} of PID {}{orphaned}", bytes(import.bytes), import.from_tgid.0));
     }
     texts.into_iter().map(|text| Sentence::new(Tone::Plain, text)).collect()
 }
 
-/// `its pools hold 3.0 GiB, 512.0 MiB more than is used`; nothing where they hold no more, or where that is not known.
+/// `pools reserve 3.0 GiB, 512.0 MiB of it unused`; nothing where they hold no more, or where that is not known.
 fn pool_cache(pool: &KindView) -> Option<String> {
     let backed = pool.backed_bytes.filter(|backed| *backed > pool.live_bytes)?;
     let about = if pool.backed_estimated { "about " } else { "" };
     let more = bytes(backed - pool.live_bytes);
-    Some(format!("its pools hold {about}{}, {more} more than is used", bytes(backed)))
+    Some(format!("pools reserve {about}{}, {more} of it unused", bytes(backed)))
 }
 
 /// Why a process's numbers may not be the whole truth, and since when its peaks are where that is not the whole watch.
 pub(crate) fn doubts(process: &ProcessView, clock: &WallClock) -> Vec<Sentence> {
     let mut doubts = Vec::new();
     if let Some(begun_ns) = process.peaks_begun_ns {
-        let text = format!("peaks are since {}, when they were reset", clock.time_of_day(begun_ns));
+        let text = format!("peaks since the reset at {}", clock.time_of_day(begun_ns));
         doubts.push(Sentence::new(Tone::Plain, text));
     }
     if !process.exact {
-        let lost =
-            if process.losses.is_empty() { String::new() } else { format!(": lost {}", causes(&process.losses)) };
+        let lost = if process.losses.is_empty() { String::new() } else { format!(": {}", dropped(&process.losses)) };
         let anchored = process.anchored_ns.map_or_else(String::new, |time_ns| {
-            format!("; live bytes taken from the kernel half's books at {}", clock.time_of_day(time_ns))
+            format!("; allocated bytes read back from the kernel at {}", clock.time_of_day(time_ns))
         });
-        doubts.push(Sentence::new(Tone::Warning, format!("its numbers are inexact{lost}{anchored}")));
+        doubts.push(Sentence::new(Tone::Warning, format!("peak and totals may be wrong{lost}{anchored}")));
     }
     if process.mps_client {
-        let text = "a client of an MPS server: what the driver says of it may be incomplete";
+        let text = "MPS client: NVML may not show all its memory";
         doubts.push(Sentence::new(Tone::Plain, text));
     }
     if process.unknown_frees > 0 {
         let frees = plural(process.unknown_frees, "free", "frees");
-        doubts.push(Sentence::new(Tone::Plain, format!("{frees} of memory older than the watch")));
+        doubts.push(Sentence::new(Tone::Plain, format!("{frees} of memory allocated before attach")));
     }
     doubts
-}
-
-/// `unexplained 512.0 MiB`, with the context's size where it is known.
-pub(crate) fn unexplained(gpu: &GpuView) -> String {
-    let context = gpu.context_bytes.map(|context| format!(" (a context takes {})", bytes(context)));
-    format!("unexplained {}{}", known(gpu.unexplained_bytes, signed_bytes), context.unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -25,10 +25,10 @@ const COLUMNS: [(&str, Align); 14] = [
     (WORKLOAD, Align::Left),
     ("GPU", Align::Right),
     ("USED", Align::Right),
-    ("LIVE", Align::Right),
+    ("DRIVER", Align::Right),
     ("PEAK", Align::Right),
-    ("BEFORE", Align::Right),
-    ("UNEXPLAINED", Align::Right),
+    ("PRE-EXISTING", Align::Right),
+    ("UNATTRIBUTED", Align::Right),
     ("KINDS", Align::Left),
     ("ALLOC/s", Align::Right),
     ("FREE/s", Align::Right),
@@ -64,7 +64,7 @@ pub(crate) fn write(
         page.line(&Sentence::new(Tone::Heading, clock.time_of_day(snapshot.time_ns)));
     }
     for gpu in &snapshot.gpus {
-        page.line(&Sentence::new(Tone::Heading, gpu_line(gpu)));
+        page.line(&Sentence::new(Tone::Heading, gpu_line(snapshot, gpu)));
     }
     page.processes(snapshot, clock);
     page.trust(snapshot, clock);
@@ -75,19 +75,20 @@ pub(crate) fn write(
     out.flush()
 }
 
-fn gpu_line(gpu: &GpuView) -> String {
+fn gpu_line(snapshot: &Snapshot, gpu: &GpuView) -> String {
     let others = match gpu.unwatched_processes {
         None | Some(0) => String::new(),
-        Some(others) => format!("  {} not watched", plural(others, "process", "processes")),
+        Some(others) => format!("  {} not traced", plural(others, "process", "processes")),
     };
+    let attribution = sentences::attribution(snapshot, gpu).map(|text| format!("  {text}")).unwrap_or_default();
+    let context = gpu.context_bytes.map(|context| format!(" (a context takes {})", bytes(context)));
     format!(
-        "GPU {}  {}  used {} of {}  live {}  {}{others}",
+        "GPU {}  {}  used {} of {}{attribution}{}{others}",
         sentences::place(gpu),
         sentences::gpu_name(gpu),
         known(gpu.used_bytes, bytes),
         known(gpu.total_bytes, bytes),
-        bytes(gpu.live_bytes),
-        sentences::unexplained(gpu),
+        context.filter(|_| !attribution.is_empty()).unwrap_or_default(),
     )
 }
 
@@ -130,7 +131,7 @@ impl Page {
     fn processes(&mut self, snapshot: &Snapshot, clock: &WallClock) {
         let processes = by_holding(snapshot);
         if processes.is_empty() {
-            self.line(&Sentence::new(Tone::Plain, "No process with GPU memory has been seen."));
+            self.line(&Sentence::new(Tone::Plain, "No process uses GPU memory."));
             return;
         }
         let has_workloads = owners::any(snapshot);
@@ -156,7 +157,7 @@ impl Page {
         if self.options.ascii { ".." } else { "…" }
     }
 
-    /// A grid whose columns all are shown: those that a narrow terminal has no room for stand in a second line of each row.
+    /// A grid whose columns all are shown: the ones that a narrow terminal has no room for stand in a second line of each row.
     pub(crate) fn grid(&mut self, grid: &Grid) {
         self.lines(grid.folded(self.options.columns, self.mark()));
     }
@@ -181,8 +182,8 @@ impl Page {
             on_gpu(&|gpu| known(gpu.used_bytes, bytes)),
             on_gpu(&|gpu| bytes(gpu.live_bytes)),
             on_gpu(&|gpu| bytes(gpu.peak_bytes)),
-            on_gpu(&|gpu| sentences::before_attach(gpu, self.options.ascii)),
-            on_gpu(&|gpu| known(gpu.unexplained_bytes, signed_bytes)),
+            on_gpu(&|gpu| sentences::preexisting(gpu, self.options.ascii)),
+            on_gpu(&|gpu| known(gpu.unattributed_bytes, signed_bytes)),
             on_gpu(&sentences::kinds),
             known(process.allocations_per_second, rate),
             known(process.frees_per_second, rate),
@@ -195,6 +196,8 @@ impl Page {
         let mut details = Vec::new();
         let earlier = process.failures.len().saturating_sub(LISTED_FAILURES);
         details.extend(process.failures[earlier..].iter().map(|failure| sentences::failure(snapshot, failure, clock)));
+        let libraries = process.gpus.iter().filter_map(|gpu| sentences::libraries(process, gpu));
+        details.extend(libraries.map(|text| Sentence::new(Tone::Plain, text)));
         let host = sentences::host(&process.host);
         details.extend(host.map(|text| Sentence::new(Tone::Plain, format!("page-locked host memory: {text}"))));
         details.extend(sentences::remarks(snapshot, process, clock));

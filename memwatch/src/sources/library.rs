@@ -39,7 +39,7 @@ const MAPS_BUFFER_BYTES: usize = 32 << 10;
 pub(crate) struct LibraryFile {
     /// The file's own path where it was found, printable: control characters are escaped.
     pub(crate) display: String,
-    /// Tells whether two finds are one file.
+    /// Shows whether two finds are one file.
     pub(crate) identity: FileIdentity,
     /// Whether the file has been removed or replaced since it was mapped.
     pub(crate) deleted: bool,

@@ -43,7 +43,7 @@ pub(crate) struct MappedInode {
     pub(crate) device: (u32, u32),
     /// The inode's number there.
     pub(crate) number: u64,
-    /// Tells a new inode from an old one of the same number.
+    /// Reports a new inode from an old one of the same number.
     pub(crate) generation: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Which of the watched processes are to be looked for in `/proc`: their ends are reported by the kernel half, but for those that it does
+//! Which of the watched processes are to be looked for in `/proc`: their ends are reported by the kernel half, but for the ones that it does
 //! not know, and for reports that were lost.
 //!
 //! To look for ten thousand every second would be most of what memwatch does.
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_each_has_its_turn_and_those_whom_nobody_reports_always() {
+    fn of_many_each_has_its_turn_and_all_that_nobody_reports_always() {
         let mut presence = Presence::default();
         presence.unreported(700);
         presence.unreported(900);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_nobody_watches_any_more_is_forgotten() {
+    fn processes_that_are_no_longer_watched_are_dropped() {
         let mut presence = Presence::default();
         presence.unreported(5000);
         presence.due(watched(1000), 0);

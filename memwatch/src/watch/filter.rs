@@ -19,7 +19,7 @@ pub(crate) enum UnknownGpu {
     NoSuch {
         /// As typed.
         word: String,
-        /// The sentence that names those that are there.
+        /// The sentence that names the ones that are there.
         known: String,
     },
     /// Several UUIDs begin so.
@@ -27,7 +27,7 @@ pub(crate) enum UnknownGpu {
     Ambiguous {
         /// As typed.
         word: String,
-        /// The sentence that names those that are there.
+        /// The sentence that names the ones that are there.
         known: String,
     },
     /// Indexes come from NVML, which does not answer.

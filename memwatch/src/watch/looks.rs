@@ -1,4 +1,4 @@
-//! A watch of some length, or a recording, for reports on what happened in it: whom it is on, what is looked for, and how far it is.
+//! A watch of some length, or a recording, for reports on what happened in it: its processes, what is looked for, and its progress.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _, Write as _};
@@ -9,24 +9,24 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::TensorWish;
+use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, Looks};
 use crate::render::format::{bytes, duration, known};
+use crate::watch::one_shot::TakenAt;
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::Scene;
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// What was seen.
-pub(crate) struct Seen<T> {
+pub(crate) struct Observation<T> {
     /// As it is at the end, of those who were chosen.
     pub(crate) snapshot: Snapshot,
     /// What the pipeline was asked for.
-    pub(crate) told: T,
+    pub(crate) reported: T,
     /// Where, and in whose time.
-    pub(crate) scene: Scene,
+    pub(crate) taken_at: TakenAt,
     /// Everybody was to be seen.
     pub(crate) everybody: bool,
     /// Whether those who were meant were there.
@@ -39,35 +39,35 @@ pub(crate) struct Seen<T> {
 /// When the processes cannot be watched, the recording cannot be read, or a GPU is not there.
 pub(crate) async fn look<T>(
     looks: &Looks,
-    (wish, prepare): (TensorWish, impl FnOnce(&mut Pipeline)),
-    tell: impl FnOnce(&Pipeline, &Snapshot) -> T,
+    (request, prepare): (TensorRequest, impl FnOnce(&mut Pipeline)),
+    report: impl FnOnce(&Pipeline, &Snapshot) -> T,
     common: &Common,
-) -> Result<Seen<T>, Failure> {
+) -> Result<Observation<T>, Failure> {
     let targets = &looks.targets;
     let filter = Filter::new(targets);
     let past = Recording::named(&looks.past, Needs::Calls, common).await?;
-    let (snapshot, told, scene) = if let Some(recording) = past {
+    let (snapshot, reported, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
-        let told = tell(&replay.pipeline, &snapshot);
-        (snapshot, told, Scene::of(&replay))
+        let reported = report(&replay.pipeline, &snapshot);
+        (snapshot, reported, TakenAt::of(&replay))
     } else {
-        // Nobody has said whose PyTorch it should be.
-        let wish = if targets.tgids.is_empty() { TensorWish::default() } else { wish };
-        let mut session = Session::open(&session_options(targets, wish, common))?;
+        // Nobody has reported whose PyTorch it should be.
+        let request = if targets.tgids.is_empty() { TensorRequest::default() } else { request };
+        let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         watch(&mut session, &mut signals, looks.duration).await;
         let snapshot = filtered(session.snapshot(), &filter)?;
-        let told = tell(session.pipeline(), &snapshot);
-        (snapshot, told, Scene::here())
+        let reported = report(session.pipeline(), &snapshot);
+        (snapshot, reported, TakenAt::here())
     };
     let exit = found_any(&snapshot, &filter);
     let everybody = targets.tgids.is_empty() && targets.choice.is_empty() && targets.gpus.is_empty();
-    Ok(Seen { snapshot, told, scene, everybody, exit })
+    Ok(Observation { snapshot, reported, taken_at, everybody, exit })
 }
 
-/// Until the time is over, a signal comes or nobody is left; on a terminal it is told how far it is.
+/// Until the time is over, a signal comes or nobody is left; on a terminal it is reported how far it is.
 async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
     let begin = Instant::now();
     let mut progress = Progress::new(length);
@@ -75,12 +75,12 @@ async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Dura
         progress.show(session, begin.elapsed());
         Ok::<(), Infallible>(())
     };
-    // However it ends, what was seen by then is told.
+    // However it ends, what was observed by then is reported.
     let _ = recorded::follow_each(session, signals, length.map(|length| begin + length), each).await;
     progress.clear();
 }
 
-/// A line on standard error that is written anew each second, where that is a terminal; in a pipe one line, once.
+/// A line on standard error that is written again each second, where that is a terminal; in a pipe one line, once.
 struct Progress {
     length: Option<Duration>,
     is_terminal: bool,
@@ -96,7 +96,7 @@ impl Progress {
         if session.sees_tensors() && !self.sees_tensors {
             self.clear();
         }
-        recorded::tell_of_tensors(session, &mut self.sees_tensors);
+        recorded::report_of_tensors(session, &mut self.sees_tensors);
         if !self.is_terminal {
             return;
         }

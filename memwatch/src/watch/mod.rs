@@ -3,11 +3,11 @@
 pub(crate) mod command;
 pub(crate) mod filter;
 pub(crate) mod looks;
+pub(crate) mod one_shot;
 pub(crate) mod past;
 pub(crate) mod recorded;
 pub(crate) mod recording;
 pub(crate) mod replay;
-pub(crate) mod scene;
 pub(crate) mod selection;
 pub(crate) mod session;
 pub(crate) mod signals;

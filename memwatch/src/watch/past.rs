@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use memwatch_core::snapshot::Viewer;
 
-use crate::client::protocol::Kept;
+use crate::client::protocol::HistoryFiles;
 use crate::client::{Client, NoAgent};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Past, Window};
@@ -19,7 +19,7 @@ pub(crate) struct Recording {
     /// From when on, and until when.
     pub(crate) window: Window,
     /// Where it is the agent's history: what the agent says of it.
-    pub(crate) history: Option<Kept>,
+    pub(crate) history: Option<HistoryFiles>,
 }
 
 /// What a report is made of.
@@ -48,7 +48,7 @@ impl Recording {
             None if window.is_whole() => Ok(None),
             None if needs == Needs::Tensors => Err(Failure::new(
                 Exit::Error,
-                "the agent watches no tensors: without --in there is no past of them to be told",
+                "the agent watches no tensors: without --in there is no past of them to be reported",
             )
             .advise("Record the program: sudo memwatch record --pid PID -o job.mwr; then the same with --in job.mwr.")),
             None => Self::of_agent(window, common).await.map(Some),
@@ -83,12 +83,12 @@ impl Recording {
     }
 
     /// Says from when on there is something, where that is later than was asked for.
-    pub(crate) fn tell_late(&self, begins: &str) {
+    pub(crate) fn report_late(&self, begins: &str) {
         let Some(kept) = &self.history else {
             let name = self.path.display();
-            return eprintln!("memwatch: {name} begins at {begins}, and what is told with that");
+            return eprintln!("memwatch: {name} begins at {begins}, and so does this report");
         };
-        eprintln!("memwatch: the agent's history begins at {begins}, and what is told with that");
+        eprintln!("memwatch: the agent's history begins at {begins}, and so does this report");
         if let Some(previous) = &kept.previous {
             eprintln!("memwatch: its watch before that, as far as it is kept: --in {}", previous.display());
         }
@@ -110,12 +110,12 @@ fn without_agent(socket: &Path, why: &NoAgent) -> Failure {
 
 fn not_for_all(what: &str) -> Failure {
     Failure::new(Exit::NotPermitted, format_args!("{what} has everybody's processes: you may not read it")).advise(
-        "Ask as root, or become a member of the group that sees all, log in anew, and restart the agent:\n\
+        "Ask as root, or become a member of the group that sees all, log in again, and restart the agent:\n\
          sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER",
     )
 }
 
-fn unreadable(kept: &Kept, error: &io::Error) -> Failure {
+fn unreadable(kept: &HistoryFiles, error: &io::Error) -> Failure {
     let path = kept.file.display();
     match (error.kind(), &kept.failing) {
         (io::ErrorKind::PermissionDenied, _) => not_for_all(&path.to_string()),

@@ -20,13 +20,13 @@ use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
 use crate::watch::recording::{Recorded, TapeOptions};
-use crate::watch::replay::{Replay, Wish};
+use crate::watch::replay::{Replay, ReplayRequest};
 use crate::watch::session::Session;
 use crate::watch::signals::{Signals, at};
 
 /// Blocks of this size in bytes and above stand one by one in a report.
 pub(crate) const LARGE_BYTES: u64 = 100 << 20;
-/// What grows, and peaks of several processes together, are told from such moments.
+/// What grows, and peaks of several processes together, are distinguished from such moments.
 pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 
 /// What to record into, and what stands at its front.
@@ -59,11 +59,11 @@ pub(crate) fn front(keeps_newest: bool, everybody: bool) -> Front {
     }
 }
 
-/// Watches until there is a reason to stop. That PyTorch is seen is told once.
+/// Watches until there is a reason to stop. That PyTorch is seen is reported once.
 pub(crate) async fn follow(session: &mut Session, signals: &mut Signals, deadline: Option<Instant>) -> Stopped {
-    let mut is_told = false;
+    let mut is_reported = false;
     let each = |session: &mut Session| {
-        tell_of_tensors(session, &mut is_told);
+        report_of_tensors(session, &mut is_reported);
         Ok::<(), Infallible>(())
     };
     match follow_each(session, signals, deadline, each).await {
@@ -92,7 +92,7 @@ pub(crate) async fn follow_each<E>(
                 if !session.is_anybody_left() {
                     return Ok(Stopped::NobodyLeft);
                 }
-                // What became of it is told at the end.
+                // What became of it is reported at the end.
                 if session.has_recording_ended() {
                     return Ok(Stopped::Limit);
                 }
@@ -104,10 +104,10 @@ pub(crate) async fn follow_each<E>(
 }
 
 /// Says once that PyTorch is seen.
-pub(crate) fn tell_of_tensors(session: &Session, is_told: &mut bool) {
-    if !*is_told && session.sees_tensors() {
-        *is_told = true;
-        eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
+pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
+    if !*is_reported && session.sees_tensors() {
+        *is_reported = true;
+        eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was observed by then");
     }
 }
 
@@ -115,7 +115,7 @@ pub(crate) fn tell_of_tensors(session: &Session, is_told: &mut bool) {
 ///
 /// # Errors
 /// When it could not be written to its end.
-pub(crate) fn told(recorded: &Recorded) -> Result<Exit, Failure> {
+pub(crate) fn reported(recorded: &Recorded) -> Result<Exit, Failure> {
     match &recorded.end {
         Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
         Err(why) => {
@@ -157,7 +157,7 @@ pub(crate) fn contexts(recording: &Recording) -> Result<BTreeMap<GpuUuid, u64>, 
 fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {
     let Recording { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
-    let replay = Replay::play(path, Wish { window: *window, all_events, now_unix_ns }, prepare);
+    let replay = Replay::play(path, ReplayRequest { window: *window, all_events, now_unix_ns }, prepare);
     replay.map_err(|error| unreadable(error, path))
 }
 
@@ -179,7 +179,7 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
     let name = path.display();
     if let Some(begins_ns) = replay.begins_late_ns {
         let clock = WallClock::local(replay.boottime_to_unix_ns);
-        recording.tell_late(&clock.moment(begins_ns, replay.now_ns()));
+        recording.report_late(&clock.moment(begins_ns, replay.now_ns()));
     }
     match replay.ending {
         None | Some(Ending::Whole(_)) => {}

@@ -13,12 +13,12 @@ use memwatch_core::input::Input;
 use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 
 pub(crate) use self::ring::copy_of;
-use self::ring::{Kept, Ring};
+use self::ring::{FileContents, Ring};
 use crate::exit::Failure;
 use crate::output_file;
 use crate::render::format::bytes;
 
-/// A chunk is written at least so often: what a killed recorder loses.
+/// The longest time between two chunks: what a killed recorder loses.
 const LONGEST_UNWRITTEN: Duration = Duration::from_secs(1);
 /// The end mark has room within the limit.
 const END_BYTES: u64 = 256;
@@ -101,7 +101,7 @@ impl Recorded {
     }
 }
 
-/// What is told of a recording, beside what is in it.
+/// What a report says about a recording besides its content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'a> {
     /// The file.
@@ -146,7 +146,7 @@ impl Tape {
         Ok(Self { path, target, encoder, written: Instant::now(), state: State::Going })
     }
 
-    /// Records what comes next; `boottime_to_unix_ns` tells what to add to the kernel's clock for people's.
+    /// Records what comes next; `boottime_to_unix_ns` shows what to add to the kernel's clock for people's.
     pub(crate) fn note(&mut self, input: &Input, boottime_to_unix_ns: impl Fn() -> i128) {
         if self.state != State::Going {
             return;
@@ -214,7 +214,9 @@ impl Tape {
         }
         let inputs = self.encoder.inputs();
         let (kept, end) = match (self.target, self.state) {
-            (Target::File { file, bytes, .. }, state) => (Kept { bytes, since_ns: None }, ended(&file, state, stopped)),
+            (Target::File { file, bytes, .. }, state) => {
+                (FileContents { bytes, since_ns: None }, ended(&file, state, stopped))
+            }
             (Target::Ring(ring), State::Failed(why)) => (ring.end(Vec::new()).0, Err(why)),
             (Target::Ring(ring), _) => {
                 let (kept, done) = ring.end(self.encoder.end(stopped));

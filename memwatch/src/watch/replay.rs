@@ -20,7 +20,7 @@ const TOGETHER: usize = 256;
 
 /// What of a recording is played.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Wish {
+pub(crate) struct ReplayRequest {
     /// From when on something is looked for, and until when it is played.
     pub(crate) window: Window,
     /// Every event of that is wanted, and not only what they have led to.
@@ -56,10 +56,14 @@ impl Replay {
     ///
     /// # Errors
     /// When it is none, cannot be read, or has nothing of that time. One that was cut off or damaged is played as far as it goes.
-    pub(crate) fn play(path: &Path, wish: Wish, prepare: impl FnOnce(&mut Pipeline)) -> anyhow::Result<Self> {
+    pub(crate) fn play(
+        path: &Path,
+        request: ReplayRequest,
+        prepare: impl FnOnce(&mut Pipeline),
+    ) -> anyhow::Result<Self> {
         let mut file = File::open(path)?;
         // All of it through one descriptor: another file may take the place of this one at any time.
-        let span = if wish.window.is_whole() { Span::default() } else { Span::of(wish, &mut file)? };
+        let span = if request.window.is_whole() { Span::default() } else { Span::of(request, &mut file)? };
         let mut reader = Reader::open(BufReader::with_capacity(1 << 20, file))?;
         let front = reader.front().clone();
         if let Some(byte) = span.byte {
@@ -113,7 +117,7 @@ impl Replay {
         })
     }
 
-    /// What is told of it.
+    /// What is reported of it.
     pub(crate) fn facts<'a>(&'a self, path: &'a Path) -> Facts<'a> {
         let Self { front, ending, bytes, inputs, events_since_ns, since_ns, .. } = self;
         let (ending, bytes, inputs) = (*ending, *bytes, *inputs);
@@ -147,7 +151,7 @@ fn load(keyframe: &Keyframe, front: &Front) -> anyhow::Result<Pipeline> {
 /// Which part of a recording is played, by the recorded machine's clock.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    /// What is looked for begins then; with the first event, where it is not told.
+    /// What is looked for begins then; with the first event, where it is not reported.
     since_ns: Option<u64>,
     until_ns: u64,
     /// Where to begin, if not at the beginning.
@@ -168,18 +172,18 @@ impl Span {
     ///
     /// # Errors
     /// When it cannot be read, or has nothing of that time.
-    fn of(wish: Wish, file: &mut File) -> anyhow::Result<Self> {
+    fn of(request: ReplayRequest, file: &mut File) -> anyhow::Result<Self> {
         let places = Reader::open(&mut *file)?.places()?;
         file.rewind()?;
-        let times = Times::of(&places, wish.now_unix_ns)?;
+        let times = Times::of(&places, request.now_unix_ns)?;
         let begins_ns = places.first().and_then(|place| Some(place.keyframe?.time_ns));
         let mut span = Self { begins_ns, ..Self::default() };
-        if let Some(moment) = wish.window.until {
+        if let Some(moment) = request.window.until {
             span.until_ns = times
                 .boottime_ns(moment)
                 .map_err(|begins| anyhow::anyhow!("it begins at {begins}: what stood before is not in it"))?;
         }
-        if let Some(moment) = wish.window.since {
+        if let Some(moment) = request.window.since {
             if let Ok(since_ns) = times.boottime_ns(moment) {
                 span.since_ns = Some(since_ns);
             } else {
@@ -189,12 +193,13 @@ impl Span {
         if span.since_ns.is_some_and(|since_ns| since_ns >= span.until_ns) {
             bail!("--since is not before --until");
         }
-        if let Some(since_ns) = span.since_ns.filter(|since_ns| *since_ns > times.end_ns && wish.now_unix_ns.is_none())
+        if let Some(since_ns) =
+            span.since_ns.filter(|since_ns| *since_ns > times.end_ns && request.now_unix_ns.is_none())
         {
             let clock = WallClock::local(times.end_offset);
             bail!("it ends at {}: there is nothing since {}", clock.moment(times.end_ns, 0), clock.moment(since_ns, 0));
         }
-        let earliest_ns = span.since_ns.or((!wish.all_events).then_some(span.until_ns));
+        let earliest_ns = span.since_ns.or((!request.all_events).then_some(span.until_ns));
         let is_before = |place: &&Place| {
             place.keyframe.is_some_and(|front| Some(front.time_ns) <= earliest_ns && front.layout == STATE)
         };
@@ -309,7 +314,7 @@ impl<F: FnOnce(&mut Pipeline)> Player<F> {
         }
         pipeline.step_calls(&self.calls);
         self.calls.clear();
-        // The kernel half's books, which these are for, are no more.
+        // The kernel half's allocation map, which these are for, are no more.
         if matches!(input, Input::Tick { .. }) {
             pipeline.take_unnamed();
         }
@@ -350,15 +355,18 @@ mod tests {
         path
     }
 
-    fn window(since: Option<u64>, until: Option<u64>) -> Wish {
+    fn window(since: Option<u64>, until: Option<u64>) -> ReplayRequest {
         let moment = |seconds| Moment::BeforeEnd(Duration::from_secs(seconds));
-        Wish { window: Window { since: since.map(moment), until: until.map(moment) }, ..Wish::default() }
+        ReplayRequest {
+            window: Window { since: since.map(moment), until: until.map(moment) },
+            ..ReplayRequest::default()
+        }
     }
 
     /// When it was prepared, and all else, in seconds.
-    fn played(path: &Path, wish: Wish) -> anyhow::Result<(u64, Replay)> {
+    fn played(path: &Path, request: ReplayRequest) -> anyhow::Result<(u64, Replay)> {
         let mut prepared_ns = None;
-        let replay = Replay::play(path, wish, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
+        let replay = Replay::play(path, request, |pipeline| prepared_ns = Some(pipeline.now_ns()))?;
         Ok((prepared_ns.expect("it is prepared once") / SECOND_NS, replay))
     }
 
@@ -379,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_later_is_told_and_what_cannot_be_is_refused() {
+    fn what_begins_later_is_reported_and_what_cannot_be_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = recording(directory.path(), 10..=50, true);
         let (prepared, replay) = played(&path, window(Some(3600), None)).expect("it is one");
@@ -388,15 +396,15 @@ mod tests {
         let path = recording(directory.path(), 10..=50, false);
         let (prepared, replay) = played(&path, window(Some(3600), None)).expect("it is one");
         assert_eq!((prepared, replay.since_ns, replay.begins_late_ns), (0, None, Some(10 * SECOND_NS)));
-        let refused = |wish| played(&path, wish).err().expect("it is refused").to_string();
+        let refused = |request| played(&path, request).err().expect("it is refused").to_string();
         assert!(refused(window(Some(5), Some(5))).contains("--since is not before --until"));
         assert!(refused(window(None, Some(3600))).contains("it begins at"));
         let later = Moment::At("1970-01-01T00:02:00Z".parse().expect("a time"));
-        let wish = Wish { window: Window { since: Some(later), until: None }, ..Wish::default() };
-        assert!(refused(wish).contains("it ends at"), "{}", refused(wish));
+        let request = ReplayRequest { window: Window { since: Some(later), until: None }, ..ReplayRequest::default() };
+        assert!(refused(request).contains("it ends at"), "{}", refused(request));
         // What is being written has not ended.
-        let (prepared, _) =
-            played(&path, Wish { now_unix_ns: Some(130 * i128::from(SECOND_NS)), ..wish }).expect("it is one");
+        let (prepared, _) = played(&path, ReplayRequest { now_unix_ns: Some(130 * i128::from(SECOND_NS)), ..request })
+            .expect("it is one");
         assert_eq!(prepared, 120);
     }
 }

@@ -34,11 +34,11 @@ use crate::backends::cuda::graph_probes::GraphProbes;
 use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
 use crate::backends::cuda::nvml::{self, NvmlLibrary};
 use crate::exit::Failure;
-use crate::frameworks::pytorch::{TensorWish, TorchWatch};
+use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
-use crate::sources::kernel::books::KernelBooks;
+use crate::sources::kernel::allocation_map::KernelAllocationMap;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
 use crate::sources::kernel::losses::LossCounters;
 use crate::sources::kernel::ring::Ring;
@@ -84,7 +84,7 @@ pub(crate) struct SessionOptions {
     /// Let the kernel half log.
     pub(crate) diagnostics: bool,
     /// What of PyTorch is watched.
-    pub(crate) tensors: TensorWish,
+    pub(crate) tensors: TensorRequest,
     /// Nobody asked for that by name: it is lowered where it would cost a program much.
     pub(crate) tensors_by_default: bool,
     /// A screen shows what a line on standard error would say, and would destroy.
@@ -102,7 +102,7 @@ pub(crate) struct Session {
     ring: Ring,
     rhythm: Interval,
     losses: LossCounters,
-    books: KernelBooks,
+    allocation_map: KernelAllocationMap,
     pipeline: Intake,
     processes: ProcReader,
     presence: Presence,
@@ -140,7 +140,8 @@ impl Session {
         let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
         let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
-        let books = KernelBooks::open(&mut kernel.ebpf).context("the kernel half's books cannot be read")?;
+        let allocation_map =
+            KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
         let mut rhythm = interval(RHYTHM);
         rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
@@ -152,7 +153,7 @@ impl Session {
             ring,
             rhythm,
             losses,
-            books,
+            allocation_map,
             pipeline: Intake::new(Pipeline::new(!everybody), tape),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
@@ -205,7 +206,7 @@ impl Session {
                 if target {
                     return Err(Failure::no_process(tgid));
                 }
-                self.pipeline.step(Input::ProcessGone { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
+                self.pipeline.step(Input::ProcessEnded { tgid: Tgid(tgid), time_ns: clock::boottime_ns() });
             }
         }
         self.targets = roots;
@@ -348,7 +349,7 @@ impl Session {
         snapshot
     }
 
-    /// Takes everything in up to now, without telling anybody: what is together at this moment counts for peaks.
+    /// Takes everything in up to now, without reporting anybody: what is together at this moment counts for peaks.
     pub(crate) fn tick(&mut self) {
         self.pump();
         let now_ns = clock::boottime_ns();
@@ -359,7 +360,7 @@ impl Session {
         }
         self.drop_stale_devices(now_ns);
         self.forget_gone(now_ns);
-        self.clean_books();
+        self.clean_allocation_map();
         self.anchor_losers();
         self.pipeline.step(Input::Tick { time_ns: now_ns });
     }
@@ -397,30 +398,30 @@ impl Session {
         self.pipeline.step(Input::Coverage(Coverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
     }
 
-    /// Processes whose records were lost are taken back to what the kernel half's own books say, at a moment between two of their calls.
+    /// Processes whose records were lost are taken back to what the kernel half's own allocation map say, at a moment between two of their calls.
     fn anchor_losers(&mut self) {
         for tgid in self.pipeline.to_anchor() {
-            let Some(before) = self.books.sums(tgid.0) else { continue };
+            let Some(before) = self.allocation_map.sums(tgid.0) else { continue };
             // What had been recorded by then is in the ring, and a ringful is what this fetches.
             self.pump();
-            self.clean_books();
-            if let Some(held) = self.books.held_since(tgid.0, &before) {
+            self.clean_allocation_map();
+            if let Some(held) = self.allocation_map.held_since(tgid.0, &before) {
                 self.pipeline.step(Input::Held(held));
             }
         }
     }
 
-    /// What went without a free of its own stands in the kernel half's books still.
-    fn clean_books(&mut self) {
+    /// What went without a free of its own stands in the kernel half's allocation map still.
+    fn clean_allocation_map(&mut self) {
         for unnamed in self.pipeline.take_unnamed() {
             let tgid = unnamed.tgid.0;
-            match unnamed.life.or_else(|| self.books.sums(tgid).map(|sums| sums.life)) {
-                Some(life) => self.books.remove((tgid, life), &unnamed),
+            match unnamed.life.or_else(|| self.allocation_map.sums(tgid).map(|sums| sums.life)) {
+                Some(life) => self.allocation_map.remove((tgid, life), &unnamed),
                 None if unnamed.addresses.is_empty() => {}
-                None => self.books.sweep(tgid),
+                None => self.allocation_map.sweep(tgid),
             }
             if unnamed.incomplete {
-                self.books.sweep(tgid);
+                self.allocation_map.sweep(tgid);
             }
         }
     }
@@ -446,7 +447,7 @@ impl Session {
         self.pump();
         // A number that is in use again belongs to a process that began meanwhile; the old one's exit record has been read.
         for tgid in gone.into_iter().filter(|tgid| !self.processes.exists(tgid.0)) {
-            self.pipeline.step(Input::ProcessGone { tgid, time_ns: now_ns });
+            self.pipeline.step(Input::ProcessEnded { tgid, time_ns: now_ns });
         }
     }
 }

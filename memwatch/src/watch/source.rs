@@ -9,7 +9,7 @@ use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-use crate::client::{Client, NoAgent, Seen};
+use crate::client::{Client, NoAgent, TimedSnapshot};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Targets};
 use crate::sources::clock;
@@ -32,7 +32,7 @@ pub(crate) enum Source {
 pub(crate) struct AgentWatch {
     client: Client,
     family: Family,
-    last: Option<Seen>,
+    last: Option<TimedSnapshot>,
 }
 
 impl Source {
@@ -68,7 +68,7 @@ impl Source {
     ///
     /// # Errors
     /// When the agent is gone.
-    pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<Seen, Failure> {
+    pub(crate) async fn next(&mut self, rhythm: &mut Rhythm) -> Result<TimedSnapshot, Failure> {
         match self {
             Self::Watch(session) => loop {
                 tokio::select! {
@@ -86,7 +86,7 @@ impl Source {
     }
 
     /// A snapshot of now, when the watch is over; of a silent agent, its last one.
-    pub(crate) async fn last_word(&mut self) -> Option<Seen> {
+    pub(crate) async fn last_word(&mut self) -> Option<TimedSnapshot> {
         match self {
             Self::Watch(session) => Some(seen(session)),
             Self::Agent(agent) => {
@@ -100,7 +100,7 @@ impl Source {
     ///
     /// # Errors
     /// When the agent is gone.
-    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<Seen, Failure> {
+    pub(crate) async fn settled(&mut self, deadline: Instant) -> Result<TimedSnapshot, Failure> {
         loop {
             let (found, has_asked) = match self {
                 Self::Watch(session) => (seen(session), session.has_asked_for_names()),
@@ -120,7 +120,7 @@ impl Source {
         }
     }
 
-    /// Peaks begin again: of this process, or of all that are shown; in the agent's books, where it watches.
+    /// Peaks begin again: of this process, or of all that are shown; in the agent's peak counters, where it watches.
     pub(crate) async fn reset_peaks(&mut self, tgid: Option<Tgid>) {
         match self {
             Self::Watch(session) => session.reset_peaks(tgid),
@@ -189,7 +189,7 @@ impl AgentWatch {
         }
     }
 
-    /// Has the agent begin a process's peaks anew.
+    /// Has the agent begin a process's peaks again.
     ///
     /// # Errors
     /// When it does not.
@@ -209,7 +209,7 @@ impl AgentWatch {
     ///
     /// # Errors
     /// When it is gone.
-    pub(crate) async fn snapshot(&mut self) -> Result<Seen, Failure> {
+    pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, Failure> {
         let gone = |path: &Path, why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         match self.client.snapshot().await {
             Ok(mut seen) => {
@@ -237,8 +237,8 @@ fn agent_to_ask(common: &Common) -> Option<&Path> {
     }
 }
 
-fn seen(session: &mut Session) -> Seen {
-    Seen { snapshot: session.snapshot(), boottime_to_unix_ns: clock::boottime_to_unix_ns() }
+fn seen(session: &mut Session) -> TimedSnapshot {
+    TimedSnapshot { snapshot: session.snapshot(), boottime_to_unix_ns: clock::boottime_to_unix_ns() }
 }
 
 fn comm(tgid: u32) -> String {
@@ -382,7 +382,7 @@ fn check_owner(tgid: u32, uid: u32) -> Result<(), Failure> {
         )
         .advise(format!(
             "Ask as root: sudo memwatch --pid {tgid}\n\
-             or become a member of the group that sees all, log in anew, and restart the agent:\n\
+             or become a member of the group that sees all, log in again, and restart the agent:\n\
              sudo groupadd -f -r memwatch && sudo usermod -aG memwatch $USER"
         ))),
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::TensorWish;
+use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, DEFAULT_SOCKET, Targets};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;
@@ -20,11 +20,11 @@ const AGENT_RING_BYTES: u32 = 8 << 20;
 /// A watch on every process of the machine, for as long as it runs.
 pub(crate) fn everybody(common: &Common) -> SessionOptions {
     let ring_bytes = common.ring_bytes.unwrap_or(AGENT_RING_BYTES);
-    SessionOptions { ring_bytes, ..session_options(&Targets::default(), TensorWish::default(), common) }
+    SessionOptions { ring_bytes, ..session_options(&Targets::default(), TensorRequest::default(), common) }
 }
 
 /// A watch on these processes, which may be none yet.
-pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &Common) -> SessionOptions {
+pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common: &Common) -> SessionOptions {
     SessionOptions {
         targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,

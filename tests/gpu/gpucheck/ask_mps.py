@@ -62,8 +62,8 @@ def _ask(bench: Bench, environment: dict[str, str], folder: str) -> Answer:
                 lists[kind] = str(error)
         client.stdin.write("\n")
     found = [(kind, row["bytes"]) for kind, rows in lists.items() if isinstance(rows, list) for row in rows if row["is_client"]]
-    said = ", ".join(f"{mib(used)} in the {kind} list" for kind, used in found) or "nothing under the client's process id"
-    return answered(f"a client that holds 256 MiB: {said}", lists=lists)
+    reported = ", ".join(f"{mib(used)} in the {kind} list" for kind, used in found) or "nothing under the client's process id"
+    return answered(f"a client that holds 256 MiB: {reported}", lists=lists)
 
 
 def _logs(folder: str) -> str:

@@ -71,17 +71,17 @@ def runtime_calls(bench: Bench) -> Answer:
         probes.follow(job.tgid)
         probes.start()
         job.say()
-        said = job.hear()
+        reported = job.hear()
         job.end()
         probes.stop()
         seen = calls.pair(probes.hits())
     rows = []
-    for made in said["calls"]:
+    for made in reported["calls"]:
         reached = sorted({call.symbol for call in seen if call.requested_bytes == made["size_bytes"]})
         rows.append({**made, "reached": ", ".join(reached) or "nothing that is traced"})
     text = "; ".join(f"{row['call']} reaches {row['reached']}" for row in rows if row["status"] == 0)
     make = answered if any(row["call"] == "cudaMalloc" and row["reached"] == "cuMemAlloc_v2" for row in rows) else differs
-    return make(text, runtime=said["runtime"], calls=rows)
+    return make(text, runtime=reported["runtime"], calls=rows)
 
 
 def traces(bench: Bench) -> Answer:
@@ -106,11 +106,11 @@ def traces(bench: Bench) -> Answer:
 
 def _by_allocator(symbols: dict[str, set[str]]) -> str:
     taking = ("Alloc", "Create", "AddressReserve")
-    said = {
+    reported = {
         allocator: sorted(name for name in names if any(part in name for part in taking) and "Ctx" not in name)
         for allocator, names in symbols.items()
     }
-    return "; ".join(f"{allocator} takes memory with {', '.join(names)}" for allocator, names in said.items())
+    return "; ".join(f"{allocator} takes memory with {', '.join(names)}" for allocator, names in reported.items())
 
 
 def trace(bench: Bench, script: str, arguments: Sequence[str], allocator: str) -> tuple[list[calls.Call], int]:

@@ -22,7 +22,7 @@ class Bench:
     is_simulated: bool
     # What the machine is, for a trace's head.
     facts: dict[str, object] = field(default_factory=dict)
-    # Where the answer of the running step goes, also half-way: a step that runs out of time has then said something.
+    # Where the answer of the running step goes, also half-way: a step that runs out of time has then reported something.
     result: Path | None = None
 
     def workload(self, name: str) -> Path:

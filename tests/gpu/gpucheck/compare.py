@@ -82,7 +82,7 @@ def _row(
     torch = point["devices"][0]
     live_name, peak_name = _TRUTH[run[1]]
     gpu = process["gpus"][0] if process and process["gpus"] else {}
-    live, used = gpu.get("live_bytes", 0), gpu.get("used_bytes")
+    live, used = gpu.get("driver_allocated_bytes", 0), gpu.get("used_bytes")
     failures = process["failures"] if process else []
     return {
         "script": run[0],

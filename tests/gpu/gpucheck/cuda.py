@@ -74,7 +74,7 @@ class Driver:
         self.call("cuCtxSynchronize")
 
     def device_used_bytes(self) -> int:
-        """What all processes together use, as cuMemGetInfo tells it."""
+        """What all processes together use, as cuMemGetInfo reports it."""
         free, total = c_size_t(), c_size_t()
         self.call("cuMemGetInfo_v2", byref(free), byref(total))
         return total.value - free.value
@@ -103,7 +103,7 @@ class Driver:
 
 
 class Pool:
-    """The device's default pool, told to keep everything, as PyTorch tells it."""
+    """The device's default pool, reported to keep everything, as PyTorch reports it."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

@@ -26,7 +26,7 @@ START_LIMIT_S = 120.0
 
 
 class Silent(Exception):
-    """A program ended, or said nothing for too long."""
+    """A program ended, or reported nothing for too long."""
 
 
 class Lines:
@@ -126,4 +126,4 @@ class Job:
     def _last_words(self) -> str:
         self._errors.flush()
         text = Path(self._errors.name).read_text(errors="replace")
-        return " / ".join(text.strip().splitlines()[-4:]) or "it said nothing on standard error"
+        return " / ".join(text.strip().splitlines()[-4:]) or "it reported nothing on standard error"

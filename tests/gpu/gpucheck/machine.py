@@ -73,5 +73,5 @@ def refusal(report: dict, kernel: str) -> str | None:
     missing = [check for check in checks if check["id"] in _NEEDED and check["state"] == "missing"]
     if not missing:
         return None
-    said = "; ".join(f"{check['id']}: {check['fact']}" for check in missing)
-    return f"{kernel} allows no eBPF probes here ({said})"
+    reported = "; ".join(f"{check['id']}: {check['fact']}" for check in missing)
+    return f"{kernel} allows no eBPF probes here ({reported})"

@@ -69,13 +69,13 @@ class Nvml:
         return self._text("nvmlSystemGetDriverVersion")
 
     def memory(self) -> dict[str, int]:
-        """The device's memory as version 1 of the call tells it."""
+        """The device's memory as version 1 of the call reports it."""
         memory = _Memory()
         self._call("nvmlDeviceGetMemoryInfo", self.device, byref(memory))
         return {"total_bytes": memory.total, "free_bytes": memory.free, "used_bytes": memory.used}
 
     def memory_v2(self) -> dict[str, int]:
-        """The same as version 2 tells it, with what is reserved apart."""
+        """The same as version 2 reports it, with what is reserved apart."""
         memory = _MemoryV2(version=ctypes.sizeof(_MemoryV2) | 2 << 24)
         self._call("nvmlDeviceGetMemoryInfo_v2", self.device, byref(memory))
         return {

@@ -35,7 +35,7 @@ class Watcher:
             self.report(_ATTACH_LIMIT_S)
         except Silent as error:
             self.__exit__()
-            raise Silent(f"memwatch did not start: {self._said()}") from error
+            raise Silent(f"memwatch did not start: {self._printed()}") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,9 +47,9 @@ class Watcher:
             self.process.kill()
             self.process.communicate()
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         with open(self._errors.name) as file:
-            return " ".join(file.read().split()) or "it said nothing"
+            return " ".join(file.read().split()) or "it reported nothing"
 
     def report(self, limit_s: float = _REPORT_LIMIT_S) -> dict:
         """The next report."""

@@ -1,4 +1,4 @@
-/* The devices of the machine and those that this process sees. */
+/* The devices of the machine and the ones that this process sees. */
 #ifndef GPUSIM_DEVICE_H
 #define GPUSIM_DEVICE_H
 

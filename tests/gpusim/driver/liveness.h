@@ -9,7 +9,7 @@ struct process_identity {
     int32_t tgid; /* in the owner's pid namespace */
     uint32_t reserved;
     uint64_t start_time_ticks; /* field 22 of /proc/<tgid>/stat: guards against reuse of the number */
-    uint64_t stack_start;      /* field 28: changes at exec; 0 where the kernel does not tell */
+    uint64_t stack_start;      /* field 28: changes at exec; 0 where the kernel does not report */
     uint64_t pid_namespace;    /* inode of /proc/self/ns/pid */
 };
 

@@ -1,6 +1,6 @@
 /*
  * The part of the NVML ABI that the simulator speaks: our own declarations of public ABI facts. The library reads the same
- * ledger as the driver, so it tells the truth about every simulated process.
+ * ledger as the driver, so it reports the truth about every simulated process.
  */
 #ifndef GPUSIM_NVML_H
 #define GPUSIM_NVML_H

@@ -30,7 +30,7 @@ static bool stands_in(enum list list)
     return list == (settings_number("GPUSIM_MPS", 0) ? MPS : COMPUTE);
 }
 
-/* The living processes with a context on one device of the ledger, behind those that are in the list. */
+/* The living processes with a context on one device of the ledger, behind the ones that are in the list. */
 static unsigned append_device(const struct ledger *ledger, int device, nvmlProcessInfo_v2 *list, unsigned count)
 {
     for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {

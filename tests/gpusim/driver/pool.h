@@ -1,4 +1,4 @@
-/* Stream-ordered memory pools: they keep what they took from the device until told, or synchronised, to let go. Driver lock. */
+/* Stream-ordered memory pools: they keep what they took from the device until reported, or synchronised, to let go. Driver lock. */
 #ifndef GPUSIM_POOL_H
 #define GPUSIM_POOL_H
 

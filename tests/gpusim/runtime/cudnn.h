@@ -16,7 +16,7 @@ size_t cudnn_element_bytes(int type);
 
 enum { MAX_DIMENSIONS = 8 };
 
-/* A tensor or filter: what it was told. Other descriptors of the library are smaller and nobody asks them anything. */
+/* A tensor or filter: what it was reported. Other descriptors of the library are smaller and nobody asks them anything. */
 struct tensor {
     int dimension_count;
     int lengths[MAX_DIMENSIONS];
@@ -25,7 +25,7 @@ struct tensor {
     int format;
 };
 
-/* A recurrent network: what it was told. */
+/* A recurrent network: what it was reported. */
 struct recurrent_network {
     int cell;
     int direction;

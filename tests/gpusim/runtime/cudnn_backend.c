@@ -1,6 +1,6 @@
 /*
  * cuDNN's graph interface: a caller describes an operation by setting attributes on descriptors, asks which engines can run
- * it, and executes a plan. Here every descriptor keeps what it was told, one engine runs everything, and it computes nothing.
+ * it, and executes a plan. Here every descriptor keeps what it was reported, one engine runs everything, and it computes nothing.
  */
 #include "cudnn.h"
 #include "stand_in.h"

@@ -1,4 +1,4 @@
-/* cuDNN's descriptors: blocks of memory, of which tensors and filters can tell what they were told. */
+/* cuDNN's descriptors: blocks of memory, of which tensors and filters knows what they were reported. */
 #include "cudnn.h"
 #include "stand_in.h"
 

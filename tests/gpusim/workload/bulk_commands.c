@@ -144,7 +144,7 @@ static bool read_file(const char *path, char *text, size_t room)
     return true;
 }
 
-/* storm THREADS TURNS FILE: every thread runs the script so often, all at once; $ is the thread's number, ! a line that must fail */
+/* storm THREADS TURNS FILE: every thread runs the script TURNS times, all at once; $ is the thread's number, ! a line that must fail */
 static void run_storm(struct call *call)
 {
     static char script[64 * 1024];

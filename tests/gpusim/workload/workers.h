@@ -12,7 +12,7 @@ bool worker_start_thread(const char *name);
 /* Forks a child that waits for its commands; its process id, or -1. */
 pid_t worker_fork(const char *name);
 
-/* The same with a child that is this program anew, by vfork and exec. */
+/* The same with a child that is this program again, by vfork and exec. */
 pid_t worker_vfork_exec(const char *name);
 
 /* Waits for a child to end; its wait status, or -1 for a name that is no child. */

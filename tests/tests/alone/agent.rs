@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use memwatch_tests::agent::{Agent, as_user, workload_command_of, workload_of};
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Program, Shape, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Watch, Workload};
 
 const ANN: u32 = 64_001;
 const BOB: u32 = 64_002;
@@ -44,10 +44,10 @@ fn shown(report: &Report) -> Vec<u32> {
 /// What a user is shown once the agent knows all that is there: NVML's numbers are a second old at most.
 fn settled(gpu: &Gpu, agent: &Agent, uid: u32, live_bytes: u64) -> Report {
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < TIMEOUT {
         let report = report(&agent.ask(gpu, uid, &["ps", "--json"]));
         let gpu = report.gpu(0);
-        if gpu["accounted_bytes"] == live_bytes && gpu["used_bytes"].as_u64() > Some(live_bytes) {
+        if gpu["attributed_bytes"] == live_bytes && gpu["used_bytes"].as_u64() > Some(live_bytes) {
             return report;
         }
     }
@@ -68,9 +68,12 @@ fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
 
     let anns_view = settled(&gpu, &agent, ANN, 28 * MIB);
     assert_eq!(shown(&anns_view), [anns.tgid()]);
-    let own = anns_view.process(anns.tgid()).expect("it is Ann's").only_gpu().number("live_bytes");
+    let own = anns_view.process(anns.tgid()).expect("it is Ann's").only_gpu().number("driver_allocated_bytes");
     let hidden = &anns_view.json()["data"]["hidden"];
-    assert_eq!((own, &hidden["processes"], &hidden["gpus"][0]["live_bytes"]), (4 * MIB, &2.into(), &(24 * MIB).into()));
+    assert_eq!(
+        (own, &hidden["processes"], &hidden["gpus"][0]["driver_allocated_bytes"]),
+        (4 * MIB, &2.into(), &(24 * MIB).into())
+    );
     let text = anns_view.json().to_string();
     for secret in [bobs.tgid_word(), gpu.libcuda().display().to_string()] {
         assert!(!text.contains(&format!("\"{secret}")) && !text.contains(&format!(":{secret},")), "{secret} in {text}");
@@ -78,7 +81,7 @@ fn users_see_their_own_processes_root_sees_all_and_the_hidden_ones_add_up() {
     let table = agent.ask(&gpu, ANN, &["ps"]);
     table.assert_ended_with(0, &[]);
     assert!(
-        table.stdout.contains("from the agent, since") && table.stdout.contains("2 processes of others hold"),
+        table.stdout.contains("from the agent") && table.stdout.contains("2 processes of other users use"),
         "{}",
         table.stdout
     );
@@ -135,7 +138,7 @@ fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
     assert_eq!(peak(&settled(&gpu, &agent, ANN, 4 * MIB)), (8 * MIB, false));
     let reset = agent.ask(&gpu, ANN, &words);
     reset.assert_ended_with(0, &[]);
-    let sentence = "peaks begin again; it was 8.0 MiB on GPU 0, now 4.0 MiB";
+    let sentence = "peaks reset; peak was 8.0 MiB on GPU 0, now 4.0 MiB";
     assert!(reset.stdout.contains(sentence), "{}", reset.stdout);
     let left = agent.ask(&gpu, ROOT, &[&words[..], &["--json"]].concat());
     assert_eq!(peak(&report(&left)), (4 * MIB, true));
@@ -151,7 +154,7 @@ fn without_an_agent_peaks_are_nobodys_to_reset() {
     for options in [&["--no-agent"][..], &["--agent", &nowhere]] {
         let words = [options, &["reset-peaks", "--pid", &tgid]].concat();
         let outcome = gpu.run_memwatch(&words);
-        outcome.assert_ended_with(1, &["no peaks to reset", "r begins them anew", "--reset-peaks", "memwatch agent"]);
+        outcome.assert_ended_with(1, &["no peaks to reset", "r resets them", "--reset-peaks", "memwatch agent"]);
         assert_eq!(outcome.stdout, "");
     }
 }
@@ -163,8 +166,9 @@ fn a_watch_on_a_process_ends_with_it() {
     let anns = holding(&gpu, ANN, "4M");
     let mut watch = Watch::start(agent.client(&gpu, ANN, &["--pid", &anns.tgid_word()]));
     let tgid = anns.tgid();
-    watch
-        .until(|report| report.process(tgid).is_some_and(|process| process.only_gpu().number("live_bytes") == 4 * MIB));
+    watch.until(|report| {
+        report.process(tgid).is_some_and(|process| process.only_gpu().number("driver_allocated_bytes") == 4 * MIB)
+    });
     drop(anns);
     let (last, code) = watch.finish();
     assert_eq!(code, 0);
@@ -197,7 +201,7 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
         assert_eq!(shown(&report), [workload.tgid()]);
         assert!(report.is_complete());
     }
-    agent.until_told("WATCHDOG=1");
+    agent.until_reported("WATCHDOG=1");
 }
 
 #[test]
@@ -222,9 +226,9 @@ fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
     assert_eq!(report.json()["from_agent"], true);
     drop(watch);
     agent.signal(libc::SIGHUP);
-    agent.until_told("WATCHDOG=1");
+    agent.until_reported("WATCHDOG=1");
     agent.signal(libc::SIGTERM);
-    agent.until_told("STOPPING=1");
+    agent.until_reported("STOPPING=1");
     assert_eq!(agent.end(), 0);
     assert!(!agent.socket().exists());
 }
@@ -233,11 +237,11 @@ fn a_killed_agent_is_replaced_and_a_watch_goes_on() {
 fn its_service_manager_hears_that_it_is_ready_how_it_is_and_that_it_lives() {
     let Some(gpu) = machine() else { return };
     let agent = Agent::start(&gpu);
-    assert!(agent.until_told("STATUS=0 processes").contains("client"));
+    assert!(agent.until_reported("STATUS=0 processes").contains("client"));
     let _workload = holding(&gpu, ANN, "4M");
-    agent.until_told("STATUS=1 process on 1 GPU, 0 clients");
+    agent.until_reported("STATUS=1 process on 1 GPU, 0 clients");
     for _ in 0..3 {
-        agent.until_told("WATCHDOG=1");
+        agent.until_reported("WATCHDOG=1");
     }
 }
 
@@ -280,13 +284,13 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     let probed =
         |report: &Report| report.json()["coverage"]["libraries"].as_array().is_some_and(|list| list.len() == 2);
     while !probed(&report(&agent.ask(&gpu, ROOT, &["ps", "--json"]))) {
-        assert!(begin.elapsed() < PATIENCE, "the second library is not found");
+        assert!(begin.elapsed() < TIMEOUT, "the second library is not found");
     }
     bobs.run(&["uuid 0", "device 0", "alloc a 8M"]);
     let report = settled(&gpu, &agent, ROOT, 8 * MIB);
     assert_eq!(report.json()["coverage"]["discovery"], "mapping_records");
     let on_gpu = report.process(bobs.tgid()).expect("it is found").only_gpu();
-    assert_eq!(on_gpu.number("live_bytes"), 8 * MIB);
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 8 * MIB);
     assert!(on_gpu.number("used_bytes") > 8 * MIB, "NVML answers");
 }
 
@@ -301,7 +305,7 @@ fn a_user_with_the_four_capabilities_runs_the_agent() {
     if !runs(Command::new("setpriv").args(["--inh-caps", four, "--ambient-caps", four, "true"])) {
         return eprintln!("SKIPPED: no setpriv (util-linux 2.36 or later) that knows these capabilities");
     }
-    // The simulator's books, which this user could not make.
+    // The simulator's ledger, which this user could not make.
     drop(workload_command_of(&gpu, ANN));
     let run = gpu.directory().join("run");
     fs::create_dir(&run).expect("a folder");
@@ -337,11 +341,11 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
             format!("sudo {program} agent"),
         ]
     };
-    let told = ways_out(&program.to_string_lossy());
-    let told: Vec<&str> = told.iter().map(String::as_str).collect();
+    let reported = ways_out(&program.to_string_lossy());
+    let reported: Vec<&str> = reported.iter().map(String::as_str).collect();
     command.arg("ps");
     let outcome = Outcome::of(command);
-    outcome.assert_ended_with(4, &told);
+    outcome.assert_ended_with(4, &reported);
     assert_eq!(outcome.stdout, "");
     let elsewhere = gpu.directory().join("nowhere");
     let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
@@ -351,8 +355,8 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o666)).expect("it is ours");
     let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
     command.arg(&elsewhere);
-    let mut sentences = told.clone();
-    sentences.push("nobody listens");
+    let mut sentences = reported.clone();
+    sentences.push("nothing is listening");
     Outcome::of(command).assert_ended_with(4, &sentences);
     let mut agent = as_user(&gpu, ANN, &["agent", "--socket"]);
     agent.arg(gpu.directory().join("closed/to/ann"));

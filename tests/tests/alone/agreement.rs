@@ -116,11 +116,12 @@ impl Asking<'_> {
         command
     }
 
-    fn answer(&self, said: &str) -> Vec<Value> {
+    fn answer(&self, stated: &str) -> Vec<Value> {
         let Some(file) = self.file() else {
-            let said: Value = serde_json::from_str(said).unwrap_or_else(|error| panic!("{error} in {said}"));
-            let answers: Vec<_> = self.asked.1.iter().flat_map(|pointer| at(&said, pointer)).map(comparable).collect();
-            assert!(answers.len() >= self.asked.1.len(), "{said:#}");
+            let stated: Value = serde_json::from_str(stated).unwrap_or_else(|error| panic!("{error} in {stated}"));
+            let answers: Vec<_> =
+                self.asked.1.iter().flat_map(|pointer| at(&stated, pointer)).map(comparable).collect();
+            assert!(answers.len() >= self.asked.1.len(), "{stated:#}");
             return answers;
         };
         let bytes = if file.extension().is_some_and(|extension| extension == "pickle") {
@@ -149,8 +150,8 @@ fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
     let held = &checkpoint["devices"][0]["memory_stats"]["allocation.all.allocated"];
     until(&format!("{held} allocations in {file}"), || {
         let read = Outcome::of(gpu.memwatch(&["stats", "--json", "--in", file]));
-        let said: Value = serde_json::from_str(&read.stdout).unwrap_or_default();
-        let written = &said["data"]["processes"][0]["devices"][0]["statistics"]["allocation.all.allocated"];
+        let stated: Value = serde_json::from_str(&read.stdout).unwrap_or_default();
+        let written = &stated["data"]["processes"][0]["devices"][0]["statistics"]["allocation.all.allocated"];
         (written == held).then_some(())
     });
 }
@@ -183,12 +184,12 @@ fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
     whole.interrupt();
     for (live, watch) in watched {
         let name = live.asked.0.join(" ");
-        let said = live.answer(&watch.stop());
+        let stated = live.answer(&watch.stop());
         for (who, file) in ["whole", "killed"].into_iter().zip(&recordings) {
             let reading = Asking { who, ..live };
             let outcome = Outcome::of(reading.command(&["--in", file]));
             outcome.assert_ended_with(0, &[]);
-            assert_eq!(reading.answer(&outcome.stdout), said, "{name}, {who}");
+            assert_eq!(reading.answer(&outcome.stdout), stated, "{name}, {who}");
         }
     }
 }

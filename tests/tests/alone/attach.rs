@@ -1,4 +1,4 @@
-//! memwatch comes in the middle of a run: what was there before is told apart, what comes later is exact.
+//! memwatch comes in the middle of a run: what was there before is distinguished, what comes later is exact.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,22 +20,22 @@ fn checkpoint(job: &mut TorchJob, label: &str) -> Value {
 #[derive(Debug, PartialEq, Eq)]
 struct Expected {
     live_bytes: u64,
-    before_attach_bytes: u64,
+    preexisting_bytes: u64,
     includes_context: bool,
     used_bytes: u64,
 }
 
-fn assert_told(report: &Report, tgid: u32, expected: &Expected) {
+fn assert_reported(report: &Report, tgid: u32, expected: &Expected) {
     let process = report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"));
     let on_gpu = process.only_gpu();
-    let told = Expected {
-        live_bytes: on_gpu.number("live_bytes"),
-        before_attach_bytes: on_gpu.number("before_attach_bytes"),
-        includes_context: on_gpu.0["before_attach_includes_context"] == true,
+    let reported = Expected {
+        live_bytes: on_gpu.number("driver_allocated_bytes"),
+        preexisting_bytes: on_gpu.number("preexisting_bytes"),
+        includes_context: on_gpu.0["preexisting_includes_context"] == true,
         used_bytes: on_gpu.number("used_bytes"),
     };
-    assert_eq!(&told, expected, "{report:#?}");
-    assert_eq!(on_gpu.number("unexplained_bytes"), expected.used_bytes - expected.live_bytes, "{report:#?}");
+    assert_eq!(&reported, expected, "{report:#?}");
+    assert_eq!(on_gpu.number("unattributed_bytes"), expected.used_bytes - expected.live_bytes, "{report:#?}");
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
 }
 
@@ -53,12 +53,12 @@ fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unkn
             _ => reserved,
         };
         let report = watch.settled();
-        assert_told(
+        assert_reported(
             &report,
             job.tgid(),
             &Expected {
                 live_bytes,
-                before_attach_bytes: reserved - live_bytes + unknown_context_bytes,
+                preexisting_bytes: reserved - live_bytes + unknown_context_bytes,
                 includes_context: unknown_context_bytes > 0,
                 used_bytes: reserved + CONTEXT_BYTES,
             },
@@ -71,19 +71,19 @@ fn follow_idle_hold(job: &mut TorchJob, watch: &mut Watch, held_bytes: u64, unkn
 }
 
 #[test]
-fn what_a_pytorch_job_holds_at_the_attach_is_before_attach_and_what_comes_later_is_live() {
+fn what_a_pytorch_job_holds_at_the_attach_is_preexisting_and_what_comes_later_is_live() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["idle_hold.py"]) else { return };
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
     let mut watch = gpu.watch(&["--pid", &job.tgid().to_string()]);
     let report = watch.settled();
-    // Nobody has shown how large a context is here, so it cannot be told from what the job allocated.
-    assert_told(
+    // Nobody has shown how large a context is here, so it cannot be distinguished from what the job allocated.
+    assert_reported(
         &report,
         job.tgid(),
         &Expected {
             live_bytes: 0,
-            before_attach_bytes: held_bytes + CONTEXT_BYTES,
+            preexisting_bytes: held_bytes + CONTEXT_BYTES,
             includes_context: true,
             used_bytes: held_bytes + CONTEXT_BYTES,
         },
@@ -94,11 +94,11 @@ fn what_a_pytorch_job_holds_at_the_attach_is_before_attach_and_what_comes_later_
     assert_eq!(code, 0);
     let process = last.process(job.tgid()).expect("the target stays in the report");
     assert!(process.has_ended());
-    assert_eq!(process.only_gpu().number("live_bytes"), 0);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0);
 }
 
 #[test]
-fn another_job_seen_from_its_start_takes_the_context_out_of_before_attach() {
+fn another_job_seen_from_its_start_takes_the_context_out_of_preexisting() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["idle_hold.py"]) else { return };
     let held_bytes = reserved_bytes(&checkpoint(&mut job, "holding"));
@@ -106,12 +106,12 @@ fn another_job_seen_from_its_start_takes_the_context_out_of_before_attach() {
     let mut teacher = gpu.workload();
     teacher.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let report = watch.settled();
-    assert_told(
+    assert_reported(
         &report,
         job.tgid(),
         &Expected {
             live_bytes: 0,
-            before_attach_bytes: held_bytes,
+            preexisting_bytes: held_bytes,
             includes_context: false,
             used_bytes: held_bytes + CONTEXT_BYTES,
         },
@@ -129,19 +129,19 @@ fn the_table_says_what_is_older_than_the_watch() {
     let once = gpu.run_memwatch(&[&["ps"], &words[..]].concat());
     assert_eq!(once.code, 0, "{}", once.stderr);
     let mut watch = Program::start(gpu.memwatch(&[&words[..], &["--interval", "100ms"]].concat()));
-    for text in [once.stdout, watch.until_line_with("≤582.0 MiB") + &watch.until_line_with("older than this watch")] {
+    for text in [once.stdout, watch.until_line_with("≤582.0 MiB") + &watch.until_line_with("started before attach")] {
         // 64 MiB and the context.
         assert!(text.contains("≤582.0 MiB"), "{text}");
-        assert!(text.contains("1 process is older than this watch"), "{text}");
+        assert!(text.contains("1 process started before attach"), "{text}");
     }
     workload.run(&["alloc late 32M", "free early"]);
     let row = watch.until_line_with("≤518.0 MiB");
     assert!(row.contains("32.0 MiB"), "{row}");
-    watch.until_line_with("1 free of memory older than the watch");
+    watch.until_line_with("1 free of memory allocated before attach");
 }
 
 #[test]
-fn an_old_and_a_new_process_on_one_gpu_are_told_by_their_age() {
+fn an_old_and_a_new_process_on_one_gpu_are_determined_by_their_age() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut old = gpu.workload();
     old.run(&["uuid 0", "device 0", "alloc early 4M", "async pooled 2M", "create physical 6M"]);
@@ -150,18 +150,18 @@ fn an_old_and_a_new_process_on_one_gpu_are_told_by_their_age() {
     new.run(&["uuid 0", "device 0", "alloc a 8M"]);
     old.run(&["alloc late 10M"]);
     let report = watch.settled();
-    assert_eq!(only_gpu_of(&report, &old).number("live_bytes"), 10 * MIB);
+    assert_eq!(only_gpu_of(&report, &old).number("driver_allocated_bytes"), 10 * MIB);
     // The pool has taken 32 MiB for the 2 MiB in use.
-    assert_eq!(only_gpu_of(&report, &old).number("before_attach_bytes"), (4 + 32 + 6) * MIB);
-    assert_eq!(only_gpu_of(&report, &new).number("live_bytes"), 8 * MIB);
-    assert_eq!(only_gpu_of(&report, &new).number("before_attach_bytes"), 0);
+    assert_eq!(only_gpu_of(&report, &old).number("preexisting_bytes"), (4 + 32 + 6) * MIB);
+    assert_eq!(only_gpu_of(&report, &new).number("driver_allocated_bytes"), 8 * MIB);
+    assert_eq!(only_gpu_of(&report, &new).number("preexisting_bytes"), 0);
     let from_start =
         |workload: &Workload| report.process(workload.tgid()).expect("both are reported").0["from_start"].clone();
     assert_eq!((from_start(&old), from_start(&new)), (false.into(), true.into()));
     old.run(&["free early", "release physical"]);
     let report = watch.settled();
-    assert_eq!(only_gpu_of(&report, &old).number("live_bytes"), 10 * MIB);
-    assert_eq!(only_gpu_of(&report, &old).number("before_attach_bytes"), 32 * MIB);
+    assert_eq!(only_gpu_of(&report, &old).number("driver_allocated_bytes"), 10 * MIB);
+    assert_eq!(only_gpu_of(&report, &old).number("preexisting_bytes"), 32 * MIB);
 }
 
 #[test]
@@ -173,13 +173,13 @@ fn a_process_that_has_loaded_the_driver_but_made_no_context_holds_nothing_before
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     watch.settled();
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
-    let told = Expected {
+    let reported = Expected {
         live_bytes: 4 * MIB,
-        before_attach_bytes: 0,
+        preexisting_bytes: 0,
         includes_context: false,
         used_bytes: 4 * MIB + CONTEXT_BYTES,
     };
-    assert_told(&watch.settled(), workload.tgid(), &told);
+    assert_reported(&watch.settled(), workload.tgid(), &reported);
 }
 
 #[test]
@@ -194,12 +194,12 @@ fn two_watches_on_one_process_agree() {
     second.settled();
     workload.run(&["alloc a 6M", "async b 2M", "free early", "alloc c 8M", "free a"]);
     let reports = [first.settled(), second.settled()];
-    let told = reports.each_ref().map(|report| only_gpu_of(report, &workload).0);
-    assert_eq!(told[0], told[1]);
-    assert_eq!(told[0]["live_bytes"], 10 * MIB);
+    let reported = reports.each_ref().map(|report| only_gpu_of(report, &workload).0);
+    assert_eq!(reported[0], reported[1]);
+    assert_eq!(reported[0]["driver_allocated_bytes"], 10 * MIB);
     drop(first);
     workload.run(&["free c"]);
-    assert_eq!(only_gpu_of(&second.settled(), &workload).number("live_bytes"), 2 * MIB);
+    assert_eq!(only_gpu_of(&second.settled(), &workload).number("driver_allocated_bytes"), 2 * MIB);
 }
 
 /// Says at its end, however that comes, that something is over.
@@ -237,8 +237,8 @@ fn an_attach_in_the_middle_of_calls_of_many_threads_ends_exactly() {
     let report = watch.settled();
     let process = report.process(workload.tgid()).expect("the target");
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
-    assert_eq!(process.only_gpu().number("live_bytes"), 4 * MIB);
-    assert_eq!(process.only_gpu().number("before_attach_bytes"), CONTEXT_BYTES);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 4 * MIB);
+    assert_eq!(process.only_gpu().number("preexisting_bytes"), CONTEXT_BYTES);
 }
 
 #[test]
@@ -253,6 +253,6 @@ fn a_second_watch_that_attaches_to_a_busy_process_loses_nothing() {
         let report = watch.settled();
         let process = report.process(workload.tgid()).expect("the target");
         assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
-        assert_eq!(process.only_gpu().number("live_bytes"), 4 * MIB);
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 4 * MIB);
     }
 }

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use memwatch_tests::kernel_maps::{Table, processes_in};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::report::{Process, Report};
-use memwatch_tests::{Gpu, MIB, PATIENCE, Shape, Watch, Workload};
+use memwatch_tests::{Gpu, MIB, Shape, TIMEOUT, Watch, Workload};
 use serde_json::Value;
 
 /// Memory on GPU 0, as a program begins.
@@ -25,25 +25,25 @@ fn assert_the_dead_are_forgotten(watch: &mut Watch) {
         let dead = |tgids: Vec<u32>| tgids.into_iter().filter(|tgid| !exists(*tgid)).collect::<Vec<u32>>();
         let begin = std::time::Instant::now();
         // Losses are read, and given back, with each report.
-        while !dead(processes_in(watch.tgid(), table)).is_empty() && begin.elapsed() < PATIENCE {
+        while !dead(processes_in(watch.tgid(), table)).is_empty() && begin.elapsed() < TIMEOUT {
             watch.next_report();
         }
         assert_eq!(dead(processes_in(watch.tgid(), table)), Vec::<u32>::new(), "in {table:?}");
     }
 }
 
-/// Every process told of between now and the first report that is newer than this call, as it was told last.
-fn all_told(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
+/// Every process in the reports between now and the first report that is newer than this call, as it was reported last.
+fn all_reported(watch: &mut Watch) -> (BTreeMap<u32, Value>, Report) {
     let now = Timestamp::now();
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     loop {
         let report = watch.next_report();
         for process in report.json()["data"]["processes"].as_array().expect("processes") {
             let tgid = u32::try_from(process["pid"].as_u64().expect("a number")).expect("a process id");
-            told.insert(tgid, process.clone());
+            reported.insert(tgid, process.clone());
         }
         if report.is_newer_than(now) {
-            return (told, report);
+            return (reported, report);
         }
     }
 }
@@ -63,14 +63,15 @@ fn a_thousand_quick_processes_are_each_seen_with_their_exact_numbers() {
         sizes.insert(child.id(), number * 512);
         assert!(child.wait().expect("it is ours").success());
     }
-    let (told, report) = all_told(&mut watch);
+    let (reported, report) = all_reported(&mut watch);
     assert!(report.is_complete(), "{:#}", report.json()["losses"]);
     assert_eq!(sizes.len() as u64, PROCESSES, "a process number came twice");
     for (tgid, bytes) in sizes {
-        let process = Process(told.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not told of")));
+        let process = Process(reported.get(&tgid).unwrap_or_else(|| panic!("{tgid} is not reported")));
         assert!(process.is_exact() && process.has_ended() && process.0["from_start"] == true, "{:#}", process.0);
         let on_gpu = process.only_gpu();
-        let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
+        let numbers =
+            ["driver_allocated_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
         assert_eq!(numbers, [0, bytes, 1, 0], "{:#}", process.0);
     }
     assert_the_dead_are_forgotten(&mut watch);
@@ -91,10 +92,10 @@ fn ten_thousand_short_processes_leave_nothing_behind() {
     assert!(report.process(workload.tgid()).is_none_or(|process| process.0["gpus"] == serde_json::json!([])));
     let herd = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let herd: Vec<_> = herd.filter(Process::has_ended).collect();
-    assert!(herd.len() > 1000, "only {} are told of", herd.len());
+    assert!(herd.len() > 1000, "only {} are reported", herd.len());
     for process in herd {
         assert!(process.is_exact(), "{:#}", process.0);
-        assert_eq!(process.only_gpu().number("live_bytes"), 0);
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0);
     }
     assert_the_dead_are_forgotten(&mut watch);
     eprintln!("memwatch's resident memory: {before_kib} KiB before, {} KiB after", resident_kib(watch.tgid()));
@@ -108,7 +109,7 @@ fn resident_kib(tgid: u32) -> u64 {
 }
 
 #[test]
-fn losses_of_the_dead_are_told_and_then_forgotten() {
+fn losses_of_the_dead_are_reported_and_then_forgotten() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4K"]);
     let mut workload = gpu.workload();
@@ -132,7 +133,7 @@ fn a_fork_without_exec_is_a_process_of_its_own_with_nothing_of_its_parents() {
     parent.run(&["alloc a 4M", "@child uuid 0", "@child device 0", "@child alloc b 6M", "free a"]);
     let report = assert_agrees(&gpu, &mut watch, &parent, Agreement::Exact);
     let of_child = report.process(child).expect("it has called the driver");
-    assert_eq!(of_child.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(of_child.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
     assert_eq!(of_child.only_gpu().number("peak_bytes"), 6 * MIB);
     assert!(of_child.is_exact() && of_child.0["from_start"] == true, "{:#}", of_child.0);
     assert_eq!(parent.ask("wait child")["exit_code"], 0);
@@ -149,12 +150,12 @@ fn an_exec_from_another_thread_keeps_the_process_and_none_of_its_memory() {
     workload.run(&["alloc a 4M", "thread start other", "@other device 0", "@other alloc b 2M"]);
     assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
     // Nobody is left to answer: that thread becomes the main one of a new program, which reads the same input.
-    workload.tell("@other exec");
+    workload.report("@other exec");
     workload.run(&BEGIN);
     workload.run(&["alloc c 8M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
     let process = report.process(workload.tgid()).expect("it is reported");
-    assert_eq!(process.only_gpu().number("live_bytes"), 8 * MIB);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 8 * MIB);
     assert_eq!(process.number("implicit_frees"), 2);
     workload.end();
     assert_the_dead_are_forgotten(&mut watch);
@@ -174,7 +175,7 @@ fn a_process_whose_main_thread_has_ended_is_still_watched_and_found() {
     workload.run(&["alloc c 8M", "free b"]);
     let report = second.settled();
     let process = report.process(workload.tgid()).expect("it is the target");
-    assert_eq!(process.only_gpu().number("live_bytes"), 8 * MIB, "{report:#?}");
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 8 * MIB, "{report:#?}");
     assert_eq!(process.number("unknown_frees"), 1);
     workload.end();
     let report = first.until(|report| report.process(workload.tgid()).is_none_or(|process| process.has_ended()));
@@ -212,13 +213,14 @@ fn two_processes_of_one_number_are_two_processes() {
     let report = assert_agrees(&gpu, &mut watch, &second, Agreement::Exact);
     let processes = report.json()["data"]["processes"].as_array().expect("processes").iter().map(Process);
     let of_number: Vec<_> = processes.filter(|process| process.0["pid"] == tgid).collect();
-    let told = |process: &Process<'_>| {
+    let reported = |process: &Process<'_>| {
         let on_gpu = process.only_gpu();
-        let numbers = ["live_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
+        let numbers =
+            ["driver_allocated_bytes", "peak_bytes", "allocations", "frees"].map(|field| on_gpu.number(field));
         (process.has_ended(), process.0["from_start"] == true, numbers)
     };
-    let told: Vec<_> = of_number.iter().map(told).collect();
-    assert_eq!(told, [(true, true, [0, 4 * MIB, 1, 0]), (false, true, [2 * MIB, 8 * MIB, 2, 1])], "{report:#?}");
+    let reported: Vec<_> = of_number.iter().map(reported).collect();
+    assert_eq!(reported, [(true, true, [0, 4 * MIB, 1, 0]), (false, true, [2 * MIB, 8 * MIB, 2, 1])], "{report:#?}");
 }
 
 #[test]
@@ -235,7 +237,7 @@ fn a_thread_that_ends_inside_a_call_is_a_loss_of_its_process_and_leaves_no_trace
     let report = watch.settled();
     let process = report.process(workload.tgid()).expect("it is reported");
     assert!(!process.is_exact());
-    assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
     assert!(report.process(beside.tgid()).expect("it is reported").is_exact());
     workload.end();
     assert_the_dead_are_forgotten(&mut watch);
@@ -248,7 +250,7 @@ fn a_process_killed_inside_a_call_even_its_first_leaves_no_trace() {
     for begin in [&["init"][..], &["init", "uuid 0", "device 0", "alloc a 4M"]] {
         let mut workload = gpu.workload();
         workload.run(begin);
-        workload.tell("fault process");
+        workload.report("fault process");
         workload.wait();
         assert_the_dead_are_forgotten(&mut watch);
     }
@@ -265,13 +267,16 @@ fn an_exec_inside_a_call_of_another_thread_leaves_no_call_behind() {
     workload.run(&["alloc a 4M"]);
     assert!(processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the main thread has called");
     // The thread inside the call takes the main thread's number; the new program answers.
-    workload.tell("fault exec");
+    workload.report("fault exec");
     workload.ask("tgid");
     assert!(!processes_in(watch.tgid(), Table::InFlight).contains(&workload.tgid()), "the new program has not called");
     workload.run(&BEGIN);
     workload.run(&["alloc b 2M"]);
     let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
-    assert_eq!(report.process(workload.tgid()).expect("it is reported").only_gpu().number("live_bytes"), 2 * MIB);
+    assert_eq!(
+        report.process(workload.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes"),
+        2 * MIB
+    );
 }
 
 #[test]
@@ -288,9 +293,12 @@ fn a_child_made_by_vfork_and_exec_is_watched_from_its_start() {
         parent.run(&["alloc a 4M", "@child uuid 0", "@child device 0", "@child alloc b 6M"]);
         let report = watch.settled();
         let process = report.process(child).unwrap_or_else(|| panic!("not reported: {report:#?}"));
-        assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
         assert!(process.is_exact() && process.0["from_start"] == true, "{:#}", process.0);
-        assert_eq!(report.process(parent.tgid()).expect("it is reported").only_gpu().number("live_bytes"), 4 * MIB);
+        assert_eq!(
+            report.process(parent.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes"),
+            4 * MIB
+        );
         assert_eq!(parent.ask("wait child")["exit_code"], 0);
         parent.run(&["free a"]);
         assert_the_dead_are_forgotten(&mut watch);

@@ -81,18 +81,18 @@ fn a_process_without_cuda_is_6_and_named() {
     let sentence = format!("process {tgid} (cat) has not loaded libcuda.so");
     gpu.run_memwatch(&["ps", "-p", &tgid]).assert_ended_with(6, &[&sentence]);
     let waiting = format!("{sentence}; waiting for its first CUDA call");
-    let in_vain = format!("{sentence} in all this time");
-    gpu.run_memwatch(&["-p", &tgid, "-d", "300ms"]).assert_ended_with(6, &[&waiting, &in_vain]);
+    let timed_out = format!("{sentence} in all this time");
+    gpu.run_memwatch(&["-p", &tgid, "-d", "300ms"]).assert_ended_with(6, &[&waiting, &timed_out]);
 }
 
 /// memwatch as a file that everybody may execute, run by a user without any capability.
 fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
-    let told = gpu.memwatch(words);
+    let reported = gpu.memwatch(words);
     let program = gpu.directory().join("memwatch");
-    std::fs::copy(told.get_program(), &program).expect("a copy of memwatch");
+    std::fs::copy(reported.get_program(), &program).expect("a copy of memwatch");
     std::fs::set_permissions(gpu.directory(), PermissionsExt::from_mode(0o755)).expect("the directory is ours");
     let mut command = Command::new(program);
-    command.args(told.get_args()).uid(NOBODY).gid(NOBODY);
+    command.args(reported.get_args()).uid(NOBODY).gid(NOBODY);
     command
 }
 
@@ -141,8 +141,8 @@ fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() 
     let reason = report.json()["coverage"]["nvml_reason"].as_str().expect("a reason");
     assert!(reason.contains(&name), "{reason}");
     let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
-    assert_eq!(on_gpu.number("live_bytes"), 4 * MIB);
-    assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["unexplained_bytes"].is_null());
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 4 * MIB);
+    assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["unattributed_bytes"].is_null());
     let table = gpu.run_memwatch(&["ps", "--pid", &workload.tgid_word()]);
     table.assert_ended_with(0, &[]);
     assert!(table.stdout.contains(&format!("no NVML: {name}")), "{}", table.stdout);
@@ -198,7 +198,7 @@ fn what_nvml_refuses_is_null_and_live_bytes_are_right_all_the_same() {
         assert_eq!(report.json()["coverage"]["nvml"], refusal.nvml, "{}", refusal.of);
         assert_eq!(report.gpu(0)["used_bytes"].is_u64(), refusal.gpu_used, "{}: {report:#?}", refusal.of);
         let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
-        assert_eq!(on_gpu.number("live_bytes"), 4 * MIB, "{}", refusal.of);
+        assert_eq!(on_gpu.number("driver_allocated_bytes"), 4 * MIB, "{}", refusal.of);
         let used = refusal.process_used.then_some(4 * MIB + CONTEXT_BYTES);
         assert_eq!(on_gpu.0["used_bytes"].as_u64(), used, "{}: {report:#?}", refusal.of);
     }
@@ -214,10 +214,10 @@ fn a_driver_that_does_not_answer_stops_no_report() {
     for (command, live_bytes) in [("alloc b 6M", 6 * MIB), ("alloc c 8M", 14 * MIB), ("free b", 8 * MIB)] {
         workload.run(&[command]);
         let report = watch.until(|report| {
-            report.process(tgid).is_some_and(|process| process.0["gpus"][0]["live_bytes"] == live_bytes)
+            report.process(tgid).is_some_and(|process| process.0["gpus"][0]["driver_allocated_bytes"] == live_bytes)
         });
         let on_gpu = report.process(tgid).expect("the target").only_gpu();
-        assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["before_attach_bytes"].is_null(), "{report:#?}");
+        assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["preexisting_bytes"].is_null(), "{report:#?}");
         assert_eq!(report.json()["data"]["gpus"], Value::Array(Vec::new()));
     }
     let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
@@ -255,12 +255,12 @@ fn json_keeps_its_contract() {
     once.assert_ended_with(0, &[]);
     assert_eq!(once.stdout.matches('\n').count(), 1, "{}", once.stdout);
     let report = Report::parse(&once.stdout);
-    assert_eq!(report.json()["schema"], "memwatch.ps/1");
+    assert_eq!(report.json()["schema"], "memwatch.ps/2");
     contract::assert_kept(&report);
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     workload.run(&["alloc b 2M", "async c 2M"]);
     let report = watch.settled();
-    assert_eq!(report.json()["schema"], "memwatch.watch/1");
+    assert_eq!(report.json()["schema"], "memwatch.watch/2");
     contract::assert_kept_with_kinds(&report);
 }
 
@@ -318,10 +318,10 @@ fn a_reader_that_leaves_early_ends_the_watch_quietly() {
         let mut line = String::new();
         output.read_line(&mut line).expect("a first line");
         drop(output);
-        let mut told = String::new();
-        let _ = child.stderr.take().expect("standard error is piped").read_to_string(&mut told);
+        let mut reported = String::new();
+        let _ = child.stderr.take().expect("standard error is piped").read_to_string(&mut reported);
         let status = child.wait().expect("memwatch is ours");
-        assert_eq!((status.code(), told.as_str()), (Some(0), ""), "{json:?}");
+        assert_eq!((status.code(), reported.as_str()), (Some(0), ""), "{json:?}");
     }
 }
 
@@ -330,11 +330,11 @@ fn more_calls_than_a_watch_can_take_in_keep_it_neither_from_reporting_nor_from_e
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut workload = holding_4_mib(&gpu);
     // Without end: it is killed with the test.
-    workload.tell("churn 8 1000000000 2M");
+    workload.report("churn 8 1000000000 2M");
     let words = ["--pid", &workload.tgid_word(), "--interval", "100ms", "--ring-bytes", "1M"];
     let mut watch = Program::start(gpu.memwatch(&words));
     for _ in 0..3 {
-        watch.until_line_with("observed since");
+        watch.until_line_with("UNATTRIBUTED");
     }
     watch.signal(libc::SIGINT);
     assert_eq!(watch.end(), 0);
@@ -346,13 +346,13 @@ fn a_signal_ends_a_watch_with_0_and_the_next_one_works() {
     let workload = holding_4_mib(&gpu);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
-        watch.until_line_with("observed since");
+        watch.until_line_with("complete");
         watch.signal(signal);
         assert_eq!(watch.end(), 0, "after signal {signal}");
     }
     let once = gpu.run_memwatch(&["ps", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
-    assert!(once.stdout.contains("lost 0"), "{}", once.stdout);
+    assert!(once.stdout.contains("complete"), "{}", once.stdout);
 }
 
 fn check(report: &Report, id: &str) -> Value {
@@ -406,12 +406,12 @@ fn a_watch_on_a_process_ends_with_it_and_a_summary() {
     let mut workload = gpu.workload();
     workload.ask("tgid");
     let mut watch = Program::start(gpu.memwatch(&["--pid", &workload.tgid_word(), "--interval", "100ms"]));
-    watch.until_line_with("observed since");
+    watch.until_line_with("complete");
     workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
     watch.until_line_with("device 4.0 MiB");
     workload.end();
     watch.until_line_with("peak        4.0 MiB on GPU 0");
-    watch.until_line_with("1 allocation left for the driver to free");
+    watch.until_line_with("1 allocation not freed by the program");
     assert_eq!(watch.end(), 0);
     let watched = Watch::start(gpu.memwatch(&["--duration", "300ms"]));
     assert_eq!(watched.finish().1, 0);

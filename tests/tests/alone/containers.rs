@@ -8,21 +8,21 @@ use memwatch_tests::containerd::{self, Containerd, PodNames};
 use memwatch_tests::enclosure::{Cgroups, workload_in_group, workloads_in_group};
 use memwatch_tests::report::{Process, Report};
 use memwatch_tests::slurm::Slurm;
-use memwatch_tests::{Docker, Engine, Gpu, MIB, PATIENCE, Shape, Watch, Workload, rootfs};
+use memwatch_tests::{Docker, Engine, Gpu, MIB, Shape, TIMEOUT, Watch, Workload, rootfs};
 use serde_json::{Value, json};
 
 fn process(report: &Report, tgid: u32) -> Process<'_> {
     report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"))
 }
 
-/// Every process of the simulator's books is reported with what these say, and together they are what the GPU has in use.
+/// Every process of the simulator's ledger is reported with what these say, and together they are what the GPU has in use.
 fn assert_adds_up(gpu: &Gpu, report: &Report, tgids: &[u32]) {
     let ledger = gpu.ledger();
     let mut used_bytes = 0;
     for &tgid in tgids {
-        let entry = ledger.process(tgid).unwrap_or_else(|| panic!("{tgid} is not in the simulator's books"));
+        let entry = ledger.process(tgid).unwrap_or_else(|| panic!("{tgid} is not in the simulator's ledger"));
         let on_gpu = process(report, tgid).only_gpu();
-        assert_eq!(on_gpu.number("live_bytes"), entry.devices[0].owned_live_bytes, "{report:#?}");
+        assert_eq!(on_gpu.number("driver_allocated_bytes"), entry.devices[0].owned_live_bytes, "{report:#?}");
         assert_eq!(on_gpu.number("used_bytes"), entry.devices[0].used_bytes, "{report:#?}");
         used_bytes += on_gpu.number("used_bytes");
     }
@@ -100,7 +100,7 @@ fn assert_groups_add_up(gpu: &Gpu, report: &str, expected: &[&str]) {
     assert_eq!(groups.iter().filter(|group| group["id"].is_null()).count(), 1, "{report:#?}");
     let charged = |group: &Value| group["gpus"][0]["charged_bytes"].as_i64().expect("a number");
     let rest = data["rest"][0]["bytes"].as_i64().expect("a number");
-    let used_bytes = gpu.ledger().device_used_bytes(0).expect("the device is in the books");
+    let used_bytes = gpu.ledger().device_used_bytes(0).expect("the device is in the ledger");
     assert_eq!(groups.iter().map(charged).sum::<i64>() + rest, i64::try_from(used_bytes).expect("less than 2^63"));
 }
 
@@ -159,7 +159,7 @@ fn an_agent_that_has_given_up_its_privileges_still_has_names() {
         if report.process(tgid).is_some_and(|process| process.0["container"]["name"] == "train") {
             return;
         }
-        assert!(begin.elapsed() < PATIENCE, "{report:#?}");
+        assert!(begin.elapsed() < TIMEOUT, "{report:#?}");
     }
 }
 
@@ -227,7 +227,7 @@ fn a_pods_container_is_named_by_its_runtime() {
 }
 
 #[test]
-fn a_slurm_jobs_tasks_are_told_with_job_step_and_task() {
+fn a_slurm_jobs_tasks_are_reported_with_job_step_and_task() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(slurm) = Slurm::start() else { return };
     let mut watch = Watch::start(gpu.memwatch(&[]));
@@ -239,20 +239,20 @@ fn a_slurm_jobs_tasks_are_told_with_job_step_and_task() {
     let tgids = workloads_in_group(&format!("job_{id}/step_0"));
     assert_eq!(tgids.len(), 2);
     let report = report_with(&mut watch, &tgids, "/slurm/task");
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for &tgid in &tgids {
         let process = process(&report, tgid).0;
         let (slurm, rank) = (&process["slurm"], &process["rank"]);
         assert_eq!((&slurm["job_id"], &slurm["step"]), (&json!(id), &json!("0")), "{report:#?}");
         assert_eq!((&slurm["name"], &slurm["partition"]), (&json!("train"), &json!("all")), "{report:#?}");
         assert_eq!(rank["world_size"], 2, "{report:#?}");
-        told.push((slurm["task"].as_str(), rank["rank"].as_u64(), process_live(&report, tgid)));
+        reported.push((slurm["task"].as_str(), rank["rank"].as_u64(), process_live(&report, tgid)));
     }
-    told.sort();
-    assert_eq!(told, [(Some("0"), Some(0), 9 * MIB), (Some("1"), Some(1), 11 * MIB)], "{report:#?}");
+    reported.sort();
+    assert_eq!(reported, [(Some("0"), Some(0), 9 * MIB), (Some("1"), Some(1), 11 * MIB)], "{report:#?}");
     assert_adds_up(&gpu, &report, &tgids);
 }
 
 fn process_live(report: &Report, tgid: u32) -> u64 {
-    process(report, tgid).only_gpu().number("live_bytes")
+    process(report, tgid).only_gpu().number("driver_allocated_bytes")
 }

@@ -25,19 +25,19 @@ fn reported<'a>(report: &'a Report, workload: &Workload) -> Process<'a> {
 }
 
 #[test]
-fn mig_instances_are_told_apart_and_their_gpu_counts_nothing_twice() {
+fn mig_instances_distinguished_and_their_gpu_counts_nothing_twice() {
     let Some(gpu) = machine(&[("GPUSIM_MIG", "1"), ("GPUSIM_DEVICES", "3")]) else { return };
     let mut first = gpu.workload();
     first.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let last_uuid = gpu.ledger().uuid(2).expect("the third instance");
     let mut last = seeing(&gpu, &last_uuid);
     let mut watch = gpu.watch(&[]);
-    // As an older runtime does: it is told the whole GPU's UUID, and NVML has to say which instance it is on.
+    // As an older runtime does: it reports the whole GPU's UUID, and NVML has to say which instance it is on.
     last.run(&["uuid 0 v1", "device 0", "alloc b 6M", "async c 2M", "create d 2M"]);
     first.run(&["uuid 0", "alloc e 8M"]);
     assert_agrees(&gpu, &mut watch, &last, Agreement::Exact);
     let report = watch.settled();
-    assert_eq!(reported(&report, &first).only_gpu().number("live_bytes"), 8 * MIB);
+    assert_eq!(reported(&report, &first).only_gpu().number("driver_allocated_bytes"), 8 * MIB);
     for (index, used_by) in [(0, Some(&first)), (1, None), (2, Some(&last))] {
         let instance = report.gpu(index);
         assert_eq!(instance["uuid"], gpu.ledger().uuid(index).expect("an instance"));
@@ -110,7 +110,7 @@ fn a_list_that_grows_while_it_is_read_is_read_again() {
     let once = gpu.run_memwatch(&["ps", "--json", "--pid", &workload.tgid_word()]);
     once.assert_ended_with(0, &[]);
     let report = Report::parse(&once.stdout);
-    let used_bytes = gpu.ledger().process(workload.tgid()).expect("it is in the books").devices[0].used_bytes;
+    let used_bytes = gpu.ledger().process(workload.tgid()).expect("it is in the ledger").devices[0].used_bytes;
     assert_eq!(reported(&report, &workload).only_gpu().number("used_bytes"), used_bytes, "{report:#?}");
 }
 
@@ -123,7 +123,7 @@ fn a_list_that_never_stops_growing_is_unknown_and_not_empty() {
     let report = watch.settled();
     let on_gpu = reported(&report, &workload).only_gpu();
     assert!(on_gpu.0["used_bytes"].is_null() && report.gpu(0)["unwatched_processes"].is_null(), "{report:#?}");
-    assert_eq!(on_gpu.number("live_bytes"), 4 * MIB);
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 4 * MIB);
     assert!(report.gpu(0)["used_bytes"].as_u64() > Some(4 * MIB), "the GPU's own number is another call");
 }
 
@@ -159,27 +159,27 @@ fn a_number_in_nvmls_list_that_nobody_has_is_no_process() {
 /// Returns what memwatch reports as live on each GPU, by its UUID; and the rest, whose GPU it does not know.
 fn late_on_two_gpus(gpu: &Gpu, workload: &mut Workload) -> ([Option<u64>; 2], Option<u64>) {
     workload.run(&["device 0", "alloc early 4M", "device 1", "alloc older 6M"]);
-    let before = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
     workload.run(&["create a 2M 0", "create b 8M 1", "ctx create 1 as own", "alloc c 16M"]);
     let report = watch.settled();
     let process = reported(&report, workload);
-    let after = gpu.ledger().process(workload.tgid()).expect("it is in the books");
-    let told = [0, 1].map(|index| {
+    let after = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
+    let reported = [0, 1].map(|index| {
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let row = process.on(&uuid).expect("NVML lists it on both");
         let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
-        let live_bytes = row.number("live_bytes");
+        let live_bytes = row.number("driver_allocated_bytes");
         assert!(live_bytes == grown || live_bytes == 0, "{live_bytes} of {grown} on {uuid}: {report:#?}");
         (live_bytes > 0).then_some(live_bytes)
     });
     let gpus = process.0["gpus"].as_array().expect("a list");
-    let unknown = gpus.iter().find(|row| row["uuid"].is_null()).and_then(|row| row["live_bytes"].as_u64());
-    (told, unknown)
+    let unknown = gpus.iter().find(|row| row["uuid"].is_null()).and_then(|row| row["driver_allocated_bytes"].as_u64());
+    (reported, unknown)
 }
 
 #[test]
-fn a_job_attached_late_on_two_gpus_is_told_apart_by_the_devices_it_was_shown() {
+fn a_job_attached_late_on_two_gpus_distinguished_by_the_devices_it_was_shown() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
     // Its first device is the machine's second, so more is on the machine's first.
     let turned = ([Some(24 * MIB), Some(2 * MIB)], None);
@@ -190,7 +190,7 @@ fn a_job_attached_late_on_two_gpus_is_told_apart_by_the_devices_it_was_shown() {
 }
 
 #[test]
-fn in_a_container_only_uuids_tell_the_gpus_apart() {
+fn in_a_container_only_uuids_distinguish_the_gpus() {
     let Some(gpu) = machine(&[("GPUSIM_DEVICES", "2")]) else { return };
     let contained = |devices: &str| {
         let mut command = gpu.workload_command();
@@ -237,16 +237,16 @@ fn threads_of_a_job_attached_late_on_two_gpus_are_placed_by_what_they_ask_the_dr
     let memwatch = watch.tgid();
     let always = 2;
     watch.until(|_| uprobe_links(memwatch) > always);
-    let before = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let before = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     workload.run(&["current", "alloc a 2M", "@t current", "@t alloc b 8M", "@t async c 16M"]);
     let report = watch.settled();
     let process = reported(&report, &workload);
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
-    let after = gpu.ledger().process(workload.tgid()).expect("it is in the books");
+    let after = gpu.ledger().process(workload.tgid()).expect("it is in the ledger");
     for index in 0..2 {
         let uuid = gpu.ledger().uuid(index).expect("there are two");
         let grown = after.devices[index].owned_live_bytes - before.devices[index].owned_live_bytes;
-        assert_eq!(process.on(&uuid).expect("it is on both").number("live_bytes"), grown, "{report:#?}");
+        assert_eq!(process.on(&uuid).expect("it is on both").number("driver_allocated_bytes"), grown, "{report:#?}");
     }
     assert_eq!(process.0["gpus"].as_array().map(Vec::len), Some(2), "nothing is on an unknown GPU: {report:#?}");
     watch.until(|_| uprobe_links(memwatch) == always);

@@ -50,14 +50,14 @@ fn eight_threads_that_free_and_allocate_the_same_addresses_end_exactly() {
         assert_eq!(answer["result"], 0, "{answer}");
         let report = assert_agrees(&gpu, &mut watch, &workload, Agreement::ExceptPeaks);
         let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
-        assert_eq!(on_gpu.number("live_bytes"), 2 * MIB);
+        assert_eq!(on_gpu.number("driver_allocated_bytes"), 2 * MIB);
         assert_eq!(on_gpu.number("allocations"), 16_001);
         assert_eq!(on_gpu.number("frees"), 16_000);
     }
 }
 
 #[test]
-fn two_processes_on_one_gpu_are_told_apart() {
+fn two_processes_on_one_gpu_distinguished() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let mut watch = gpu.watch(&[]);
     let (mut first, mut second) = (start(&gpu), start(&gpu));
@@ -65,9 +65,9 @@ fn two_processes_on_one_gpu_are_told_apart() {
     second.run(&["alloc a 6M", "alloc b 8M", "free a"]);
     let report = assert_agrees(&gpu, &mut watch, &first, Agreement::Exact);
     assert_agrees(&gpu, &mut watch, &second, Agreement::Exact);
-    assert_eq!(report.gpu(0)["live_bytes"], 12 * MIB);
+    assert_eq!(report.gpu(0)["driver_allocated_bytes"], 12 * MIB);
     assert_eq!(report.gpu(0)["used_bytes"], 12 * MIB + 2 * CONTEXT_BYTES);
-    assert_eq!(report.gpu(0)["unexplained_bytes"], 2 * CONTEXT_BYTES);
+    assert_eq!(report.gpu(0)["unattributed_bytes"], 2 * CONTEXT_BYTES);
 }
 
 #[test]
@@ -98,12 +98,12 @@ fn a_process_that_ends_holds_nothing_whether_it_frees_or_not() {
         let mut workload = start(&gpu);
         workload.run(&["alloc a 4M", "async b 2M", "create c 2M", "hostalloc h 1M"]);
         assert_agrees(&gpu, &mut watch, &workload, Agreement::Exact);
-        workload.tell(ending);
+        workload.report(ending);
         workload.wait();
         let tgid = workload.tgid();
         let report = watch.until(|report| report.process(tgid).is_some_and(|process| process.has_ended()));
         let process = report.process(tgid).expect("ended processes are shown for a while");
-        assert_eq!(process.only_gpu().number("live_bytes"), 0, "{ending}");
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0, "{ending}");
         assert_eq!(process.only_gpu().number("peak_bytes"), 8 * MIB, "{ending}");
         assert_eq!(process.host("pinned_live_bytes"), 0, "{ending}");
         assert_eq!(process.number("implicit_frees"), 4, "{ending}");
@@ -116,11 +116,11 @@ fn an_exec_frees_everything_and_the_new_program_starts_from_nothing() {
     let mut watch = gpu.watch(&[]);
     let mut workload = start(&gpu);
     workload.run(&["alloc a 4M"]);
-    workload.tell("exec");
+    workload.report("exec");
     workload.run(&["uuid 0", "device 0", "alloc b 6M"]);
     let report = watch.settled();
     let process = report.process(workload.tgid()).expect("the tgid stays");
-    assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
     assert_eq!(process.number("implicit_frees"), 1);
 }
 
@@ -134,7 +134,7 @@ fn a_forked_child_is_a_process_of_its_own() {
     let report = watch.settled();
     for (tgid, bytes) in [(workload.tgid(), 4 * MIB), (child, 6 * MIB)] {
         let process = report.process(tgid).unwrap_or_else(|| panic!("{tgid} is not reported: {report:#?}"));
-        assert_eq!(process.only_gpu().number("live_bytes"), bytes);
+        assert_eq!(process.only_gpu().number("driver_allocated_bytes"), bytes);
         assert!(process.is_exact());
     }
 }
@@ -149,8 +149,11 @@ fn a_child_of_a_target_is_watched_and_a_stranger_is_not() {
     let child = u32::try_from(workload.ask("fork c")["tgid"].as_u64().expect("a child")).expect("a tgid");
     workload.run(&["@c uuid 0", "@c device 0", "@c alloc b 6M", "uuid 0", "device 0", "alloc a 2M"]);
     let report = watch.settled();
-    assert_eq!(report.process(workload.tgid()).expect("the target").only_gpu().number("live_bytes"), 2 * MIB);
-    assert_eq!(report.process(child).expect("its child").only_gpu().number("live_bytes"), 6 * MIB);
+    assert_eq!(
+        report.process(workload.tgid()).expect("the target").only_gpu().number("driver_allocated_bytes"),
+        2 * MIB
+    );
+    assert_eq!(report.process(child).expect("its child").only_gpu().number("driver_allocated_bytes"), 6 * MIB);
     assert!(report.process(stranger.tgid()).is_none(), "{report:#?}");
     assert_eq!(report.gpu(0)["unwatched_processes"], 1);
 }
@@ -187,7 +190,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
     workload.run(&["alloc ghost 4M", "alloc kept 6M", "hostalloc pinned 1M", "managed m 8M"]);
-    // What goes with its context goes without a free: the books must not bring it back.
+    // What goes with its context goes without a free: the allocation map must not bring it back.
     workload.run(&["ctx create 0 as own", "alloc gone 3M", "alloc gone2 1M", "ctx destroy own"]);
     // And what a graph was to allocate was never memory.
     workload.run(&["stream s", "capture s", "async never 5M s", "endcapture g s", "graphdestroy g"]);
@@ -213,21 +216,25 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     let report = watch.settled();
     let process = report.process(tgid).expect("it is reported");
     assert!(!process.is_exact() && report.lost("ring_full") > 0, "what was lost stays lost: {report:#?}");
-    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's books");
-    assert_eq!(process.only_gpu().number("live_bytes"), truth.devices[0].owned_live_bytes, "{report:#?}");
+    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's ledger");
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), truth.devices[0].owned_live_bytes, "{report:#?}");
     assert_eq!(process.host("pinned_live_bytes"), truth.pinned_host_bytes);
     for (kind, balance) in [("device", truth.devices[0].device), ("pool", truth.devices[0].pool_used)] {
-        assert_eq!(process.only_gpu().kind(kind, "live_bytes"), balance.live_bytes, "{kind}: {report:#?}");
+        assert_eq!(process.only_gpu().kind(kind, "driver_allocated_bytes"), balance.live_bytes, "{kind}: {report:#?}");
     }
-    assert_eq!(process.only_gpu().kind("managed", "live_bytes"), 0, "{report:#?}");
+    assert_eq!(process.only_gpu().kind("managed", "driver_allocated_bytes"), 0, "{report:#?}");
     // From here on every record arrives again, and what was adopted is freed like anything else.
     workload.run(&["free unseen", "asyncfree pooled", "free kept", "free again"]);
     let report = watch.settled();
-    assert_eq!(report.process(tgid).expect("it is reported").only_gpu().number("live_bytes"), 0, "{report:#?}");
+    assert_eq!(
+        report.process(tgid).expect("it is reported").only_gpu().number("driver_allocated_bytes"),
+        0,
+        "{report:#?}"
+    );
 }
 
 #[test]
-fn totals_stay_as_they_were_told_where_a_lost_teardown_makes_the_truth_unknown() {
+fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unknown() {
     let Some(gpu) = Gpu::new(Shape::Push) else { return };
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     let mut workload = start(&gpu);
@@ -244,5 +251,5 @@ fn totals_stay_as_they_were_told_where_a_lost_teardown_makes_the_truth_unknown()
     let report = watch.settled();
     let process = report.process(tgid).expect("it is reported");
     assert!(process.0["anchored"].is_null() && !process.is_exact(), "{report:#?}");
-    assert!(process.only_gpu().number("live_bytes") >= 6 * MIB, "{report:#?}");
+    assert!(process.only_gpu().number("driver_allocated_bytes") >= 6 * MIB, "{report:#?}");
 }

@@ -1,4 +1,4 @@
-//! That memory runs out is told before it does, once for each level, in a watch and from a recording of it.
+//! That memory runs out is reported before it does, once for each level, in a watch and from a recording of it.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ fn lines(text: &str) -> Vec<Value> {
 fn parted(text: &str) -> (Vec<Value>, Value) {
     let mut all = lines(text);
     let report = all.pop().expect("it ends with a report");
-    assert_eq!(report["schema"], "memwatch.oom/1", "{report:#}");
-    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/1"), "{all:#?}");
+    assert_eq!(report["schema"], "memwatch.oom/2", "{report:#}");
+    assert!(all.iter().all(|line| line["schema"] == "memwatch.forecast/2"), "{all:#?}");
     (all, report)
 }
 
-/// What has been told: levels that were reached from below, and thresholds.
-fn told(changes: &[Value]) -> Vec<String> {
+/// What has been reported: levels that were reached from below, and thresholds.
+fn reported(changes: &[Value]) -> Vec<String> {
     let rank =
         |level: &Value| ["unknown", "none", "low", "medium", "high", "critical"].iter().position(|name| level == name);
     let word = |change: &Value| {
@@ -36,15 +36,15 @@ fn told(changes: &[Value]) -> Vec<String> {
     changes.iter().filter_map(word).collect()
 }
 
-/// Each level and threshold is told once, a warning and all thresholds before the failure.
-fn assert_told_in_time(changes: &[Value], report: &Value) {
-    let all = told(changes);
+/// Each level and threshold is reported once, a warning and all thresholds before the failure.
+fn assert_reported_in_time(changes: &[Value], report: &Value) {
+    let all = reported(changes);
     let once: BTreeSet<&String> = all.iter().collect();
     assert_eq!(once.len(), all.len(), "{all:?}");
     let failure = report["data"]["failures"][0]["time"].as_str().unwrap_or_else(|| panic!("it failed: {report:#}"));
     let is_before = |change: &&Value| change["data"]["time"].as_str().expect("a time") < failure;
     let before: Vec<Value> = changes.iter().filter(is_before).cloned().collect();
-    let words = told(&before);
+    let words = reported(&before);
     assert!(words.contains(&"75 %".to_owned()) && words.contains(&"90 %".to_owned()), "{words:?}");
     let warning = before.iter().find(|change| WARNINGS.iter().any(|level| change["data"]["level"] == *level));
     let warning = warning.unwrap_or_else(|| panic!("nobody was warned: {words:?}"));
@@ -56,7 +56,7 @@ fn assert_told_in_time(changes: &[Value], report: &Value) {
 }
 
 #[test]
-fn memory_that_runs_out_is_told_before_once_for_each_level_and_a_command_is_run() {
+fn memory_that_runs_out_is_reported_before_once_for_each_level_and_a_command_is_run() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &1_050);
     let words = ["courses.py", "linear", "--seconds", "120", "--rate", "12", "--pace", "8"];
@@ -72,7 +72,7 @@ fn memory_that_runs_out_is_told_before_once_for_each_level_and_a_command_is_run(
     assert_eq!(job.next_checkpoint().expect("it survives")["label"], "refused");
     let (changes, report) = parted(&watch.stop());
     recorder.interrupt();
-    assert_told_in_time(&changes, &report);
+    assert_reported_in_time(&changes, &report);
 
     let heard = lines(&std::fs::read_to_string(heard).expect("the command has run"));
     let times = |lines: &[Value]| lines.iter().map(|line| line["data"].to_string()).collect::<BTreeSet<_>>();
@@ -86,7 +86,7 @@ fn memory_that_runs_out_is_told_before_once_for_each_level_and_a_command_is_run(
     let replayed = Outcome::of(gpu.memwatch(&replay));
     replayed.assert_ended_with(3, &[]);
     let (changes, report) = parted(&replayed.stdout);
-    assert_told_in_time(&changes, &report);
+    assert_reported_in_time(&changes, &report);
     let text = Outcome::of(gpu.memwatch(&["oom", "--in", &file]));
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.starts_with("GPU 0  ") && text.stdout.contains("Out of memory at "), "{}", text.stdout);

@@ -8,10 +8,10 @@ use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Outcome, Shape};
 use serde_json::Value;
 
-/// What is said of the only device is what PyTorch says at this checkpoint.
+/// The only device is what PyTorch says at this checkpoint.
 fn assert_lies(report: &Value, checkpoint: &Value) {
     let device = &report["data"]["devices"][0];
-    let (all, said) = (&device["all"], &checkpoint["devices"][0]["memory_stats"]);
+    let (all, stated) = (&device["all"], &checkpoint["devices"][0]["memory_stats"]);
     for (own, key) in [
         ("reserved_bytes", "reserved_bytes.all.current"),
         ("allocated_bytes", "allocated_bytes.all.current"),
@@ -19,7 +19,7 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
         ("split_blocks", "inactive_split.all.current"),
         ("segments", "segment.all.current"),
     ] {
-        assert_eq!(all[own], said[key], "{own}: {device:#}");
+        assert_eq!(all[own], stated[key], "{own}: {device:#}");
     }
     assert_eq!((&all["largest_free_bytes"], &all["unused_segment_bytes"]), (&(9 * MIB).into(), &0.into()), "{all:#}");
     // Of 660 MiB free in 9 and 2 MiB, no request gets more than 9.
@@ -45,7 +45,7 @@ fn assert_lies(report: &Value, checkpoint: &Value) {
     let blocks = device["segments"].as_array().into_iter().flatten().filter_map(|segment| segment["blocks"].as_array());
     let used = blocks.flatten().filter(|block| block["state"] == "allocated");
     let used_bytes: u64 = used.filter_map(|block| block["bytes"].as_u64()).sum();
-    assert_eq!(said["allocated_bytes.all.current"], used_bytes);
+    assert_eq!(stated["allocated_bytes.all.current"], used_bytes);
 }
 
 #[test]
@@ -117,14 +117,14 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
     shell.envs(workload.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let outcome = Outcome::of(gpu.memwatch_run(&["-o", &file], &shell));
     assert_eq!(outcome.code, 128 + 9, "{outcome:#?}");
-    let said = |command: &str, words: &[&str]| {
+    let stated = |command: &str, words: &[&str]| {
         let outcome = Outcome::of(gpu.memwatch(&[&[command, "--json", "--in", &file], words].concat()));
         outcome.assert_ended_with(0, &[]);
         serde_json::from_str::<Value>(&outcome.stdout).expect("JSON")["data"].clone()
     };
     let before_its_end = ["--until", "1500ms"];
-    let now = said("fragment", &[&before_its_end[..], &["-r", "512M"]].concat());
-    let worst = said("fragment", &[]);
+    let now = stated("fragment", &[&before_its_end[..], &["-r", "512M"]].concat());
+    let worst = stated("fragment", &[]);
     for (report, is_now) in [(&now, true), (&worst, false)] {
         let driver = &report["driver"][0];
         assert_eq!(driver["at_worst"].is_null(), is_now, "{driver:#}");
@@ -141,11 +141,11 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
         assert_eq!((&pool["used_bytes"], &pool["backed_estimated"]), (&(5 * MIB).into(), &false.into()), "{on_gpu:#}");
     }
     // The driver's word: what its process has beyond its calls and its context.
-    let held = said("ps", &before_its_end);
-    let unexplained = held["processes"][0]["gpus"][0]["unexplained_bytes"].as_u64().expect("NVML says");
+    let held = stated("ps", &before_its_end);
+    let unattributed = held["processes"][0]["gpus"][0]["unattributed_bytes"].as_u64().expect("NVML says");
     let on_gpu = &now["driver"][0]["gpus"][0];
     let unused = |kind: &str| on_gpu[kind]["unused_bytes"].as_u64().expect("it is known");
-    assert_eq!(unused("device") + unused("pool"), unexplained - CONTEXT_BYTES, "{on_gpu:#}");
+    assert_eq!(unused("device") + unused("pool"), unattributed - CONTEXT_BYTES, "{on_gpu:#}");
     assert_eq!(on_gpu["request"]["driver_bytes"], 512 * MIB);
     assert!(on_gpu["request"]["driver_free_bytes"].as_u64() > Some(512 * MIB), "{on_gpu:#}");
     let text = Outcome::of(gpu.memwatch(&["fragment", "--in", &file]));

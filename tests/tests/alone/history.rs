@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use memwatch_tests::agent::{Agent, workload_of};
 use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::Report;
-use memwatch_tests::{Gpu, MIB, Outcome, PATIENCE, Shape, Workload, until};
+use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Workload, until};
 
 const ANN: u32 = 64_001;
 const ROOT: u32 = 0;
@@ -37,7 +37,7 @@ fn in_file(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
 fn until_live(gpu: &Gpu, agent: &Agent, job: &Workload, bytes: u64) {
     until("what is live", || {
         let report = Report::parse(&agent.ask(gpu, ROOT, &[&["ps", "--json"], &ALL[..]].concat()).stdout);
-        let live = report.process(job.tgid()).map(|process| process.0["gpus"][0]["live_bytes"].clone());
+        let live = report.process(job.tgid()).map(|process| process.0["gpus"][0]["driver_allocated_bytes"].clone());
         (live == Some(bytes.into())).then_some(())
     });
     std::thread::sleep(Duration::from_millis(1100));
@@ -66,7 +66,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     job.run(&["free more"]);
     until_live(&gpu, &agent, &job, 4 * MIB);
 
-    // Of the same time the same is said, to the byte.
+    // The same time has the same report, to the byte.
     for command in ["ps", "leak", "oom", "profile", "timeline", "monitor", "fragment", "report"] {
         for json in [&[][..], &["--json"]] {
             let words = [&[command, "--since", &since, "--until", &end], json].concat();
@@ -92,7 +92,7 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     assert_eq!(profile(&["--since", "300d", "--until", &since])[1..], [36, 4]);
     let held = Report::parse(&asked(&["ps", "--since", &since, "--until", &end]).stdout);
     let held = held.process(job.tgid()).expect("it holds memory").only_gpu();
-    assert_eq!((held.number("live_bytes"), held.number("peak_bytes")), (12 * MIB, 28 * MIB));
+    assert_eq!((held.number("driver_allocated_bytes"), held.number("peak_bytes")), (12 * MIB, 28 * MIB));
 
     let metadata = fs::metadata(&file).expect("it is there");
     assert_eq!((metadata.mode() & 0o7777, metadata.uid()), (0o640, 0));
@@ -159,7 +159,7 @@ fn it_is_read_while_its_oldest_goes() {
     let begin = Instant::now();
     let mut last = first;
     while copies < 3 {
-        assert!(begin.elapsed() < PATIENCE, "it does not grow");
+        assert!(begin.elapsed() < TIMEOUT, "it does not grow");
         job.run(&["churn 2 20000 4096"]);
         for words in [&["report", "--since", "1s", "--json"][..], &["timeline", "--since", "300d", "--json"]] {
             let outcome = agent.ask(&gpu, ROOT, words);
@@ -197,7 +197,7 @@ fn a_full_disk_stops_no_agent_and_the_history_goes_on_where_there_is_room_again(
         let outcome = asked();
         let is_fine = outcome.code == 0 && !outcome.stderr.contains("cannot write its history");
         is_fine.then(|| Report::parse(&outcome.stdout)).filter(|report| {
-            report.process(job.tgid()).is_some_and(|process| process.0["gpus"][0]["live_bytes"] == 12 * MIB)
+            report.process(job.tgid()).is_some_and(|process| process.0["gpus"][0]["driver_allocated_bytes"] == 12 * MIB)
         })
     });
     assert!(again.is_complete(), "{again:#?}");

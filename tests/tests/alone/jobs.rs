@@ -5,15 +5,15 @@ use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, Outcome, Shape, TorchJob};
 use serde_json::Value;
 
 /// A number of a checkpoint on the device at this place of its list.
-fn said(checkpoint: &Value, device: usize, field: &str) -> u64 {
+fn stated(checkpoint: &Value, device: usize, field: &str) -> u64 {
     checkpoint["devices"][device][field].as_u64().unwrap_or_else(|| panic!("no {field}: {checkpoint}"))
 }
 
 /// PyTorch's native allocator takes from the driver what it has reserved, and nothing else takes memory.
-fn assert_as_said(on_gpu: OnGpu<'_>, checkpoint: &Value, device: usize) {
-    let reserved_bytes = said(checkpoint, device, "memory_reserved");
-    assert_eq!(on_gpu.number("live_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
-    assert_eq!(on_gpu.number("peak_bytes"), said(checkpoint, device, "max_memory_reserved"), "peak at {checkpoint}");
+fn assert_as_stated(on_gpu: OnGpu<'_>, checkpoint: &Value, device: usize) {
+    let reserved_bytes = stated(checkpoint, device, "memory_reserved");
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), reserved_bytes, "live at {checkpoint}: {:#}", on_gpu.0);
+    assert_eq!(on_gpu.number("peak_bytes"), stated(checkpoint, device, "max_memory_reserved"), "peak at {checkpoint}");
     assert_eq!(on_gpu.number("used_bytes"), reserved_bytes + CONTEXT_BYTES, "used at {checkpoint}: {:#}", on_gpu.0);
 }
 
@@ -33,9 +33,9 @@ fn an_allocation_that_exceeds_the_device_is_shown_with_its_size() {
         let report = watch.settled();
         assert_exact(&report, &job);
         let process = report.process(job.tgid()).expect("the job is reported");
-        assert_as_said(process.only_gpu(), &checkpoint, 0);
+        assert_as_stated(process.only_gpu(), &checkpoint, 0);
         requested_bytes = requested_bytes.or(checkpoint["requested_bytes"].as_u64());
-        let refused = gpu.ledger().process(job.tgid()).expect("the job is in the simulator's books").failures;
+        let refused = gpu.ledger().process(job.tgid()).expect("the job is in the simulator's ledger").failures;
         assert_eq!(process.only_gpu().number("failed_allocations"), refused, "at {checkpoint}");
         assert_eq!(refused > 0, requested_bytes.is_some(), "at {checkpoint}");
         assert_eq!(u64::try_from(process.failures().len()), Ok(refused), "at {checkpoint}");
@@ -61,7 +61,7 @@ fn a_job_on_two_gpus_has_each_gpus_bytes_on_it() {
         let process = report.process(job.tgid()).expect("the job is reported");
         for device in 0..2 {
             let uuid = gpu.ledger().uuid(device).expect("there are two devices");
-            assert_as_said(process.on(&uuid).expect("it is on both devices"), &checkpoint, device);
+            assert_as_stated(process.on(&uuid).expect("it is on both devices"), &checkpoint, device);
         }
         checkpoints += 1;
         job.go_on();
@@ -83,14 +83,14 @@ fn two_jobs_on_one_gpu_are_both_exact() {
         let report = watch.settled();
         for (job, checkpoint) in jobs.iter_mut().zip(&checkpoints) {
             assert_exact(&report, job);
-            assert_as_said(report.process(job.tgid()).expect("both are reported").only_gpu(), checkpoint, 0);
+            assert_as_stated(report.process(job.tgid()).expect("both are reported").only_gpu(), checkpoint, 0);
             job.go_on();
         }
     }
 }
 
 #[test]
-fn run_tells_what_a_training_took_at_most() {
+fn run_reports_what_a_training_took_at_most() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "2", "--layers", "4", "--dim", "512"];
     let Some(job) = gpu.torch_command("2.15", Allocator::Native, &words) else { return };
@@ -105,7 +105,7 @@ fn run_tells_what_a_training_took_at_most() {
     assert!(process.is_exact() && report.is_complete() && process.has_ended(), "{report:#?}");
     assert_eq!(process.0["from_start"], true);
     let on_gpu = process.only_gpu();
-    assert_eq!(on_gpu.number("peak_bytes"), said(&end, 0, "max_memory_reserved"));
-    assert_eq!(on_gpu.number("live_bytes"), 0);
+    assert_eq!(on_gpu.number("peak_bytes"), stated(&end, 0, "max_memory_reserved"));
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 0);
     assert_eq!(on_gpu.number("allocations"), on_gpu.number("frees") + process.number("implicit_frees"));
 }

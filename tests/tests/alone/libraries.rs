@@ -27,7 +27,7 @@ fn paths(report: &Report) -> Vec<&str> {
     libraries.iter().filter_map(|library| library["path"].as_str()).collect()
 }
 
-/// What is told of the library at a path.
+/// What is known of the library at a path.
 fn library<'a>(report: &'a Report, path: &Path) -> &'a Value {
     let mut libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries").iter();
     libraries
@@ -50,7 +50,7 @@ fn assert_counted_once(gpu: &Gpu, watch: &mut Watch, workloads: &mut [&mut Workl
     for workload in workloads.iter() {
         let report = assert_agrees(gpu, watch, workload, Agreement::Exact);
         let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
-        assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
+        assert_eq!(on_gpu.number("driver_allocated_bytes"), 16 * MIB);
         assert_eq!((on_gpu.number("allocations"), on_gpu.number("frees")), (4, 1), "{report:#?}");
     }
 }
@@ -200,16 +200,16 @@ fn appears_while_everybody_is_watched(options: &[&str], discovery: &str) -> Opti
     let process = report.process(workload.tgid()).expect("it is reported");
     // Its first allocation came before the probes.
     assert_eq!(process.0["from_start"], false);
-    assert_eq!(process.only_gpu().0["before_attach_bytes"], 4 * MIB + memwatch_tests::CONTEXT_BYTES);
-    assert_eq!(process.only_gpu().number("live_bytes"), 6 * MIB);
-    assert_eq!(process.only_gpu().number("unexplained_bytes"), 4 * MIB + memwatch_tests::CONTEXT_BYTES);
+    assert_eq!(process.only_gpu().0["preexisting_bytes"], 4 * MIB + memwatch_tests::CONTEXT_BYTES);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 6 * MIB);
+    assert_eq!(process.only_gpu().number("unattributed_bytes"), 4 * MIB + memwatch_tests::CONTEXT_BYTES);
     assert!(process.is_exact());
     assert_eq!(report.json()["coverage"]["discovery"], discovery);
     Some((library(&report, &path).clone(), missed))
 }
 
 #[test]
-fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_told() {
+fn a_library_that_appears_while_everybody_is_watched_gets_its_probes_and_its_gap_is_reported() {
     let Some((library, missed)) = appears_while_everybody_is_watched(&[], "mapping_records") else { return };
     let gap_ns = library["gap_ns"].as_u64().unwrap_or_else(|| panic!("no gap: {library:#}"));
     // It was mapped before the first of the calls that were missed, and probed after the last.
@@ -245,7 +245,7 @@ fn a_target_that_loads_another_library_in_the_middle_of_its_life_is_followed_the
     fs::copy(gpu.libcuda(), next.join("libcuda.so.1")).expect("a copy of the library");
     // The same process, after an exec, with the library of another place.
     let words = format!("exec /usr/bin/env LD_LIBRARY_PATH={} {}", text(&next), text(&gpu.workload_program()));
-    workload.tell(&words);
+    workload.report(&words);
     workload.ask("tgid");
     watch.until(|report| paths(report).len() == 2);
     assert_counted_once(&gpu, &mut watch, &mut [&mut workload]);
@@ -313,7 +313,7 @@ fn a_file_probed_twice_has_each_call_counted_once() {
         workload.run(&["uuid 0", "device 0", "alloc a 4M", "alloc b 6M", "free a", "async c 2M", "create d 8M"]);
         let report = assert_agrees(&gpu, &mut watch, workload, Agreement::ExceptPeaks);
         let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
-        assert_eq!(on_gpu.number("live_bytes"), 16 * MIB);
+        assert_eq!(on_gpu.number("driver_allocated_bytes"), 16 * MIB);
     }
     let report = watch.settled();
     let calls = |workload: &Workload| {

@@ -1,4 +1,4 @@
-//! Why an allocation failed is told with the numbers of that moment, in a watch and in a recording of it.
+//! Why an allocation failed is reported with the numbers of that moment, in a watch and in a recording of it.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
@@ -18,7 +18,7 @@ fn failure(report: &Value) -> &Value {
 }
 
 #[test]
-fn memory_in_pieces_is_told_as_the_cause_with_how_to_find_the_setting_that_helps() {
+fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_helps() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
@@ -35,7 +35,7 @@ fn memory_in_pieces_is_told_as_the_cause_with_how_to_find_the_setting_that_helps
     recorder.interrupt();
     let replayed = in_recording(&gpu, &["oom", "--json"], &file);
     replayed.assert_ended_with(0, &[]);
-    let said = &pieces["devices"][0]["memory_stats"];
+    let stated = &pieces["devices"][0]["memory_stats"];
     for report in [&live, Report::parse(&replayed.stdout).json()] {
         let failure = failure(report);
         assert_eq!(
@@ -43,8 +43,8 @@ fn memory_in_pieces_is_told_as_the_cause_with_how_to_find_the_setting_that_helps
             (&"tensor".into(), &(512 * MIB).into()),
             "{failure:#}"
         );
-        assert_eq!(failure["cache"]["split_bytes"], said["inactive_split_bytes.all.current"], "{failure:#}");
-        assert_eq!(failure["cache"]["reserved_bytes"], said["reserved_bytes.all.current"], "{failure:#}");
+        assert_eq!(failure["cache"]["split_bytes"], stated["inactive_split_bytes.all.current"], "{failure:#}");
+        assert_eq!(failure["cache"]["reserved_bytes"], stated["reserved_bytes.all.current"], "{failure:#}");
         assert_eq!(failure["cache"]["largest_free_bytes"], 9 * MIB, "{failure:#}");
         assert_eq!(failure["holders"][0]["pid"].to_string(), tgid, "{failure:#}");
         let site = failure["whose"]["site"]["name"].as_str().expect("the line is known");
@@ -58,7 +58,7 @@ fn memory_in_pieces_is_told_as_the_cause_with_how_to_find_the_setting_that_helps
 }
 
 #[test]
-fn who_else_held_the_gpu_is_told_where_the_whole_machine_was_recorded() {
+fn who_else_held_the_gpu_is_reported_where_the_whole_machine_was_recorded() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_000);
     let (mut other, mut job) = (gpu.workload(), gpu.workload());

@@ -38,13 +38,13 @@ fn a_process_moved_between_two_groups_changes_its_owner() {
     second.take(workload.tgid());
     let moved = watch.until(|report| owner(report, workload.tgid())["container"]["id"] == SECOND);
     assert_eq!(owner(&moved, workload.tgid())["cgroup"], second.path());
-    assert_eq!(moved.process(workload.tgid()).expect("it runs").only_gpu().number("live_bytes"), 4 * MIB);
+    assert_eq!(moved.process(workload.tgid()).expect("it runs").only_gpu().number("driver_allocated_bytes"), 4 * MIB);
     assert_eq!(moved.json()["coverage"]["moves"], "tracepoint");
     workload.end();
 }
 
 #[test]
-fn processes_that_are_gone_at_once_are_told_with_their_container_user_and_name() {
+fn processes_that_are_gone_at_once_are_reported_with_their_container_user_and_name() {
     const PROCESSES: usize = 200;
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(group) = Group::new(&container(FIRST)) else { return };

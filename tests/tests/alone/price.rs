@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use memwatch_tests::report::{Report, as_recorded};
-use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Program, Shape, TorchJob};
+use memwatch_tests::{Allocator, Gpu, Outcome, TIMEOUT, Program, Shape, TorchJob};
 use serde_json::Value;
 
 const SLOW: &str = "50";
@@ -105,7 +105,7 @@ fn has_tensors(report: &Report, job: &TorchJob) -> bool {
 fn until(gpu: &Gpu, path: &str, holds: impl Fn(&Report) -> bool) {
     let begin = Instant::now();
     let mut last = String::new();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < TIMEOUT {
         let outcome = Outcome::of(gpu.memwatch(&["report", "--json", path]));
         if outcome.code == 0 && holds(&Report::parse(&outcome.stdout)) {
             return;

@@ -1,4 +1,4 @@
-//! What is held over time is told alike by a watch and by a recording, and its peaks are PyTorch's own.
+//! What is held over time is reported alike by a watch and by a recording, and its peaks are PyTorch's own.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
@@ -23,7 +23,7 @@ fn assert_near(one: u64, other: u64, what: &str) {
 }
 
 #[test]
-fn a_watch_and_its_recording_agree_and_peaks_are_those_that_pytorch_tells() {
+fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let words = ["keeps_tensors.py", "--seconds", "8"];
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
@@ -60,7 +60,7 @@ fn a_watch_and_its_recording_agree_and_peaks_are_those_that_pytorch_tells() {
 }
 
 #[test]
-fn memory_older_than_the_watch_is_told_by_nvml_alone_and_pytorch_is_absent() {
+fn memory_older_than_the_watch_is_reported_by_nvml_alone_and_pytorch_is_absent() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);

@@ -110,14 +110,14 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
         assert_job_as_simulated(&prometheus, agent, machine, (job.tgid(), unit));
         assert_all_is_read(&prometheus, agent);
     }
-    assert_refusal_is_told(&prometheus, &agents[0], &mut training);
-    assert_growth_is_told(&prometheus, &agents[1], &mut leak);
+    assert_refusal_is_reported(&prometheus, &agents[0], &mut training);
+    assert_growth_is_reported(&prometheus, &agents[1], &mut leak);
     drop((training, leak));
     drop(agents);
     prometheus.until_fires("MemwatchAgentDown");
 }
 
-/// Memory of each GPU, as the simulator's books have it.
+/// Memory of each GPU, as the simulator's ledger have it.
 fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu) {
     let ledger = machine.ledger();
     for device in 0..ledger.device_count().expect("the ledger can be read") {
@@ -132,9 +132,9 @@ fn assert_machine_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: 
     }
 }
 
-/// Memory of a job by kind, as the simulator's books have it.
+/// Memory of a job by kind, as the simulator's ledger have it.
 fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu, (tgid, unit): (u32, &str)) {
-    let entry = machine.ledger().process(tgid).expect("the job is in the simulator's books");
+    let entry = machine.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let device = &entry.devices[0];
     let is = |name: &str, labels: &str, number: u64| {
         let labels = format!(",workload_kind=\"systemd\",unit=\"{unit}\",gpu=\"0\"{labels}");
@@ -182,10 +182,10 @@ fn assert_all_is_read(prometheus: &Prometheus, agent: &Agent) {
     }
 }
 
-fn assert_refusal_is_told(prometheus: &Prometheus, agent: &Agent, training: &mut Workload) {
+fn assert_refusal_is_reported(prometheus: &Prometheus, agent: &Agent, training: &mut Workload) {
     let refused = training.ask("alloc huge 200000000000");
     assert_eq!(refused["result"], 2, "{refused}");
-    // The other agent watches the same processes, so it tells of the job, too, and maybe sooner.
+    // The other agent watches the same processes, so it reports the job, too, and maybe sooner.
     let mine = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadOutOfMemory\",alertstate=\"firing\"");
     let firing =
         until("this agent's alert fires", || Some(prometheus.query(&mine)).filter(|firing| !firing.is_empty()));
@@ -199,16 +199,16 @@ fn assert_refusal_is_told(prometheus: &Prometheus, agent: &Agent, training: &mut
     assert!(matches!(age[..], [(_, age)] if (-1.0..60.0).contains(&age)), "{age:?}");
 }
 
-fn assert_growth_is_told(prometheus: &Prometheus, agent: &Agent, leak: &mut Workload) {
+fn assert_growth_is_reported(prometheus: &Prometheus, agent: &Agent, leak: &mut Workload) {
     let mut number = 0;
     let alert = agent.selector("ALERTS", ",alertname=\"MemwatchWorkloadGrowth\",alertstate=\"firing\"");
     let rate = agent.selector("memwatch_workload_growth_bytes_per_second", "");
     let full = agent.selector("memwatch_gpu_seconds_to_full", "");
-    let [firing, rate, full] = until("growth is told", || {
+    let [firing, rate, full] = until("growth is reported", || {
         number += 1;
         leak.run(&[&format!("alloc grown{number} {}", 16 * MIB)]);
-        let told = [&alert, &rate, &full].map(|expression| prometheus.query(expression));
-        Some(told).filter(|told| told.iter().all(|series| !series.is_empty()))
+        let reported = [&alert, &rate, &full].map(|expression| prometheus.query(expression));
+        Some(reported).filter(|reported| reported.iter().all(|series| !series.is_empty()))
     });
     for (labels, _) in firing.iter().chain(&rate) {
         assert_eq!(labels["unit"], "leak.service", "{labels}");
@@ -292,18 +292,18 @@ fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
     let export = |words: &[&str]| Outcome::of(gpu.memwatch(&[&["export", "--in", &file], words].concat()));
     export(&["--until", "1s", "-o", &text]).assert_ended_with(0, &["job.openmetrics is written"]);
     export(&["-o", &text]).assert_ended_with(1, &["job.openmetrics"]);
-    let said = fs::read_to_string(&text).expect("it was written");
-    assert!(said.ends_with("# EOF\n"), "{said}");
+    let stated = fs::read_to_string(&text).expect("it was written");
+    assert!(stated.ends_with("# EOF\n"), "{stated}");
     let live =
         |line: &&str| line.starts_with("memwatch_workload_memory_live_bytes{") && line.contains("kind=\"device\"");
-    let sample: Vec<&str> = said.lines().find(live).expect("it holds memory").rsplit(' ').take(2).collect();
-    assert_eq!(sample[1], (64 * MIB).to_string(), "{said}");
+    let sample: Vec<&str> = stated.lines().find(live).expect("it holds memory").rsplit(' ').take(2).collect();
+    assert_eq!(sample[1], (64 * MIB).to_string(), "{stated}");
     let stamps: BTreeSet<&str> =
-        said.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit(' ').next()).collect();
+        stated.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit(' ').next()).collect();
     assert_eq!(stamps, BTreeSet::from([sample[0]]), "all samples are of one time");
-    assert!(!said.contains("process_cpu_seconds"), "no agent was there: {said}");
+    assert!(!stated.contains("process_cpu_seconds"), "no agent was there: {stated}");
     let stdout = export(&["--until", "1s", "-f", "openmetrics", "-o", "-"]).stdout;
-    assert_eq!(stdout, said);
+    assert_eq!(stdout, stated);
     let blocks = place("blocks");
     let Some(mut create) = promtool(&["tsdb", "create-blocks-from", "openmetrics", &text, &blocks]) else { return };
     let created = create.output().expect("promtool runs");

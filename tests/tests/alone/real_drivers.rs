@@ -42,7 +42,7 @@ fn the_functions_of_packaged_drivers_are_found_and_their_calls_recorded() {
     assert!(calls > 0, "not one of the libraries could be loaded");
 }
 
-/// The rows that the doctor tries: those that are probed in every process.
+/// The rows that the doctor tries: the ones that are probed in every process.
 fn always() -> impl Iterator<Item = &'static Probe> {
     PROBES.iter().filter(|probe| probe.when == When::Always)
 }
@@ -68,8 +68,8 @@ fn examine(gpu: &Gpu, driver: &RealDriver) -> Value {
     assert_eq!(library["probes_attached"], found.len(), "{}", driver.package);
     let since = |symbol: &String| PROBES.iter().find(|probe| probe.symbol == symbol).map(|probe| number(probe.since));
     let newest = found.iter().filter_map(since).max();
-    let unexplained: Vec<&String> = missing.iter().filter(|symbol| since(symbol) <= newest).collect();
-    assert!(unexplained.is_empty(), "{} lacks what is older than what it has: {unexplained:?}", driver.package);
+    let unattributed: Vec<&String> = missing.iter().filter(|symbol| since(symbol) <= newest).collect();
+    assert!(unattributed.is_empty(), "{} lacks what is older than what it has: {unattributed:?}", driver.package);
 
     let outcome = Outcome::of(memwatch(gpu, &["doctor"], &driver.libcuda));
     outcome.assert_ended_with(0, &[]);

@@ -1,4 +1,4 @@
-//! Recordings made by real uprobes: what they say is what the watch said, whatever became of the recorder.
+//! Recordings made by real uprobes: what they say is what the watch reported, whatever became of the recorder.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Instant;
 use memwatch_tests::mounts::SmallDisk;
 use memwatch_tests::report::{Report, as_recorded};
 use memwatch_tests::statistics::{compare_statistics, held_job};
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, PATIENCE, Program, Shape, Workload};
+use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, TIMEOUT, Workload};
 use serde_json::Value;
 
 /// A recorder at work.
@@ -25,19 +25,19 @@ impl Recorder {
         Self { program: Program::start(command), file }
     }
 
-    /// The last words of one that is told to end.
+    /// The last words of one that is asked to end.
     fn interrupt(mut self) -> String {
         self.program.signal(libc::SIGINT);
-        let said = self.program.next_line().expect("it says what it has");
-        assert_eq!(self.program.end(), 0, "{said}");
-        said
+        let stated = self.program.next_line().expect("it says what it has");
+        assert_eq!(self.program.end(), 0, "{stated}");
+        stated
     }
 
     /// Waits until what is in the file is like this: it is read while it is written.
     fn until(&self, gpu: &Gpu, holds: impl Fn(&Report) -> bool) -> Report {
         let begin = Instant::now();
         let mut last = None;
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             // At first there is no file, and then one without its front.
             let outcome = reading(gpu, &["report", "--json"], &self.file);
             if outcome.code == 0 {
@@ -61,7 +61,7 @@ fn reading(gpu: &Gpu, words: &[&str], file: &Path) -> Outcome {
 }
 
 fn live_bytes(report: &Report, tgid: u32) -> Option<u64> {
-    report.process(tgid)?.0["gpus"][0]["live_bytes"].as_u64()
+    report.process(tgid)?.0["gpus"][0]["driver_allocated_bytes"].as_u64()
 }
 
 fn recorder(gpu: &Gpu, job: &Workload, more: &[&str]) -> Recorder {
@@ -69,7 +69,7 @@ fn recorder(gpu: &Gpu, job: &Workload, more: &[&str]) -> Recorder {
 }
 
 #[test]
-fn a_recording_says_to_the_byte_what_its_recorder_said() {
+fn a_recording_says_to_the_byte_what_its_recorder_stated() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let mut job = gpu.workload();
     job.run(&["device 0"]);
@@ -79,13 +79,13 @@ fn a_recording_says_to_the_byte_what_its_recorder_said() {
     assert_eq!(job.ask("alloc huge 200000000000")["result"], 2);
     recorder.until(&gpu, |report| live_bytes(report, job.tgid()) == Some(4 * MIB));
     let file = recorder.file.clone();
-    let said = recorder.interrupt();
+    let stated = recorder.interrupt();
     let replayed = reading(&gpu, &["report", "--json"], &file);
     replayed.assert_ended_with(0, &[]);
-    assert_eq!(as_recorded(&replayed.stdout), said);
+    assert_eq!(as_recorded(&replayed.stdout), stated);
     assert!(replayed.stderr.is_empty(), "{}", replayed.stderr);
-    let report = Report::parse(&said);
-    assert_eq!(report.json()["schema"], "memwatch.report/1");
+    let report = Report::parse(&stated);
+    assert_eq!(report.json()["schema"], "memwatch.report/2");
     assert_eq!(report.json()["data"]["recording"]["ending"], "whole");
     assert_eq!(report.process(job.tgid()).expect("it is in it").0["failures"][0]["error"], "out of memory");
     // The other commands read the same.
@@ -93,7 +93,7 @@ fn a_recording_says_to_the_byte_what_its_recorder_said() {
     assert_eq!(Report::parse(&listed.stdout).json()["data"]["processes"], report.json()["data"]["processes"]);
     let text = reading(&gpu, &["report"], &file);
     text.assert_ended_with(0, &[]);
-    assert!(text.stdout.contains("ended as it was told to") && text.stdout.contains("4.0 MiB"), "{}", text.stdout);
+    assert!(text.stdout.contains("stopped as requested") && text.stdout.contains("4.0 MiB"), "{}", text.stdout);
 }
 
 #[test]
@@ -127,8 +127,8 @@ fn a_full_disk_ends_the_recording_and_leaves_what_fits() {
     recorder.until(&gpu, |report| live_bytes(report, job.tgid()) == Some(5 * MIB));
     disk.fill();
     job.run(&["churn 2 100000 4096"]);
-    let said = recorder.program.next_line().expect("it says what it has");
-    assert_eq!(recorder.program.end(), 1, "{said}");
+    let stated = recorder.program.next_line().expect("it says what it has");
+    assert_eq!(recorder.program.end(), 1, "{stated}");
     let replayed = reading(&gpu, &["report", "--json"], &recorder.file);
     replayed.assert_ended_with(0, &["has no end"]);
     assert_eq!(live_bytes(&Report::parse(&replayed.stdout), job.tgid()), Some(5 * MIB));
@@ -142,11 +142,14 @@ fn a_recording_with_a_limit_ends_below_it() {
     let mut recorder = recorder(&gpu, &job, &["--max-size", "64K"]);
     recorder.until(&gpu, |report| report.process(job.tgid()).is_some());
     job.run(&["churn 2 100000 4096"]);
-    let said = Report::parse(&recorder.program.next_line().expect("it says what it has"));
+    let stated = Report::parse(&recorder.program.next_line().expect("it says what it has"));
     assert_eq!(recorder.program.end(), 0);
-    assert_eq!(said.json()["data"]["recording"]["stopped"], "limit");
+    assert_eq!(stated.json()["data"]["recording"]["stopped"], "limit");
     let length = std::fs::metadata(&recorder.file).expect("the file is there").len();
-    assert!((60 << 10..=64 << 10).contains(&length) && said.json()["data"]["recording"]["bytes"] == length, "{length}");
+    assert!(
+        (60 << 10..=64 << 10).contains(&length) && stated.json()["data"]["recording"]["bytes"] == length,
+        "{length}"
+    );
     let replayed = reading(&gpu, &["report", "--json"], &recorder.file);
     replayed.assert_ended_with(0, &[]);
     assert_eq!(Report::parse(&replayed.stdout).json()["data"]["recording"]["stopped"], "limit");
@@ -204,7 +207,7 @@ fn standard_output_takes_a_recording_and_no_file_gets_its_name() {
 }
 
 #[test]
-fn what_is_no_recording_or_not_in_it_is_said_with_the_way_out() {
+fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let text = gpu.directory().join("notes.txt");
     std::fs::write(&text, "no recording").expect("the directory is ours");
@@ -223,7 +226,7 @@ fn what_is_no_recording_or_not_in_it_is_said_with_the_way_out() {
 }
 
 #[test]
-fn a_training_is_told_from_its_recording_as_the_program_itself_tells_it() {
+fn a_training_is_distinguished_from_its_recording_as_the_program_itself_reports_it() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let words = ["transformer.py", "--steps", "3", "--layers", "2", "--dim", "128"];
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };

@@ -176,8 +176,8 @@ fn a_full_disk_ends_it_and_what_was_there_is_read() {
     until_seen(&gpu, &job, &file);
     disk.fill();
     let_go(&gpu);
-    let said = recorder.next_line().expect("it says what it has");
-    assert_eq!(recorder.end(), 1, "{said}");
+    let stated = recorder.next_line().expect("it says what it has");
+    assert_eq!(recorder.end(), 1, "{stated}");
     assert_eq!(lengths(&file)[1], 0, "no copy is left");
     let replayed = asked(&gpu, &["report", "--json"], &file);
     replayed.assert_ended_with(0, &["has no end"]);
@@ -187,7 +187,7 @@ fn a_full_disk_ends_it_and_what_was_there_is_read() {
 }
 
 #[test]
-fn what_cannot_keep_the_newest_is_said_before_anything_is_recorded() {
+fn what_cannot_keep_the_newest_is_stated_before_anything_is_recorded() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let path = gpu.directory().join("job.mwr").display().to_string();
     let started = |more: &[&str]| Outcome::of(gpu.memwatch(&[&["record", "--keep", "newest", "-o"], more].concat()));

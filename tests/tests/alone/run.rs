@@ -18,18 +18,18 @@ fn run_script(gpu: &Gpu, options: &[&str], script: &str) -> Outcome {
 }
 
 #[test]
-fn run_sees_the_first_allocation_and_tells_the_peak_and_the_refusal() {
+fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let script = "uuid 0\ndevice 0\nalloc a 4M\nalloc b 60M\nalloc huge 200G\nfree a\nexit 3\n";
     let outcome = run_script(&gpu, &[], script);
     outcome.assert_ended_with(
         3,
         &[
-            "peak        64.0 MiB on GPU 0; by kind at most device 64.0 MiB",
-            "calls       2 allocations, 1 freed, 1 refused",
-            "refused     out of memory: cuMemAlloc_v2 asked for 200.0 GiB on GPU 0",
-            "at its end  1 allocation left for the driver to free",
-            "exact, lost 0",
+            "peak        64.0 MiB on GPU 0; by kind device 64.0 MiB",
+            "calls       2 allocations, 1 freed, 1 failed",
+            "failed      out of memory: cuMemAlloc_v2 requested 200.0 GiB on GPU 0",
+            "at its end  1 allocation not freed by the program",
+            "complete",
         ],
     );
     // Standard output is the command's alone.
@@ -38,7 +38,7 @@ fn run_sees_the_first_allocation_and_tells_the_peak_and_the_refusal() {
     let outcome = run_script(&gpu, &["--json"], script);
     outcome.assert_ended_with(3, &[]);
     let report = Report::parse(outcome.stderr.lines().last().expect("a report"));
-    assert_eq!(report.json()["schema"], "memwatch.run/1");
+    assert_eq!(report.json()["schema"], "memwatch.run/2");
     contract::assert_kept(&report);
     let process = report.json()["data"]["processes"][0].clone();
     assert_eq!((&process["from_start"], &process["exact"]), (&true.into(), &true.into()));

@@ -10,7 +10,7 @@ fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd").join(name)
 }
 
-/// The unit with a program that exists here, in a folder of its own; `None`, said aloud, without systemd's judge.
+/// The unit with a program that exists here, in a folder of its own; `None`, reported aloud, without systemd's judge.
 fn unit() -> Option<(TempDir, PathBuf)> {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
         eprintln!("SKIPPED: no systemd-analyze (Debian: apt-get install systemd)");
@@ -25,25 +25,25 @@ fn unit() -> Option<(TempDir, PathBuf)> {
 
 fn judged(words: &[&str], unit: &Path) -> (bool, String) {
     let output = Command::new("systemd-analyze").args(words).arg(unit).output().expect("it was there");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let stated = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&stated).into_owned())
 }
 
 #[test]
 fn systemd_finds_nothing_wrong_with_the_unit() {
     let Some((_directory, unit)) = unit() else { return };
-    let (fine, said) = judged(&["verify"], &unit);
+    let (fine, stated) = judged(&["verify"], &unit);
     // Words on units of this machine are none of ours.
-    let about_it = said.lines().filter(|line| line.contains("memwatch")).collect::<Vec<_>>();
-    assert!(fine && about_it.is_empty(), "{said}");
+    let about_it = stated.lines().filter(|line| line.contains("memwatch")).collect::<Vec<_>>();
+    assert!(fine && about_it.is_empty(), "{stated}");
 }
 
 #[test]
 fn the_units_exposure_is_3_5_at_most() {
     let Some((_directory, unit)) = unit() else { return };
-    let (fine, said) = judged(&["security", "--offline=true", "--threshold=35"], &unit);
-    assert!(said.contains("Overall exposure level"), "{said}");
-    assert!(fine, "{said}");
+    let (fine, stated) = judged(&["security", "--offline=true", "--threshold=35"], &unit);
+    assert!(stated.contains("Overall exposure level"), "{stated}");
+    assert!(fine, "{stated}");
     let (fine, _) = judged(&["security", "--offline=true", "--threshold=10"], &unit);
     assert!(!fine, "the judge judges");
 }

@@ -11,7 +11,7 @@ fn start(gpu: &Gpu) -> Workload {
 }
 
 fn live(report: &Report, tgid: u32) -> Value {
-    report.process(tgid).map_or(Value::Null, |process| process.0["gpus"][0]["live_bytes"].clone())
+    report.process(tgid).map_or(Value::Null, |process| process.0["gpus"][0]["driver_allocated_bytes"].clone())
 }
 
 /// What a process sees of others.
@@ -34,10 +34,10 @@ fn an_ipc_handle_leads_to_its_exporter_and_outlives_it() {
     let report = watch.settled();
     assert_eq!(imports(&report, user.tgid()), import(owner.tgid(), 4 * MIB, 0), "{report:#?}");
     assert_eq!((live(&report, owner.tgid()), live(&report, user.tgid())), ((6 * MIB).into(), MIB.into()));
-    assert_eq!(report.gpu(0)["live_bytes"], 7 * MIB, "counted once");
+    assert_eq!(report.gpu(0)["driver_allocated_bytes"], 7 * MIB, "counted once");
 
     user.run(&["ipcclose x"]);
-    owner.tell("kill");
+    owner.report("kill");
     owner.wait();
     let report = watch.settled();
     assert_eq!(imports(&report, user.tgid()), import(owner.tgid(), 4 * MIB, 4 * MIB), "opened twice, closed once");
@@ -95,8 +95,11 @@ fn a_checkpoint_by_another_process_takes_the_memory_off_the_gpu() {
     let process = report.process(job.tgid()).expect("it is reported");
     assert_eq!((&process.0["checkpointed"], live(&report, job.tgid())), (&true.into(), 0.into()), "{report:#?}");
     assert_eq!(process.0["gpus"][0]["checkpointed_bytes"], 4 * MIB);
-    assert_eq!(report.gpu(0)["live_bytes"], 0);
+    assert_eq!(report.gpu(0)["driver_allocated_bytes"], 0);
     tool.run(&[&format!("restore {}", job.tgid())]);
     let report = watch.settled();
-    assert_eq!((live(&report, job.tgid()), report.gpu(0)["live_bytes"].clone()), ((4 * MIB).into(), (4 * MIB).into()));
+    assert_eq!(
+        (live(&report, job.tgid()), report.gpu(0)["driver_allocated_bytes"].clone()),
+        ((4 * MIB).into(), (4 * MIB).into())
+    );
 }

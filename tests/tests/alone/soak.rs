@@ -6,7 +6,7 @@
 use memwatch_tests::oracle::{Agreement, assert_agrees};
 use memwatch_tests::{Gpu, MIB, Shape, Workload};
 
-/// Processes that run at once: more than there are processors, fewer than the simulator's books have room for.
+/// Processes that run at once: more than there are processors, fewer than the simulator's ledger have room for.
 const WAVE: usize = 25;
 
 fn number(variable: &str, otherwise: usize) -> usize {
@@ -25,7 +25,7 @@ fn start(gpu: &Gpu, number: usize, pairs: usize) -> Workload {
     let function = ["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate"][number % 3];
     let mut workload = gpu.workload();
     workload.run(&["uuid 0", "device 0", "alloc kept 2M", "async pooled 4M", "create physical 2M"]);
-    workload.tell(&format!("loop {function} {pairs} 2M"));
+    workload.report(&format!("loop {function} {pairs} 2M"));
     workload
 }
 
@@ -44,7 +44,7 @@ fn processes_without_number_end_at_the_simulators_numbers_and_memwatch_does_not_
         for workload in &members {
             let report = assert_agrees(&gpu, &mut watch, workload, Agreement::CallsOnly);
             let on_gpu = report.process(workload.tgid()).expect("it is reported").only_gpu();
-            assert_eq!(on_gpu.number("live_bytes"), 8 * MIB);
+            assert_eq!(on_gpu.number("driver_allocated_bytes"), 8 * MIB);
             let calls = u64::try_from(pairs).expect("a number of calls");
             assert_eq!((on_gpu.number("allocations"), on_gpu.number("frees")), (calls + 3, calls));
         }

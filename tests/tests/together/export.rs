@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, Outcome, PATIENCE, Program, Shape};
+use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TIMEOUT};
 use serde_json::Value;
 
 /// Weights that are no 0 after the end of a program, with PyTorch's own name of the same number.
@@ -16,7 +16,7 @@ const WEIGHTS: [(&str, &str); 3] = [
     ("count", "allocation.all.allocated"),
 ];
 
-/// A recording, and what its program said of itself at the end.
+/// A recording, and what its program reported at the end.
 struct Recorded {
     gpu: Gpu,
     file: PathBuf,
@@ -59,7 +59,7 @@ impl Recorded {
     fn until(&self, holds: impl Fn(&Outcome) -> bool) {
         let begin = Instant::now();
         let mut table = None;
-        while begin.elapsed() < PATIENCE {
+        while begin.elapsed() < TIMEOUT {
             let mut command = self.gpu.memwatch(&["export", "-f", "csv", "-o", "-", "--in"]);
             command.arg(&self.file);
             let outcome = Outcome::of(command);
@@ -87,11 +87,11 @@ impl Recorded {
     }
 
     /// What PyTorch says of its first device.
-    fn said(&self, key: &str) -> u64 {
-        self.said_of(0, key)
+    fn stated(&self, key: &str) -> u64 {
+        self.stated_of(0, key)
     }
 
-    fn said_of(&self, device: usize, key: &str) -> u64 {
+    fn stated_of(&self, device: usize, key: &str) -> u64 {
         let statistics = &self.devices[device]["memory_stats"];
         statistics[key].as_u64().unwrap_or_else(|| panic!("no {key} in {statistics}"))
     }
@@ -129,9 +129,9 @@ fn speedscope_and_pprof_find_what_pytorch_has_counted() {
     let Some(seen) = seen(&files) else { return };
     let all = |name: &str| seen[name]["speedscope"]["profiles"].as_array().expect("a list").clone();
     for (index, (weight, key)) in WEIGHTS.iter().enumerate() {
-        assert_eq!(total(&all(&format!("{weight}.folded"))[0]), job.said(key), "{weight}");
+        assert_eq!(total(&all(&format!("{weight}.folded"))[0]), job.stated(key), "{weight}");
         // The first is what is in use, which is nothing.
-        assert_eq!(total(&all("job.speedscope.json")[index + 1]), job.said(key), "{weight}");
+        assert_eq!(total(&all("job.speedscope.json")[index + 1]), job.stated(key), "{weight}");
     }
     let speedscope = &all("job.speedscope.json")[1];
     assert_eq!((&speedscope["unit"], all("job.speedscope.json").len()), (&"bytes".into(), 4));
@@ -142,9 +142,9 @@ fn speedscope_and_pprof_find_what_pytorch_has_counted() {
         frame["name"] == "Trainer.step" && file.ends_with("/transformer.py") && frame["line"].as_u64() > Some(1)
     };
     assert!(frames.iter().any(is_of_script), "{frames:#?}");
-    assert_eq!(total(&all("job.pb.gz")[0]), job.said("allocated_bytes.all.allocated"));
+    assert_eq!(total(&all("job.pb.gz")[0]), job.stated("allocated_bytes.all.allocated"));
     let pprof = &seen["job.pb.gz"]["pprof"];
-    let sums = ["allocation.all.allocated", "allocated_bytes.all.allocated"].map(|key| job.said(key));
+    let sums = ["allocation.all.allocated", "allocated_bytes.all.allocated"].map(|key| job.stated(key));
     assert_eq!(pprof["sums"], serde_json::json!([sums[0], sums[1], 0, 0]));
     assert_eq!((&pprof["dangling"], &pprof["default_type"]), (&0.into(), &"alloc_space".into()));
     assert_eq!(pprof["labels"]["gpu"], serde_json::json!(["0"]));
@@ -165,10 +165,10 @@ fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
         rows.iter().map(|row| row[column].as_str().expect("text").parse::<u64>().expect("a number")).sum()
     };
     for (column, key) in ["at_peak_bytes", "total_bytes", "allocations"].iter().zip(WEIGHTS.map(|(_, key)| key)) {
-        assert_eq!(sum(column), job.said(key), "{column}");
+        assert_eq!(sum(column), job.stated(key), "{column}");
     }
     let titles = read["job.svg"].as_array().expect("titles");
-    let all = job.said("allocated_bytes.all.allocated").to_string();
+    let all = job.stated("allocated_bytes.all.allocated").to_string();
     let is_all = |title: &&Value| {
         title.as_str().is_some_and(|title| title.replace(',', "") == format!("all ({all} bytes 100%)"))
     };
@@ -178,13 +178,13 @@ fn tables_pictures_and_pages_have_what_pytorch_has_counted() {
     let samples = page["data"]["parts"][0]["samples"].as_array().expect("samples");
     for (index, (_, key)) in WEIGHTS.iter().enumerate() {
         let sum: u64 = samples.iter().filter_map(|sample| sample[1][index + 1].as_u64()).sum();
-        assert_eq!(sum, job.said(key), "{key}");
+        assert_eq!(sum, job.stated(key), "{key}");
     }
 }
 
 /// What is live of each of two devices, as PyTorch says.
 fn live(job: &Recorded) -> [u64; 2] {
-    [0, 1].map(|device| job.said_of(device, "allocated_bytes.all.current"))
+    [0, 1].map(|device| job.stated_of(device, "allocated_bytes.all.current"))
 }
 
 #[test]
@@ -233,10 +233,10 @@ fn one_of_two_devices_can_be_chosen() {
 }
 
 #[test]
-fn what_cannot_be_written_is_said_with_the_way_out() {
+fn what_cannot_be_written_is_stated_with_the_way_out() {
     let Some(job) = Recorded::training() else { return };
     let written = |words: &[&str], name: &str| Outcome::of(job.command(words, name).0);
-    written(&["export"], "job.png").assert_ended_with(2, &["does not tell the format", "-f folded, speedscope"]);
+    written(&["export"], "job.png").assert_ended_with(2, &["has no known format", "-f folded, speedscope"]);
     written(&["flamegraph"], "job.csv").assert_ended_with(2, &["an .svg or an .html"]);
     written(&["flamegraph"], "job.svg").assert_ended_with(1, &["nothing to draw: 0 in use", "--weight"]);
     written(&["export", "--weight", "peak"], "job.pb.gz").assert_ended_with(1, &["have no peak", "--weight"]);
@@ -271,7 +271,7 @@ fn a_running_program_is_exported_by_an_own_watch() {
     let statistics = &step["devices"][0]["memory_stats"];
     let ends = written["profiles"].as_array().expect("a list").iter().map(|profile| profile["endValue"].as_u64());
     let keys = ["allocated_bytes.all.current"].into_iter().chain(WEIGHTS.map(|(_, key)| key));
-    let said = keys.map(|key| statistics[key].as_u64());
-    assert_eq!(ends.collect::<Vec<_>>(), said.collect::<Vec<_>>());
+    let stated = keys.map(|key| statistics[key].as_u64());
+    assert_eq!(ends.collect::<Vec<_>>(), stated.collect::<Vec<_>>());
     assert_eq!(written["activeProfileIndex"], 0);
 }

@@ -24,7 +24,7 @@ fn verdicts(report: &Value) -> Vec<(Option<u64>, String)> {
 }
 
 /// The leak is found, and only that; the cache has levelled off.
-fn assert_told(report: &Value) {
+fn assert_reported(report: &Value) {
     let verdicts = verdicts(report);
     let leaks: Vec<_> = verdicts.iter().filter(|(_, verdict)| verdict == "leak" || verdict == "slow").collect();
     assert_eq!(leaks, [&(Some(line_of("leak")), "leak".to_owned())], "{report:#}");
@@ -57,12 +57,12 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     let trained = job.next_checkpoint().expect("it trains to its end");
     assert_eq!(trained["label"], "trained");
     let live = watch.interrupt_with(3);
-    assert_told(&live);
+    assert_reported(&live);
     recorder.interrupt();
     let reading = |words: &[&str]| Outcome::of(gpu.memwatch(&[words, &["--in", &file]].concat()));
     let replayed = reading(&["leak", "--json"]);
     replayed.assert_ended_with(0, &[]);
-    assert_told(Report::parse(&replayed.stdout).json());
+    assert_reported(Report::parse(&replayed.stdout).json());
     let text = reading(&["leak", "--fail-on", "slow"]);
     text.assert_ended_with(3, &[]);
     let leaking = format!("keeps_tensors.py:{} Trainer.step", line_of("leak"));

@@ -1,4 +1,4 @@
-//! Native frames, seen from outside real, unmodified PyTorch on the simulated GPU, are those that PyTorch records itself.
+//! Native frames, seen from outside real, unmodified PyTorch on the simulated GPU, are the ones that PyTorch records itself.
 
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::statistics::held_job;
@@ -24,28 +24,28 @@ fn compared(version: &str) -> Option<Value> {
     }
     watch.stop();
     let mut reader = gpu.torch_command(version, Allocator::Native, &["same_frames.py", &ours, &truth])?;
-    let said = reader.output().expect("Python starts");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    Some(serde_json::from_slice(&said.stdout).expect("a line of JSON"))
+    let stated = reader.output().expect("Python starts");
+    assert!(stated.status.success(), "{}", String::from_utf8_lossy(&stated.stderr));
+    Some(serde_json::from_slice(&stated.stdout).expect("a line of JSON"))
 }
 
 fn frames_are_pytorchs_own(version: &str) {
-    let Some(said) = compared(version) else { return };
-    let count = |key: &str| said[key].as_u64().expect("a count");
-    assert_eq!(said["differ"], Value::Array(Vec::new()));
-    assert!(count("compared") >= 16 && count("missing") == 0, "{said}");
-    assert!(count("without_python") >= 4 && count("named") >= 100, "{said}");
+    let Some(stated) = compared(version) else { return };
+    let count = |key: &str| stated[key].as_u64().expect("a count");
+    assert_eq!(stated["differ"], Value::Array(Vec::new()));
+    assert!(count("compared") >= 16 && count("missing") == 0, "{stated}");
+    assert!(count("without_python") >= 4 && count("named") >= 100, "{stated}");
     // Of what a generator gives and of what `map` makes, C asks for the first in another place than for the rest.
-    assert_eq!(count("cut"), 5, "{said}");
+    assert_eq!(count("cut"), 5, "{stated}");
 }
 
 #[test]
-fn native_frames_are_those_that_pytorch_2_8_records() {
+fn native_frames_are_all_that_pytorch_2_8_records() {
     frames_are_pytorchs_own("2.8");
 }
 
 #[test]
-fn native_frames_are_those_that_pytorch_2_15_records() {
+fn native_frames_are_all_that_pytorch_2_15_records() {
     frames_are_pytorchs_own("2.15");
 }
 

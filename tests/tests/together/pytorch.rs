@@ -17,28 +17,28 @@ fn compare(version: &str, allocator: Allocator, words: &[&str]) {
     assert!(checkpoints >= 3, "the script has made only {checkpoints} checkpoints");
     let end = watch.until(|report| report.process(job.tgid()).is_some_and(|process| process.has_ended()));
     let process = end.process(job.tgid()).expect("ended processes are shown for a while");
-    assert_eq!(process.only_gpu().number("live_bytes"), 0);
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), 0);
     assert!(process.is_exact() && end.is_complete());
 }
 
 fn compare_checkpoint(gpu: &Gpu, watch: &mut Watch, allocator: Allocator, checkpoint: &Value) {
     let tgid = u32::try_from(checkpoint["pid"].as_u64().expect("a checkpoint says who it is")).expect("a pid");
-    let said =
+    let stated =
         |field: &str| checkpoint["devices"][0][field].as_u64().unwrap_or_else(|| panic!("{field}: {checkpoint}"));
     let report = watch.settled();
     let process = report.process(tgid).unwrap_or_else(|| panic!("not reported at {checkpoint}: {report:#?}"));
     let on_gpu = process.only_gpu();
     let (live, peak) = match allocator {
-        Allocator::Native | Allocator::Expandable => (said("memory_reserved"), said("max_memory_reserved")),
-        Allocator::Async => (said("memory_allocated"), said("max_memory_allocated")),
+        Allocator::Native | Allocator::Expandable => (stated("memory_reserved"), stated("max_memory_reserved")),
+        Allocator::Async => (stated("memory_allocated"), stated("max_memory_allocated")),
     };
-    assert_eq!(on_gpu.number("live_bytes"), live, "live at {checkpoint}");
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), live, "live at {checkpoint}");
     assert_eq!(on_gpu.number("peak_bytes"), peak, "peak at {checkpoint}");
-    // A pool holds more than is in use; the simulator's books say how much.
-    let entry = gpu.ledger().process(tgid).expect("the job is in the simulator's books");
+    // A pool holds more than is in use; the simulator's ledger say how much.
+    let entry = gpu.ledger().process(tgid).expect("the job is in the simulator's ledger");
     let pool_cache = entry.devices[0].pool_backed.live_bytes.saturating_sub(entry.devices[0].pool_used.live_bytes);
-    assert_eq!(on_gpu.number("unexplained_bytes"), CONTEXT_BYTES + pool_cache, "unexplained at {checkpoint}");
-    assert_eq!(on_gpu.number("before_attach_bytes"), 0);
+    assert_eq!(on_gpu.number("unattributed_bytes"), CONTEXT_BYTES + pool_cache, "unattributed at {checkpoint}");
+    assert_eq!(on_gpu.number("preexisting_bytes"), 0);
     assert!(process.is_exact() && report.is_complete(), "lost records at {checkpoint}: {report:#?}");
 }
 

@@ -19,7 +19,7 @@ const LIMIT: &str = "per_process_memory_fraction:";
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
 /// The most that PyTorch itself says it had of the driver, by device.
-fn said_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
+fn stated_peaks(outcome: &Outcome) -> BTreeMap<u64, u64> {
     let mut peaks = BTreeMap::new();
     for checkpoint in outcome.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         for device in checkpoint["devices"].as_array().into_iter().flatten() {
@@ -61,11 +61,11 @@ fn policy<'a>(device: &'a Value, setting: &str) -> &'a Value {
 }
 
 /// Records a script with one setting, and runs it with each of the others: what that takes is what the recording says it takes.
-fn assert_foretold(gpu: &Gpu, version: &str, words: &[&str], settings: (&str, &[&str])) {
-    assert_job_foretold(gpu, || gpu.torch_command(version, Allocator::Native, words), settings);
+fn assert_predicted(gpu: &Gpu, version: &str, words: &[&str], settings: (&str, &[&str])) {
+    assert_job_predicted(gpu, || gpu.torch_command(version, Allocator::Native, words), settings);
 }
 
-fn assert_job_foretold(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded, others): (&str, &[&str])) {
+fn assert_job_predicted(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded, others): (&str, &[&str])) {
     let Some(first) = job() else { return };
     let file = gpu.directory().join("job.mwr").display().to_string();
     let own = Outcome::of(gpu.memwatch_run(&["--force", "-o", &file], &with(first, recorded)));
@@ -73,7 +73,7 @@ fn assert_job_foretold(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded, 
     let typed: Vec<&str> =
         [&[recorded], others].concat().into_iter().flat_map(|setting| ["--setting", setting]).collect();
     let devices = all_simulated(gpu, &file, &typed);
-    let own_peaks = said_peaks(&own);
+    let own_peaks = stated_peaks(&own);
     assert_eq!(devices.len(), own_peaks.len(), "{devices:#?}");
     for device in &devices {
         assert_eq!(
@@ -89,7 +89,7 @@ fn assert_job_foretold(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded, 
         let outcome = Outcome::of(with(job().expect("it ran before"), setting));
         let is_out_of_memory = outcome.stdout.contains("\"out of memory\"");
         assert!(outcome.code == 0 || is_out_of_memory, "{}", outcome.stderr);
-        let peaks = said_peaks(&outcome);
+        let peaks = stated_peaks(&outcome);
         for device in &devices {
             assert_peak(device, setting, peaks[&device["device"].as_u64().expect("a number")]);
             assert_eq!(!policy(device, setting)["failure"].is_null(), is_out_of_memory, "{setting:?}: {device:#}");
@@ -98,9 +98,9 @@ fn assert_job_foretold(gpu: &Gpu, job: impl Fn() -> Option<Command>, (recorded, 
 }
 
 fn assert_peak(device: &Value, setting: &str, real: u64) {
-    let foretold = policy(device, setting)["peak_reserved_bytes"].as_u64().expect("bytes");
-    let off = real.abs_diff(foretold) * 1000;
-    assert!(off <= real * OFF_PER_MILLE, "{setting:?} takes {real}, and {foretold} was foretold: {device:#}");
+    let predicted = policy(device, setting)["peak_reserved_bytes"].as_u64().expect("bytes");
+    let off = real.abs_diff(predicted) * 1000;
+    assert!(off <= real * OFF_PER_MILLE, "{setting:?} takes {real}, and {predicted} was predicted: {device:#}");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_transformer_takes_with_other_settings_what_its_recording_says() {
         // It takes 548 MiB, and what it gives back above 287 MiB makes that 540.
         "garbage_collection_threshold:0.5,per_process_memory_fraction:0.14",
     ];
-    assert_foretold(&gpu, "2.15", &words, ("", &others));
+    assert_predicted(&gpu, "2.15", &words, ("", &others));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn graphs_take_private_pools_with_other_settings_and_a_request_of_a_capture_fail
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_096);
     // 142 MiB of the 158 that they take.
     let limited = "expandable_segments:True,per_process_memory_fraction:0.034717";
-    assert_foretold(&gpu, "2.8", &["graphs.py"], ("", &[limited]));
+    assert_predicted(&gpu, "2.8", &["graphs.py"], ("", &[limited]));
 }
 
 #[test]
@@ -141,20 +141,20 @@ fn two_ranks_take_with_segments_that_grow_each_what_the_recording_of_both_says()
         both.envs(rank.get_envs().filter_map(|(name, value)| Some((name, value?))));
         Some(both)
     };
-    assert_job_foretold(&gpu, ranks, ("", &["expandable_segments:True"]));
+    assert_job_predicted(&gpu, ranks, ("", &["expandable_segments:True"]));
 }
 
 #[test]
 fn memory_that_comes_and_goes_takes_on_the_older_pytorch_what_a_recording_with_another_setting_says() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    assert_foretold(&gpu, "2.8", &["grow_free.py", "--tensors", "300"], ("expandable_segments:True", &[""]));
+    assert_predicted(&gpu, "2.8", &["grow_free.py", "--tensors", "300"], ("expandable_segments:True", &[""]));
 }
 
 #[test]
-fn a_request_that_failed_is_told_to_fail_with_another_setting_and_to_succeed_with_the_one_with_which_it_does() {
+fn a_request_that_failed_is_reported_to_fail_with_another_setting_and_to_succeed_with_the_one_with_which_it_does() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
-    assert_foretold(&gpu, "2.15", &["fragments.py"], ("", &["expandable_segments:True"]));
+    assert_predicted(&gpu, "2.15", &["fragments.py"], ("", &["expandable_segments:True"]));
     let file = gpu.directory().join("job.mwr").display().to_string();
     let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["fragments.py"]) else { return };
     let device = simulated(&gpu, &file, &[]);
@@ -204,7 +204,7 @@ fn on_a_smaller_card_the_context_takes_room_once_a_reading_has_shown_its_size() 
 }
 
 #[test]
-fn what_is_older_than_a_watch_is_told_and_not_guessed() {
+fn what_is_older_than_a_watch_is_reported_and_not_guessed() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["grow_free.py"]) else { return };
     job.go_on();

@@ -75,8 +75,8 @@ fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
         job.go_on();
         step = job.next_checkpoint().expect("it has three");
     }
-    let said = &step["devices"][0]["memory_stats"];
-    let (peak, current) = (&said["allocated_bytes.all.peak"], &said["allocated_bytes.all.current"]);
+    let stated = &step["devices"][0]["memory_stats"];
+    let (peak, current) = (&stated["allocated_bytes.all.peak"], &stated["allocated_bytes.all.current"]);
     assert_ne!(peak, current, "a step takes more than it leaves");
     // The first report after the job came to rest has the end of the step in its interval, the next has nothing.
     watch.next_fresh();
@@ -84,7 +84,7 @@ fn peaks_that_are_reset_with_each_report_are_those_of_its_interval() {
     let device = &report.process(tgid).expect("it runs").0["devices"][0];
     assert_eq!(&device["statistics"]["allocated_bytes.all.peak"], current);
     assert!(device["peaks_since"].is_string());
-    assert_eq!(device["statistics"]["allocated_bytes.all.allocated"], said["allocated_bytes.all.allocated"]);
+    assert_eq!(device["statistics"]["allocated_bytes.all.allocated"], stated["allocated_bytes.all.allocated"]);
 }
 
 /// Runs a training; its last checkpoint and memwatch's report on it by then.
@@ -176,17 +176,17 @@ fn layers_say_what_rounding_wastes_of_each_how_long_they_take_and_what_watching_
     let report = watch.interrupt();
     let process = &report["data"]["processes"][0];
     let layers = process["devices"][0]["layers"].as_array().expect("a list");
-    let said = |key: &str| last["devices"][0]["memory_stats"][key].as_u64().expect("a statistic");
+    let stated = |key: &str| last["devices"][0]["memory_stats"][key].as_u64().expect("a statistic");
     let rounding: u64 = layers.iter().map(|layer| layer["total_rounding_bytes"].as_u64().expect("all is seen")).sum();
-    assert_eq!(rounding, said("allocated_bytes.all.allocated") - said("requested_bytes.all.allocated"));
+    assert_eq!(rounding, stated("allocated_bytes.all.allocated") - stated("requested_bytes.all.allocated"));
     let is_module = |layer: &&Value| layer["kind"] == "module";
     let is_timed = |layer: &Value| layer["host_duration_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0);
     assert!(layers.iter().filter(is_module).any(is_timed), "no module has a duration");
     let nearby = layers.iter().filter_map(|layer| layer["nearby_split_bytes"].as_u64()).max();
-    assert!(nearby.is_some_and(|bytes| bytes <= said("inactive_split_bytes.all.current")), "{nearby:?}");
+    assert!(nearby.is_some_and(|bytes| bytes <= stated("inactive_split_bytes.all.current")), "{nearby:?}");
     let overhead = &process["overhead"];
     assert_eq!((&overhead["estimated"], &overhead["stacks_left_out"]), (&true.into(), &0.into()));
-    assert!(overhead["events"].as_u64() > Some(said("allocation.all.allocated")), "{overhead}");
+    assert!(overhead["events"].as_u64() > Some(stated("allocation.all.allocated")), "{overhead}");
 }
 
 #[test]
@@ -214,10 +214,10 @@ fn the_snapshot_is_read_by_pytorchs_own_tools_and_has_what_its_own_would_have() 
     else {
         return;
     };
-    let said = reader.output().expect("Python starts");
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let stated = reader.output().expect("Python starts");
+    assert!(stated.status.success(), "{}", String::from_utf8_lossy(&stated.stderr));
     let segments = segments.expect("the training has two steps");
-    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), format!("{segments} True"));
+    assert_eq!(String::from_utf8_lossy(&stated.stdout).trim(), format!("{segments} True"));
 }
 
 #[test]

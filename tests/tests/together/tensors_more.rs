@@ -183,7 +183,7 @@ fn tgid(checkpoint: &Value) -> u32 {
 }
 
 #[test]
-fn two_devices_of_one_process_are_told_apart() {
+fn two_devices_of_one_process_distinguished() {
     let Some(gpu) = two_gpus() else { return };
     let how = ("2.15", Allocator::Native);
     let Some(truth) = control(&gpu, how, &["two_devices.py"]) else { return };
@@ -205,14 +205,14 @@ fn threads_on_two_devices_have_statistics_and_lines_of_their_own() {
     for device in 0..2 {
         let sites = on_device(&report, tgid(&last), device)["sites"].as_array().expect("a list of sites");
         let sum = |sites: &mut dyn Iterator<Item = &Value>| sites.filter_map(|site| site["total_bytes"].as_u64()).sum();
-        let said = |checkpoint: &Value| {
+        let stated = |checkpoint: &Value| {
             checkpoint["devices"][device]["memory_stats"]["allocated_bytes.all.allocated"].as_u64()
         };
         let all: u64 = sum(&mut sites.iter());
-        assert_eq!(Some(all), said(&last), "device {device}");
+        assert_eq!(Some(all), stated(&last), "device {device}");
         // Until the first checkpoint, only the two threads have allocated.
         let of_thread: u64 = sum(&mut sites.iter().filter(|site| site["function"] == "work"));
-        assert_eq!(Some(of_thread), said(&threads), "device {device}: {sites:#?}");
+        assert_eq!(Some(of_thread), stated(&threads), "device {device}: {sites:#?}");
     }
 }
 
@@ -266,9 +266,9 @@ fn named_ranges_are_seen(version: &str) {
         .flatten()
         .map(|row| (row["name"].as_str().unwrap_or("none"), &row["total_bytes"]))
         .collect();
-    let told = last["ranges"].as_object().expect("ranges by name");
-    let told: BTreeMap<&str, &Value> = told.iter().map(|(name, bytes)| (name.as_str(), bytes)).collect();
-    assert_eq!(seen, told);
+    let reported = last["ranges"].as_object().expect("ranges by name");
+    let reported: BTreeMap<&str, &Value> = reported.iter().map(|(name, bytes)| (name.as_str(), bytes)).collect();
+    assert_eq!(seen, reported);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const STEPS: usize = 3;
 
-/// A recording of a training, and what its program said of itself at the end.
+/// A recording of a training, and what its program reported at the end.
 struct Recorded {
     gpu: Gpu,
     file: PathBuf,
@@ -104,7 +104,7 @@ fn large_allocations_have_their_line_and_pictures_their_lines() {
     let outcome = Outcome::of(job.command(&["timeline", "--json", "-z", "1M", "--points", "50"]));
     outcome.assert_ended_with(0, &[]);
     let report: Value = serde_json::from_str(&outcome.stdout).expect("JSON");
-    assert_eq!(report["schema"], "memwatch.timeline/1");
+    assert_eq!(report["schema"], "memwatch.timeline/2");
     let events = report["data"]["events"].as_array().expect("events");
     let large = events.iter().find(|event| event["kind"] == "large" && event["whose"]["stage"] == "forward");
     let large = large.unwrap_or_else(|| panic!("{events:#?}"));

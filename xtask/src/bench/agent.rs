@@ -55,7 +55,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let memwatch = binary::build(repo, Profile::Release)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut crowd = Crowd::new(&driver)?;
-    // Both are there before the processes, whose memory they could not tell of otherwise; each is measured by its own time.
+    // Both are there before the processes, whose memory they did not know of otherwise; each is measured by its own time.
     let without = Agent::start(&memwatch, &driver, &crowd, false)?;
     let with = Agent::start(&memwatch, &driver, &crowd, true)?;
     let mut rows = Vec::new();

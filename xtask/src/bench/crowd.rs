@@ -18,9 +18,9 @@ const DEVICE_MIB: &str = "1000000";
 /// Who is in this group of the first hierarchies.
 const UNLIMITED: &str = "/sys/fs/cgroup/pids/cgroup.procs";
 const POLL: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Processes at rest that hold memory. They end, and their groups and books go, when it is dropped.
+/// Processes at rest that hold memory. They end, and their groups and ledgers go, when it is dropped.
 pub(super) struct Crowd {
     driver: PathBuf,
     slice: PathBuf,
@@ -50,7 +50,7 @@ impl Crowd {
         Ok(Self { driver: driver.to_owned(), slice, groups: Vec::new() })
     }
 
-    /// The books of the first simulated machine, which NVML tells of.
+    /// The allocation map of the first simulated machine, which NVML reports.
     pub(super) fn first_ledger(&self) -> PathBuf {
         self.ledger(0)
     }
@@ -58,7 +58,7 @@ impl Crowd {
     /// Starts processes until there are so many.
     ///
     /// # Errors
-    /// When one cannot be started, or does not do as it is told.
+    /// When one cannot be started, or does not do as it is reported.
     pub(super) fn grow(&mut self, processes: usize) -> Result<()> {
         while self.groups.len() * PER_GROUP < processes {
             let number = self.groups.len();
@@ -124,7 +124,7 @@ impl Drop for Crowd {
         let begin = Instant::now();
         let below = fs::read_dir(&self.slice).into_iter().flatten().flatten().map(|entry| entry.path());
         for directory in below.filter(|path| path.is_dir()).chain([self.slice.clone()]) {
-            while directory.is_dir() && fs::remove_dir(&directory).is_err() && begin.elapsed() < PATIENCE {
+            while directory.is_dir() && fs::remove_dir(&directory).is_err() && begin.elapsed() < TIMEOUT {
                 std::thread::sleep(POLL);
             }
         }

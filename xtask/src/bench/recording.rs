@@ -27,7 +27,7 @@ const READINGS: usize = 3;
 const PROBED: Duration = Duration::from_secs(2);
 
 /// What of tensors is recorded, and how the file is bounded.
-type Wish = (&'static str, &'static [&'static str]);
+type RecordingSetup = (&'static str, &'static [&'static str]);
 
 const NONE: &[&str] = &[];
 const NEWEST: &[&str] = &["--max-size=16M", "--keep=newest"];
@@ -37,7 +37,7 @@ const UNRECORDED_STEPS: u64 = 1_000;
 
 /// One recording, and what reading it took.
 struct Measured {
-    wish: Wish,
+    request: RecordingSetup,
     step_ns: f64,
     tensor_events: f64,
     inputs: f64,
@@ -63,8 +63,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let mut training = Training::start(repo, &driver)?;
     let file = driver.join(format!("bench-{}.mwr", std::process::id()));
     let unrecorded = training.ask(&format!("run {UNRECORDED_STEPS}"))?;
-    let wishes = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];
-    let measured = wishes.map(|wish| record(&mut training, (&memwatch, &driver), (wish, steps), &file));
+    let requests = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];
+    let measured = requests.map(|request| record(&mut training, (&memwatch, &driver), (request, steps), &file));
     // What stays behind lies below target/.
     drop(std::fs::remove_file(&file));
     let measured: Vec<Measured> = measured.into_iter().collect::<Result<_>>()?;
@@ -76,12 +76,19 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 fn record(
     training: &mut Training,
     (memwatch, driver): (&Path, &Path),
-    (wish, steps): (Wish, u64),
+    (request, steps): (RecordingSetup, u64),
     file: &Path,
 ) -> Result<Measured> {
     let mut command = Command::new(memwatch);
-    command.args(["record", "--force", "--pid", &training.tgid().to_string(), &format!("--tensors={}", wish.0), "-o"]);
-    command.arg(file).args(wish.1).arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
+    command.args([
+        "record",
+        "--force",
+        "--pid",
+        &training.tgid().to_string(),
+        &format!("--tensors={}", request.0),
+        "-o",
+    ]);
+    command.arg(file).args(request.1).arg("--nvml-lib").arg(driver.join("lib/libnvidia-ml.so.1"));
     command.env("GPUSIM_LEDGER", training.ledger());
     let watcher = Watcher::silent(&mut command)?;
     std::thread::sleep(PROBED);
@@ -95,7 +102,7 @@ fn record(
     let losses = report["losses"].as_object().into_iter().flatten().filter_map(|(_, count)| count.as_u64());
     let step_ns = step_ns(&answer);
     Ok(Measured {
-        wish,
+        request,
         step_ns: least(&step_ns),
         tensor_events: answer["events_per_step"].as_f64().unwrap_or_default()
             * f64::from(u32::try_from(step_ns.len())?),
@@ -148,7 +155,7 @@ fn text(measured: &[Measured], (steps, unrecorded_ns): (u64, f64)) -> Result<Str
         "seconds to simulate",
     ]);
     for one in measured {
-        let (level, bound) = one.wish;
+        let (level, bound) = one.request;
         let shortest = |seconds: &[f64]| seconds.first().copied().unwrap_or(f64::NAN);
         let seconds = shortest(&one.reading_seconds);
         let options: Vec<String> =
@@ -163,7 +170,7 @@ fn text(measured: &[Measured], (steps, unrecorded_ns): (u64, f64)) -> Result<Str
             format!("{:.2}", one.step_ns / 1e6),
             format!("{:.2}", one.recorder_seconds * 1e6 / one.tensor_events),
             format!("{seconds:.2}"),
-            // A file that keeps the newest tells how many there were, not how many are left.
+            // A file that keeps the newest shows how many there were, not how many are left.
             if bound.is_empty() { format!("{:.1}", one.inputs / seconds / 1e6) } else { String::new() },
             format!("{:.2}", shortest(&one.simulating_seconds)),
         ]);

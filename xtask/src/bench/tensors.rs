@@ -188,7 +188,7 @@ impl Training {
         self.program.tgid()
     }
 
-    /// The simulator's books of it.
+    /// The simulator's ledger of it.
     pub(super) fn ledger(&self) -> &Path {
         &self.ledger
     }

@@ -27,7 +27,7 @@ pub(super) enum Mode {
     Bare,
     /// The product.
     Memwatch,
-    /// A bpftrace script that keeps the same books.
+    /// A bpftrace script that keeps the same ledger.
     Bpftrace,
 }
 
@@ -55,7 +55,7 @@ impl Mode {
         match self {
             Self::None => Ok(None),
             Self::Bare => attach_bpftrace(&bare_script(&library), workload.tgid()).map(Some),
-            Self::Bpftrace => attach_bpftrace(&books_script(&library, workload.tgid()), workload.tgid()).map(Some),
+            Self::Bpftrace => attach_bpftrace(&ledger_script(&library, workload.tgid()), workload.tgid()).map(Some),
             Self::Memwatch => {
                 attach_memwatch_with(memwatch, driver, (workload.tgid(), workload.ledger()), &[]).map(Some)
             }
@@ -113,8 +113,8 @@ fn bare_script(library: &Path) -> String {
         .collect()
 }
 
-/// The books of one process: what is live, by address, and how much in all.
-fn books_script(library: &Path, tgid: u32) -> String {
+/// The allocation map of one process: what is live, by address, and how much in all.
+fn ledger_script(library: &Path, tgid: u32) -> String {
     const SCRIPT: &str = "
 uprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID/ { @out[tid] = arg0; @requested[tid] = arg1; }
 uretprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID && @out[tid]/ {
@@ -170,7 +170,7 @@ fn open_probes(tgid: u32) -> usize {
     entries.flatten().filter(|entry| is_event(entry.path())).count()
 }
 
-/// Attaches memwatch, with these options, to a process that runs on the simulated GPUs of these books.
+/// Attaches memwatch, with these options, to a process that runs on the simulated GPUs of this ledger.
 ///
 /// # Errors
 /// When it cannot be started, or ends before its first report.
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn both_scripts_name_the_library_and_nothing_is_left_to_fill_in() {
         let library = Path::new("/opt/libcuda.so.1");
-        for script in [bare_script(library), books_script(library, 42)] {
+        for script in [bare_script(library), ledger_script(library, 42)] {
             assert!(script.contains("uprobe:/opt/libcuda.so.1:cuMemAlloc_v2"), "{script}");
             assert!(!script.contains("LIBRARY") && !script.contains("TGID"), "{script}");
         }

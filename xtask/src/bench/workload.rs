@@ -31,7 +31,7 @@ impl Timed {
 }
 
 impl Workload {
-    /// Starts the program of one simulated driver, with books of its own.
+    /// Starts the program of one simulated driver, with a ledger of its own.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -56,7 +56,7 @@ impl Workload {
         self.program.tgid()
     }
 
-    /// The books of the simulated GPU that it runs on.
+    /// The allocation map of the simulated GPU that it runs on.
     pub(super) fn ledger(&self) -> &Path {
         &self.ledger
     }

@@ -23,7 +23,7 @@ with a NetworkPolicy.
 * **Neither waits for other clients**: 128 connections are open at a time, and 16 of them are scrapes. A client that has sent half a request has 5 s
   for the rest, and loses its place to a new one where all are taken.
 
-* **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU cannot be told.
+* **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU is not known.
 * **A workload** is a pod's container, a Slurm job, a container, a systemd unit or session, or the rest of the machine
   (`workload_kind` `kubernetes`, `slurm`, `container`, `systemd`, `session`, `host`); labels that do not apply are empty. Two workloads
   with the same labels are summed. Where a scraper's own labels are called `pod` or `namespace`, too, set `honor_labels: true`.

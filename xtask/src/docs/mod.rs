@@ -43,7 +43,7 @@ pub(crate) fn check(repo: &Repo) -> Result<()> {
     };
     let stale: Vec<&str> = DOCUMENTS.iter().filter(is_stale).map(|document| document.path).collect();
     if !stale.is_empty() {
-        bail!("not what the code says now: {}. To write it anew: cargo xtask docs", stale.join(", "));
+        bail!("not what the code says now: {}. To write it again: cargo xtask docs", stale.join(", "));
     }
     Ok(())
 }

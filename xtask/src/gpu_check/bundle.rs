@@ -15,7 +15,7 @@ const NAME: &str = "memwatch-gpu-check";
 const SCRIPTS: &[(&str, &str)] =
     &[("tests/gpu/gpucheck", "gpucheck"), ("tests/gpu/scripts", "scripts"), ("tests/workloads", "workloads")];
 
-/// Makes the folder anew.
+/// Makes the folder again.
 ///
 /// # Errors
 /// When a file cannot be copied.

@@ -18,7 +18,7 @@ const CRATE: &str = "memwatch-ebpf";
 /// Builds the eBPF object and puts it where memwatch's build script looks, untouched when nothing changed.
 ///
 /// # Errors
-/// When the build fails; what the compiler said is on the terminal already.
+/// When the build fails; what the compiler reported is on the terminal already.
 pub(crate) fn object(repo: &Repo) -> Result<()> {
     step("eBPF object", || {
         let built = kernel_target(repo).join(TARGET).join("release").join(CRATE);

@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// Memory of each simulated device.
 const TOTAL_MIB: u64 = 16_384;
 /// Longer than the longest takes, in seconds: a rank whose other half has ended would wait for it.
-const PATIENCE: &str = "120";
+const TIMEOUT: &str = "120";
 /// Two ranks under one parent.
 const RANKS: &str = "RANK=0 \"$@\" & RANK=1 \"$@\" & wait";
 
@@ -54,23 +54,23 @@ impl Measured {
     pub(super) fn off(&self) -> Vec<String> {
         let cells = SETTINGS.iter().zip(&self.cells).filter_map(|(setting, cell)| Some((setting, cell.as_ref()?)));
         let is_wrong = |cell: &Cell| cell.off() > MOST_OFF || cell.is_out_of_memory.0 != cell.is_out_of_memory.1;
-        let told = |(setting, cell): (&Setting, &Cell)| {
+        let reported = |(setting, cell): (&Setting, &Cell)| {
             is_wrong(cell).then(|| format!("{} on {}, {}: {cell:?}", self.title, self.version, setting.title))
         };
-        cells.filter_map(told).collect()
+        cells.filter_map(reported).collect()
     }
 }
 
 /// What a run says of a device in the end.
 #[derive(Clone, Copy, Debug, Default)]
-struct Said {
+struct Reported {
     reserved_bytes: u64,
     allocated_bytes: u64,
     is_out_of_memory: bool,
 }
 
 /// Where one program runs.
-struct Scene<'a> {
+struct Setup<'a> {
     repo: &'a Repo,
     program: &'a Program,
     torch: TorchEnv,
@@ -86,19 +86,19 @@ pub(super) fn program(repo: &Repo, program: &Program, version: &str) -> Result<V
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let (torch, simulator) =
         (integration::torch_environment(repo, version)?, integration::simulator(repo, Prologue::Cmp));
-    let scene = Scene { repo, program, torch, simulator, folder };
-    let measured = scene.measure().with_context(|| format!("{} on {version}", program.title));
-    drop(std::fs::remove_dir_all(&scene.folder));
+    let setup = Setup { repo, program, torch, simulator, folder };
+    let measured = setup.measure().with_context(|| format!("{} on {version}", program.title));
+    drop(std::fs::remove_dir_all(&setup.folder));
     measured
 }
 
-impl Scene<'_> {
+impl Setup<'_> {
     fn measure(&self) -> Result<Vec<Measured>> {
         let recorded = self.run("", None, true)?;
-        let most = |of: fn(&Said) -> u64| recorded.values().map(of).max().unwrap_or(0);
+        let most = |of: fn(&Reported) -> u64| recorded.values().map(of).max().unwrap_or(0);
         let taken = Taken {
-            allocated_bytes: most(|said| said.allocated_bytes),
-            reserved_bytes: most(|said| said.reserved_bytes),
+            allocated_bytes: most(|stated| stated.allocated_bytes),
+            reserved_bytes: most(|stated| stated.reserved_bytes),
         };
         let mut rows: BTreeMap<u64, Vec<Option<Cell>>> = recorded.keys().map(|device| (*device, Vec::new())).collect();
         for (index, setting) in SETTINGS.iter().enumerate() {
@@ -123,19 +123,19 @@ impl Scene<'_> {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    fn run_with(&self, setting: &Setting, taken: Taken) -> Result<BTreeMap<u64, Said>> {
+    fn run_with(&self, setting: &Setting, taken: Taken) -> Result<BTreeMap<u64, Reported>> {
         let fraction = setting.fraction(taken, TOTAL_MIB * MIB);
         self.run(setting.conf, fraction.as_deref(), false)
     }
 
-    /// Runs the program to its end; what it said of each device.
-    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Said>> {
+    /// Runs the program to its end; what it reported of each device.
+    fn run(&self, conf: &str, fraction: Option<&str>, is_recorded: bool) -> Result<BTreeMap<u64, Reported>> {
         let (ledger, store) = (self.folder.join("ledger"), self.folder.join("store"));
         drop(std::fs::remove_file(&ledger));
         drop(std::fs::remove_file(&store));
         let python = self.torch.command(&self.simulator.join("lib"), &ledger);
         let mut command = Command::new("timeout");
-        command.arg(PATIENCE);
+        command.arg(TIMEOUT);
         if is_recorded {
             command.arg(self.repo.memwatch(Profile::Release)).arg("--nvml-lib");
             command.arg(self.simulator.join("lib/libnvidia-ml.so.1")).args(["run", "--force", "-o"]);
@@ -155,18 +155,23 @@ impl Scene<'_> {
             command.args(["--fraction", fraction]);
         }
         let output = command.output().with_context(|| format!("cannot start {}", line(&command)))?;
-        let said = said(&String::from_utf8_lossy(&output.stdout));
-        let has_ended = output.status.success() || said.values().any(|said| said.is_out_of_memory);
-        ensure!(has_ended && !said.is_empty(), "{}\n{}", line(&command), String::from_utf8_lossy(&output.stderr));
-        Ok(said)
+        let stated = stated(&String::from_utf8_lossy(&output.stdout));
+        let has_ended = output.status.success() || stated.values().any(|stated| stated.is_out_of_memory);
+        ensure!(has_ended && !stated.is_empty(), "{}\n{}", line(&command), String::from_utf8_lossy(&output.stderr));
+        Ok(stated)
     }
 
     fn recording(&self) -> PathBuf {
         self.folder.join("job.mwr")
     }
 
-    /// What is simulated for a setting, beside what was said, by device.
-    fn compare(&self, setting: &Setting, said: &BTreeMap<u64, Said>, taken: Taken) -> Result<BTreeMap<u64, Cell>> {
+    /// What is simulated for a setting, beside what was stated, by device.
+    fn compare(
+        &self,
+        setting: &Setting,
+        stated: &BTreeMap<u64, Reported>,
+        taken: Taken,
+    ) -> Result<BTreeMap<u64, Cell>> {
         let typed = setting.simulated(setting.fraction(taken, TOTAL_MIB * MIB).as_deref());
         let simulated = simulate(&self.repo.memwatch(Profile::Release), &self.recording(), &typed)?;
         let devices = simulated["data"]["devices"].as_array().context("a list of devices")?;
@@ -174,10 +179,10 @@ impl Scene<'_> {
             let number = device["device"].as_u64()?;
             // The first is PyTorch's default, the last what was typed.
             let policy = device["policies"].as_array()?.last()?;
-            let said = said.get(&number)?;
-            let is_out_of_memory = (said.is_out_of_memory, !policy["failure"].is_null());
+            let stated = stated.get(&number)?;
+            let is_out_of_memory = (stated.is_out_of_memory, !policy["failure"].is_null());
             let cell = Cell {
-                real_bytes: said.reserved_bytes,
+                real_bytes: stated.reserved_bytes,
                 simulated_bytes: policy["peak_reserved_bytes"].as_u64()?,
                 is_out_of_memory,
             };
@@ -193,22 +198,22 @@ impl Scene<'_> {
             Some((number, cell))
         };
         let cells: BTreeMap<u64, Cell> = devices.iter().filter_map(cell).collect();
-        ensure!(cells.len() == said.len(), "of {} devices, {} were simulated", said.len(), cells.len());
+        ensure!(cells.len() == stated.len(), "of {} devices, {} were simulated", stated.len(), cells.len());
         Ok(cells)
     }
 }
 
 /// The last that each device's checkpoints say.
-fn said(output: &str) -> BTreeMap<u64, Said> {
-    let mut all: BTreeMap<u64, Said> = BTreeMap::new();
+fn stated(output: &str) -> BTreeMap<u64, Reported> {
+    let mut all: BTreeMap<u64, Reported> = BTreeMap::new();
     for checkpoint in output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         for device in checkpoint["devices"].as_array().into_iter().flatten() {
             let Some(number) = device["device"].as_u64() else { continue };
             let bytes = |field: &str| device[field].as_u64().unwrap_or(0);
-            let said = all.entry(number).or_default();
-            said.reserved_bytes = said.reserved_bytes.max(bytes("max_memory_reserved"));
-            said.allocated_bytes = said.allocated_bytes.max(bytes("max_memory_allocated"));
-            said.is_out_of_memory |= checkpoint["label"] == "out of memory";
+            let stated = all.entry(number).or_default();
+            stated.reserved_bytes = stated.reserved_bytes.max(bytes("max_memory_reserved"));
+            stated.allocated_bytes = stated.allocated_bytes.max(bytes("max_memory_allocated"));
+            stated.is_out_of_memory |= checkpoint["label"] == "out of memory";
         }
     }
     all
@@ -232,9 +237,9 @@ mod tests {
         let output = "noise\n\
             {\"label\":\"step 1\",\"devices\":[{\"device\":0,\"max_memory_reserved\":8,\"max_memory_allocated\":3}]}\n\
             {\"label\":\"out of memory\",\"devices\":[{\"device\":1,\"max_memory_reserved\":9,\"max_memory_allocated\":4}]}\n";
-        let said = said(output);
-        assert_eq!((said[&0].reserved_bytes, said[&0].is_out_of_memory), (8, false));
-        assert_eq!((said[&1].reserved_bytes, said[&1].allocated_bytes, said[&1].is_out_of_memory), (9, 4, true));
+        let stated = stated(output);
+        assert_eq!((stated[&0].reserved_bytes, stated[&0].is_out_of_memory), (8, false));
+        assert_eq!((stated[&1].reserved_bytes, stated[&1].allocated_bytes, stated[&1].is_out_of_memory), (9, 4, true));
     }
 
     #[test]

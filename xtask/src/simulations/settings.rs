@@ -68,7 +68,7 @@ impl Setting {
         Some(format!("{:.6}", limit_bytes as f64 / total_bytes as f64))
     }
 
-    /// What `memwatch simulate` is told.
+    /// What `memwatch simulate` is reported.
     pub(super) fn simulated(&self, fraction: Option<&str>) -> String {
         let limit = fraction.map(|fraction| format!("per_process_memory_fraction:{fraction}"));
         let parts = [Some(self.conf.to_owned()).filter(|conf| !conf.is_empty()), limit];

@@ -1,4 +1,4 @@
-//! The measurements as a table, in which rows that were not measured anew stay.
+//! The measurements as a table, in which rows that were not measured again stay.
 
 use super::measure::{Cell, Measured};
 use super::settings::SETTINGS;

@@ -65,7 +65,7 @@ const HOUSES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// The pure crates name nothing that reads, writes, sleeps, prints or tells the time.
+/// The pure crates name nothing that reads, writes, sleeps, prints or reports the time.
 pub(super) fn impure(source: &Source) -> Vec<Violation> {
     if !PURE.iter().any(|folder| source.is_below(folder)) {
         return Vec::new();

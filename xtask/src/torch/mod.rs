@@ -67,7 +67,7 @@ pub(crate) struct NewerEnv {
 /// Makes the environment for one PyTorch version under `cache/torch-<version>`, or finds it made already.
 ///
 /// The first call downloads the wheel (0.5 to 0.9 GB) with pip's ordinary configuration. An environment that was left half
-/// made is made anew; stand-ins are rebuilt when their sources change. Concurrent calls wait for one another.
+/// made is made again; stand-ins are rebuilt when their sources change. Concurrent calls wait for one another.
 ///
 /// # Errors
 /// For a version not in [`VERSIONS`]; when no suitable Python, no C compiler or no network is there; the error says what to

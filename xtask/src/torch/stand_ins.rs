@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_told_from_one_with_a_longer_name() {
+    fn a_library_is_distinguished_from_one_with_a_longer_name() {
         assert_eq!(sources_of("libcublas.so.13").collect::<Vec<_>>(), ["cublas.c", "cublas_memory.c"]);
         assert_eq!(sources_of("libcublasLt.so.13").collect::<Vec<_>>(), ["cublaslt.c"]);
         assert_eq!(sources_of("libcusolver.so.12").collect::<Vec<_>>(), REFUSING);

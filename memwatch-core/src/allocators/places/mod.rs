@@ -1,4 +1,4 @@
-//! Sums of blocks by site, trail, stage, layer and phase, on each device: each list adds up to what the allocator has granted.
+//! Sums of blocks by site, call path, stage, layer and phase, on each device: each list adds up to what the allocator has granted.
 //!
 //! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
 
@@ -23,8 +23,8 @@ pub use self::sum::Sum;
 use self::floor::Floor;
 use self::live::Live;
 
-/// How many trails have sums of their own on a device; what comes after shares one for each stage.
-const TRAILS: usize = 1 << 16;
+/// How many call paths have sums of their own on a device; what comes after shares one for each stage.
+const CALL_PATHS: usize = 1 << 16;
 /// How many refused allocations are remembered.
 const REFUSED: usize = 16;
 /// A stage, and how blocks came to it.
@@ -48,7 +48,7 @@ impl StageRow {
 
 /// The way to a block: its stack where it has one, else its site says why not; and the stage, since one stack may be in several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Trail {
+pub struct CallPath {
     /// The stack's number.
     pub stack: Option<u64>,
     /// The site.
@@ -85,7 +85,7 @@ impl LayerSum {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DevicePlaces {
     total: Sum,
-    /// What the allocator itself said last.
+    /// What the allocator itself reported last.
     allocated_bytes: u64,
     /// How many times `total` was higher than ever before.
     epoch: u64,
@@ -98,7 +98,7 @@ pub struct DevicePlaces {
     stages: Vec<Sum>,
     /// The first is for what is in no phase, the next for the rest.
     phases: Vec<Sum>,
-    trails: HashMap<Trail, Sum, RandomState>,
+    call_paths: HashMap<CallPath, Sum, RandomState>,
 }
 
 /// An allocation that failed.
@@ -125,7 +125,7 @@ pub struct Places {
 impl Places {
     /// The device's allocator has granted so much; `before_bytes` is what it had granted before the event that says so.
     pub(super) fn observe(&mut self, ordinal: Ordinal, before_bytes: u64, allocated_bytes: u64) {
-        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::before_attach(before_bytes));
+        let device = self.devices.entry(ordinal).or_insert_with(|| DevicePlaces::preexisting(before_bytes));
         device.allocated_bytes = allocated_bytes;
     }
 
@@ -253,7 +253,7 @@ const BEFORE_ATTACH: Attribution = Attribution {
 };
 
 impl DevicePlaces {
-    fn before_attach(bytes: u64) -> Self {
+    fn preexisting(bytes: u64) -> Self {
         let mut device = Self::default();
         if bytes > 0 {
             device.change(&BEFORE_ATTACH, Step::Adopt(bytes));
@@ -272,7 +272,7 @@ impl DevicePlaces {
         at(&mut self.floors, whose.site.0 as usize).change(self.window, before_bytes, after_bytes);
         step.take(at_stage(&mut self.stages, row), epoch);
         step.take(at(&mut self.phases, phase), epoch);
-        step.take(self.trail(Trail { stack: whose.stack, site: whose.site, row }), epoch);
+        step.take(self.call_path(CallPath { stack: whose.stack, site: whose.site, row }), epoch);
         let layer = at(&mut self.layers, whose.layer.0 as usize);
         step.take(&mut layer.sum, epoch);
         let stage = whose.stage as usize;
@@ -291,16 +291,16 @@ impl DevicePlaces {
         }
     }
 
-    fn trail(&mut self, trail: Trail) -> &mut Sum {
-        let has_room = self.trails.len() < TRAILS || self.trails.contains_key(&trail);
-        let trail = if has_room { trail } else { Trail { stack: None, site: SiteKey::REST, ..trail } };
-        self.trails.entry(trail).or_default()
+    fn call_path(&mut self, call_path: CallPath) -> &mut Sum {
+        let has_room = self.call_paths.len() < CALL_PATHS || self.call_paths.contains_key(&call_path);
+        let call_path = if has_room { call_path } else { CallPath { stack: None, site: SiteKey::REST, ..call_path } };
+        self.call_paths.entry(call_path).or_default()
     }
 
     fn reset_peaks(&mut self) {
         let layers = self.layers.iter_mut().map(|layer| &mut layer.sum);
         let lists = self.sites.iter_mut().chain(&mut self.stages).chain(&mut self.phases).chain(layers);
-        lists.chain(self.trails.values_mut()).for_each(Sum::reset_peak);
+        lists.chain(self.call_paths.values_mut()).for_each(Sum::reset_peak);
         self.total.reset_peak();
         self.epoch += 1;
     }
@@ -363,8 +363,8 @@ impl DevicePlaces {
     }
 
     /// By the way to the block, in no order.
-    pub fn trails(&self) -> impl Iterator<Item = (Trail, &Sum)> {
-        self.trails.iter().map(|(trail, sum)| (*trail, sum))
+    pub fn call_paths(&self) -> impl Iterator<Item = (CallPath, &Sum)> {
+        self.call_paths.iter().map(|(call_path, sum)| (*call_path, sum))
     }
 }
 

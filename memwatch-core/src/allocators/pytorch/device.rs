@@ -354,10 +354,10 @@ impl DeviceAllocator {
         }
         match &mut self.returning {
             Some(returning) if returning.address == address => returning.is_completed = true,
-            // Already told by its way back into the pool.
+            // Already reported by its way back into the pool.
             _ if self.early == Some(address) => {}
             _ => {
-                // It was given back before the watch, and its size was never told.
+                // It was given back before the watch, and its size was never reported.
                 let bytes = requested_bytes.next_multiple_of(ROUNDING);
                 let sizes = (bytes, Some(requested_bytes));
                 self.history.block(LineAction::FreeCompleted, address, sizes, StackRef::NotAsked);
@@ -368,7 +368,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// A free is reported: what the trace has not told yet is made up for.
+    /// A free is reported: what the trace has not reported yet is made up for.
     fn take_back(&mut self, event: &TensorEvent, address: u64, bytes: u64) {
         if self.early.take_if(|early| *early == address).is_some() {
             return;

@@ -1,4 +1,4 @@
-//! What the driver's calls tell of segments, where the allocator does not trace.
+//! What the driver's calls report of segments, where the allocator does not trace.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl Mapped {
         self.ranges.insert(address, bytes);
     }
 
-    /// The range around an address with those that it goes on from, and those that go on from it.
+    /// The range around an address with the ones that it goes on from, and the ones that go on from it.
     pub(super) fn take(&mut self, address: u64) -> Option<(u64, u64)> {
         let (&last, &bytes) = self.ranges.range(..=address).next_back().filter(|(at, size)| address - **at < **size)?;
         self.ranges.remove(&last);

@@ -47,7 +47,7 @@ impl LineAction {
 pub struct Line {
     /// What happened.
     pub action: LineAction,
-    /// Where; of a failure the free bytes of the device, 0 where they were not told.
+    /// Where; of a failure the free bytes of the device, 0 where they were not reported.
     pub address: u64,
     /// How much, in bytes: of a block what was asked for, where that is known.
     pub bytes: u64,
@@ -101,7 +101,7 @@ impl History {
         self.now = Some((event.time_ns, event.tid));
     }
 
-    /// The next failure is told with so many free bytes of the device.
+    /// The next failure is reported with so many free bytes of the device.
     pub(super) const fn note_device_free(&mut self, bytes: u64) {
         self.device_free_bytes = bytes;
     }
@@ -138,7 +138,7 @@ impl History {
     }
 
     /// In which stage the last block was granted.
-    pub(super) fn tell_stage(&mut self, stage: Stage) {
+    pub(super) fn report_stage(&mut self, stage: Stage) {
         if let Some(line) = self.lines.back_mut().filter(|line| line.action == LineAction::Alloc) {
             line.stage = Some(stage);
         }

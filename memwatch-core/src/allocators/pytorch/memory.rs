@@ -43,7 +43,7 @@ pub enum BlockState {
 pub struct Cell {
     /// Its size in bytes.
     pub bytes: u64,
-    /// As the program asked for it, in bytes; of an inactive block what was asked for last; `None` where that cannot be told.
+    /// As the program asked for it, in bytes; of an inactive block what was asked for last; `None` where that is not known.
     pub requested_bytes: Option<u64>,
     /// What it is used for.
     pub state: BlockState,

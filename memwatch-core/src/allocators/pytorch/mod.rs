@@ -1,6 +1,6 @@
 //! The caching allocators of a process: the rules of c10/cuda/CUDACachingAllocator.cpp, followed from outside.
 //!
-//! What the events tell decides, never a version. Under one lock, a device's allocator traces what it does and then reports; where it does not trace,
+//! What the events report decides, never a version. Under one lock, a device's allocator traces what it does and then reports; where it does not trace,
 //! what it reports and a `malloc`'s entry have to do.
 
 mod device;
@@ -40,7 +40,7 @@ const KEPT_UNPLACED: usize = 4096;
 const KEPT_THREADS: usize = 4096;
 /// Sizes are multiples of this: `kMinBlockSize`, in bytes.
 const ROUNDING: u64 = 512;
-/// No address and no size is beyond this: what is was not told by PyTorch.
+/// No address and no size is beyond this: what is was not reported by PyTorch.
 const BELIEVABLE: u64 = 1 << 57;
 
 /// What a thread has asked for and was not granted yet.
@@ -56,7 +56,7 @@ struct Asked {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Allocators {
     devices: BTreeMap<Ordinal, DeviceAllocator>,
-    /// Whose an allocator is, by its address: told by the reports that follow its events.
+    /// Whose an allocator is, by its address: known from the reports that follow its events.
     places: BTreeMap<u64, Ordinal>,
     unplaced: BTreeMap<u64, Vec<TensorEvent>>,
     unplaced_events: usize,
@@ -85,7 +85,7 @@ impl Allocators {
         self.unbelievable
     }
 
-    /// Whether an allocator reports, and tells no trace of its own.
+    /// Whether an allocator reports without a trace of its own.
     pub fn lacks_trace(&self) -> bool {
         self.devices.values().any(DeviceAllocator::lacks_trace)
     }
@@ -118,7 +118,7 @@ impl Allocators {
         self.traced.insert(tid, (allocator, address));
     }
 
-    /// A report tells on which device the allocator works whose events came before it in the thread.
+    /// A report names the device on which the allocator works whose events came before it in the thread.
     fn place(&mut self, tid: Tid, ordinal: Ordinal, address: u64, is_grant: bool) {
         let traced = self.traced.remove(&tid).filter(|(_, traced)| *traced == address).map(|(allocator, _)| allocator);
         let asked = self.asked.get(&tid).filter(|_| is_grant).map(|asked| asked.allocator);
@@ -190,7 +190,7 @@ impl FrameworkAllocator for Allocators {
 
     fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
         if let Some(device) = self.devices.get_mut(&ordinal) {
-            device.history.tell_stage(phase);
+            device.history.report_stage(phase);
         }
     }
 

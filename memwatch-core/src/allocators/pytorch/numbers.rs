@@ -71,7 +71,7 @@ impl DeviceAllocator {
     }
 
     /// What is seen of it, in a word.
-    pub const fn seen_by(&self) -> &'static str {
+    pub const fn observed_by(&self) -> &'static str {
         match self.sight {
             Sight { trace: true, .. } => "trace",
             Sight { block_frees: true, .. } | Sight { attempts: true, .. } => "blocks",
@@ -79,7 +79,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// How often what was followed was not what the allocator said.
+    /// How often what was followed was not what the allocator reported.
     pub const fn out_of_step(&self) -> u64 {
         self.out_of_step
     }
@@ -90,7 +90,7 @@ impl DeviceAllocator {
     }
 
     /// Bytes of the program's blocks that are older than the watch.
-    pub fn before_attach_bytes(&self) -> Option<u64> {
+    pub fn preexisting_bytes(&self) -> Option<u64> {
         let reported = self.reported?;
         Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()))
     }
@@ -214,7 +214,7 @@ impl DeviceAllocator {
         self.doubt_of_all().or(unseen.filter(|_| !is_seen)).or(resets)
     }
 
-    /// Of what no event tells.
+    /// Of what no event reports.
     fn as_read(&self) -> Option<Doubt> {
         (!self.is_just_read).then_some(Doubt::AsRead)
     }

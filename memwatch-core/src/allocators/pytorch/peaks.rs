@@ -1,4 +1,4 @@
-//! Peaks of an allocator's numbers: the program's own, until memwatch is asked to begin them anew in its own books.
+//! Peaks of an allocator's numbers: the program's own, until memwatch is asked to reset them in its own counters.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,14 +12,14 @@ use crate::allocators::pytorch::Family;
 pub(super) struct OwnPeaks {
     /// The most that the allocator kept for later at a report, in bytes.
     pub cached_bytes: u64,
-    /// When peaks began again in memwatch's books: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the program's own.
+    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the program's own.
     begun_ns: Option<u64>,
     /// Something may have been higher since, unseen.
     missed: bool,
 }
 
 impl DeviceAllocator {
-    /// Peaks begin again at what is now, in memwatch's books alone.
+    /// Peaks begin again at what is now, in memwatch's counters alone.
     pub(crate) fn begin_own_peaks(&mut self, now_ns: u64) {
         self.statistics.reset_peaks();
         self.pools.reset_peaks();
@@ -30,7 +30,7 @@ impl DeviceAllocator {
         self.peaks = OwnPeaks { cached_bytes, begun_ns: Some(now_ns), missed: false };
     }
 
-    /// Since when its peaks count in memwatch's books; `None` where they are those that the program itself has.
+    /// Since when its peaks count in memwatch's counters; `None` where they are the ones that the program itself has.
     pub const fn peaks_begun_ns(&self) -> Option<u64> {
         self.peaks.begun_ns
     }
@@ -42,7 +42,7 @@ impl DeviceAllocator {
         (self.peaks.begun_ns, self.peaks.missed) = (None, false);
     }
 
-    /// The allocator's own numbers come with the program's peaks; where memwatch has begun them anew, those stay.
+    /// The allocator's own numbers come with the program's peaks; where memwatch has begun them again, those stay.
     pub(super) fn keep_own_peaks(&mut self, read: &mut Statistics) {
         if self.peaks.begun_ns.is_none() {
             return;
@@ -52,7 +52,7 @@ impl DeviceAllocator {
         read.keep_peaks(&self.statistics);
     }
 
-    /// Why a peak may have been higher than it is said to be.
+    /// Why a peak may have been higher than reported.
     pub(super) fn peaks_doubt(&self) -> Option<Doubt> {
         self.peaks.missed.then_some(Doubt::PeaksMissed)
     }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::statistics::{PoolSize, Scope, Stat};
 
-/// So many pools are told apart at most: a program may make pools without end.
+/// So many pools are distinguished at most: a program may make pools without end.
 const KEPT: usize = 1024;
 
 /// Bytes by private pool, which is known by two numbers.

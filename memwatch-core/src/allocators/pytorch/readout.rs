@@ -28,7 +28,7 @@ const COUNTABLE: i64 = 1 << 40;
 /// Numbers that drift are asked for again after this time, nanoseconds.
 const ASKED_AGAIN_NS: u64 = 1_000_000_000;
 
-/// Where they cannot be believed so often, they are not asked for any more.
+/// After so many readings that contradict the events, no more are made.
 const READOUTS_TRIED: u64 = 8;
 
 /// What was read.

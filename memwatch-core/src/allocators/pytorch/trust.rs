@@ -12,7 +12,7 @@ pub enum Certainty {
     Exact,
     /// It follows from what is seen under an assumption that may fail.
     Derived,
-    /// It cannot be told.
+    /// It is not known.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ pub enum Doubt {
     AsRead,
     /// This build does not show when the program resets its peaks and totals.
     ResetsUnseen,
-    /// Peaks were begun anew in memwatch's books, and what came since was not all followed.
+    /// Peaks were reset in memwatch's counters, and what came since was not all followed.
     PeaksMissed,
     /// This build does not show it.
     Unseen,
@@ -132,7 +132,7 @@ impl Trust {
         self.doubt.map_or(Certainty::Exact, Doubt::certainty)
     }
 
-    /// The number, where it can be told.
+    /// The number, where it is known.
     pub fn known(self) -> Option<i64> {
         (self.certainty() != Certainty::Unknown).then_some(self.value)
     }

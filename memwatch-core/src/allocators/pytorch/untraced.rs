@@ -10,7 +10,7 @@ use crate::allocators::Reported;
 use crate::decode::StackRef;
 
 impl DeviceAllocator {
-    /// Whether it reports, and tells no trace of its own: before PyTorch 2.4 it does so only while it is recorded.
+    /// Whether it reports without a trace of its own: before PyTorch 2.4 it does so only while it is recorded.
     pub(super) fn lacks_trace(&self) -> bool {
         self.reported.is_some() && !self.sight.trace && !self.sight.block_frees
     }

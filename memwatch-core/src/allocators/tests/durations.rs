@@ -16,7 +16,7 @@ impl Process {
     }
 }
 
-const TELL: StackRef = StackRef::NotAsked;
+const REPORT: StackRef = StackRef::NotAsked;
 
 #[test]
 fn a_layer_has_the_time_to_its_threads_next_allocation_within_a_stage() {
@@ -30,18 +30,18 @@ fn a_layer_has_the_time_to_its_threads_next_allocation_within_a_stage() {
 #[test]
 fn a_thread_that_waits_for_a_backward_pass_is_not_at_work_for_a_layer() {
     let mut process = Process::new(0);
-    process.in_forward(1).event(ENGINE, TELL, TensorChange::NodeBegins { words: None }).in_forward(2);
+    process.in_forward(1).event(ENGINE, REPORT, TensorChange::NodeBegins { words: None }).in_forward(2);
     assert_eq!(process.host_duration_ns(), 0);
 }
 
 #[test]
 fn in_backward_a_layer_has_the_time_to_the_next_node() {
     let mut process = Process::new(0);
-    process.event(MAIN, TELL, TensorChange::SequenceNumber(0)).in_forward(1);
-    process.event(ENGINE, TELL, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) });
+    process.event(MAIN, REPORT, TensorChange::SequenceNumber(0)).in_forward(1);
+    process.event(ENGINE, REPORT, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) });
     process.changes((ENGINE, StackRef::NoPython), 2, 512).changes((ENGINE, StackRef::NoPython), 3, 512);
     assert_eq!(process.host_duration_ns(), 10);
-    process.event(ENGINE, TELL, TensorChange::NodeBegins { words: None });
+    process.event(ENGINE, REPORT, TensorChange::NodeBegins { words: None });
     assert_eq!(process.host_duration_ns(), 20);
 }
 
@@ -49,8 +49,8 @@ fn in_backward_a_layer_has_the_time_to_the_next_node() {
 fn what_lies_between_two_steps_or_a_loss_of_events_is_nobodys() {
     let mut process = Process::new(0);
     process.in_forward(1);
-    process.event(MAIN, TELL, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()));
-    process.event(MAIN, TELL, TensorChange::RangeEnds).in_forward(2);
+    process.event(MAIN, REPORT, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()));
+    process.event(MAIN, REPORT, TensorChange::RangeEnds).in_forward(2);
     process.ledger.lose(Loss::TensorEventLost, 1);
     process.in_forward(3);
     assert_eq!(process.host_duration_ns(), 0);

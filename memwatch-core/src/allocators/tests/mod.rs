@@ -47,16 +47,16 @@ impl Process {
     }
 
     fn step(&mut self) -> &mut Self {
-        let tell = StackRef::NotAsked;
-        self.event(MAIN, tell, TensorChange::SequenceNumber(0))
+        let report = StackRef::NotAsked;
+        self.event(MAIN, report, TensorChange::SequenceNumber(0))
             .changes((MAIN, StackRef::Known(FORWARD)), 1, 1024)
             .changes((MAIN, StackRef::Known(LOSS)), 2, 512)
-            .event(ENGINE, tell, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) })
+            .event(ENGINE, report, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) })
             .changes((ENGINE, StackRef::NoPython), 3, 2048)
-            .changes((ENGINE, tell), 1, -1024)
-            .event(MAIN, tell, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()))
+            .changes((ENGINE, report), 1, -1024)
+            .event(MAIN, report, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()))
             .changes((MAIN, StackRef::Known(STEP)), 4, 4096)
-            .event(MAIN, tell, TensorChange::RangeEnds)
+            .event(MAIN, report, TensorChange::RangeEnds)
     }
 
     fn by_stage(&self) -> Vec<(Stage, u64, u64)> {

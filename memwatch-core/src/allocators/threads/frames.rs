@@ -65,7 +65,7 @@ pub(super) fn read(stack: &PythonStack) -> Reading<'_> {
     }
 }
 
-/// The modules on a stack, without those that torch.compile makes of parts of others (torch/fx/graph_module.py) and calls by themselves.
+/// The modules on a stack, without the ones that torch.compile makes of parts of others (torch/fx/graph_module.py) and calls by themselves.
 fn modules(stack: &PythonStack) -> Vec<&PythonModule> {
     let all = || stack.frames.iter().filter_map(|frame| frame.module.as_ref());
     let own: Vec<&PythonModule> =
@@ -107,7 +107,7 @@ fn is_engine_call(code: &PythonCode) -> bool {
     kind(code) == Some(Doing::Backward) && last_part(&code.function) != "_make_grads"
 }
 
-/// `AdamW.step` → `step`: versions before 3.11 tell only that.
+/// `AdamW.step` → `step`: versions before 3.11 show only that.
 fn last_part(function: &str) -> &str {
     function.rsplit_once('.').map_or(function, |(_, last)| last)
 }

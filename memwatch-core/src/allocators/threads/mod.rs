@@ -1,4 +1,4 @@
-//! What each thread of a process is doing: to whom a block belongs that is granted to it now.
+//! What each thread of a process is doing: the owner of a block that is allocated on it now.
 //!
 //! The innermost thing counts: a node of the backward graph, a range of an optimizer, a frame of Python; and each answer says which of them gave
 //! it. A node's end is not seen (see `TensorMeaning::BackwardNode`): the engine's own threads do nothing but run nodes, and on a thread that calls the
@@ -57,7 +57,7 @@ impl Stage {
         [Self::Forward, Self::Backward, Self::Optimizer, Self::Outside, Self::NotKnown, Self::BeforeAttach];
 }
 
-/// What told the stage.
+/// What reported the stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Evidence {
     /// A node of the backward graph ran in the thread.
@@ -70,12 +70,12 @@ pub enum Evidence {
     Nothing,
 }
 
-/// To whom a block belongs.
+/// The owner of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attribution {
     /// The stage.
     pub stage: Stage,
-    /// What told it.
+    /// What reported it.
     pub by: Evidence,
     /// It has again what was not kept for the backward pass: activation checkpointing.
     pub recomputed: bool,
@@ -241,7 +241,7 @@ impl Threads {
         self.ambiguous
     }
 
-    /// To whom a block belongs that is granted to this thread on this stack.
+    /// The owner of a block that this thread allocates on this stack.
     pub(super) fn attribute(&mut self, tid: Tid, stack: StackRef) -> Attribution {
         let (captured, step) = (!self.captures.is_empty(), self.steps.process());
         let (id, key) = match stack {
@@ -308,7 +308,7 @@ impl Threads {
         let before = self.all.get(&tid).and_then(|thread| thread.node);
         let running = match (sequence, before) {
             (Some(number), _) => self.running(tid, number),
-            // Those that accumulate gradients have no number; the engine's queue runs them before all others (their number is the highest: torch's
+            // The ones that accumulate gradients have no number; the engine's queue runs them before all others (their number is the highest: torch's
             // csrc/autograd/functions/accumulate_grad.h), so right after the node that their gradient comes from.
             (None, Some(before)) => before,
             (None, None) => Running::default(),
@@ -400,7 +400,7 @@ impl Threads {
     }
 }
 
-/// The stage, and what tells it.
+/// The stage, and what reports it.
 fn stage(thread: &Thread, stack: StackRef, origin: Option<&Origin>) -> (Stage, Evidence) {
     let optimizer = thread.ranges.optimizer();
     if let Some(node) = thread.node.filter(|_| !thread.of_program) {

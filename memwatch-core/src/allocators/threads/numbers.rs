@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_numbers_are_not_known_and_another_count_begins_anew() {
+    fn lost_numbers_are_not_known_and_another_count_begins_again() {
         let mut numbers = numbers(0..3);
         numbers.push(7, BLANK, KEPT);
         let waiting = numbers.clone();

@@ -12,11 +12,11 @@ use crate::decode::StackRef;
 use crate::stack::native::{NativeStack, file_name};
 use crate::stack::{PythonModule, PythonStack, wrapped_as};
 
-/// How many stacks are told apart.
+/// How many stacks are distinguished.
 const STACKS: usize = 1 << 18;
 /// How many modules are remembered by their address.
 const ADDRESSES: usize = 1 << 16;
-/// How many models of one class are told apart: the last number stands for all further ones. Programs make a new loss module at every step.
+/// How many models of one class are distinguished: the last number stands for all further ones. Programs make a new loss module at every step.
 const MODELS_OF_A_CLASS: u32 = 32;
 
 /// A stack's number in [`Origins`].
@@ -93,7 +93,7 @@ impl Origins {
         }
     }
 
-    /// The site of a thread without Python, where its native frames tell one.
+    /// The site of a thread without Python, where its native frames report one.
     pub(super) fn native_site(&self, stack: StackRef) -> Option<SiteKey> {
         let StackRef::Native(id) = stack else { return None };
         self.native.get(&id).copied()

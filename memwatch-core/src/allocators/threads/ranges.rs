@@ -8,7 +8,7 @@ use crate::allocators::names::PhaseKey;
 
 /// How many open ranges of a thread are known by name: one that is never closed must not cost memory for ever.
 const DEEP: usize = 64;
-/// How many optimizers are told apart.
+/// How many optimizers are distinguished.
 const OPTIMIZERS: usize = 64;
 /// What torch names the ranges around an optimizer's methods (torch/optim/optimizer.py, `profile_hook_step` and `zero_grad`).
 const OPTIMIZER: &str = "Optimizer.";

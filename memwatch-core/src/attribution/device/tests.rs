@@ -45,7 +45,7 @@ fn process(answers: &[u8]) -> Process {
     let mut process = Process::new(TGID, Some(ProcessFacts { tgid: TGID.0, ..ProcessFacts::default() }), 5, 5);
     let asked = answers.iter().map(|byte| device_get_uuid(1, *byte));
     for call in asked.chain([mem_create(0x40, 7, (ON_DEVICE, 1))]) {
-        tell(&mut process, call);
+        report(&mut process, call);
     }
     process
 }
@@ -56,19 +56,19 @@ fn a_late_process_on_two_gpus_is_asked_until_every_thread_that_allocates_has_its
     let several = [gpu(1, true), gpu(2, true), gpu(3, false)];
     assert_eq!(is_unplaced(&process, &several), Some(Unplaced::Quiet), "physical memory says itself where it is");
     assert_eq!(is_unplaced(&process, &[gpu(1, true), gpu(2, false)]), None);
-    tell(&mut process, ctx_get_device(1).thread(8));
-    tell(&mut process, mem_alloc(0xd0, 1).thread(8));
+    report(&mut process, ctx_get_device(1).thread(8));
+    report(&mut process, mem_alloc(0xd0, 1).thread(8));
     assert_eq!(is_unplaced(&process, &several), None);
-    tell(&mut process, mem_alloc(0xd1, 1).thread(9));
+    report(&mut process, mem_alloc(0xd1, 1).thread(9));
     assert_eq!(is_unplaced(&process, &several), Some(Unplaced::Allocating));
-    tell(&mut process, mem_host_alloc(0xd2, 1).thread(10));
+    report(&mut process, mem_host_alloc(0xd2, 1).thread(10));
     process.ledger.end_thread(Tid(9));
     assert_eq!(is_unplaced(&process, &several), None, "it has ended");
     process.ledger.end_thread(Tid(8));
     assert_eq!(is_unplaced(&process, &several), None, "nobody is left to ask");
 }
 
-fn tell(process: &mut Process, call: TestCall) {
+fn report(process: &mut Process, call: TestCall) {
     process.ledger.apply(&decode(&call.at(10, 11).0).expect("a call of the table"));
 }
 
@@ -87,23 +87,23 @@ fn an_instances_own_uuid_is_spelt_as_nvml_does_and_its_gpus_does_not_outweigh_it
 }
 
 #[test]
-fn where_only_the_gpu_of_an_instance_was_told_nvmls_lists_decide_among_its_instances() {
-    let told_parent = process(&[0xf0]);
-    assert_eq!(found(&told_parent, &[instance(1, false), gpu(3, true)]), Some(bytes_uuid("MIG-", 1)));
+fn where_only_the_gpu_of_an_instance_was_reported_nvmls_lists_decide_among_its_instances() {
+    let reported_parent = process(&[0xf0]);
+    assert_eq!(found(&reported_parent, &[instance(1, false), gpu(3, true)]), Some(bytes_uuid("MIG-", 1)));
     assert_eq!(
-        found(&told_parent, &[instance(1, false), instance(2, true), gpu(3, true)]),
+        found(&reported_parent, &[instance(1, false), instance(2, true), gpu(3, true)]),
         Some(bytes_uuid("MIG-", 2))
     );
-    assert_eq!(found(&told_parent, &[instance(1, true), instance(2, true)]), None);
-    assert_eq!(found(&told_parent, &[instance(1, false), instance(2, false)]), None);
+    assert_eq!(found(&reported_parent, &[instance(1, true), instance(2, true)]), None);
+    assert_eq!(found(&reported_parent, &[instance(1, false), instance(2, false)]), None);
 }
 
 #[test]
 fn the_bus_id_names_a_whole_gpu_or_the_gpu_of_some_instance() {
     let mut process = process(&[]);
-    tell(&mut process, device_get_pci_bus_id(1, "0000:02:00.0"));
+    report(&mut process, device_get_pci_bus_id(1, "0000:02:00.0"));
     assert_eq!(found(&process, &[gpu(1, true), gpu(2, false)]), Some(bytes_uuid("GPU-", 2)));
-    tell(&mut process, device_get_pci_bus_id(1, "0000:f0:00.0"));
+    report(&mut process, device_get_pci_bus_id(1, "0000:f0:00.0"));
     assert_eq!(found(&process, &[gpu(1, true), instance(2, true), instance(3, false)]), Some(bytes_uuid("MIG-", 2)));
 }
 

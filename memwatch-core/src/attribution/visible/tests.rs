@@ -35,7 +35,7 @@ fn seen(visibility: &GpuVisibility, devices: &[DeviceFacts]) -> Vec<Option<Strin
 }
 
 /// What each of the first three numbers means in a process that sees the whole of this machine.
-fn told(list: Option<&str>, order: Option<&str>, models: &[&str]) -> Vec<Option<String>> {
+fn reported(list: Option<&str>, order: Option<&str>, models: &[&str]) -> Vec<Option<String>> {
     seen(&seeing_all(list, order), &machine(models))
 }
 
@@ -48,9 +48,9 @@ fn named<const N: usize>(uuids: [&str; N]) -> Vec<Option<String>> {
 #[test]
 fn numbers_and_uuids_are_read_in_the_order_of_the_list() {
     let [a, b, ..] = UUIDS;
-    assert_eq!(told(None, None, &["H", "H"]), named([a, b]));
-    assert_eq!(told(Some("1,0"), None, &["H", "H"]), named([b, a]));
-    assert_eq!(told(Some(" 1 , GPU-aa"), None, &["H", "H"]), named([b, a]));
+    assert_eq!(reported(None, None, &["H", "H"]), named([a, b]));
+    assert_eq!(reported(Some("1,0"), None, &["H", "H"]), named([b, a]));
+    assert_eq!(reported(Some(" 1 , GPU-aa"), None, &["H", "H"]), named([b, a]));
 }
 
 #[test]
@@ -68,11 +68,11 @@ fn the_list_ends_before_its_first_invalid_entry_and_is_void_with_a_device_twice(
 #[test]
 fn among_different_models_numbers_need_the_order_of_the_bus() {
     let [a, b, ..] = UUIDS;
-    assert_eq!(told(Some("1,0"), None, &["H", "B"]), named([]));
-    assert_eq!(told(Some("1,0"), Some("FASTEST_FIRST"), &["H", "B"]), named([]));
-    assert_eq!(told(Some("1,0"), Some("PCI_BUS_ID"), &["H", "B"]), named([b, a]));
-    assert_eq!(told(Some("GPU-ab,GPU-aa"), None, &["H", "B"]), named([b, a]));
-    assert_eq!(told(Some("0,GPU-ab"), None, &["H", "B"]), [None, Some(b.to_owned()), None]);
+    assert_eq!(reported(Some("1,0"), None, &["H", "B"]), named([]));
+    assert_eq!(reported(Some("1,0"), Some("FASTEST_FIRST"), &["H", "B"]), named([]));
+    assert_eq!(reported(Some("1,0"), Some("PCI_BUS_ID"), &["H", "B"]), named([b, a]));
+    assert_eq!(reported(Some("GPU-ab,GPU-aa"), None, &["H", "B"]), named([b, a]));
+    assert_eq!(reported(Some("0,GPU-ab"), None, &["H", "B"]), [None, Some(b.to_owned()), None]);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn instances_are_named_by_their_uuid_or_by_gpu_and_numbers_and_never_by_a_bare_n
     assert_eq!(seen(&seeing_all(Some("GPU-f0"), None), &alone), named(["MIG-ab20"]));
 }
 
-/// What the driver does: the devices by number, as the process sees them. `order` are the places of those that it may see.
+/// What the driver does: the devices by number, as the process sees them. `order` are the places of the ones that it may see.
 fn driver(list: Option<&str>, order: &[usize]) -> Vec<usize> {
     let Some(list) = list else { return order.to_vec() };
     let mut chosen = Vec::new();

@@ -1,4 +1,4 @@
-//! The line's look at what comes and goes: counted as it happens, told with names when it is asked for.
+//! The line's look at what comes and goes: counted as it happens, reported with names when it is asked for.
 
 pub mod model;
 pub mod view;

@@ -11,9 +11,9 @@ use crate::decode::{Action, Call, TensorChange, TensorEvent};
 use crate::features::samples::Life;
 use crate::words::Ordinal;
 
-/// Lifetimes are told apart at these, nanoseconds: less than the first, than the next and so on, and the rest.
+/// Lifetimes are distinguished at these, nanoseconds: less than the first, than the next and so on, and the rest.
 pub const LIFETIMES_NS: [u64; 6] = [1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000, 60_000_000_000];
-/// Sizes are told apart by powers of two.
+/// Sizes are distinguished by powers of two.
 const SIZES: usize = 64;
 
 /// What comes and goes.

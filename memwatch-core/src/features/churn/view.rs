@@ -41,7 +41,7 @@ pub struct FlowView {
     pub temporary_bytes: u64,
     /// By size; sizes that never came are left out.
     pub sizes: Vec<ClassView>,
-    /// By lifetime, of those that were freed; all classes.
+    /// By lifetime, of the ones that were freed; all classes.
     pub lifetimes: Vec<ClassView>,
 }
 

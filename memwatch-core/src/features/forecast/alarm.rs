@@ -1,4 +1,4 @@
-//! When somebody is told: once for each level, and again only after it was gone for a while.
+//! When an alert is sent: once for each level, and again only after it was gone for a while.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::model::Level;
 
 /// A level is left after so many seconds below it, nanoseconds: forecasts waver.
 const GONE_NS: u64 = 10_000_000_000;
-/// A threshold counts as passed anew after so many percent of the whole less were needed in between.
+/// A threshold counts as passed again after so many percent of the whole less were needed in between.
 const SLACK_PERCENT: f64 = 2.0;
 
 /// What has changed.
@@ -26,10 +26,10 @@ pub enum Change {
     },
 }
 
-/// What somebody was told last.
+/// What was reported last.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Alarm {
-    told: Level,
+    reported: Level,
     /// Since when it has been below.
     below_since_ns: Option<u64>,
     /// Thresholds that were passed, in percent.
@@ -37,16 +37,16 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// The forecast is at this level now, and so much of the whole is needed, where that is known: what is to be told.
+    /// The forecast is at this level now, and so much of the whole is needed, where that is known: what is to be reported.
     pub fn observe(&mut self, level: Level, percent: Option<f64>, thresholds: &[f64], now_ns: u64) -> Vec<Change> {
         let mut changes = Vec::new();
-        if level >= self.told {
+        if level >= self.reported {
             self.below_since_ns = None;
         }
         let since_ns = *self.below_since_ns.get_or_insert(now_ns);
-        if level > self.told || (level < self.told && now_ns.saturating_sub(since_ns) >= GONE_NS) {
-            changes.push(Change::Level { before: self.told, now: level });
-            self.told = level;
+        if level > self.reported || (level < self.reported && now_ns.saturating_sub(since_ns) >= GONE_NS) {
+            changes.push(Change::Level { before: self.reported, now: level });
+            self.reported = level;
             self.below_since_ns = None;
         }
         let Some(needed) = percent else { return changes };
@@ -69,7 +69,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn a_level_is_told_once_and_again_only_after_it_was_gone_for_a_while() {
+    fn a_level_is_reported_once_and_again_only_after_it_was_gone_for_a_while() {
         let mut alarm = Alarm::default();
         let mut at = |second: u64, level| alarm.observe(level, None, &[], second * SECOND);
         assert_eq!(at(0, Level::None), []);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_is_told_once_until_clearly_less_is_needed() {
+    fn a_threshold_is_reported_once_until_clearly_less_is_needed() {
         let mut alarm = Alarm::default();
         let mut at = |percent| alarm.observe(Level::None, percent, &[80.0, 90.0], 0).len();
         assert_eq!(at(Some(79.0)), 0);

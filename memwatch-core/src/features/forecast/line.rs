@@ -2,7 +2,7 @@
 
 use crate::features::trend::{Point, Slope, as_f64, slope, slope_of, slopes, variance};
 
-/// With fewer points, nothing is said.
+/// With fewer points, there is no verdict.
 const FEWEST: usize = 12;
 /// Growth is believed where noise looks so steady less often than this, by fewer points than so many: few are looked at again and again.
 const SURE: [(usize, f64); 3] = [(32, 1e-4), (64, 1e-3), (usize::MAX, 0.01)];
@@ -10,7 +10,7 @@ const SURE: [(usize, f64); 3] = [(32, 1e-4), (64, 1e-3), (usize::MAX, 0.01)];
 const SURE_LATE: f64 = 0.05;
 /// The later half grows by at least this part of the whole's rate.
 const STILL: f64 = 0.4;
-/// So often at least a window needs more than any before it, and of these so often in the later half: a few jumps are no growth.
+/// How many windows must set a new maximum, and how many of them in the later half: a few jumps are no growth.
 const RISES: (usize, usize) = (4, 2);
 /// It has stopped where the last of these is longer ago than so many times the usual time between two.
 const STOPPED: f64 = 3.0;

@@ -1,4 +1,4 @@
-//! The line's look ahead: needs are taken in with each reading and each tick, and told with names when they are asked for.
+//! The line's look ahead: needs are taken in with each reading and each tick, and reported with names when they are asked for.
 
 pub mod alarm;
 pub mod calibration;
@@ -36,9 +36,9 @@ const LARGE_BYTES: u64 = 2 << 20;
 /// How many changes are remembered until somebody takes them.
 const KEPT: usize = 64;
 
-/// The look ahead, and what somebody is to be told of it.
+/// The look ahead, and the alerts it leads to.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Foreseen {
+pub(crate) struct ForecastState {
     forecasts: Forecasts,
     alarms: BTreeMap<GpuUuid, Alarm>,
     /// In percent of a GPU's memory.
@@ -49,7 +49,7 @@ pub(crate) struct Foreseen {
 }
 
 #[cfg(test)]
-impl Foreseen {
+impl ForecastState {
     /// How many processes anything is known of.
     pub(crate) fn processes(&self) -> usize {
         self.forecasts.known()
@@ -58,18 +58,18 @@ impl Foreseen {
 
 impl Pipeline {
     /// From now on it is looked ahead, and what keeps growing is looked for; that more is needed than these parts of a GPU's memory, in
-    /// percent, is told, too.
+    /// percent, is reported, too.
     pub fn watch_forecasts(&mut self, thresholds: &[f64]) {
-        self.detectors.foreseen.get_or_insert_default().thresholds = thresholds.to_vec();
+        self.detectors.forecast_state.get_or_insert_default().thresholds = thresholds.to_vec();
         self.watch_leaks();
     }
 
     /// What has changed since the last time, oldest first: the last 64 of it.
     pub fn take_forecast_changes(&mut self) -> Vec<ForecastChangeView> {
         self.detectors
-            .foreseen
+            .forecast_state
             .as_mut()
-            .map(|foreseen| std::mem::take(&mut foreseen.changes))
+            .map(|forecast_state| std::mem::take(&mut forecast_state.changes))
             .into_iter()
             .flatten()
             .collect()
@@ -78,7 +78,7 @@ impl Pipeline {
     /// What is to be expected now; nothing before [`Pipeline::watch_forecasts`].
     pub fn forecasts(&self) -> ForecastsView {
         let mut view = ForecastsView { time_ns: self.now_ns, ..ForecastsView::default() };
-        let Some(Foreseen { forecasts, .. }) = &self.detectors.foreseen else { return view };
+        let Some(ForecastState { forecasts, .. }) = &self.detectors.forecast_state else { return view };
         let leaks = self.leaks(NAMED_BYTES_PER_MINUTE);
         for device in &self.reading.devices {
             let Some(outlook) = self.outlook(forecasts, device) else { continue };
@@ -87,7 +87,7 @@ impl Pipeline {
                 number: place(device.nvml_index, device.mig.as_ref()),
                 total_bytes: device.total_bytes,
                 used_bytes: device.used_bytes,
-                outlook: told(&outlook),
+                outlook: reported(&outlook),
             });
             for process in self.processes.values() {
                 let Some(outlook) = forecasts.of_process(process, device) else { continue };
@@ -102,7 +102,7 @@ impl Pipeline {
                     command: facts.map(|facts| facts.command.clone()).unwrap_or_default(),
                     observed_since_ns: process.observed_since_ns,
                     uuid: device.uuid.clone(),
-                    outlook: told(&outlook),
+                    outlook: reported(&outlook),
                     cache: cache_on(process, device, &self.reading.devices),
                     growing: own.into_iter().flat_map(|own| &own.findings).filter(on_it).cloned().collect(),
                 });
@@ -125,21 +125,21 @@ impl Pipeline {
 
     pub(crate) fn observe_reading(&mut self) {
         let Self { detectors, processes, reading, .. } = self;
-        let Some(foreseen) = &mut detectors.foreseen else { return };
-        foreseen.forecasts.observe_reading(processes, reading);
+        let Some(forecast_state) = &mut detectors.forecast_state else { return };
+        forecast_state.forecasts.observe_reading(processes, reading);
     }
 
     /// A process has ended or has another image: how its need went says nothing of what comes under its number.
     pub(crate) fn forget_needs(&mut self, tgid: Tgid) {
-        if let Some(foreseen) = &mut self.detectors.foreseen {
-            foreseen.forecasts.forget(tgid);
+        if let Some(state) = &mut self.detectors.forecast_state {
+            state.forecasts.forget(tgid);
         }
     }
 
     pub(crate) fn observe_needs(&mut self) {
-        let Some(mut foreseen) = self.detectors.foreseen.take() else { return };
-        foreseen.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
-        let Foreseen { forecasts, alarms, thresholds, .. } = &mut foreseen;
+        let Some(mut forecast_state) = self.detectors.forecast_state.take() else { return };
+        forecast_state.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
+        let ForecastState { forecasts, alarms, thresholds, .. } = &mut forecast_state;
         let mut all = Vec::new();
         for device in &self.reading.devices {
             let outlook = self.outlook(forecasts, device).unwrap_or_default();
@@ -148,7 +148,7 @@ impl Pipeline {
             let changes = alarm.observe(outlook.level, percent, thresholds, self.now_ns);
             all.extend(changes.into_iter().map(|change| (device.uuid.clone(), change)));
         }
-        self.detectors.foreseen = Some(foreseen);
+        self.detectors.forecast_state = Some(forecast_state);
         for (uuid, change) in all {
             self.note_change(&uuid, change);
         }
@@ -164,11 +164,11 @@ impl Pipeline {
         };
         let change =
             ForecastChangeView { time_ns: self.now_ns, before, threshold_percent, gpu, processes: view.processes };
-        let Some(foreseen) = &mut self.detectors.foreseen else { return };
-        if foreseen.changes.len() >= KEPT {
-            foreseen.changes.pop_front();
+        let Some(forecast_state) = &mut self.detectors.forecast_state else { return };
+        if forecast_state.changes.len() >= KEPT {
+            forecast_state.changes.pop_front();
         }
-        foreseen.changes.push_back(change);
+        forecast_state.changes.push_back(change);
     }
 }
 
@@ -185,7 +185,7 @@ fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) ->
     own.next().and_then(|(_, allocator)| cache(allocator, LARGE_BYTES))
 }
 
-fn told(outlook: &Outlook) -> OutlookView {
+fn reported(outlook: &Outlook) -> OutlookView {
     OutlookView {
         level: outlook.line.as_ref().map_or_else(|| "unknown".into(), |_| word(outlook.level)),
         needed_bytes: outlook.needed_bytes,

@@ -25,7 +25,7 @@ const RECENT: usize = 64;
 const SCALES: [usize; 3] = [RECENT, 32, 16];
 /// A line whose later half has the rate of the whole, up to a factor of 1.5: its logarithm.
 const STRAIGHT: f64 = 0.405;
-/// A range is at least so many windows wide to either side: within one, nothing is told.
+/// A range is at least so many windows wide to either side: within one, nothing is reported.
 const SLACK_WINDOWS: f64 = 2.0;
 /// Less sure than this, and the level is low, however near the end seems.
 const SURE_ENOUGH: f64 = 0.5;
@@ -90,10 +90,10 @@ pub(crate) struct Track {
     recent: VecDeque<Point>,
 }
 
-/// A process: its number, and what tells it from others that had it.
+/// A process: its number, and what distinguishes it from others that had it.
 type Key = (Tgid, u64);
 
-/// What NVML's last reading of a GPU has said.
+/// What NVML's last reading of a GPU has reported.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Rest {
     /// What is used beyond the segments of PyTorch processes, in bytes.
@@ -351,13 +351,13 @@ fn tensors_need(process: &Process, uuid: &GpuUuid, devices: &[DeviceFacts]) -> u
 /// What one caching allocator cannot do without.
 fn need(tensors: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -> u64 {
     let reported = allocator.reported().unwrap_or_default();
-    let crest_bytes = tensors.crest_bytes(ordinal).unwrap_or(reported.allocated_bytes);
-    crest_bytes.max(in_use_bytes(allocator).unwrap_or(0))
+    let high_water_bytes = tensors.high_water_bytes(ordinal).unwrap_or(reported.allocated_bytes);
+    high_water_bytes.max(in_use_bytes(allocator).unwrap_or(0))
 }
 
 /// What of its segments it cannot give back; `None` where they are not seen.
 fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
-    if allocator.seen_by() == "reports" {
+    if allocator.observed_by() == "reports" {
         return None;
     }
     let memory = allocator.memory();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_nothing_is_said_of_the_end() {
+    fn without_a_limit_nothing_is_stated_of_the_end() {
         let outlook = track(30, |second| (500 + 10 * second) * MIB).outlook(None);
         assert_eq!((outlook.level, outlook.end), (Level::Low, None));
         assert!(outlook.line.is_some_and(|line| line.grows()));

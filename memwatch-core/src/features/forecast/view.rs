@@ -17,7 +17,7 @@ pub struct ForecastsView {
     pub processes: Vec<ProcessForecastView>,
 }
 
-/// Something that somebody is to be told: another level, or a threshold that was passed.
+/// Something to report: another level, or a threshold that was passed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastChangeView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.

@@ -40,12 +40,12 @@ impl OnDevice {
         }
     }
 
-    /// What pools hold and nobody uses; `None` where that cannot be told.
+    /// What pools hold and nobody uses; `None` where that is not known.
     pub fn unused_pool_bytes(&self) -> Option<u64> {
         self.pool_backed.map(|backed| backed.bytes.saturating_sub(self.pool_bytes))
     }
 
-    /// What of all that is of no use, as far as it can be told.
+    /// What of it nobody uses, as far as known.
     pub fn wasted_bytes(&self) -> u64 {
         let linear = self.linear.wasted_bytes();
         linear.saturating_add(self.idle_physical_bytes).saturating_add(self.unused_pool_bytes().unwrap_or(0))

@@ -1,4 +1,4 @@
-//! The line's look at how free memory lies: taken in with each tick, told with names when it is asked for.
+//! The line's look at how free memory lies: taken in with each tick, reported with names when it is asked for.
 
 pub mod driver;
 pub mod model;
@@ -151,7 +151,7 @@ impl Pipeline {
             device: ordinal.0,
             uuid,
             at_worst_ns: shown.map(|worst| worst.moment.time_ns),
-            traced: allocator.seen_by() != "reports",
+            traced: allocator.observed_by() != "reports",
             reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
             reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
             small,
@@ -173,7 +173,7 @@ fn pin_views(
     allocator: &DeviceAllocator,
     shown: Option<&Pins>,
 ) -> (Vec<PinView>, Vec<PinView>) {
-    let Some(tensors) = process.tensors.as_ref().filter(|_| allocator.seen_by() != "reports") else {
+    let Some(tensors) = process.tensors.as_ref().filter(|_| allocator.observed_by() != "reports") else {
         return (Vec::new(), Vec::new());
     };
     let now = shown.is_none().then(|| pinned(tensors, ordinal, allocator.memory()));

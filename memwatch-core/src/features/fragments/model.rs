@@ -17,7 +17,7 @@ const KEPT: usize = 256;
 /// How memory lies in the segments of one kind, in bytes and numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Segments; of those that grow, pieces without a gap.
+    /// Segments; of the ones that grow, pieces without a gap.
     pub segments: u64,
     /// What they have of the driver.
     pub reserved_bytes: u64,
@@ -35,7 +35,7 @@ pub struct Shape {
     pub split_bytes: u64,
     /// In so many blocks.
     pub split_blocks: u64,
-    /// Free in segments of which nothing is used, and in whole pages of those that grow: what `empty_cache` gives back.
+    /// Free in segments of which nothing is used, and in whole pages of the ones that grow: what `empty_cache` gives back.
     pub unused_segment_bytes: u64,
     /// What of it is in segments that grow.
     pub expandable_bytes: u64,
@@ -63,7 +63,7 @@ impl Shape {
         }
     }
 
-    /// Blocks are told by where they begin within the segment, and their size.
+    /// Blocks are determined by where they begin within the segment, and their size.
     fn add(&mut self, segment: &Segment, blocks: impl Iterator<Item = (u64, u64, BlockState)>) {
         self.segments += 1;
         self.reserved_bytes += segment.bytes;
@@ -151,7 +151,7 @@ impl Default for Moments {
 }
 
 impl Moments {
-    /// Those that are kept.
+    /// The ones that are kept.
     pub fn kept(&self) -> &[Moment] {
         &self.kept
     }

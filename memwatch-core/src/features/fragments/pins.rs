@@ -44,7 +44,7 @@ pub const fn unit_bytes(segment: &Segment) -> u64 {
     }
 }
 
-/// Whose blocks hold back what; `whose` tells of a block in use.
+/// Whose blocks hold back what; `whose` has the block in use.
 pub fn pins(memory: &Memory, whose: impl Fn(u64) -> Option<Attribution>) -> Pins {
     let mut pins = Pins::default();
     for (begin, segment) in memory.segments() {

@@ -75,7 +75,7 @@ pub struct DriverFragmentsView {
 /// On one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverGpuView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// Memory of `cuMemAlloc`, and the granules it lies in: these are no driver's word, but follow from the addresses.
     pub linear: Linear,
@@ -89,7 +89,7 @@ pub struct DriverGpuView {
     pub pool_backed_bytes: Option<u64>,
     /// The program has not asked the driver for it lately, so it is an estimate.
     pub pool_backed_estimated: bool,
-    /// All that is of no use, as far as it can be told.
+    /// All that is of no use, as far as it is known.
     pub wasted_bytes: u64,
     /// Would a request fit: what the driver has free by NVML's last reading; `None` where that is not known, or was not asked.
     pub driver_free_bytes: Option<u64>,

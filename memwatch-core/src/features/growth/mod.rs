@@ -1,4 +1,4 @@
-//! The line's look at how fast GPUs fill and workloads grow: taken in with each reading and each tick, told in snapshots.
+//! The line's look at how fast GPUs fill and workloads grow: taken in with each reading and each tick, reported in snapshots.
 
 pub mod model;
 
@@ -25,7 +25,7 @@ impl Pipeline {
     }
 
     /// The snapshot, whose workloads are in the order of the line's, with what is known of growth.
-    pub(crate) fn tell_growth(&self, mut snapshot: Snapshot) -> Snapshot {
+    pub(crate) fn report_growth(&self, mut snapshot: Snapshot) -> Snapshot {
         let Some(growth) = &self.detectors.growth else { return snapshot };
         for gpu in &mut snapshot.gpus {
             gpu.seconds_to_full = growth.seconds_to_full(&gpu.uuid, self.now_ns);

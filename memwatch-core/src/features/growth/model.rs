@@ -16,7 +16,7 @@ const WINDOW_NS: u64 = 900_000_000;
 const FOLLOWED: usize = 512;
 /// So many of them are looked at in a tick, the others in the next ones: a line that grows takes up to a millisecond.
 const LOOKS: usize = 16;
-/// A GPU is looked at so often, nanoseconds.
+/// The interval between samples of a GPU, nanoseconds.
 const GPU_LOOK_NS: u64 = 5_000_000_000;
 
 /// What fills and grows.

@@ -1,4 +1,4 @@
-//! The line's look at growth: taken in with each tick, told with names when it is asked for.
+//! The line's look at growth: taken in with each tick, reported with names when it is asked for.
 
 pub mod model;
 pub mod view;
@@ -15,7 +15,7 @@ use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::places::site_name;
 use crate::words::{Name, Ordinal};
 
-/// At these ages live memory is told apart, nanoseconds: a second, ten, a minute, ten, an hour.
+/// At these ages live memory is distinguished, nanoseconds: a second, ten, a minute, ten, an hour.
 const AGES_NS: [u64; 5] = [1_000_000_000, 10_000_000_000, 60_000_000_000, 600_000_000_000, 3_600_000_000_000];
 
 /// Live bytes of lines by age.
@@ -27,7 +27,7 @@ impl Pipeline {
         self.detectors.leaks.get_or_insert_default();
     }
 
-    /// What is to be thought of each place of each process, where growth of so many bytes a minute is too much; nothing before
+    /// The verdict on each place of each process, where growth of so many bytes a minute is too much; nothing before
     /// [`Pipeline::watch_leaks`].
     pub fn leaks(&self, threshold_bytes_per_minute: f64) -> Vec<LeaksView> {
         let Some(leaks) = &self.detectors.leaks else { return Vec::new() };
@@ -159,7 +159,7 @@ mod tests {
     use crate::words::Ordinal;
 
     #[test]
-    fn how_old_memory_is_is_told_of_lines_that_hold_some_now_and_were_seen_to_take_it() {
+    fn how_old_memory_is_is_reported_of_lines_that_hold_some_now_and_were_seen_to_take_it() {
         let (device, site) = (Ordinal(0), SiteKey::numbered(7));
         let ages: Ages = [((device, site), [1, 2, 3, 0, 0, 4])].into();
         let bytes = |held, has_ended| {

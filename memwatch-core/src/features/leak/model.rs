@@ -25,7 +25,7 @@ const STILL: f64 = 0.6;
 pub struct Place {
     /// The process.
     pub tgid: Tgid,
-    /// Tells it from others that had its number: [`Process::observed_since_ns`].
+    /// Reports it from others that had its number: [`Process::observed_since_ns`].
     pub since_ns: u64,
     /// Where in it.
     pub held: Held,
@@ -42,7 +42,7 @@ pub enum Held {
     Pinned,
 }
 
-/// What is to be thought of a place.
+/// The verdict on a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// It grows all the time, and goes on.
@@ -60,7 +60,7 @@ pub enum Verdict {
 pub struct Finding {
     /// The place.
     pub place: Place,
-    /// What is to be thought of it.
+    /// The verdict.
     pub verdict: Verdict,
     /// How it goes.
     pub trend: Trend,
@@ -121,7 +121,7 @@ impl Leaks {
         self.windows.get(&(process.tgid, process.observed_since_ns)).copied().unwrap_or(0)
     }
 
-    /// What is to be thought of each place of a process, where growth of so many bytes a minute is too much; `None` for those that were
+    /// The verdict on each place of a process, where growth of so many bytes a minute is too much; `None` for the ones that were
     /// seen for too short a time.
     pub fn findings(&self, process: &Process, threshold_bytes_per_minute: f64) -> Vec<(Place, Option<Finding>)> {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
@@ -147,7 +147,7 @@ fn trend(series: &Series, has_ended: bool) -> Option<Trend> {
     if has_ended { series.trend_of_ended() } else { series.trend() }
 }
 
-/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; that it grows is told by points that have
+/// Where all that is held is another after a while, as in a list of the last hundred, it wanders; growth shows in points that have
 /// nothing to do with each other, or not yet. With the verdict, the trend that it is of.
 fn judge_replaced(trend: Trend, replaced: Option<Trend>, threshold_bytes_per_minute: f64) -> Option<(Verdict, Trend)> {
     match judge(&trend, threshold_bytes_per_minute) {
@@ -206,7 +206,7 @@ mod tests {
         };
         assert_eq!(judged(60, 12, |second| second * MIB), None, "it has been replaced five times");
         assert_eq!(judged(60, 12, |_| 77 * MIB), Some(Verdict::Steady), "nothing grows");
-        // A tensor that is made anew with more, each time.
+        // A tensor that is made again with more, each time.
         assert_eq!(judged(60, 1, |second| second * MIB), Some(Verdict::Leak));
         assert_eq!(judged(120, 5, |second| second * MIB), Some(Verdict::Leak));
         assert_eq!(judged(60, 0, |second| second * MIB), Some(Verdict::Leak), "it is kept");
@@ -235,13 +235,13 @@ mod tests {
         }
         let replaced = series.apart(sum.turnover_ns().unwrap_or(0)).trend();
         let judged = judge_replaced(series.trend().expect("it is long enough"), replaced, THRESHOLD);
-        // The numbers beside a verdict are those that it is from.
+        // The numbers beside a verdict are the ones that it is from.
         assert!(judged.is_none_or(|(verdict, trend)| verdict == judge(&trend, THRESHOLD)), "{judged:?}");
         judged.map(|(verdict, _)| verdict)
     }
 
     #[test]
-    fn lists_of_the_last_ones_of_all_sizes_are_hardly_ever_told_to_leak() {
+    fn lists_of_the_last_ones_of_all_sizes_are_hardly_ever_reported_as_a_leak() {
         for (length, seconds) in [(10, 40), (10, 120), (25, 40), (25, 120), (25, 600), (60, 45), (60, 240), (60, 600)] {
             let verdicts = (0..100).map(|seed| of_list(length, seconds, seed));
             let leaks = verdicts.filter(|verdict| *verdict == Some(Verdict::Leak)).count();

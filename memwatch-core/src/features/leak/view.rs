@@ -17,9 +17,9 @@ pub struct LeaksView {
     pub observed_since_ns: u64,
     /// How many windows were seen, of one step or more each; `None` where PyTorch is not watched in it.
     pub windows: Option<u64>,
-    /// How many places were seen for too short a time to tell.
+    /// How many places were seen for too short a time to decide.
     pub too_short: u64,
-    /// What is to be thought of the others, leaks first, those that grow fastest first.
+    /// The verdicts on the others, leaks first, the ones that grow fastest first.
     pub findings: Vec<LeakView>,
 }
 

@@ -69,7 +69,7 @@ impl Pipeline {
         self.keep_oom(view);
     }
 
-    /// The driver has refused a call; PyTorch goes on to look for memory itself, and tells if it finds none.
+    /// The driver has refused a call; PyTorch goes on to look for memory itself, and reports if it finds none.
     pub(crate) fn note_call_oom(&mut self, call: &Call) {
         let is_pytorch = self.processes.get(&call.tgid).is_none_or(|process| process.current_tensors().is_some());
         let Some(wanted_bytes) = call.action.requested_bytes() else { return };
@@ -125,7 +125,7 @@ impl Pipeline {
 
 /// `None` where its segments are not seen.
 pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
-    if allocator.seen_by() == "reports" {
+    if allocator.observed_by() == "reports" {
         return None;
     }
     let memory = allocator.memory();

@@ -14,9 +14,9 @@ pub struct OomView {
     pub tgid: Tgid,
     /// `tensor`, where PyTorch gave up, or `driver`.
     pub level: Name,
-    /// The process's own number of the device, where PyTorch told it.
+    /// The process's own number of the device, where PyTorch reported it.
     pub device: Option<i32>,
-    /// The GPU; `None` for host memory, and where it cannot be told.
+    /// The GPU; `None` for host memory, and where it is not known.
     pub uuid: Option<GpuUuid>,
     /// The driver's function; `None` where PyTorch gave up.
     pub symbol: Option<Name>,
@@ -39,7 +39,7 @@ pub struct CacheView {
     pub reserved_bytes: u64,
     /// What of that the program had.
     pub allocated_bytes: u64,
-    /// Segments of which nothing was in use, and such pages of those that grow: what `torch.cuda.empty_cache()` gives back.
+    /// Segments of which nothing was in use, and such pages of the ones that grow: what `torch.cuda.empty_cache()` gives back.
     pub unused_segment_bytes: u64,
     /// Free beside blocks that were in use, so that it cannot go back.
     pub split_bytes: u64,

@@ -1,4 +1,4 @@
-//! The line's look at what is held over time: taken in as time passes, told with names when it is asked for.
+//! The line's look at what is held over time: taken in as time passes, reported with names when it is asked for.
 
 pub mod view;
 
@@ -26,7 +26,7 @@ pub(crate) struct Followed {
 }
 
 impl Pipeline {
-    /// From now on it is looked so often, in nanoseconds, what GPUs and processes hold.
+    /// Samples what GPUs and processes hold from now on, at this interval in nanoseconds.
     pub fn watch_samples(&mut self, interval_ns: u64) {
         let followed = || Followed { samples: Samples::new(interval_ns), gone: BTreeMap::new(), events: None };
         self.detectors.followed.get_or_insert_with(|| Box::new(followed()));

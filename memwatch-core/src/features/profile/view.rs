@@ -58,7 +58,7 @@ pub struct ProcessProfileView {
 /// A process on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceProfileView {
-    /// The GPU; `None` where it cannot be told.
+    /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// Memory of the GPU in bytes.
     pub total_bytes: Option<u64>,

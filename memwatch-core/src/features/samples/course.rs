@@ -66,7 +66,7 @@ pub struct Summary {
     pub last_ns: u64,
 }
 
-/// Of what percentiles are told, in hundredths.
+/// Of what percentiles are reported, in hundredths.
 pub const PERCENTILES: [u64; 4] = [50, 90, 95, 99];
 
 impl Course {
@@ -303,8 +303,8 @@ mod tests {
         let before = course.summary(8 * SECOND);
         course.thin(2 * SECOND);
         let points = course.points(8 * SECOND);
-        let told: Vec<_> = points.iter().map(|one| (one.time_ns / SECOND, one.bytes, one.most_bytes)).collect();
-        assert_eq!(told, [(2, 2, 200), (4, 4, 400), (6, 6, 600), (8, 8, 800)]);
+        let reported: Vec<_> = points.iter().map(|one| (one.time_ns / SECOND, one.bytes, one.most_bytes)).collect();
+        assert_eq!(reported, [(2, 2, 200), (4, 4, 400), (6, 6, 600), (8, 8, 800)]);
         assert!(points.iter().all(|point| point.weight_ns == 2 * SECOND));
         let after = course.summary(8 * SECOND);
         assert_eq!((after.average_bytes, after.peak), (before.average_bytes, before.peak));

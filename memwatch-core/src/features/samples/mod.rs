@@ -20,7 +20,7 @@ use crate::words::{GpuUuid, Ordinal, Tgid};
 pub struct Life {
     /// The process.
     pub tgid: Tgid,
-    /// Tells it from others that had its number: [`Process::observed_since_ns`].
+    /// Reports it from others that had its number: [`Process::observed_since_ns`].
     pub since_ns: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// It is looked so often from now on: at least every nanosecond.
+    /// The interval between samples from now on, at least a nanosecond.
     pub fn new(interval_ns: u64) -> Self {
         let interval_ns = interval_ns.max(1);
         let (tracks, gpus) = (BTreeMap::new(), BTreeMap::new());
@@ -142,7 +142,7 @@ impl Samples {
                 self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
             }
         }
-        // What NVML said last is what is known of now.
+        // What NVML reported last is what is known of now.
         if reading.state == NvmlState::Ok {
             self.read(&DeviceReading { end_ns: time_ns, ..reading.clone() }, processes);
         }

@@ -1,4 +1,4 @@
-//! The line's look at other settings of PyTorch's allocators: replayed with each event, told with names when it is asked for.
+//! The line's look at other settings of PyTorch's allocators: replayed with each event, reported with names when it is asked for.
 
 pub mod model;
 pub mod view;
@@ -13,8 +13,8 @@ use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::attribution::reconcile::Reconciliation;
 use crate::decode::TensorEvent;
-use crate::features::simulate::model::{DeviceRun, Failure, Plan, Replay, Room, Settings, Simulations, Whose};
-use crate::features::simulate::view::{ForeseenFailureView, MeasuredView, PolicyView, SimulationView};
+use crate::features::simulate::model::{Capacity, DeviceRun, Failure, Plan, Replay, Settings, Simulations, Whose};
+use crate::features::simulate::view::{MeasuredView, PolicyView, PredictedFailureView, SimulationView};
 use crate::input::DeviceFacts;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal};
@@ -51,7 +51,7 @@ impl Pipeline {
         let Some(process) = processes.get(&event.tgid) else { return };
         let capacity_bytes = simulations.capacity_bytes();
         simulations.observe(process.observed_since_ns, event, |ordinal| {
-            room(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
+            capacity(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
         });
     }
 
@@ -62,8 +62,8 @@ impl Pipeline {
         let all: Vec<Whose> = simulations.runs().keys().copied().collect();
         for whose in all {
             if let Some(process) = self.process_of(&whose).filter(|process| process.ended.is_none()) {
-                let room = room(process, whose.2, &self.reading.devices, &self.reconciliation, capacity_bytes);
-                simulations.set_room(whose, room);
+                let capacity = capacity(process, whose.2, &self.reading.devices, &self.reconciliation, capacity_bytes);
+                simulations.set_capacity(whose, capacity);
             }
         }
         self.detectors.simulations = Some(simulations);
@@ -79,7 +79,7 @@ impl Pipeline {
         let max_split_size = allocator.and_then(DeviceAllocator::max_split_size);
         let losses = process.tensors.as_ref().map(|tensors| tensors.losses());
         let policies = plans.iter().zip(run.replays());
-        let available_bytes = run.room().available_bytes;
+        let available_bytes = run.capacity().available_bytes;
         let uuid = resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
         SimulationView {
             tgid: process.tgid,
@@ -105,13 +105,13 @@ impl Pipeline {
 }
 
 /// How much of a device the driver has for the allocators of a process: what neither other processes nor its own context have.
-fn room(
+fn capacity(
     process: &Process,
     ordinal: Ordinal,
     devices: &[DeviceFacts],
     reconciliation: &Reconciliation,
     capacity_bytes: Option<u64>,
-) -> Room {
+) -> Capacity {
     let uuid = resolve(process, DeviceRef::Ordinal(ordinal), devices);
     let device = uuid.as_ref().and_then(|uuid| devices.iter().find(|device| device.uuid == *uuid));
     let context_bytes = uuid.and_then(|uuid| reconciliation.context_bytes(&uuid)).unwrap_or(0);
@@ -122,7 +122,7 @@ fn room(
         None => others.sum::<u64>().saturating_add(context_bytes),
     };
     let total_bytes = capacity_bytes.or_else(|| device.and_then(|device| device.total_bytes));
-    total_bytes.map_or_else(Room::default, |total_bytes| Room {
+    total_bytes.map_or_else(Capacity::default, |total_bytes| Capacity {
         total_bytes,
         available_bytes: total_bytes.saturating_sub(taken_bytes),
     })
@@ -160,7 +160,7 @@ fn policy(plan: &Plan, replay: &Replay) -> PolicyView {
         Plan::PyTorch(settings) => ("pytorch", Some(settings.to_string())),
         Plan::SizeClasses => ("size_classes", None),
     };
-    let failure = |failure: Failure| ForeseenFailureView {
+    let failure = |failure: Failure| PredictedFailureView {
         time_ns: failure.time_ns,
         wanted_bytes: failure.bytes,
         reserved_bytes: failure.reserved_bytes,

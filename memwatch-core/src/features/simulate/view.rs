@@ -15,7 +15,7 @@ pub struct SimulationView {
     pub device: i32,
     /// The GPU, where it is known.
     pub uuid: Option<GpuUuid>,
-    /// Whether its allocator tells what it does; without that nothing is replayed.
+    /// Whether its allocator shows what it does; without that nothing is replayed.
     pub traced: bool,
     /// Events of it that were lost: what was replayed is not all.
     pub lost: u64,
@@ -72,7 +72,7 @@ pub struct PolicyView {
     pub policy: Name,
     /// Of `pytorch` the value of `PYTORCH_CUDA_ALLOC_CONF`; empty for its default.
     pub setting: Option<String>,
-    /// As far as can be told, the program ran so: what the model says of it is to be what was measured.
+    /// As far as is known, the program ran so: what the model says of it is to be what was measured.
     pub as_it_ran: bool,
     /// The most it would have had of the driver.
     pub peak_reserved_bytes: u64,
@@ -103,12 +103,12 @@ pub struct PolicyView {
     /// Requests that failed in the program, and would not have.
     pub granted_refused: u64,
     /// The first request that would have failed, and did not: nothing after it was replayed.
-    pub failure: Option<ForeseenFailureView>,
+    pub failure: Option<PredictedFailureView>,
 }
 
 /// A request that would have failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ForeseenFailureView {
+pub struct PredictedFailureView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// What was wanted, in bytes.

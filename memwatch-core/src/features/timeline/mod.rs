@@ -1,4 +1,4 @@
-//! The line's look at what happens while memory is held: noted as it happens, told with names when it is asked for.
+//! The line's look at what happens while memory is held: noted as it happens, reported with names when it is asked for.
 
 pub mod view;
 
@@ -115,7 +115,7 @@ impl Events {
     pub(crate) fn observe_call(&mut self, process: &Process, call: &Call) {
         let Some(bytes) = call.action.requested_bytes() else { return };
         let failed = call.status == OUT_OF_MEMORY;
-        // Of PyTorch's, each tensor is told.
+        // Of PyTorch's, each tensor is reported.
         let is_large = call.status == 0 && bytes >= self.large_bytes && process.current_tensors().is_none();
         if failed || is_large {
             let (time_ns, life, symbol) = (call.returned_ns, Life::of(process), Some(call.symbol));
@@ -125,7 +125,7 @@ impl Events {
 }
 
 impl Pipeline {
-    /// From now on it is noted what happens, allocations of so many bytes and above among it; what is held is looked at so often, in nanoseconds.
+    /// Notes events from now on, allocations from this size on among them, and samples what is held at this interval in nanoseconds.
     pub fn watch_timeline(&mut self, interval_ns: u64, large_bytes: u64) {
         self.watch_samples(interval_ns);
         let events = Events {
@@ -204,17 +204,17 @@ impl Pipeline {
 
     fn life_events(&self, followed: &Followed, life: Life, events: &mut Vec<EventView>) {
         let process = self.of_life(life);
-        let told = |time_ns, kind: &'static str| EventView {
+        let reported = |time_ns, kind: &'static str| EventView {
             time_ns,
             kind: kind.into(),
             tgid: Some(life.tgid),
             ..EventView::default()
         };
         if process.is_some_and(|process| process.from_start) {
-            events.push(told(life.since_ns, "start"));
+            events.push(reported(life.since_ns, "start"));
         }
         let gone = followed.gone.get(&life).and_then(|gone| gone.ended_ns);
-        events.extend(gone.map(|time_ns| told(time_ns, "exit")));
+        events.extend(gone.map(|time_ns| reported(time_ns, "exit")));
     }
 
     fn event(&self, event: &Event) -> EventView {
@@ -260,8 +260,8 @@ impl Pipeline {
 /// When a number that is followed with every change was highest; `None` of what is only read now and then, and where there was nothing.
 fn peak(track: &TrackView, course: &Course) -> Option<EventView> {
     let peak = course.peak();
-    let is_told = track.measure != "used" && peak.bytes > 0;
-    is_told.then(|| EventView {
+    let is_reported = track.measure != "used" && peak.bytes > 0;
+    is_reported.then(|| EventView {
         time_ns: peak.time_ns,
         kind: "peak".into(),
         tgid: track.tgid,

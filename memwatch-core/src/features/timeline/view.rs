@@ -35,9 +35,9 @@ pub struct TrackView {
     pub comm: String,
     /// Its command line.
     pub command: String,
-    /// From when on the process was watched, which tells it from others with its number: `CLOCK_BOOTTIME`, nanoseconds.
+    /// From when on the process was watched, which distinguishes it from others with its number: `CLOCK_BOOTTIME`, nanoseconds.
     pub observed_since_ns: Option<u64>,
-    /// The GPU; `None` for host memory, and where it cannot be told.
+    /// The GPU; `None` for host memory, and where it is not known.
     pub uuid: Option<GpuUuid>,
     /// `used` (by NVML), `live` (granted by the driver and not freed), `reserved`, `allocated` (by PyTorch's allocator) or `pinned`.
     pub measure: Name,

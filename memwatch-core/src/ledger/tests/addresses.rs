@@ -1,4 +1,4 @@
-//! Addresses keep what was said of them, in little room.
+//! Addresses keep what was stated of them, in little room.
 
 use std::mem::size_of;
 use std::num::NonZeroU32;
@@ -24,7 +24,7 @@ fn two_allocations_take_one_line_of_memory() {
 }
 
 #[test]
-fn what_was_said_of_an_address_is_what_is_found_there() {
+fn what_was_stated_of_an_address_is_what_is_found_there() {
     let mut addresses = Addresses::default();
     assert_eq!(addresses.grant(0x1000, 10, from_pool(1, 100)), None);
     assert_eq!(addresses.grant(0x2000, 10, from_pool(2, 200)), None);
@@ -64,7 +64,7 @@ fn pool_after_pool_takes_no_more_room_than_those_in_use() {
 }
 
 #[test]
-fn many_pools_in_use_are_all_told_apart() {
+fn many_pools_in_use_are_all_distinguished() {
     let mut addresses = Addresses::default();
     for pool in 1..5_000 {
         addresses.grant(u64::from(pool) << 12, 1, from_pool(pool, 200));

@@ -1,4 +1,4 @@
-//! Back to the truth after lost records, told as stories: what is not told to the ledger is what was lost.
+//! Back to the truth after lost records, reported as stories: what is not reported to the ledger is what was lost.
 
 use memwatch_common::probes::PROBES;
 
@@ -15,7 +15,7 @@ fn held(symbol: &str, address: u64, bytes: u64) -> Held {
 #[test]
 fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 4 * MIB), mem_alloc(0xd1, 2 * MIB)]);
+    story.report([mem_alloc(0xd0, 4 * MIB), mem_alloc(0xd1, 2 * MIB)]);
     let truth = [
         held("cuMemAlloc_v2", 0xd1, 2 * MIB),
         held("cuMemAllocAsync", 0xd2, 8 * MIB),
@@ -26,7 +26,7 @@ fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
     assert_eq!((story.live(), story.device(0).owned.live_bytes), (10 * MIB, 10 * MIB));
     assert_eq!(story.ledger.totals().host().kind(Kind::PinnedHost).live_bytes, MIB);
     assert_eq!(story.ledger.totals().whole().kind(Kind::Managed).live_bytes, 16 * MIB);
-    story.tell([mem_free(0xd1), mem_free_async(0xd2), mem_free_host(0xd3), mem_free(0xd4)]);
+    story.report([mem_free(0xd1), mem_free_async(0xd2), mem_free_host(0xd3), mem_free(0xd4)]);
     assert_eq!((story.live(), story.ledger.unknown_frees()), (0, 0), "what was adopted is freed like anything else");
     let whole = story.ledger.totals().whole();
     assert_eq!((whole.allocations, whole.frees), (2, 3), "only calls that were seen are counted");
@@ -35,7 +35,7 @@ fn what_was_freed_and_what_was_allocated_unseen_are_both_made_up_for() {
 #[test]
 fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_size() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 4 * MIB)]);
+    story.report([mem_alloc(0xd0, 4 * MIB)]);
     assert!(story.ledger.anchor(&[held("cuMemAlloc_v2", 0xd0, MIB)], 0, 1085));
     assert_eq!(story.live(), MIB);
 }
@@ -43,7 +43,7 @@ fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_size() {
 #[test]
 fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_kind() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, MIB), external_memory_get_mapped_buffer(0xd1)]);
+    story.report([mem_alloc(0xd0, MIB), external_memory_get_mapped_buffer(0xd1)]);
     let truth = [held("cuMemAllocManaged", 0xd0, MIB), held("cuMemAlloc_v2", 0xd1, 2 * MIB)];
     assert!(story.ledger.anchor(&truth, 0, 1085));
     assert_eq!((story.live(), story.ledger.aliases()), (2 * MIB, 0), "nor is it another owner's any more");
@@ -53,24 +53,24 @@ fn an_address_that_was_freed_and_granted_again_unseen_has_its_new_kind() {
 #[test]
 fn a_teardown_whose_record_is_lost_cannot_be_made_up_for() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 4 * MIB)]);
+    story.report([mem_alloc(0xd0, 4 * MIB)]);
     assert!(!story.ledger.anchor(&[], 1, 1085));
     assert_eq!(story.live(), 4 * MIB, "nothing was changed");
-    story.tell([primary_ctx_reset(0)]);
+    story.report([primary_ctx_reset(0)]);
     assert_eq!(
         story.ledger.take_unnamed().iter().map(|gone| gone.address).collect::<Vec<_>>(),
         [0xd0],
-        "the books have it still"
+        "the allocation map has it still"
     );
     assert!(story.ledger.anchor(&[], 1, 6000));
     assert_eq!(story.live(), 0);
 }
 
 #[test]
-fn physical_memory_and_graphs_stay_as_the_records_told() {
+fn physical_memory_and_graphs_stay_as_the_records_reported() {
     let mut story = Story::on_device_0();
-    story.tell([mem_create(0x40, 2 * MIB, DEVICE_0), call("cuStreamBeginCapture_v2", [0x51, 0])]);
-    story.tell([call("cuMemAllocAsync", [0x7fff_0000, MIB, 0x51]).out([0xd0, 0])]);
+    story.report([mem_create(0x40, 2 * MIB, DEVICE_0), call("cuStreamBeginCapture_v2", [0x51, 0])]);
+    story.report([call("cuMemAllocAsync", [0x7fff_0000, MIB, 0x51]).out([0xd0, 0])]);
     assert!(story.ledger.anchor(&[held("cuMemAllocAsync", 0xd0, MIB)], 0, 1085));
     assert_eq!(story.live(), 2 * MIB, "an address of a graph is no memory");
 }

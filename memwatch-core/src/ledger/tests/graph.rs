@@ -1,4 +1,4 @@
-//! What graphs hold, told as stories of calls.
+//! What graphs hold, reported as stories of calls.
 
 use crate::ledger::tests::{MIB, Story};
 use crate::ledger::totals::Kind;
@@ -47,7 +47,7 @@ fn held(story: &Story) -> u64 {
 #[test]
 fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_sum() {
     let mut story = Story::on_device_0();
-    story.tell([begin_capture(), alloc_on(STREAM, 0xd0, 4 * MIB), free_on(STREAM, 0xd0), end_capture(GRAPH)]);
+    story.report([begin_capture(), alloc_on(STREAM, 0xd0, 4 * MIB), free_on(STREAM, 0xd0), end_capture(GRAPH)]);
     assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (0, 0, 4 * MIB));
     assert!(!story.ledger.has_graph_memory());
     assert_eq!(
@@ -55,119 +55,119 @@ fn what_is_captured_is_no_memory_until_the_graph_runs_and_never_in_the_devices_s
         [0xd0],
         "the kernel half takes it for an allocation"
     );
-    story.tell([instantiate()]);
+    story.report([instantiate()]);
     assert!(story.ledger.has_graph_memory(), "from here on its launches matter");
-    story.tell([launch(), launch()]);
+    story.report([launch(), launch()]);
     assert_eq!((held(&story), story.live()), (4 * MIB, 0));
-    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
+    story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
     assert_eq!((held(&story), story.ledger.graph_node_bytes(), story.frees()), (0, 0, (0, 0, 0)));
 }
 
 #[test]
 fn another_stream_goes_on_as_ever_during_a_capture() {
     let mut story = Story::on_device_0();
-    story.tell([begin_capture(), alloc_on(0x52, 0xd0, MIB), mem_alloc(0xd1, MIB), end_capture(GRAPH)]);
-    story.tell([alloc_on(STREAM, 0xd2, MIB)]);
+    story.report([begin_capture(), alloc_on(0x52, 0xd0, MIB), mem_alloc(0xd1, MIB), end_capture(GRAPH)]);
+    story.report([alloc_on(STREAM, 0xd2, MIB)]);
     assert_eq!(story.live(), 3 * MIB);
 }
 
 #[test]
 fn a_node_that_the_graph_does_not_free_stays_until_a_call_frees_it() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
-    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
-    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
     assert_eq!(held(&story), 4 * MIB);
-    story.tell([mem_free(0xd0)]);
+    story.report([mem_free(0xd0)]);
     assert_eq!((held(&story), story.frees()), (0, (0, 0, 0)), "no allocation of the process's own was freed");
 }
 
 #[test]
-fn nodes_of_any_kind_are_told_apart_by_their_first_word() {
+fn nodes_of_any_kind_distinguished_by_their_first_word() {
     let any = |kind: u32, words: [u64; 5], outs: [u64; 2]| {
         let peek = [pair(kind, 0), words[1], words[2], words[3], words[4]];
         call("cuGraphAddNode_v2", [0x7fff_0000, GRAPH, 0, 0, 0, 0x7fff_0100]).out(outs).peek(peek)
     };
     let mut story = Story::on_device_0();
-    story.tell([any(10, [0, 0, 1, pair(1, 1), 0], [4 * MIB, 0xd0]), any(0, [0; 5], [7, 7])]);
-    story.tell([any(11, [0, 0, 0xd0, 0, 0], [9, 9]), instantiate(), launch()]);
+    story.report([any(10, [0, 0, 1, pair(1, 1), 0], [4 * MIB, 0xd0]), any(0, [0; 5], [7, 7])]);
+    story.report([any(11, [0, 0, 0xd0, 0, 0], [9, 9]), instantiate(), launch()]);
     assert_eq!(held(&story), 4 * MIB);
     assert_eq!(story.device(1).kind(Kind::Graph).live_bytes, 4 * MIB, "where its pool properties say");
-    story.tell([call("cuGraphExecDestroy", [RUN])]);
+    story.report([call("cuGraphExecDestroy", [RUN])]);
     assert_eq!(held(&story), 0, "the graph frees it itself");
 }
 
 #[test]
 fn a_trim_takes_what_no_launch_has_left_allocated() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
-    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
-    story.tell([call("cuDeviceGraphMemTrim", [1])]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.report([call("cuDeviceGraphMemTrim", [1])]);
     assert_eq!(held(&story), 6 * MIB, "another device");
-    story.tell([call("cuDeviceGraphMemTrim", [0])]);
+    story.report([call("cuDeviceGraphMemTrim", [0])]);
     assert_eq!(held(&story), 4 * MIB);
 }
 
 #[test]
 fn a_capture_that_fails_leaves_nothing_and_ends() {
     let mut story = Story::on_device_0();
-    story.tell([begin_capture(), alloc_on(STREAM, 0xd0, MIB), end_capture(0).failing(900)]);
-    story.tell([alloc_on(STREAM, 0xd0, MIB)]);
+    story.report([begin_capture(), alloc_on(STREAM, 0xd0, MIB), end_capture(0).failing(900)]);
+    story.report([alloc_on(STREAM, 0xd0, MIB)]);
     assert_eq!((story.live(), story.ledger.graph_node_bytes()), (MIB, 0));
 }
 
 #[test]
 fn an_address_that_something_else_gets_is_a_graphs_no_longer() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch(), mem_alloc(0xd0, MIB)]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch(), mem_alloc(0xd0, MIB)]);
     assert_eq!((held(&story), story.live()), (0, MIB));
-    story.tell([mem_free(0xd0)]);
+    story.report([mem_free(0xd0)]);
     assert_eq!((story.live(), story.frees()), (0, (1, 0, 0)));
 }
 
 #[test]
 fn a_free_seen_after_its_address_became_a_graphs_is_the_former_tenants() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, MIB), mem_alloc(0xd1, MIB), begin_capture()]);
-    story.tell([alloc_on(STREAM, 0xd0, 4 * MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
-    story.tell([add_allocation_node(GRAPH, 0xd1, 2 * MIB).at(3010, 3020), mem_free(0xd1).at(3000, 3030)]);
-    story.tell([instantiate(), launch()]);
+    story.report([mem_alloc(0xd0, MIB), mem_alloc(0xd1, MIB), begin_capture()]);
+    story.report([alloc_on(STREAM, 0xd0, 4 * MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
+    story.report([add_allocation_node(GRAPH, 0xd1, 2 * MIB).at(3010, 3020), mem_free(0xd1).at(3000, 3030)]);
+    story.report([instantiate(), launch()]);
     assert_eq!((story.live(), held(&story), story.frees()), (0, 2 * MIB, (2, 0, 0)));
 }
 
 #[test]
 fn of_a_graph_that_is_gone_only_what_is_still_allocated_has_its_address() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
-    story.tell([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
-    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH]), mem_alloc(0xd1, MIB)]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.report([call("cuGraphAddMemFreeNode", [0x7fff_0000, GRAPH, 0, 0, 0xd1]), instantiate(), launch()]);
+    story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH]), mem_alloc(0xd1, MIB)]);
     assert_eq!((held(&story), story.live(), story.ledger.graph_node_bytes()), (4 * MIB, MIB, 4 * MIB));
 }
 
 #[test]
 fn a_free_of_a_graphs_memory_seen_after_its_address_was_granted_again_is_no_unknown_free() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
-    story.tell([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
-    story.tell([mem_alloc(0xd0, MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
+    story.report([call("cuGraphExecDestroy", [RUN]), call("cuGraphDestroy", [GRAPH])]);
+    story.report([mem_alloc(0xd0, MIB).at(2010, 2020), mem_free(0xd0).thread(102).at(2000, 2030)]);
     assert_eq!((held(&story), story.live(), story.frees()), (0, MIB, (0, 0, 0)));
 }
 
 #[test]
 fn an_address_that_a_graph_never_had_memory_at_takes_none_with_it() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
-    story.tell([call("cuGraphExecDestroy", [RUN]), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
-    story.tell([mem_alloc(0xd1, MIB).at(2010, 2020), call("cuGraphDestroy", [GRAPH]).at(2000, 2030)]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), launch()]);
+    story.report([call("cuGraphExecDestroy", [RUN]), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.report([mem_alloc(0xd1, MIB).at(2010, 2020), call("cuGraphDestroy", [GRAPH]).at(2000, 2030)]);
     assert_eq!((held(&story), story.live()), (4 * MIB, MIB));
 }
 
 #[test]
 fn a_node_added_after_a_graph_was_made_ready_is_in_the_next_executable() {
     let mut story = Story::on_device_0();
-    story.tell([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
-    story.tell([launch()]);
+    story.report([add_allocation_node(GRAPH, 0xd0, 4 * MIB), instantiate(), add_allocation_node(GRAPH, 0xd1, 2 * MIB)]);
+    story.report([launch()]);
     assert_eq!(held(&story), 4 * MIB);
-    story.tell([call("cuGraphExecDestroy", [RUN]), instantiate(), launch()]);
+    story.report([call("cuGraphExecDestroy", [RUN]), instantiate(), launch()]);
     assert_eq!(held(&story), 6 * MIB);
 }

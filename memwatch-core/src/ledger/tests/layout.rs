@@ -1,4 +1,4 @@
-//! What addresses tell of how memory lies.
+//! What addresses show of how memory lies.
 
 use super::{Holes, Linear};
 use crate::ledger::tests::{DEVICE_0, MIB, Story};
@@ -11,7 +11,7 @@ fn each_granule_counts_once_however_many_requests_lie_in_it() {
     let mut story = Story::on_device_0();
     // Three small requests in one granule, one of them gone, one in another; 3 MiB take two granules.
     let at = 100 * GRANULE;
-    story.tell([
+    story.report([
         mem_alloc(at, 512),
         mem_alloc(at + 512, 512),
         mem_alloc(at + MIB, MIB),
@@ -36,16 +36,16 @@ fn each_granule_counts_once_however_many_requests_lie_in_it() {
 fn addresses_without_memory_are_holes_and_memory_without_addresses_is_idle() {
     let mut story = Story::on_device_0();
     let at = 1 << 40;
-    story.tell([
+    story.report([
         mem_address_reserve(at, 100 * MIB),
         mem_create(1, 20 * MIB, DEVICE_0),
         mem_create(2, 30 * MIB, DEVICE_0),
     ]);
-    story.tell([mem_map(at + 40 * MIB, 20 * MIB, 0, 1)]);
+    story.report([mem_map(at + 40 * MIB, 20 * MIB, 0, 1)]);
     let holes = Holes { reserved_bytes: 100 * MIB, hole_bytes: 80 * MIB, holes: 2, largest_hole_bytes: 40 * MIB };
     assert_eq!(story.ledger.holes(), holes);
     assert_eq!(story.ledger.idle_physical().into_values().collect::<Vec<_>>(), [30 * MIB]);
-    story.tell([mem_map(at + 70 * MIB, 30 * MIB, 0, 2)]);
+    story.report([mem_map(at + 70 * MIB, 30 * MIB, 0, 2)]);
     let holes = Holes { reserved_bytes: 100 * MIB, hole_bytes: 50 * MIB, holes: 2, largest_hole_bytes: 40 * MIB };
     assert_eq!(story.ledger.holes(), holes);
     assert_eq!(story.ledger.idle_physical().into_values().collect::<Vec<_>>(), [0]);

@@ -1,4 +1,4 @@
-//! The ledger after lost records: random histories of which a run is missing, and the kernel half's books in its place.
+//! The ledger after lost records: random histories of which a run is missing, and the kernel half's allocation map in its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_any_loss_of_grants_and_frees_the_books_bring_every_kind_back_to_the_truth(
+    fn after_any_loss_of_grants_and_frees_the_allocation_map_bring_every_kind_back_to_the_truth(
         threads in 1..4_usize,
         focus in prop::sample::select([Focus::Everything, Focus::Pools, Focus::Graphs].as_slice()),
         steps in steps(),
@@ -66,15 +66,15 @@ proptest! {
             apply(&mut ledger, moment);
         }
         let then = &history.moments[last];
-        prop_assert!(ledger.anchor(&then.books, 0, then.record.returned_ns));
-        prop_assert_eq!(live(&ledger), by_kind(&then.at_least), "without {} to {} of{}", first, last, history.told(last));
+        prop_assert!(ledger.anchor(&then.allocation_map, 0, then.record.returned_ns));
+        prop_assert_eq!(live(&ledger), by_kind(&then.at_least), "without {} to {} of{}", first, last, history.reported(last));
         for (index, moment) in history.moments.iter().enumerate().skip(last + 1) {
             apply(&mut ledger, moment);
             let (least, held, most) = (by_kind(&moment.at_least), live(&ledger), by_kind(&moment.at_most));
             let of = |sums: &BTreeMap<Kind, u64>, kind| sums.get(&kind).copied().unwrap_or(0);
             for kind in Kind::ALL {
                 let is_true = of(&least, kind) <= of(&held, kind) && of(&held, kind) <= of(&most, kind);
-                prop_assert!(is_true, "{kind:?} without {first} to {last} of{}", history.told(index));
+                prop_assert!(is_true, "{kind:?} without {first} to {last} of{}", history.reported(index));
             }
         }
         prop_assert_eq!(ledger.unknown_frees(), 0, "what was adopted is freed like anything else");

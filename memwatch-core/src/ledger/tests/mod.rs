@@ -29,11 +29,11 @@ impl Story {
     /// What the CUDA runtime does first.
     pub(super) fn on_device_0() -> Self {
         let mut story = Self::from_start();
-        story.tell([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0])]);
+        story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0])]);
         story
     }
 
-    pub(super) fn tell<const N: usize>(&mut self, calls: [TestCall; N]) -> &mut Self {
+    pub(super) fn report<const N: usize>(&mut self, calls: [TestCall; N]) -> &mut Self {
         for mut call in calls {
             if call.0.returned_ns == 0 {
                 call = call.at(self.now_ns + 10, self.now_ns + 20);
@@ -77,7 +77,7 @@ impl Story {
 #[test]
 fn what_is_allocated_lives_until_it_is_freed_and_the_peak_stays() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 5 * MIB), mem_alloc(0xd1, 2 * MIB), mem_free(0xd0), mem_alloc(0xd2, MIB)]);
+    story.report([mem_alloc(0xd0, 5 * MIB), mem_alloc(0xd1, 2 * MIB), mem_free(0xd0), mem_alloc(0xd2, MIB)]);
     let device = story.device(0);
     assert_eq!(
         (device.owned.live_bytes, device.owned.peak_bytes, device.owned.total_bytes),
@@ -102,13 +102,13 @@ fn each_kind_is_freed_by_its_own_function_and_stands_in_its_own_counter() {
     ];
     for (kind, allocation, free) in kinds {
         let mut story = Story::on_device_0();
-        story.tell([allocation]);
+        story.report([allocation]);
         for other in Kind::ALL {
             assert_eq!(story.kind(other).live_bytes, if other == kind { 64 } else { 0 }, "{other:?} after {kind:?}");
         }
         let counts = if kind.is_owned_device_memory() { 64 } else { 0 };
         assert_eq!(story.live(), counts, "{kind:?} in the device's sum");
-        story.tell([free]);
+        story.report([free]);
         assert_eq!((story.kind(kind).live_bytes, story.kind(kind).peak_bytes), (0, 64), "{kind:?}");
         assert_eq!(story.ledger.unknown_frees(), 0, "{kind:?}");
     }
@@ -117,7 +117,7 @@ fn each_kind_is_freed_by_its_own_function_and_stands_in_its_own_counter() {
 #[test]
 fn managed_and_pool_memory_may_be_freed_with_cu_mem_free() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc_managed(0xd0, MIB), mem_alloc_async(0xd1, MIB), mem_free(0xd0), mem_free(0xd1)]);
+    story.report([mem_alloc_managed(0xd0, MIB), mem_alloc_async(0xd1, MIB), mem_free(0xd0), mem_free(0xd1)]);
     assert_eq!((story.kind(Kind::Managed).live_bytes, story.kind(Kind::Pool).live_bytes), (0, 0));
     assert_eq!(story.frees(), (2, 0, 0));
 }
@@ -125,7 +125,7 @@ fn managed_and_pool_memory_may_be_freed_with_cu_mem_free() {
 #[test]
 fn a_free_of_an_unknown_address_is_counted_and_takes_nothing() {
     let mut story = Story::on_device_0();
-    story.tell([
+    story.report([
         mem_alloc(0xd0, MIB),
         mem_free(0xee),
         array_destroy(0xee),
@@ -138,7 +138,7 @@ fn a_free_of_an_unknown_address_is_counted_and_takes_nothing() {
 #[test]
 fn freeing_address_zero_is_nothing_and_so_is_a_grant_of_no_bytes() {
     let mut story = Story::on_device_0();
-    story.tell([mem_free(0), mem_free_host(0), mem_alloc_async(0, 0), mem_free_async(0)]);
+    story.report([mem_free(0), mem_free_host(0), mem_alloc_async(0, 0), mem_free_async(0)]);
     assert_eq!(story.frees(), (0, 0, 0));
     assert_eq!(story.device(0).allocations, 0);
 }
@@ -146,11 +146,11 @@ fn freeing_address_zero_is_nothing_and_so_is_a_grant_of_no_bytes() {
 #[test]
 fn a_failed_free_frees_nothing() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, MIB), mem_create(0x40, MIB, DEVICE_0), mem_map(0xe0, MIB, 0, 0x40)]);
+    story.report([mem_alloc(0xd0, MIB), mem_create(0x40, MIB, DEVICE_0), mem_map(0xe0, MIB, 0, 0x40)]);
     let failed = [mem_free(0xd0), mem_release(0x40), mem_unmap(0xe0, MIB), primary_ctx_reset(0)];
-    story.tell(failed.map(|call| call.failing(INVALID_VALUE)));
+    story.report(failed.map(|call| call.failing(INVALID_VALUE)));
     assert_eq!((story.live(), story.frees()), (2 * MIB, (0, 0, 0)));
-    story.tell([mem_free(0xd0)]);
+    story.report([mem_free(0xd0)]);
     assert_eq!((story.live(), story.frees()), (MIB, (1, 0, 0)));
 }
 
@@ -168,10 +168,10 @@ fn a_free_seen_after_its_address_was_handed_out_again_is_the_former_tenants() {
     ];
     for (kind, first, second, free) in families {
         let mut story = Story::on_device_0();
-        story.tell([first, second.thread(102).at(2010, 2020), free.at(2000, 2030)]);
+        story.report([first, second.thread(102).at(2010, 2020), free.at(2000, 2030)]);
         let counter = story.kind(kind);
         assert_eq!((counter.live_bytes, counter.total_bytes), (7, 107), "{kind:?}");
-        story.tell([free]);
+        story.report([free]);
         assert_eq!((story.kind(kind).live_bytes, story.ledger.unknown_frees()), (0, 0), "{kind:?}");
         let totals = story.ledger.totals();
         assert_eq!(totals.whole().frees + totals.host().frees, 2, "{kind:?}: each free is counted once");
@@ -181,118 +181,118 @@ fn a_free_seen_after_its_address_was_handed_out_again_is_the_former_tenants() {
 #[test]
 fn threads_allocate_on_the_device_of_their_own_current_context() {
     let mut story = Story::on_device_0();
-    story.tell([primary_ctx_retain(PRIMARY[1], 1)]);
-    story.tell([mem_alloc(0xd0, 1)]);
+    story.report([primary_ctx_retain(PRIMARY[1], 1)]);
+    story.report([mem_alloc(0xd0, 1)]);
     assert_eq!(story.device(0).owned.live_bytes, 1, "a retain makes no context current");
-    story.tell([ctx_set_current(PRIMARY[1]).thread(7), mem_alloc(0xd1, 10).thread(7), mem_alloc(0xd2, 100)]);
+    story.report([ctx_set_current(PRIMARY[1]).thread(7), mem_alloc(0xd1, 10).thread(7), mem_alloc(0xd2, 100)]);
     assert_eq!((story.device(0).owned.live_bytes, story.device(1).owned.live_bytes), (101, 10));
-    story.tell([mem_free(0xd0).thread(7), mem_free(0xd1)]);
+    story.report([mem_free(0xd0).thread(7), mem_free(0xd1)]);
     assert_eq!((story.device(0).owned.live_bytes, story.device(1).owned.live_bytes), (100, 0), "whoever frees it");
 }
 
 #[test]
 fn the_context_stack_is_pushed_popped_replaced_and_popped_by_null() {
     let mut story = Story::on_device_0();
-    story.tell([primary_ctx_retain(PRIMARY[1], 1), ctx_push(PRIMARY[1]), mem_alloc(0xd0, 1)]);
+    story.report([primary_ctx_retain(PRIMARY[1], 1), ctx_push(PRIMARY[1]), mem_alloc(0xd0, 1)]);
     assert_eq!(story.device(1).owned.live_bytes, 1, "pushed");
-    story.tell([ctx_pop(PRIMARY[1]), mem_alloc(0xd1, 10)]);
+    story.report([ctx_pop(PRIMARY[1]), mem_alloc(0xd1, 10)]);
     assert_eq!(story.device(0).owned.live_bytes, 10, "popped");
-    story.tell([ctx_set_current(PRIMARY[1]), mem_alloc(0xd2, 100)]);
+    story.report([ctx_set_current(PRIMARY[1]), mem_alloc(0xd2, 100)]);
     assert_eq!(story.device(1).owned.live_bytes, 101, "replaced");
-    story.tell([ctx_push(PRIMARY[0]), ctx_set_current(0), mem_alloc(0xd3, 1000)]);
+    story.report([ctx_push(PRIMARY[0]), ctx_set_current(0), mem_alloc(0xd3, 1000)]);
     assert_eq!(story.device(1).owned.live_bytes, 1101, "popped by setting null");
-    story.tell([ctx_pop(PRIMARY[1]), ctx_pop(0), mem_alloc(0xd4, 10_000)]);
+    story.report([ctx_pop(PRIMARY[1]), ctx_pop(0), mem_alloc(0xd4, 10_000)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 10_000, "an empty stack names no device");
 }
 
 #[test]
 fn destroying_a_context_frees_what_is_in_it_but_no_pool_and_no_physical_memory() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 1), ctx_create(0xcc, 0)]);
-    story.tell([mem_alloc(0xd1, 10), mem_alloc_managed(0xd2, 20), mem_host_alloc(0xd3, 30), array_create(0xa0, 40)]);
-    story.tell([mem_alloc_async(0xd4, 50), mem_create(0x40, 60, DEVICE_0), ctx_destroy(0xcc)]);
+    story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0)]);
+    story.report([mem_alloc(0xd1, 10), mem_alloc_managed(0xd2, 20), mem_host_alloc(0xd3, 30), array_create(0xa0, 40)]);
+    story.report([mem_alloc_async(0xd4, 50), mem_create(0x40, 60, DEVICE_0), ctx_destroy(0xcc)]);
     let live = |kind| story.kind(kind).live_bytes;
     assert_eq!((live(Kind::Device), live(Kind::Managed), live(Kind::PinnedHost), live(Kind::Array)), (1, 0, 0, 0));
     assert_eq!((live(Kind::Pool), live(Kind::Physical)), (50, 60));
     assert_eq!(story.frees(), (0, 0, 4));
-    story.tell([mem_alloc(0xd5, 5)]);
+    story.report([mem_alloc(0xd5, 5)]);
     assert_eq!(story.kind(Kind::Device).live_bytes, 6, "and the context below is current again");
-    story.tell([primary_ctx_reset(0)]);
+    story.report([primary_ctx_reset(0)]);
     assert_eq!(story.kind(Kind::Device).live_bytes, 0);
 }
 
 #[test]
 fn a_context_destroyed_by_another_thread_stays_on_this_threads_stack() {
     let mut story = Story::on_device_0();
-    story.tell([ctx_create(0xcc, 1), ctx_destroy(0xcc).thread(7), mem_alloc(0xd0, 10)]);
+    story.report([ctx_create(0xcc, 1), ctx_destroy(0xcc).thread(7), mem_alloc(0xd0, 10)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 10, "the driver would refuse, so nothing is guessed");
 }
 
 #[test]
 fn what_is_granted_after_a_teardown_began_survives_it() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 1), ctx_create(0xcc, 0).thread(7), mem_alloc(0xd1, 10).at(3010, 3020)]);
-    story.tell([primary_ctx_reset(0).thread(7).at(3000, 3030)]);
+    story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0).thread(7), mem_alloc(0xd1, 10).at(3010, 3020)]);
+    story.report([primary_ctx_reset(0).thread(7).at(3000, 3030)]);
     assert_eq!(story.live(), 10);
 }
 
 #[test]
 fn the_last_release_of_a_primary_context_frees_what_is_in_it() {
     let mut story = Story::on_device_0();
-    story.tell([primary_ctx_retain(PRIMARY[0], 0), mem_alloc(0xd0, MIB), primary_ctx_release(0)]);
+    story.report([primary_ctx_retain(PRIMARY[0], 0), mem_alloc(0xd0, MIB), primary_ctx_release(0)]);
     assert_eq!((story.live(), story.frees()), (MIB, (0, 0, 0)), "one reference is left");
-    story.tell([primary_ctx_release(0)]);
+    story.report([primary_ctx_release(0)]);
     assert_eq!((story.live(), story.frees()), (0, (0, 0, 1)));
 }
 
 #[test]
 fn a_reset_frees_what_is_in_the_primary_context_but_does_not_release_it() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, MIB), primary_ctx_reset(0), mem_alloc(0xd1, 3)]);
+    story.report([mem_alloc(0xd0, MIB), primary_ctx_reset(0), mem_alloc(0xd1, 3)]);
     assert_eq!((story.live(), story.frees()), (3, (0, 0, 1)));
-    story.tell([primary_ctx_release(0)]);
+    story.report([primary_ctx_release(0)]);
     assert_eq!((story.live(), story.frees()), (0, (0, 0, 2)));
 }
 
 #[test]
 fn a_reset_leaves_the_other_contexts_and_devices_alone() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 1), ctx_create(0xcc, 0), mem_alloc(0xd1, 10)]);
-    story.tell([primary_ctx_retain(PRIMARY[1], 1), ctx_set_current(PRIMARY[1]), mem_alloc(0xd2, 100)]);
-    story.tell([primary_ctx_reset(0)]);
+    story.report([mem_alloc(0xd0, 1), ctx_create(0xcc, 0), mem_alloc(0xd1, 10)]);
+    story.report([primary_ctx_retain(PRIMARY[1], 1), ctx_set_current(PRIMARY[1]), mem_alloc(0xd2, 100)]);
+    story.report([primary_ctx_reset(0)]);
     assert_eq!(story.live(), 110);
 }
 
 #[test]
 fn a_reset_of_a_primary_context_never_seen_spares_contexts_that_were() {
     let mut story = Story::unseen_before();
-    story.tell([ctx_create(0xcc, 0), mem_alloc(0xd0, 10), primary_ctx_reset(0)]);
+    story.report([ctx_create(0xcc, 0), mem_alloc(0xd0, 10), primary_ctx_reset(0)]);
     assert_eq!(story.live(), 10);
 }
 
 #[test]
-fn attached_late_the_last_release_cannot_be_told_but_a_reset_can() {
+fn attached_late_the_last_release_is_not_known_but_a_reset_can() {
     let mut story = Story::unseen_before();
-    story.tell([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd0, MIB)]);
-    story.tell([primary_ctx_release(0), primary_ctx_release(0)]);
+    story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd0, MIB)]);
+    story.report([primary_ctx_release(0), primary_ctx_release(0)]);
     assert_eq!(story.live(), MIB, "older references may be left");
-    story.tell([primary_ctx_reset(0)]);
+    story.report([primary_ctx_reset(0)]);
     assert_eq!(story.live(), 0);
 }
 
 #[test]
 fn attached_late_memory_of_an_unknown_context_dies_with_the_only_device_named() {
     let mut story = Story::unseen_before();
-    story.tell([mem_alloc(0xd0, MIB), ctx_set_current(0xee).thread(7), mem_alloc(0xd1, MIB).thread(7)]);
+    story.report([mem_alloc(0xd0, MIB), ctx_set_current(0xee).thread(7), mem_alloc(0xd1, MIB).thread(7)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 2 * MIB);
-    story.tell([primary_ctx_reset(0)]);
+    story.report([primary_ctx_reset(0)]);
     assert_eq!((story.live(), story.frees()), (0, (0, 0, 2)));
 }
 
 #[test]
 fn attached_late_memory_of_an_unknown_context_stays_where_two_devices_are_in_use() {
     let mut story = Story::unseen_before();
-    story.tell([mem_alloc(0xd0, MIB), ctx_create(0xcc, 1).thread(7), primary_ctx_reset(0)]);
+    story.report([mem_alloc(0xd0, MIB), ctx_create(0xcc, 1).thread(7), primary_ctx_reset(0)]);
     assert_eq!(story.live(), MIB);
 }
 
@@ -300,7 +300,7 @@ fn attached_late_memory_of_an_unknown_context_stays_where_two_devices_are_in_use
 fn refused_allocations_are_kept_with_what_they_asked_for() {
     let mut story = Story::on_device_0();
     let pitched = call("cuMemAllocPitch_v2", [0, 0, 100, 10, 4]);
-    story.tell(
+    story.report(
         [mem_alloc(0xd0, 80 << 30), pitched, mem_create(0x40, 3, (ON_DEVICE, 1)), mem_alloc_async(0, 4)]
             .map(|call| call.failing(OUT_OF_MEMORY)),
     );
@@ -321,7 +321,7 @@ fn refused_allocations_are_kept_with_what_they_asked_for() {
 #[test]
 fn refused_host_memory_is_no_failure_of_a_device() {
     let mut story = Story::on_device_0();
-    story.tell([mem_host_alloc(0, MIB), mem_create(0, MIB, (ON_HOST, 0))].map(|call| call.failing(OUT_OF_MEMORY)));
+    story.report([mem_host_alloc(0, MIB), mem_create(0, MIB, (ON_HOST, 0))].map(|call| call.failing(OUT_OF_MEMORY)));
     assert_eq!(story.ledger.failures().filter(|failure| failure.device.is_none()).count(), 2);
     assert_eq!(
         (story.ledger.totals().whole().failed_allocations, story.ledger.totals().host().failed_allocations),
@@ -333,7 +333,7 @@ fn refused_host_memory_is_no_failure_of_a_device() {
 fn only_the_last_failures_are_kept_but_all_are_counted() {
     let mut story = Story::on_device_0();
     for bytes in 1..=20 {
-        story.tell([mem_alloc(0, bytes).failing(OUT_OF_MEMORY)]);
+        story.report([mem_alloc(0, bytes).failing(OUT_OF_MEMORY)]);
     }
     let kept: Vec<u64> = story.ledger.failures().map(|failure| failure.requested_bytes).collect();
     assert_eq!((kept.len(), kept.first(), kept.last()), (FAILURES_KEPT, Some(&5), Some(&20)));
@@ -344,16 +344,16 @@ fn only_the_last_failures_are_kept_but_all_are_counted() {
 fn a_failed_call_that_asks_for_no_memory_is_no_failed_allocation() {
     let mut story = Story::on_device_0();
     let calls = [mem_free(0xd0), mem_map(0xe0, MIB, 0, 0x40), mem_import(0x40), mem_host_register(0xd0, MIB)];
-    story.tell(calls.map(|call| call.failing(INVALID_VALUE)));
+    story.report(calls.map(|call| call.failing(INVALID_VALUE)));
     assert_eq!((story.ledger.failures().count(), story.frees()), (0, (0, 0, 0)));
 }
 
 #[test]
 fn at_its_end_everything_a_process_held_is_freed_implicitly_and_peaks_stay() {
     let mut story = Story::on_device_0();
-    story.tell([mem_alloc(0xd0, 1), mem_alloc_managed(0xd1, 2), mem_alloc_async(0xd2, 4), mem_host_alloc(0xd3, 8)]);
-    story.tell([mem_host_register(0xd4, 16), array_create(0xa0, 32), mem_create(0x40, 64, DEVICE_0)]);
-    story.tell([mem_map(0xe0, 64, 0, 0x40), mem_release(0x40)]);
+    story.report([mem_alloc(0xd0, 1), mem_alloc_managed(0xd1, 2), mem_alloc_async(0xd2, 4), mem_host_alloc(0xd3, 8)]);
+    story.report([mem_host_register(0xd4, 16), array_create(0xa0, 32), mem_create(0x40, 64, DEVICE_0)]);
+    story.report([mem_map(0xe0, 64, 0, 0x40), mem_release(0x40)]);
     story.ledger.end(story.now_ns + 1);
     for kind in Kind::ALL {
         assert_eq!(story.kind(kind).live_bytes, 0, "{kind:?}");
@@ -365,46 +365,51 @@ fn at_its_end_everything_a_process_held_is_freed_implicitly_and_peaks_stay() {
 #[test]
 fn after_an_exec_nothing_of_the_former_image_is_known() {
     let mut story = Story::unseen_before();
-    story.tell([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd0, MIB)]);
+    story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd0, MIB)]);
     story.ledger.end(story.now_ns + 1);
-    story.tell([mem_alloc(0xd0, 3)]);
+    story.report([mem_alloc(0xd0, 3)]);
     assert_eq!(story.on(DeviceRef::Unknown).owned.live_bytes, 3, "no context is current in the new image");
-    story.tell([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd1, 5)]);
-    story.tell([mem_free(0xd0), primary_ctx_release(0)]);
+    story.report([primary_ctx_retain(PRIMARY[0], 0), ctx_set_current(PRIMARY[0]), mem_alloc(0xd1, 5)]);
+    story.report([mem_free(0xd0), primary_ctx_release(0)]);
     assert_eq!((story.live(), story.ledger.unknown_frees()), (0, 0), "and its references are all seen");
 }
 
 #[test]
 fn peaks_belong_to_their_moment() {
     let mut story = Story::on_device_0();
-    story.tell([primary_ctx_retain(PRIMARY[1], 1), mem_alloc(0xd0, 100), mem_free(0xd0), ctx_set_current(PRIMARY[1])]);
-    story.tell([mem_alloc(0xd1, 70), mem_alloc_async(0xd2, 7), mem_free(0xd1)]);
+    story.report([
+        primary_ctx_retain(PRIMARY[1], 1),
+        mem_alloc(0xd0, 100),
+        mem_free(0xd0),
+        ctx_set_current(PRIMARY[1]),
+    ]);
+    story.report([mem_alloc(0xd1, 70), mem_alloc_async(0xd2, 7), mem_free(0xd1)]);
     assert_eq!((story.device(0).owned.peak_bytes, story.device(1).owned.peak_bytes), (100, 77));
     assert_eq!(story.peak(), 100, "the two devices did not peak together");
     assert_eq!(story.kind(Kind::Pool).peak_bytes, 7);
 }
 
 #[test]
-fn a_device_tells_its_uuid_once_the_program_has_asked_for_it() {
+fn a_device_reports_its_uuid_once_the_program_has_asked_for_it() {
     let mut story = Story::on_device_0();
-    assert_eq!(story.ledger.told(Ordinal(1)), None);
-    story.tell([device_get_uuid(1, 0xab)]);
-    assert_eq!(story.ledger.told(Ordinal(1)).map(|told| &told.uuids[..]), Some(&[[0xab; 16]][..]));
-    assert_eq!(story.ledger.told(Ordinal(0)), None);
+    assert_eq!(story.ledger.reported(Ordinal(1)), None);
+    story.report([device_get_uuid(1, 0xab)]);
+    assert_eq!(story.ledger.reported(Ordinal(1)).map(|reported| &reported.uuids[..]), Some(&[[0xab; 16]][..]));
+    assert_eq!(story.ledger.reported(Ordinal(0)), None);
 }
 
 #[test]
 fn both_uuids_of_a_device_are_kept_the_latest_last() {
     let mut story = Story::on_device_0();
-    story.tell([1, 2, 3, 2].map(|byte| device_get_uuid(0, byte)));
-    assert_eq!(story.ledger.told(Ordinal(0)).map(|told| &told.uuids[..]), Some(&[[3; 16], [2; 16]][..]));
+    story.report([1, 2, 3, 2].map(|byte| device_get_uuid(0, byte)));
+    assert_eq!(story.ledger.reported(Ordinal(0)).map(|reported| &reported.uuids[..]), Some(&[[3; 16], [2; 16]][..]));
 }
 
 #[test]
 fn the_rate_is_that_between_the_last_two_ticks() {
     let mut story = Story::on_device_0();
     story.ledger.tick(1_000_000_000);
-    story.tell([mem_alloc(0xd0, 1), mem_alloc(0xd1, 1), mem_alloc(0xd2, 1), mem_free(0xd0)]);
+    story.report([mem_alloc(0xd0, 1), mem_alloc(0xd1, 1), mem_alloc(0xd2, 1), mem_free(0xd0)]);
     assert_eq!(story.ledger.rate(), None, "one tick has no length");
     story.ledger.tick(3_000_000_000);
     let rate = story.ledger.rate().map(|rate| (rate.allocations_per_second, rate.frees_per_second));

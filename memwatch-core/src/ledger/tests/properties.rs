@@ -63,15 +63,15 @@ fn counted(ledger: &ProcessLedger) -> Counts {
 
 /// What pools hold is at least what is used of them; what the ledger calls exact is what the driver holds; what the program has asked
 /// for is exact.
-fn check_pools(ledger: &ProcessLedger, moment: &Moment, told: impl Fn() -> String) -> Result<(), TestCaseError> {
+fn check_pools(ledger: &ProcessLedger, moment: &Moment, reported: impl Fn() -> String) -> Result<(), TestCaseError> {
     for (device, truth) in (0..DEVICES).zip(&moment.pools) {
         let backed =
             ledger.pool_backed(DeviceRef::Ordinal(Ordinal(device.cast_signed()))).expect("seen from the start");
-        prop_assert!(truth.used_bytes <= backed.bytes, "device {device}: {truth:?}, {backed:?} after{}", told());
+        prop_assert!(truth.used_bytes <= backed.bytes, "device {device}: {truth:?}, {backed:?} after{}", reported());
         if let Some(held_bytes) = truth.held_bytes {
             let is_true = backed == Backed { bytes: held_bytes, estimated: false };
-            let is_told = truth.is_asked || !backed.estimated;
-            prop_assert!(is_true || !is_told, "device {device}: {truth:?}, {backed:?} after{}", told());
+            let is_reported = truth.is_asked || !backed.estimated;
+            prop_assert!(is_true || !is_reported, "device {device}: {truth:?}, {backed:?} after{}", reported());
         }
     }
     Ok(())
@@ -90,7 +90,7 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
             prop_assert!(
                 least <= held && held <= most,
                 "{key:?}: {least} <= {held} <= {most} after{}",
-                history.told(index)
+                history.reported(index)
             );
         }
         for (key, counter) in counters(&ledger) {
@@ -99,9 +99,9 @@ fn check(history: &History) -> Result<ProcessLedger, TestCaseError> {
             prop_assert!(frees <= allocations, "record {index}: {key:?}: {counter:?}");
             prop_assert!(frees < allocations || key.1 == Kind::Graph || live_bytes == 0, "{key:?}: {counter:?}");
         }
-        check_pools(&ledger, moment, || history.told(index))?;
+        check_pools(&ledger, moment, || history.reported(index))?;
         if let Some(counts) = moment.counts {
-            prop_assert_eq!(counted(&ledger), counts, "after{}", history.told(index));
+            prop_assert_eq!(counted(&ledger), counts, "after{}", history.reported(index));
         }
         lowest_peak = lowest_peak.max(owned_bytes(&moment.at_least));
         highest_peak = highest_peak.max(owned_bytes(&moment.at_most));
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_held_at_a_moment_is_told_exactly_afterwards_or_not_at_all(
+    fn what_was_held_at_a_moment_is_reported_exactly_afterwards_or_not_at_all(
         habits in habits(1..4_usize, true),
         steps in vec(any::<Step>(), 0..150),
         moment in any::<prop::sample::Index>(),

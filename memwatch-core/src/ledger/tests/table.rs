@@ -13,7 +13,7 @@ enum Step {
     Remove(u64),
     RemoveIfEven(u64),
     Change(u64),
-    Foresee(u64),
+    Prefetch(u64),
     /// All whose values leave this remainder when divided by three.
     Extract(u32),
 }
@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => key().prop_map(Step::Remove),
         2 => key().prop_map(Step::RemoveIfEven),
         2 => key().prop_map(Step::Change),
-        2 => key().prop_map(Step::Foresee),
+        2 => key().prop_map(Step::Prefetch),
         1 => (0..6_u32).prop_map(Step::Extract),
     ]
 }
@@ -50,7 +50,7 @@ fn play(table: &mut Table<u32>, model: &mut HashMap<u64, u32>, step: Step) {
             let change = |value: &mut u32| *value = value.wrapping_add(1);
             assert_eq!(table.get_mut(key).map(change), model.get_mut(&key).map(change));
         }
-        Step::Foresee(key) => table.foresee_value(table.foresee(key)),
+        Step::Prefetch(key) => table.prefetch_value(table.prefetch(key)),
         Step::Extract(remainder) => {
             let mut gone = table.extract(|_, value| value % 3 == remainder);
             let mut expected: Vec<(u64, u32)> = model.extract_if(|_, value| *value % 3 == remainder).collect();
@@ -134,7 +134,7 @@ fn an_empty_table_takes_no_memory_and_gives_it_back() {
     let mut table = Table::default();
     assert_eq!(table.get(0), None);
     assert_eq!(table.remove(0), None);
-    table.foresee_value(table.foresee(1));
+    table.prefetch_value(table.prefetch(1));
     assert_eq!((table.lines.capacity(), table.slots.capacity()), (0, 0));
     for key in 0..1_000 {
         table.insert(key, 7);

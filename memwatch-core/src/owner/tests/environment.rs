@@ -29,7 +29,7 @@ fn names(owner: &Owner) -> [Option<&str>; 4] {
 #[test]
 fn a_sluid_path_gets_its_number_and_any_path_its_names_from_the_environment() {
     let owner = decided("/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_3", &NAMED);
-    assert_eq!(said(&owner), "job 4242, sluid sEKNKTV3WPV500, step 0, task 3");
+    assert_eq!(stated(&owner), "job 4242, sluid sEKNKTV3WPV500, step 0, task 3");
     assert_eq!(names(&owner), [Some("llama"), Some("nlp"), Some("gpu"), Some("hal")]);
     let owner = decided("/slurm/uid_1/job_4242/step_0/task_3", &NAMED);
     assert_eq!(names(&owner), [Some("llama"), Some("nlp"), Some("gpu"), Some("hal")]);
@@ -38,7 +38,7 @@ fn a_sluid_path_gets_its_number_and_any_path_its_names_from_the_environment() {
 #[test]
 fn names_of_another_job_are_not_taken() {
     let owner = decided("/system.slice/slurmstepd.scope/job_7/step_0", &NAMED);
-    assert_eq!(said(&owner), "job 7, step 0");
+    assert_eq!(stated(&owner), "job 7, step 0");
     assert_eq!(names(&owner), [None; 4]);
     let without_number = decided("/system.slice/slurmstepd.scope/job_7/step_0", &NAMED[1..]);
     assert_eq!(names(&without_number), [None; 4]);
@@ -46,17 +46,17 @@ fn names_of_another_job_are_not_taken() {
 
 #[test]
 fn without_groups_of_tasks_the_task_is_the_environments_if_the_step_is() {
-    assert_eq!(said(&decided("/slurm/uid_1/job_4242/step_0", &NAMED)), "job 4242, step 0, task 3");
-    assert_eq!(said(&decided("/slurm/uid_1/job_4242/step_1", &NAMED)), "job 4242, step 1");
-    assert_eq!(said(&decided("/slurm/uid_1/job_4242/step_batch", &NAMED)), "job 4242, step batch");
-    assert_eq!(said(&decided("/slurm/uid_1/job_4242", &NAMED)), "job 4242");
+    assert_eq!(stated(&decided("/slurm/uid_1/job_4242/step_0", &NAMED)), "job 4242, step 0, task 3");
+    assert_eq!(stated(&decided("/slurm/uid_1/job_4242/step_1", &NAMED)), "job 4242, step 1");
+    assert_eq!(stated(&decided("/slurm/uid_1/job_4242/step_batch", &NAMED)), "job 4242, step batch");
+    assert_eq!(stated(&decided("/slurm/uid_1/job_4242", &NAMED)), "job 4242");
 }
 
 #[test]
-fn without_slurms_groups_a_job_is_told_only_of_what_slurmstepd_may_have_started_there() {
+fn without_slurms_groups_a_job_is_reported_only_of_what_slurmstepd_may_have_started_there() {
     for path in ["/", "/system.slice/slurmd.service", "/system.slice"] {
         let owner = decided(path, &NAMED);
-        assert!(said(&owner).starts_with("job 4242, step 0, task 3"), "{path}: {owner:?}");
+        assert!(stated(&owner).starts_with("job 4242, step 0, task 3"), "{path}: {owner:?}");
         assert_eq!(names(&owner)[0], Some("llama"), "{path}");
     }
     let elsewhere = [
@@ -71,14 +71,14 @@ fn without_slurms_groups_a_job_is_told_only_of_what_slurmstepd_may_have_started_
     // salloc's shell.
     assert_eq!(decided("/", &[("SLURM_JOB_ID", "7"), ("SLURM_JOB_NAME", "interactive")]).slurm, None);
     // A batch script has no step's number, and its task is none of the job's.
-    assert_eq!(said(&decided("/", &[("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0")])), "job 7");
+    assert_eq!(stated(&decided("/", &[("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0")])), "job 7");
 }
 
 #[test]
 fn values_that_are_no_numbers_name_no_job_and_long_names_are_cut() {
     let path = "/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0";
     for id in ["", "x", "7\n", "-1", "123456789012345678901"] {
-        assert_eq!(said(&decided(path, &[("SLURM_JOB_ID", id)])), "sluid sEKNKTV3WPV500, step 0", "{id:?}");
+        assert_eq!(stated(&decided(path, &[("SLURM_JOB_ID", id)])), "sluid sEKNKTV3WPV500, step 0", "{id:?}");
     }
     let long = "ü".repeat(1000);
     let owner = decided(path, &[("SLURM_JOB_ID", "7"), ("SLURM_JOB_NAME", &long), ("SLURM_JOB_ACCOUNT", "")]);

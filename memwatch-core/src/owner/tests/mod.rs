@@ -16,8 +16,8 @@ fn written(text: &str) -> String {
     text.replace("{_}", &U.replace('-', "_"))
 }
 
-/// What is said of an owner, in one line.
-fn said(owner: &Owner) -> String {
+/// An owner, in one line.
+fn stated(owner: &Owner) -> String {
     let mut words = Vec::new();
     if let Some(container) = &owner.container {
         words.push(format!("{} {}", container.runtime.as_deref().unwrap_or("some"), container.id));
@@ -38,13 +38,13 @@ fn check(table: &[(&str, &str)]) {
     for (path, expected) in table {
         let path = written(path);
         let owner = Owner::decide(&format!("0::{path}\n"), &Environment::new());
-        assert_eq!(said(&owner), written(expected), "{path}");
+        assert_eq!(stated(&owner), written(expected), "{path}");
         assert_eq!(owner.cgroup, Some(path));
     }
 }
 
 #[test]
-fn kubernetes_pods_and_their_containers_are_told() {
+fn kubernetes_pods_and_their_containers_are_reported() {
     check(&[
         (
             "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{_}.slice/cri-containerd-{a}.scope",
@@ -95,7 +95,7 @@ fn kubernetes_pods_and_their_containers_are_told() {
 }
 
 #[test]
-fn containers_of_all_runtimes_are_told() {
+fn containers_of_all_runtimes_are_reported() {
     check(&[
         ("/docker/{a}", "docker {a}"),
         ("/system.slice/docker-{a}.scope", "docker {a}"),
@@ -142,7 +142,7 @@ fn containers_of_all_runtimes_are_told() {
 }
 
 #[test]
-fn of_nested_containers_the_innermost_is_told() {
+fn of_nested_containers_the_innermost_is_reported() {
     check(&[
         (
             "/docker/{a}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{_}.slice/cri-containerd-{b}.scope",
@@ -161,7 +161,7 @@ fn of_nested_containers_the_innermost_is_told() {
 }
 
 #[test]
-fn slurm_jobs_steps_and_tasks_are_told() {
+fn slurm_jobs_steps_and_tasks_are_reported() {
     check(&[
         ("/system.slice/slurmstepd.scope/job_4242/step_0/user/task_3", "job 4242, step 0, task 3"),
         ("/system.slice/slurmstepd.scope/job_4242/step_batch/user/task_0", "job 4242, step batch, task 0"),
@@ -195,7 +195,7 @@ fn slurm_jobs_steps_and_tasks_are_told() {
 }
 
 #[test]
-fn services_and_sessions_are_told_where_nothing_says_more() {
+fn services_and_sessions_are_reported_where_nothing_says_more() {
     check(&[
         ("/user.slice/user-1000.slice/session-3.scope", "session-3.scope"),
         ("/system.slice/jupyterhub.service", "jupyterhub.service"),
@@ -213,7 +213,7 @@ fn services_and_sessions_are_told_where_nothing_says_more() {
 }
 
 #[test]
-fn seen_from_another_cgroup_namespace_a_path_tells_what_it_still_holds() {
+fn seen_from_another_cgroup_namespace_a_path_reports_what_it_still_holds() {
     check(&[
         ("/../{a}", "some {a}"),
         ("/../../..", ""),

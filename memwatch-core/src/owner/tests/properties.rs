@@ -64,7 +64,7 @@ proptest! {
     fn any_text_gives_an_owner_no_longer_than_a_path_and_the_same_each_time(text in text(), values in values()) {
         let owner = Owner::decide(&text, &values);
         prop_assert_eq!(&owner, &Owner::decide(&text, &values));
-        prop_assert!(said(&owner).len() <= 4096 + 512, "{}", said(&owner));
+        prop_assert!(stated(&owner).len() <= 4096 + 512, "{}", stated(&owner));
         if let Some(path) = &owner.cgroup {
             prop_assert!(path.len() <= 4096 && path.starts_with('/') && !path.contains('\n'));
         }

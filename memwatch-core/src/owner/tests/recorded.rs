@@ -22,7 +22,7 @@ fn hybrid(lines: &[(&str, &str)]) -> String {
 
 fn decided(lines: &[(&str, &str)]) -> (String, String) {
     let owner = Owner::decide(&hybrid(lines), &Environment::new());
-    (said(&owner), owner.cgroup.expect("there is a path"))
+    (stated(&owner), owner.cgroup.expect("there is a path"))
 }
 
 #[test]
@@ -30,28 +30,28 @@ fn dockers_container_in_the_unified_tree_is_not_hidden_by_where_its_daemon_is_in
     for parent in ["docker", "batch/team-x"] {
         let path = format!("/{parent}/{{a}}");
         let foreign = ("memory", "/process_api/dc1eee8a34a40b001a7bff54b806302e");
-        let (said, cgroup) = decided(&[foreign, ("", &path)]);
+        let (stated, cgroup) = decided(&[foreign, ("", &path)]);
         let runtime = if parent == "docker" { "docker" } else { "some" };
-        assert_eq!((said, cgroup), (format!("{runtime} {A}"), written(&path)));
+        assert_eq!((stated, cgroup), (format!("{runtime} {A}"), written(&path)));
     }
 }
 
 #[test]
-fn a_container_in_all_hierarchies_is_told_by_the_unified_one() {
+fn a_container_in_all_hierarchies_is_determined_by_the_unified_one() {
     let everywhere = hybrid(&[]).replace(":/\n", &format!(":/docker/{A}\n"));
     let owner = Owner::decide(&everywhere, &Environment::new());
-    assert_eq!(said(&owner), format!("docker {A}"));
+    assert_eq!(stated(&owner), format!("docker {A}"));
 }
 
 #[test]
-fn from_inside_its_own_cgroup_namespace_a_container_is_in_the_root_and_its_neighbour_is_told_by_its_id() {
+fn from_inside_its_own_cgroup_namespace_a_container_is_in_the_root_and_its_neighbour_is_determined_by_its_id() {
     assert_eq!(decided(&[]), (String::new(), "/".into()));
     assert_eq!(decided(&[("", "/../{b}")]), (format!("some {B}"), format!("/../{B}")));
     assert_eq!(decided(&[("", "/../..")]), (String::new(), "/../..".into()));
 }
 
 #[test]
-fn slurm_of_v1_is_told_by_the_hierarchy_that_has_tasks() {
+fn slurm_of_v1_is_determined_by_the_hierarchy_that_has_tasks() {
     let step = "/slurm_vm/uid_0/job_2/step_0";
     for task in ["0", "1"] {
         let path = format!("{step}/task_{task}");
@@ -71,7 +71,7 @@ fn slurm_of_v1_is_told_by_the_hierarchy_that_has_tasks() {
 }
 
 #[test]
-fn a_container_in_one_hierarchy_and_a_job_in_another_are_both_told() {
+fn a_container_in_one_hierarchy_and_a_job_in_another_are_both_reported() {
     let lines = [
         ("", "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{a}.scope/container"),
         ("memory", "/slurm/uid_1000/job_7/step_0/task_2"),

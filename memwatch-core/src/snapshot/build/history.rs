@@ -131,7 +131,7 @@ fn overlaps(ranges: &Ranges, begin: u64, end: u64) -> bool {
     ranges.range(..end).next_back().is_some_and(|(_, last)| *last > begin)
 }
 
-/// Adds a range, together with those that it touches.
+/// Adds a range, together with the ones that it touches.
 fn join(ranges: &mut Ranges, mut begin: u64, mut end: u64) {
     while let Some((&first, &last)) = ranges.range(..=end).next_back().filter(|(_, last)| **last >= begin) {
         ranges.remove(&first);
@@ -212,7 +212,7 @@ fn block(address: u64, cell: &Cell, stacks: &mut Stacks) -> HistoryBlock {
 }
 
 fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
-    let is_told = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach);
+    let is_reported = |stage: &Stage| !matches!(stage, Stage::NotKnown | Stage::BeforeAttach);
     HistoryLine {
         action: line.action,
         address: line.address,
@@ -221,7 +221,7 @@ fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
         private_pool: line.private_pool,
         time_ns: line.time_ns,
         stack: stacks.place(line.stack),
-        stage: line.stage.filter(is_told).map(stage_name),
+        stage: line.stage.filter(is_reported).map(stage_name),
     }
 }
 

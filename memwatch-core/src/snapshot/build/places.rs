@@ -10,16 +10,16 @@ use super::native::{ends, native_view};
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
-use crate::allocators::places::{DevicePlaces, LayerSum, LiveBlock, StageRow, Sum, Trail};
+use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, StageRow, Sum};
 use crate::allocators::threads::{Attribution, Evidence, Stage};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
 use crate::decode::StackRef;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
-    DevicePlacesView, DeviceTrails, FrameView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView, ProcessView,
-    RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView, TrailView, WhoseView, add,
-    largest,
+    CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView,
+    PlacesView, ProcessView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
+    WhoseView, add, largest,
 };
 use crate::stack::{PythonCode, PythonFrame};
 use crate::words::{GpuUuid, Name, Ordinal};
@@ -93,25 +93,25 @@ pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
 
 impl Pipeline {
     /// All ways to the memory of a process of this pipeline's snapshot, by device; none where its tensors are not watched.
-    pub fn trails(&self, process: &ProcessView) -> Vec<DeviceTrails> {
+    pub fn call_paths(&self, process: &ProcessView) -> Vec<DeviceCallPaths> {
         let is_meant = |one: &&Process| {
             one.tgid == process.tgid && one.observed_since_ns == process.observed_since_ns && one.tensors.is_some()
         };
         let Some(process) = self.ended.iter().chain(self.processes.values()).find(is_meant) else { return Vec::new() };
         let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
-        process.tensors.as_ref().map_or_else(Vec::new, |ledger| trails(ledger, uuid))
+        process.tensors.as_ref().map_or_else(Vec::new, |ledger| call_paths(ledger, uuid))
     }
 }
 
-fn trails(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceTrails> {
+fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceCallPaths> {
     let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
         let list = List { ledger, names: ledger.names(), device, fragments: HashMap::new() };
-        DeviceTrails {
+        DeviceCallPaths {
             device: ordinal.0,
             uuid: uuid(*ordinal),
             unplaced_bytes: device.unplaced_bytes(),
             total: list.sum(device.total()),
-            trails: list.trails(),
+            call_paths: list.call_paths(),
         }
     };
     ledger.places().devices().iter().map(device).collect()
@@ -204,10 +204,10 @@ impl List<'_> {
     fn stacks(&self) -> Vec<StackView> {
         let mut sums: BTreeMap<u64, SumView> = BTreeMap::new();
         // In one order each time: a mean of means depends on it in its last digit.
-        let mut trails: Vec<_> = self.device.trails().collect();
-        trails.sort_unstable_by_key(|(trail, _)| *trail);
-        for (trail, sum) in trails {
-            let (Some(id), sum) = (trail.stack, self.sum(sum)) else { continue };
+        let mut call_paths: Vec<_> = self.device.call_paths().collect();
+        call_paths.sort_unstable_by_key(|(call_path, _)| *call_path);
+        for (call_path, sum) in call_paths {
+            let (Some(id), sum) = (call_path.stack, self.sum(sum)) else { continue };
             sums.entry(id).and_modify(|all| add(all, &sum)).or_insert(sum);
         }
         let mut all: Vec<_> = sums.into_iter().filter(|(_, sum)| sum.live_bytes > 0).collect();
@@ -236,17 +236,17 @@ impl List<'_> {
         stack.into_iter().flat_map(|stack| stack.frames.iter().map(|frame| frame.code.as_ref()))
     }
 
-    fn trails(&self) -> Vec<TrailView> {
-        let mut all: Vec<_> = self.device.trails().filter(|(_, sum)| sum.is_used()).collect();
+    fn call_paths(&self) -> Vec<CallPathView> {
+        let mut all: Vec<_> = self.device.call_paths().filter(|(_, sum)| sum.is_used()).collect();
         all.sort_unstable_by(|(one, first), (other, second)| {
             let by_line = || self.lines(one.stack).cmp(self.lines(other.stack));
             second.live_bytes.cmp(&first.live_bytes).then_with(by_line).then_with(|| one.cmp(other))
         });
-        let view = |(trail, sum): (Trail, &Sum)| {
-            let stack = trail.stack.and_then(|id| self.ledger.stacks().get(id));
-            TrailView {
-                stage: self.stage(trail.row, sum),
-                site: self.site(trail.site, sum),
+        let view = |(call_path, sum): (CallPath, &Sum)| {
+            let stack = call_path.stack.and_then(|id| self.ledger.stacks().get(id));
+            CallPathView {
+                stage: self.stage(call_path.row, sum),
+                site: self.site(call_path.site, sum),
                 frames: stack.map_or_else(Vec::new, |stack| stack.frames.iter().map(frame).collect()),
                 truncated: stack.is_some_and(|stack| stack.truncated),
             }
@@ -328,14 +328,14 @@ pub(crate) const fn stage_name(stage: Stage) -> Name {
         Stage::Optimizer => "optimizer",
         Stage::Outside => "outside",
         Stage::NotKnown => "not_known",
-        Stage::BeforeAttach => "before_attach",
+        Stage::BeforeAttach => "preexisting",
     })
 }
 
 const fn layer_kind(layer: &Layer) -> Name {
     Name::Borrowed(match layer {
         Layer::Rest => "rest",
-        Layer::BeforeAttach => "before_attach",
+        Layer::BeforeAttach => "preexisting",
         Layer::NotKnown => "not_known",
         Layer::None => "none",
         Layer::Module(_) => "module",
@@ -349,7 +349,7 @@ const fn module_of(layer: &Layer) -> Option<&Module> {
 const fn site_kind(site: &Site) -> Name {
     Name::Borrowed(match site {
         Site::Rest => "rest",
-        Site::BeforeAttach => "before_attach",
+        Site::BeforeAttach => "preexisting",
         Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
         Site::NotKnown(StackRef::NotAsked) => "not_asked",
         Site::NotKnown(StackRef::OverBudget) => "over_budget",

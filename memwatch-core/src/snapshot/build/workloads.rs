@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::attribution::workload::{Gone, Workload, WorkloadKey, Workloads};
+use crate::attribution::workload::{EndedTotals, Workload, WorkloadKey, Workloads};
 use crate::owner::{Container, Owner};
 use crate::snapshot::build::kind_name;
 use crate::snapshot::{ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView};
 use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
 
-/// All workloads, by what tells them apart.
+/// All workloads, by what distinguishes them.
 pub(crate) fn views(workloads: &Workloads, processes: &[ProcessView]) -> Vec<WorkloadView> {
     let living = processes.iter().filter(|process| process.ended_ns.is_none());
     let living: BTreeMap<Tgid, &ProcessView> = living.map(|process| (process.tgid, process)).collect();
@@ -26,7 +26,7 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
         add_living(row(&mut gpus, gpu.uuid.as_ref()), gpu);
     }
     for row in gpus.values_mut() {
-        // A peak from when a process's GPU could not be told has no row; that process's own peak counts where it now stands.
+        // A peak from when a process's GPU was not known has no row; that process's own peak counts where it now stands.
         let together = workload.peaks_bytes.get(&row.uuid).copied();
         row.peak_bytes = row.peak_bytes.max(together.unwrap_or(0));
     }
@@ -62,7 +62,7 @@ fn row<'a>(
         used_bytes: None,
         live_bytes: 0,
         peak_bytes: 0,
-        before_attach_bytes: None,
+        preexisting_bytes: None,
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::new(),
@@ -70,7 +70,7 @@ fn row<'a>(
     })
 }
 
-fn add_gone(row: &mut WorkloadGpuView, gone: &Gone) {
+fn add_gone(row: &mut WorkloadGpuView, gone: &EndedTotals) {
     for (kind, (allocations, bytes)) in &gone.kinds {
         let kind = row.kinds.entry(kind_name(*kind).into()).or_default();
         kind.allocations += allocations;
@@ -83,7 +83,7 @@ fn add_gone(row: &mut WorkloadGpuView, gone: &Gone) {
 
 fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
     row.used_bytes = sum_of_known(row.used_bytes, gpu.used_bytes);
-    row.before_attach_bytes = sum_of_known(row.before_attach_bytes, gpu.before_attach_bytes);
+    row.preexisting_bytes = sum_of_known(row.preexisting_bytes, gpu.preexisting_bytes);
     row.live_bytes = row.live_bytes.saturating_add(gpu.live_bytes);
     row.peak_bytes = row.peak_bytes.max(gpu.peak_bytes);
     for (name, of_process) in &gpu.kinds {

@@ -112,7 +112,7 @@ fn recorded_tables_give_the_lines_that_python_gave() {
 }
 
 #[test]
-fn tables_of_other_versions_and_lengths_are_told_apart() {
+fn tables_of_other_versions_and_lengths_distinguished() {
     for (own, table, length, _) in RECORDED {
         let table = bytes(table);
         for (other, ..) in RECORDED {

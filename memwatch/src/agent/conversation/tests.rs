@@ -1,34 +1,35 @@
 use super::*;
 use crate::agent::publish::{AgentState, Question, Requests};
-use crate::agent::socket::{OpenSocket, Room};
+use crate::agent::socket::{ConnectionLimit, OpenSocket};
 use crate::client::{Client, NoAgent};
 use crate::render::fixture;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
 
-const ROOMY: Room = Room { clients: 8, users: 6, per_user: 6 };
-const QUICK: Patience =
-    Patience { hello: Duration::from_millis(200), idle: Duration::from_secs(3), answer: Duration::from_secs(3) };
+const ROOMY: ConnectionLimit = ConnectionLimit { clients: 8, users: 6, per_user: 6 };
+const QUICK: Timeouts =
+    Timeouts { hello: Duration::from_millis(200), idle: Duration::from_secs(3), answer: Duration::from_secs(3) };
 
 /// An agent without a watch: it hands out a made-up machine.
 struct Made {
     directory: TempDir,
-    door: Arc<Door>,
+    access: Arc<AccessPolicy>,
     _socket: OpenSocket,
 }
 
 impl Made {
-    fn start(processes: u32, room: Room, patience: Patience) -> Self {
+    fn start(processes: u32, limit: ConnectionLimit, timeouts: Timeouts) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("socket");
         let socket = OpenSocket::open(&path, None).expect("nobody is there");
         let (source, requests) = SnapshotSource::new();
         tokio::spawn(hand_out(requests, processes));
-        let door = Door::new(room);
-        let reception = Reception { source, door: Arc::clone(&door), group: None, patience, writer: Arc::default() };
+        let access = AccessPolicy::new(limit);
+        let reception =
+            Reception { source, access: Arc::clone(&access), group: None, timeouts, writer: Arc::default() };
         tokio::spawn(reception.serve(socket.listener().expect("a runtime")));
-        Self { directory, door, _socket: socket }
+        Self { directory, access, _socket: socket }
     }
 
     fn path(&self) -> PathBuf {
@@ -53,12 +54,12 @@ impl Made {
 
     async fn until(&self, holds: impl Fn(AgentState) -> bool) {
         for _ in 0..1000 {
-            if holds(self.door.state()) {
+            if holds(self.access.state()) {
                 return;
             }
             sleep(Duration::from_millis(10)).await;
         }
-        panic!("{:?}", self.door.state());
+        panic!("{:?}", self.access.state());
     }
 }
 
@@ -73,7 +74,7 @@ async fn hand_out(mut requests: Requests, processes: u32) {
                 continue;
             }
             Question::History(reply) => {
-                let kept = protocol::Kept { file: "/h/history.mwr".into(), previous: None, failing: None };
+                let kept = protocol::HistoryFiles { file: "/h/history.mwr".into(), previous: None, failing: None };
                 let _ = reply.send((processes > 3).then_some(kept));
                 continue;
             }
@@ -96,8 +97,8 @@ fn followed(every_ms: u64) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_client_is_welcomed_and_told() {
-    let agent = Made::start(3, ROOMY, PATIENCE);
+async fn a_client_is_welcomed_and_reported() {
+    let agent = Made::start(3, ROOMY, TIMEOUT);
     let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
     for _ in 0..2 {
         let seen = client.snapshot().await.expect("it answers");
@@ -111,12 +112,12 @@ async fn a_client_is_welcomed_and_told() {
     agent.until(|state| state.clients == 1).await;
     drop(client);
     agent.until(|state| (state.clients, state.clients_total) == (0, 1)).await;
-    assert_eq!((agent.door.state().clients_refused_total, agent.door.state().clients_dropped_total), (0, 0));
+    assert_eq!((agent.access.state().clients_refused_total, agent.access.state().clients_dropped_total), (0, 0));
 }
 
 #[tokio::test]
 async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
-    let agent = Made::start(3, ROOMY, PATIENCE);
+    let agent = Made::start(3, ROOMY, TIMEOUT);
     let viewer = Client::meet(&agent.path()).await.expect("it welcomes").viewer();
     let reset = Client::reset_peaks(&agent.path(), Tgid(7)).await;
     match viewer {
@@ -128,12 +129,12 @@ async fn peaks_begin_again_of_what_the_asker_may_see_and_of_nothing_else() {
 }
 
 #[tokio::test]
-async fn where_the_history_is_is_told_to_those_who_see_everything() {
+async fn where_the_history_is_is_reported_to_those_who_see_everything() {
     for (processes, has_one) in [(3, false), (4, true)] {
-        let agent = Made::start(processes, ROOMY, PATIENCE);
+        let agent = Made::start(processes, ROOMY, TIMEOUT);
         let (kept, viewer) = Client::history(&agent.path()).await.expect("it answers");
-        let is_told = has_one && viewer == Viewer::Everything;
-        assert_eq!(kept.map(|kept| kept.file), is_told.then(|| "/h/history.mwr".into()));
+        let is_reported = has_one && viewer == Viewer::Everything;
+        assert_eq!(kept.map(|kept| kept.file), is_reported.then(|| "/h/history.mwr".into()));
     }
 }
 
@@ -151,7 +152,7 @@ async fn a_follower_gets_one_snapshot_after_another() {
 
 #[tokio::test]
 async fn another_version_gets_a_sentence_without_its_escapes() {
-    let agent = Made::start(1, ROOMY, PATIENCE);
+    let agent = Made::start(1, ROOMY, TIMEOUT);
     let answer = agent.last_answer_to(&hello(PROTOCOL.major + 1)).await.expect("a sentence");
     assert!(answer.contains("refused") && answer.contains("use the same version of both"), "{answer}");
     assert!(answer.contains("9.9") && !answer.contains("\\u001b["), "{answer}");
@@ -160,7 +161,7 @@ async fn another_version_gets_a_sentence_without_its_escapes() {
 
 #[tokio::test]
 async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
-    let agent = Made::start(2, ROOMY, PATIENCE);
+    let agent = Made::start(2, ROOMY, TIMEOUT);
     let valid = hello(PROTOCOL.major);
     let snapshot = protocol::frame(&Request::Snapshot).expect("it can be written");
     for garbage in [
@@ -176,7 +177,7 @@ async fn garbage_is_refused_with_a_sentence_and_costs_nobody_else_anything() {
         let answer = agent.last_answer_to(&garbage).await.unwrap_or_else(|| panic!("no answer to {garbage:?}"));
         assert!(answer.contains("not understood"), "{answer}");
     }
-    assert_eq!(agent.door.state().clients_refused_total, 8);
+    assert_eq!(agent.access.state().clients_refused_total, 8);
     let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
     assert!(client.snapshot().await.is_ok());
 }
@@ -193,7 +194,7 @@ async fn the_silent_and_the_slow_are_dropped() {
     let slow = agent.connect().await;
     protocol::send(&slow, &followed(100)).await.expect("it fits");
     let mut reader = Client::meet(&agent.path()).await.expect("it welcomes");
-    while agent.door.state().clients_dropped_total < 3 {
+    while agent.access.state().clients_dropped_total < 3 {
         assert!(reader.snapshot().await.is_ok(), "others are answered meanwhile");
     }
     drop((mute, idle, slow));
@@ -201,7 +202,7 @@ async fn the_silent_and_the_slow_are_dropped() {
 
 #[tokio::test]
 async fn the_door_is_closed_where_there_is_no_room() {
-    let agent = Made::start(1, Room { clients: 1, users: 1, per_user: 1 }, PATIENCE);
+    let agent = Made::start(1, ConnectionLimit { clients: 1, users: 1, per_user: 1 }, TIMEOUT);
     let first = Client::meet(&agent.path()).await.expect("it welcomes");
     let Err(NoAgent::Unusable(why)) = Client::meet(&agent.path()).await else { panic!("a second one") };
     assert!(why.contains("as many clients"), "{why}");
@@ -216,7 +217,7 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
     let path = directory.path().join("socket");
     assert_eq!(Client::meet(&path).await.map(drop), Err(NoAgent::Absent));
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
-    assert!(Client::meet(&path).await.expect_err("dead").to_string().contains("nobody listens"));
+    assert!(Client::meet(&path).await.expect_err("dead").to_string().contains("nothing is listening"));
     std::fs::remove_file(&path).expect("it is there");
     let listener = UnixListener::bind(&path).expect("a socket");
     let later = Welcome {
@@ -225,7 +226,7 @@ async fn a_client_says_what_is_wrong_with_an_agent() {
         viewer: Viewer::User(7),
     };
     for (answer, sentence) in [
-        (protocol::frame(&Answer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 2, this is"),
+        (protocol::frame(&Answer::Welcome(later)), "it is memwatch 9.9 and speaks protocol 3, this is"),
         (protocol::frame(&Answer::Refused { why: "go \u{1b}[2Jaway".into() }), "it says: go \\u{1b}[2Jaway"),
         (protocol::frame(&"something else"), "its answer is not understood"),
         (Ok(vec![0xff; 8]), "4294967295 bytes"),

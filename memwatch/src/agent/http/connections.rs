@@ -1,4 +1,4 @@
-//! Which connections are open. One that is being answered is never hung up for another; of those that are not, the oldest is, where a new
+//! Which connections are open. One that is being answered is never hung up for another; of the ones that are not, the oldest is, where a new
 //! one needs its place: clients that send half a request keep nobody out.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 pub(super) struct Connections {
     places: Arc<Semaphore>,
     scrapes: Arc<Semaphore>,
-    /// Those that are not being answered, the oldest first.
+    /// The ones that are not being answered, the oldest first.
     unanswered: Mutex<BTreeMap<u64, Arc<Notify>>>,
     next: AtomicU64,
 }
@@ -67,7 +67,7 @@ impl Connection {
         self.answer();
     }
 
-    /// Comes when it has to make room.
+    /// Comes when it has to make limit.
     pub(super) async fn hung_up(&self) {
         self.hang_up.notified().await;
     }

@@ -106,7 +106,7 @@ fn head_says_what_get_would_without_the_text() {
 }
 
 #[test]
-fn health_and_readiness_are_told_and_all_else_is_not_found() {
+fn health_and_readiness_are_reported_and_all_else_is_not_found() {
     serving(true, |address| {
         for (request, status) in [
             ("GET /healthz HTTP/1.1", "200 OK"),

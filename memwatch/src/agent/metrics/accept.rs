@@ -5,7 +5,7 @@ use super::exposition::Form;
 /// More of a line is not looked at.
 const LINE_BYTES: usize = 4096;
 
-/// The form that a scraper likes best of those that the agent can write; the older one where it does not care, names none of them, or
+/// The form that a scraper likes best of the ones that the agent can write; the older one where it does not care, names none of them, or
 /// sends no such line.
 pub(crate) fn form(accept: Option<&str>) -> Form {
     let line = accept.filter(|line| line.len() <= LINE_BYTES).unwrap_or_default();

@@ -98,8 +98,8 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
     "memwatch_gpu_memory_unattributed_bytes",
     "bytes",
     GPU,
-    "Used memory that no allocation seen by the agent explains: contexts, code, caches of the driver, what is older than the agent \
-     (memwatch_workload_memory_preexisting_bytes tells that part), and what nobody accounts for. Never rounded to 0: a little below 0 \
+    "Used memory without a traced allocation: contexts, code, caches of the driver, memory allocated before the agent attached \
+     (memwatch_workload_memory_preexisting_bytes has that part). Never rounded to 0: a little below 0 \
      where NVML and the calls were read at slightly different moments.",
 );
 /// The look ahead.
@@ -115,14 +115,14 @@ pub(crate) const WORKLOAD_DRIVER: Family = gauge(
     "memwatch_workload_memory_driver_bytes",
     "bytes",
     WORKLOAD,
-    "Memory that NVML charges to the workload's processes; absent where it charges them nothing that it tells.",
+    "Memory that NVML charges to the workload's processes; absent where NVML reports none.",
 );
 /// Live bytes.
 pub(crate) const WORKLOAD_LIVE: Family = gauge(
     "memwatch_workload_memory_live_bytes",
     "bytes",
     WORKLOAD_KIND,
-    "Requested bytes of live allocations by kind, from the calls that the agent saw. Kinds managed and pinned are no part of the \
+    "Requested bytes of live allocations by kind, from traced calls. Managed and pinned memory is not part of the \
      GPU's memory.",
 );
 /// The most of them.
@@ -130,14 +130,14 @@ pub(crate) const WORKLOAD_PEAK: Family = gauge(
     "memwatch_workload_memory_peak_bytes",
     "bytes",
     WORKLOAD,
-    "The most live bytes on the GPU at a time since the workload or the agent began, as far as looked at once a second.",
+    "Maximum of the live bytes on the GPU since the workload or the agent started, sampled every second.",
 );
 /// What is older.
 pub(crate) const WORKLOAD_PREEXISTING: Family = gauge(
     "memwatch_workload_memory_preexisting_bytes",
     "bytes",
     WORKLOAD,
-    "Memory that the workload's processes had before the agent began; absent while that is not known.",
+    "Memory that the workload's processes held when the agent attached; absent while unknown.",
 );
 /// How fast it grows.
 pub(crate) const WORKLOAD_GROWTH: Family = gauge(
@@ -169,27 +169,19 @@ pub(crate) const WORKLOAD_ALLOCATED: Family =
     counter("memwatch_workload_allocated_bytes", "bytes", WORKLOAD_KIND, "Bytes requested by successful allocations.");
 /// Bytes of frees.
 pub(crate) const WORKLOAD_FREED: Family =
-    counter("memwatch_workload_freed_bytes", "bytes", WORKLOAD_KIND, "Requested bytes of what was freed.");
+    counter("memwatch_workload_freed_bytes", "bytes", WORKLOAD_KIND, "Requested bytes of freed allocations.");
 /// Refusals.
-pub(crate) const WORKLOAD_FAILURES: Family = counter(
-    "memwatch_workload_allocation_failures",
-    "",
-    WORKLOAD_ERROR,
-    "Allocations that the driver refused, by its reason.",
-);
+pub(crate) const WORKLOAD_FAILURES: Family =
+    counter("memwatch_workload_allocation_failures", "", WORKLOAD_ERROR, "Failed allocations, by the driver's error.");
 /// Refusals for want of memory.
-pub(crate) const WORKLOAD_OOM: Family = counter(
-    "memwatch_workload_oom_events",
-    "",
-    WORKLOAD,
-    "Allocations that the driver refused with CUDA_ERROR_OUT_OF_MEMORY.",
-);
+pub(crate) const WORKLOAD_OOM: Family =
+    counter("memwatch_workload_oom_events", "", WORKLOAD, "Allocations that failed with CUDA_ERROR_OUT_OF_MEMORY.");
 /// The last of them.
 pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
     "memwatch_workload_last_oom_timestamp_seconds",
     "seconds",
     WORKLOAD,
-    "When the last of these was, in seconds since 1970; absent before the first.",
+    "Time of the last out-of-memory failure, in seconds since 1970; absent before the first.",
 );
 /// NVML's bytes of a process.
 pub(crate) const PROCESS_DRIVER: Family = gauge(
@@ -210,7 +202,7 @@ pub(crate) const AGENT_DROPPED: Family = counter(
     "memwatch_agent_events_dropped",
     "",
     &["reason"],
-    "Records of calls that were lost before they were counted: allocations and frees may be missing in the counters.",
+    "Events dropped before they were counted: allocations and frees may be missing in the counters.",
 );
 /// Probes.
 pub(crate) const AGENT_PROBES: Family = gauge(
@@ -255,14 +247,14 @@ pub(crate) const AGENT_SNAPSHOT: Family = gauge(
     "memwatch_agent_snapshot_timestamp_seconds",
     "seconds",
     NONE,
-    "When the numbers of workloads and GPUs were taken, in seconds since 1970.",
+    "Time of the numbers of workloads and GPUs, in seconds since 1970.",
 );
 /// What that took.
 pub(crate) const AGENT_COLLECT: Family = gauge(
     "memwatch_agent_collect_duration_seconds",
     "seconds",
     NONE,
-    "How long it took to take the numbers of workloads and GPUs together.",
+    "Time to collect the numbers of workloads and GPUs.",
 );
 /// Processor time.
 pub(crate) const OWN_CPU: Family =

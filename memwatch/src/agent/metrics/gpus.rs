@@ -7,7 +7,7 @@ use memwatch_core::snapshot::{GpuView, Snapshot};
 
 use super::exposition::label_value;
 
-/// How long a GPU is down that NVML, while it answers, does not list any more: nanoseconds. Then it was taken away, or divided anew.
+/// How long a GPU is down that NVML, while it answers, does not list any more: nanoseconds. Then it was taken away, or divided again.
 const GONE_KEPT_NS: u64 = 300_000_000_000;
 
 /// All GPUs that were listed lately.
@@ -55,7 +55,7 @@ impl Gpus {
         self.known.iter().map(|(uuid, gpu)| ([gpu.place.as_str(), uuid.as_str()], gpu.view.is_some()))
     }
 
-    /// Those that are listed now, with place and UUID.
+    /// The ones that are listed now, with place and UUID.
     pub(super) fn listed(&self) -> impl Iterator<Item = ([&str; 2], &GpuView)> {
         self.known.iter().filter_map(|(uuid, gpu)| Some(([gpu.place.as_str(), uuid.as_str()], gpu.view.as_ref()?)))
     }

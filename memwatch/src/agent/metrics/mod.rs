@@ -98,7 +98,7 @@ impl Metrics {
         };
         gauge(&families::GPU_LIMIT, |gpu| gpu.total_bytes.map(Number::Whole));
         gauge(&families::GPU_USED, |gpu| gpu.used_bytes.map(Number::Whole));
-        gauge(&families::GPU_UNATTRIBUTED, |gpu| gpu.unexplained_bytes.map(Number::Signed));
+        gauge(&families::GPU_UNATTRIBUTED, |gpu| gpu.unattributed_bytes.map(Number::Signed));
         gauge(&families::GPU_SECONDS_TO_FULL, |gpu| gpu.seconds_to_full.map(Number::Real));
     }
 
@@ -262,7 +262,7 @@ fn number(count: usize) -> Number {
 }
 
 fn seconds(ns: i128) -> Number {
-    #[expect(clippy::cast_precision_loss, reason = "a double tells the seconds since 1970 to a microsecond")]
+    #[expect(clippy::cast_precision_loss, reason = "a double holds the seconds since 1970 to a microsecond")]
     Number::Real(ns as f64 / 1e9)
 }
 

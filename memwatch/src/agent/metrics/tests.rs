@@ -40,7 +40,7 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
         used_bytes: Some(live_bytes + GIB),
         live_bytes,
         peak_bytes: live_bytes + GIB,
-        before_attach_bytes: None,
+        preexisting_bytes: None,
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::from([("device".into(), kind)]),
@@ -65,7 +65,7 @@ fn node() -> Snapshot {
         container: None,
         slurm_job: Some("4242".to_owned()),
         gpus: vec![
-            WorkloadGpuView { before_attach_bytes: Some(GIB), ..on(UUID_0, GIB) },
+            WorkloadGpuView { preexisting_bytes: Some(GIB), ..on(UUID_0, GIB) },
             WorkloadGpuView { used_bytes: None, ..on(UUID_1, 2 * GIB) },
         ],
         ..workload("", 0)
@@ -177,7 +177,7 @@ fn a_gpu_that_nvml_lists_no_more_is_down_for_five_minutes_and_then_gone() {
 fn what_is_not_known_is_absent() {
     let mut snapshot = node();
     snapshot.gpus[0].used_bytes = None;
-    snapshot.gpus[0].unexplained_bytes = None;
+    snapshot.gpus[0].unattributed_bytes = None;
     let text = Metrics::new(0).text(&Facts { own: OwnUse::default(), ..facts(&snapshot) }, Form::Plain);
     let lines = |name: &str, part: &str| {
         series(&text).iter().filter(|(series, _)| series.starts_with(name) && series.contains(part)).count()

@@ -150,7 +150,7 @@ impl Workloads {
         let is_own = |labels: &Labels| self.pairs.get(labels).is_some_and(|pair| pair.is_own);
         let (mut own, mut waiting): (Vec<_>, Vec<_>) =
             sizes.into_iter().map(|(labels, size)| (size, labels)).partition(|(_, labels)| is_own(labels));
-        // Smallest last among those that have series, largest last among those that want them; ties in the order of labels.
+        // Smallest last among the ones that have series, largest last among the ones that want them; ties in the order of labels.
         own.sort_by(|one, other| other.cmp(one));
         waiting.sort_by(|one, other| one.0.cmp(&other.0).then_with(|| other.1.cmp(one.1)));
         let mut changes = Vec::new();
@@ -202,7 +202,7 @@ impl Row {
         let mut row = Self {
             driver_bytes: gpu.used_bytes,
             peak_bytes: Some(gpu.peak_bytes),
-            preexisting_bytes: gpu.before_attach_bytes,
+            preexisting_bytes: gpu.preexisting_bytes,
             growth_bytes_per_second: gpu.growth_bytes_per_second,
             processes: Some(workload.processes),
             last_oom_ns: gpu.last_oom_ns,
@@ -290,8 +290,8 @@ fn add(counts: &mut Counts, more: impl IntoIterator<Item = (Count, u64)>) {
     }
 }
 
-/// What was counted since the last snapshot by workloads that have the same labels. They have nothing else to be told by, so each is
-/// taken for the one that had counted the most of what it counts now; one that has begun anew counts from 0.
+/// What was counted since the last snapshot by workloads that have the same labels. Nothing else identifies them, so each is
+/// taken for the one that had counted the most of what it counts now; one that has reset counts from 0.
 fn grown(seen: &mut Vec<Counts>, mut now: Vec<Counts>) -> Counts {
     let total = |counts: &Counts| counts.values().fold(0_u64, |sum, number| sum.saturating_add(*number));
     let mut before = std::mem::take(seen);

@@ -16,10 +16,10 @@ use crate::sources::kernel::load::Kernel;
 
 /// How long a process is asked at most: a thread that has not asked for its device in this time may never do so.
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long it is left alone after it was asked in vain.
+/// How long it is left alone after it gave no result.
 const REST: Duration = Duration::from_secs(60);
 
-/// The processes that are asked, and those that were and are still in doubt.
+/// The processes that are asked, and the ones that were and are still in doubt.
 #[derive(Debug, Default)]
 pub(crate) struct ContextProbes {
     asked: BTreeMap<u32, Asked>,
@@ -36,7 +36,7 @@ struct Asked {
 }
 
 impl ContextProbes {
-    /// Puts probes into those of these processes that have none, and takes them out of those that are not among them any more, or that
+    /// Puts probes into those of these processes that have none, and takes them out of the ones that are not among them any more, or that
     /// have been asked for long enough.
     pub(crate) fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, unplaced: &BTreeMap<u32, Unplaced>) {
         let settled: Vec<u32> = self.asked.keys().filter(|tgid| !unplaced.contains_key(tgid)).copied().collect();

@@ -28,7 +28,7 @@ pub(crate) fn write(
         stages: difference.stages.iter().map(stage).collect(),
         layers: difference.layers.iter().map(layer).collect(),
     };
-    write_report(out, "memwatch.diff/1", data, &after.snapshot, origin)
+    write_report(out, "memwatch.diff/2", data, &after.snapshot, origin)
 }
 
 fn run<'a>(run: &'a Run<'_>) -> RunJson<'a> {

@@ -12,17 +12,17 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Moment, Window};
 use crate::render::output::{style, unless_closed};
+use crate::watch::one_shot::{TakenAt, open};
 use crate::watch::past::Recording;
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, open};
 use crate::watch::signals::Signals;
 use args::{Diff, Growth};
 
 /// What a recording has: so that the same can be compared.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: false };
 
 /// One of the two.
 pub(crate) struct Run<'a> {
@@ -36,13 +36,13 @@ pub(crate) struct Run<'a> {
     pub(crate) snapshot: Snapshot,
 }
 
-/// Reads or watches both, and tells.
+/// Reads or watches both, and reports.
 ///
 /// # Errors
 /// When a recording cannot be read, the processes cannot be watched, or the report cannot be written.
 pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
     let (earlier, _) = replayed(&args.before, args.from)?;
-    let (later, scene) = match &args.after {
+    let (later, taken_at) = match &args.after {
         _ if !args.tgids.is_empty() => watched(args, common).await?,
         Some(after) => replayed(after, args.until)?,
         None => replayed(&args.before, args.until)?,
@@ -55,34 +55,34 @@ pub(crate) async fn run(args: &Diff, common: &Common) -> Result<Exit, Failure> {
     let runs = [&earlier, &later];
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, (&difference, runs), scene.origin())
+        json::write(&mut out, (&difference, runs), taken_at.origin())
     } else {
-        text::write(&mut out, (&difference, args.top), runs, &scene.clock, &style(common, false))
+        text::write(&mut out, (&difference, args.top), runs, &taken_at.clock, &style(common, false))
     })?;
     let has_grown = args.fail_on.is_some_and(|limit| has_grown(&difference, limit));
     Ok(if has_grown { Exit::Found } else { Exit::Ok })
 }
 
 /// A recording at its end, or at a time of it.
-fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, Scene), Failure> {
+fn replayed(path: &Path, until: Option<Moment>) -> Result<(Run<'_>, TakenAt), Failure> {
     let window = Window { until, ..Window::default() };
     let replay = recorded::play(&Recording { window, ..Recording::whole(path) }, |_| {})?;
-    let (snapshot, scene) = (replay.snapshot(), Scene::of(&replay));
-    let at = until.map_or_else(String::new, |_| format!(" at {}", scene.clock.time_of_day(snapshot.time_ns)));
-    let (name, time) = (format!("{}{at}", path.display()), scene.clock.rfc3339(snapshot.time_ns));
-    Ok((Run { file: Some(path), name, time, snapshot }, scene))
+    let (snapshot, taken_at) = (replay.snapshot(), TakenAt::of(&replay));
+    let at = until.map_or_else(String::new, |_| format!(" at {}", taken_at.clock.time_of_day(snapshot.time_ns)));
+    let (name, time) = (format!("{}{at}", path.display()), taken_at.clock.rfc3339(snapshot.time_ns));
+    Ok((Run { file: Some(path), name, time, snapshot }, taken_at))
 }
 
 /// What processes do from now on.
-async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, Scene), Failure> {
-    let mut session = open(&args.tgids, WISH, common)?;
+async fn watched(args: &Diff, common: &Common) -> Result<(Run<'static>, TakenAt), Failure> {
+    let mut session = open(&args.tgids, REQUEST, common)?;
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     recorded::follow(&mut session, &mut signals, deadline).await;
-    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    let (snapshot, taken_at) = (session.snapshot(), TakenAt::here());
     let tgids: Vec<String> = args.tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-    let (name, time) = (format!("PID {}", tgids.join(", ")), scene.clock.rfc3339(snapshot.time_ns));
-    Ok((Run { file: None, name, time, snapshot }, scene))
+    let (name, time) = (format!("PID {}", tgids.join(", ")), taken_at.clock.rfc3339(snapshot.time_ns));
+    Ok((Run { file: None, name, time, snapshot }, taken_at))
 }
 
 /// Where there was nothing before, anything is too much.

@@ -26,7 +26,7 @@ const NAMES_SHOWN: usize = 8;
 /// Every library file found, and those left out.
 #[derive(Debug, Default)]
 pub(crate) struct Libraries {
-    /// Files that can be probed, and those that turned out not to be.
+    /// Files that can be probed, and the ones that turned out not to be.
     pub(crate) files: Vec<LibraryReport>,
     /// Files with the name that are no 64-bit libraries, or cannot be read.
     pub(crate) left_out: Vec<LeftOut>,

@@ -13,7 +13,7 @@ use crate::backends::cuda::nvml::processes::{Lists, version};
 use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
 
 /// A driver in trouble can block NVML for ever; a diagnosis must end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What NVML says.
 #[derive(Clone, Debug, Serialize)]
@@ -65,8 +65,8 @@ pub(crate) fn ask(library: Option<PathBuf>) -> Result<NvmlReport, String> {
         .spawn(answer)
         .map_err(|error| format!("no thread for NVML: {error}"))?;
     receiver
-        .recv_timeout(PATIENCE)
-        .unwrap_or_else(|_| Err(format!("NVML has not answered for {} s: the driver may hang", PATIENCE.as_secs())))
+        .recv_timeout(TIMEOUT)
+        .unwrap_or_else(|_| Err(format!("NVML has not answered for {} s: the driver may hang", TIMEOUT.as_secs())))
 }
 
 fn ask_here(library: Option<&Path>) -> Result<NvmlReport, String> {

@@ -31,7 +31,7 @@ fn meet() -> Result<Viewer, NoAgent> {
     Ok(runtime.block_on(Client::meet(Path::new(DEFAULT_SOCKET)))?.viewer())
 }
 
-/// Nothing is said of a runtime that is not there.
+/// There is no check of a runtime that is not there.
 fn judge_runtime(what: &str, path: &Path, answer: io::Result<()>) -> Option<Check> {
     let check = |state, fact| Check::new(Topic::Owners, "names", state, fact);
     let path = path.display();

@@ -62,7 +62,7 @@ fn way_to_the_hosts_users(place: Place) -> &'static str {
     }
 }
 
-/// Where a security module tells what it refused.
+/// Where a security module shows what it refused.
 pub(crate) fn security_module_line() -> String {
     "look for the refusal of a security module: ausearch -m avc -ts recent; dmesg | grep -iE 'apparmor|selinux|lockdown'".to_owned()
 }
@@ -129,7 +129,7 @@ fn judge_namespaces(privilege: &Privilege) -> Vec<Check> {
         Some(true) => pids(State::Ok, "the host's: every process can be named"),
         Some(false) => pids(
             State::Missing(Barrier::Permission),
-            "a container's: its process ids are not those that the kernel and NVML report",
+            "a container's: its process ids are not the ones that the kernel and NVML report",
         )
         .fix(match privilege.place {
             Place::Kubernetes => "pod spec: hostPID: true".to_owned(),
@@ -152,7 +152,7 @@ fn judge_place(privilege: &Privilege) -> Option<Check> {
     Some(Check::new(Topic::Permission, "container", State::Ok, fact))
 }
 
-/// A line only for a person who will type `sudo memwatch` and be told that there is no such command.
+/// A line only for a person who would type `sudo memwatch` and find no such command.
 fn judge_sudo(privilege: &Privilege) -> Option<Check> {
     let in_cargo = privilege.program.parent().is_some_and(|parent| parent.ends_with(".cargo/bin"));
     let is_concerned = privilege.uid != 0 || privilege.sudo || in_cargo;
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_user_is_told_both_command_lines() {
+    fn an_ordinary_user_is_reported_both_command_lines() {
         let checks = checks(&user());
         let missing = State::Missing(Barrier::Permission);
         let expected = [

@@ -204,7 +204,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_from_the_runtime_below_it() {
+    fn a_pod_is_distinguished_from_the_runtime_below_it() {
         assert_eq!(place(|path| path == "/run/.containerenv", |_| true), Place::Kubernetes);
         assert_eq!(place(|path| path == "/run/.containerenv", |_| false), Place::Podman);
         assert_eq!(place(|path| path == "/.dockerenv", |_| false), Place::Docker);

@@ -27,7 +27,7 @@ pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
     let label_columns = checks.iter().map(|check| check.id.len()).max().unwrap_or(0);
     let mut text =
         format!("memwatch {} on {}, Linux {}\n\n", env!("CARGO_PKG_VERSION"), host_name(), diagnosis.release);
-    let mut told = Told::default();
+    let mut reported = PrintedFixes::default();
     for topic in Topic::ALL {
         let of_topic: Vec<&Check> = checks.iter().filter(|check| check.topic == topic).collect();
         if of_topic.is_empty() {
@@ -36,7 +36,7 @@ pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
         let _ = writeln!(text, "{}", paint.with("1", topic.title()));
         for check in of_topic {
             write_check(&mut text, check, label_columns, paint);
-            write_fixes(&mut text, check, told.before(check), margin(label_columns), paint);
+            write_fixes(&mut text, check, reported.before(check), margin(label_columns), paint);
         }
         text.push('\n');
     }
@@ -66,8 +66,8 @@ fn write_check(text: &mut String, check: &Check, label_columns: usize, paint: Pa
 }
 
 /// Fixes that stand above under another check are referred to.
-fn write_fixes(text: &mut String, check: &Check, told: Option<&str>, margin: usize, paint: Paint) {
-    if let Some(id) = told {
+fn write_fixes(text: &mut String, check: &Check, reported: Option<&str>, margin: usize, paint: Paint) {
+    if let Some(id) = reported {
         let _ = writeln!(text, "{:margin$}{}", "", paint.with("2", &format!("fix: as for {id}")));
         return;
     }
@@ -79,9 +79,9 @@ fn write_fixes(text: &mut String, check: &Check, told: Option<&str>, margin: usi
 
 /// Which fixes stand in the report already, and where.
 #[derive(Default)]
-struct Told<'a>(Vec<(&'a [String], &'static str)>);
+struct PrintedFixes<'a>(Vec<(&'a [String], &'static str)>);
 
-impl<'a> Told<'a> {
+impl<'a> PrintedFixes<'a> {
     /// The check above that has the same fixes.
     fn before(&mut self, check: &'a Check) -> Option<&'static str> {
         let found = self.0.iter().find(|(fixes, _)| *fixes == check.fixes).map(|(_, id)| *id);

@@ -88,8 +88,11 @@ fn judge_moves(reported: bool) -> Check {
     if reported {
         check(State::Ok, "a process that is put into another control group is noticed within about 20 ms")
     } else {
-        check(State::Degraded, "this kernel does not tell: control groups are read again with each reading of NVML")
-            .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
+        check(
+            State::Degraded,
+            "this kernel does not report moves: control groups are read again with each reading of NVML",
+        )
+        .fix("boot a kernel with control groups (CONFIG_CGROUPS=y), if jobs and containers matter")
     }
 }
 
@@ -287,7 +290,7 @@ garbage
     }
 
     #[test]
-    fn a_call_that_was_not_permitted_is_told_from_one_that_left_no_trace() {
+    fn a_call_that_was_not_permitted_is_distinguished_from_one_that_left_no_trace() {
         let refused = CallFailure::from(std::io::Error::from_raw_os_error(libc::EACCES));
         let state = |failure| judge_call(Err(failure), Mechanism::UprobeMulti, &root()).state;
         assert_eq!(state(refused), State::Missing(Barrier::Permission));

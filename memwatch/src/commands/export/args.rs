@@ -109,7 +109,7 @@ impl Export {
     /// How it is to be written.
     ///
     /// # Errors
-    /// When that cannot be told, or does not go with the rest.
+    /// When the format is not known, or does not go with the rest.
     pub(crate) fn written(&self) -> Result<Written, String> {
         let written = match self.format {
             Some(format) => format,
@@ -117,7 +117,7 @@ impl Export {
                 return Err(format!("'-o -' needs a format: -f {}", names(|_| true)));
             }
             None => by_name(&self.held)
-                .ok_or_else(|| format!("the name of the file does not tell the format: -f {}", names(|_| true)))?,
+                .ok_or_else(|| format!("the name of the file has no known format: -f {}", names(|_| true)))?,
         };
         if written == Written::Snapshot {
             let Held { subject, gpus, .. } = &self.held;
@@ -138,7 +138,7 @@ impl Flamegraph {
     /// How it is to be written.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// When the format is not known.
     pub(crate) fn written(&self) -> Result<Written, String> {
         let refusal =
             || format!("a flame graph is an .svg or an .html: name the file so, or say -f {}", names(is_drawn));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_file_tells_the_format_unless_one_is_named() {
+    fn the_name_of_the_file_reports_the_format_unless_one_is_named() {
         for (file, format) in [
             ("a.folded", Format::Folded),
             ("a.txt", Format::Folded),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_tell_a_format_is_refused_with_those_there_are() {
+    fn what_does_not_report_a_format_is_refused_with_those_there_are() {
         for (line, words) in [
             (
                 "export -p 1 -o a.bin",

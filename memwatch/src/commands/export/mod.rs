@@ -12,7 +12,7 @@ use crate::agent::metrics::own_use::OwnUse;
 use crate::agent::metrics::{Facts, Metrics};
 use crate::exit::{Exit, Failure};
 use crate::export::{Format, Profile, Weight, leaking};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::output_file;
 use crate::render::format::signed_bytes;
@@ -20,18 +20,18 @@ use crate::render::output::unless_closed;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::filter::{GpuFilter, UnknownGpu};
+use crate::watch::one_shot::{finish, open, watch_until};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{finish, open, watch_until};
 use crate::watch::signals::Signals;
 use args::{Held, Written};
 
 /// So many pairs of process and GPU have series of their own in a file of metrics.
 const OWN_SERIES: usize = 1000;
-/// What a watch sees of PyTorch: what comes and goes, and for whom, so that a backward pass has the lines that it is of.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
+/// What a watch sees of PyTorch: allocations and frees with their owners, so that a backward pass has the lines that it is of.
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
 
-/// Writes the file; how, the command line has said.
+/// Writes the file as the command line asks.
 ///
 /// # Errors
 /// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
@@ -59,7 +59,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);
         (snapshot, profile)
     } else {
-        let mut session = open(tgids, WISH, common)?;
+        let mut session = open(tgids, REQUEST, common)?;
         watch(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         let deadline = Instant::now() + held.duration;
@@ -76,7 +76,7 @@ pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &
         Failure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
     })?;
     write(held, &bytes)?;
-    tell(held, format, &profile);
+    report(held, format, &profile);
     finish(Ok(()), &snapshot, tgids)
 }
 
@@ -94,7 +94,7 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
         let replay = recorded::play(&recording, |_| {})?;
         (recorded::chosen(&replay, &recording.path, tgids)?, replay.boottime_to_unix_ns)
     } else {
-        let mut session = open(tgids, TensorWish::default(), common)?;
+        let mut session = open(tgids, TensorRequest::default(), common)?;
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
         (session.snapshot(), clock::boottime_to_unix_ns())
@@ -113,11 +113,11 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
 /// All stacks, or those of what keeps growing.
 fn profile(snapshot: &Snapshot, pipeline: &Pipeline, weight: Weight, clock: &WallClock) -> Profile {
     if weight != Weight::Leak {
-        return Profile::new(snapshot, |process| pipeline.trails(process), clock);
+        return Profile::new(snapshot, |process| pipeline.call_paths(process), clock);
     }
     // Any growth that goes on: a picture of it is looked at, and no alarm.
     let leaks = pipeline.leaks(0.0);
-    Profile::new(snapshot, |process| leaking(pipeline.trails(process), process, &leaks), clock)
+    Profile::new(snapshot, |process| leaking(pipeline.call_paths(process), process, &leaks), clock)
 }
 
 fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
@@ -130,7 +130,7 @@ fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// What was written, what opens it, and what is missing in it.
-fn tell(held: &Held, format: Format, profile: &Profile) {
+fn report(held: &Held, format: Format, profile: &Profile) {
     let path = held.output.display();
     if !held.is_for_stdout() {
         let stacks: usize = profile.parts.iter().map(|part| part.samples.len()).sum();

@@ -10,7 +10,7 @@ use memwatch_core::snapshot::{PlaceNameView, Snapshot};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
-use crate::commands::fragment::words::{Found, Told, granules, remarks, scattered_part, unused_part};
+use crate::commands::fragment::words::{Found, FragmentReport, granules, remarks, scattered_part, unused_part};
 use crate::render::json::{Origin, write_report};
 use crate::render::wall_clock::WallClock;
 
@@ -19,7 +19,7 @@ use crate::render::wall_clock::WallClock;
 /// # Errors
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, found: &Found, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
-    write_report(out, "memwatch.fragment/1", data(found, snapshot, origin.clock), snapshot, origin)
+    write_report(out, "memwatch.fragment/2", data(found, snapshot, origin.clock), snapshot, origin)
 }
 
 /// The same within another report.
@@ -166,10 +166,10 @@ fn moment_json(moment: MomentView, clock: &WallClock) -> MomentJson {
     }
 }
 
-fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
-    let (view, process) = (&told.view, told.process(snapshot));
+fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot, clock: &WallClock) -> DeviceJson<'a> {
+    let (view, process) = (&reported.view, reported.process(snapshot));
     let moment = |moment: &MomentView| moment_json(*moment, clock);
-    let driver_pool = told.driver_pool(snapshot).map(|pool| DriverPoolJson {
+    let driver_pool = reported.driver_pool(snapshot).map(|pool| DriverPoolJson {
         used_bytes: pool.live_bytes,
         backed_bytes: pool.backed_bytes,
         backed_estimated: pool.backed_estimated,
@@ -186,8 +186,8 @@ fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> Devi
         traced: view.traced,
         reported_reserved_bytes: view.reported_reserved_bytes,
         reported_allocated_bytes: view.reported_allocated_bytes,
-        unseen_bytes: told.unseen_bytes(),
-        all: pool(&told.all()),
+        unseen_bytes: reported.unseen_bytes(),
+        all: pool(&reported.all()),
         small: pool(&view.small),
         large: pool(&view.large),
         driver_pool,
@@ -197,7 +197,7 @@ fn device<'a>(told: &'a Told, snapshot: &'a Snapshot, clock: &WallClock) -> Devi
         segments: &view.segments,
         sites: pins(&view.sites),
         layers: pins(&view.layers),
-        remarks: remarks(told),
+        remarks: remarks(reported),
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use memwatch_core::features::fragments::view::{SegmentBlockState, SegmentView};
 use memwatch_core::snapshot::Snapshot;
 
-use super::words::{Told, remarks};
+use super::words::{FragmentReport, remarks};
 use crate::printable::printable;
 use crate::render::format::{bytes, plural};
 use crate::render::sentences;
@@ -91,18 +91,18 @@ fn fill(used: &mut [u64], each: u64, (from, to): (u64, u64)) {
 }
 
 /// The picture of all allocators, one below the other.
-pub(crate) fn write(told: &[Told], snapshot: &Snapshot, picture: Picture) -> String {
-    let svg = svg(told, snapshot);
+pub(crate) fn write(reported: &[FragmentReport], snapshot: &Snapshot, picture: Picture) -> String {
+    let svg = svg(reported, snapshot);
     match picture {
         Picture::Svg => svg,
-        Picture::Html => page(told, snapshot, &svg),
+        Picture::Html => page(reported, snapshot, &svg),
     }
 }
 
-fn svg(told: &[Told], snapshot: &Snapshot) -> String {
+fn svg(reported: &[FragmentReport], snapshot: &Snapshot) -> String {
     let mut body = String::new();
     let mut y = MARGIN;
-    for one in told {
+    for one in reported {
         let (title, numbers) = (escaped(&title(one, snapshot)), numbers(one));
         let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{}\" class=\"t\">{title}</text>", y + 14);
         let _ = writeln!(body, "<text x=\"{MARGIN}\" y=\"{}\">{numbers}</text>", y + 32);
@@ -118,16 +118,16 @@ fn svg(told: &[Told], snapshot: &Snapshot) -> String {
 }
 
 /// `PID 7 train.py on GPU 0`.
-fn title(told: &Told, snapshot: &Snapshot) -> String {
-    let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
-    let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
-    format!("PID {} {command} on GPU {gpu}", told.view.tgid.0)
+fn title(reported: &FragmentReport, snapshot: &Snapshot) -> String {
+    let command = reported.process(snapshot).map(sentences::short_command).unwrap_or_default();
+    let gpu = sentences::gpu_number(snapshot, reported.view.uuid.as_ref());
+    format!("PID {} {command} on GPU {gpu}", reported.view.tgid.0)
 }
 
 /// `1.2 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0 MiB`.
-fn numbers(told: &Told) -> String {
-    let all = told.all();
-    let when = if told.view.at_worst_ns.is_some() { "at its worst: " } else { "" };
+fn numbers(reported: &FragmentReport) -> String {
+    let all = reported.all();
+    let when = if reported.view.at_worst_ns.is_some() { "at its worst: " } else { "" };
     format!(
         "{when}{} in {}, {} in tensors, {} free, the largest piece {}",
         bytes(all.reserved_bytes),
@@ -217,14 +217,14 @@ fn described(segment: &SegmentView) -> String {
     format!("a segment{grows} of {all} at {address:#x}, for {size}, stream {stream:#x}{private}")
 }
 
-fn page(told: &[Told], snapshot: &Snapshot, svg: &str) -> String {
+fn page(reported: &[FragmentReport], snapshot: &Snapshot, svg: &str) -> String {
     let mut list = String::new();
-    for one in told {
+    for one in reported {
         for remark in remarks(one) {
             let _ = writeln!(list, "<li>PID {}: {}</li>", one.view.tgid.0, escaped(&remark));
         }
     }
-    let names = told.iter().map(|one| title(one, snapshot)).collect::<Vec<_>>().join("; ");
+    let names = reported.iter().map(|one| title(one, snapshot)).collect::<Vec<_>>().join("; ");
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{}</title>\n\
          <style>:root{{color-scheme:light dark}}body{{font-family:sans-serif;margin:1em}}svg{{max-width:100%;height:auto}}\

@@ -16,18 +16,18 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::TensorWish;
+use crate::frameworks::pytorch::TensorRequest;
 use crate::options::Common;
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
+use crate::watch::one_shot::{TakenAt, finish, open};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, finish, open};
 use crate::watch::signals::Signals;
 use args::Fragment;
 use map as layout;
 use map::Picture;
-use words::{Found, Told};
+use words::{Found, FragmentReport};
 
 /// Watches, or reads the recording, and says how it lies.
 ///
@@ -37,19 +37,19 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     let tgids = &args.subject.tgids;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
     let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
-    let (snapshot, found, scene) = if let Some(recording) = past {
+    let (snapshot, found, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
         let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
         let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
-        (snapshot, found, Scene::of(&replay))
+        (snapshot, found, TakenAt::of(&replay))
     } else {
-        let mut session = open(tgids, TensorWish { level: args.level, reports_only: false }, common)?;
+        let mut session = open(tgids, TensorRequest { level: args.level, reports_only: false }, common)?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
         let found = found(&snapshot, session.pipeline(), args.request, args.worst);
-        (snapshot, found, Scene::here())
+        (snapshot, found, TakenAt::here())
     };
     if let (Some(path), true) = (&args.output, found.allocators.is_empty()) {
         eprintln!(
@@ -64,9 +64,9 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     }
     let mut out = io::stdout().lock();
     let written = if common.json {
-        json::write(&mut out, &found, &snapshot, scene.origin())
+        json::write(&mut out, &found, &snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, (&found, args.top), &snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, (&found, args.top), &snapshot, &taken_at.clock, &style(common, false))
     };
     drop(out);
     if found.drivers.is_empty() {
@@ -85,16 +85,16 @@ pub(crate) fn prepare(pipeline: &mut Pipeline) {
 /// What was seen of those in the snapshot, PyTorch's allocators each with what was replayed of it.
 pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Option<u64>, at_worst: bool) -> Found {
     let simulations = pipeline.simulations();
-    let told = |view: FragmentsView| {
+    let reported = |view: FragmentsView| {
         let key = (view.tgid, view.observed_since_ns, view.device);
         let own = simulations.iter().find(|one| (one.tgid, one.observed_since_ns, one.device) == key);
-        Told { simulation: own.cloned(), view }
+        FragmentReport { simulation: own.cloned(), view }
     };
     let mut allocators = pipeline.fragments(wanted_bytes, at_worst);
     allocators.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut drivers = pipeline.driver_fragments(wanted_bytes.is_some(), at_worst);
     drivers.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
-    Found { allocators: allocators.into_iter().map(told).collect(), drivers, wanted_bytes }
+    Found { allocators: allocators.into_iter().map(reported).collect(), drivers, wanted_bytes }
 }
 
 /// How the picture is written, by the name of its file.

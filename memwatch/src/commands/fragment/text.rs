@@ -7,7 +7,7 @@ use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::map as layout;
 use crate::commands::fragment::map::Cell;
-use crate::commands::fragment::words::{Found, Told, blocks, remarks, scattered_part, unused_part};
+use crate::commands::fragment::words::{Found, FragmentReport, blocks, remarks, scattered_part, unused_part};
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural};
 use crate::render::places;
@@ -131,23 +131,23 @@ fn pins(page: &mut Page, (title, all): (&'static str, &[PinView]), top: usize) {
     page.grid(&grid);
 }
 
-fn device(page: &mut Page, (told, top): (&Told, usize), snapshot: &Snapshot, clock: &WallClock) {
-    let command = told.process(snapshot).map(sentences::short_command).unwrap_or_default();
-    let gpu = sentences::gpu_number(snapshot, told.view.uuid.as_ref());
-    let when = told.view.at_worst_ns.map_or_else(
+fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: &Snapshot, clock: &WallClock) {
+    let command = reported.process(snapshot).map(sentences::short_command).unwrap_or_default();
+    let gpu = sentences::gpu_number(snapshot, reported.view.uuid.as_ref());
+    let when = reported.view.at_worst_ns.map_or_else(
         || "now".to_owned(),
         |time_ns| format!("as it lay at its worst, at {}", clock.time_of_day(time_ns)),
     );
-    page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", told.view.tgid.0)));
+    page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", reported.view.tgid.0)));
     let mut grid = Grid::new(&COLUMNS);
-    grid.push(row("up to 1 MiB", &told.view.small));
-    grid.push(row("larger", &told.view.large));
-    grid.push(row("all", &told.all()));
+    grid.push(row("up to 1 MiB", &reported.view.small));
+    grid.push(row("larger", &reported.view.large));
+    grid.push(row("all", &reported.all()));
     page.grid(&grid);
-    for line in map(told, page.options) {
+    for line in map(reported, page.options) {
         page.line(&Sentence::new(Tone::Plain, line));
     }
-    let all = told.all();
+    let all = reported.all();
     if all.pending_bytes > 0 {
         let text = format!("{} were given back and are used by a stream still", bytes(all.pending_bytes));
         page.line(&Sentence::new(Tone::Plain, text));
@@ -159,12 +159,12 @@ fn device(page: &mut Page, (told, top): (&Told, usize), snapshot: &Snapshot, clo
         );
         page.line(&Sentence::new(Tone::Plain, text));
     }
-    pins(page, ("BETWEEN BLOCKS, BY LINE", &told.view.sites), top);
-    pins(page, ("BETWEEN BLOCKS, BY LAYER", &told.view.layers), top);
-    for line in course(told, page.options, clock) {
+    pins(page, ("BETWEEN BLOCKS, BY LINE", &reported.view.sites), top);
+    pins(page, ("BETWEEN BLOCKS, BY LAYER", &reported.view.layers), top);
+    for line in course(reported, page.options, clock) {
         page.line(&Sentence::new(Tone::Plain, line));
     }
-    for remark in remarks(told) {
+    for remark in remarks(reported) {
         page.line(&Sentence::new(Tone::Plain, format!("so  {remark}")));
     }
 }
@@ -186,9 +186,9 @@ fn row(name: &str, shape: &ShapeView) -> Vec<String> {
 }
 
 /// Segments by address, one after the other: how full each piece of them is.
-fn map(told: &Told, options: TableOptions) -> Vec<String> {
+fn map(reported: &FragmentReport, options: TableOptions) -> Vec<String> {
     let width = options.columns.unwrap_or(CELLS).clamp(16, 160);
-    let (cells, each) = layout::cells(&told.view.segments, width * LINES);
+    let (cells, each) = layout::cells(&reported.view.segments, width * LINES);
     if cells.is_empty() {
         return Vec::new();
     }
@@ -210,9 +210,9 @@ fn map(told: &Told, options: TableOptions) -> Vec<String> {
 }
 
 /// How it has gone: free memory over time, and the worst moment.
-fn course(told: &Told, options: TableOptions, clock: &WallClock) -> Vec<String> {
-    let moments = &told.view.moments;
-    let Some(worst) = told.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
+fn course(reported: &FragmentReport, options: TableOptions, clock: &WallClock) -> Vec<String> {
+    let moments = &reported.view.moments;
+    let Some(worst) = reported.view.worst.filter(|worst| worst.split_bytes > 0) else { return Vec::new() };
     let letters = if options.ascii { EIGHTHS_ASCII } else { EIGHTHS };
     // It may have been worst between two looks.
     let top = moments.iter().map(|moment| moment.split_bytes).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What can be said of how free memory lies.
+//! How free memory lies, in words.
 
 use memwatch_core::features::fragments::view::{DriverFragmentsView, DriverGpuView, FragmentsView, ShapeView};
 use memwatch_core::features::simulate::view::SimulationView;
@@ -15,7 +15,7 @@ const GRANULE_BYTES: u64 = memwatch_core::ledger::layout::GRANULE_BYTES;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// Of PyTorch's allocators.
-    pub(crate) allocators: Vec<Told>,
+    pub(crate) allocators: Vec<FragmentReport>,
     /// Of what processes have of the driver itself.
     pub(crate) drivers: Vec<DriverFragmentsView>,
     /// The size of a request that is asked about, in bytes.
@@ -33,7 +33,7 @@ pub(crate) struct DriverRow<'a> {
     pub(crate) kind: &'static str,
     /// What was asked for and is live.
     pub(crate) live_bytes: u64,
-    /// What the driver has to have for that; `None` where it cannot be told.
+    /// What the driver has to have for that; `None` where it is not known.
     pub(crate) backed_bytes: Option<u64>,
     /// That follows from addresses or habits, and not from what the driver says.
     pub(crate) is_estimated: bool,
@@ -140,7 +140,7 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
     let process =
         snapshot.processes.iter().find(|process| process.tgid == driver.tgid && process.ended_ns.is_none())?;
     let own = process.gpus.iter().find(|own| own.uuid.as_ref() == Some(uuid))?;
-    let unexplained = u64::try_from(own.unexplained_bytes?).ok()?;
+    let unattributed = u64::try_from(own.unattributed_bytes?).ok()?;
     let device = snapshot.gpus.iter().find(|device| device.uuid == *uuid);
     let context = device.and_then(|device| device.context_bytes);
     let context = context.map_or_else(String::new, |context| format!(", of which a context takes {}", bytes(context)));
@@ -148,21 +148,21 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
         "PID {} on GPU {}: by NVML {} are used that no call has asked for{context}; the rows above explain {}",
         driver.tgid.0,
         sentences::gpu_number(snapshot, Some(uuid)),
-        bytes(unexplained),
+        bytes(unattributed),
         bytes(gpu.wasted_bytes.saturating_sub(gpu.idle_physical_bytes))
     ))
 }
 
 /// One allocator, and what was replayed of it.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct FragmentReport {
     /// How its memory lies.
     pub(crate) view: FragmentsView,
     /// What other settings would have taken; `None` where nothing was replayed.
     pub(crate) simulation: Option<SimulationView>,
 }
 
-impl Told {
+impl FragmentReport {
     /// Its process.
     pub(crate) fn process<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a ProcessView> {
         snapshot.process(self.view.tgid, self.view.observed_since_ns)
@@ -198,23 +198,23 @@ pub(crate) fn scattered_part(shape: &ShapeView) -> f64 {
 }
 
 /// Sentences on what the numbers say.
-pub(crate) fn remarks(told: &Told) -> Vec<String> {
+pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     let mut remarks = Vec::new();
-    let all = told.all();
-    if let Some(fit) = &told.view.request {
+    let all = reported.all();
+    if let Some(fit) = &reported.view.request {
         remarks.push(fate(fit));
     }
     if all.unused_segment_bytes > 0 {
         remarks.push(format!("torch.cuda.empty_cache() would give {} back", bytes(all.unused_segment_bytes)));
     }
-    let unseen = told.unseen_bytes();
+    let unseen = reported.unseen_bytes();
     if unseen > 0 {
         remarks.push(format!("how {} lie that the allocator had before the watch is not known", bytes(unseen)));
     }
-    if !told.view.traced {
+    if !reported.view.traced {
         remarks.push("this PyTorch does not say what its allocator does: its segments are not known".to_owned());
     }
-    if let Some(simulation) = &told.simulation {
+    if let Some(simulation) = &reported.simulation {
         remarks.extend(simulations::advice(simulation).into_iter().next());
     }
     remarks

@@ -22,7 +22,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.leak/1", data(leaks, origin.clock), snapshot, origin)
+    write_report(out, "memwatch.leak/2", data(leaks, origin.clock), snapshot, origin)
 }
 
 /// The same within another report.

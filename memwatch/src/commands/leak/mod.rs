@@ -11,12 +11,12 @@ use memwatch_core::Pipeline;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
+use crate::watch::one_shot::{TakenAt, open};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, open};
 use crate::watch::signals::Signals;
 use args::Leak;
 
@@ -29,24 +29,24 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let threshold = args.threshold as f64;
     let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
-    let (snapshot, mut leaks, scene) = if let Some(recording) = past {
+    let (snapshot, mut leaks, taken_at) = if let Some(recording) = past {
         let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
-        let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: true }, common)?;
+        let mut session = open(tgids, TensorRequest { level: TensorLevel::Layers, reports_only: true }, common)?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
         let snapshot = session.snapshot();
-        (snapshot, session.pipeline().leaks(threshold), Scene::here())
+        (snapshot, session.pipeline().leaks(threshold), TakenAt::here())
     };
     leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, &leaks, &snapshot, scene.origin())
+        json::write(&mut out, &leaks, &snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, (&leaks, args.top), &snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, (&leaks, args.top), &snapshot, &taken_at.clock, &style(common, false))
     })?;
     let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| &finding.verdict);
     let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));

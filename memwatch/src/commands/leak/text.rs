@@ -78,7 +78,7 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     let view = snapshot.process(process.tgid, process.observed_since_ns);
     let command = view.map(sentences::short_command).unwrap_or_default();
     let verdicts = if process.findings.is_empty() {
-        "seen for too short a time to tell".to_owned()
+        "observed too briefly for a verdict".to_owned()
     } else {
         format!(
             "{} leaking, {} slowly, {} levelled off, {} steady, {} seen too short",

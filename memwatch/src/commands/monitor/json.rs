@@ -26,7 +26,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.monitor/1", Data { findings, snapshot, clock: origin.clock }, snapshot, origin)
+    write_report(out, "memwatch.monitor/2", Data { findings, snapshot, clock: origin.clock }, snapshot, origin)
 }
 
 struct Data<'a> {

@@ -17,14 +17,14 @@ use memwatch_core::snapshot::Snapshot;
 use crate::commands::fragment::words::Found;
 use crate::commands::{fragment, oom, profile};
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
-use crate::watch::looks::{Seen, look};
+use crate::watch::looks::{Observation, look};
 use args::Monitor;
 
-/// All that PyTorch's allocator does, and for whom: what each detector needs is in it.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: false };
+/// All that PyTorch's allocator does and for which code: what each detector needs is in it.
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: false };
 
 /// Something that can be looked for.
 pub(crate) struct Detector {
@@ -33,7 +33,7 @@ pub(crate) struct Detector {
     /// Says to the pipeline that it is looked for.
     watch: fn(&mut Pipeline, &Monitor),
     /// What was found, of those in the snapshot.
-    tell: fn(&Pipeline, &Monitor, &Snapshot) -> Finding,
+    report: fn(&Pipeline, &Monitor, &Snapshot) -> Finding,
 }
 
 /// What a detector has found: a section of the report.
@@ -54,33 +54,34 @@ pub(crate) enum Finding {
 
 /// All detectors, in the order of the report.
 pub(crate) const DETECTORS: &[Detector] = &[
-    Detector { name: "forecast", watch: |pipeline, _| pipeline.watch_forecasts(&[]), tell: forecasts },
-    Detector { name: "oom", watch: |pipeline, _| pipeline.watch_ooms(), tell: ooms },
-    Detector { name: "leak", watch: |pipeline, _| pipeline.watch_leaks(), tell: leaks },
-    Detector { name: "profile", watch: |pipeline, args| pipeline.watch_samples(interval_ns(args)), tell: held },
-    Detector { name: "fragment", watch: |pipeline, _| fragment::prepare(pipeline), tell: fragments },
-    Detector { name: "churn", watch: |pipeline, _| pipeline.watch_churn(TEMPORARY), tell: churn },
+    Detector { name: "forecast", watch: |pipeline, _| pipeline.watch_forecasts(&[]), report: forecasts },
+    Detector { name: "oom", watch: |pipeline, _| pipeline.watch_ooms(), report: ooms },
+    Detector { name: "leak", watch: |pipeline, _| pipeline.watch_leaks(), report: leaks },
+    Detector { name: "profile", watch: |pipeline, args| pipeline.watch_samples(interval_ns(args)), report: held },
+    Detector { name: "fragment", watch: |pipeline, _| fragment::prepare(pipeline), report: fragments },
+    Detector { name: "churn", watch: |pipeline, _| pipeline.watch_churn(TEMPORARY), report: churn },
 ];
 
 /// What is freed before so many more are allocated is temporary, as in `memwatch report`.
 const TEMPORARY: u64 = 10;
 
-/// Watches, or reads the recording, and tells what each detector has found.
+/// Watches, or reads the recording, and reports what each detector has found.
 ///
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Monitor, common: &Common) -> Result<Exit, Failure> {
     let prepare = |pipeline: &mut Pipeline| args.detectors().for_each(|detector| (detector.watch)(pipeline, args));
-    let tell = |pipeline: &Pipeline, snapshot: &Snapshot| {
-        let told = args.detectors().map(|detector| (detector.name, (detector.tell)(pipeline, args, snapshot)));
-        told.collect::<Vec<_>>()
+    let report = |pipeline: &Pipeline, snapshot: &Snapshot| {
+        let reported = args.detectors().map(|detector| (detector.name, (detector.report)(pipeline, args, snapshot)));
+        reported.collect::<Vec<_>>()
     };
-    let Seen { snapshot, told, scene, exit, .. } = look(&args.looks, (WISH, prepare), tell, common).await?;
+    let Observation { snapshot, reported, taken_at, exit, .. } =
+        look(&args.looks, (REQUEST, prepare), report, common).await?;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, &told, &snapshot, scene.origin())
+        json::write(&mut out, &reported, &snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, (&told, args.top), &snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, (&reported, args.top), &snapshot, &taken_at.clock, &style(common, false))
     })?;
     exit
 }
@@ -100,7 +101,7 @@ fn fragments(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Findi
 }
 
 fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
-    let (mut ooms, forgotten) = oom::told(pipeline);
+    let (mut ooms, forgotten) = oom::reported(pipeline);
     ooms.retain(|oom| snapshot.processes.iter().any(|process| process.tgid == oom.tgid));
     Finding::Ooms(ooms, forgotten)
 }

@@ -14,13 +14,13 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 /// An address has so long to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// So many are under way at most: more than that changes only where something is very wrong, and waits for nobody.
 const UNDER_WAY: usize = 16;
 
 /// What is to be done.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
+pub(crate) struct AlertActions {
     /// Run by the shell, with the change on its standard input.
     pub(crate) exec: Option<String>,
     /// It is ended after so long.
@@ -32,29 +32,29 @@ pub(crate) struct Wish {
 /// What is being done.
 #[derive(Debug)]
 pub(crate) struct Alerts {
-    wish: Wish,
+    request: AlertActions,
     under_way: JoinSet<()>,
 }
 
 impl Alerts {
     /// Nothing yet.
-    pub(crate) fn new(wish: Wish) -> Self {
-        Self { wish, under_way: JoinSet::new() }
+    pub(crate) fn new(request: AlertActions) -> Self {
+        Self { request, under_way: JoinSet::new() }
     }
 
-    /// Whether anything is wished.
+    /// Whether anything is requested.
     pub(crate) const fn is_wanted(&self) -> bool {
-        self.wish.exec.is_some() || self.wish.webhook.is_some()
+        self.request.exec.is_some() || self.request.webhook.is_some()
     }
 
-    /// Begins to do all that is wished, with this line of JSON.
+    /// Begins to do all that is requested, with this line of JSON.
     pub(crate) fn raise(&mut self, json: &[u8]) {
         while self.under_way.try_join_next().is_some() {}
         if self.under_way.len() >= UNDER_WAY {
-            eprintln!("memwatch: {UNDER_WAY} commands or posts are not done yet; this change is not told to them");
+            eprintln!("memwatch: {UNDER_WAY} commands or posts are not done yet; this change is not reported to them");
             return;
         }
-        let Wish { exec, exec_timeout, webhook } = self.wish.clone();
+        let AlertActions { exec, exec_timeout, webhook } = self.request.clone();
         if let Some(line) = exec {
             let json = json.to_vec();
             self.under_way.spawn(async move {
@@ -66,8 +66,8 @@ impl Alerts {
         if let Some(url) = webhook {
             let json = json.to_vec();
             self.under_way.spawn(async move {
-                let posted = timeout(PATIENCE, post(&url, json)).await;
-                if let Err(why) = posted.unwrap_or_else(|_| Err(format!("no answer within {} s", PATIENCE.as_secs()))) {
+                let posted = timeout(TIMEOUT, post(&url, json)).await;
+                if let Err(why) = posted.unwrap_or_else(|_| Err(format!("no answer within {} s", TIMEOUT.as_secs()))) {
                     eprintln!("memwatch: --webhook {url}: {why}");
                 }
             });
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_reads_the_change_and_its_failure_is_said() {
+    fn a_command_reads_the_change_and_its_failure_is_stated() {
         let long = Duration::from_secs(60);
         assert_eq!(block(execute("test \"$(cat)\" = '{}'", long, b"{}\n")), Ok(()));
         assert_eq!(block(execute("true", long, &vec![b'x'; 1 << 20])), Ok(()), "it need not read");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_posted_to_and_what_it_refuses_is_said() {
+    fn an_address_is_posted_to_and_what_it_refuses_is_stated() {
         let (url, thread) = server("204 No Content");
         assert_eq!(block(post(&url, b"{\"level\":1}".to_vec())), Ok(()));
         let request = thread.join().expect("it has answered");

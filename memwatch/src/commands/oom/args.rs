@@ -16,7 +16,7 @@ pub(crate) struct Oom {
     #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
-    /// Tell that more than this part of a GPU is needed, in percent: 85, or several as 80,90,95
+    /// Report when more than this part of a GPU is needed, in percent: 85, or several as 80,90,95
     #[arg(long = "threshold", value_name = "PERCENT", value_delimiter = ',', value_parser = values::percent)]
     #[arg(allow_negative_numbers = true)]
     pub(crate) thresholds: Vec<f64>,

@@ -13,7 +13,7 @@ const NAMED: usize = 3;
 /// Free pieces of this part of what is needed or more are worth joining.
 const PIECES: f64 = 0.1;
 
-/// Whether there is anything to be said of it.
+/// Whether there is anything to report.
 pub(crate) fn is_growing(outlook: &OutlookView) -> bool {
     !["none", "unknown"].contains(&&*outlook.level)
 }
@@ -63,7 +63,7 @@ fn ending(outlook: &OutlookView) -> String {
 
 fn growing(outlook: &OutlookView) -> String {
     match &outlook.growth {
-        None => "seen for too short a time to tell".to_owned(),
+        None => "observed too briefly for a verdict".to_owned(),
         Some(growth) if growth.grows => format!(
             "growing by {} a second ({} to {}, in {} windows)",
             rate(growth.bytes_per_second),

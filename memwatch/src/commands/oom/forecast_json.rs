@@ -24,7 +24,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.forecast/1", change_json(change, origin.clock), snapshot, origin)
+    write_report(out, "memwatch.forecast/2", change_json(change, origin.clock), snapshot, origin)
 }
 
 #[derive(Serialize)]

@@ -17,19 +17,19 @@ use crate::render::wall_clock::WallClock;
 /// What `out` answers.
 pub(crate) fn write_change(
     out: &mut impl io::Write,
-    told: &ForecastChangeView,
+    reported: &ForecastChangeView,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
-    let Sentence { tone, text } = change(told);
-    page.line(&Sentence::new(tone, format!("{}  {text}", clock.time_of_day(told.time_ns))));
-    processes(&mut page, &told.processes);
+    let Sentence { tone, text } = change(reported);
+    page.line(&Sentence::new(tone, format!("{}  {text}", clock.time_of_day(reported.time_ns))));
+    processes(&mut page, &reported.processes);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
-/// What is to be expected, and what was told of it before.
+/// What is to be expected, and what was reported before.
 pub(crate) fn show(
     page: &mut Page,
     (forecasts, changes): (&ForecastsView, &[ForecastChangeView]),
@@ -51,9 +51,9 @@ pub(crate) fn show(
         };
         page.line(&Sentence::new(Tone::Plain, why));
     }
-    for told in changes {
-        let time = clock.time_of_day(told.time_ns);
-        page.line(&Sentence::new(Tone::Faint, format!("  at {time}  {}", change(told).text)));
+    for reported in changes {
+        let time = clock.time_of_day(reported.time_ns);
+        page.line(&Sentence::new(Tone::Faint, format!("  at {time}  {}", change(reported).text)));
     }
 }
 

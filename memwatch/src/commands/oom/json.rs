@@ -29,7 +29,7 @@ pub(crate) fn write(
         changes: changes.iter().map(|change| forecast::change_json(change, origin.clock)).collect(),
         failures: data((ooms, forgotten), origin.clock),
     };
-    write_report(out, "memwatch.oom/1", data, snapshot, origin)
+    write_report(out, "memwatch.oom/2", data, snapshot, origin)
 }
 
 /// The same within another report.

@@ -18,28 +18,28 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
+use crate::watch::one_shot::{TakenAt, open};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, open};
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
-use alert::{Alerts, Wish};
+use alert::{AlertActions, Alerts};
 use args::{Oom, OomFound};
 use words::OomReport;
 
 /// From this level on, a forecast is one to fail on.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
 
-/// All that there is to tell.
-struct Told {
+/// All that there is to report.
+struct Collected {
     snapshot: Snapshot,
     forecasts: ForecastsView,
     changes: Vec<ForecastChangeView>,
     ooms: (Vec<OomView>, u64),
-    scene: Scene,
+    taken_at: TakenAt,
 }
 
 /// Watches, or reads the recording; says what is to be expected, and explains each failure.
@@ -47,33 +47,33 @@ struct Told {
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
-    let told = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
+    let reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
             let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
-            let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
+            let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
             let pipeline = &replay.pipeline;
             if args.follow {
                 for change in &changes {
-                    show(change, &snapshot, &scene, common)?;
+                    show(change, &snapshot, &taken_at, common)?;
                 }
             }
-            Told { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::told(pipeline), scene }
+            Collected { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::reported(pipeline), taken_at }
         }
         None => watch(args, common).await?,
     };
-    let shown: Vec<&OomView> = told.ooms.0.iter().filter(|oom| is_of(&told.snapshot, oom)).collect();
-    let Told { snapshot, forecasts, changes, ooms: (_, forgotten), scene } = &told;
+    let shown: Vec<&OomView> = reported.ooms.0.iter().filter(|oom| is_of(&reported.snapshot, oom)).collect();
+    let Collected { snapshot, forecasts, changes, ooms: (_, forgotten), taken_at } = &reported;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
-        json::write(&mut out, &report, snapshot, scene.origin())
+        json::write(&mut out, &report, snapshot, taken_at.origin())
     } else {
-        // What was printed as it came is not said again.
+        // What was printed as it came is not repeated.
         let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
         let style = style(common, false);
         let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
-        text::write(&mut out, &report, snapshot, &scene.clock, &style)
+        text::write(&mut out, &report, snapshot, &taken_at.clock, &style)
     })?;
     let wants = |what| args.fail_on.contains(&what);
     let is_warning = |change: &ForecastChangeView| {
@@ -89,20 +89,20 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
     pipeline.watch_forecasts(&args.thresholds);
 }
 
-/// Watches until the time is over, a signal comes or nobody is left, and tells each change as it comes.
-async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
-    // All that PyTorch's allocator does: what lies free in it is told then.
-    let wish = TensorWish { level: TensorLevel::Layers, reports_only: false };
-    let mut session = open(&args.subject.tgids, wish, common)?;
+/// Watches until the time is over, a signal comes or nobody is left, and reports each change as it comes.
+async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
+    // All that PyTorch's allocator does: its free memory is reported, too.
+    let request = TensorRequest { level: TensorLevel::Layers, reports_only: false };
+    let mut session = open(&args.subject.tgids, request, common)?;
     prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);
     let Oom { exec, exec_timeout, webhook, .. } = args.clone();
-    let mut alerts = Alerts::new(Wish { exec, exec_timeout, webhook });
+    let mut alerts = Alerts::new(AlertActions { exec, exec_timeout, webhook });
     let (mut changes, mut forecasts) = (Vec::new(), ForecastsView::default());
-    let mut is_told = false;
+    let mut is_reported = false;
     let each = |session: &mut Session| {
-        recorded::tell_of_tensors(session, &mut is_told);
+        recorded::report_of_tensors(session, &mut is_reported);
         changes.extend(take(session, args.follow, &mut alerts, common)?);
         if session.is_anybody_left() {
             forecasts = session.pipeline().forecasts();
@@ -116,10 +116,10 @@ async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
     if session.is_anybody_left() {
         forecasts = session.pipeline().forecasts();
     }
-    Ok(Told { snapshot, forecasts, changes, ooms: self::told(session.pipeline()), scene: Scene::here() })
+    Ok(Collected { snapshot, forecasts, changes, ooms: self::reported(session.pipeline()), taken_at: TakenAt::here() })
 }
 
-/// What has changed, told to all who want to know.
+/// Reports a change to every receiver.
 fn take(
     session: &mut Session,
     follow: bool,
@@ -130,31 +130,31 @@ fn take(
     if changes.is_empty() || !(follow || alerts.is_wanted()) {
         return Ok(changes);
     }
-    let (snapshot, scene) = (session.snapshot(), Scene::here());
+    let (snapshot, taken_at) = (session.snapshot(), TakenAt::here());
     for change in &changes {
         if follow {
-            show(change, &snapshot, &scene, common)?;
+            show(change, &snapshot, &taken_at, common)?;
         }
         if alerts.is_wanted() {
             let mut line = Vec::new();
-            forecast_json::write(&mut line, change, &snapshot, scene.origin()).map_err(anyhow::Error::from)?;
+            forecast_json::write(&mut line, change, &snapshot, taken_at.origin()).map_err(anyhow::Error::from)?;
             alerts.raise(&line);
         }
     }
     Ok(changes)
 }
 
-fn show(change: &ForecastChangeView, snapshot: &Snapshot, scene: &Scene, common: &Common) -> Result<(), Failure> {
+fn show(change: &ForecastChangeView, snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        forecast_json::write(&mut out, change, snapshot, scene.origin())
+        forecast_json::write(&mut out, change, snapshot, taken_at.origin())
     } else {
-        forecast_text::write_change(&mut out, change, &scene.clock, &style(common, true))
+        forecast_text::write_change(&mut out, change, &taken_at.clock, &style(common, true))
     })
 }
 
 /// What the pipeline has kept.
-pub(crate) fn told(pipeline: &Pipeline) -> (Vec<OomView>, u64) {
+pub(crate) fn reported(pipeline: &Pipeline) -> (Vec<OomView>, u64) {
     let (ooms, forgotten) = pipeline.ooms();
     (ooms.cloned().collect(), forgotten)
 }

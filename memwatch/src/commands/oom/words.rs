@@ -1,4 +1,4 @@
-//! What can be said of an allocation that failed: who held the GPU, and what would have helped.
+//! An allocation that failed, in words: who held the GPU, and what would have helped.
 
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
 use memwatch_core::features::oom::view::{CacheView, OomView};
@@ -7,7 +7,7 @@ use memwatch_core::snapshot::{GpuView, ProcessView};
 use crate::render::format::bytes;
 use crate::render::sentences;
 
-/// All that `memwatch oom` has to tell.
+/// All that `memwatch oom` reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OomReport<'a> {
     /// Allocations that failed, oldest first.

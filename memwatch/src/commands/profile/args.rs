@@ -29,7 +29,7 @@ impl Profile {
     /// How it is to be drawn, if it is.
     ///
     /// # Errors
-    /// When the name of the file does not tell.
+    /// When the name of the file has no known format.
     pub(crate) fn drawn(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(plot) = &self.plot else { return Ok(None) };
         let format = by_name(plot).filter(|format| matches!(format, TimelineFormat::Svg | TimelineFormat::Html));

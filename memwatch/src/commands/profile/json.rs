@@ -23,7 +23,7 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.profile/1", data(profile, snapshot, origin.clock), snapshot, origin)
+    write_report(out, "memwatch.profile/2", data(profile, snapshot, origin.clock), snapshot, origin)
 }
 
 /// The same within another report.
@@ -125,14 +125,14 @@ fn summary(profile: &ProfileView) -> Summary<'_> {
     let used = |gpu: &GpuProfileView| Some((gpu.used?.maximum_bytes, gpu.total_bytes?));
     let part = |gpu: &&GpuProfileView| used(gpu).map_or(-1.0, |(maximum, total)| ratio(maximum, total));
     let fullest = profile.gpus.iter().max_by(|one, other| part(one).total_cmp(&part(other)));
-    let told = |gpu: &'_ GpuProfileView| used(gpu).map(|(maximum, total)| (ratio(maximum, total), maximum));
+    let reported = |gpu: &'_ GpuProfileView| used(gpu).map(|(maximum, total)| (ratio(maximum, total), maximum));
     Summary {
         seconds: seconds(profile.last_ns.saturating_sub(profile.begun_ns)),
         gpus: profile.gpus.len(),
         processes: profile.processes.len(),
         exact: profile.processes.iter().all(|process| process.exact),
         fullest: fullest.and_then(|gpu| {
-            let (maximum_utilization, maximum_bytes) = told(gpu)?;
+            let (maximum_utilization, maximum_bytes) = reported(gpu)?;
             Some(Fullest { uuid: gpu.uuid.as_str(), maximum_utilization, maximum_bytes })
         }),
     }

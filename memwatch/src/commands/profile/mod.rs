@@ -13,14 +13,14 @@ use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::timeline::{self, check_free, rendered, write_to};
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Targets};
 use crate::render::output::{style, unless_closed};
-use crate::watch::looks::{Seen, look};
+use crate::watch::looks::{Observation, look};
 use args::Profile;
 
 /// What comes and goes: its totals stand in each report.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Blocks, reports_only: true };
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Blocks, reports_only: true };
 
 /// Watches, or reads the recording, and sums up.
 ///
@@ -33,23 +33,24 @@ pub(crate) async fn run(args: &Profile, common: &Common) -> Result<Exit, Failure
         check_free(path, args.force)?;
     }
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_samples(interval_ns);
-    let tell = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
-    let Seen { snapshot, told, scene, everybody, exit } = look(&args.looks, (WISH, prepare), tell, common).await?;
-    let (mut profile, mut timeline) = (told.0.unwrap_or_default(), told.1.unwrap_or_default());
+    let report = |pipeline: &Pipeline, _: &Snapshot| (pipeline.profile(), drawn.and_then(|_| pipeline.timeline()));
+    let Observation { snapshot, reported, taken_at, everybody, exit } =
+        look(&args.looks, (REQUEST, prepare), report, common).await?;
+    let (mut profile, mut timeline) = (reported.0.unwrap_or_default(), reported.1.unwrap_or_default());
     let targets = &args.looks.targets;
     if !everybody {
         choose(&mut profile, targets, &snapshot);
         timeline::choose(&mut timeline, targets, &snapshot);
     }
     if let Some(format) = drawn {
-        let picture = rendered(format, (&timeline, usize::MAX), &snapshot, &scene)?;
+        let picture = rendered(format, (&timeline, usize::MAX), &snapshot, &taken_at)?;
         write_to(args.plot.as_deref(), args.force, &picture)?;
     }
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, &profile, &snapshot, scene.origin())
+        json::write(&mut out, &profile, &snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, &profile, &snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, &profile, &snapshot, &taken_at.clock, &style(common, false))
     })?;
     exit
 }

@@ -3,7 +3,7 @@
 pub(crate) mod args;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::TensorWish;
+use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, Rows, Targets};
 use crate::render::output::{Output, host_name};
 use crate::watch::past::Recording;
@@ -17,12 +17,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long one report waits for NVML.
-const NVML_PATIENCE: Duration = Duration::from_secs(3);
+const NVML_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
 pub(crate) async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
-    let mut source = Source::open(&session_options(targets, TensorWish::default(), common), targets, common).await?;
-    let seen = source.settled(Instant::now() + NVML_PATIENCE).await?;
+    let mut source = Source::open(&session_options(targets, TensorRequest::default(), common), targets, common).await?;
+    let seen = source.settled(Instant::now() + NVML_TIMEOUT).await?;
     let filter = Filter::new(targets);
     let snapshot = filtered(seen.snapshot, &filter)?;
     Output::once(common, rows.by(), host_name()).show(&snapshot, seen.boottime_to_unix_ns)?;

@@ -11,8 +11,8 @@ use crate::render::summary;
 use crate::render::wall_clock::WallClock;
 use crate::watch::recorded::LARGE_BYTES;
 use crate::watch::recorded::follow;
+use crate::watch::recorded::reported;
 use crate::watch::recorded::tape;
-use crate::watch::recorded::told;
 use crate::watch::recording::{Facts, Recorded};
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
@@ -33,7 +33,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     }
     let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
     let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
-    let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
+    let mut session_options = session_options(&targets, args.tensors.request(!args.tgids.is_empty()), common);
     session_options.tensors_by_default = args.tensors.is_default();
     session_options.tape = Some(options.clone());
     let mut session = Session::open(&session_options)?;
@@ -62,5 +62,5 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     } else {
         eprint!("{}", summary::render(&snapshot, &clock));
     }
-    told(&recorded)
+    reported(&recorded)
 }

@@ -175,13 +175,13 @@ mod tests {
         };
         let churn =
             ChurnView { watched_ns: 2_000_000_000, temporary_within: 10, kinds: vec![flow], ..ChurnView::default() };
-        let told = |churn| {
+        let reported = |churn| {
             let mut out = Vec::new();
             write(&mut out, (churn, 5), &TableOptions::default()).expect("memory takes all");
             String::from_utf8(out).expect("text")
         };
-        let text = told(Some(&churn));
+        let text = reported(Some(&churn));
         assert!(text.contains("64 B to 128 B      3  300 B") && text.contains("33.3 %"), "{text}");
-        assert_eq!(told(None), "");
+        assert_eq!(reported(None), "");
     }
 }

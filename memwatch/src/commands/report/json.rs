@@ -44,7 +44,7 @@ pub(crate) fn write(
         damaged_byte,
     };
     let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock), churn: churn.map(churn::data) };
-    write_report(out, "memwatch.report/1", data, snapshot, origin)
+    write_report(out, "memwatch.report/2", data, snapshot, origin)
 }
 
 #[derive(Serialize)]

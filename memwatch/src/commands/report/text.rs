@@ -33,7 +33,7 @@ fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
     let ended = match facts.ending {
         None => "read until then".to_owned(),
         Some(Ending::Whole(mark)) => match mark.stopped {
-            Stopped::Asked => "ended as it was told to".to_owned(),
+            Stopped::Asked => "stopped as requested".to_owned(),
             Stopped::NobodyLeft => "ended when nobody was left".to_owned(),
             Stopped::Limit => "ended when it was as large as --max-size allows".to_owned(),
         },

@@ -1,4 +1,4 @@
-//! `memwatch reset-peaks`: whoever watches counts the peaks, so it is the agent that is asked to begin them anew.
+//! `memwatch reset-peaks`: whoever watches counts the peaks, so it is the agent that is asked to reset them.
 
 pub(crate) mod args;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use tokio::time::sleep;
 
 use crate::agent::publish::FRESH;
-use crate::client::{NoAgent, Seen};
+use crate::client::{NoAgent, TimedSnapshot};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Targets};
 use crate::render::json::Report;
@@ -16,7 +16,7 @@ use crate::render::summary;
 use crate::watch::source::AgentWatch;
 use args::Whose;
 
-/// Begins the peaks of processes anew in the agent's books, and says what they were.
+/// Resets the agent's peak counters for processes, and prints what they were.
 ///
 /// # Errors
 /// When no agent runs, or it does not show the processes.
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: &Whose, common: &Common) -> Result<Exit, Failure> 
     if common.json {
         // The agent's last snapshot answers until then.
         sleep(FRESH).await;
-        let Seen { snapshot, boottime_to_unix_ns } = agent.snapshot().await?;
+        let TimedSnapshot { snapshot, boottime_to_unix_ns } = agent.snapshot().await?;
         Output::report(Report::ResetPeaks).show(&snapshot, boottime_to_unix_ns)?;
     } else {
         for process in &living {
@@ -59,8 +59,8 @@ pub(crate) async fn run(args: &Whose, common: &Common) -> Result<Exit, Failure> 
 fn without_agent(why: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Error, format_args!("there are no peaks to reset outside of a running memwatch: {why}")).advise(
         "memwatch writes into no process: each memwatch that runs counts peaks of its own.\n\
-         In the live view of `memwatch --pid PID`, r begins them anew.\n\
-         `memwatch stats --pid PID --interval 1s --reset-peaks` begins them anew with each report.\n\
+         In the live view of `memwatch --pid PID`, r resets them.\n\
+         `memwatch stats --pid PID --interval 1s --reset-peaks` resets them with each report.\n\
          Those of the agent are reset by this command: start it with sudo memwatch agent.",
     )
 }

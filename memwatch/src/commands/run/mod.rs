@@ -39,7 +39,7 @@ pub(crate) fn write_logs(trace: Option<&mut MemTrace>, logs: &[TensorLog]) -> Re
 
 /// `memwatch run -- CMD`: from the first allocation to a summary, with the command's own exit code.
 pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Failure> {
-    let mut options = session_options(&Targets::default(), run.tensors.wish(true), common);
+    let mut options = session_options(&Targets::default(), run.tensors.request(true), common);
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.tensors_by_default = run.tensors.is_default();
@@ -64,8 +64,8 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(Stopped::NobodyLeft);
     summarise(snapshot, boottime_to_unix_ns, run, common)?;
     // The command's exit code is its own, whatever became of the recording.
-    if let Some(Err(failure)) = recorded.as_ref().map(recorded::told) {
-        failure.tell();
+    if let Some(Err(failure)) = recorded.as_ref().map(recorded::reported) {
+        failure.report();
     }
     Ok(exit)
 }

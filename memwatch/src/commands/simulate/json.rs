@@ -22,7 +22,7 @@ pub(crate) fn write(
     origin: Origin,
 ) -> io::Result<()> {
     let devices = simulations.iter().map(|one| device(one, snapshot, origin.clock)).collect();
-    write_report(out, "memwatch.simulate/1", Listed { capacity_bytes, devices }, snapshot, origin)
+    write_report(out, "memwatch.simulate/2", Listed { capacity_bytes, devices }, snapshot, origin)
 }
 
 #[derive(Serialize)]

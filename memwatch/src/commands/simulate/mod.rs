@@ -10,12 +10,12 @@ use std::io;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::style;
+use crate::watch::one_shot::{TakenAt, finish, open};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, finish, open};
 use crate::watch::signals::Signals;
 use args::Simulate;
 
@@ -26,29 +26,29 @@ use args::Simulate;
 pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
-    let (snapshot, mut simulations, scene) = if let Some(recording) = past {
+    let (snapshot, mut simulations, taken_at) = if let Some(recording) = past {
         // On a smaller card the context takes room from the first allocation on, long before a reading shows how much.
         let contexts = args.capacity.map(|_| recorded::contexts(&recording)).transpose()?;
         let replay = recorded::play_all(&recording, |pipeline| {
             pipeline.know_contexts(contexts.unwrap_or_default());
             pipeline.simulate(args.plans(), args.capacity);
         })?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
+        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.simulations(), TakenAt::of(&replay))
     } else {
-        let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
+        let mut session = open(tgids, TensorRequest { level: TensorLevel::Blocks, reports_only: false }, common)?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);
         let mut signals = Signals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);
         recorded::follow(&mut session, &mut signals, deadline).await;
         let snapshot = session.snapshot();
-        (snapshot, session.pipeline().simulations(), Scene::here())
+        (snapshot, session.pipeline().simulations(), TakenAt::here())
     };
     simulations.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
     let mut out = io::stdout().lock();
     let written = if common.json {
-        json::write(&mut out, (&simulations, args.capacity), &snapshot, scene.origin())
+        json::write(&mut out, (&simulations, args.capacity), &snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, (&simulations, args.capacity), &snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, (&simulations, args.capacity), &snapshot, &taken_at.clock, &style(common, false))
     };
     drop(out);
     finish(written, &snapshot, tgids)

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::features::simulate::view::{ForeseenFailureView, PolicyView, SimulationView};
+use memwatch_core::features::simulate::view::{PolicyView, PredictedFailureView, SimulationView};
 use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::simulate::words::{advice, change, name};
@@ -110,7 +110,7 @@ fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
 }
 
 /// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.4 GiB taken, 20.1 GiB of it in tensors`.
-fn failed(policy: &PolicyView, failure: &ForeseenFailureView, clock: &WallClock) -> String {
+fn failed(policy: &PolicyView, failure: &PredictedFailureView, clock: &WallClock) -> String {
     format!(
         "out of memory at {} with {}: {} wanted, {} taken, {} of it in tensors; what comes after is not replayed",
         clock.time_of_day(failure.time_ns),

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// `memwatch snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Pickle {
-    /// The process; of a recording with one PyTorch process it need not be said
+    /// The process; may be left out for a recording with one PyTorch process
     #[arg(short = 'p', long = "pid", value_name = "PID", value_parser = values::tgid, allow_negative_numbers = true)]
     #[arg(required_unless_present_any = PAST)]
     pub(crate) tgid: Option<Tgid>,

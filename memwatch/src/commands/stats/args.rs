@@ -9,11 +9,11 @@ use std::time::Duration;
 pub(crate) struct Stats {
     #[command(flatten)]
     pub(crate) subject: Subject,
-    /// Print them again and again, so often, until Ctrl-C or the end of the program
+    /// Print them at this interval until Ctrl-C or the end of the program
     #[arg(short, long, value_name = "TIME", value_parser = values::interval, allow_negative_numbers = true)]
     #[arg(conflicts_with_all = PAST)]
     pub(crate) interval: Option<Duration>,
-    /// Begin peaks anew with each report, in memwatch's books: each then has the peaks of its interval
+    /// Reset memwatch's peak counters with each report: each then has the peaks of its interval
     #[arg(long, requires = "interval")]
     pub(crate) reset_peaks: bool,
 }

@@ -8,15 +8,15 @@ use crate::frameworks::pytorch::TensorLevel;
 use crate::options::Common;
 use crate::render::json;
 use crate::render::output::style;
+use crate::watch::one_shot::Enough;
+use crate::watch::one_shot::TIMEOUT;
+use crate::watch::one_shot::TakenAt;
+use crate::watch::one_shot::all_of;
+use crate::watch::one_shot::finish;
+use crate::watch::one_shot::open;
+use crate::watch::one_shot::recorded_snapshot;
+use crate::watch::one_shot::watch_until;
 use crate::watch::past::{Needs, Recording};
-use crate::watch::scene::Enough;
-use crate::watch::scene::PATIENCE;
-use crate::watch::scene::Scene;
-use crate::watch::scene::all_of;
-use crate::watch::scene::finish;
-use crate::watch::scene::open;
-use crate::watch::scene::recorded_scene;
-use crate::watch::scene::watch_until;
 use crate::watch::signals::Signals;
 use args::Stats;
 use memwatch_core::snapshot::{Snapshot, TensorsView};
@@ -30,21 +30,21 @@ use tokio::time::Instant;
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
     let tgids = &args.subject.tgids;
     if let Some(recording) = Recording::named(&args.subject.past, Needs::Tensors, common).await? {
-        let (snapshot, scene) = recorded_scene(&recording, tgids, |_| {})?;
-        return finish(write_stats(&snapshot, &scene, common), &snapshot, tgids);
+        let (snapshot, taken_at) = recorded_snapshot(&recording, tgids, |_| {})?;
+        return finish(write_stats(&snapshot, &taken_at, common), &snapshot, tgids);
     }
     let mut session = open(tgids, all_of(TensorLevel::Blocks), common)?;
     let mut signals = Signals::listen()?;
     let Some(interval) = args.interval else {
         let (snapshot, _) =
-            watch_until(&mut session, &mut signals, Instant::now() + PATIENCE, Some(is_counted), &mut true).await;
-        return finish(write_stats(&snapshot, &Scene::here(), common), &snapshot, tgids);
+            watch_until(&mut session, &mut signals, Instant::now() + TIMEOUT, Some(is_counted), &mut true).await;
+        return finish(write_stats(&snapshot, &TakenAt::here(), common), &snapshot, tgids);
     };
-    let mut is_told = false;
+    let mut is_reported = false;
     loop {
         let until = Instant::now() + interval;
-        let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_told).await;
-        let written = write_stats(&snapshot, &Scene::here(), common);
+        let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_reported).await;
+        let written = write_stats(&snapshot, &TakenAt::here(), common);
         if why != Enough::Time || written.is_err() {
             return finish(written, &snapshot, tgids);
         }
@@ -63,11 +63,11 @@ fn is_counted(snapshot: &Snapshot) -> bool {
     tensors.peek().is_some() && tensors.all(|tensors| is_counted(tensors))
 }
 
-fn write_stats(snapshot: &Snapshot, scene: &Scene, common: &Common) -> io::Result<()> {
+fn write_stats(snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> io::Result<()> {
     let mut out = io::stdout().lock();
     if common.json {
-        json::stats::write(&mut out, snapshot, scene.origin())
+        json::stats::write(&mut out, snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, snapshot, &scene.clock, &style(common, false))
+        text::write(&mut out, snapshot, &taken_at.clock, &style(common, false))
     }
 }

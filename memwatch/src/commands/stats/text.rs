@@ -133,7 +133,7 @@ fn waste(allocator: &AllocatorView) -> String {
         known(allocator.waste_bytes, bytes),
         known(allocator.rounding_bytes, bytes),
         known(allocator.inactive_split_bytes, bytes),
-        known(allocator.before_attach_bytes, bytes),
+        known(allocator.preexisting_bytes, bytes),
     )
 }
 
@@ -182,7 +182,7 @@ fn private_pool(key: &str) -> Option<&str> {
     key.strip_prefix(PRIVATE)?.split('.').next()
 }
 
-/// `1.0 GiB`, `~1.0 GiB` where it is derived, `-` where it cannot be told.
+/// `1.0 GiB`, `~1.0 GiB` where it is derived, `-` where it is not known.
 fn number(allocator: &AllocatorView, key: &str, is_bytes: bool) -> String {
     let Some(StatisticView { value: Some(value), certainty, .. }) = allocator.statistics.get(key) else {
         return UNKNOWN.to_owned();

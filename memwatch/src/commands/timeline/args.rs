@@ -25,7 +25,7 @@ pub(crate) struct Timeline {
     /// Replace a file that is there
     #[arg(long)]
     pub(crate) force: bool,
-    /// Tell of allocations of this size and above: 500M, 2G; a bare number is bytes
+    /// Report allocations of this size and above: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
     /// Write so many points of each number at most into JSON: of neighbours the last, and the most that either was
@@ -64,7 +64,7 @@ impl Timeline {
     /// How it is to be written; `None` for a table.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// When the format is not known.
     pub(crate) fn written(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(output) = &self.output else {
             return match self.format {
@@ -77,7 +77,7 @@ impl Timeline {
         };
         let found = self.format.or_else(|| by_name(output)).map(Some);
         found.ok_or_else(|| {
-            "the name of the file does not tell the format: -f svg, html, perfetto, json or parquet".to_owned()
+            "the name of the file has no known format: -f svg, html, perfetto, json or parquet".to_owned()
         })
     }
 }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_file_tells_the_format_unless_one_is_named() {
+    fn the_name_of_the_file_reports_the_format_unless_one_is_named() {
         for (words, format) in [
             ("-o a.svg", Some(TimelineFormat::Svg)),
             ("-o A.HTML", Some(TimelineFormat::Html)),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_tell_a_format_is_refused() {
+    fn what_does_not_report_a_format_is_refused() {
         for words in ["-o a.png", "-o -", "-f svg"] {
             let refusal = parsed(&format!("memwatch timeline --in j.mwr {words}")).expect_err(words);
             assert!(refusal.contains("-f svg") || refusal.contains("-o FILE"), "{words}: {refusal}");

@@ -42,7 +42,7 @@ pub(crate) fn write(
             .collect(),
         forgotten_spans: timeline.forgotten_spans,
     };
-    write_report(out, "memwatch.timeline/1", data, snapshot, origin)
+    write_report(out, "memwatch.timeline/2", data, snapshot, origin)
 }
 
 #[derive(Serialize)]

@@ -15,17 +15,17 @@ use memwatch_core::words::GpuUuid;
 use crate::exit::{Exit, Failure};
 use crate::export::plot::Plot;
 use crate::export::{columns as parquet, perfetto};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Targets};
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
-use crate::watch::looks::{Seen, look};
-use crate::watch::scene::Scene;
+use crate::watch::looks::{Observation, look};
+use crate::watch::one_shot::TakenAt;
 use args::{Timeline, TimelineFormat};
 
-/// What comes and goes, and for whom: an event is told with its line, stage and layer.
-const WISH: TensorWish = TensorWish { level: TensorLevel::Layers, reports_only: true };
+/// Allocations and frees with their owners: an event has its line, stage and layer.
+const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
 
 /// Watches, or reads the recording, and writes.
 ///
@@ -39,17 +39,17 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
     }
     let interval_ns = u64::try_from(args.interval.as_nanos()).unwrap_or(u64::MAX);
     let prepare = |pipeline: &mut Pipeline| pipeline.watch_timeline(interval_ns, args.min_size);
-    let seen = look(&args.looks, (WISH, prepare), |pipeline, _| pipeline.timeline(), common).await?;
-    let Seen { snapshot, told, scene, everybody, exit } = seen;
-    let mut timeline = told.unwrap_or_default();
+    let seen = look(&args.looks, (REQUEST, prepare), |pipeline, _| pipeline.timeline(), common).await?;
+    let Observation { snapshot, reported, taken_at, everybody, exit } = seen;
+    let mut timeline = reported.unwrap_or_default();
     if !everybody {
         choose(&mut timeline, &args.looks.targets, &snapshot);
     }
     let bytes = if let Some(format) = format {
-        rendered(format, (&timeline, args.points), &snapshot, &scene)?
+        rendered(format, (&timeline, args.points), &snapshot, &taken_at)?
     } else {
-        let (mut text, told) = (Vec::new(), (&timeline, args.top));
-        let written = text::write(&mut text, told, &snapshot, &scene.clock, &style(common, false));
+        let (mut text, reported) = (Vec::new(), (&timeline, args.top));
+        let written = text::write(&mut text, reported, &snapshot, &taken_at.clock, &style(common, false));
         written.map_err(anyhow::Error::from)?;
         text
     };
@@ -73,12 +73,12 @@ pub(crate) fn rendered(
     format: TimelineFormat,
     (timeline, points): (&TimelineView, usize),
     snapshot: &Snapshot,
-    scene: &Scene,
+    taken_at: &TakenAt,
 ) -> Result<Vec<u8>, Failure> {
-    let utc = WallClock::utc(scene.clock.boottime_to_unix_ns);
+    let utc = WallClock::utc(taken_at.clock.boottime_to_unix_ns);
     let failed = |error: io::Error| Failure::from(anyhow::Error::from(error));
     let plot = || {
-        let plot = Plot::new(timeline, snapshot, &scene.clock);
+        let plot = Plot::new(timeline, snapshot, &taken_at.clock);
         if plot.is_empty() {
             let nothing = "there is nothing to draw: no GPU was seen, and no process with GPU memory";
             return Err(Failure::new(Exit::NoTarget, nothing));
@@ -92,13 +92,13 @@ pub(crate) fn rendered(
         TimelineFormat::Perfetto => Ok(perfetto::write(timeline, snapshot, &utc)),
         TimelineFormat::Json => {
             let mut text = Vec::new();
-            json::write(&mut text, (timeline, points), snapshot, scene.origin()).map_err(failed)?;
+            json::write(&mut text, (timeline, points), snapshot, taken_at.origin()).map_err(failed)?;
             Ok(text)
         }
     }
 }
 
-/// Into a file, which is told, or to standard output.
+/// Into a file, whose name is printed, or to standard output.
 ///
 /// # Errors
 /// When it cannot be written.

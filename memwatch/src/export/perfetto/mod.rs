@@ -51,13 +51,13 @@ pub(crate) fn write(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallCl
         timed.push((span.begun_ns, 1, event(span.begun_ns, slice(SLICE_BEGIN, uuid, title))));
         timed.push((span.last_ns, 0, event(span.last_ns, slice(SLICE_END, uuid, String::new()))));
     }
-    for told in &timeline.events {
-        let uuid = match (&*told.kind, told.tgid) {
+    for reported in &timeline.events {
+        let uuid = match (&*reported.kind, reported.tgid) {
             ("failure", Some(tgid)) => writer.under(tgid, "allocation failures"),
             (_, Some(tgid)) => writer.under(tgid, "events"),
             (_, None) => writer.gpus("events"),
         };
-        timed.push((told.time_ns, 2, event(told.time_ns, instant(told, uuid, snapshot))));
+        timed.push((reported.time_ns, 2, event(reported.time_ns, instant(reported, uuid, snapshot))));
     }
     // A slice ends before the next one begins.
     timed.sort_by_key(|(time_ns, rank, _)| (*time_ns, *rank));
@@ -185,11 +185,11 @@ fn counts(track: &TrackView, uuid: u64) -> Vec<(u64, u8, TracePacket)> {
     counts
 }
 
-fn event(time_ns: u64, told: TraceEvent) -> TracePacket {
+fn event(time_ns: u64, reported: TraceEvent) -> TracePacket {
     TracePacket {
         timestamp: Some(time_ns),
         trusted_packet_sequence_id: SEQUENCE,
-        track_event: Some(told),
+        track_event: Some(reported),
         ..TracePacket::default()
     }
 }
@@ -204,19 +204,19 @@ fn slice(kind: i32, track_uuid: u64, name: String) -> TraceEvent {
     TraceEvent { kind, track_uuid, name, ..TraceEvent::default() }
 }
 
-fn instant(told: &EventView, track_uuid: u64, snapshot: &Snapshot) -> TraceEvent {
+fn instant(reported: &EventView, track_uuid: u64, snapshot: &Snapshot) -> TraceEvent {
     let text = |name: &str, value: String| DebugAnnotation {
         name: Some(name.to_owned()),
         string_value: Some(value),
         uint_value: None,
     };
     let mut debug_annotations = Vec::new();
-    if let Some(bytes) = told.bytes {
-        let name = if told.kind == "failure" { "wanted_bytes" } else { "bytes" };
+    if let Some(bytes) = reported.bytes {
+        let name = if reported.kind == "failure" { "wanted_bytes" } else { "bytes" };
         let (name, uint_value) = (Some(name.to_owned()), Some(bytes));
         debug_annotations.push(DebugAnnotation { name, uint_value, string_value: None });
     }
-    if let Some(whose) = &told.whose {
+    if let Some(whose) = &reported.whose {
         debug_annotations.push(text("stage", whose.stage.clone().into_owned()));
         let places = [("site", &whose.site.name), ("layer", &whose.layer.name)];
         let named = places.into_iter().filter_map(|(name, place)| Some((name, place.as_ref()?)));
@@ -225,7 +225,7 @@ fn instant(told: &EventView, track_uuid: u64, snapshot: &Snapshot) -> TraceEvent
     TraceEvent {
         kind: INSTANT,
         track_uuid,
-        name: Some(sentence(told, snapshot)),
+        name: Some(sentence(reported, snapshot)),
         debug_annotations,
         ..TraceEvent::default()
     }

@@ -13,7 +13,7 @@ use memwatch_core::snapshot::{
 use self::writer::{BATCH, Memo, Writer};
 use crate::render::wall_clock::WallClock;
 
-/// What no stage is told for. The viewer fails where events have categories and none is this one.
+/// What no stage is reported for. The viewer fails where events have categories and none is this one.
 const NO_STAGE: &str = "unknown";
 
 /// Writes the history of one process; `time_ns` is when it was taken, as `CLOCK_BOOTTIME`.

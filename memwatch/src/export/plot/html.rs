@@ -59,9 +59,10 @@ pub(crate) fn write(plot: &Plot) -> io::Result<Vec<u8>> {
     let mut json = Vec::new();
     write_json(&mut json, &data)?;
     let json = String::from_utf8(json).map_err(io::Error::other)?;
-    let skipped = plot.told.len().saturating_sub(ROWS);
-    let told: Vec<String> = plot.told.iter().skip(skipped).map(|row| format!("<li>{}</li>", escape(row))).collect();
-    let mut rows = told.join("\n");
+    let skipped = plot.reported.len().saturating_sub(ROWS);
+    let reported: Vec<String> =
+        plot.reported.iter().skip(skipped).map(|row| format!("<li>{}</li>", escape(row))).collect();
+    let mut rows = reported.join("\n");
     if skipped > 0 {
         rows.insert_str(0, &format!("<li>{skipped} more before these</li>"));
     }

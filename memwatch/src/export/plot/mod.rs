@@ -14,7 +14,7 @@ use crate::render::places;
 use crate::render::sentences;
 use crate::render::wall_clock::WallClock;
 
-/// So many panels are drawn: those that held most.
+/// So many panels are drawn: the ones that held most.
 const PANELS: usize = 24;
 /// So many points of a line are drawn at most.
 const POINTS: usize = 800;
@@ -30,7 +30,7 @@ pub(crate) struct Plot {
     /// What stands below.
     notes: Vec<String>,
     /// `14:02:11  PID 1234: …`, for a page.
-    told: Vec<String>,
+    reported: Vec<String>,
 }
 
 /// Numbers with one axis.
@@ -103,7 +103,8 @@ impl Plot {
             notes.push("Records were lost: numbers may be wrong.".to_owned());
         }
         let (begun_ns, last_ns) = (timeline.begun_ns, timeline.last_ns.max(timeline.begun_ns + 1));
-        let told = |event: &EventView| format!("{}  {}", clock.time_of_day(event.time_ns), sentence(event, snapshot));
+        let reported =
+            |event: &EventView| format!("{}  {}", clock.time_of_day(event.time_ns), sentence(event, snapshot));
         Self {
             title: "GPU memory over time".to_owned(),
             begun_ns,
@@ -111,7 +112,7 @@ impl Plot {
             begin: clock.rfc3339(begun_ns),
             panels,
             notes,
-            told: timeline.events.iter().map(told).collect(),
+            reported: timeline.events.iter().map(reported).collect(),
         }
     }
 

@@ -59,9 +59,9 @@ fn events_of_2_15_are_those_of_its_own_trace_and_statistics_come_on_demand() {
         false,
         &[
             events_are_those_of_its_own_trace,
-            the_numbers_of_nodes_are_those_that_pytorch_gives,
+            the_numbers_of_nodes_are_all_that_pytorch_gives,
             statistics_are_those_of_the_event_before,
-            probes_in_all_processes_report_those_that_are_listed,
+            probes_in_all_processes_report_all_that_are_listed,
             nothing_is_walked_any_more_in_another_image,
         ],
     );
@@ -74,11 +74,11 @@ fn events_of_2_8_are_those_of_its_own_trace_and_have_the_stacks_that_ran() {
         false,
         &[
             events_are_those_of_its_own_trace,
-            the_numbers_of_nodes_are_those_that_pytorch_gives,
+            the_numbers_of_nodes_are_all_that_pytorch_gives,
             statistics_are_those_of_the_event_before,
             stacks_are_those_of_the_functions_that_run,
             the_first_argument_of_a_modules_code_comes_with_its_frame,
-            stacks_with_code_that_went_are_sent_anew,
+            stacks_with_code_that_went_are_sent_again,
             a_stack_over_budget_is_left_out_and_counted,
             nothing_is_left_of_a_job_that_is_forgotten,
             a_full_ring_loses_events_and_stacks_and_counts_them,
@@ -116,8 +116,9 @@ fn events_are_those_of_its_own_trace(job: &mut Job, watched: &mut Watched) {
         .ask("out = [[e['action'], e['addr'], e['size']] for e in torch.cuda.memory._snapshot()['device_traces'][0]]");
     // With it PyTorch would hold on to code that it has seen.
     job.ask("torch.cuda.memory._record_memory_history(enabled=None)");
-    let said = |entry: &serde_json::Value| Some((action(entry[0].as_str()?)?, entry[1].as_u64()?, entry[2].as_u64()?));
-    let trace: Vec<(u64, u64, u64)> = trace.as_array().unwrap().iter().filter_map(said).collect();
+    let stated =
+        |entry: &serde_json::Value| Some((action(entry[0].as_str()?)?, entry[1].as_u64()?, entry[2].as_u64()?));
+    let trace: Vec<(u64, u64, u64)> = trace.as_array().unwrap().iter().filter_map(stated).collect();
     let traced = sent.of(TensorMeaning::Traced);
     let low = |word: u64| word & u64::from(u32::MAX);
     let traced: Vec<_> = traced.iter().map(|event| (low(event.args[1]), event.args[2], event.args[3])).collect();
@@ -148,7 +149,7 @@ fn statistics_are_those_of_the_event_before(job: &mut Job, watched: &mut Watched
     }
 }
 
-fn the_numbers_of_nodes_are_those_that_pytorch_gives(job: &mut Job, watched: &mut Watched) {
+fn the_numbers_of_nodes_are_all_that_pytorch_gives(job: &mut Job, watched: &mut Watched) {
     job.ask("weight = torch.zeros(8, device='cuda', requires_grad=True)");
     watched.drain();
     let given = job.ask("out = [(weight * 2).grad_fn._sequence_nr() for _ in range(5)]");
@@ -206,7 +207,7 @@ fn the_first_argument_of_a_modules_code_comes_with_its_frame(job: &mut Job, watc
     assert!(others.iter().all(|frame| frame.object == 0));
 }
 
-fn stacks_with_code_that_went_are_sent_anew(job: &mut Job, watched: &mut Watched) {
+fn stacks_with_code_that_went_are_sent_again(job: &mut Job, watched: &mut Watched) {
     watched.drain();
     job.ask("exec('def passing(): return leaf(70000)', globals())");
     let code = job.number("id(passing.__code__)");
@@ -274,7 +275,7 @@ fn nothing_is_walked_any_more_in_a_job_that_has_ended(job: &mut Job, watched: &m
     assert!(!watched.is_walked(job.tgid()), "its number may be another's");
 }
 
-fn probes_in_all_processes_report_those_that_are_listed(job: &mut Job, watched: &mut Watched) {
+fn probes_in_all_processes_report_all_that_are_listed(job: &mut Job, watched: &mut Watched) {
     watched.attach_to_all(job, LIBRARIES[0]);
     watched.drain();
     job.ask("held.append(leaf(5000))");

@@ -23,10 +23,10 @@ const LIBRARIES: [(&str, TorchLibrary); 5] = [
 pub(crate) const LIBRARY_COUNT: usize = LIBRARIES.len();
 
 /// What the thread says.
-pub(crate) enum Said {
+pub(crate) enum LookResult {
     /// A process has mapped this library.
     Found(Box<FoundLibrary>),
-    /// All that this process has mapped was said.
+    /// All that this process has mapped was stated.
     Done(u32),
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct FoundLibrary {
 /// The thread, seen from outside. It ends with this.
 pub(crate) struct Looker {
     orders: Sender<u32>,
-    said: Receiver<Said>,
+    stated: Receiver<LookResult>,
 }
 
 impl Looker {
@@ -56,7 +56,7 @@ impl Looker {
     /// The system has no thread to give.
     pub(crate) fn start(version: KernelVersion) -> std::io::Result<Self> {
         let (orders, ordered) = channel();
-        let (say, said) = channel();
+        let (say, stated) = channel();
         std::thread::Builder::new().name("pytorch".to_owned()).spawn(move || {
             let stems = LIBRARIES.map(|(stem, _)| stem);
             let mut eyes = Eyes { scan: LibraryScan::new("/proc").with_stems(&stems), version, known: Vec::new() };
@@ -67,7 +67,7 @@ impl Looker {
                 }
             }
         })?;
-        Ok(Self { orders, said })
+        Ok(Self { orders, stated })
     }
 
     /// Has a process looked at.
@@ -76,9 +76,9 @@ impl Looker {
         let _ = self.orders.send(tgid);
     }
 
-    /// What it has said since the last call.
-    pub(crate) fn hear(&self) -> impl Iterator<Item = Said> {
-        self.said.try_iter()
+    /// What it has reported since the last call.
+    pub(crate) fn hear(&self) -> impl Iterator<Item = LookResult> {
+        self.stated.try_iter()
     }
 }
 
@@ -90,15 +90,15 @@ struct Eyes {
 }
 
 impl Eyes {
-    fn look(&mut self, tgid: u32, say: &Sender<Said>) -> Option<()> {
+    fn look(&mut self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
         let found = self.scan.scan_process(tgid).files;
         for (stem, library) in LIBRARIES {
             let name = |file: &&LibraryFile| is_library(file.display.trim_end_matches(" (deleted)").as_bytes(), stem);
             let Some(file) = found.iter().find(name) else { continue };
             let points = self.points(file, library);
-            say.send(Said::Found(Box::new(FoundLibrary { tgid, library, file: file.clone(), points }))).ok()?;
+            say.send(LookResult::Found(Box::new(FoundLibrary { tgid, library, file: file.clone(), points }))).ok()?;
         }
-        say.send(Said::Done(tgid)).ok()
+        say.send(LookResult::Done(tgid)).ok()
     }
 
     fn points(&mut self, file: &LibraryFile, library: TorchLibrary) -> Result<Vec<TensorPoint>, String> {

@@ -12,4 +12,4 @@ pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use symbols::TensorPoint;
 #[cfg(test)]
 pub(crate) use symbols::points;
-pub(crate) use watch::{Arrival, TensorWish, TorchWatch};
+pub(crate) use watch::{Arrival, TensorRequest, TorchWatch};

@@ -17,7 +17,7 @@ use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SY
 use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
 use crate::sources::pieces::in_pieces;
 
-/// Longest name that is told apart from others with the same beginning.
+/// Longest name that is distinguished from others with the same beginning.
 const NAME_BYTES: usize = 1024;
 /// Parts of a function that the compiler has moved away from its entry carry its name and one of these.
 const NO_ENTRY: [&str; 3] = [".cold", ".part.", ".isra."];

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
 use memwatch_core::input::TensorLevel;
 
-use super::look::{FoundLibrary, LIBRARY_COUNT, Looker, Said};
+use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker};
 use super::price::Counting;
 use super::symbols::TensorPoint;
 use crate::frameworks::probes as tensor_probes;
@@ -28,7 +28,7 @@ const ALLOCATORS: [TorchLibrary; 2] = [TorchLibrary::C10, TorchLibrary::C10Cuda]
 
 /// What is watched of it, and how much of its allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TensorWish {
+pub(crate) struct TensorRequest {
     /// What.
     pub(crate) level: TensorLevel,
     /// Only what the allocator reports of each tensor: one probe for each that comes or goes instead of three. What was requested, streams, and
@@ -36,7 +36,7 @@ pub(crate) struct TensorWish {
     pub(crate) reports_only: bool,
 }
 
-impl TensorWish {
+impl TensorRequest {
     fn wants(self, row: &TensorProbe) -> bool {
         wants(self.level, row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
     }
@@ -57,7 +57,7 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
 pub(crate) struct TorchWatch {
     /// None where nothing is watched.
     looker: Option<Looker>,
-    wish: TensorWish,
+    request: TensorRequest,
     processes: BTreeMap<u32, Watched>,
 }
 
@@ -89,9 +89,9 @@ struct Watched {
 }
 
 struct Library {
-    /// The rows that its file has, of those that are put in on demand.
+    /// The rows that its file has, of the ones that are put in on demand.
     on_demand: Vec<TensorPoint>,
-    /// Those that are in place until the trace is seen, with their probes.
+    /// The ones that are in place until the trace is seen, with their probes.
     until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
     file: LibraryFile,
     probes: Vec<TensorProbes>,
@@ -102,14 +102,14 @@ impl TorchWatch {
     ///
     /// # Errors
     /// The system has no thread to give.
-    pub(crate) fn new(version: KernelVersion, wish: TensorWish) -> std::io::Result<Self> {
-        let looker = (wish.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
-        Ok(Self { looker, wish, processes: BTreeMap::new() })
+    pub(crate) fn new(version: KernelVersion, request: TensorRequest) -> std::io::Result<Self> {
+        let looker = (request.level != TensorLevel::Off).then(|| Looker::start(version)).transpose()?;
+        Ok(Self { looker, request, processes: BTreeMap::new() })
     }
 
     /// How much is watched.
     pub(crate) fn level(&self) -> TensorLevel {
-        self.wish.level
+        self.request.level
     }
 
     /// Looks for PyTorch in these processes, and forgets all others. Where a process had it before it was watched, its tensor events are counted
@@ -134,15 +134,15 @@ impl TorchWatch {
             }
         }
         let mut new = Vec::new();
-        let said: Vec<Said> = looker.hear().collect();
-        for said in said {
-            match said {
-                Said::Done(tgid) => {
+        let stated: Vec<LookResult> = looker.hear().collect();
+        for stated in stated {
+            match stated {
+                LookResult::Done(tgid) => {
                     if let Some(watched) = self.processes.get_mut(&tgid) {
                         watched.waiting = false;
                     }
                 }
-                Said::Found(found) => {
+                LookResult::Found(found) => {
                     let arrival = wanted.get(&found.tgid).copied().unwrap_or(Arrival::Start);
                     new.extend(self.meet(kernel, *found, arrival));
                 }
@@ -158,7 +158,7 @@ impl TorchWatch {
 
     /// How much is watched of a process.
     pub(crate) fn level_of(&self, tgid: u32) -> TensorLevel {
-        self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.wish.level)
+        self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.request.level)
     }
 
     /// From now on no more than this is watched of a process.
@@ -199,11 +199,11 @@ impl TorchWatch {
         let is_first = watched.level.is_none() && found.library == TorchLibrary::C10;
         // What it loads later is seen from its first tensor on.
         if !is_first || arrival == Arrival::Start || watched.looks > 1 {
-            watched.level.get_or_insert(self.wish.level);
+            watched.level.get_or_insert(self.request.level);
             return self.take_in(kernel, found);
         }
         let Some(mut counting) = Counting::begin(kernel, &found) else {
-            watched.level = Some(self.wish.level);
+            watched.level = Some(self.request.level);
             return self.take_in(kernel, found);
         };
         counting.waiting.push(found);
@@ -211,7 +211,7 @@ impl TorchWatch {
         None
     }
 
-    /// Whether all libraries that this process will have are probed, as far as can be told.
+    /// Whether all libraries that this process will have are probed, as far as is known.
     pub(crate) fn is_settled(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| match watched.found {
             Some(found) => watched.libraries.len() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
@@ -260,14 +260,14 @@ impl TorchWatch {
             return None;
         }
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) = match points {
-            Ok(points) => points.into_iter().partition(|point| wish.wants(point.row)),
+            Ok(points) => points.into_iter().partition(|point| request.wants(point.row)),
             Err(error) => {
                 log::warn!("process {tgid}: {}: no tensors are seen in it: {error}", file.display);
                 (Vec::new(), Vec::new())
             }
         };
         let is_on_demand =
-            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !wish.reports_only;
+            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !request.reports_only;
         let on_demand = others.into_iter().filter(is_on_demand).collect();
         watched.attached.extend(wanted.iter().map(|point| point.row.id));
         let (until_trace, always): (Vec<_>, Vec<_>) =

@@ -33,11 +33,12 @@ struct GroupGpuJson {
     uuid: Option<String>,
     processes: u64,
     used_bytes: Option<u64>,
+    #[serde(rename = "driver_allocated_bytes")]
     live_bytes: u64,
     charged_bytes: u64,
     at_most_peak_bytes: u64,
-    before_attach_bytes: Option<u64>,
-    before_attach_includes_context: bool,
+    preexisting_bytes: Option<u64>,
+    preexisting_includes_context: bool,
     failed_allocations: u64,
 }
 
@@ -76,8 +77,8 @@ fn gpu_json(gpu: &GroupGpu) -> GroupGpuJson {
         live_bytes: gpu.live_bytes,
         charged_bytes: gpu.charged_bytes,
         at_most_peak_bytes: gpu.at_most_peak_bytes,
-        before_attach_bytes: gpu.before_attach_bytes,
-        before_attach_includes_context: gpu.before_attach_includes_context,
+        preexisting_bytes: gpu.preexisting_bytes,
+        preexisting_includes_context: gpu.preexisting_includes_context,
         failed_allocations: gpu.failed_allocations,
     }
 }

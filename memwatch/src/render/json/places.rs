@@ -18,9 +18,9 @@ use crate::render::wall_clock::WallClock;
 impl Places {
     const fn schema(self) -> &'static str {
         match self {
-            Self::Sites => "memwatch.sites/1",
-            Self::Stages => "memwatch.stages/1",
-            Self::Layers => "memwatch.layers/1",
+            Self::Sites => "memwatch.sites/2",
+            Self::Stages => "memwatch.stages/2",
+            Self::Layers => "memwatch.layers/2",
         }
     }
 }

@@ -21,11 +21,11 @@ const PLACES: usize = 10;
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
     let processes = snapshot.processes.iter().filter_map(|process| process_json(process, origin.clock));
-    write_report(out, "memwatch.stats/1", Told { processes: processes.collect() }, snapshot, origin)
+    write_report(out, "memwatch.stats/2", StatsReport { processes: processes.collect() }, snapshot, origin)
 }
 
 #[derive(Serialize)]
-struct Told<'a> {
+struct StatsReport<'a> {
     processes: Vec<ProcessJson<'a>>,
 }
 
@@ -42,7 +42,7 @@ struct ProcessJson<'a> {
     devices: Vec<DeviceJson<'a>>,
 }
 
-/// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one cannot be told; `certainty` has the same keys.
+/// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one is not known; `certainty` has the same keys.
 #[derive(Serialize)]
 struct DeviceJson<'a> {
     #[serde(flatten)]
@@ -75,7 +75,7 @@ struct GpuJson<'a> {
     requested_bytes: Option<i64>,
     rounding_bytes: Option<u64>,
     waste_bytes: Option<u64>,
-    before_attach_bytes: Option<u64>,
+    preexisting_bytes: Option<u64>,
     peak_allocated_bytes: Option<i64>,
     peak_reserved_bytes: Option<i64>,
     peak_cached_bytes: u64,
@@ -86,7 +86,7 @@ struct GpuJson<'a> {
     hit_rate: Option<f64>,
     retries: Option<i64>,
     ooms: Option<i64>,
-    seen_by: &'a str,
+    observed_by: &'a str,
     counted_from: &'a str,
     out_of_step: u64,
 }
@@ -140,7 +140,7 @@ fn gpu_json(allocator: &AllocatorView) -> GpuJson<'_> {
         requested_bytes: number("requested_bytes.all.current"),
         rounding_bytes: allocator.rounding_bytes,
         waste_bytes: allocator.waste_bytes,
-        before_attach_bytes: allocator.before_attach_bytes,
+        preexisting_bytes: allocator.preexisting_bytes,
         peak_allocated_bytes: number("allocated_bytes.all.peak"),
         peak_reserved_bytes: number("reserved_bytes.all.peak"),
         peak_cached_bytes: allocator.peak_cached_bytes,
@@ -151,7 +151,7 @@ fn gpu_json(allocator: &AllocatorView) -> GpuJson<'_> {
         hit_rate: allocator.hit_rate,
         retries: number("num_alloc_retries"),
         ooms: number("num_ooms"),
-        seen_by: &allocator.seen_by,
+        observed_by: &allocator.observed_by,
         counted_from: &allocator.counted_from,
         out_of_step: allocator.out_of_step,
     }

@@ -32,14 +32,14 @@ fn an_instance_says_what_it_is_a_part_of() {
 
 #[test]
 fn the_stream_has_its_own_schema() {
-    assert!(line(Report::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/1","#));
+    assert!(line(Report::Watch, &fixture::quiet_node()).starts_with(r#"{"schema":"memwatch.watch/2","#));
 }
 
 #[test]
-fn unknown_is_null_and_never_nought() {
+fn unknown_is_null_and_never_0() {
     let report = value(&fixture::busy_node());
     let ended = &report["data"]["processes"][2];
-    for field in ["used_bytes", "before_attach_bytes", "unexplained_bytes"] {
+    for field in ["used_bytes", "preexisting_bytes", "unattributed_bytes"] {
         assert!(ended["gpus"][0][field].is_null(), "{field}");
     }
     assert!(ended["user"].is_null() && ended["tensor"].is_null() && ended["container"].is_null());

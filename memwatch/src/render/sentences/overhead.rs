@@ -1,4 +1,4 @@
-//! What watching takes of the watched programs' time, for the trust line.
+//! What watching costs the watched programs, for the last line.
 
 use memwatch_core::snapshot::{OverheadView, ProcessView, Snapshot};
 
@@ -10,7 +10,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// From this part of a processor on it matters, nanoseconds of a second.
 const DEAR_NS: u64 = 50_000_000;
 
-/// `watching takes PID 1234 about 12 ms a second, 1.2 % of a processor (estimated)`; nothing where that is not known.
+/// `overhead 1.2 % CPU`, of all watched processes together, and the one that pays most where that is much; nothing where it is not known.
 pub(crate) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     let known = snapshot.processes.iter().filter_map(|process| Some((process, process.overhead.as_ref()?)));
     let known: Vec<(&ProcessView, &OverheadView)> = known.collect();
@@ -18,28 +18,18 @@ pub(crate) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     let rates = || known.iter().filter_map(|(process, view)| Some((process, view.ns_per_second?)));
     if let Some((dearest, most_ns)) = rates().max_by_key(|(_, rate_ns)| *rate_ns) {
         let all_ns: u64 = rates().map(|(_, rate_ns)| rate_ns).fold(0, u64::saturating_add);
-        let tone = if most_ns >= DEAR_NS { Tone::Warning } else { Tone::Faint };
-        parts.push(Sentence::new(tone, rate(dearest.tgid.0, most_ns, (known.len() > 1).then_some(all_ns))));
+        let is_much = most_ns >= DEAR_NS;
+        let most = format!(" (PID {}: {})", dearest.tgid.0, percent(most_ns, SECOND_NS));
+        let most = if is_much && rates().count() > 1 { most } else { String::new() };
+        let tone = if is_much { Tone::Warning } else { Tone::Faint };
+        parts.push(Sentence::new(tone, format!("overhead {} CPU{most}", percent(all_ns, SECOND_NS))));
     }
     let left_out = known.iter().map(|(_, view)| view.stacks_left_out).fold(0, u64::saturating_add);
     if left_out > 0 {
-        let text = format!("{} left out to keep the program fast", plural(left_out, "stack", "stacks"));
+        let text = format!("{} skipped to limit the overhead", plural(left_out, "stack", "stacks"));
         parts.push(Sentence::new(Tone::Warning, text));
     }
     parts
-}
-
-fn rate(tgid: u32, most_ns: u64, all_ns: Option<u64>) -> String {
-    let share = percent(most_ns, SECOND_NS);
-    let in_all = all_ns.map_or_else(String::new, |all_ns| format!(", {} in all", time(all_ns)));
-    format!("watching takes PID {tgid} about {} a second, {share} of a processor{in_all} (estimated)", time(most_ns))
-}
-
-fn time(nanoseconds: u64) -> String {
-    match nanoseconds {
-        0..10_000_000 => format!("{} us", nanoseconds / 1000),
-        more => format!("{} ms", more / 1_000_000),
-    }
 }
 
 #[cfg(test)]
@@ -47,7 +37,7 @@ mod tests {
     use super::*;
     use crate::render::fixture::crowded_node;
 
-    fn told(overheads: &[Option<(u64, u64)>]) -> Vec<String> {
+    fn reported(overheads: &[Option<(u64, u64)>]) -> Vec<String> {
         let mut snapshot = crowded_node(u32::try_from(overheads.len()).expect("few"));
         for (process, overhead) in snapshot.processes.iter_mut().zip(overheads) {
             process.tgid.0 = 7;
@@ -63,18 +53,18 @@ mod tests {
     }
 
     #[test]
-    fn what_watching_takes_is_told_of_the_process_that_pays_most_and_of_all() {
-        let one = "watching takes PID 7 about 12 ms a second, 1.2 % of a processor (estimated)";
-        assert_eq!(told(&[Some((12_000_000, 0))]), [one]);
-        let both = "watching takes PID 7 about 12 ms a second, 1.2 % of a processor, 15 ms in all (estimated)";
-        assert_eq!(told(&[Some((3_000_000, 0)), None, Some((12_000_000, 0))]), [both]);
-        assert_eq!(told(&[None, None]), Vec::<String>::new());
+    fn the_overhead_is_the_sum_and_names_who_pays_much() {
+        assert_eq!(reported(&[Some((12_000_000, 0))]), ["overhead 1.2 % CPU"]);
+        assert_eq!(reported(&[Some((3_000_000, 0)), None, Some((12_000_000, 0))]), ["overhead 1.5 % CPU"]);
+        assert_eq!(reported(&[Some((62_000_000, 0))]), ["overhead 6.2 % CPU"]);
+        let much = "overhead 6.5 % CPU (PID 7: 6.2 %)";
+        assert_eq!(reported(&[Some((3_000_000, 0)), Some((62_000_000, 0))]), [much]);
+        assert_eq!(reported(&[None, None]), Vec::<String>::new());
     }
 
     #[test]
-    fn stacks_that_were_left_out_are_told() {
-        let told = told(&[Some((400_000, 1)), Some((500_000, 1233))]);
-        assert_eq!(told[1], "1,234 stacks left out to keep the program fast");
-        assert!(told[0].contains("about 500 us a second, 0.0 %") || told[0].contains("0.1 %"), "{told:?}");
+    fn skipped_stacks_are_counted() {
+        let reported = reported(&[Some((400_000, 1)), Some((500_000, 1233))]);
+        assert_eq!(reported, ["overhead 0.1 % CPU", "1,234 stacks skipped to limit the overhead"]);
     }
 }

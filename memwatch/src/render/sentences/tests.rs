@@ -11,36 +11,36 @@ fn trust_line(snapshot: &Snapshot) -> String {
 }
 
 #[test]
-fn the_trust_line_of_a_complete_watch_compares_with_the_driver() {
-    assert_eq!(
-        trust_line(&quiet_node()),
-        "observed since 14:02:11 · exact · lost 0 · driver says 41.0 GiB, accounted 40.5 GiB (98.8 %)"
-    );
+fn where_nothing_is_wrong_the_last_line_says_so_in_a_word() {
+    assert_eq!(trust_line(&quiet_node()), "complete");
 }
 
 #[test]
-fn the_trust_line_names_what_is_missing() {
+fn the_last_line_names_what_is_missing_and_no_function_that_the_driver_lacks() {
     assert_eq!(
         trust_line(&busy_node()),
-        "observed since 14:02:11 · inexact: PID 2002 · lost 12 (ring full) · 1 process is older than this watch"
+        "12 events dropped (ring full): peak and totals of PID 2002 may be wrong · \
+         1 process started before attach (14:02:11)"
     );
     assert_eq!(
         trust_line(&empty_node()),
-        "observed since 14:02:11 · exact · lost 0 · \
-         no NVML: no NVIDIA driver is loaded · \
-         no libcuda found yet: no call is watched"
+        "complete · no NVML: no NVIDIA driver is loaded · no libcuda found yet: nothing is traced"
     );
 }
 
 #[test]
-fn losses_without_an_owner_make_all_inexact() {
+fn losses_without_an_owner_make_every_number_doubtful() {
     let mut snapshot = quiet_node();
     snapshot.complete = false;
-    assert!(trust_line(&snapshot).contains("inexact: it is not known whose records are missing"));
+    assert_eq!(trust_line(&snapshot), "incomplete: any number may be wrong");
+    snapshot.losses.extend([("ring_full".into(), 12), ("nested".into(), 1)]);
+    assert_eq!(trust_line(&snapshot), "13 events dropped (1 nested, 12 ring full): any number may be wrong");
+    snapshot.complete = true;
+    assert!(trust_line(&snapshot).ends_with(": no number shown here depends on them"));
 }
 
 #[test]
-fn long_lists_are_cut_and_counted() {
+fn a_library_that_was_mapped_before_its_probes_is_named() {
     let mut snapshot = quiet_node();
     snapshot.coverage.libraries[0].probes_refused = ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec();
     assert!(trust_line(&snapshot).ends_with("5 functions have no probes (a, b, c and 2 more)"));
@@ -96,7 +96,41 @@ fn files_beyond_the_limit_are_counted() {
 fn a_library_that_was_mapped_before_its_probes_has_its_gap() {
     let mut snapshot = quiet_node();
     snapshot.coverage.libraries[0].gap_ns = Some(23_000_001);
-    assert!(trust_line(&snapshot).ends_with("libcuda.so.580.65.06 was mapped 24 ms before its probes"));
+    let line = trust_line(&snapshot);
+    assert!(line.starts_with("complete · probes came 24 ms after /usr/lib/"), "{line}");
+    assert!(line.ends_with("libcuda.so.580.65.06 was mapped"), "{line}");
+}
+
+#[test]
+fn a_comparison_with_nvml_is_of_the_whole_gpu_or_of_the_traced_processes() {
+    let mut snapshot = quiet_node();
+    let compared = "attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB";
+    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]).as_deref(), Some(compared));
+    snapshot.gpus[0].unwatched_processes = Some(2);
+    snapshot.gpus[0].used_bytes = Some(70 << 30);
+    let own = attribution(&snapshot, &snapshot.gpus[0]);
+    assert_eq!(own, Some(format!("1 process traced: NVML used 41.0 GiB · {compared}")));
+    snapshot.processes[0].gpus[0].used_bytes = None;
+    snapshot.processes[0].gpus[0].unattributed_bytes = None;
+    let unknown = attribution(&snapshot, &snapshot.gpus[0]);
+    assert_eq!(unknown.as_deref(), Some("1 process traced: attributed 40.5 GiB"));
+    snapshot.processes[0].ended_ns = Some(1);
+    assert_eq!(attribution(&snapshot, &snapshot.gpus[0]), None);
+}
+
+#[test]
+fn what_lies_outside_pytorch_is_named_where_pytorchs_part_is_known() {
+    let snapshot = crate::render::fixture::training_node();
+    let process = &snapshot.processes[0];
+    let mut gpu = process.gpus[0].clone();
+    let allocators = &process.tensors.as_deref().expect("a training").allocators;
+    gpu.uuid.clone_from(&allocators[0].uuid);
+    let reserved = allocators[0].reserved_bytes.expect("it is known");
+    gpu.live_bytes = reserved + (128 << 20);
+    let text = libraries(process, &gpu).expect("it is known");
+    assert!(text.starts_with("PyTorch reserved ") && text.ends_with(", other libraries 128.0 MiB"), "{text}");
+    gpu.live_bytes = reserved - 1;
+    assert_eq!(libraries(process, &gpu), None, "the two numbers are of different moments");
 }
 
 #[test]
@@ -109,10 +143,10 @@ fn a_library_that_could_not_be_probed_is_bad() {
 }
 
 #[test]
-fn a_refused_allocation_is_told_with_its_size() {
+fn a_refused_allocation_is_reported_with_its_size() {
     let snapshot = busy_node();
-    let told = failure(&snapshot, &snapshot.processes[0].failures[1], &clock()).text;
-    assert_eq!(told, "out of memory: cuMemAlloc_v2 asked for 40.0 GiB on GPU 0 at 14:03:20");
+    let reported = failure(&snapshot, &snapshot.processes[0].failures[1], &clock()).text;
+    assert_eq!(reported, "out of memory: cuMemAlloc_v2 requested 40.0 GiB on GPU 0 at 14:03:20");
 }
 
 #[test]
@@ -149,18 +183,21 @@ fn a_short_command_has_no_folders_before_the_programs_name() {
 }
 
 #[test]
-fn remarks_tell_of_the_end_losses_and_older_memory() {
+fn remarks_report_of_the_end_losses_and_older_memory() {
     let snapshot = busy_node();
-    let told = |index: usize| -> Vec<_> {
+    let reported = |index: usize| -> Vec<_> {
         remarks(&snapshot, &snapshot.processes[index], &clock()).into_iter().map(|remark| remark.text).collect()
     };
-    assert_eq!(told(0), [""; 0]);
-    assert_eq!(told(1), ["its numbers are inexact: lost 12 (ring full)", "3 frees of memory older than the watch"]);
-    assert_eq!(told(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "left 17 allocations for the driver to free"]);
+    assert_eq!(reported(0), [""; 0]);
+    assert_eq!(
+        reported(1),
+        ["peak and totals may be wrong: 12 events dropped (ring full)", "3 frees of memory allocated before attach"]
+    );
+    assert_eq!(reported(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "17 allocations not freed by the program"]);
 }
 
 #[test]
-fn what_a_process_holds_beside_its_live_bytes_is_told() {
+fn what_a_process_holds_beside_its_live_bytes_is_reported() {
     let mut process = quiet_node().processes.remove(0);
     assert_eq!(holdings(&process), [], "its pools hold just what is used");
     let pool = process.gpus[0].kinds.get_mut("pool").expect("a pool");
@@ -171,9 +208,9 @@ fn what_a_process_holds_beside_its_live_bytes_is_told() {
     assert_eq!(
         texts,
         [
-            "checkpointed: its 4.0 MiB are in host memory, and off the GPU",
-            "its pools hold about 3.0 GiB, 512.0 MiB more than is used",
-            "sees 3.0 GiB of PID 77, 1.0 GiB of it given up there",
+            "checkpointed: 4.0 MiB moved from the GPU to host memory",
+            "pools reserve about 3.0 GiB, 512.0 MiB of it unused",
+            "shares 3.0 GiB of PID 77, 1.0 GiB of it already freed there",
         ]
     );
 }
@@ -182,20 +219,18 @@ fn what_a_process_holds_beside_its_live_bytes_is_told() {
 fn totals_taken_from_the_kernel_say_so() {
     let mut process = busy_node().processes.remove(1);
     process.anchored_ns = quiet_node().processes[0].start_ns;
-    assert!(
-        doubts(&process, &clock())[0].text.ends_with("; live bytes taken from the kernel half's books at 14:02:30")
-    );
+    assert!(doubts(&process, &clock())[0].text.ends_with("; allocated bytes read back from the kernel at 14:02:30"));
 }
 
 #[test]
 fn the_trust_line_of_an_agent_says_so_and_what_it_hides() {
     let mut snapshot = quiet_node();
     snapshot.from_agent = true;
-    assert!(trust_line(&snapshot).starts_with("from the agent, since 14:02:11 · exact"), "{}", trust_line(&snapshot));
+    assert!(trust_line(&snapshot).starts_with("complete · from the agent"), "{}", trust_line(&snapshot));
     let gpu = |used_bytes, live_bytes| HiddenGpuView { used_bytes, live_bytes, ..HiddenGpuView::default() };
     snapshot.hidden = Some(HiddenView { processes: 2, gpus: vec![gpu(Some(3 << 30), 1 << 30), gpu(None, 1 << 30)] });
     let shown = trust_line(&snapshot);
-    assert!(shown.contains("since 14:02:11 · 2 processes of others hold 4.0 GiB · exact"), "{shown}");
+    assert!(shown.contains("from the agent · 2 processes of other users use 4.0 GiB"), "{shown}");
     snapshot.hidden = Some(HiddenView::default());
     assert!(!trust_line(&snapshot).contains("others"));
 }

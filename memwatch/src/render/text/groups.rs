@@ -27,7 +27,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
     for gpu in &snapshot.gpus {
-        page.line(&Sentence::new(Tone::Heading, gpu_line(gpu)));
+        page.line(&Sentence::new(Tone::Heading, gpu_line(snapshot, gpu)));
     }
     let (groups, rest) = groups(snapshot, by);
     let mut grid = Grid::new(&[
@@ -35,9 +35,9 @@ pub(crate) fn write(
         ("GPU", Align::Right),
         ("PROCESSES", Align::Right),
         ("USED", Align::Right),
-        ("LIVE", Align::Right),
+        ("DRIVER", Align::Right),
         ("PEAK", Align::Right),
-        ("BEFORE", Align::Right),
+        ("PRE-EXISTING", Align::Right),
         ("FAILED", Align::Right),
     ]);
     for group in &groups {
@@ -51,7 +51,7 @@ pub(crate) fn write(
         }
     }
     for Rest { uuid, bytes } in &rest {
-        let mut cells = vec!["(charged to none of these)".to_owned(), sentences::gpu_number(snapshot, Some(uuid))];
+        let mut cells = vec!["(not attributed)".to_owned(), sentences::gpu_number(snapshot, Some(uuid))];
         cells.extend([UNKNOWN.to_owned(), known(*bytes, signed_bytes)]);
         cells.resize(8, UNKNOWN.to_owned());
         grid.push(cells);
@@ -115,7 +115,7 @@ fn row(snapshot: &Snapshot, name: &str, gpu: &GroupGpu, ascii: bool) -> Vec<Stri
         known(gpu.used_bytes, bytes),
         bytes(gpu.live_bytes),
         at_most(gpu.processes > 1, bytes(gpu.at_most_peak_bytes)),
-        known(gpu.before_attach_bytes, |before| at_most(gpu.before_attach_includes_context, bytes(before))),
+        known(gpu.preexisting_bytes, |before| at_most(gpu.preexisting_includes_context, bytes(before))),
         count(gpu.failed_allocations),
     ]
 }

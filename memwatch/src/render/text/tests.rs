@@ -9,34 +9,34 @@ fn text(snapshot: &Snapshot, options: TableOptions) -> String {
 }
 
 #[test]
-fn a_busy_node_is_told_in_full() {
+fn a_busy_node_is_reported_in_full() {
     assert_eq!(text(&fixture::busy_node(), TableOptions::default()), include_str!("busy_node.txt"));
 }
 
 #[test]
-fn a_quiet_node_is_told_in_short() {
+fn a_quiet_node_is_reported_in_short() {
     let options = TableOptions { repeated: true, ..TableOptions::default() };
     assert_eq!(text(&fixture::quiet_node(), options), include_str!("quiet_node.txt"));
 }
 
 #[test]
 fn instances_stand_in_their_gpus_place_with_their_profile() {
-    let told = text(&fixture::divided_node(), TableOptions::default());
-    let heads: Vec<_> = told.lines().filter(|line| line.starts_with("GPU ")).collect();
-    assert_eq!(heads.len(), 3, "{told}");
+    let reported = text(&fixture::divided_node(), TableOptions::default());
+    let heads: Vec<_> = reported.lines().filter(|line| line.starts_with("GPU ")).collect();
+    assert_eq!(heads.len(), 3, "{reported}");
     assert!(
         heads[1].starts_with("GPU 1:0  NVIDIA H100 80GB HBM3 MIG 1g.10gb  MIG-30aa41c8  used 1.0 GiB of 10.0 GiB"),
-        "{told}"
+        "{reported}"
     );
-    assert!(told.contains("1234  alice  1:1  "), "{told}");
-    assert!(told.contains("cuMemAlloc_v2 asked for 38.0 GiB on GPU 1:1"), "{told}");
-    assert!(told.contains("PID 1234: a client of an MPS server"), "{told}");
+    assert!(reported.contains("1234  alice  1:1  "), "{reported}");
+    assert!(reported.contains("cuMemAlloc_v2 requested 38.0 GiB on GPU 1:1"), "{reported}");
+    assert!(reported.contains("PID 1234: MPS client"), "{reported}");
 }
 
 #[test]
 fn a_machine_without_a_gpu_says_so() {
-    let told = text(&fixture::empty_node(), TableOptions::default());
-    assert!(told.starts_with("No process with GPU memory has been seen.\nobserved since"), "{told}");
+    let reported = text(&fixture::empty_node(), TableOptions::default());
+    assert!(reported.starts_with("No process uses GPU memory.\ncomplete"), "{reported}");
 }
 
 #[test]
@@ -51,8 +51,8 @@ fn a_narrow_terminal_cuts_rows_and_a_pipe_does_not() {
 fn ascii_is_ascii() {
     let mut snapshot = fixture::busy_node();
     snapshot.processes[1].command = "vllm".to_owned();
-    let told = text(&snapshot, TableOptions { ascii: true, ..TableOptions::default() });
-    assert!(told.is_ascii(), "{told}");
+    let reported = text(&snapshot, TableOptions { ascii: true, ..TableOptions::default() });
+    assert!(reported.is_ascii(), "{reported}");
 }
 
 #[test]
@@ -66,18 +66,18 @@ fn nothing_steers_the_terminal_unless_colours_are_wanted() {
 fn a_target_without_memory_has_a_row() {
     let mut snapshot = fixture::quiet_node();
     snapshot.processes[0].gpus.clear();
-    let told = text(&snapshot, TableOptions::default());
-    assert!(told.contains("1234  alice    -     -     -"), "{told}");
+    let reported = text(&snapshot, TableOptions::default());
+    assert!(reported.contains("1234  alice    -     -       -     -"), "{reported}");
 }
 
 #[test]
 fn workloads_have_a_column_where_a_process_has_one() {
-    let told = text(&fixture::owned_node(), TableOptions::default());
-    let starts = |start: &str| told.lines().any(|line| line.starts_with(start));
-    assert!(starts(" PID  USER   WORKLOAD         GPU"), "{told}");
-    assert!(starts("1234  alice  train              0"), "{told}");
-    assert!(starts("2002  bob    ml/serve-0/vllm    1"), "{told}");
-    assert!(starts("4321  -      job 42.0           1"), "{told}");
+    let reported = text(&fixture::owned_node(), TableOptions::default());
+    let starts = |start: &str| reported.lines().any(|line| line.starts_with(start));
+    assert!(starts(" PID  USER   WORKLOAD         GPU"), "{reported}");
+    assert!(starts("1234  alice  train              0"), "{reported}");
+    assert!(starts("2002  bob    ml/serve-0/vllm    1"), "{reported}");
+    assert!(starts("4321  -      job 42.0           1"), "{reported}");
 }
 
 fn summed(by: By) -> String {
@@ -88,8 +88,8 @@ fn summed(by: By) -> String {
 }
 
 #[test]
-fn sums_by_owner_are_told_with_what_nobody_is_charged_with() {
-    let told: String = [By::Container, By::Pod, By::Job, By::User, By::Gpu].map(summed).concat();
-    let rows = told.lines().filter(|line| !line.starts_with("GPU ") && !line.starts_with("observed"));
+fn sums_by_owner_are_reported_with_what_nobody_is_charged_with() {
+    let reported: String = [By::Container, By::Pod, By::Job, By::User, By::Gpu].map(summed).concat();
+    let rows = reported.lines().filter(|line| !line.starts_with("GPU ") && !line.starts_with("observed"));
     assert_eq!(rows.collect::<Vec<_>>().join("\n") + "\n", include_str!("groups.txt"));
 }

@@ -13,7 +13,7 @@ pub(crate) enum Command {
     Suspend,
     /// The terminal has another size.
     Redraw,
-    /// Begin peaks anew.
+    /// Reset peaks.
     ResetPeaks,
     /// Something within the view.
     View(Step),
@@ -27,7 +27,7 @@ pub(crate) const HELP: [(&str, &str); 10] = [
     ("Enter", "open the selected process"),
     ("Esc", "back to the list"),
     ("Space", "pause and go on"),
-    ("r", "begin peaks anew: of the process that is open, or of all"),
+    ("r", "reset peaks of the open process, or of all"),
     ("?, h", "this page"),
     ("Ctrl-Z", "suspend"),
     ("q, Ctrl-C", "quit"),

@@ -11,7 +11,7 @@ use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
 use ratatui::{Frame, Terminal};
 
-/// By then a process that was told to stop has stopped.
+/// By then a process that was stopped has stopped.
 const STOPPING: Duration = Duration::from_millis(50);
 
 /// The terminal while it shows the full screen.

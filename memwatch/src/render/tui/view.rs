@@ -139,7 +139,7 @@ fn help(look: Look) -> Vec<Line<'static>> {
         ("live", "what the calls that were seen have allocated and not freed"),
         ("peak", "the most that was live since memwatch came, or since r"),
         ("before attach", "what the process already held when memwatch came"),
-        ("unexplained", "used - live: before attach, context, code, pool caches"),
+        ("unattributed", "used - live: before attach, context, code, pool caches"),
         ("managed", "its pages may be anywhere: in no GPU's sum"),
     ];
     let mut lines = vec![Line::from(look.span(Tone::Faint, "Keys"))];

@@ -25,7 +25,7 @@ impl RealGroup {
         fs::metadata(&self.0).expect("the group is there").ino()
     }
 
-    fn said(&self) -> String {
+    fn stated(&self) -> String {
         let name = Path::new(self.0.file_name().expect("it has a name"));
         format!("0::/{}\n", name.display())
     }
@@ -53,8 +53,8 @@ fn an_id_is_the_path_of_its_group_until_that_is_removed() {
     if !may_open_handles(&groups) {
         return;
     }
-    let (id, said) = (group.id(), group.said());
-    assert_eq!(groups.of_gone(id), Some(said));
+    let (id, stated) = (group.id(), group.stated());
+    assert_eq!(groups.of_gone(id), Some(stated));
     drop(group);
     assert_eq!(groups.of_gone(id), None);
 }
@@ -63,10 +63,10 @@ fn an_id_is_the_path_of_its_group_until_that_is_removed() {
 fn a_removed_group_is_remembered_from_a_process_that_was_in_it() {
     let mut groups = Groups::open();
     let Some(group) = RealGroup::new(&groups, "memwatch-test-of-memory") else { return };
-    let (id, said) = (group.id(), group.said());
-    groups.note(id, &format!("4:memory:/elsewhere\n{said}"));
+    let (id, stated) = (group.id(), group.stated());
+    groups.note(id, &format!("4:memory:/elsewhere\n{stated}"));
     drop(group);
-    assert_eq!(groups.of_gone(id), Some(said));
+    assert_eq!(groups.of_gone(id), Some(stated));
 }
 
 #[test]

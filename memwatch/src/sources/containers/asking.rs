@@ -11,13 +11,13 @@ use tokio::time::{Instant, sleep_until};
 use super::exchange::{Place, Refusal};
 use super::sockets::{Engines, Language};
 use super::words::is_plain;
-use super::{Found, Wanted, Wish, cri, docker};
+use super::{Found, Wanted, WantedNames, cri, docker};
 
 /// Who did not answer, or did not know, is asked again after this, then after twice as long, and so on up to the longest.
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
-/// As many names are told together: a node's first hundred containers need not wait for one another.
+/// As many names are reported together: a node's first hundred containers need not wait for one another.
 const TOGETHER: usize = 64;
 
 /// As many sockets are remembered for their failures.
@@ -53,23 +53,27 @@ struct Round {
 }
 
 /// Asks until nobody listens.
-pub(super) async fn ask_forever(engines: Engines, mut wishes: watch::Receiver<Wish>, found: mpsc::Sender<Found>) {
+pub(super) async fn ask_forever(
+    engines: Engines,
+    mut requests: watch::Receiver<WantedNames>,
+    found: mpsc::Sender<Found>,
+) {
     let mut round = Round { engines, pending: BTreeMap::new(), resting: BTreeMap::new() };
     let mut asked = None;
     loop {
-        let Wish { revision, containers } = wishes.borrow_and_update().clone();
+        let WantedNames { revision, containers } = requests.borrow_and_update().clone();
         round.adopt(containers);
         let names = round.ask_due(&found).await;
-        let mut told = names.is_empty() || found.send(Found::Names(names)).await.is_ok();
+        let mut reported = names.is_empty() || found.send(Found::Names(names)).await.is_ok();
         if asked.replace(revision) != Some(revision) {
-            told &= found.send(Found::Asked { revision }).await.is_ok();
+            reported &= found.send(Found::Asked { revision }).await.is_ok();
         }
-        if !told {
+        if !reported {
             return;
         }
         let due = round.next_due();
         tokio::select! {
-            changed = wishes.changed() => if changed.is_err() {
+            changed = requests.changed() => if changed.is_err() {
                 return;
             },
             () = until(due) => {}
@@ -123,7 +127,7 @@ fn is_due(pending: &Pending) -> bool {
     !pending.named && pending.rest.is_none_or(|rest| rest.until <= Instant::now())
 }
 
-/// Asks one engine after the other, but for those that have not answered lately.
+/// Asks one engine after the other, but for the ones that have not answered lately.
 async fn ask(engines: &Engines, resting: &mut BTreeMap<PathBuf, Rest>, wanted: &Wanted) -> Option<ContainerNames> {
     if !is_plain(&wanted.id) {
         return None;

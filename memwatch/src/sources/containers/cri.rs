@@ -115,11 +115,11 @@ fn read(status: ContainerStatus) -> ContainerNames {
     let image = status.image.unwrap_or_default();
     // Which of the two is a person's depends on the runtime's age; the other one is a digest, or not there.
     let images = [image.user_specified_image, image.image];
-    let said = images.iter().find(|image| !image.is_empty() && !image.starts_with("sha256:"));
+    let stated = images.iter().find(|image| !image.is_empty() && !image.starts_with("sha256:"));
     ContainerNames {
         id: status.id,
         name: status.metadata.and_then(|metadata| name(&metadata.name)),
-        image: said.or(images.last()).and_then(|image| name(image)),
+        image: stated.or(images.last()).and_then(|image| name(image)),
         pod: pod_in(&status.labels),
     }
 }

@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 /// How long an answer may take, from the connection on.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Headers of an answer may take as much, bytes.
 const HEADERS_BYTES: usize = 16 << 10;
@@ -61,7 +61,7 @@ pub(super) async fn get(place: &Place, target: &str, most_bytes: usize) -> Resul
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
         .map_err(Refusal::failed)?;
-    within_patience(async {
+    within_timeout(async {
         let stream = TokioIo::new(connect(place).await?);
         let (mut sender, connection) = http1::Builder::new()
             .max_buf_size(HEADERS_BYTES)
@@ -96,10 +96,10 @@ pub(super) async fn call<A: Message + Default>(
         .version(Version::HTTP_2)
         .header(header::CONTENT_TYPE, "application/grpc")
         .header(header::TE, "trailers")
-        .header("grpc-timeout", format!("{}m", PATIENCE.as_millis()))
+        .header("grpc-timeout", format!("{}m", TIMEOUT.as_millis()))
         .body(BoxBody::new(Full::new(framed(question))))
         .map_err(Refusal::failed)?;
-    within_patience(async {
+    within_timeout(async {
         let stream = TokioIo::new(connect(place).await?);
         let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(u32::try_from(HEADERS_BYTES).unwrap_or(u32::MAX))
@@ -122,9 +122,9 @@ pub(super) async fn call<A: Message + Default>(
     .await
 }
 
-async fn within_patience<T>(exchange: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
-    let late = |_| Refusal::Failed(format!("no answer within {PATIENCE:?}"));
-    timeout(PATIENCE, exchange).await.map_err(late)?
+async fn within_timeout<T>(exchange: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+    let late = |_| Refusal::Failed(format!("no answer within {TIMEOUT:?}"));
+    timeout(TIMEOUT, exchange).await.map_err(late)?
 }
 
 async fn connect(place: &Place) -> Result<UnixStream, Refusal> {
@@ -161,7 +161,7 @@ async fn driven<T>(connection: impl Future, answer: impl Future<Output = T>) -> 
         answer = &mut answer => return answer,
         _ = &mut connection => {}
     }
-    // Whoever closes after the answer has sent all of it; the answer is told of an end before.
+    // Whoever closes after the answer has sent all of it; an end before that is part of the answer.
     answer.await
 }
 
@@ -176,7 +176,7 @@ async fn collect(response: Response<Incoming>, most_bytes: usize) -> Result<Coll
     Limited::new(response.into_body(), most_bytes).collect().await.map_err(Refusal::failed)
 }
 
-/// A byte that tells whether the message is compressed, and its length in four.
+/// A byte that shows whether the message is compressed, and its length in four.
 const PREFIX_BYTES: usize = 5;
 
 fn framed(message: &impl Message) -> Bytes {

@@ -67,7 +67,7 @@ impl Listener {
     }
 
     /// Sends a whole JSON answer to whatever is asked.
-    pub(super) fn telling(json: &str) -> Self {
+    pub(super) fn reporting(json: &str) -> Self {
         let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:";
         Self::saying(format!("{head} {}\r\n\r\n{json}", json.len()), false)
     }

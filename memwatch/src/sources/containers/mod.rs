@@ -40,7 +40,7 @@ struct Wanted {
 
 /// All containers whose names are wanted at some moment.
 #[derive(Clone, Debug, Default)]
-struct Wish {
+struct WantedNames {
     revision: u64,
     containers: Vec<Wanted>,
 }
@@ -52,13 +52,13 @@ pub(crate) enum Found {
     Names(Vec<(u64, ContainerNames)>),
     /// All that the kubelet has promised.
     Promised(Vec<Promise>),
-    /// All containers of this wish have been asked for once.
+    /// All containers of this request have been asked for once.
     Asked { revision: u64 },
 }
 
 /// The thread, seen from outside. It ends with this.
 pub(crate) struct RuntimeNames {
-    wishes: watch::Sender<Wish>,
+    requests: watch::Sender<WantedNames>,
     found: mpsc::Receiver<Found>,
     asked: Option<u64>,
 }
@@ -69,12 +69,12 @@ impl RuntimeNames {
     /// # Errors
     /// The system has no thread, or no epoll instance, to give.
     pub(crate) fn start(sockets: &RuntimeSockets) -> io::Result<Self> {
-        let (wishes, receiver) = watch::channel(Wish::default());
+        let (requests, receiver) = watch::channel(WantedNames::default());
         let (sender, found) = mpsc::channel(16);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (engines, kubelet) = (sockets.engines(), sockets.kubelet());
         std::thread::Builder::new().name("names".to_owned()).spawn(move || {
-            let promises = promises::tell(kubelet, promises::EVERY, sender.clone());
+            let promises = promises::report(kubelet, promises::EVERY, sender.clone());
             let asking = asking::ask_forever(engines, receiver, sender);
             runtime.block_on(async {
                 tokio::select! {
@@ -83,22 +83,22 @@ impl RuntimeNames {
                 }
             });
         })?;
-        Ok(Self { wishes, found, asked: None })
+        Ok(Self { requests, found, asked: None })
     }
 
-    /// Tells the thread which containers have no names. Costs nothing while they stay the same.
+    /// Informs the thread which containers have no names. Costs nothing while they stay the same.
     pub(crate) fn want(&self, known: &Names) {
         let revision = known.revision();
-        if self.wishes.borrow().revision != revision {
+        if self.requests.borrow().revision != revision {
             let containers = known.nameless().take(MOST_WANTED).map(Wanted::from).collect();
             // The receiver is gone where the thread is, and then nobody is asked.
-            let _ = self.wishes.send(Wish { revision, containers });
+            let _ = self.requests.send(WantedNames { revision, containers });
         }
     }
 
     /// Whether every container without names has been asked for at least once since it appeared.
     pub(crate) fn is_settled(&self) -> bool {
-        self.wishes.is_closed() || self.asked == Some(self.wishes.borrow().revision)
+        self.requests.is_closed() || self.asked == Some(self.requests.borrow().revision)
     }
 
     /// What the thread has found: waits for it. Never, where the thread is gone.

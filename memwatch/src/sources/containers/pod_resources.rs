@@ -7,7 +7,7 @@ use prost::Message;
 use super::exchange::{Place, Refusal, call};
 use super::words::name;
 
-/// A node has 110 pods unless told otherwise, and each some kilobytes here. gRPC's own default is the same.
+/// A node has 110 pods unless set otherwise, and each some kilobytes here. gRPC's own default is the same.
 const MOST_BYTES: usize = 4 << 20;
 
 /// As many promises are kept, and as many devices of each.
@@ -132,9 +132,9 @@ mod tests {
         };
         let idle = ContainerResources { name: "idle".to_owned(), ..ContainerResources::default() };
         let promises = read(&pod(vec![main, idle]));
-        let told: Vec<_> =
+        let reported: Vec<_> =
             promises.iter().map(|promise| (promise.resource.as_str(), promise.devices.join(","))).collect();
-        assert_eq!(told, [("nvidia.com/gpu", "GPU-a,GPU-b".to_owned()), ("gpu.nvidia.com", "gpu-3".to_owned())]);
+        assert_eq!(reported, [("nvidia.com/gpu", "GPU-a,GPU-b".to_owned()), ("gpu.nvidia.com", "gpu-3".to_owned())]);
         assert!(promises.iter().all(|promise| promise.pod == "train-0" && promise.container == "main"));
     }
 

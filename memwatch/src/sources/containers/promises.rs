@@ -1,4 +1,4 @@
-//! The kubelet's promises, asked for now and then, and told when they change.
+//! The kubelet's promises, asked for now and then, and reported when they change.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ pub(super) const EVERY: Duration = Duration::from_secs(10);
 const MOST_FAILURES: u32 = 6;
 
 /// Asks until nobody listens, each time after a rest of `every`.
-pub(super) async fn tell(kubelet: Place, every: Duration, found: mpsc::Sender<Found>) {
-    let mut told: Vec<Promise> = Vec::new();
+pub(super) async fn report(kubelet: Place, every: Duration, found: mpsc::Sender<Found>) {
+    let mut reported: Vec<Promise> = Vec::new();
     let mut failures = 0;
     loop {
         let answer = pod_resources::ask(&kubelet).await;
@@ -32,11 +32,11 @@ pub(super) async fn tell(kubelet: Place, every: Duration, found: mpsc::Sender<Fo
         }
         let promises = match answer {
             Ok(promises) => promises,
-            Err(_) if failures < MOST_FAILURES => told.clone(),
+            Err(_) if failures < MOST_FAILURES => reported.clone(),
             Err(_) => Vec::new(),
         };
-        if promises != told {
-            told.clone_from(&promises);
+        if promises != reported {
+            reported.clone_from(&promises);
             if found.send(Found::Promised(promises)).await.is_err() {
                 return;
             }
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn promises_are_told_when_they_change_and_not_believed_for_ever() {
+    async fn promises_are_reported_when_they_change_and_not_believed_for_ever() {
         let question = Arc::new(AtomicUsize::new(0));
         let kubelet = Listener::calls(move |method| match question.fetch_add(1, Ordering::Relaxed) {
             0 | 1 if method == "/v1.PodResourcesLister/List" => answer("GPU-a"),
@@ -81,7 +81,7 @@ mod tests {
             _ => Answer::refusal("14"),
         });
         let (sender, mut found) = mpsc::channel(1);
-        let task = tokio::spawn(tell(kubelet.place(), Duration::from_millis(1), sender));
+        let task = tokio::spawn(report(kubelet.place(), Duration::from_millis(1), sender));
         assert_eq!(devices(found.recv().await), ["GPU-a"]);
         assert_eq!(devices(found.recv().await), ["GPU-b"]);
         assert_eq!(devices(found.recv().await), Vec::<String>::new());

@@ -33,13 +33,13 @@ pub(crate) struct RuntimeSockets {
     pub(crate) kubelet: Option<PathBuf>,
 }
 
-/// Whom to ask for names.
+/// Which runtime to ask for names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Engines {
     docker: Vec<Place>,
     podman: Vec<Place>,
     cri: Vec<Place>,
-    /// Also those that users run for themselves.
+    /// Also the ones that users run for themselves.
     of_users: bool,
 }
 
@@ -85,7 +85,7 @@ impl RuntimeSockets {
 }
 
 impl Engines {
-    /// Whom to ask for a container whose path names this runtime, in whose slice it is; who is likelier to know it comes first.
+    /// Which runtime to ask for a container whose path names this runtime, in whose slice it is; the likeliest comes first.
     pub(super) fn of(&self, runtime: Option<&str>, user: Option<u32>) -> Vec<(Language, Place)> {
         let docker = || match user.filter(|_| self.of_users) {
             Some(user) => vec![well_known(&format!("/run/user/{user}/docker.sock"), Some(user))],

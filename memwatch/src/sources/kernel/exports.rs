@@ -27,7 +27,7 @@ pub(crate) enum LeftOut {
     Alias,
     /// The form that an old header named: programs built since call one with a later number.
     Legacy,
-    /// It may take memory, and is not followed: that is in the unexplained bytes.
+    /// It may take memory, and is not followed: that is in the unattributed bytes.
     Unexplained,
 }
 
@@ -41,7 +41,7 @@ impl LeftOut {
             Self::Graph => "build graphs",
             Self::Alias => "show other owners' memory",
             Self::Legacy => "legacy forms",
-            Self::Unexplained => "not followed, so unexplained",
+            Self::Unexplained => "not followed, so unattributed",
         }
     }
 }

@@ -107,8 +107,8 @@ pub(crate) enum LoadError {
         #[source]
         cause: MapError,
     },
-    /// The time of the attach could not be told to the kernel half.
-    #[error("the kernel half cannot be told that its probes are in place")]
+    /// The time of the attach could not be asked to the kernel half.
+    #[error("the kernel half cannot be informed that its probes are in place")]
     Arm(#[source] MapError),
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Kernel {
     pub(crate) ebpf: Ebpf,
     /// How its probes are attached.
     pub(crate) mechanism: Mechanism,
-    /// It tells when a process it knows is put into another control group.
+    /// It shows when a process it knows is put into another control group.
     pub(crate) reports_moves: bool,
 }
 
@@ -166,7 +166,7 @@ impl Kernel {
         {
             start_tracepoint(&mut ebpf, program, tracepoint)?;
         }
-        // A kernel without control groups has no such tracepoint, and nothing to tell.
+        // A kernel without control groups has no such tracepoint, and nothing to report.
         let moves = start_tracepoint(&mut ebpf, "mw_move", "cgroup_attach_task");
         if let Err(error) = &moves {
             log::info!("moves between control groups are not reported: {}", chain(error));
@@ -174,7 +174,7 @@ impl Kernel {
         Ok(Self { ebpf, mechanism, reports_moves: moves.is_ok() })
     }
 
-    /// Tells the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
+    /// Informs the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
     pub(crate) fn arm(&mut self, now_ns: u64) -> Result<(), LoadError> {
         let map = self.ebpf.map_mut("ARMED_NS").ok_or(LoadError::Missing("ARMED_NS"))?;
         let mut armed: Array<&mut MapData, u64> = Array::try_from(map).map_err(LoadError::Arm)?;

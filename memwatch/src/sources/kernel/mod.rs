@@ -1,7 +1,7 @@
 //! The kernel half, seen from user space: load it, find the functions, attach, read its records and losses.
 
+pub(crate) mod allocation_map;
 pub(crate) mod attach;
-pub(crate) mod books;
 pub(crate) mod btf;
 pub(crate) mod exports;
 pub(crate) mod load;

@@ -105,7 +105,7 @@ impl Handle {
     }
 
     /// Unwraps an overlay handle to the handle of the file below. `None` keeps the handle whole:
-    /// it is of another file system, or nothing in it tells two file systems below apart (no
+    /// it is of another file system, or nothing in it distinguishes two file systems below (no
     /// UUID, and a generation of zero in the inner handle, as on squashfs).
     fn below_overlay(kind: i32, bytes: &[u8]) -> Option<Self> {
         if kind != OVERLAY_HANDLE {

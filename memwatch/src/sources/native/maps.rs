@@ -49,7 +49,7 @@ impl Maps {
         Self { tgid, read_ns: 0, all: Vec::new() }
     }
 
-    /// Reads them anew unless that was done after this moment: code that ran then is in what is read since, unless it has gone meanwhile.
+    /// Reads them again unless that was done after this moment: code that ran then is in what is read since, unless it has gone meanwhile.
     pub(super) fn be_as_new_as(&mut self, time_ns: u64, images: &mut Images) {
         if self.read_ns > time_ns {
             return;

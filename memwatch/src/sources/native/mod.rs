@@ -1,5 +1,5 @@
 //! Native frames from copies of a thread's stack, from outside: `.eh_frame` says how to find the caller of each instruction, since neither PyTorch
-//! nor CPython keeps frame pointers. Where it does not say, the stack ends, and it is said why: nothing is guessed.
+//! nor CPython keeps frame pointers. Where it does not say, the stack ends, and the reason is reported: nothing is guessed.
 //!
 //! All that is read is a stranger's: bounded, and no panic whatever it is.
 
@@ -21,7 +21,7 @@ use names::Names;
 
 /// Frames of one stack that are kept.
 const MOST_FRAMES: usize = 512;
-/// Different stacks of threads without Python that are told apart in a process; what comes after has none.
+/// Different stacks of threads without Python that are distinguished in a process; what comes after has none.
 const MOST_STACKS: usize = 1 << 14;
 
 /// What is known of files, for all processes.
@@ -44,7 +44,7 @@ pub(crate) struct NativeProcess {
 /// A stack that was unwound.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unwound {
-    /// The number that the stack has from now on; 0 where there are more than are told apart.
+    /// The number that the stack has from now on; 0 where there are more than are distinguished.
     pub(crate) id: u64,
     /// The stack, unless the number had it before.
     pub(crate) stack: Option<NativeStack>,
@@ -69,7 +69,7 @@ impl NativeProcess {
             *common_end = NativeEnd::Differing;
             return Some(named(files, common, NativeEnd::Differing));
         }
-        // Nothing is known of what was forgotten: that it is the same cannot be said of it.
+        // Nothing is known of what was forgotten: that it is the same cannot be stated of it.
         if copy.is_again() {
             return None;
         }
@@ -82,7 +82,7 @@ impl NativeProcess {
     }
 
     /// The same of a thread without Python.
-    pub(crate) fn tell_apart(&mut self, files: &mut NativeFiles, copy: &NativeItem<'_>) -> Unwound {
+    pub(crate) fn distinguish(&mut self, files: &mut NativeFiles, copy: &NativeItem<'_>) -> Unwound {
         let (places, end) = self.places(files, copy);
         // What ended otherwise is another stack, whatever it has in common.
         let key: Box<[(usize, u64)]> = places.iter().copied().chain([(usize::MAX, end as u64)]).collect();

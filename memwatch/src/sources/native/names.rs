@@ -14,7 +14,7 @@ use crate::printable::printable;
 use crate::sources::kernel::resolve::{Layout, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
 
-/// Functions of one file that are told apart: `libtorch_cpu.so` has 600,000.
+/// Functions of one file that are distinguished: `libtorch_cpu.so` has 600,000.
 const MOST_FUNCTIONS: usize = 4 << 20;
 /// The longest name that is read, and the longest that is made of one: PyTorch's templates have some thousands.
 const MOST_NAME_BYTES: usize = 16 << 10;

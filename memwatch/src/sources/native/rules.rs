@@ -63,8 +63,8 @@ pub(super) enum Step {
     Outermost,
     /// What is needed is no part of the copy.
     NotCopied,
-    /// It cannot be told.
-    Untold,
+    /// It is not known.
+    Undecided,
 }
 
 type Reader<'a> = EndianSlice<'a, LittleEndian>;
@@ -113,7 +113,7 @@ impl Rules {
         let value = |register: usize| values.get(register).copied().flatten();
         let frame = match &self.frame {
             FrameAddress::Register(register, offset) => {
-                value(*register).ok_or(Step::Untold)?.wrapping_add_signed(*offset)
+                value(*register).ok_or(Step::Undecided)?.wrapping_add_signed(*offset)
             }
             FrameAddress::Expression(bytes) => evaluate(bytes, None, values, read)?,
         };
@@ -126,10 +126,10 @@ impl Rules {
         for (register, rule) in &self.registers {
             let found = match rule {
                 Rule::Undefined if *register == RETURN_ADDRESS => return Err(Step::Outermost),
-                Rule::Undefined => Err(Step::Untold),
+                Rule::Undefined => Err(Step::Undecided),
                 Rule::At(offset) => read(frame.wrapping_add_signed(*offset)).ok_or(Step::NotCopied),
                 Rule::Is(offset) => Ok(frame.wrapping_add_signed(*offset)),
-                Rule::Register(other) => value(*other).ok_or(Step::Untold),
+                Rule::Register(other) => value(*other).ok_or(Step::Undecided),
                 Rule::AtExpression(bytes) => {
                     evaluate(bytes, Some(frame), values, read).and_then(|at| read(at).ok_or(Step::NotCopied))
                 }
@@ -142,7 +142,7 @@ impl Rules {
                 *known = found.ok();
             }
         }
-        if caller[RETURN_ADDRESS].is_some() { Ok(caller) } else { Err(Step::Untold) }
+        if caller[RETURN_ADDRESS].is_some() { Ok(caller) } else { Err(Step::Undecided) }
     }
 }
 
@@ -156,34 +156,34 @@ fn evaluate(
     values: &Values,
     read: &impl Fn(u64) -> Option<u64>,
 ) -> Result<u64, Step> {
-    let untold = |_damaged: gimli::Error| Step::Untold;
+    let unreported = |_damaged: gimli::Error| Step::Undecided;
     let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
     let mut evaluation = Expression(Reader::new(bytes, LittleEndian)).evaluation(encoding);
     evaluation.set_max_iterations(MOST_OPERATIONS);
     if let Some(frame) = frame {
         evaluation.set_initial_value(frame);
     }
-    let mut state = evaluation.evaluate().map_err(untold)?;
+    let mut state = evaluation.evaluate().map_err(unreported)?;
     loop {
         state = match state {
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresMemory { address, size: 8, space: None, .. } => {
                 let word = read(address).ok_or(Step::NotCopied)?;
-                evaluation.resume_with_memory(Value::Generic(word)).map_err(untold)?
+                evaluation.resume_with_memory(Value::Generic(word)).map_err(unreported)?
             }
             EvaluationResult::RequiresRegister { register, .. } => {
-                let value = values.get(usize::from(register.0)).copied().flatten().ok_or(Step::Untold)?;
-                evaluation.resume_with_register(Value::Generic(value)).map_err(untold)?
+                let value = values.get(usize::from(register.0)).copied().flatten().ok_or(Step::Undecided)?;
+                evaluation.resume_with_register(Value::Generic(value)).map_err(unreported)?
             }
-            _ => return Err(Step::Untold),
+            _ => return Err(Step::Undecided),
         };
     }
     match evaluation.as_result() {
         [piece] => match piece.location {
             Location::Address { address } => Ok(address),
             Location::Value { value: Value::Generic(value) } => Ok(value),
-            _ => Err(Step::Untold),
+            _ => Err(Step::Undecided),
         },
-        _ => Err(Step::Untold),
+        _ => Err(Step::Undecided),
     }
 }

@@ -145,18 +145,18 @@ fn code_of_no_file_and_a_stack_of_nonsense_end_the_stack() {
 #[test]
 fn the_same_frames_have_one_number_and_others_another() {
     let (mut process, mut files) = (NativeProcess::new(std::process::id()), NativeFiles::default());
-    let mut tell = |id: u64, copied: &Copied| {
+    let mut report = |id: u64, copied: &Copied| {
         let item = NativeItem { id, ..copied.item() };
-        let unwound = process.tell_apart(&mut files, &item);
+        let unwound = process.distinguish(&mut files, &item);
         (unwound.id, unwound.stack.is_some())
     };
     let all: Vec<_> = (0..2).map(|_| copy_below_the_c_library()).collect();
     let other = copy_below_the_c_library();
-    assert_eq!(tell(1, &all[0]), (1, true));
-    assert_eq!(tell(2, &all[1]), (1, false));
-    assert_eq!(tell(3, &other), (3, true));
+    assert_eq!(report(1, &all[0]), (1, true));
+    assert_eq!(report(2, &all[1]), (1, false));
+    assert_eq!(report(3, &other), (3, true));
     let cut = Copied { stack: other.stack[..512].to_vec(), ..clone(&other) };
-    assert_eq!(tell(4, &cut), (4, true), "what is cut may have been another");
+    assert_eq!(report(4, &cut), (4, true), "what is cut may have been another");
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(super) fn unwind(maps: &Maps, images: &mut Images, copy: &NativeItem<'_>) ->
             Ok(caller) => values = caller,
             Err(Step::Outermost) => break NativeEnd::Complete,
             Err(Step::NotCopied) => break NativeEnd::CopyEnds,
-            Err(Step::Untold) => break NativeEnd::NoInformation,
+            Err(Step::Undecided) => break NativeEnd::NoInformation,
         }
         returns = !rules.is_signal;
     };

@@ -33,7 +33,7 @@ impl<'a> Variables<'a> {
         Self(found)
     }
 
-    /// What tells whose the process is.
+    /// What shows whose the process is.
     pub(super) fn of_owner(&self) -> Environment {
         let known = VARIABLES.iter().filter_map(|name| Some((*name, self.0.get(name)?)));
         known.map(|(name, value)| (Cow::Borrowed(name), text(value))).collect()

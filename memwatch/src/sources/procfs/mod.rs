@@ -26,7 +26,7 @@ const ENVIRONMENT_BYTES: usize = 1 << 20;
 const CGROUPS_BYTES: usize = 1 << 16;
 /// The other tables of `/proc/PID` are a page or two.
 const TABLE_BYTES: usize = 1 << 16;
-/// So many generations of ancestors are told.
+/// So many generations of ancestors are reported.
 const ANCESTORS: usize = 32;
 /// Without it there is no process.
 const FIRST_PROCESS: u32 = 1;
@@ -101,7 +101,7 @@ impl ProcReader {
         }
     }
 
-    /// The control groups of a process, as the kernel writes them; `None` if it has ended, or none are told.
+    /// The control groups of a process, as the kernel writes them; `None` if it has ended, or none are reported.
     pub(crate) fn cgroups(&self, tgid: u32) -> Option<String> {
         let stat = self.stat(tgid)?;
         self.groups(tgid, &stat)
@@ -114,10 +114,10 @@ impl ProcReader {
             text.truncate(text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1));
         }
         // Who has ended is in the roots of v1's hierarchies, and where it was only in the unified one (kernel/cgroup/cgroup.c, `proc_cgroup_show`).
-        let tells = |line: &&[u8]| !stat.ended || (line.starts_with(b"0::") && *line != b"0::/\n");
-        let lines = text.split_inclusive(|byte| *byte == b'\n').filter(tells);
-        let told = lines.map(String::from_utf8_lossy).collect::<String>();
-        (!stat.ended || !told.is_empty()).then_some(told)
+        let reports = |line: &&[u8]| !stat.ended || (line.starts_with(b"0::") && *line != b"0::/\n");
+        let lines = text.split_inclusive(|byte| *byte == b'\n').filter(reports);
+        let reported = lines.map(String::from_utf8_lossy).collect::<String>();
+        (!stat.ended || !reported.is_empty()).then_some(reported)
     }
 
     /// Parent, parent's parent and so on, without the machine's first process, as they are now.

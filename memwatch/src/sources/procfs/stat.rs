@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_ended_is_told_from_who_runs() {
+    fn who_has_ended_is_distinguished_from_who_runs() {
         let line = |state| {
             format!("7 (x) {state} 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615")
         };

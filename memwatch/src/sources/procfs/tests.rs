@@ -59,7 +59,7 @@ fn hostile_names_and_long_command_lines_become_bounded_valid_text() {
 }
 
 #[test]
-fn of_a_process_that_is_gone_the_record_tells_what_it_can() {
+fn of_a_process_that_is_gone_the_record_reports_what_it_can() {
     let mut comm = [0; 16];
     comm[..4].copy_from_slice(b"a\xff\x1bb");
     let record = ProcessRecord { tgid: 7, start_ns: 12, uid: 4_000_000_000, comm, ..ProcessRecord::default() };
@@ -88,7 +88,7 @@ fn descendants_are_found_over_generations_and_strangers_are_not() {
 }
 
 #[test]
-fn ancestors_are_told_nearest_first_without_the_first_process() {
+fn ancestors_are_reported_nearest_first_without_the_first_process() {
     let proc = Proc::new().process(1, "init", 0, 0).process(10, "sh)", 1, 5).process(11, "a\\nb", 10, 6);
     let proc = proc.process(12, "python", 11, 7);
     let ancestor = |tgid, comm: &str| Ancestor { tgid: Tgid(tgid), comm: comm.into() };
@@ -162,7 +162,7 @@ fn other_mounts_or_a_slurm_job_may_hide_gpus() {
 }
 
 #[test]
-fn a_real_process_is_told_with_its_user_its_parent_and_the_listed_variables_alone() {
+fn a_real_process_is_reported_with_its_user_its_parent_and_the_listed_variables_alone() {
     let sleeping =
         Command::new("sleep").arg("1000").env("SLURM_JOB_ID", "7").env("TOKEN", "s").stdin(Stdio::null()).spawn();
     let mut child = sleeping.expect("sleep starts");

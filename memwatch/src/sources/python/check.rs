@@ -13,7 +13,7 @@ use super::layout::Layout;
 use super::memory::{Memory, at};
 use super::walk::{self, Thread};
 
-/// A process that runs moves its frames while they are read: so often is looked again, this long apart.
+/// A process that runs moves its frames while they are read: how many times to look again, and how long apart.
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(2);
 /// So many looks must have found all but the innermost frames right, where none found all.

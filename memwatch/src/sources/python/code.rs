@@ -101,6 +101,6 @@ pub(super) fn first_local_is_plain(memory: &impl Memory, layout: &Layout, addres
     if layout.instructions == Instructions::Pointer {
         return Some(count > 0 && memory.array::<1>(at(kinds, BYTES)?)?[0] & IS_CELL == 0);
     }
-    // Before 3.11 there is no telling which variable a cell is of without reading names: none is the usual case.
+    // Before 3.11 there is no knowing which variable a cell is of without reading names: none is the usual case.
     Some(count == 0)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Where the signal's handler writes a byte each time.
@@ -41,7 +41,7 @@ fn wait_for_byte(handled: &OwnedFd) {
 fn until_asleep(stat: &str) {
     let begun = Instant::now();
     while !fs::read_to_string(stat).is_ok_and(|text| text.contains(") S ")) {
-        assert!(begun.elapsed() < PATIENCE, "{stat}");
+        assert!(begun.elapsed() < TIMEOUT, "{stat}");
         std::thread::sleep(POLL);
     }
 }

@@ -21,7 +21,7 @@ const WAITING: usize = 64;
 /// Keyframes stand so many to a full file, unless they are large themselves.
 const KEYFRAMES: u64 = 8;
 
-/// What the thread is told.
+/// What the thread is reported.
 enum Order {
     Chunk(Vec<u8>),
     Keyframe(KeyframeFront, Box<Pipeline>),
@@ -32,7 +32,7 @@ enum Order {
 /// The thread, as its recorder sees it.
 pub(crate) struct Ring {
     orders: SyncSender<Order>,
-    thread: JoinHandle<(Kept, io::Result<()>)>,
+    thread: JoinHandle<(FileContents, io::Result<()>)>,
     flags: Arc<Flags>,
     /// The watch waits for a slow disk.
     waits: bool,
@@ -40,7 +40,7 @@ pub(crate) struct Ring {
 
 /// What is in the file.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct FileContents {
     /// How long it is: all of it complete.
     pub(crate) bytes: u64,
     /// The time of the keyframe that it begins with; `None` while it has everything.
@@ -67,7 +67,7 @@ impl Ring {
         // Where it is a link, what it leads to is replaced.
         let path = path.canonicalize()?;
         let flags = Arc::new(Flags::default());
-        let kept = Kept { bytes: front.len() as u64, since_ns: None };
+        let kept = FileContents { bytes: front.len() as u64, since_ns: None };
         let (keyframes, since) = (VecDeque::new(), 0);
         let writer = Writer { path, file, front, kept, limit_bytes, keyframes, since, flags: Arc::clone(&flags) };
         let (orders, waiting) = sync_channel(WAITING);
@@ -90,7 +90,7 @@ impl Ring {
     }
 
     fn order(&self, order: Order) {
-        // A thread that is gone has said that it failed.
+        // A thread that is gone has reported that it failed.
         if self.waits {
             let _ = self.orders.send(order);
         } else if let Err(TrySendError::Full(_)) = self.orders.try_send(order) {
@@ -110,12 +110,12 @@ impl Ring {
     }
 
     /// Writes the end mark. Says what is in the file, and whether all of it was written.
-    pub(crate) fn end(self, mark: Vec<u8>) -> (Kept, io::Result<()>) {
+    pub(crate) fn end(self, mark: Vec<u8>) -> (FileContents, io::Result<()>) {
         let _ = self.orders.send(Order::End(mark));
         drop(self.orders);
         self.thread
             .join()
-            .unwrap_or_else(|_| (Kept::default(), Err(io::Error::other("the thread that writes it has ended"))))
+            .unwrap_or_else(|_| (FileContents::default(), Err(io::Error::other("the thread that writes it has ended"))))
     }
 }
 
@@ -124,7 +124,7 @@ struct Writer {
     path: PathBuf,
     file: File,
     front: Vec<u8>,
-    kept: Kept,
+    kept: FileContents,
     limit_bytes: u64,
     /// Where keyframes begin in it, and their times.
     keyframes: VecDeque<(u64, u64)>,
@@ -134,7 +134,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self, orders: &Receiver<Order>) -> (Kept, io::Result<()>) {
+    fn run(mut self, orders: &Receiver<Order>) -> (FileContents, io::Result<()>) {
         let mut done = Ok(());
         for order in orders {
             if self.flags.has_failed.load(Ordering::Relaxed) {
@@ -192,7 +192,7 @@ impl Writer {
             self.kept.since_ns = Some(time_ns);
         }
         if self.kept.bytes + more > self.full_bytes() {
-            // Nothing of the file may be kept beside it: it begins anew.
+            // Nothing of the file may be kept beside it: it starts over.
             self.keyframes.push_back((self.kept.bytes, time_ns));
             self.since = 0;
             return self.replace((self.kept.bytes, time_ns), keyframe);
@@ -243,7 +243,7 @@ impl Writer {
         for (place, _) in &mut self.keyframes {
             *place = *place - byte + front;
         }
-        self.kept = Kept { bytes, since_ns: Some(since_ns) };
+        self.kept = FileContents { bytes, since_ns: Some(since_ns) };
         Ok(())
     }
 
@@ -297,7 +297,7 @@ mod tests {
         let front = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
         fs::write(&path, &front).expect("the directory is ours");
         let file = OpenOptions::new().append(true).open(&path).expect("it is there");
-        let kept = Kept { bytes: front.len() as u64, since_ns: None };
+        let kept = FileContents { bytes: front.len() as u64, since_ns: None };
         let (keyframes, flags) = (VecDeque::new(), Arc::default());
         Writer { path, file, front, kept, limit_bytes: LIMIT, keyframes, since: 0, flags }
     }

@@ -5,7 +5,7 @@ use memwatch_core::Pipeline;
 use super::Session;
 
 impl Session {
-    /// What is to be looked for is said here, before it is watched.
+    /// What to look for is set here, before it is watched.
     pub(crate) fn pipeline_mut(&mut self) -> &mut Pipeline {
         &mut self.pipeline
     }

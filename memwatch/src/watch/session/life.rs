@@ -10,7 +10,7 @@ use crate::backends::cuda::library_watch::LibraryWatch;
 use crate::sources::cgroup::Groups;
 use crate::sources::procfs::ProcReader;
 
-/// `/proc/PID/stat` tells a start to 10 ms, cut off: two readings of one start differ by less.
+/// `/proc/PID/stat` reports a start to 10 ms, cut off: two readings of one start differ by less.
 const START_RESOLUTION_NS: u64 = 20_000_000;
 
 /// What such a record concerns.

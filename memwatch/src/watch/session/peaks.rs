@@ -1,4 +1,4 @@
-//! Peaks that begin again: in memwatch's own books.
+//! Peaks that begin again: in memwatch's own counters.
 
 use memwatch_core::input::Input;
 use memwatch_core::snapshot::Snapshot;

@@ -1,4 +1,4 @@
-//! What is watched of PyTorch, and what only the process's memory can tell of its records: which code a stack's frames are.
+//! What is watched of PyTorch, and what only the process's memory knows of its records: which code a stack's frames are.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -77,11 +77,11 @@ enum Python {
         /// On the end of code objects.
         probes: Option<TensorProbes>,
         /// What the kernel half walks with.
-        told: PythonLayout,
+        reported: PythonLayout,
     },
 }
 
-/// What of PyTorch a watch keeps, and tells.
+/// What of PyTorch a watch keeps, and reports.
 impl Session {
     /// Blocks of this size in bytes and above are listed one by one, where PyTorch is found from now on.
     pub(crate) fn list_tensors_from(&mut self, least_bytes: u64) {
@@ -137,7 +137,7 @@ impl Tensors {
         self.large_bytes = least_bytes;
     }
 
-    /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in those that have it.
+    /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in the ones that have it.
     pub(crate) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
         if self.torch.level() == TensorLevel::Off {
             return;
@@ -173,7 +173,7 @@ impl Tensors {
             self.meet(kernel, tgid);
         }
         for (tgid, process) in &mut self.processes {
-            process.tell(kernel, *tgid, pipeline);
+            process.report(kernel, *tgid, pipeline);
             process.rest(*tgid, self.fetches, pipeline);
             if pipeline.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
@@ -283,12 +283,12 @@ impl Tensors {
         let python = match PythonProcess::attach(tgid) {
             Ok(Some(python)) => {
                 log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
-                let told = python.layout();
+                let reported = python.layout();
                 // First: no code object whose address was sent goes unnoticed.
                 let probes = watch_code(kernel, tgid, &python);
-                log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &told));
+                log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &reported));
                 log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
-                Python::Found { python: Box::new(python), probes, told }
+                Python::Found { python: Box::new(python), probes, reported }
             }
             Ok(None) => {
                 log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
@@ -319,7 +319,7 @@ impl Tensors {
             let stack = process.native.unwind(&mut self.files, copy)?;
             return Some(Input::NativeStack { tgid, id: copy.id, stack });
         }
-        let unwound = process.native.tell_apart(&mut self.files, copy);
+        let unwound = process.native.distinguish(&mut self.files, copy);
         if unwound.id != copy.id {
             // The records that name so many copies were lost.
             if process.same.len() >= MOST_SAME {
@@ -381,13 +381,13 @@ impl Process {
         }
     }
 
-    /// Tells the kernel half what has been learnt since, and asks it for what the pipeline lacks.
-    fn tell(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
-        if let Python::Found { python, told, .. } = &mut self.python
-            && *told != python.layout()
+    /// Informs the kernel half what has been learnt since, and asks it for what the pipeline lacks.
+    fn report(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
+        if let Python::Found { python, reported, .. } = &mut self.python
+            && *reported != python.layout()
         {
-            *told = python.layout();
-            log_failure(tgid, tensor_probes::set_layout(kernel, tgid, told));
+            *reported = python.layout();
+            log_failure(tgid, tensor_probes::set_layout(kernel, tgid, reported));
         }
         let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_STATISTICS);
         if is_due && pipeline.wants_statistics(Tgid(tgid)) {
@@ -422,13 +422,13 @@ mod tests {
     use memwatch_common::record::{ProcessEvent, ProcessRecord};
 
     use super::{PriceGuard, Tensors};
-    use crate::frameworks::pytorch::{TensorLevel, TensorWish, TorchWatch};
+    use crate::frameworks::pytorch::{TensorLevel, TensorRequest, TorchWatch};
     use crate::sources::kernel::site::KernelVersion;
     use crate::watch::session::SessionOptions;
 
     fn remembered_ends(level: TensorLevel) -> usize {
         let version = KernelVersion::from_release("6.18.0").expect("a release");
-        let torch = TorchWatch::new(version, TensorWish { level, reports_only: false }).expect("a thread");
+        let torch = TorchWatch::new(version, TensorRequest { level, reports_only: false }).expect("a thread");
         let mut tensors = Tensors::new(torch, PriceGuard::new(&SessionOptions::default()));
         for tgid in 1..=100 {
             tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });

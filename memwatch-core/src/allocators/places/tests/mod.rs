@@ -41,7 +41,7 @@ fn lists(device: &DevicePlaces) -> [Vec<Sum>; 5] {
         device.layers().map(|(_, layer)| layer.sum).collect(),
         device.stages().map(|(_, sum)| *sum).collect(),
         device.phases().map(|(_, sum)| *sum).collect(),
-        device.trails().map(|(_, sum)| *sum).collect(),
+        device.call_paths().map(|(_, sum)| *sum).collect(),
     ]
 }
 
@@ -186,15 +186,15 @@ fn peaks_begin_again_where_they_are_reset() {
 }
 
 #[test]
-fn the_trails_beyond_the_bound_share_a_row_for_each_stage() {
+fn the_call_paths_beyond_the_bound_share_a_row_for_each_stage() {
     let mut places = Places::default();
-    for number in 0..TRAILS as u64 + 100 {
+    for number in 0..CALL_PATHS as u64 + 100 {
         let whose = Attribution { stack: Some(number + 1), ..whose(0, 0, 0) };
         places.grant(&block(number, 1, 1), whose);
     }
     let device = &places.devices()[&GPU];
-    let shared: Vec<_> = device.trails().filter(|(trail, _)| trail.site == SiteKey::REST).collect();
-    assert_eq!(device.trails().count(), TRAILS + 1);
-    let [(trail, sum)] = shared[..] else { panic!("one stage, one row: {shared:?}") };
-    assert_eq!((trail.stack, trail.row.stage, sum.live_bytes), (None, Stage::ALL[0], 100));
+    let shared: Vec<_> = device.call_paths().filter(|(call_path, _)| call_path.site == SiteKey::REST).collect();
+    assert_eq!(device.call_paths().count(), CALL_PATHS + 1);
+    let [(call_path, sum)] = shared[..] else { panic!("one stage, one row: {shared:?}") };
+    assert_eq!((call_path.stack, call_path.row.stage, sum.live_bytes), (None, Stage::ALL[0], 100));
 }

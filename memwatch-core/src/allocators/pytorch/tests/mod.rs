@@ -1,4 +1,4 @@
-//! The allocator's rules against what real PyTorch said of itself, and against a naive allocator.
+//! The allocator's rules against what real PyTorch reported of itself, and against a naive allocator.
 
 pub(crate) mod naive;
 mod peaks;
@@ -61,22 +61,22 @@ fn values(allocators: &Allocators) -> BTreeMap<String, i64> {
 fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_gone() {
     let mut allocators = started();
     let (mut naive, id) = (naive::Naive::new(0, false), (0, 3));
-    let tell = |allocators: &mut Allocators, action, address, bytes| {
+    let report = |allocators: &mut Allocators, action, address, bytes| {
         let ordinal = Ordinal(0);
         let traced = Traced { allocator: ALLOCATOR, action, address, bytes, stream: 0, ordinal, pool: Some(id) };
         allocators.apply(&event(TensorChange::Traced(traced)));
     };
-    tell(&mut allocators, TraceAction::SegmentAlloc, 0x4000_0000, 20 << 20);
-    tell(&mut allocators, TraceAction::Alloc, 0x4000_0000, 3 << 20);
+    report(&mut allocators, TraceAction::SegmentAlloc, 0x4000_0000, 20 << 20);
+    report(&mut allocators, TraceAction::Alloc, 0x4000_0000, 3 << 20);
     allocators.apply(&event(reported(0x4000_0000, 3 << 20, 3 << 20, 20 << 20)));
-    // The version tells by its layout that it counts pools.
+    // The version shows by its layout that it counts pools.
     naive.request(Tid(1), 3 << 20);
     naive.grant(Tid(1), 3 << 20, 0, 0);
     assert!(allocators.learn_counters(ALLOCATOR, 9, &naive.words(4)));
-    tell(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
-    tell(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
+    report(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
+    report(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
     allocators.apply(&event(reported(0x4000_0000, -(3 << 20), 0, 20 << 20)));
-    tell(&mut allocators, TraceAction::SegmentFree, 0x4000_0000, 20 << 20);
+    report(&mut allocators, TraceAction::SegmentFree, 0x4000_0000, 20 << 20);
     allocators.apply(&event(TensorChange::AccumulatedReset { ordinal: Ordinal(0) }));
     let pools: Vec<_> = device(&allocators)
         .numbers()
@@ -89,7 +89,7 @@ fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_g
 }
 
 #[test]
-fn the_words_of_a_request_are_told_apart_by_what_is_granted() {
+fn the_words_of_a_request_distinguished_by_what_is_granted() {
     for size_word in [0, 1] {
         let mut allocators = started();
         let mut words = [7, 7];
@@ -135,7 +135,7 @@ fn a_block_in_a_segment_of_the_other_pool_makes_the_numbers_doubtful() {
 }
 
 #[test]
-fn an_event_that_no_gpu_can_tell_is_counted_and_changes_nothing() {
+fn an_event_that_no_gpu_can_report_is_counted_and_changes_nothing() {
     let mut allocators = started();
     allocators.apply(&event(reported(u64::MAX, 512, 512, 512)));
     allocators.apply(&event(reported(0x4000_0000, i64::MIN, 512, 512)));
@@ -147,9 +147,9 @@ fn what_the_program_has_from_before_the_watch_is_what_was_never_granted_in_it() 
     let mut allocators = Allocators::default();
     allocators.begin(false, &[]);
     allocators.apply(&event(reported(0x4000_0000, 512, 4096, 2 << 20)));
-    assert_eq!(device(&allocators).before_attach_bytes(), Some(3584));
+    assert_eq!(device(&allocators).preexisting_bytes(), Some(3584));
     allocators.apply(&event(reported(0x5000_0000, -1024, 3072, 2 << 20)));
-    assert_eq!(device(&allocators).before_attach_bytes(), Some(2560));
+    assert_eq!(device(&allocators).preexisting_bytes(), Some(2560));
     let all_peak = device(&allocators).number(Family::AllocatedBytes, Scope::All, "peak");
     assert_eq!(all_peak.map(Trust::certainty), Some(Certainty::Unknown), "it may have been more before");
 }

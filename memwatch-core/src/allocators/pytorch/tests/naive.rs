@@ -1,4 +1,4 @@
-//! A naive caching allocator that tells what PyTorch's would, and counts by looking at all its blocks again after every step.
+//! A naive caching allocator that shows what PyTorch's would, and counts by looking at all its blocks again after every step.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 
@@ -48,7 +48,7 @@ impl NaiveSegment {
     }
 }
 
-/// One device's allocator and what it has told.
+/// One device's allocator and what it has reported.
 #[derive(Clone, Debug)]
 pub(crate) struct Naive {
     pub(crate) allocator: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Naive {
     segments: Vec<NaiveSegment>,
     next_address: u64,
     pub(crate) truth: Statistics,
-    pub(crate) told: Vec<(Tid, TensorChange)>,
+    pub(crate) reported: Vec<(Tid, TensorChange)>,
 }
 
 impl Naive {
@@ -70,12 +70,12 @@ impl Naive {
             segments: Vec::new(),
             next_address: at << 45,
             truth: Statistics::default(),
-            told: Vec::new(),
+            reported: Vec::new(),
         }
     }
 
     pub(crate) fn request(&mut self, tid: Tid, bytes: u64) {
-        self.told.push((tid, TensorChange::Requested { allocator: self.allocator, words: [bytes, 0] }));
+        self.reported.push((tid, TensorChange::Requested { allocator: self.allocator, words: [bytes, 0] }));
     }
 
     /// What follows the request, within the lock.
@@ -83,7 +83,7 @@ impl Naive {
         let bytes = requested.next_multiple_of(512);
         let pool = (PoolSize::of_request(bytes), stream, private);
         let (segment, block) = self.find(pool, bytes).unwrap_or_else(|| {
-            self.told.push((tid, TensorChange::SegmentWanted { allocator: self.allocator, is_retry: false }));
+            self.reported.push((tid, TensorChange::SegmentWanted { allocator: self.allocator, is_retry: false }));
             self.gain(tid, pool, bytes);
             self.find(pool, bytes).expect("there is room now")
         });
@@ -142,23 +142,23 @@ impl Naive {
 
     pub(crate) fn refuse(&mut self, tid: Tid, wanted_bytes: u64) {
         for is_retry in [false, true] {
-            self.told.push((tid, TensorChange::SegmentWanted { allocator: self.allocator, is_retry }));
+            self.reported.push((tid, TensorChange::SegmentWanted { allocator: self.allocator, is_retry }));
         }
         self.truth.counters.retries += 1;
         self.truth.counters.ooms += 1;
         let (allocated_bytes, reserved_bytes) = self.totals();
         let ordinal = self.ordinal;
-        self.told.push((tid, TensorChange::OutOfMemory { ordinal, wanted_bytes, allocated_bytes, reserved_bytes }));
+        self.reported.push((tid, TensorChange::OutOfMemory { ordinal, wanted_bytes, allocated_bytes, reserved_bytes }));
     }
 
     pub(crate) fn reset(&mut self, tid: Tid, peaks: bool) {
         let ordinal = self.ordinal;
         if peaks {
             self.truth.reset_peaks();
-            self.told.push((tid, TensorChange::PeaksReset { ordinal }));
+            self.reported.push((tid, TensorChange::PeaksReset { ordinal }));
         } else {
             self.truth.reset_accumulated();
-            self.told.push((tid, TensorChange::AccumulatedReset { ordinal }));
+            self.reported.push((tid, TensorChange::AccumulatedReset { ordinal }));
         }
     }
 
@@ -244,14 +244,14 @@ impl Naive {
     fn trace(&mut self, tid: Tid, action: TraceAction, address: u64, bytes: u64) {
         let (allocator, ordinal, stream, pool) = (self.allocator, self.ordinal, 0, None);
         let traced = Traced { allocator, action, address, bytes, stream, ordinal, pool };
-        self.told.push((tid, TensorChange::Traced(traced)));
+        self.reported.push((tid, TensorChange::Traced(traced)));
     }
 
     fn report(&mut self, tid: Tid, address: u64, block_bytes: i64) {
         let (allocated_bytes, reserved_bytes) = self.totals();
         let ordinal = self.ordinal;
         let reported = TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes };
-        self.told.push((tid, reported));
+        self.reported.push((tid, reported));
     }
 
     fn totals(&self) -> (u64, u64) {

@@ -1,4 +1,4 @@
-//! Peaks that begin again in memwatch's books, while the allocator goes on with its own.
+//! Peaks that begin again in memwatch's counters, while the allocator goes on with its own.
 
 use super::naive::Naive;
 use super::*;
@@ -22,8 +22,8 @@ impl Pair {
         pair
     }
 
-    fn tell(&mut self) {
-        for (tid, what) in std::mem::take(&mut self.naive.told) {
+    fn report(&mut self) {
+        for (tid, what) in std::mem::take(&mut self.naive.reported) {
             self.allocators.apply(&TensorEvent { tid, ..event(what) });
         }
     }
@@ -31,12 +31,12 @@ impl Pair {
     fn grants(&mut self, bytes: u64) {
         self.naive.request(THREAD, bytes);
         self.naive.grant(THREAD, bytes, 0, 0);
-        self.tell();
+        self.report();
     }
 
     fn frees(&mut self, which: usize) {
         self.naive.give_back(THREAD, which, false);
-        self.tell();
+        self.report();
     }
 
     fn reads(&mut self) {
@@ -84,7 +84,7 @@ fn what_was_lost_since_a_reset_may_have_been_higher() {
     pair.naive.request(THREAD, 50 * MIB);
     pair.naive.grant(THREAD, 50 * MIB, 0, 0);
     pair.naive.give_back(THREAD, 1, false);
-    pair.naive.told.clear();
+    pair.naive.reported.clear();
     pair.allocators.lose();
     pair.grants(MIB);
     pair.reads();

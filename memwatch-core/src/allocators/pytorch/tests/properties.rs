@@ -68,9 +68,9 @@ impl History {
             _ => {}
         }
         let words = device.words(self.map_words);
-        let (allocator, told) = (device.allocator, std::mem::take(&mut device.told));
-        let last = told.iter().rposition(|(_, what)| matches!(what, TensorChange::Reported { .. }));
-        for (index, (tid, what)) in told.into_iter().enumerate() {
+        let (allocator, reported) = (device.allocator, std::mem::take(&mut device.reported));
+        let last = reported.iter().rposition(|(_, what)| matches!(what, TensorChange::Reported { .. }));
+        for (index, (tid, what)) in reported.into_iter().enumerate() {
             self.time_ns += 1_000_000;
             let event = TensorEvent { tgid: Tgid(7), tid, time_ns: self.time_ns, stack: StackRef::NotAsked, what };
             let is_last = Some(index) == last;
@@ -152,9 +152,9 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_a_program_can_tell_breaks_it(told in vec(any::<(u8, u8, [u64; 4])>(), 1..60)) {
+    fn nothing_that_a_program_can_report_breaks_it(reported in vec(any::<(u8, u8, [u64; 4])>(), 1..60)) {
         let mut allocators = Allocators::default();
-        for (kind, small, words) in told {
+        for (kind, small, words) in reported {
             // Some numbers are small, so that they meet.
             let [first, second, third, fourth] = words.map(|word| if small.is_multiple_of(4) { word } else { word % 8 * 512 });
             let (allocator, ordinal) = (u64::from(small % 2), Ordinal(i32::from(small / 2 % 2)));

@@ -1,4 +1,4 @@
-//! The words of real allocators, read in the processes themselves, and what `memory_stats()` said at the same moment.
+//! The words of real allocators, read in the processes themselves, and what `memory_stats()` reported at the same moment.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
 use proptest::prelude::*;
@@ -20,7 +20,7 @@ fn words_and_truth(text: &str) -> (Words, impl Fn(&str) -> Option<i64>) {
 }
 
 #[test]
-fn both_layouts_are_told_by_what_must_hold_among_the_numbers() {
+fn both_layouts_are_determined_by_what_must_hold_among_the_numbers() {
     for (version, text) in READ {
         let (words, truth) = words_and_truth(text);
         let total = |key: &str| u64::try_from(truth(key).expect("it is there")).expect("not below 0");

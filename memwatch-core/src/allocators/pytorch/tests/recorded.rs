@@ -1,4 +1,4 @@
-//! Single calls of real PyTorch on the simulated GPU, with what it traced and what `memory_stats()` and its snapshot said.
+//! Single calls of real PyTorch on the simulated GPU, with what it traced and what `memory_stats()` and its snapshot reported.
 //!
 //! A line is: `K` the keys of `memory_stats()`, `S` their values now, `M` a request, `T` a traced event, `R` and `O` reports, `A` a retry, `Y` a
 //! synchronization, `P` and `Z` resets; at the end `G` a segment and `B` a block of it. Made with PyTorch's own memory history.
@@ -133,7 +133,7 @@ fn with_the_trace_every_number_is_pytorchs_own() {
     for ((name, text, size_word), set) in RECORDED.into_iter().flat_map(|recorded| sets.map(|set| (recorded, set))) {
         let mut checkpoints = 0;
         let allocators = play((text, size_word), set, |allocators, mut truth| {
-            // Settings and what no event tells.
+            // Settings and what no event reports.
             truth.retain(|key, _| !["max_split_size", "num_oom_rejections"].contains(key) && !key.contains("private"));
             assert_eq!(differences(allocators, &truth), [""; 0], "{name}");
             checkpoints += 1;
@@ -148,7 +148,7 @@ fn allocators_kept_at_any_moment_go_on_as_if_they_had_not_been() {
     for ((name, text, size_word), set) in
         RECORDED.into_iter().zip([Set::Full, Set::WithoutTrace, Set::Exported, Set::Full])
     {
-        let said = |allocators: &Allocators| {
+        let stated = |allocators: &Allocators| {
             let device = device(allocators);
             format!(
                 "{:?} {:?} {:?}",
@@ -158,7 +158,7 @@ fn allocators_kept_at_any_moment_go_on_as_if_they_had_not_been() {
             )
         };
         let mut expected = Vec::new();
-        let whole = play((text, size_word), set, |allocators, _| expected.push(said(allocators)));
+        let whole = play((text, size_word), set, |allocators, _| expected.push(stated(allocators)));
         let mut interrupted = started();
         interrupted.begin(true, if set == Set::Exported { &[3, 4, 5, 6, 7, 8, 9] } else { &[] });
         for line in text.lines() {
@@ -172,8 +172,8 @@ fn allocators_kept_at_any_moment_go_on_as_if_they_had_not_been() {
             let kept = postcard::to_allocvec(&interrupted).expect("it can be kept");
             interrupted = postcard::from_bytes(&kept).expect("it is what was kept");
         }
-        assert_eq!(said(&interrupted), said(&whole), "{name}");
-        assert_eq!(expected.last(), Some(&said(&whole)), "{name}");
+        assert_eq!(stated(&interrupted), stated(&whole), "{name}");
+        assert_eq!(expected.last(), Some(&stated(&whole)), "{name}");
     }
 }
 
@@ -190,8 +190,8 @@ fn the_segments_and_blocks_are_those_of_pytorchs_snapshot() {
                 format!("{begin:x} {} {pool} {}", segment.bytes, u8::from(segment.is_expandable))
             })
             .collect();
-        // What was asked for last of a free block is told by nobody who maps memory behind it.
-        let is_told = |line: &str| !(line.contains("inactive") && name.contains("expandable"));
+        // What was asked for last of a free block is not known where memory is mapped behind it.
+        let is_reported = |line: &str| !(line.contains("inactive") && name.contains("expandable"));
         let blocks: Vec<_> = memory
             .cells()
             .iter()
@@ -211,7 +211,7 @@ fn the_segments_and_blocks_are_those_of_pytorchs_snapshot() {
         assert_eq!(segments, lines("G ", 4), "{name}");
         assert_eq!(blocks.len(), lines("B ", 4).len(), "{name}");
         for (got, expected) in blocks.iter().zip(lines("B ", 4)) {
-            assert!(*got == expected || !is_told(got) && !is_told(&expected), "{name}: {got}, not {expected}");
+            assert!(*got == expected || !is_reported(got) && !is_reported(&expected), "{name}: {got}, not {expected}");
         }
     }
 }

@@ -28,7 +28,7 @@ fn a_part_called_by_itself_keeps_its_name() {
 }
 
 #[test]
-fn models_of_one_class_are_told_apart_and_new_modules_at_every_step_are_bounded() {
+fn models_of_one_class_distinguished_and_new_modules_at_every_step_are_bounded() {
     let mut story = Story::default();
     assert_eq!(layer_of(&mut story, &["nn Linear 0x20 fc", "nn Net 0x10 -"]), "Net:fc:Linear");
     assert_eq!(layer_of(&mut story, &["nn Linear 0x40 fc", "nn Net 0x30 -"]), "Net#2:fc:Linear");

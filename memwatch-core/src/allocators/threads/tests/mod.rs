@@ -101,7 +101,7 @@ const ENGINE_CALL: [&str; 3] =
     ["torch/autograd/graph.py _engine_run_backward:829", "torch/_tensor.py backward:647", "train.py <module>:10"];
 
 #[test]
-fn each_part_of_a_step_is_told_by_its_own_evidence() {
+fn each_part_of_a_step_is_determined_by_its_own_evidence() {
     let mut story = Story::default();
     assert_eq!(story.stage(MAIN, &FORWARD), (Stage::Forward, Evidence::Frames));
     assert_eq!(story.stage(MAIN, &LOSS), (Stage::Outside, Evidence::Nothing));
@@ -118,7 +118,7 @@ fn each_part_of_a_step_is_told_by_its_own_evidence() {
 }
 
 #[test]
-fn without_a_stack_ranges_and_nodes_still_tell() {
+fn without_a_stack_ranges_and_nodes_still_report() {
     let mut story = Story::default();
     for missing in [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable, StackRef::Known(99)] {
         let whose = story.threads.attribute(MAIN, missing);

@@ -1,4 +1,4 @@
-//! Blocks that tile segments, and the pools of those that are free.
+//! Blocks that tile segments, and the pools of the ones that are free.
 
 use std::collections::{BTreeMap, BTreeSet};
 

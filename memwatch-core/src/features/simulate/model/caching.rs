@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::arena::{Arena, Block, State};
-use super::meter::{Meter, Room};
+use super::meter::{Capacity, Meter};
 use super::settings::Settings;
 use super::{Granted, Handle, Policy, Request};
 use crate::allocators::pytorch::PoolSize;
@@ -79,7 +79,7 @@ impl Caching {
         let bytes = self.segment_bytes(wanted.bytes);
         if self
             .settings
-            .allowed_bytes(self.meter.room)
+            .allowed_bytes(self.meter.capacity)
             .is_some_and(|allowed| self.meter.reserved_bytes + bytes > allowed)
         {
             return None;
@@ -249,8 +249,8 @@ impl Policy for Caching {
         }
     }
 
-    fn set_room(&mut self, room: Room) {
-        self.meter.room = room;
+    fn set_capacity(&mut self, capacity: Capacity) {
+        self.meter.capacity = capacity;
     }
 
     fn meter(&self) -> &Meter {

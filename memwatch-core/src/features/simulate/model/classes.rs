@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::caching::{LEAST_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES};
-use super::meter::{Meter, Room};
+use super::meter::{Capacity, Meter};
 use super::{Granted, Handle, Policy, Request};
 
 /// Steps from one power of two to the next.
@@ -167,8 +167,8 @@ impl Policy for SizeClasses {
         self.release(|slab| slab.class.2 == private_pool);
     }
 
-    fn set_room(&mut self, room: Room) {
-        self.meter.room = room;
+    fn set_capacity(&mut self, capacity: Capacity) {
+        self.meter.capacity = capacity;
     }
 
     fn meter(&self) -> &Meter {

@@ -6,7 +6,7 @@ use super::{Handle, arena::Pool};
 impl Caching {
     /// Whether old blocks are given back: it takes a threshold, and a part of the device as the limit that it is a part of.
     pub(super) fn collects(&self) -> bool {
-        self.settings.collection_threshold > 0.0 && self.settings.allowed_bytes(self.meter.room).is_some()
+        self.settings.collection_threshold > 0.0 && self.settings.allowed_bytes(self.meter.capacity).is_some()
     }
 
     /// Gives back segments of the large pool that are older than the average, until there is less than the threshold.
@@ -20,7 +20,7 @@ impl Caching {
         if !self.collects() {
             return;
         }
-        let allowed = self.settings.allowed_bytes(self.meter.room).unwrap_or(u64::MAX);
+        let allowed = self.settings.allowed_bytes(self.meter.capacity).unwrap_or(u64::MAX);
         let threshold = (self.settings.collection_threshold * allowed as f64) as u64;
         let Some(target) = self.meter.reserved_bytes.checked_sub(threshold).filter(|more| *more > 0) else { return };
         let mut reclaimed = 0;

@@ -72,7 +72,7 @@ impl Caching {
     /// Addresses of a new segment: one and an eighth of the device.
     fn reserve(&mut self, wanted: Wanted) -> Handle {
         let Wanted { stream, pool, .. } = wanted;
-        let total_bytes = self.meter.room.total_bytes;
+        let total_bytes = self.meter.capacity.total_bytes;
         let bytes = (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool));
         let address = self.arena.addresses.take(bytes);
         let (state, before, after, segment, born) = (State::Unmapped, None, None, Some((address, bytes)), 0);

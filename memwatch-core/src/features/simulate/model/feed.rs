@@ -1,8 +1,8 @@
-//! What the program asked of one device's allocator, told from that allocator's events, and what it took as it ran.
+//! What the program asked of one device's allocator, distinguished from that allocator's events, and what it took as it ran.
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::meter::Room;
+use super::meter::Capacity;
 use super::{Operation, Plan, Replay, Request};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::{Ordinal, Tid};
@@ -47,7 +47,7 @@ pub struct Older {
 
 /// Who says how much the driver has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RoomBy {
+pub(super) enum CapacitySource {
     /// NVML, now and then.
     Reading,
     /// The allocator, when it gave up.
@@ -62,8 +62,8 @@ pub struct DeviceRun {
     replays: Vec<Replay>,
     measured: Measured,
     older: Option<Older>,
-    room: Room,
-    room_by: RoomBy,
+    capacity: Capacity,
+    capacity_source: CapacitySource,
     operations: u64,
     /// Blocks that the program has, or that are pending.
     held: HashSet<u64, foldhash::fast::FixedState>,
@@ -100,13 +100,13 @@ pub(super) const fn ordinal_of(change: &TensorChange) -> Option<Ordinal> {
 
 impl DeviceRun {
     /// One that has seen nothing yet.
-    pub(super) fn new(plans: &[Plan], room_by: RoomBy) -> Self {
+    pub(super) fn new(plans: &[Plan], capacity_source: CapacitySource) -> Self {
         Self {
             replays: plans.iter().map(Replay::new).collect(),
             measured: Measured::default(),
             older: None,
-            room: Room::default(),
-            room_by,
+            capacity: Capacity::default(),
+            capacity_source,
             operations: 0,
             held: HashSet::default(),
             wanting: BTreeSet::new(),
@@ -133,8 +133,8 @@ impl DeviceRun {
     }
 
     /// How much the driver has for it.
-    pub const fn room(&self) -> Room {
-        self.room
+    pub const fn capacity(&self) -> Capacity {
+        self.capacity
     }
 
     /// How many operations were replayed.
@@ -147,10 +147,10 @@ impl DeviceRun {
         self.is_traced
     }
 
-    /// How much the driver has for it from now on, unless the allocator itself has said that.
-    pub(super) fn set_room(&mut self, room: Room) {
-        if self.room_by != RoomBy::Allocator {
-            self.take_room(room);
+    /// How much the driver has for it from now on, unless the allocator itself has reported that.
+    pub(super) fn set_capacity(&mut self, capacity: Capacity) {
+        if self.capacity_source != CapacitySource::Allocator {
+            self.take_capacity(capacity);
         }
     }
 
@@ -229,7 +229,7 @@ impl DeviceRun {
             }
             TraceAction::OutOfMemory => {
                 // The address is what the driver has left.
-                self.tell_room(address);
+                self.report_capacity(address);
                 self.step(now_ns, &Operation::Refused(Request { bytes, stream, private_pool }));
             }
             TraceAction::Snapshot | TraceAction::Other(_) => {}
@@ -280,17 +280,17 @@ impl DeviceRun {
     }
 
     /// What the driver has left says exactly how much there is for the allocator.
-    fn tell_room(&mut self, free_bytes: u64) {
-        if self.room_by != RoomBy::Caller {
+    fn report_capacity(&mut self, free_bytes: u64) {
+        if self.capacity_source != CapacitySource::Caller {
             let available_bytes = self.measured.reserved_bytes.saturating_add(free_bytes);
-            self.room_by = RoomBy::Allocator;
-            self.take_room(Room { available_bytes, ..self.room });
+            self.capacity_source = CapacitySource::Allocator;
+            self.take_capacity(Capacity { available_bytes, ..self.capacity });
         }
     }
 
-    fn take_room(&mut self, room: Room) {
-        self.room = room;
-        self.replays.iter_mut().for_each(|replay| replay.set_room(room));
+    fn take_capacity(&mut self, capacity: Capacity) {
+        self.capacity = capacity;
+        self.replays.iter_mut().for_each(|replay| replay.set_capacity(capacity));
     }
 }
 

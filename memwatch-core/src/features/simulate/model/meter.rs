@@ -2,14 +2,14 @@
 
 /// How much the driver has for one allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// All memory of the device, in bytes.
     pub total_bytes: u64,
     /// What of it the allocator may have: the rest is the context's and others'.
     pub available_bytes: u64,
 }
 
-impl Default for Room {
+impl Default for Capacity {
     /// A device whose size is not known refuses nothing.
     fn default() -> Self {
         Self { total_bytes: 1 << 40, available_bytes: u64::MAX }
@@ -20,7 +20,7 @@ impl Default for Room {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meter {
     /// How much there is.
-    pub room: Room,
+    pub capacity: Capacity,
     /// What it has of the driver now.
     pub reserved_bytes: u64,
     /// The most it had.
@@ -43,7 +43,7 @@ impl Meter {
     /// Takes memory of the driver; `false` where it has not so much.
     pub const fn take(&mut self, bytes: u64) -> bool {
         let Some(reserved_bytes) = self.reserved_bytes.checked_add(bytes) else { return false };
-        if reserved_bytes > self.room.available_bytes {
+        if reserved_bytes > self.capacity.available_bytes {
             return false;
         }
         self.reserved_bytes = reserved_bytes;

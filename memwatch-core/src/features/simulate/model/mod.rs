@@ -25,13 +25,13 @@ use std::collections::BTreeMap;
 
 pub use self::caching::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 pub use self::feed::{DeviceRun, Measured, Older};
-pub use self::meter::{Meter, Room};
+pub use self::meter::{Capacity, Meter};
 pub use self::replay::{Failure, Outcome, Replay};
 pub use self::settings::{Settings, SettingsError};
 
 use self::caching::Caching;
 use self::classes::SizeClasses;
-use self::feed::RoomBy;
+use self::feed::CapacitySource;
 use crate::decode::TensorEvent;
 use crate::words::{Ordinal, Tgid};
 
@@ -114,12 +114,12 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn complete(&mut self, handle: Handle);
     /// The driver gets back what can be given back.
     fn empty_cache(&mut self);
-    /// The program's own allocator has a segment here from now on, or no longer: this tells the driver's addresses.
+    /// The program's own allocator has a segment here from now on, or no longer: this reports the driver's addresses.
     fn note_segment(&mut self, _address: u64, _bytes: u64, _is_there: bool) {}
     /// The same of a private pool that nobody uses any more.
     fn release_pool(&mut self, private_pool: (u64, u64));
     /// How much the driver has for it from now on.
-    fn set_room(&mut self, room: Room);
+    fn set_capacity(&mut self, capacity: Capacity);
     /// What it has of the driver, and what it has done for that.
     fn meter(&self) -> &Meter;
     /// The largest free block, in bytes, and all free ones.
@@ -198,14 +198,14 @@ impl Simulations {
     }
 
     /// How much the driver has for an allocator from now on: by the last reading.
-    pub fn set_room(&mut self, whose: Whose, room: Room) {
+    pub fn set_capacity(&mut self, whose: Whose, capacity: Capacity) {
         if let Some(run) = self.runs.get_mut(&whose) {
-            run.set_room(room);
+            run.set_capacity(capacity);
         }
     }
 
-    /// Takes one event of a process into account; `room` is asked when its allocator is met for the first time.
-    pub fn observe(&mut self, since_ns: u64, event: &TensorEvent, room: impl FnOnce(Ordinal) -> Room) {
+    /// Takes one event of a process into account; `capacity` is asked when its allocator is met for the first time.
+    pub fn observe(&mut self, since_ns: u64, event: &TensorEvent, capacity: impl FnOnce(Ordinal) -> Capacity) {
         let allocator = feed::allocator_of(&event.what).map(|allocator| (event.tgid, since_ns, allocator));
         let known = allocator.and_then(|allocator| self.places.get(&allocator).copied());
         let Some(ordinal) = feed::ordinal_of(&event.what).or(known) else { return };
@@ -213,10 +213,11 @@ impl Simulations {
             self.places.insert(allocator, ordinal);
         }
         let plans = &self.plans;
-        let room_by = if self.capacity_bytes.is_some() { RoomBy::Caller } else { RoomBy::Reading };
+        let capacity_source =
+            if self.capacity_bytes.is_some() { CapacitySource::Caller } else { CapacitySource::Reading };
         let new = || {
-            let mut run = DeviceRun::new(plans, room_by);
-            run.set_room(room(ordinal));
+            let mut run = DeviceRun::new(plans, capacity_source);
+            run.set_capacity(capacity(ordinal));
             run
         };
         self.runs.entry((event.tgid, since_ns, ordinal)).or_insert_with(new).observe(event);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::meter::{Meter, Room};
+use super::meter::{Capacity, Meter};
 use super::{Granted, Handle, Operation, Plan, Policy, Request};
 
 /// A request that a policy could not grant.
@@ -56,8 +56,8 @@ impl Replay {
     }
 
     /// How much the driver has from now on.
-    pub fn set_room(&mut self, room: Room) {
-        self.policy.set_room(room);
+    pub fn set_capacity(&mut self, capacity: Capacity) {
+        self.policy.set_capacity(capacity);
     }
 
     /// Replays one operation.

@@ -5,7 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::caching::{LARGE_SEGMENT_BYTES, LEAST_BYTES, SMALL_SEGMENT_BYTES};
-use super::meter::Room;
+use super::meter::Capacity;
 
 const MIB: u64 = 1 << 20;
 /// Sizes from 1 MiB to 64 GiB have divisions of their own, by their highest bit.
@@ -33,7 +33,7 @@ pub struct Settings {
     pub large_segment_bytes: u64,
     /// `garbage_collection_threshold`; 0 for none.
     pub collection_threshold: f64,
-    /// `per_process_memory_fraction` (2.15), or what `torch.cuda.set_per_process_memory_fraction` was told.
+    /// `per_process_memory_fraction` (2.15), or what `torch.cuda.set_per_process_memory_fraction` was reported.
     pub memory_fraction: Option<f64>,
     /// `roundup_power2_divisions`, by the highest bit of the size.
     pub roundup_divisions: [u64; INTERVALS],
@@ -186,8 +186,8 @@ impl Settings {
         clippy::cast_sign_loss,
         reason = "as PyTorch"
     )]
-    pub(super) fn allowed_bytes(&self, room: Room) -> Option<u64> {
-        self.memory_fraction.map(|fraction| (fraction * room.total_bytes as f64) as u64)
+    pub(super) fn allowed_bytes(&self, capacity: Capacity) -> Option<u64> {
+        self.memory_fraction.map(|fraction| (fraction * capacity.total_bytes as f64) as u64)
     }
 }
 

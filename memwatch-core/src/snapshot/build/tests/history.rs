@@ -70,13 +70,13 @@ impl Memory {
     }
 }
 
-struct Told {
+struct Pair {
     naive: Naive,
     ledger: TensorLedger,
     time_ns: u64,
 }
 
-impl Told {
+impl Pair {
     fn new(is_expandable: bool, from_start: bool) -> Self {
         let mut ledger = TensorLedger::default();
         ledger.begin(from_start, &[]);
@@ -97,7 +97,7 @@ impl Told {
             235..245 => self.naive.empty_cache(tid),
             _ => self.naive.refuse(tid, 1 << 40),
         }
-        for (tid, what) in std::mem::take(&mut self.naive.told) {
+        for (tid, what) in std::mem::take(&mut self.naive.reported) {
             self.time_ns += 1;
             let event = TensorEvent { tgid: Tgid(7), tid, time_ns: self.time_ns, stack: StackRef::NotAsked, what };
             if is_seen {
@@ -116,14 +116,14 @@ proptest! {
 
     #[test]
     fn undone_to_the_start_there_is_nothing(steps in vec(any::<(u8, u32)>(), 1..120), expandable: bool) {
-        let mut told = Told::new(expandable, true);
+        let mut reported = Pair::new(expandable, true);
         for step in steps {
-            told.step(step, true);
+            reported.step(step, true);
         }
-        for device in &told.history().devices {
+        for device in &reported.history().devices {
             prop_assert_eq!(device.cut, 0);
             let mut memory = Memory::now(device);
-            let used = told.naive.blocks().filter(|block| block.used != Use::Free);
+            let used = reported.naive.blocks().filter(|block| block.used != Use::Free);
             let there: BTreeMap<u64, u64> = used.map(|block| (block.address, block.requested)).collect();
             prop_assert_eq!(&memory.blocks, &there);
             memory.undo(device);
@@ -135,26 +135,26 @@ proptest! {
     fn attached_in_the_middle_every_line_can_be_undone(
         steps in vec(any::<(u8, u32)>(), 1..160), expandable: bool, late in 0_usize..80, limit in 1_usize..200
     ) {
-        let mut told = Told::new(expandable, false);
-        told.ledger.keep_history(limit);
+        let mut reported = Pair::new(expandable, false);
+        reported.ledger.keep_history(limit);
         for (index, step) in steps.into_iter().enumerate() {
-            told.step(step, index >= late);
+            reported.step(step, index >= late);
         }
-        for device in &told.history().devices {
+        for device in &reported.history().devices {
             Memory::now(device).undo(device);
         }
     }
 
     #[test]
     fn after_a_loss_every_line_that_is_left_can_be_undone(steps in vec(any::<(u8, u32)>(), 1..160), lost in 0_usize..80) {
-        let mut told = Told::new(false, true);
+        let mut reported = Pair::new(false, true);
         for (index, step) in steps.into_iter().enumerate() {
-            told.step(step, index != lost);
+            reported.step(step, index != lost);
             if index == lost {
-                told.ledger.lose(memwatch_common::loss::Loss::TensorEventLost, 1);
+                reported.ledger.lose(memwatch_common::loss::Loss::TensorEventLost, 1);
             }
         }
-        for device in &told.history().devices {
+        for device in &reported.history().devices {
             Memory::now(device).undo(device);
         }
     }

@@ -62,7 +62,7 @@ fn what_is_beyond_a_list_is_in_its_last_row() {
 }
 
 #[test]
-fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
+fn call_paths_are_all_there_and_add_up_also_where_there_is_no_stack() {
     let mut ledger = ledger(2000);
     let what = TensorChange::Reported {
         ordinal: Ordinal(0),
@@ -72,16 +72,17 @@ fn trails_are_all_there_and_add_up_also_where_there_is_no_stack() {
         reserved_bytes: 1 << 40,
     };
     ledger.apply(&TensorEvent { tgid: Tgid(1), tid: Tid(2), time_ns: 9, stack: StackRef::NoPython, what });
-    let mut devices = trails(&ledger, |_| None);
+    let mut devices = call_paths(&ledger, |_| None);
     let device = devices.remove(0);
-    assert_eq!((devices.len(), device.trails.len(), device.unplaced_bytes), (0, 2001, 0));
-    let sum = |of: fn(&SumView) -> u64| device.trails.iter().map(|trail| of(&trail.site.sum)).sum::<u64>();
+    assert_eq!((devices.len(), device.call_paths.len(), device.unplaced_bytes), (0, 2001, 0));
+    let sum = |of: fn(&SumView) -> u64| device.call_paths.iter().map(|call_path| of(&call_path.site.sum)).sum::<u64>();
     assert_eq!(sum(|sum| sum.live_bytes), device.total.live_bytes);
     assert_eq!(sum(|sum| sum.at_peak_bytes), device.total.peak_bytes);
     assert_eq!(sum(|sum| sum.total_bytes), device.total.total_bytes);
     assert_eq!(sum(|sum| sum.allocations), 2001);
-    assert_eq!(device.trails[0].frames[0].line, Some(2000), "the largest is the first");
-    let native = device.trails.iter().find(|trail| trail.frames.is_empty()).expect("a thread without Python");
+    assert_eq!(device.call_paths[0].frames[0].line, Some(2000), "the largest is the first");
+    let native =
+        device.call_paths.iter().find(|call_path| call_path.frames.is_empty()).expect("a thread without Python");
     assert_eq!((&*native.site.kind, native.stage.sum.live_bytes), ("no_python", 512));
 }
 
@@ -111,24 +112,24 @@ fn native_stacks_stand_with_those_of_python_and_are_counted_by_what_ended_them()
     assert_eq!(tensors(&ledger, |_| None).native_stacks.get("complete"), None, "it is another now");
 }
 
-/// What an allocator tells of these grants, each with its stack; the first `given_back` of them are freed again.
+/// What an allocator reports of these grants, each with its stack; the first `given_back` of them are freed again.
 fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
     let mut naive = Naive::new(0, false);
     let mut ledger = TensorLedger::default();
     ledger.begin(true, &[]);
-    let mut tell = |naive: &mut Naive, stack| {
-        for (tid, what) in std::mem::take(&mut naive.told) {
+    let mut report = |naive: &mut Naive, stack| {
+        for (tid, what) in std::mem::take(&mut naive.reported) {
             ledger.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns: 1, stack, what });
         }
     };
     for (bytes, stack) in grants {
         naive.request(Tid(1), *bytes);
         naive.grant(Tid(1), *bytes, 0, 0);
-        tell(&mut naive, *stack);
+        report(&mut naive, *stack);
     }
     for _ in 0..given_back {
         naive.give_back(Tid(1), 0, false);
-        tell(&mut naive, StackRef::NotAsked);
+        report(&mut naive, StackRef::NotAsked);
     }
     ledger
 }
@@ -156,6 +157,6 @@ fn a_layer_has_what_was_rounded_up_of_its_blocks_and_what_is_free_beside_them() 
 }
 
 #[test]
-fn where_only_rounded_sizes_are_seen_nothing_is_said_of_fragments() {
+fn where_only_rounded_sizes_are_seen_nothing_is_stated_of_fragments() {
     assert_eq!(fragments(&ledger(3), "none"), [None, None, None]);
 }

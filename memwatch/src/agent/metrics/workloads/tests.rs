@@ -99,7 +99,7 @@ fn what_a_pair_counts_is_credited_to_where_it_stands() {
     counted(&mut snapshot.workloads[0], 130);
     let rows = node.see(&snapshot);
     assert_eq!(pod(&rows, "pod-000").expect("it is large").counts[&ALLOCATIONS], 30);
-    // pod-001 has lost its place: what its series said stays said.
+    // pod-001 has lost its place: what its series reported stays reported.
     assert_eq!(other(&rows), 100);
     counted(&mut snapshot.workloads[1], 17);
     assert_eq!(other(&node.see(&snapshot)), 107);
@@ -134,7 +134,7 @@ fn no_counter_goes_back_and_all_together_count_everything_once_whatever_changes(
             let earlier = before.insert(labels.clone(), now).unwrap_or_default();
             assert!(now >= earlier, "{labels:?}: {now} after {earlier}");
         }
-        // What a pair's series said before it lost its place stays said.
+        // What a pair's series reported before it lost its place stays reported.
         assert_eq!(before.values().sum::<u64>(), counted_in_all);
     }
     assert!(before.len() > 250, "pairs have changed places");
@@ -153,7 +153,7 @@ fn two_workloads_with_the_same_labels_are_summed_and_the_end_of_one_takes_nothin
     counted(&mut snapshot.workloads[1], 25);
     snapshot.workloads.remove(0);
     assert_eq!(count(node.see(&snapshot)), Some(75));
-    // It began anew.
+    // It started over.
     counted(&mut snapshot.workloads[0], 3);
     assert_eq!(count(node.see(&snapshot)), Some(78));
 }

@@ -12,7 +12,7 @@ fn details(file: &LibraryReport, verbose: bool) -> String {
 }
 
 #[test]
-fn a_file_in_good_order_is_told_in_groups() {
+fn a_file_in_good_order_is_reported_in_groups() {
     let check = judge_file(&library(), false);
     assert_eq!(check.state, State::Ok);
     assert_eq!(check.fact, "/usr/lib/libcuda.so.1: 2 of 3 functions probed");
@@ -130,7 +130,7 @@ fn traces_of_a_driver_are_unknown_to_those_who_cannot_look() {
 }
 
 #[test]
-fn processes_that_cannot_be_seen_are_counted_and_the_way_is_told() {
+fn processes_that_cannot_be_seen_are_counted_and_the_way_is_reported() {
     assert_eq!(judge_processes(9, 0, &root()).state, State::Ok);
     let check = judge_processes(2, 7, &user());
     assert_eq!(

@@ -9,7 +9,7 @@ use crate::render::fixture;
 
 const MIB: u64 = 1 << 20;
 
-fn told() -> Told {
+fn reported() -> FragmentReport {
     let snapshot = fixture::training_node();
     let process = &snapshot.processes[0];
     let large = ShapeView {
@@ -58,10 +58,10 @@ fn told() -> Told {
         worst: Some(worst),
         request: None,
         segments: vec![segment(used), segment(vec![block(20 * MIB, SegmentBlockState::Free)])],
-        sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("before_attach", None, Some(0))],
+        sites: vec![pin("line", Some("train.py:36 Trainer.step"), Some(11 * MIB)), pin("preexisting", None, Some(0))],
         layers: vec![pin("not_asked", None, Some(11 * MIB))],
     };
-    Told { view, simulation: None }
+    FragmentReport { view, simulation: None }
 }
 
 fn pin(kind: &'static str, name: Option<&str>, alone_bytes: Option<u64>) -> PinView {
@@ -98,7 +98,7 @@ fn of_driver(found: &Found) -> String {
 }
 
 #[test]
-fn what_the_driver_gave_is_told_by_kind_and_what_is_estimated_is_marked() {
+fn what_the_driver_gave_is_reported_by_kind_and_what_is_estimated_is_marked() {
     let found = Found { allocators: Vec::new(), drivers: vec![driver()], wanted_bytes: Some(99 * MIB) };
     let text = of_driver(&found);
     assert!(text.contains("physical  50.0 MiB  50.0 MiB  30.0 MiB  neither mapped nor bound"), "{text}");
@@ -114,26 +114,26 @@ fn what_the_driver_gave_is_told_by_kind_and_what_is_estimated_is_marked() {
 }
 
 #[test]
-fn of_a_process_with_an_allocator_only_what_wastes_anything_is_told_of_the_driver() {
+fn of_a_process_with_an_allocator_only_what_wastes_anything_is_reported_of_the_driver() {
     let mut idle = driver();
     idle.gpus[0].idle_physical_bytes = 0;
     idle.gpus[0].linear.granule_bytes = 3 * MIB;
-    let found = Found { allocators: vec![told()], drivers: vec![idle], wanted_bytes: None };
+    let found = Found { allocators: vec![reported()], drivers: vec![idle], wanted_bytes: None };
     assert_eq!(found.driver_rows().iter().map(|row| row.kind).collect::<Vec<_>>(), ["pool"]);
 }
 
 #[test]
-fn lines_and_layers_that_hold_memory_together_are_told_where_they_are_known() {
-    let found = Found { allocators: vec![told()], ..Found::default() };
+fn lines_and_layers_that_hold_memory_together_are_reported_where_they_are_known() {
+    let found = Found { allocators: vec![reported()], ..Found::default() };
     let text = of_driver(&found);
     assert!(text.contains("11.0 MiB  11.0 MiB  9.0 MiB  train.py:36 Trainer.step"), "{text}");
     assert!(text.contains("(before attach)") && !text.contains("BY LAYER"), "{text}");
 }
 
-fn text(told: Told, ascii: bool) -> String {
+fn text(reported: FragmentReport, ascii: bool) -> String {
     let options = TableOptions { ascii, columns: Some(40), ..TableOptions::default() };
     let mut out = Vec::new();
-    let found = Found { allocators: vec![told], ..Found::default() };
+    let found = Found { allocators: vec![reported], ..Found::default() };
     write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
@@ -142,7 +142,7 @@ fn text(told: Told, ascii: bool) -> String {
 fn both_parts_stand_side_by_side_and_the_map_shows_where() {
     let options = TableOptions::default();
     let mut out = Vec::new();
-    let found = Found { allocators: vec![told()], ..Found::default() };
+    let found = Found { allocators: vec![reported()], ..Found::default() };
     write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
     let wide = String::from_utf8(out).expect("text is UTF-8");
     assert!(wide.contains("77.5 %     35.5 %"), "of 40 MiB 31 are unused, of 31 free 20 are one: {wide}");
@@ -150,18 +150,18 @@ fn both_parts_stand_side_by_side_and_the_map_shows_where() {
     assert!(wide.contains("empty_cache() would give 20.0 MiB back"), "{wide}");
     assert!(wide.contains("how 10.0 MiB lie that the allocator had before the watch is not known"), "{wide}");
     assert!(wide.contains("11.0 MiB between blocks, 27.5 % of 40.0 MiB reserved"), "{wide}");
-    let plain = text(told(), true);
+    let plain = text(reported(), true);
     assert!(plain.is_ascii(), "{plain}");
     assert!(plain.contains("####") && plain.contains("....") && plain.contains('|'), "{plain}");
 }
 
 #[test]
-fn a_request_is_told_where_its_memory_would_come_from() {
+fn a_request_is_reported_where_its_memory_would_come_from() {
     let fit = |cached, driver_free_bytes| {
         let (wanted_bytes, driver_bytes, releasable_bytes) = (24 * MIB, 24 * MIB, 20 * MIB);
         let request = Some(FitView { wanted_bytes, cached, driver_bytes, driver_free_bytes, releasable_bytes });
-        let told = told();
-        remarks(&Told { view: FragmentsView { request, ..told.view }, simulation: None }).remove(0)
+        let reported = reported();
+        remarks(&FragmentReport { view: FragmentsView { request, ..reported.view }, simulation: None }).remove(0)
     };
     assert_eq!(fit(true, None), "a request of 24.0 MiB fits into a free block");
     assert!(fit(false, None).ends_with("the driver would have to give 24.0 MiB"));

@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
     const POLL: Duration = Duration::from_millis(10);
 
     /// A shell with a child, a grandchild, and a child in a session of its own; it writes their process ids.
@@ -173,17 +173,17 @@ mod tests {
             if all.len() == STARTED && all.iter().any(|tgid| has_own_session(*tgid)) {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{all:?}");
+            assert!(begun.elapsed() < TIMEOUT, "{all:?}");
             sleep(POLL).await;
         }
     }
 
-    /// Waits until none of them runs; ends those that do at last, and then it is a failure.
+    /// Waits until none of them runs; kills the rest at the end, which is a failure.
     fn assert_all_end(all: &[u32]) {
         let processes = ProcReader::new("/proc");
         let begun = Instant::now();
         let left = || all.iter().copied().filter(|tgid| !processes.is_over(*tgid)).collect::<Vec<_>>();
-        while !left().is_empty() && begun.elapsed() < PATIENCE {
+        while !left().is_empty() && begun.elapsed() < TIMEOUT {
             std::thread::sleep(POLL);
         }
         let left = left();

@@ -21,11 +21,11 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
     }
 }
 
-fn told(ooms: &[&OomView]) -> String {
-    told_at_end_of(&fixture::busy_node(), ooms)
+fn reported(ooms: &[&OomView]) -> String {
+    reported_at_end_of(&fixture::busy_node(), ooms)
 }
 
-fn told_at_end_of(snapshot: &Snapshot, ooms: &[&OomView]) -> String {
+fn reported_at_end_of(snapshot: &Snapshot, ooms: &[&OomView]) -> String {
     let mut out = Vec::new();
     let forecasts = ForecastsView::default();
     let report = OomReport { ooms, forgotten: 3, forecasts: &forecasts, changes: &[] };
@@ -41,25 +41,25 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
     let tgid = snapshot.processes[0].tgid;
     let cache =
         CacheView { split_bytes: 3 * GIB, largest_free_bytes: GIB, reserved_bytes: 9 * GIB, ..CacheView::default() };
-    let told_of = |cache| told(&[&failed(snapshot.clone(), tgid, Some(cache), 2 * GIB)]);
-    let text = told_of(cache);
+    let reported_of = |cache| reported(&[&failed(snapshot.clone(), tgid, Some(cache), 2 * GIB)]);
+    let text = reported_of(cache);
     assert!(text.contains("3.0 GiB lay free in pieces between blocks in use, the largest 1.0 GiB"), "{text}");
     assert!(text.contains("says memwatch simulate"), "{text}");
     assert!(text.contains("most held") && text.contains("and 3 more before these"), "{text}");
-    let text = told_of(CacheView { is_expandable: true, ..cache });
+    let text = reported_of(CacheView { is_expandable: true, ..cache });
     assert!(!text.contains("memwatch simulate"), "{text}");
 }
 
 #[test]
-fn without_a_forecast_the_reason_is_said() {
+fn without_a_forecast_the_reason_is_stated() {
     let mut snapshot = fixture::training_node();
-    assert!(told_at_end_of(&snapshot, &[]).contains("No forecast: NVML does not say"));
+    assert!(reported_at_end_of(&snapshot, &[]).contains("No forecast: NVML does not say"));
     for process in &mut snapshot.processes {
         process.ended_ns = Some(snapshot.time_ns);
     }
-    assert!(told_at_end_of(&snapshot, &[]).contains("No forecast: what was watched has ended."));
+    assert!(reported_at_end_of(&snapshot, &[]).contains("No forecast: what was watched has ended."));
     snapshot.processes.clear();
-    assert!(told_at_end_of(&snapshot, &[]).contains("or nothing was seen on them"));
+    assert!(reported_at_end_of(&snapshot, &[]).contains("or nothing was seen on them"));
 }
 
 #[test]
@@ -69,15 +69,15 @@ fn others_that_hold_enough_are_named() {
     let tgid = process.tgid;
     let mut oom = failed(snapshot.clone(), Tgid(u32::MAX), None, 1);
     oom.uuid.clone_from(&process.gpus[0].uuid);
-    let text = told(&[&oom]);
+    let text = reported(&[&oom]);
     assert!(text.contains("other processes held") && text.contains(&format!("PID {}", tgid.0)), "{text}");
 }
 
 #[test]
-fn more_than_the_gpu_has_is_said_first_and_nothing_is_a_sentence_too() {
+fn more_than_the_gpu_has_is_stated_first_and_nothing_is_a_sentence_too() {
     let snapshot = fixture::training_node();
     let tgid = snapshot.processes[0].tgid;
-    let text = told(&[&failed(snapshot, tgid, None, u64::MAX)]);
+    let text = reported(&[&failed(snapshot, tgid, None, u64::MAX)]);
     assert!(text.contains("is more than the whole GPU has"), "{text}");
-    assert!(told(&[]).contains("No allocation has failed for want of memory.\n"));
+    assert!(reported(&[]).contains("No allocation has failed for want of memory.\n"));
 }

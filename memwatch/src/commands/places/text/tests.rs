@@ -3,11 +3,11 @@ use memwatch_core::snapshot::{MergedFrameView, StackView};
 use super::*;
 use crate::render::fixture;
 
-fn told(snapshot: &Snapshot, which: Places, top: usize) -> String {
-    told_of(snapshot, Wanted { which, top, native: false })
+fn reported(snapshot: &Snapshot, which: Places, top: usize) -> String {
+    reported_of(snapshot, Wanted { which, top, native: false })
 }
 
-fn told_of(snapshot: &Snapshot, wanted: Wanted) -> String {
+fn reported_of(snapshot: &Snapshot, wanted: Wanted) -> String {
     let mut out = Vec::new();
     let options = TableOptions::default();
     write(&mut out, snapshot, wanted, &fixture::clock(), &options).expect("memory takes all");
@@ -15,31 +15,31 @@ fn told_of(snapshot: &Snapshot, wanted: Wanted) -> String {
 }
 
 #[test]
-fn a_training_is_told_by_stage() {
-    assert_eq!(told(&fixture::training_node(), Places::Stages, 20), include_str!("stages.txt"));
+fn a_training_is_reported_by_stage() {
+    assert_eq!(reported(&fixture::training_node(), Places::Stages, 20), include_str!("stages.txt"));
 }
 
 #[test]
-fn a_training_is_told_by_layer() {
-    assert_eq!(told(&fixture::training_node(), Places::Layers, 20), include_str!("layers.txt"));
+fn a_training_is_reported_by_layer() {
+    assert_eq!(reported(&fixture::training_node(), Places::Layers, 20), include_str!("layers.txt"));
 }
 
 #[test]
-fn a_training_is_told_by_line() {
-    assert_eq!(told(&fixture::training_node(), Places::Sites, 20), include_str!("sites.txt"));
+fn a_training_is_reported_by_line() {
+    assert_eq!(reported(&fixture::training_node(), Places::Sites, 20), include_str!("sites.txt"));
 }
 
 #[test]
 fn what_is_not_shown_is_in_the_last_row() {
-    let told = told(&fixture::training_node(), Places::Sites, 1);
-    assert!(told.contains("(before attach)\n") && told.contains("(all others)\n"), "{told}");
-    assert!(!told.contains("net.py:17 Attention.forward\n  "), "{told}");
+    let reported = reported(&fixture::training_node(), Places::Sites, 1);
+    assert!(reported.contains("(before attach)\n") && reported.contains("(all others)\n"), "{reported}");
+    assert!(!reported.contains("net.py:17 Attention.forward\n  "), "{reported}");
 }
 
 #[test]
 fn a_machine_without_pytorch_says_so() {
-    let told = told(&fixture::quiet_node(), Places::Stages, 20);
-    assert!(told.starts_with("No memory of PyTorch has been seen.\n"), "{told}");
+    let reported = reported(&fixture::quiet_node(), Places::Stages, 20);
+    assert!(reported.starts_with("No memory of PyTorch has been seen.\n"), "{reported}");
 }
 
 fn frame(kind: &'static str, function: Option<&str>, file: &str) -> MergedFrameView {
@@ -68,7 +68,7 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     tensors.native_stacks = [("complete".into(), 3), ("copy_ends".into(), 2)].into();
     let stack = StackView { frames: Vec::new(), truncated: false, native: Some(native), sum: SumView::default() };
     tensors.places.devices[0].stacks = vec![stack];
-    let told = told_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: true });
+    let reported = reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: true });
     let expected = "\
 0 B live, 0 B in 0 allocations:
   at::empty\\x1b  libtorch_cpu.so
@@ -76,20 +76,20 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
   (native frames are missing from here on: more of the stack was not copied)
   0x1f0  libc.so.6
 ";
-    assert!(told.contains(expected), "{told}");
-    assert!(told.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{told}");
-    assert!(!told_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: false }).contains("native"));
+    assert!(reported.contains(expected), "{reported}");
+    assert!(reported.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{reported}");
+    assert!(!reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: false }).contains("native"));
 }
 
 #[test]
-fn where_no_stack_can_be_shown_it_is_said_why() {
+fn where_no_stack_can_be_shown_it_is_stated_why() {
     let mut snapshot = fixture::training_node();
     let wanted = Wanted { which: Places::Sites, top: 1, native: true };
     snapshot.processes[0].tensors.as_mut().expect("it has tensors").places.devices[0].stacks.clear();
-    let living = told_of(&snapshot, wanted);
+    let living = reported_of(&snapshot, wanted);
     assert!(living.contains("no stacks: no block that is live has one"), "{living}");
     snapshot.processes[0].ended_ns = Some(snapshot.time_ns);
-    let ended = told_of(&snapshot, wanted);
+    let ended = reported_of(&snapshot, wanted);
     assert!(ended.contains("no stacks: the program has ended") && ended.contains("--until 10s"), "{ended}");
-    assert!(!told_of(&snapshot, Wanted { native: false, ..wanted }).contains("no stacks"));
+    assert!(!reported_of(&snapshot, Wanted { native: false, ..wanted }).contains("no stacks"));
 }

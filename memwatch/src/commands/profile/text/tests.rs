@@ -48,7 +48,7 @@ fn profile() -> ProfileView {
     }
 }
 
-fn told(profile: &ProfileView) -> String {
+fn reported(profile: &ProfileView) -> String {
     let mut out = Vec::new();
     write(&mut out, profile, &fixture::training_node(), &fixture::clock(), &TableOptions::default())
         .expect("memory takes all");
@@ -57,21 +57,22 @@ fn told(profile: &ProfileView) -> String {
 
 #[test]
 fn what_is_exact_has_a_peak_and_what_was_looked_at_has_none() {
-    let told = told(&profile());
-    assert!(told.contains("1 min 0 s, a look every 2.0 s\n"), "{told}");
-    assert!(told.contains("every 2.0 s instead of 1.0 s"), "{told}");
-    assert!(told.contains("80.0 GiB: 25.0 % used on average, 50.0 % at most"), "{told}");
+    let reported = reported(&profile());
+    assert!(reported.contains("1 min 0 s, a look every 2.0 s\n"), "{reported}");
+    assert!(reported.contains("every 2.0 s instead of 1.0 s"), "{reported}");
+    assert!(reported.contains("80.0 GiB: 25.0 % used on average, 50.0 % at most"), "{reported}");
     assert!(
-        told.contains("reserved and not allocated: 25.0 % now, 10.0 % on average, 50.0 % at most; inexact"),
-        "{told}"
+        reported.contains("reserved and not allocated: 25.0 % now, 10.0 % on average, 50.0 % at most; inexact"),
+        "{reported}"
     );
-    let line = |what: &str| told.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {told}"));
-    assert!(line("used, by NVML").ends_with("40.0 GiB        -"), "{told}");
-    assert!(line("  live ").ends_with("8.0 GiB  9.0 GiB"), "{told}");
-    assert!(!told.contains('\u{1b}') && !told.contains("live, of all watched"), "{told}");
+    let line =
+        |what: &str| reported.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {reported}"));
+    assert!(line("used, by NVML").ends_with("40.0 GiB        -"), "{reported}");
+    assert!(line("  live ").ends_with("8.0 GiB  9.0 GiB"), "{reported}");
+    assert!(!reported.contains('\u{1b}') && !reported.contains("live, of all watched"), "{reported}");
 }
 
 #[test]
 fn where_nothing_was_seen_it_says_so() {
-    assert!(told(&ProfileView::default()).contains("No GPU was seen, and no process with GPU memory.\n"));
+    assert!(reported(&ProfileView::default()).contains("No GPU was seen, and no process with GPU memory.\n"));
 }

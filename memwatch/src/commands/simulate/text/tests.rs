@@ -50,7 +50,7 @@ fn view(policies: Vec<PolicyView>) -> SimulationView {
     }
 }
 
-fn told(view: SimulationView, capacity_bytes: Option<u64>) -> String {
+fn reported(view: SimulationView, capacity_bytes: Option<u64>) -> String {
     let snapshot = fixture::training_node();
     let mut out = Vec::new();
     let options = TableOptions::default();
@@ -60,57 +60,57 @@ fn told(view: SimulationView, capacity_bytes: Option<u64>) -> String {
 
 #[test]
 fn the_setting_that_takes_least_is_named_as_one_sets_it_with_what_it_costs() {
-    let text = told(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", GIB)]), None);
+    let text = reported(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", GIB)]), None);
     assert!(text.contains("12,345 requests and frees replayed"), "{text}");
     assert!(text.contains("-50.0 %"), "{text}");
     let advice = "so  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have taken 1.0 GiB less at the peak, for 12 more calls";
     assert!(text.contains(advice), "{text}");
-    let text = told(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", 2 * GIB - 1)]), None);
+    let text = reported(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", 2 * GIB - 1)]), None);
     assert!(text.contains("none of these settings would have taken 1 % less"), "{text}");
 }
 
 #[test]
 fn a_model_that_does_not_say_what_was_measured_is_not_believed() {
-    let text = told(view(vec![policy("", 2 * GIB + GIB / 10)]), None);
+    let text = reported(view(vec![policy("", 2 * GIB + GIB / 10)]), None);
     assert!(text.contains("the model says +5.0 %"), "{text}");
 }
 
 #[test]
-fn what_was_not_replayed_is_compared_with_nothing_and_told() {
+fn what_was_not_replayed_is_compared_with_nothing_and_reported() {
     let older = SimulationView {
         older_allocated_bytes: Some(GIB / 2),
         older_reserved_bytes: Some(GIB),
         lost: 3,
         ..view(vec![policy("", GIB)])
     };
-    let text = told(older, None);
+    let text = reported(older, None);
     assert!(!text.contains('%') || !text.contains("-50.0 %"), "{text}");
     assert!(text.contains("had 1.0 GiB of the driver before the watch, 512.0 MiB of it in tensors"), "{text}");
     assert!(text.contains("3 events were lost"), "{text}");
-    let blind = told(SimulationView { traced: false, ..view(vec![policy("", 0)]) }, None);
+    let blind = reported(SimulationView { traced: false, ..view(vec![policy("", 0)]) }, None);
     assert!(blind.contains("nothing could be replayed") && !blind.contains("SETTING"), "{blind}");
 }
 
 #[test]
-fn where_a_smaller_card_ends_it_is_said_with_time_and_size() {
-    let failure = ForeseenFailureView {
+fn where_a_smaller_card_ends_it_is_stated_with_time_and_size() {
+    let failure = PredictedFailureView {
         time_ns: fixture::at(14, 5, 20),
         wanted_bytes: 512 << 20,
         reserved_bytes: GIB,
         allocated_bytes: GIB / 2,
     };
     let ended = PolicyView { failure: Some(failure), ..policy("", GIB) };
-    let text = told(view(vec![ended]), Some(24 * GIB));
+    let text = reported(view(vec![ended]), Some(24 * GIB));
     assert!(text.contains("on a card of 24.0 GiB, 20.0 GiB of it for PyTorch"), "{text}");
     let sentence = "with PyTorch's default: 512.0 MiB wanted, 1.0 GiB taken, 512.0 MiB of it in tensors";
     assert!(text.contains("out of memory at ") && text.contains(sentence), "{text}");
 }
 
 #[test]
-fn a_room_from_which_no_context_was_taken_is_told_to_be_too_large() {
-    let text = told(SimulationView { context_bytes: None, ..view(vec![policy("", GIB)]) }, Some(24 * GIB));
+fn a_room_from_which_no_context_was_taken_is_reported_to_be_too_large() {
+    let text = reported(SimulationView { context_bytes: None, ..view(vec![policy("", GIB)]) }, Some(24 * GIB));
     assert!(text.contains("what its context takes was not seen"), "{text}");
-    let text = told(view(vec![policy("", GIB)]), Some(24 * GIB));
+    let text = reported(view(vec![policy("", GIB)]), Some(24 * GIB));
     assert!(!text.contains("context"), "{text}");
 }
 
@@ -118,6 +118,6 @@ fn a_room_from_which_no_context_was_taken_is_told_to_be_too_large() {
 fn room_for_what_failed_is_worth_more_than_less_memory() {
     let roomy = PolicyView { granted_refused: 1, ..policy("roundup_power2_divisions:4", 3 * GIB) };
     let failed = PolicyView { refused: 1, ..policy("", 2 * GIB) };
-    let text = told(view(vec![failed, policy("expandable_segments:True", GIB), roomy]), None);
+    let text = reported(view(vec![failed, policy("expandable_segments:True", GIB), roomy]), None);
     assert!(text.contains("roundup_power2_divisions:4 would have had room for 1 request that failed"), "{text}");
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::render::fixture;
 
-fn told(snapshot: &Snapshot) -> String {
+fn reported(snapshot: &Snapshot) -> String {
     let mut out = Vec::new();
     write(&mut out, snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
@@ -9,13 +9,13 @@ fn told(snapshot: &Snapshot) -> String {
 
 #[test]
 fn the_numbers_stand_as_pytorch_prints_them_with_what_is_not_exact() {
-    assert_eq!(told(&fixture::training_node()), include_str!("training.txt"));
+    assert_eq!(reported(&fixture::training_node()), include_str!("training.txt"));
 }
 
 #[test]
 fn a_machine_without_pytorch_says_so() {
-    let told = told(&fixture::quiet_node());
-    assert!(told.starts_with("No caching allocator of PyTorch has been seen.\n"), "{told}");
+    let reported = reported(&fixture::quiet_node());
+    assert!(reported.starts_with("No caching allocator of PyTorch has been seen.\n"), "{reported}");
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn every_reason_has_its_sentence() {
     use memwatch_core::allocators::pytorch::Doubt;
     let unseen = why("unseen");
     for doubt in Doubt::ALL {
-        let is_told = matches!(doubt, Doubt::Unseen | Doubt::NotCounted) || why(doubt.name()) != unseen;
-        assert!(is_told, "{}", doubt.name());
+        let is_reported = matches!(doubt, Doubt::Unseen | Doubt::NotCounted) || why(doubt.name()) != unseen;
+        assert!(is_reported, "{}", doubt.name());
     }
 }

@@ -1,4 +1,4 @@
-//! A Python that runs what it is told, with PyTorch on the simulated GPU, and the kernel half on it.
+//! A Python that runs what it is reported, with PyTorch on the simulated GPU, and the kernel half on it.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -179,7 +179,7 @@ impl Watched {
         walk_state(&mut self.kernel, job.tgid()).unwrap().left_out
     }
 
-    /// Tells where things lie in its interpreter, and probes the end of code objects.
+    /// Shows where things lie in its interpreter, and probes the end of code objects.
     pub(crate) fn set_layout(&mut self, job: &Job, module_codes: &[u64]) {
         let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
         let mut layout = python.layout();
@@ -196,7 +196,7 @@ impl Watched {
         self.code_goes = true;
     }
 
-    /// Tells where things lie in its interpreter, and no more.
+    /// Shows where things lie in its interpreter, and no more.
     pub(crate) fn set_layout_alone(&mut self, job: &Job) {
         let python = PythonProcess::attach(job.tgid()).unwrap().expect("it is Python");
         set_layout(&mut self.kernel, job.tgid(), &python.layout()).unwrap();

@@ -19,9 +19,9 @@ fn device(report: &Value) -> &Value {
 #[test]
 fn each_list_has_its_schema_and_what_it_adds_up_to() {
     for (which, schema, list) in [
-        (Places::Sites, "memwatch.sites/1", "sites"),
-        (Places::Stages, "memwatch.stages/1", "stages"),
-        (Places::Layers, "memwatch.layers/1", "layers"),
+        (Places::Sites, "memwatch.sites/2", "sites"),
+        (Places::Stages, "memwatch.stages/2", "stages"),
+        (Places::Layers, "memwatch.layers/2", "layers"),
     ] {
         let report = report(which, 100);
         assert_eq!(report["schema"], schema);
@@ -39,7 +39,7 @@ fn each_list_has_its_schema_and_what_it_adds_up_to() {
 fn what_is_not_known_is_null() {
     let report = report(Places::Sites, 100);
     let older = &device(&report)["sites"][0];
-    assert_eq!(older["kind"], "before_attach");
+    assert_eq!(older["kind"], "preexisting");
     assert!(older["file"].is_null() && older["line"].is_null() && older["mean_lifetime_seconds"].is_null());
     assert_eq!(device(&report)["sites"][1]["mean_lifetime_seconds"], 0.012_345_678);
 }

@@ -14,7 +14,7 @@ fn report(snapshot: &Snapshot) -> Value {
 #[test]
 fn every_number_has_pytorchs_key_and_says_how_sure_it_is() {
     let report = report(&fixture::training_node());
-    assert_eq!(report["schema"], "memwatch.stats/1");
+    assert_eq!(report["schema"], "memwatch.stats/2");
     assert!(report["coverage"].is_object() && report["losses"].is_object() && report["complete"].is_boolean());
     let device = &report["data"]["processes"][0]["devices"][0];
     assert_eq!(device["statistics"]["allocated_bytes.all.peak"], 40_u64 << 30);
@@ -26,7 +26,7 @@ fn every_number_has_pytorchs_key_and_says_how_sure_it_is() {
 }
 
 #[test]
-fn what_cannot_be_told_is_null_and_never_nought() {
+fn what_is_not_known_is_null_and_never_0() {
     let report = report(&fixture::training_node());
     let device = &report["data"]["processes"][0]["devices"][0];
     let unknown = &device["statistics"]["num_oom_rejections"];

@@ -109,7 +109,7 @@ impl Block<'_> {
 
     fn heads(&self) -> Line<'static> {
         let mut line = " ".repeat(LABEL);
-        for head in ["used", "live", "peak", "before attach", "unexplained"] {
+        for head in ["used", "live", "peak", "before attach", "unattributed"] {
             line.extend([format!("{head:>COLUMN$}"), "  ".to_owned()]);
         }
         Line::from(self.look().span(Tone::Faint, fit(line.trim_end(), self.width, "")))
@@ -123,8 +123,8 @@ impl Block<'_> {
             (Tone::Heading, known(gpu.used_bytes, bytes)),
             (Tone::Heading, bytes(gpu.live_bytes)),
             (Tone::Plain, bytes(gpu.peak_bytes)),
-            (Tone::Plain, sentences::before_attach(gpu, look.ascii)),
-            (Tone::Plain, known(gpu.unexplained_bytes, signed_bytes)),
+            (Tone::Plain, sentences::preexisting(gpu, look.ascii)),
+            (Tone::Plain, known(gpu.unattributed_bytes, signed_bytes)),
         ] {
             numbers.push(look.span(tone, format!("{text:>COLUMN$}  ")));
         }

@@ -32,7 +32,7 @@ pub(crate) fn lines(state: &State, shown: &Shown, width: usize, most: usize) -> 
     lines
 }
 
-/// All GPUs, or those that the process of the page is on.
+/// All GPUs, or the ones that the process of the page is on.
 fn of_page<'a>(state: &State, snapshot: &'a Snapshot) -> Vec<&'a GpuView> {
     let on_page = |key| match state.page() {
         Page::List => false,
@@ -54,7 +54,7 @@ fn tall(gpu: &GpuView, look: Look, width: usize) -> Vec<Line<'static>> {
         Span::raw(format!(" of {}{}", known(gpu.total_bytes, bytes), share.unwrap_or_default())),
     ];
     let mut legend = look.legend(Fill::Live, &format!("live {}", bytes(gpu.live_bytes)));
-    legend.extend(look.legend(Fill::Unexplained, &unexplained(gpu)));
+    legend.extend(look.legend(Fill::Unexplained, &unattributed(gpu)));
     if let Some(others) = gpu.unwatched_processes.filter(|others| *others > 0) {
         let text = format!("{} not watched", plural(others, "process", "processes"));
         legend.push(look.span(Tone::Warning, text));
@@ -62,8 +62,8 @@ fn tall(gpu: &GpuView, look: Look, width: usize) -> Vec<Line<'static>> {
     vec![ends(vec![number, name], used, width), Line::from(bar(gpu, look, width)), Line::from(legend)]
 }
 
-fn unexplained(gpu: &GpuView) -> String {
-    format!("unexplained {}", known(gpu.unexplained_bytes, signed_bytes))
+fn unattributed(gpu: &GpuView) -> String {
+    format!("unattributed {}", known(gpu.unattributed_bytes, signed_bytes))
 }
 
 fn short(gpu: &GpuView, look: Look, width: usize) -> Line<'static> {
@@ -75,13 +75,13 @@ fn short(gpu: &GpuView, look: Look, width: usize) -> Line<'static> {
     spans.push(Span::raw(format!("{gap}{:>10}", known(gpu.used_bytes, bytes))));
     spans.push(look.span(Tone::Faint, format!(" of {:<9} live ", known(gpu.total_bytes, bytes))));
     spans.push(Span::raw(format!("{:<10}", bytes(gpu.live_bytes))));
-    spans.push(look.span(Tone::Faint, " unexplained "));
-    spans.push(Span::raw(known(gpu.unexplained_bytes, signed_bytes)));
+    spans.push(look.span(Tone::Faint, " unattributed "));
+    spans.push(Span::raw(known(gpu.unattributed_bytes, signed_bytes)));
     Line::from(spans)
 }
 
 fn bar(gpu: &GpuView, look: Look, columns: usize) -> Vec<Span<'static>> {
-    let unexplained = gpu.unexplained_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+    let unattributed = gpu.unattributed_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
     let whole = gpu.total_bytes.or(gpu.used_bytes).unwrap_or(gpu.live_bytes);
-    look.bar(&[(Fill::Live, gpu.live_bytes), (Fill::Unexplained, unexplained)], whole, columns)
+    look.bar(&[(Fill::Live, gpu.live_bytes), (Fill::Unexplained, unattributed)], whole, columns)
 }

@@ -58,7 +58,7 @@ const COLUMNS: [Column; 12] = [
         text: |entry| on_gpu(entry, |gpu| bytes(gpu.peak_bytes)),
     },
     Column { title: "BEFORE", width: 11, right: true, from: 112, text: before },
-    Column { title: "UNEXPLAINED", width: 11, right: true, from: 112, text: unexplained },
+    Column { title: "UNEXPLAINED", width: 11, right: true, from: 112, text: unattributed },
     Column {
         title: "ALLOC/s",
         width: 7,
@@ -214,9 +214,9 @@ fn gpu_number(entry: &Entry) -> String {
 }
 
 fn before(entry: &Entry) -> String {
-    known(entry.gpu, |gpu| sentences::before_attach(gpu, entry.shown.look.ascii))
+    known(entry.gpu, |gpu| sentences::preexisting(gpu, entry.shown.look.ascii))
 }
 
-fn unexplained(entry: &Entry) -> String {
-    on_gpu(entry, |gpu| known(gpu.unexplained_bytes, signed_bytes))
+fn unattributed(entry: &Entry) -> String {
+    on_gpu(entry, |gpu| known(gpu.unattributed_bytes, signed_bytes))
 }

@@ -10,7 +10,7 @@ use crate::render::places;
 use crate::render::sentences;
 
 /// The stages in the order of the bar.
-const STAGES: [&str; 6] = ["forward", "backward", "optimizer", "outside", "before_attach", "not_known"];
+const STAGES: [&str; 6] = ["forward", "backward", "optimizer", "outside", "preexisting", "not_known"];
 /// So many lines of Python, and so many layers, are listed; `memwatch sites` and `memwatch layers` have all.
 const ROWS: usize = 5;
 /// Width of the column before the numbers.

@@ -63,7 +63,7 @@ fn instances_have_their_gpus_number_and_their_own() {
     let list = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
     let numbers: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("GPU ")?.split(' ').next()).collect();
     assert_eq!(numbers, ["0", "1:0", "1:1"], "{list}");
-    assert!(list.lines().any(|line| line.starts_with("GPU 1:0") && line.ends_with("unexplained 0 B")), "{list}");
+    assert!(list.lines().any(|line| line.starts_with("GPU 1:0") && line.ends_with("unattributed 0 B")), "{list}");
 }
 
 #[test]
@@ -103,19 +103,19 @@ fn eight_gpus_have_a_line_each() {
         ..snapshot.gpus[0].clone()
     });
     snapshot.gpus.extend(more.collect::<Vec<_>>());
-    let told = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (100, 30)));
-    let line = "GPU 7  ███████████████████████████▒▒░   78.0 GiB of 79.6 GiB  live 72.0 GiB   unexplained 6.0 GiB";
-    assert_eq!(told.lines().nth(8), Some(line), "{told}");
-    let told = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (100, 16)));
-    assert!(told.contains("\n4 more GPUs\n"), "{told}");
+    let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (100, 30)));
+    let line = "GPU 7  ███████████████████████████▒▒░   78.0 GiB of 79.6 GiB  live 72.0 GiB   unattributed 6.0 GiB";
+    assert_eq!(reported.lines().nth(8), Some(line), "{reported}");
+    let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (100, 16)));
+    assert!(reported.contains("\n4 more GPUs\n"), "{reported}");
 }
 
 #[test]
 fn without_nvml_a_gpu_is_named_by_its_uuid() {
     let mut snapshot = fixture::busy_node();
     snapshot.gpus.clear();
-    let told = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
-    assert!(told.contains("   1234 alice    8f3c "), "{told}");
+    let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
+    assert!(reported.contains("   1234 alice    8f3c "), "{reported}");
 }
 
 #[test]
@@ -123,20 +123,20 @@ fn the_help_page_explains_keys_and_words() {
     let snapshot = fixture::quiet_node();
     let mut state = state(false, &snapshot);
     state.take(Step::Help);
-    let told = text(&frame(&mut state, &snapshot, PLAIN, (100, 30)));
-    for word in ["Space", "pause and go on", "unexplained", "used - live"] {
-        assert!(told.contains(word), "{told}");
+    let reported = text(&frame(&mut state, &snapshot, PLAIN, (100, 30)));
+    for word in ["Space", "pause and go on", "unattributed", "used - live"] {
+        assert!(reported.contains(word), "{reported}");
     }
 }
 
 #[test]
 fn a_machine_without_a_gpu_says_what_is_missing() {
     let snapshot = fixture::empty_node();
-    let told = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
-    assert!(told.contains("No process with GPU memory has been seen yet."), "{told}");
-    assert!(told.contains("no NVIDIA driver is loaded"), "{told}");
-    let told = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (80, 24)));
-    assert!(told.contains("waiting for the first CUDA call"), "{told}");
+    let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (80, 24)));
+    assert!(reported.contains("No process with GPU memory has been seen yet."), "{reported}");
+    assert!(reported.contains("no NVIDIA driver is loaded"), "{reported}");
+    let reported = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (80, 24)));
+    assert!(reported.contains("waiting for the first CUDA call"), "{reported}");
 }
 
 #[test]
@@ -191,15 +191,15 @@ fn ascii_is_ascii_and_no_colour_is_no_colour() {
 #[test]
 fn a_hostile_command_line_is_written_out() {
     let snapshot = fixture::busy_node();
-    let told = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (120, 60)));
-    assert!(told.contains("vllm serve \\x1b[2J日本") && !told.contains('\x1b'), "{told}");
+    let reported = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (120, 60)));
+    assert!(reported.contains("vllm serve \\x1b[2J日本") && !reported.contains('\x1b'), "{reported}");
 }
 
 #[test]
 fn an_ended_process_is_marked() {
     let snapshot = fixture::busy_node();
-    let told = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (120, 60)));
-    assert!(told.contains("ended 14:03:05, peak 12.3 GiB on GPU 1"), "{told}");
-    let told = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (120, 40)));
-    assert!(told.contains("ended 14:03:05: render"), "{told}");
+    let reported = text(&frame(&mut state(true, &snapshot), &snapshot, PLAIN, (120, 60)));
+    assert!(reported.contains("ended 14:03:05, peak 12.3 GiB on GPU 1"), "{reported}");
+    let reported = text(&frame(&mut state(false, &snapshot), &snapshot, PLAIN, (120, 40)));
+    assert!(reported.contains("ended 14:03:05: render"), "{reported}");
 }

@@ -29,7 +29,7 @@ fn called(name: &str) -> String {
 
 #[tokio::test]
 async fn a_docker_container_has_its_name_from_docker() {
-    let docker = Listener::telling(&called("train"));
+    let docker = Listener::reporting(&called("train"));
     let names = asked(&engines(&[&docker.path()], &[]), &wanted(Some("docker"), 1)).await.unwrap();
     assert_eq!((names.name.as_deref(), names.image.as_deref()), (Some("train"), Some("ml:7")));
 }
@@ -82,7 +82,7 @@ async fn without_the_kubelets_labels_the_pod_is_asked_for() {
 #[tokio::test]
 async fn a_bare_id_is_asked_for_everywhere_until_somebody_knows_it() {
     let runtime = Listener::calls(|_| Answer::refusal("5"));
-    let docker = Listener::telling(&called("train"));
+    let docker = Listener::reporting(&called("train"));
     let names = asked(&engines(&[&docker.path()], &[&runtime.path()]), &wanted(None, 1)).await;
     assert_eq!(names.unwrap().name.as_deref(), Some("train"));
     assert_eq!(runtime.asked(), 1);
@@ -90,7 +90,7 @@ async fn a_bare_id_is_asked_for_everywhere_until_somebody_knows_it() {
 
 #[tokio::test]
 async fn who_hangs_is_not_asked_again_at_once_and_does_not_keep_others_from_answering() {
-    let (hung, docker) = (Listener::saying("", true), Listener::telling(&called("train")));
+    let (hung, docker) = (Listener::saying("", true), Listener::reporting(&called("train")));
     let engines = engines(&[&hung.path(), &docker.path()], &[]);
     let mut resting = BTreeMap::new();
     for _ in 0..3 {
@@ -110,7 +110,7 @@ async fn rests_grow_to_their_longest_and_end_with_an_answer() {
         rest = Rest::after(Some(rest), now);
     }
     assert_eq!(rest.length, LONGEST_REST);
-    let docker = Listener::telling(&called("train"));
+    let docker = Listener::reporting(&called("train"));
     let mut resting = BTreeMap::from([(docker.path(), Rest { until: now, length: LONGEST_REST })]);
     assert!(ask(&engines(&[&docker.path()], &[]), &mut resting, &wanted(Some("docker"), 1)).await.is_some());
     assert_eq!(resting.len(), 0);
@@ -118,7 +118,7 @@ async fn rests_grow_to_their_longest_and_end_with_an_answer() {
 
 #[tokio::test]
 async fn an_id_that_means_something_in_a_path_is_asked_for_nowhere() {
-    let docker = Listener::telling(&called("train"));
+    let docker = Listener::reporting(&called("train"));
     let hostile = Wanted { id: "../../../images/json?".to_owned(), ..wanted(Some("docker"), 1) };
     assert_eq!(asked(&engines(&[&docker.path()], &[]), &hostile).await, None);
     assert_eq!(docker.asked(), 0);
@@ -126,8 +126,8 @@ async fn an_id_that_means_something_in_a_path_is_asked_for_nowhere() {
 
 #[tokio::test]
 async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
-    let docker = Listener::telling(&called("train"));
-    let (wishes, receiver) = watch::channel(Wish { revision: 1, containers: vec![wanted(Some("docker"), 1)] });
+    let docker = Listener::reporting(&called("train"));
+    let (requests, receiver) = watch::channel(WantedNames { revision: 1, containers: vec![wanted(Some("docker"), 1)] });
     let (sender, mut found) = mpsc::channel(4);
     let task = tokio::spawn(ask_forever(engines(&[&docker.path()], &[]), receiver, sender));
     let lives = |found: Option<Found>| match found {
@@ -139,12 +139,12 @@ async fn a_container_is_asked_for_once_and_another_of_its_id_again() {
     // Another container has appeared beside it.
     let other = Wanted { id: "no id".to_owned(), ..wanted(None, 2) };
     let both = vec![wanted(Some("docker"), 1), other];
-    wishes.send(Wish { revision: 2, containers: both }).expect("somebody asks");
+    requests.send(WantedNames { revision: 2, containers: both }).expect("somebody asks");
     assert_eq!(found.recv().await, Some(Found::Asked { revision: 2 }));
     // The first one has ended, and its id is used again.
-    wishes.send(Wish { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
+    requests.send(WantedNames { revision: 3, containers: vec![wanted(Some("docker"), 3)] }).expect("somebody asks");
     assert_eq!(lives(found.recv().await), [3]);
     assert_eq!(docker.asked(), 2);
-    drop(wishes);
-    task.await.expect("it ends when nobody wishes anything");
+    drop(requests);
+    task.await.expect("it ends when nobody requests anything");
 }

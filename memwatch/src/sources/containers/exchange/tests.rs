@@ -55,7 +55,7 @@ async fn who_is_not_there_is_absent() {
 }
 
 #[tokio::test]
-async fn who_hangs_is_given_up_at_once_at_the_end_of_patience() {
+async fn who_hangs_is_given_up_at_once_after_the_timeout() {
     for words in ["", "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"] {
         let listener = Listener::saying(words, true);
         assert_failed(&got(&listener).await, "no answer within");
@@ -129,7 +129,7 @@ async fn a_message_that_is_cut_compressed_or_no_message_is_a_failure() {
 
 #[tokio::test]
 async fn another_users_socket_is_not_believed() {
-    let listener = Listener::telling("true");
+    let listener = Listener::reporting("true");
     // SAFETY: takes nothing and cannot fail.
     let us = unsafe { libc::geteuid() };
     let of = |user| Place { user: Some(user), ..listener.place() };

@@ -8,7 +8,7 @@ use memwatch_common::tensor::StackFrame;
 use object::{Object as _, ObjectSymbol as _};
 use proptest::prelude::*;
 
-use super::interpreters::{PATIENCE, READ, Script, VERSIONS, interpreter};
+use super::interpreters::{READ, Script, TIMEOUT, VERSIONS, interpreter};
 use super::script;
 use crate::sources::python::binary::Binary;
 use crate::sources::python::check::Subject;
@@ -116,17 +116,17 @@ fn a_thread_that_never_begins_does_not_matter() {
 fn memory_of_a_process_that_has_another_image_reads_as_nothing() {
     let mut child = Command::new("sh").args(["-c", "read line; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
     let tgid = child.id();
-    let said = move |file: &str| fs::read_to_string(format!("/proc/{tgid}/{file}")).unwrap_or_default();
+    let stated = move |file: &str| fs::read_to_string(format!("/proc/{tgid}/{file}")).unwrap_or_default();
     let wait_for = |file: &str, begin: &str| {
         let start = Instant::now();
-        while !said(file).starts_with(begin) {
-            assert!(start.elapsed() < PATIENCE, "{file} never begins with {begin}");
+        while !stated(file).starts_with(begin) {
+            assert!(start.elapsed() < TIMEOUT, "{file} never begins with {begin}");
             std::thread::sleep(Duration::from_millis(1));
         }
     };
     wait_for("syscall", READ);
     let memory = ProcessMemory::open(tgid).expect("it is readable");
-    let address = u64::from_str_radix(said("maps").split('-').next().expect("a range"), 16).expect("a number");
+    let address = u64::from_str_radix(stated("maps").split('-').next().expect("a range"), 16).expect("a number");
     let magic = u32::from_le_bytes(*b"\x7fELF");
     let before = memory.u32(address);
     let input = child.stdin.take();

@@ -12,7 +12,7 @@ use crate::sources::python::resolver::Sent;
 use crate::sources::python::{PythonProcess, walk};
 
 /// Nothing takes longer on a machine that works.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The versions that are supported, and `system` for whatever `/usr/bin/python3` is (in Debian, a static one).
 pub(super) const VERSIONS: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "system"];
@@ -121,7 +121,7 @@ impl Script {
         // Its standard input, or the pipe of the threads of `places.py`.
         let is_read = |call: &str| matches!(call.split(' ').nth(1), Some("0x0" | "0x64")) && call.starts_with(READ);
         while !std::fs::read_to_string(&path).is_ok_and(|call| is_read(&call)) {
-            assert!(start.elapsed() < PATIENCE, "the script does not stop: {:?}", std::fs::read_to_string(&path));
+            assert!(start.elapsed() < TIMEOUT, "the script does not stop: {:?}", std::fs::read_to_string(&path));
             std::thread::sleep(Duration::from_millis(1));
         }
     }

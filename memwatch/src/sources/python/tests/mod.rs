@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::PythonProcess;
 use crate::printable::printable;
 use crate::sources::clock::boottime_ns;
-use interpreters::{PATIENCE, Place, Script, VERSIONS, interpreter};
+use interpreters::{Place, Script, TIMEOUT, VERSIONS, interpreter};
 
 fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sources/python/tests").join(name)
@@ -80,7 +80,7 @@ fn compare_modules(interpreter: &Path, environment: (&str, &Path)) -> usize {
         // A tree is read again only after a while.
         let start = Instant::now();
         let mut seen = modules_of(python, place.thread);
-        while seen != place.modules && start.elapsed() < PATIENCE {
+        while seen != place.modules && start.elapsed() < TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
             seen = modules_of(python, place.thread);
         }
@@ -150,13 +150,13 @@ struct Lines {
 }
 
 #[test]
-fn lines_of_pythons_own_library_are_those_that_python_says() {
+fn lines_of_pythons_own_library_are_all_that_python_says() {
     for version in VERSIONS {
         let Some(interpreter) = interpreter(version) else { continue };
         let mut script = Script::run(&interpreter, &script("lines.py"), None);
         let mut places = 0;
-        while let Some(said) = script.line() {
-            let code: Lines = serde_json::from_str(&said).expect("a code object");
+        while let Some(stated) = script.line() {
+            let code: Lines = serde_json::from_str(&stated).expect("a code object");
             let format = match code.minor {
                 9 => LineTable::Increments,
                 10 => LineTable::Ranges,
@@ -164,7 +164,7 @@ fn lines_of_pythons_own_library_are_those_that_python_says() {
             };
             for (start, end, line) in code.ranges.into_iter().filter(|(start, end, _)| start < end) {
                 for offset in [start, end - 2] {
-                    assert_eq!(format.line(&code.table, code.first, offset), line, "{version}: {offset} of {said}");
+                    assert_eq!(format.line(&code.table, code.first, offset), line, "{version}: {offset} of {stated}");
                     places += 1;
                 }
             }

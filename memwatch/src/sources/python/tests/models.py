@@ -29,8 +29,8 @@ def stop(name, root=None):
             modules.append(frame.f_locals["self"])
         frame = frame.f_back
     names = {module: name for name, module in (root or modules[-1]).named_modules()} if modules else {}
-    said = [[type(module).__name__, names.get(module), wrapped(module)] for module in modules]
-    place = {"place": name, "thread": threading.get_ident(), "tid": threading.get_native_id(), "modules": said}
+    reported = [[type(module).__name__, names.get(module), wrapped(module)] for module in modules]
+    place = {"place": name, "thread": threading.get_ident(), "tid": threading.get_native_id(), "modules": reported}
     os.write(1, (json.dumps(place) + "\n").encode())
     os.read(0, 1)
 

@@ -1,8 +1,8 @@
-//! What the program asked for is told from its allocator's events.
+//! What the program asked for is distinguished from its allocator's events.
 
 use super::MIB;
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
-use crate::features::simulate::model::{DeviceRun, Measured, Older, Plan, Room, Settings, Simulations};
+use crate::features::simulate::model::{Capacity, DeviceRun, Measured, Older, Plan, Settings, Simulations};
 use crate::words::{Ordinal, Tgid, Tid};
 
 const ALLOCATOR: u64 = 0xa110;
@@ -19,20 +19,20 @@ impl Program {
         Self { simulations: Simulations::new(plans, capacity_bytes), time_ns: 0 }
     }
 
-    fn tell(&mut self, what: TensorChange) {
+    fn observe(&mut self, what: TensorChange) {
         self.time_ns += 1;
         let event = TensorEvent { tgid: Tgid(1), tid: Tid(2), time_ns: self.time_ns, stack: StackRef::NotAsked, what };
-        let room = |_| Room { total_bytes: 64 * MIB, available_bytes: 64 * MIB };
-        self.simulations.observe(0, &event, room);
+        let capacity = |_| Capacity { total_bytes: 64 * MIB, available_bytes: 64 * MIB };
+        self.simulations.observe(0, &event, capacity);
     }
 
     fn trace(&mut self, action: TraceAction, address: u64, bytes: u64, pool: (u64, u64)) {
         let (allocator, ordinal, pool) = (ALLOCATOR, Ordinal(0), Some(pool));
-        self.tell(TensorChange::Traced(Traced { allocator, action, address, bytes, stream: 0, ordinal, pool }));
+        self.observe(TensorChange::Traced(Traced { allocator, action, address, bytes, stream: 0, ordinal, pool }));
     }
 
     fn report(&mut self, block_bytes: i64, allocated_bytes: u64, reserved_bytes: u64) {
-        self.tell(TensorChange::Reported {
+        self.observe(TensorChange::Reported {
             ordinal: Ordinal(0),
             address: 1,
             block_bytes,
@@ -60,7 +60,7 @@ impl Program {
 }
 
 #[test]
-fn what_was_there_before_the_first_event_is_told_and_not_replayed() {
+fn what_was_there_before_the_first_event_is_reported_and_not_replayed() {
     let mut program = Program::new(None);
     program.trace(TraceAction::SegmentAlloc, 0x100_0000, 12 * MIB, (0, 0));
     program.allocate(0x100_0000, 12 * MIB);
@@ -80,12 +80,12 @@ fn the_program_empties_its_cache_where_streams_are_waited_for_outside_a_request(
     program.allocate(1, 12 * MIB);
     program.free(1, 12 * MIB);
     // Within a request the allocator does so itself.
-    program.tell(TensorChange::SegmentWanted { allocator: ALLOCATOR, is_retry: false });
-    program.tell(TensorChange::Synchronized { allocator: ALLOCATOR });
-    program.tell(TensorChange::SegmentWanted { allocator: ALLOCATOR, is_retry: true });
+    program.observe(TensorChange::SegmentWanted { allocator: ALLOCATOR, is_retry: false });
+    program.observe(TensorChange::Synchronized { allocator: ALLOCATOR });
+    program.observe(TensorChange::SegmentWanted { allocator: ALLOCATOR, is_retry: true });
     program.allocate(2, 512);
     assert_eq!((program.reserved(), program.run().measured().retries), (14 * MIB, 1));
-    program.tell(TensorChange::Synchronized { allocator: ALLOCATOR });
+    program.observe(TensorChange::Synchronized { allocator: ALLOCATOR });
     program.report(512, 512, 2 * MIB);
     assert_eq!(program.reserved(), 2 * MIB);
 }
@@ -98,7 +98,7 @@ fn a_private_pool_that_is_emptied_leaves_the_others_alone() {
     program.trace(TraceAction::Alloc, 2, 20 * MIB, (0, 1));
     program.trace(TraceAction::FreeRequested, 2, 20 * MIB, (0, 1));
     program.trace(TraceAction::FreeCompleted, 2, 20 * MIB, (0, 1));
-    program.tell(TensorChange::Synchronized { allocator: ALLOCATOR });
+    program.observe(TensorChange::Synchronized { allocator: ALLOCATOR });
     program.trace(TraceAction::SegmentFree, 2, 20 * MIB, (0, 1));
     program.allocate(3, 512);
     assert_eq!(program.reserved(), 14 * MIB);
@@ -112,7 +112,7 @@ fn a_refusal_says_how_much_there_is_and_a_smaller_card_says_where_it_ends() {
     program.report(12 << 20, 12 * MIB, 12 * MIB);
     program.trace(TraceAction::OutOfMemory, 30 * MIB, 40 * MIB, (0, 0));
     let outcome = program.run().replays()[0].outcome();
-    assert_eq!((program.run().room().available_bytes, outcome.refused, outcome.meter.retries), (42 * MIB, 1, 1));
+    assert_eq!((program.run().capacity().available_bytes, outcome.refused, outcome.meter.retries), (42 * MIB, 1, 1));
     program.allocate(2, 30 * MIB);
     assert_eq!(program.run().replays()[0].outcome().failure, None);
     program.allocate(3, 10 * MIB);

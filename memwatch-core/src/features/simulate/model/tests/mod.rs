@@ -5,7 +5,7 @@ mod naive;
 mod properties;
 mod settings;
 
-use super::{Granted, Handle, Plan, Policy, Request, Room, Settings};
+use super::{Capacity, Granted, Handle, Plan, Policy, Request, Settings};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -33,8 +33,8 @@ fn reserved(policy: &dyn Policy) -> u64 {
 }
 
 /// So much is there for the allocator, of a device that has no more.
-fn room(bytes: u64) -> Room {
-    Room { total_bytes: bytes, available_bytes: bytes }
+fn capacity(bytes: u64) -> Capacity {
+    Capacity { total_bytes: bytes, available_bytes: bytes }
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn segments_that_grow_take_whole_pages_and_give_whole_pages_back() {
 fn pieces_that_no_fixed_segment_can_join_make_room_in_one_that_grows() {
     let pieces = |setting: &str| {
         let mut policy = policy(setting);
-        policy.set_room(room(1_300 * MIB));
+        policy.set_capacity(capacity(1_300 * MIB));
         let handles: Vec<Handle> = (0..120).map(|_| granted(&mut policy, 9 * MIB).handle).collect();
         handles.into_iter().step_by(2).for_each(|handle| free(&mut policy, handle));
         policy.allocate(&of(512 * MIB)).is_some()
@@ -129,7 +129,7 @@ fn pieces_that_no_fixed_segment_can_join_make_room_in_one_that_grows() {
     assert!(!pieces("expandable_segments:True"), "9 MiB of 20 free no page");
     let wide = |setting: &str| {
         let mut policy = policy(setting);
-        policy.set_room(room(1_300 * MIB));
+        policy.set_capacity(capacity(1_300 * MIB));
         let handles: Vec<Handle> = (0..20).map(|_| granted(&mut policy, 60 * MIB).handle).collect();
         handles.into_iter().step_by(2).for_each(|handle| free(&mut policy, handle));
         (policy.allocate(&of(512 * MIB)).is_some(), policy.meter().retries)
@@ -171,7 +171,7 @@ fn requests_below_ten_mebibytes_share_segments_of_the_size_that_was_set_which_is
 #[test]
 fn while_a_graph_is_captured_the_cache_is_not_emptied_for_it() {
     let mut policy = policy("");
-    policy.set_room(room(100 * MIB));
+    policy.set_capacity(capacity(100 * MIB));
     let cached = granted(&mut policy, 60 * MIB).handle;
     free(&mut policy, cached);
     let captured = Request { private_pool: (0, 1), ..of(50 * MIB) };
@@ -184,7 +184,7 @@ fn while_a_graph_is_captured_the_cache_is_not_emptied_for_it() {
 #[test]
 fn blocks_above_the_limit_go_back_one_by_one_where_the_driver_refuses() {
     let mut policy = policy("max_split_size_mb:32");
-    policy.set_room(room(300 * MIB));
+    policy.set_capacity(capacity(300 * MIB));
     let (first, second) = (granted(&mut policy, 100 * MIB).handle, granted(&mut policy, 160 * MIB).handle);
     let small = granted(&mut policy, 12 * MIB).handle;
     for handle in [first, second, small] {
@@ -197,7 +197,7 @@ fn blocks_above_the_limit_go_back_one_by_one_where_the_driver_refuses() {
 #[test]
 fn old_segments_go_back_at_the_threshold_of_what_the_program_may_have() {
     let mut policy = policy("garbage_collection_threshold:0.5,per_process_memory_fraction:0.5");
-    policy.set_room(room(1_000 * MIB));
+    policy.set_capacity(capacity(1_000 * MIB));
     let old = granted(&mut policy, 200 * MIB).handle;
     free(&mut policy, old);
     for _ in 0..8 {
@@ -213,7 +213,7 @@ fn old_segments_go_back_at_the_threshold_of_what_the_program_may_have() {
 #[test]
 fn without_a_limit_nothing_is_collected() {
     let mut policy = policy("garbage_collection_threshold:0.1");
-    policy.set_room(room(1_000 * MIB));
+    policy.set_capacity(capacity(1_000 * MIB));
     let old = granted(&mut policy, 600 * MIB).handle;
     free(&mut policy, old);
     granted(&mut policy, 601 * MIB / 3 * 2);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::MIB;
 use super::naive::Naive;
-use crate::features::simulate::model::{Handle, Plan, Request, Room, Settings};
+use crate::features::simulate::model::{Capacity, Handle, Plan, Request, Settings};
 
 const CASES: u32 = 200;
 
@@ -40,7 +40,7 @@ proptest! {
         let available_bytes = if limit.is_some() { u64::MAX } else { available_bytes };
         let max_split_bytes = limit.map(|limit| limit * MIB);
         let mut policy = Plan::PyTorch(Settings { max_split_bytes, ..Settings::default() }).policy();
-        policy.set_room(Room { total_bytes: 1 << 40, available_bytes });
+        policy.set_capacity(Capacity { total_bytes: 1 << 40, available_bytes });
         let mut naive = Naive::new(max_split_bytes, available_bytes);
         let (mut held, mut hits): (Vec<(usize, Handle)>, u64) = (Vec::new(), 0);
         for (owner, (what, place, amount)) in steps.into_iter().enumerate() {
@@ -75,7 +75,7 @@ proptest! {
     #[test]
     fn no_policy_has_less_than_it_granted_and_all_goes_back_in_the_end(steps in steps(), which in 0..5_usize, available in 100_u64..2_000) {
         let mut policy = Plan::usual()[which].policy();
-        policy.set_room(Room { total_bytes: 2_000 * MIB, available_bytes: available * MIB });
+        policy.set_capacity(Capacity { total_bytes: 2_000 * MIB, available_bytes: available * MIB });
         let mut held: Vec<Handle> = Vec::new();
         let mut pending: Vec<Handle> = Vec::new();
         for (what, place, amount) in steps {

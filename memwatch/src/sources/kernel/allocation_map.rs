@@ -1,4 +1,4 @@
-//! The kernel half's own books of addresses: the truth to go back to when records were lost.
+//! The kernel half's own allocation map: the truth to go back to when records were lost.
 
 mod batch;
 
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, IterableMap as _, MapData};
 use aya::{Ebpf, Pod};
-use memwatch_common::books::{Books, Place};
+use memwatch_common::allocation_map::{AllocationMap, Place};
 use memwatch_common::capture::Booked;
 use memwatch_core::Unnamed;
 use memwatch_core::input::{Held, HeldAddresses};
-use memwatch_core::ledger::Gone;
+use memwatch_core::ledger::EndedAddress;
 use memwatch_core::words::Tgid;
 
 use super::load::LoadError;
@@ -27,7 +27,7 @@ struct Entry(Booked);
 
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-struct Sums(Books);
+struct Sums(AllocationMap);
 
 // SAFETY: integers without padding (memwatch-common asserts the sizes); every bit pattern is valid.
 unsafe impl Pod for Key {}
@@ -36,13 +36,13 @@ unsafe impl Pod for Entry {}
 // SAFETY: as above.
 unsafe impl Pod for Sums {}
 
-/// Reads the books, and takes out of them what the kernel half cannot see going.
-pub(crate) struct KernelBooks {
+/// Reads the allocation map, and takes out of them what the kernel half cannot see going.
+pub(crate) struct KernelAllocationMap {
     sums: HashMap<MapData, u32, Sums>,
     addresses: HashMap<MapData, Key, Entry>,
     /// Bytes taken out by [`Self::remove`], by process and life: the kernel half's sums still count them.
     removed_bytes: BTreeMap<(u32, u32), u64>,
-    /// Processes for which all addresses were walked over in vain.
+    /// Processes for which all addresses were walked over without result.
     waits: BTreeMap<u32, Wait>,
 }
 
@@ -53,14 +53,14 @@ struct Wait {
     until: Instant,
 }
 
-/// After the first walk in vain; twice as long after each further one.
+/// After the first walk without result; twice as long after each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
 
-impl KernelBooks {
-    /// Takes the books of the loaded kernel half.
+impl KernelAllocationMap {
+    /// Takes the allocation map of the loaded kernel half.
     pub(crate) fn open(ebpf: &mut Ebpf) -> anyhow::Result<Self> {
-        let sums = ebpf.take_map("BOOKS").ok_or(LoadError::Missing("BOOKS"))?;
+        let sums = ebpf.take_map("ALLOCATION_MAP").ok_or(LoadError::Missing("ALLOCATION_MAP"))?;
         let addresses = ebpf.take_map("ADDRESSES").ok_or(LoadError::Missing("ADDRESSES"))?;
         Ok(Self {
             sums: HashMap::try_from(sums)?,
@@ -70,15 +70,15 @@ impl KernelBooks {
         })
     }
 
-    /// The sums of a process, if it has books.
-    pub(crate) fn sums(&self, tgid: u32) -> Option<Books> {
+    /// The sums of a process, if it has one.
+    pub(crate) fn sums(&self, tgid: u32) -> Option<AllocationMap> {
         self.sums.get(&tgid, 0).ok().map(|sums| sums.0)
     }
 
     /// All addresses of a process, if none came or went since `before` was read, and none is missing.
     ///
-    /// Walks over the addresses of all processes; after a walk in vain, not again for a while.
-    pub(crate) fn held_since(&mut self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
+    /// Walks over the addresses of all processes; after a walk without result, not again for a while.
+    pub(crate) fn held_since(&mut self, tgid: u32, before: &AllocationMap) -> Option<HeldAddresses> {
         let waits = self.waits.get(&tgid).is_some_and(|wait| Instant::now() < wait.until);
         // Not worth the walk while the process makes calls, either.
         if waits || self.sums(tgid) != Some(*before) {
@@ -100,7 +100,7 @@ impl KernelBooks {
         self.waits.insert(tgid, Wait { pause, until: now + pause });
     }
 
-    fn walk_for(&self, tgid: u32, before: &Books) -> Option<HeldAddresses> {
+    fn walk_for(&self, tgid: u32, before: &AllocationMap) -> Option<HeldAddresses> {
         let entries = self.entries().into_iter();
         let held = entries.filter(|(place, _)| place.tgid == tgid && place.life == before.life);
         let held = held.map(|(place, booked)| Held {
@@ -119,7 +119,7 @@ impl KernelBooks {
     /// Takes out addresses that went without being named: with a context, an image or a process.
     pub(crate) fn remove(&mut self, (tgid, life): (u32, u32), unnamed: &Unnamed) {
         let alive = self.sums(tgid).is_some_and(|sums| sums.life == life);
-        for &Gone { address, until_ns } in &unnamed.addresses {
+        for &EndedAddress { address, until_ns } in &unnamed.addresses {
             let key = Key(Place { address, tgid, life });
             let Ok(Entry(booked)) = self.addresses.get(&key, 0) else { continue };
             if booked.granted_ns <= until_ns && self.addresses.remove(&key).is_ok() && alive {
@@ -147,10 +147,10 @@ impl KernelBooks {
         }
     }
 
-    /// All addresses of all processes, but for those that come or go meanwhile.
+    /// All addresses of all processes, but for the ones that come or go meanwhile.
     fn entries(&self) -> Vec<(Place, Booked)> {
         batch::entries(self.addresses.map().fd().as_fd()).unwrap_or_else(|error| {
-            log::warn!("the kernel half's books cannot be read: {error}");
+            log::warn!("the kernel half's allocation map cannot be read: {error}");
             Vec::new()
         })
     }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// How long a test waits for something that must happen, before it fails.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(20);
 
@@ -13,7 +13,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// When it does not happen.
 pub fn until<T>(what: &str, mut happens: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE {
+    while begin.elapsed() < TIMEOUT {
         if let Some(found) = happens() {
             return found;
         }

@@ -10,16 +10,16 @@ use super::table::Tag;
 const FAR: usize = 1_000;
 
 impl ProcessLedger {
-    /// Asks for where it is written who lives at this address; `None` where that is near already. To be given to [`Self::foresee_tenant`]
+    /// Asks for where it is written who lives at this address; `None` where that is near already. To be given to [`Self::prefetch_tenant`]
     /// some time later, when that has come.
     #[inline]
-    pub fn foresee(&self, address: u64) -> Option<Tag> {
-        (self.addresses.len() > FAR).then(|| self.addresses.foresee(address))
+    pub fn prefetch(&self, address: u64) -> Option<Tag> {
+        (self.addresses.len() > FAR).then(|| self.addresses.prefetch(address))
     }
 
-    /// Asks for what is known of who lives at an address that [`Self::foresee`] was told of.
+    /// Asks for what is known of who lives at an address that [`Self::prefetch`] was called with.
     #[inline]
-    pub fn foresee_tenant(&self, tag: Tag) {
-        self.addresses.foresee_tenant(tag);
+    pub fn prefetch_tenant(&self, tag: Tag) {
+        self.addresses.prefetch_tenant(tag);
     }
 }

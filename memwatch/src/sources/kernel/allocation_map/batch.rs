@@ -1,12 +1,12 @@
 //! Reading a whole hash map of the kernel, bucket by bucket.
 //!
-//! aya's iterator asks for the key after a key: where keys go all the time, as addresses do, the kernel begins anew with each that is
+//! aya's iterator asks for the key after a key: where keys go all the time, as addresses do, the kernel starts over with each that is
 //! gone (`BPF_MAP_GET_NEXT_KEY`), and the walk may never end. `BPF_MAP_LOOKUP_BATCH` (Linux 5.6) goes by buckets; aya does not offer it.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use memwatch_common::books::Place;
+use memwatch_common::allocation_map::Place;
 use memwatch_common::capture::Booked;
 
 /// `BPF_MAP_LOOKUP_BATCH` of include/uapi/linux/bpf.h.
@@ -28,7 +28,7 @@ struct Batch {
     flags: u64,
 }
 
-/// Every entry of the map of addresses, but for those that come or go meanwhile.
+/// Every entry of the map of addresses, but for the ones that come or go meanwhile.
 ///
 /// # Errors
 /// What the kernel answers.

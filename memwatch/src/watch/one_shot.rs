@@ -9,7 +9,7 @@ use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorWish};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Targets};
 use crate::render::json::Origin;
 use crate::render::output::host_name;
@@ -23,17 +23,17 @@ use crate::watch::signals::Signals;
 use crate::watch::subject::session_options;
 
 /// How long the libraries of a process are looked for, and its allocators' own numbers waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is looked whether enough is known, or nobody is left.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Where and in whose time a snapshot was taken.
-pub(crate) struct Scene {
+pub(crate) struct TakenAt {
     host: String,
     pub(crate) clock: WallClock,
 }
 
-impl Scene {
+impl TakenAt {
     /// That of a recording.
     pub(crate) fn of(replay: &Replay) -> Self {
         Self { clock: WallClock::local(replay.boottime_to_unix_ns), host: replay.front.host.clone() }
@@ -51,25 +51,25 @@ impl Scene {
 }
 
 /// What stood at the end of a recording.
-pub(crate) fn recorded_scene(
+pub(crate) fn recorded_snapshot(
     recording: &Recording,
     tgids: &[Tgid],
     prepare: impl FnOnce(&mut Pipeline),
-) -> Result<(Snapshot, Scene), Failure> {
+) -> Result<(Snapshot, TakenAt), Failure> {
     let replay = recorded::play(recording, prepare)?;
     let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
-    Ok((snapshot, Scene::of(&replay)))
+    Ok((snapshot, TakenAt::of(&replay)))
 }
 
-pub(crate) const fn all_of(level: TensorLevel) -> TensorWish {
-    TensorWish { level, reports_only: false }
+pub(crate) const fn all_of(level: TensorLevel) -> TensorRequest {
+    TensorRequest { level, reports_only: false }
 }
 
 /// A watch on these processes alone.
 ///
 /// # Errors
 /// When they cannot be watched.
-pub(crate) fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
+pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &Common) -> Result<Session, Failure> {
     let targets = Targets { tgids: tgids.to_vec(), ..Targets::default() };
     Session::open(&session_options(&targets, tensors, common))
 }
@@ -85,22 +85,22 @@ pub(crate) enum Enough {
     Over,
 }
 
-/// Watches until enough is known, time is up, a signal comes, or nobody is left; and says what was seen by then. That PyTorch is seen is told once.
+/// Watches until enough is known, time is up, a signal comes, or nobody is left; and says what was observed by then. That PyTorch is seen is reported once.
 pub(crate) async fn watch_until(
     session: &mut Session,
     signals: &mut Signals,
     deadline: Instant,
     is_enough: Option<fn(&Snapshot) -> bool>,
-    is_told: &mut bool,
+    is_reported: &mut bool,
 ) -> (Snapshot, Enough) {
     let mut look = tokio::time::interval(LOOK);
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = look.tick() => {
-                if !*is_told && session.sees_tensors() {
-                    *is_told = true;
-                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
+                if !*is_reported && session.sees_tensors() {
+                    *is_reported = true;
+                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was observed by then");
                 }
                 let why = if !session.is_anybody_left() {
                     Enough::Over

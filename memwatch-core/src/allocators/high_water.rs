@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 /// The most in the open window, and in the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Crest {
+pub(super) struct HighWater {
     now_bytes: u64,
     open_bytes: u64,
     closed_bytes: Option<u64>,
 }
 
-impl Crest {
+impl HighWater {
     /// The tensors have so much now, and had so much before.
     pub(super) fn observe(&mut self, before_bytes: u64, now_bytes: u64) {
         self.open_bytes = self.open_bytes.max(before_bytes).max(now_bytes);
@@ -31,21 +31,21 @@ impl Crest {
 
 #[cfg(test)]
 mod tests {
-    use super::Crest;
+    use super::HighWater;
 
     #[test]
-    fn the_crest_of_a_window_is_the_most_there_was_in_it() {
-        let mut crest = Crest::default();
-        assert_eq!(crest.of_closed(), None);
-        crest.observe(0, 10);
-        crest.observe(10, 90);
-        crest.observe(90, 30);
-        crest.close();
-        assert_eq!(crest.of_closed(), Some(90));
-        crest.close();
-        assert_eq!(crest.of_closed(), Some(30), "nothing happened in the second");
-        crest.observe(30, 20);
-        crest.close();
-        assert_eq!(crest.of_closed(), Some(30), "it began with that");
+    fn the_high_water_mark_of_a_window_is_the_most_there_was_in_it() {
+        let mut high_water = HighWater::default();
+        assert_eq!(high_water.of_closed(), None);
+        high_water.observe(0, 10);
+        high_water.observe(10, 90);
+        high_water.observe(90, 30);
+        high_water.close();
+        assert_eq!(high_water.of_closed(), Some(90));
+        high_water.close();
+        assert_eq!(high_water.of_closed(), Some(30), "nothing happened in the second");
+        high_water.observe(30, 20);
+        high_water.close();
+        assert_eq!(high_water.of_closed(), Some(30), "it began with that");
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel half's own books: which addresses a process holds, so that records lost on their way do not lose the truth.
+//! The kernel half's own allocation map: which addresses a process holds, so that records lost on their way do not lose the truth.
 //!
 //! They cover what one address and one free are enough to follow: linear, managed, pinned and stream-ordered memory. Physical memory,
 //! arrays and contexts need more than that, and stay with the ledger.
@@ -11,14 +11,14 @@ pub struct Place {
     pub address: u64,
     /// The process.
     pub tgid: u32,
-    /// Which life of its number: a process id is reused, and an exec begins anew.
+    /// Which life of its number: a process id is reused, and an exec starts over.
     pub life: u32,
 }
 
 /// The sums over a process's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Books {
+pub struct AllocationMap {
     /// Never 0.
     pub life: u32,
     /// Always zero.
@@ -33,4 +33,4 @@ pub struct Books {
     pub teardowns: u64,
 }
 
-const _: () = assert!(size_of::<Place>() == 16 && size_of::<Books>() == 40);
+const _: () = assert!(size_of::<Place>() == 16 && size_of::<AllocationMap>() == 40);
