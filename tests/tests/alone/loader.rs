@@ -55,8 +55,8 @@ fn assert_whole(report: &Report, tgid: u32) {
     assert_eq!(process.0["from_start"], true, "{report:#?}");
     assert!(process.is_exact(), "{report:#?}");
     let on_gpu = process.only_gpu();
-    assert_eq!(on_gpu.number("live_bytes"), 66 * MIB, "{report:#?}");
-    assert_eq!((on_gpu.number("allocations"), on_gpu.number("before_attach_bytes")), (1, 0), "{report:#?}");
+    assert_eq!(on_gpu.number("driver_allocated_bytes"), 66 * MIB, "{report:#?}");
+    assert_eq!((on_gpu.number("allocations"), on_gpu.number("preexisting_bytes")), (1, 0), "{report:#?}");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn hundreds_of_files_with_the_librarys_name_get_no_more_than_their_share_and_los
     beside.run(&["uuid 0", "device 0", "alloc a 4M"]);
     let report = watch.settled();
     let beside = report.process(beside.tgid()).expect("it is reported");
-    assert_eq!((beside.only_gpu().number("live_bytes"), beside.is_exact()), (4 * MIB, true), "{report:#?}");
+    assert_eq!((beside.only_gpu().number("driver_allocated_bytes"), beside.is_exact()), (4 * MIB, true), "{report:#?}");
     greedy.end();
     watch.until(|report| libraries(report) == before);
 }

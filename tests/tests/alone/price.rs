@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use memwatch_tests::report::{Report, as_recorded};
-use memwatch_tests::{Allocator, Gpu, Outcome, TIMEOUT, Program, Shape, TorchJob};
+use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TIMEOUT, TorchJob};
 use serde_json::Value;
 
 const SLOW: &str = "50";

@@ -150,7 +150,7 @@ impl TorchWatch {
         }
         for (tgid, counting) in self.counted() {
             let (waiting, rate) = counting.end(kernel, tgid);
-            self.set_level(tgid, rate.map_or(self.wish.level, |rate| decide(tgid, rate)));
+            self.set_level(tgid, rate.map_or(self.request.level, |rate| decide(tgid, rate)));
             new.extend(waiting.into_iter().filter_map(|found| self.take_in(kernel, found)));
         }
         new
@@ -252,8 +252,8 @@ impl TorchWatch {
         let FoundLibrary { tgid, library, file, points } = found;
         // It may have ended meanwhile.
         let watched = self.processes.get_mut(&tgid)?;
-        let wish = TensorWish { level: watched.level.unwrap_or(self.wish.level), ..self.wish };
-        if wish.level == TensorLevel::Off {
+        let request = TensorRequest { level: watched.level.unwrap_or(self.request.level), ..self.request };
+        if request.level == TensorLevel::Off {
             return None;
         }
         if watched.libraries.contains_key(&library) {
