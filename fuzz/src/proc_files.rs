@@ -1,4 +1,4 @@
-//! Files below `/proc`, and those that say where a loader looks: names, paths and command lines are whatever a stranger made them.
+//! Files below `/proc`, and the ones that say where a loader looks: names, paths and command lines are whatever a stranger made them.
 //!
 //! The first byte says which file. For a process, the next are the lengths of its files but the last; for an owner, the next one is the length of
 //! `environ`, and the rest is `cgroup`.

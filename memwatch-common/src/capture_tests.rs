@@ -118,7 +118,7 @@ fn a_call_carries_its_registers_times_status_and_out_word() {
 }
 
 #[test]
-fn a_probe_that_is_in_all_processes_for_a_few_records_the_calls_of_those_that_are_listed() {
+fn a_probe_that_is_in_all_processes_for_a_few_records_the_calls_of_listed_processes_only() {
     let kernel = FakeKernel::with_memory(&[(0x1000, 0xdead)]);
     let cookie = OUT.cookie(7) | ONLY_LISTED;
     assert_eq!(CapturePlan::from_cookie(cookie), (7, OUT));

@@ -383,7 +383,7 @@ const fn in_use() -> bool {
 }
 
 impl LibraryCoverage {
-    /// Whether it tells of a limit of the numbers: it is in use, and calls of it are not seen.
+    /// Whether it is a limit of the numbers: it is in use, and calls of it are not seen.
     pub fn is_limited(&self) -> bool {
         self.in_use && (self.error.is_some() || !self.probes_refused.is_empty())
     }

@@ -79,7 +79,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
     for version in torch::BETWEEN {
-        // Where it cannot be made, `install_torch` has said why.
+        // Where it cannot be made, `install_torch` has reported why.
         let Some(environment) = NewerEnv::made(&repo.made("torch"), version) else { continue };
         let name = variable_part(version);
         variables.push((format!("TORCH_{name}_ROOT"), environment.root.into()));

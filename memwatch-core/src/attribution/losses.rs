@@ -82,7 +82,7 @@ impl Losses {
         &self.all
     }
 
-    /// The losses that were counted first become everybody's: more processes than that are not told apart.
+    /// The losses that were counted first become everybody's: more processes than that are not kept apart.
     fn spread_oldest(&mut self) {
         let Some((tgid, counted_ns)) = self.early_ns.iter().map(|(tgid, ns)| (*tgid, *ns)).min_by_key(|(_, ns)| *ns)
         else {

@@ -94,7 +94,7 @@ impl Process {
         }
     }
 
-    /// The process before under its number has ended, and this one began afterwards: the two are told apart by when they were observed.
+    /// The process before under its number has ended, and this one began afterwards: the two are kept apart by when they were observed.
     pub fn comes_after(&mut self, before: Option<&Self>) {
         let ended = before.and_then(|before| before.ended);
         self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
@@ -197,7 +197,7 @@ impl Process {
         self.tensors.as_deref().filter(|_| self.tensors_ended_ns().is_none())
     }
 
-    /// A call of the driver may tell of a caching allocator's segments.
+    /// A call of the driver may concern a caching allocator's segments.
     pub fn report_tensors(&mut self, call: &Call) {
         self.note_late_probes(call);
         let is_traced = self.tensors_ended_ns().is_none();

@@ -1,4 +1,4 @@
-//! Records that did not arrive, on their way to whom they were of.
+//! Records that did not arrive: which process they were of.
 
 use memwatch_common::loss::Loss;
 

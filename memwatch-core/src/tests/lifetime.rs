@@ -282,7 +282,7 @@ fn what_was_lost_of_a_process_never_heard_of_is_not_the_next_ones_with_its_numbe
 }
 
 #[test]
-fn losses_of_more_processes_than_are_told_apart_are_everybodys() {
+fn losses_of_more_processes_than_are_kept_apart_are_everybodys() {
     let mut watch = Watch::begin();
     for tgid in 100..100 + 4096 {
         watch.lost(Some(tgid), Loss::RingFull, 1);

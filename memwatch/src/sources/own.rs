@@ -10,7 +10,7 @@ use std::path::Path;
 pub(crate) struct OwnProcesses(Vec<u32>);
 
 impl OwnProcesses {
-    /// This one, and whoever listens on the agent's socket, but for those that were named as targets.
+    /// This one, and whoever listens on the agent's socket, but for the ones that were named as targets.
     pub(crate) fn find(agent_socket: Option<&Path>, targets: &[u32]) -> Self {
         let agent = agent_socket.and_then(listener);
         let own = [Some(std::process::id()), agent].into_iter().flatten();

@@ -88,11 +88,11 @@ fn a_program_that_becomes_hot_is_traced_no_longer_and_its_recording_says_the_sam
     job.go_on();
     until(&gpu, &path, |report| level(report, &job)["chosen"] == "off");
     recorder.signal(libc::SIGINT);
-    let said = recorder.next_line().expect("it says what it has");
-    assert_eq!(recorder.end(), 0, "{said}");
+    let reported = recorder.next_line().expect("it says what it has");
+    assert_eq!(recorder.end(), 0, "{reported}");
     let replayed = Outcome::of(gpu.memwatch(&["report", "--json", &path]));
-    assert_eq!(as_recorded(&replayed.stdout), said);
-    let report = Report::parse(&said);
+    assert_eq!(as_recorded(&replayed.stdout), reported);
+    let report = Report::parse(&reported);
     assert!(has_tensors(&report, &job), "what was traced by then is there");
     assert_eq!(level(&report, &job)["asked"], "layers");
 }

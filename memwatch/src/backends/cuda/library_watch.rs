@@ -134,7 +134,7 @@ impl LibraryWatch {
         self.expected.entry(tgid).or_insert_with(|| Expectation { since: Instant::now(), last_look: None });
     }
 
-    /// A process has a program whose loader may find other files than those that are probed.
+    /// A process has a program whose loader may find other files than the ones that are probed.
     pub(crate) fn expect_program(&mut self, tgid: u32) {
         self.expect(tgid);
         self.loaders.want(tgid);
@@ -234,7 +234,7 @@ impl LibraryWatch {
         std::mem::take(&mut self.heralded)
     }
 
-    /// Has those processes looked at that are `wanted` and have mapped what was not met before. Returns those that have mapped a file that was met,
+    /// Has those processes looked at that are `wanted` and have mapped what was not met before. Returns the ones that have mapped a file that was met,
     /// before it had its probes.
     pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();

@@ -180,7 +180,7 @@ pub(crate) fn attach_to_process(
     attach_to(kernel, file, &plan, (tgid, one_process))
 }
 
-/// Where the kernel would put the probes into one thread of the process, all processes that have the file get them, and only the calls of those that
+/// Where the kernel would put the probes into one thread of the process, all processes that have the file get them, and only the calls of the ones that
 /// are listed are recorded.
 fn attach_to(
     kernel: &mut Kernel,

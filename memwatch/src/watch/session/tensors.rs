@@ -143,7 +143,7 @@ impl Tensors {
             return;
         }
         // The last events of what was lowered the last time have been taken in meanwhile.
-        self.tell_choices(pipeline);
+        self.report_choices(pipeline);
         for stack in self.corrected.drain(..) {
             pipeline.step(stack);
         }
@@ -159,7 +159,7 @@ impl Tensors {
         }
         let Self { torch, prices, .. } = self;
         let attached = torch.update(kernel, &wanted, |tgid, rate| prices.decide(tgid, rate));
-        self.tell_choices(pipeline);
+        self.report_choices(pipeline);
         for (tgid, missing) in attached {
             pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns: clock::boottime_ns() });
             // With its first event: a program that then rests has been counted.
@@ -185,7 +185,7 @@ impl Tensors {
     }
 
     /// What was chosen, on its way to whoever reads it.
-    fn tell_choices(&mut self, pipeline: &mut Intake) {
+    fn report_choices(&mut self, pipeline: &mut Intake) {
         for choice in self.prices.take_choices() {
             pipeline.step(Input::TensorLevel(choice));
         }

@@ -28,7 +28,7 @@ pub(super) struct Met {
     pub(super) wanted_by: BTreeSet<u32>,
     /// The processes that map it, and when that was seen last: `CLOCK_BOOTTIME`, nanoseconds. Some may have ended.
     pub(super) users: BTreeMap<u32, u64>,
-    /// Tells it from all others, also from those that are gone.
+    /// Distinguishes it from all others, also from the ones that are gone.
     id: u64,
 }
 
@@ -119,7 +119,7 @@ impl Files {
         self.met.iter().flat_map(|met| met.users.keys().copied()).collect()
     }
 
-    /// Whether one more of this owner may be met, besides those that are being looked at.
+    /// Whether one more of this owner may be met, besides the ones that are being looked at.
     pub(super) fn has_room(&self, owner: Owner, looked_at: impl Iterator<Item = Owner>) -> bool {
         Shares::of(self.met.iter().filter_map(|met| met.owner).chain(looked_at)).has_room(owner)
     }

@@ -1,4 +1,4 @@
-//! What came of the looks: new files get their probes, and those that nobody maps any more lose them.
+//! What came of the looks: new files get their probes, and the ones that nobody maps any more lose them.
 
 use std::path::{Path, PathBuf};
 

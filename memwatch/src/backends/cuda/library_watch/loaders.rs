@@ -1,4 +1,4 @@
-//! Whose loaders are to be looked at next: processes with a new program, and those that map what programs with CUDA map before the driver library.
+//! Whose loaders are to be looked at next: processes with a new program, and the ones that map what programs with CUDA map before the driver library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const BETWEEN_LOOKS_AT_ONE: Duration = Duration::from_millis(500);
 pub(super) struct Loaders {
     /// Those with a new program: who runs one may map the library within milliseconds.
     programs: BTreeSet<u32>,
-    /// Those that were reported by a mapping.
+    /// The ones that were reported by a mapping.
     heralded: BTreeSet<u32>,
     looked: BTreeMap<u32, Instant>,
     at_work: Option<u32>,
@@ -40,7 +40,7 @@ impl Loaders {
         }
     }
 
-    /// Of those that were reported by a mapping, only these are of interest.
+    /// Of the ones that were reported by a mapping, only these are of interest.
     pub(super) fn keep_wanted(&mut self, wanted: impl Fn(u32) -> bool) {
         self.heralded.retain(|tgid| wanted(*tgid));
     }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!((loaders.heralded.len(), loaders.programs.len()), (MOST_WAITING, MOST_WAITING));
         loaders.forget(0);
         assert_eq!((loaders.heralded.len(), loaders.programs.len()), (MOST_WAITING - 1, MOST_WAITING - 1));
-        let next = loaders.next().expect("one of those that wait");
+        let next = loaders.next().expect("one of the ones that wait");
         loaders.done(next);
         loaders.heralded.clear();
         loaders.note(vec![next]);
