@@ -7,7 +7,7 @@ use crate::export::mem_trace::MemTrace;
 use crate::options::{Common, Pace, Targets, Tensors};
 use crate::render::output::Output;
 use crate::render::summary;
-use crate::render::tui::Flow;
+use crate::render::tui::{Flow, Outlooks, WARNED_BYTES_PER_MINUTE};
 use crate::render::wall_clock::WallClock;
 use crate::watch::signals::Signals;
 use crate::watch::signals::at;
@@ -49,6 +49,9 @@ pub(crate) async fn watch(
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(common, options.targets.len() == 1)?;
+    if let (true, Source::Watch(session)) = (output.is_screen(), &mut source) {
+        session.pipeline_mut().watch_forecasts(&[]);
+    }
     let mut trace = wished.log.as_deref().map(MemTrace::new);
     let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
     drop(output);
@@ -80,6 +83,7 @@ async fn drive(
         tokio::select! {
             seen = source.next(&mut rhythm) => {
                 write_logs(trace.as_deref_mut(), &source.take_tensor_logs())?;
+                output.expect(outlooks(source));
                 if !show(seen?, output, filter)? {
                     return Ok(Stop::OutputClosed);
                 }
@@ -103,6 +107,17 @@ async fn drive(
         show(seen, output, filter)?;
     }
     Ok(stop)
+}
+
+/// Leaks and forecasts, where the pipeline is this program's own.
+fn outlooks(source: &Source) -> Outlooks {
+    match source {
+        Source::Watch(session) => {
+            let pipeline = session.pipeline();
+            Outlooks { leaks: pipeline.leaks(WARNED_BYTES_PER_MINUTE), forecasts: pipeline.forecasts() }
+        }
+        Source::Agent(_) => Outlooks::default(),
+    }
 }
 
 pub(crate) fn show(seen: Seen, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {

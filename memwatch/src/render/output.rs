@@ -12,7 +12,7 @@ use crate::options::Common;
 use crate::render::json::{self, Origin, Report};
 use crate::render::text as table;
 use crate::render::text::TableOptions;
-use crate::render::tui::{self, Event, Flow, Screen, ScreenOptions};
+use crate::render::tui::{self, Event, Flow, Outlooks, Screen, ScreenOptions};
 use crate::render::wall_clock::WallClock;
 
 /// Where snapshots go.
@@ -55,6 +55,18 @@ impl Output {
         }
         let options = ScreenOptions { color: use_color(common), ascii: common.ascii, single_target };
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
+    }
+
+    /// Whether people look at it, and want to know what is expected.
+    pub(crate) const fn is_screen(&self) -> bool {
+        matches!(self, Self::Screen(_))
+    }
+
+    /// What is expected by the snapshot that is shown next.
+    pub(crate) fn expect(&mut self, outlooks: Outlooks) {
+        if let Self::Screen(screen) = self {
+            screen.expect(outlooks);
+        }
     }
 
     /// One report in JSON.
@@ -122,8 +134,8 @@ pub(crate) fn style(common: &Common, repeated: bool) -> TableOptions {
 
 /// The width of the terminal; `None` in a pipe, where no line is cut.
 fn columns() -> Option<usize> {
-    let (columns, _) = terminal::size().ok().filter(|_| io::stdout().is_terminal())?;
-    Some(columns.into())
+    let size = terminal::size().ok().filter(|_| io::stdout().is_terminal())?;
+    Some(tui::usable(size).0.into())
 }
 
 /// Whether standard output takes colours.
