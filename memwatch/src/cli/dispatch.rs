@@ -11,6 +11,7 @@ use crate::commands::run::run_command;
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, Rows};
 use crate::render::places::Places;
+use crate::sources::library::check_named;
 use crate::watch::past::{Needs, Recording};
 
 /// Does what the command line asks for.
@@ -19,6 +20,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     if let Some(Command::Doctor) = args.command {
         return Ok(doctor(common));
     }
+    let is_run = matches!(args.command, Some(Command::Run(_)));
+    // The command's exit code could be any other.
+    let of_run = |failure| Failure { exit: Exit::Command(125), ..failure };
+    check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
     if let Some(Command::Agent(agent)) = &args.command {
         return crate::agent::run(agent, common);
     }
@@ -60,6 +65,20 @@ pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
             _ => watch((&args.targets, &args.tensors, args.pace), common).await,
         }
     })
+}
+
+/// Refuses libraries that are named and cannot be any: without them a report would be short of what they were named for.
+fn check_libraries(common: &Common) -> Result<(), Failure> {
+    let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
+    let cuda = "Leave it out, and memwatch finds the driver's own and those that programs have loaded.";
+    let named = common.nvml_lib.iter().map(|path| ("--nvml-lib", path, nvml));
+    let named = named.chain(common.libcuda.iter().map(|path| ("--libcuda", path, cuda)));
+    for (option, path, advice) in named {
+        check_named(path).map_err(|why| {
+            Failure::new(Exit::Error, format_args!("{option} {}: {why}", path.display())).advise(advice)
+        })?;
+    }
+    Ok(())
 }
 
 fn doctor(common: &Common) -> Exit {
