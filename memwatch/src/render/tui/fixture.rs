@@ -234,6 +234,21 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         too_short: 1,
         findings: findings.clone(),
     };
+    let forecast = ProcessForecastView {
+        tgid: process.tgid,
+        comm: process.comm.clone(),
+        command: process.command.clone(),
+        observed_since_ns: process.observed_since_ns,
+        uuid: GpuUuid::new(UUID_0),
+        outlook: outlook(),
+        cache: None,
+        growing: findings,
+    };
+    let forecasts = ForecastsView { time_ns: snapshot.time_ns, gpus: Vec::new(), processes: vec![forecast] };
+    Outlooks { leaks: vec![leaks], forecasts }
+}
+
+fn outlook() -> OutlookView {
     let range = RangeView { earliest_seconds: 80.0, latest_seconds: 162.0, confidence: 0.7 };
     let end = EndView { seconds: 120.0, reach: 1.7, range: Some(range) };
     let growth = GrowthView {
@@ -245,19 +260,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         high_bytes_per_second: 410e6,
         p: 0.001,
     };
-    let outlook = OutlookView { level: "high".into(), needed_bytes: 29 * GIB, growth: Some(growth), end: Some(end) };
-    let forecast = ProcessForecastView {
-        tgid: process.tgid,
-        comm: process.comm.clone(),
-        command: process.command.clone(),
-        observed_since_ns: process.observed_since_ns,
-        uuid: GpuUuid::new(UUID_0),
-        outlook,
-        cache: None,
-        growing: findings,
-    };
-    let forecasts = ForecastsView { time_ns: snapshot.time_ns, gpus: Vec::new(), processes: vec![forecast] };
-    Outlooks { leaks: vec![leaks], forecasts }
+    OutlookView { level: "high".into(), needed_bytes: 29 * GIB, growth: Some(growth), end: Some(end) }
 }
 
 /// A job of four ranks, two on each of two GPUs, and a process without a workload.

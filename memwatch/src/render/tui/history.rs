@@ -73,11 +73,11 @@ impl Histories {
         self.processes.get(&(key, uuid.cloned()))
     }
 
-    /// Steps of a training per second, lately; `None` where no step was seen to end in that time.
+    /// Steps of a training per second, lately; `None` where no step ended in that time.
     pub(crate) fn steps_per_second(&self, key: ProcessKey) -> Option<f64> {
         let points = self.steps.get(&key)?;
         let last = points.back()?;
-        let first = points.iter().rev().take(RATE_POINTS).last()?;
+        let first = points.get(points.len().saturating_sub(RATE_POINTS))?;
         let steps = last.1.checked_sub(first.1).filter(|steps| *steps > 0)?;
         Some(ratio(steps, 1) / seconds(first.0, last.0))
     }

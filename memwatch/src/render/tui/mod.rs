@@ -12,6 +12,7 @@ mod state;
 mod tables;
 mod terminal;
 mod view;
+mod words;
 
 use std::io;
 

@@ -87,8 +87,8 @@ impl Outlooks {
     /// `OOM in 1m20s-2m42s (70 %): +126 MiB/step at train_leak.py:10 forward`, or the leak alone.
     pub(crate) fn warning(&self, process: &ProcessView, pace: Pace) -> Option<(Tone, String)> {
         let at = |leak: &LeakView| {
-            let place = places::leak(leak).map_or_else(|| "driver allocations".to_owned(), |place| place);
-            format!("{} at {place}", pace.text(leak.bytes_per_minute))
+            let line = places::leak(leak).unwrap_or_else(|| "driver allocations".to_owned());
+            format!("{} at {line}", pace.text(leak.bytes_per_minute))
         };
         let cause = self.leaking(process).next().map(at);
         if let Some(found) = self.end(process) {

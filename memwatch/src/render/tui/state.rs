@@ -318,7 +318,9 @@ impl State {
         let mut position = std::mem::take(self.position_mut());
         let again = position.key.as_ref().and_then(|key| self.keys.iter().position(|own| own == key));
         position.selected = again.unwrap_or(position.selected).min(self.keys.len().saturating_sub(1));
-        position.key = self.keys.get(position.selected).cloned();
+        // Who has not moved stays at the first row, whatever that is.
+        position.key =
+            self.keys.get(position.selected).filter(|_| position.key.is_some() || position.selected > 0).cloned();
         let lowest = (position.selected + 1).saturating_sub(height.max(1));
         position.top = position.top.clamp(lowest, position.selected).min(self.keys.len().saturating_sub(height));
         *self.position_mut() = position;
@@ -373,7 +375,7 @@ impl State {
         }
         let last = self.keys.len().saturating_sub(1);
         let selected = to(self.selected()).min(last);
-        let key = self.keys.get(selected).cloned();
+        let key = self.keys.get(selected).filter(|_| selected > 0).cloned();
         let position = self.position_mut();
         (position.selected, position.key) = (selected, key);
     }

@@ -241,7 +241,7 @@ fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&
             state.notify("there is nothing more about this row");
             return;
         }
-        return popup(frame, below, state, (shown, lines));
+        return popup(frame, below, state, (shown, grid, lines));
     }
     if beside {
         let place = Rect { x: below.x + wide + 2, width: below.width - wide - 2, ..below };
@@ -284,9 +284,10 @@ fn bar(state: &mut State, shown: &Shown, (grid, area): (&Grid, Rect), rows: usiz
 }
 
 /// Lines over the table, in a frame with the selected row's name.
-fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, lines): (&Shown, Vec<Line<'static>>)) {
+fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid, lines): (&Shown, &Grid, Vec<Line<'static>>)) {
     let set = if shown.look.ascii { ASCII_BORDER } else { border::PLAIN };
-    let name = fit("Selected row", usize::from(area.width), shown.look.mark()).into_owned();
+    let name = grid.rows.get(state.selected()).and_then(|row| row.cells.last()).map_or("", |cell| &cell.text);
+    let name = fit(name, usize::from(area.width.saturating_sub(2)), shown.look.mark()).into_owned();
     let block = Block::bordered().border_set(set).title(name);
     let inside = block.inner(area);
     frame.render_widget(Clear, area);

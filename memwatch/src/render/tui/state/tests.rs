@@ -40,6 +40,9 @@ fn the_selection_stays_with_its_row_when_the_order_changes() {
     assert_eq!((selected(&state), state.selected()), (Some("b"), 3));
     state.settle(&grid(&["c", "a"]), 3);
     assert_eq!(selected(&state), Some("a"), "a row that is gone gives the selection to the last");
+    state.take(Step::First);
+    state.settle(&grid(&["new", "c"]), 3);
+    assert_eq!(selected(&state), Some("new"), "who is at the first row stays there");
 }
 
 #[test]

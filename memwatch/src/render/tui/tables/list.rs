@@ -15,6 +15,7 @@ use crate::render::tui::parts::beyond_driver;
 use crate::render::tui::size::{signed, size};
 use crate::render::tui::state::{ProcessKey, RowKey};
 use crate::render::tui::view::Look;
+use crate::render::tui::words::short_command;
 
 /// The heading of processes without a workload in a tree.
 const NO_WORKLOAD: &str = "(no workload)";
@@ -283,5 +284,5 @@ fn status(entry: &Entry) -> Cell {
 }
 
 fn command(entry: &Entry) -> Cell {
-    Cell::text(sentences::short_command(entry.process))
+    Cell::text(short_command(entry.process))
 }

@@ -14,7 +14,10 @@ use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
 use crate::render::tui::outlook::Pace;
 use crate::render::tui::size::{growth, size};
 use crate::render::tui::state::RowKey;
+use crate::render::tui::words::short_path;
 
+/// From this width on, files stand with their folders.
+const WIDE: usize = 120;
 /// As many stacks of a line are shown.
 const STACKS: usize = 5;
 
@@ -120,7 +123,8 @@ pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
             if has_growth {
                 cells.push(growth_cell(facts.outlooks.growth(process, site, device.uuid.as_ref()), pace));
             }
-            cells.push(Cell::text(places::site(site)));
+            let name = places::site(site);
+            cells.push(Cell::text(if facts.width < WIDE { short_path(&name) } else { name }));
             rows.push((cells, site_key(device, site)));
         }
     }
@@ -199,7 +203,7 @@ fn is_frame_of(frame: &FrameView, site: &SiteView) -> bool {
 
 fn stack_lines(stack: &StackView) -> Vec<String> {
     let mut lines = vec![format!("{} now, {} at most", size(stack.sum.live_bytes), size(stack.sum.peak_bytes))];
-    match &stack.native {
+    match stack.native.as_ref().filter(|_| stack.frames.is_empty()) {
         Some(native) => lines.extend(native.frames.iter().filter_map(places::frame).map(|frame| format!("  {frame}"))),
         None => lines.extend(stack.frames.iter().map(|frame| {
             let file = printable(frame.file.as_deref().unwrap_or("?"));

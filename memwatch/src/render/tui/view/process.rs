@@ -15,6 +15,7 @@ use crate::render::tui::parts::beyond_driver;
 use crate::render::tui::size::{gib, seconds, signed_gib, size, time};
 use crate::render::tui::state::ProcessKey;
 use crate::render::tui::tables::at_most;
+use crate::render::tui::words::{short_command, short_path};
 
 /// Columns of the numbers: what is to the right of them is free for a graph.
 pub(crate) const NUMBERS: u16 = 36;
@@ -47,7 +48,7 @@ pub(crate) fn title(state: &State, shown: &Shown, process: &ProcessView, width: 
         vec![look.span(Tone::Heading, "memwatch"), look.span(Tone::Heading, format!("  PID {}", process.tgid.0))];
     let clock = super::clock(state, shown);
     let taken: usize = left.iter().chain(&facts).chain([&clock]).map(Span::width).sum();
-    let command = sentences::short_command(process);
+    let command = short_command(process);
     let command = fit(&command, width.saturating_sub(taken + 3), look.mark()).into_owned();
     let spans = left.into_iter().chain([look.span(Tone::Heading, format!("  {command}"))]).chain(facts);
     ends(spans.collect(), vec![clock], width)
@@ -65,7 +66,9 @@ pub(crate) fn warning(state: &State, shown: &Shown, process: &ProcessView, width
     let pace = Pace { steps_per_second: state.histories.steps_per_second(ProcessKey::of(process)) };
     let (tone, text) = shown.outlooks.warning(process, pace)?;
     let look = shown.look;
-    let text = format!("{} {text}", if look.ascii { "!" } else { "⚠" });
+    let mark = if look.ascii { "!" } else { "⚠" };
+    let whole = format!("{mark} {text}");
+    let text = if format::width(&whole) <= width { whole } else { format!("{mark} {}", short_path(&text)) };
     Some(Line::from(look.span(tone, fit(&text, width, look.mark()))))
 }
 
@@ -76,10 +79,8 @@ pub(crate) fn numbers(shown: &Shown, process: &ProcessView, width: usize) -> Vec
         [] => vec![Line::raw("This process has not used GPU memory since memwatch attached.")],
         [gpu] => Numbers { look, process, gpu }.lines(width),
         several => {
-            let mut heads = format!("{:<6}", "GPU");
-            for head in ["USED", "DRIVER", "PEAK", "RESERVED", "ALLOCATED"] {
-                heads.push_str(&format!("{head:>12}"));
-            }
+            let heads = ["USED", "DRIVER", "PEAK", "RESERVED", "ALLOCATED"].map(|head| format!("{head:>12}"));
+            let heads = format!("{:<6}{}", "GPU", heads.concat());
             let mut lines = vec![Line::from(look.span(Tone::Faint, fit(&heads, width, "")))];
             for gpu in several.iter().take(GPUS) {
                 lines.push(
@@ -118,17 +119,15 @@ impl Numbers<'_> {
     }
 
     fn row(&self, number: &str) -> Line<'static> {
-        let mut text = format!("{number:<6}");
-        for bytes in [
+        let numbers = [
             self.gpu.used_bytes,
             Some(self.gpu.live_bytes),
             Some(self.gpu.peak_bytes),
             self.pytorch(|own| own.reserved_bytes),
             self.pytorch(|own| own.allocated_bytes),
-        ] {
-            text.push_str(&format!("{:>12}", known(bytes, size)));
-        }
-        Line::raw(text)
+        ];
+        let numbers = numbers.map(|bytes| format!("{:>12}", known(bytes, size)));
+        Line::raw(format!("{number:<6}{}", numbers.concat()))
     }
 
     fn lines(&self, width: usize) -> Vec<Line<'static>> {
