@@ -43,7 +43,7 @@ const fn always(_: &Facts) -> bool {
 
 /// In the order of the screen; the command takes what room is left.
 const KINDS: [Kind; 16] = [
-    Kind { column: Column::number("PID", 7), from: 0, wanted: always, cell: pid },
+    Kind { column: Column::number("PID", 7), from: 0, wanted: always, cell: process_number },
     Kind { column: Column::words("USER", 8), from: 60, wanted: always, cell: user },
     Kind { column: Column::words("WORKLOAD", 20), from: 100, wanted: has_workloads, cell: workload },
     Kind { column: Column::number("RANK", 4), from: 80, wanted: has_ranks, cell: rank },
@@ -174,7 +174,7 @@ fn has_status(facts: &Facts) -> bool {
     facts.snapshot.processes.iter().any(|process| status_of(facts, process).is_some())
 }
 
-fn pid(entry: &Entry) -> Cell {
+fn process_number(entry: &Entry) -> Cell {
     Cell::number(u64::from(entry.process.tgid.0), entry.process.tgid.0.to_string())
 }
 
