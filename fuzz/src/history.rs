@@ -6,7 +6,7 @@
 use memwatch_common::loss::Loss;
 use memwatch_common::probes::PROBES;
 use memwatch_common::record::{CallRecord, ProcessRecord, Record, RecordKind};
-use memwatch_core::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse};
+use memwatch_core::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
 use memwatch_core::words::{GpuUuid, Tgid};
 
 /// Bytes per step.
@@ -137,6 +137,7 @@ fn reading(step: &[u8; STEP_BYTES], now_ns: u64) -> DeviceReading {
             let mps_client = step[4] & 4 != 0;
             listed.map(|tgid| ProcessUse { tgid: Tgid(tgid), used_bytes, mps_client }).collect()
         }),
+        sensors: Sensors::default(),
     };
     let state = if step[3] % 8 == 7 { NvmlState::Unavailable(String::new()) } else { NvmlState::Ok };
     let devices = if state == NvmlState::Ok { 1 + u32::from(step[3] & 1) } else { 0 };

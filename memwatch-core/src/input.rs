@@ -294,6 +294,22 @@ pub struct DeviceFacts {
     pub used_bytes: Option<u64>,
     /// Processes with memory on the device; `None` where NVML gives no list (then absence means nothing).
     pub processes: Option<Vec<ProcessUse>>,
+    /// What the device does beside holding memory. Recordings do not keep it.
+    #[serde(skip)]
+    pub sensors: Sensors,
+}
+
+/// What NVML reports of a device beside its memory; each is `None` where NVML does not report it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sensors {
+    /// How much of the last sample period a kernel ran, in percent.
+    pub utilization_percent: Option<u32>,
+    /// Of the chip.
+    pub temperature_celsius: Option<u32>,
+    /// What it draws now.
+    pub power_milliwatts: Option<u32>,
+    /// What it may draw.
+    pub power_limit_milliwatts: Option<u32>,
 }
 
 impl DeviceFacts {

@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState};
+use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{GpuUuid, Name, Tgid};
 
@@ -103,6 +103,12 @@ pub struct GpuView {
     pub sampled_ns: u64,
     /// Processes that NVML lists and memwatch does not watch: their number.
     pub unwatched_processes: Option<u64>,
+    /// What NVML charges to those; `None` where it does not report that of all of them.
+    #[serde(default)]
+    pub unwatched_bytes: Option<u64>,
+    /// What the device does beside holding memory.
+    #[serde(default)]
+    pub sensors: Sensors,
     /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
     /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
     /// For whoever has the pipeline: not reported over a socket.

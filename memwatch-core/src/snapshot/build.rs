@@ -195,7 +195,8 @@ impl Surroundings<'_> {
         };
         let accounted = on_it().map(|gpu| gpu.attributed_bytes).sum();
         let watched = |tgid| processes.iter().any(|process| process.tgid == tgid && process.ended_ns.is_none());
-        let unwatched = |list: &Vec<ProcessUse>| list.iter().filter(|entry| !watched(entry.tgid)).count();
+        let unwatched: Option<Vec<&ProcessUse>> =
+            device.processes.as_ref().map(|list| list.iter().filter(|entry| !watched(entry.tgid)).collect());
         GpuView {
             uuid: device.uuid.clone(),
             nvml_index: device.nvml_index,
@@ -209,7 +210,9 @@ impl Surroundings<'_> {
             unattributed_bytes: device.used_bytes.map(|used| difference(used, accounted)),
             context_bytes: self.reconciliation.context_bytes(&device.uuid),
             sampled_ns: self.reading.end_ns,
-            unwatched_processes: device.processes.as_ref().map(unwatched).and_then(|count| u64::try_from(count).ok()),
+            unwatched_processes: unwatched.as_ref().and_then(|list| u64::try_from(list.len()).ok()),
+            unwatched_bytes: unwatched.and_then(|list| list.iter().map(|entry| entry.used_bytes).sum()),
+            sensors: device.sensors,
             seconds_to_full: None,
         }
     }

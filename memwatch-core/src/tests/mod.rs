@@ -4,7 +4,7 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{ProcessEvent, ProcessRecord, Record, RecordKind};
 
 use super::Pipeline;
-use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse};
+use crate::input::{DeviceFacts, DeviceReading, Input, NvmlState, ProcessFacts, ProcessUse, Sensors};
 use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use crate::test_calls::*;
 use crate::words::{GpuUuid, Tgid};
@@ -147,6 +147,7 @@ fn device<const N: usize>(gpu: u8, used_bytes: u64, processes: [(u32, u64); N]) 
         total_bytes: Some(80 << 30),
         used_bytes: Some(used_bytes),
         processes: Some(processes.map(entry).to_vec()),
+        sensors: Sensors::default(),
     }
 }
 
@@ -386,7 +387,15 @@ fn processes_that_only_nvml_knows_are_counted() {
         9,
         [(7, 1), (8, 2), (9, 3), (10, 3)],
     )]);
-    assert_eq!(watch.gpu(GPU_A).unwatched_processes, Some(3));
+    let gpu = watch.gpu(GPU_A);
+    assert_eq!((gpu.unwatched_processes, gpu.unwatched_bytes), (Some(3), Some(8)));
+    let sensors = Sensors { utilization_percent: Some(97), ..Sensors::default() };
+    let mut silent = DeviceFacts { sensors, ..device(GPU_A, 9, [(9, 3), (10, 3)]) };
+    silent.processes.as_mut().expect("a list")[1].used_bytes = None;
+    watch.reading(vec![silent]);
+    let gpu = watch.gpu(GPU_A);
+    assert_eq!((gpu.unwatched_processes, gpu.unwatched_bytes), (Some(2), None), "one of them has no number");
+    assert_eq!(gpu.sensors, sensors);
     let unlisted = DeviceFacts { processes: None, ..device(GPU_A, 9, []) };
     watch.reading(vec![unlisted]);
     assert_eq!(watch.gpu(GPU_A).unwatched_processes, None, "no list says nothing");

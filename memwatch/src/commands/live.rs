@@ -7,7 +7,7 @@ use crate::export::mem_trace::MemTrace;
 use crate::options::{Common, Pace, Targets, Tensors};
 use crate::render::output::Output;
 use crate::render::summary;
-use crate::render::tui::Flow;
+use crate::render::tui::{Flow, Outlooks, WARNED_BYTES_PER_MINUTE};
 use crate::render::wall_clock::WallClock;
 use crate::watch::signals::Signals;
 use crate::watch::signals::at;
@@ -39,7 +39,7 @@ pub(crate) async fn watch(
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
     options.tensors_by_default = requested.is_default();
-    options.is_screen = Output::is_screen(common);
+    options.is_screen = Output::would_be_screen(common);
     let mut source = if requested.is_asked_for() && common.agent.is_none() {
         Source::own(&options)?
     } else {
@@ -51,6 +51,9 @@ pub(crate) async fn watch(
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(common, options.targets.len() == 1)?;
+    if let (true, Source::Watch(session)) = (output.is_screen(), &mut source) {
+        session.pipeline_mut().watch_forecasts(&[]);
+    }
     let mut trace = requested.log.as_deref().map(MemTrace::new);
     let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
     drop(output);
@@ -82,6 +85,7 @@ async fn drive(
         tokio::select! {
             seen = source.next(&mut rhythm) => {
                 write_logs(trace.as_deref_mut(), &source.take_tensor_logs())?;
+                output.expect(outlooks(source));
                 if !show(seen?, output, filter)? {
                     return Ok(Stop::OutputClosed);
                 }
@@ -105,6 +109,17 @@ async fn drive(
         show(seen, output, filter)?;
     }
     Ok(stop)
+}
+
+/// Leaks and forecasts, where the pipeline is this program's own.
+fn outlooks(source: &Source) -> Outlooks {
+    match source {
+        Source::Watch(session) => {
+            let pipeline = session.pipeline();
+            Outlooks { leaks: pipeline.leaks(WARNED_BYTES_PER_MINUTE), forecasts: pipeline.forecasts() }
+        }
+        Source::Agent(_) => Outlooks::default(),
+    }
 }
 
 pub(crate) fn show(seen: TimedSnapshot, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {

@@ -5,7 +5,7 @@ mod stats;
 
 use std::collections::BTreeMap;
 
-use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState};
+use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState, Sensors};
 use memwatch_core::owner::{Ancestor, Container, Owner, Pod, SlurmJob};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
@@ -171,6 +171,8 @@ fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView
         context_bytes: Some(512 * MIB),
         sampled_ns: at(14, 3, 20),
         unwatched_processes: Some(u64::from(nvml_index)),
+        unwatched_bytes: Some(u64::from(nvml_index) * 512 * MIB),
+        sensors: Sensors::default(),
         seconds_to_full: None,
     }
 }

@@ -12,7 +12,7 @@ use crate::options::Common;
 use crate::render::json::{self, Origin, Report};
 use crate::render::text as table;
 use crate::render::text::TableOptions;
-use crate::render::tui::{self, Event, Flow, Screen, ScreenOptions};
+use crate::render::tui::{self, Event, Flow, Outlooks, Screen, ScreenOptions};
 use crate::render::wall_clock::WallClock;
 
 /// Where snapshots go.
@@ -58,8 +58,20 @@ impl Output {
     }
 
     /// Whether a watch has a screen.
-    pub(crate) fn is_screen(common: &Common) -> bool {
+    pub(crate) fn would_be_screen(common: &Common) -> bool {
         !common.json && io::stdout().is_terminal()
+    }
+
+    /// Whether people look at it, and want to know what is expected.
+    pub(crate) const fn is_screen(&self) -> bool {
+        matches!(self, Self::Screen(_))
+    }
+
+    /// What is expected by the snapshot that is shown next.
+    pub(crate) fn expect(&mut self, outlooks: Outlooks) {
+        if let Self::Screen(screen) = self {
+            screen.expect(outlooks);
+        }
     }
 
     /// One report in JSON.
@@ -127,8 +139,8 @@ pub(crate) fn style(common: &Common, repeated: bool) -> TableOptions {
 
 /// The width of the terminal; `None` in a pipe, where no line is cut.
 fn columns() -> Option<usize> {
-    let (columns, _) = terminal::size().ok().filter(|_| io::stdout().is_terminal())?;
-    Some(columns.into())
+    let size = terminal::size().ok().filter(|_| io::stdout().is_terminal())?;
+    Some(tui::usable(size).0.into())
 }
 
 /// Whether standard output takes colours.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::decode::decode;
-use crate::input::{GpuVisibility, MigFacts, ProcessFacts, ProcessUse};
+use crate::input::{GpuVisibility, MigFacts, ProcessFacts, ProcessUse, Sensors};
 use crate::test_calls::{
     ON_DEVICE, TestCall, ctx_get_device, device_get_pci_bus_id, device_get_uuid, mem_alloc, mem_create, mem_host_alloc,
 };
@@ -24,6 +24,7 @@ fn gpu(byte: u8, listed: bool) -> DeviceFacts {
         total_bytes: None,
         used_bytes: None,
         processes: Some(if listed { vec![entry] } else { Vec::new() }),
+        sensors: Sensors::default(),
     }
 }
 

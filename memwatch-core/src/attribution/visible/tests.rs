@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use super::*;
-use crate::input::{MigFacts, ProcessUse};
+use crate::input::{MigFacts, ProcessUse, Sensors};
 
 const TGID: Tgid = Tgid(7);
 /// Two of them begin alike.
@@ -20,6 +20,7 @@ fn machine(models: &[&str]) -> Vec<DeviceFacts> {
         total_bytes: None,
         used_bytes: None,
         processes: Some(vec![ProcessUse { tgid: TGID, used_bytes: None, mps_client: false }]),
+        sensors: Sensors::default(),
     };
     models.iter().enumerate().map(device).collect()
 }

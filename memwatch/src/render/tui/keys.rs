@@ -1,98 +1,139 @@
 //! Which key means what.
 
-use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEventKind};
 
 use super::state::Step;
 
+/// A turn of the wheel moves by so many rows.
+const WHEEL: isize = 3;
+
 /// What a person asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     /// Leave.
     Quit,
-    /// Stop the program until the shell goes on with it.
+    /// Stop the program until the shell continues it.
     Suspend,
     /// The terminal has another size.
+    Resize,
+    /// Everything is to be drawn again.
     Redraw,
     /// Reset peaks.
     ResetPeaks,
+    /// The mouse selects rows, or text as without memwatch.
+    Mouse,
     /// Something within the view.
     View(Step),
+    /// A key without a meaning, by its name.
+    Unknown(String),
 }
 
-/// The keys as the help page lists them.
-pub(crate) const HELP: [(&str, &str); 10] = [
-    ("Up, Down, j, k", "select a process, or scroll"),
-    ("PageUp, PageDown", "by a page"),
-    ("Home, End, g, G", "to the first, to the last"),
-    ("Enter", "open the selected process"),
-    ("Esc", "back to the list"),
-    ("Space", "pause and go on"),
-    ("r", "reset peaks of the open process, or of all"),
-    ("?, h", "this page"),
-    ("Ctrl-Z", "suspend"),
-    ("q, Ctrl-C", "quit"),
+/// The keys as the help page lists them, in two columns.
+pub(crate) const HELP: [[(&str, &str); 2]; 8] = [
+    [("Up Down j k", "select a row"), ("/", "filter rows")],
+    [("PgUp PgDn", "move by a page"), ("s  S", "sort: next column, reverse")],
+    [("Home End g G", "first, last row"), ("t", "tree by workload and rank")],
+    [("Enter", "open; stacks of a row"), ("r", "reset peaks")],
+    [("Esc", "back"), ("m", "mouse on or off")],
+    [("1-5 Tab", "tab of a process"), ("Ctrl-L", "draw everything again")],
+    [("Space", "pause, continue"), ("Ctrl-Z", "suspend")],
+    [("?  h", "this page"), ("q  Ctrl-C", "quit")],
 ];
 
-/// What an event of the terminal means; `None` where it means nothing here.
-pub(crate) fn command(event: &Event) -> Option<Command> {
+/// What an event of the terminal means; `None` where it means nothing here. While a filter is typed, letters are its own.
+pub(crate) fn command(event: &Event, is_typing: bool) -> Option<Command> {
     match event {
-        Event::Key(key) if key.kind != KeyEventKind::Release => of_key(key),
-        Event::Resize(..) => Some(Command::Redraw),
+        Event::Key(key) if key.kind != KeyEventKind::Release => of_key(key, is_typing),
+        Event::Resize(..) => Some(Command::Resize),
+        Event::Mouse(mouse) => match mouse.kind {
+            MouseEventKind::ScrollDown => Some(Command::View(Step::Move(WHEEL))),
+            MouseEventKind::ScrollUp => Some(Command::View(Step::Move(-WHEEL))),
+            MouseEventKind::Down(MouseButton::Left) => Some(Command::View(Step::Click(mouse.column, mouse.row))),
+            _ => None,
+        },
         _ => None,
     }
 }
 
-fn of_key(key: &KeyEvent) -> Option<Command> {
+fn of_key(key: &KeyEvent, is_typing: bool) -> Option<Command> {
     if key.modifiers.contains(KeyModifiers::CONTROL) {
-        return match key.code {
-            KeyCode::Char('c') => Some(Command::Quit),
-            KeyCode::Char('z') => Some(Command::Suspend),
-            KeyCode::Char('l') => Some(Command::Redraw),
-            _ => None,
-        };
+        return Some(match key.code {
+            KeyCode::Char('c') => Command::Quit,
+            KeyCode::Char('z') => Command::Suspend,
+            KeyCode::Char('l') => Command::Redraw,
+            code => Command::Unknown(format!("Ctrl-{code}")),
+        });
+    }
+    if is_typing {
+        return typed(key.code).map(Command::View);
     }
     let step = match key.code {
         KeyCode::Char('q') => return Some(Command::Quit),
         KeyCode::Char('r') => return Some(Command::ResetPeaks),
-        KeyCode::Up | KeyCode::Char('k') => Step::Up,
-        KeyCode::Down | KeyCode::Char('j') => Step::Down,
-        KeyCode::PageUp => Step::PageUp,
-        KeyCode::PageDown => Step::PageDown,
+        KeyCode::Char('m') => return Some(Command::Mouse),
+        KeyCode::Up | KeyCode::Char('k') => Step::Move(-1),
+        KeyCode::Down | KeyCode::Char('j') => Step::Move(1),
+        KeyCode::PageUp => Step::Page(-1),
+        KeyCode::PageDown => Step::Page(1),
         KeyCode::Home | KeyCode::Char('g') => Step::First,
         KeyCode::End | KeyCode::Char('G') => Step::Last,
         KeyCode::Enter => Step::Open,
         KeyCode::Esc | KeyCode::Backspace => Step::Back,
         KeyCode::Char(' ') => Step::Pause,
         KeyCode::Char('?' | 'h') => Step::Help,
-        _ => return None,
+        KeyCode::Char('s') => Step::Sort,
+        KeyCode::Char('S') => Step::Reverse,
+        KeyCode::Char('/') => Step::Filter,
+        KeyCode::Char('t') => Step::Tree,
+        KeyCode::Tab | KeyCode::Right => Step::NextTab(1),
+        KeyCode::BackTab | KeyCode::Left => Step::NextTab(-1),
+        KeyCode::Char(digit @ '1'..='9') => Step::Tab(digit.to_digit(10).unwrap_or(1) as usize),
+        code => return Some(Command::Unknown(code.to_string())),
     };
     Some(Command::View(step))
 }
 
+fn typed(code: KeyCode) -> Option<Step> {
+    Some(match code {
+        KeyCode::Char(letter) => Step::Type(letter),
+        KeyCode::Backspace => Step::Erase,
+        KeyCode::Enter => Step::Keep,
+        KeyCode::Esc => Step::Clear,
+        KeyCode::Up => Step::Move(-1),
+        KeyCode::Down => Step::Move(1),
+        _ => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use ratatui::crossterm::event::MouseEvent;
+
     use super::*;
 
     fn press(code: KeyCode, modifiers: KeyModifiers) -> Option<Command> {
-        command(&Event::Key(KeyEvent::new(code, modifiers)))
+        command(&Event::Key(KeyEvent::new(code, modifiers)), false)
     }
 
     #[test]
-    fn control_keys_end_and_suspend() {
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Command::Quit));
-        assert_eq!(press(KeyCode::Char('z'), KeyModifiers::CONTROL), Some(Command::Suspend));
+    fn control_keys_end_and_suspend_also_while_a_filter_is_typed() {
+        for is_typing in [false, true] {
+            let control = |letter| KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
+            assert_eq!(command(&Event::Key(control('c')), is_typing), Some(Command::Quit));
+            assert_eq!(command(&Event::Key(control('z')), is_typing), Some(Command::Suspend));
+        }
         assert_eq!(press(KeyCode::Char('q'), KeyModifiers::NONE), Some(Command::Quit));
-        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::NONE), None);
         assert_eq!(press(KeyCode::Char('r'), KeyModifiers::NONE), Some(Command::ResetPeaks));
     }
 
     #[test]
     fn arrows_and_letters_move_alike() {
         for (code, step) in [
-            (KeyCode::Up, Step::Up),
-            (KeyCode::Char('k'), Step::Up),
-            (KeyCode::Char('j'), Step::Down),
+            (KeyCode::Up, Step::Move(-1)),
+            (KeyCode::Char('k'), Step::Move(-1)),
+            (KeyCode::Char('j'), Step::Move(1)),
             (KeyCode::Char('G'), Step::Last),
+            (KeyCode::Char('3'), Step::Tab(3)),
             (KeyCode::Enter, Step::Open),
             (KeyCode::Esc, Step::Back),
         ] {
@@ -101,10 +142,36 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_let_go_and_text_that_is_pasted_mean_nothing() {
+    fn no_key_is_silent() {
+        for (code, name) in [(KeyCode::Char('c'), "c"), (KeyCode::F(5), "F5"), (KeyCode::Delete, "Del")] {
+            assert_eq!(press(code, KeyModifiers::NONE), Some(Command::Unknown(name.to_owned())));
+        }
+    }
+
+    #[test]
+    fn letters_go_into_the_filter_while_it_is_typed() {
+        let typed = |code| command(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)), true);
+        assert_eq!(typed(KeyCode::Char('q')), Some(Command::View(Step::Type('q'))));
+        assert_eq!(typed(KeyCode::Enter), Some(Command::View(Step::Keep)));
+        assert_eq!(typed(KeyCode::Esc), Some(Command::View(Step::Clear)));
+    }
+
+    #[test]
+    fn the_wheel_moves_and_a_button_clicks() {
+        let mouse = |kind| {
+            let event = MouseEvent { kind, column: 4, row: 7, modifiers: KeyModifiers::NONE };
+            command(&Event::Mouse(event), false)
+        };
+        assert_eq!(mouse(MouseEventKind::ScrollUp), Some(Command::View(Step::Move(-3))));
+        assert_eq!(mouse(MouseEventKind::Down(MouseButton::Left)), Some(Command::View(Step::Click(4, 7))));
+        assert_eq!(mouse(MouseEventKind::Moved), None);
+    }
+
+    #[test]
+    fn a_key_that_is_released_and_text_that_is_pasted_mean_nothing() {
         let release = KeyEvent::new_with_kind(KeyCode::Char('q'), KeyModifiers::NONE, KeyEventKind::Release);
-        assert_eq!(command(&Event::Key(release)), None);
-        assert_eq!(command(&Event::Paste("q".to_owned())), None);
-        assert_eq!(command(&Event::Resize(80, 24)), Some(Command::Redraw));
+        assert_eq!(command(&Event::Key(release), false), None);
+        assert_eq!(command(&Event::Paste("q".to_owned()), false), None);
+        assert_eq!(command(&Event::Resize(80, 24), false), Some(Command::Resize));
     }
 }

@@ -1,14 +1,12 @@
-//! What the view is at: which page, which row, which history. It knows no terminal.
+//! What the view is at: which page, tab, row, order and filter. It knows no terminal.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::snapshot::{ProcessView, Snapshot};
-use memwatch_core::words::{GpuUuid, Tgid};
+use memwatch_core::words::Tgid;
 
-use crate::render::order::by_holding;
-
-/// So many snapshots back goes the history of live bytes.
-const REMEMBERED: usize = 120;
+use super::grid::Grid;
+use super::history::Histories;
 
 /// A process in the views: its id alone may come again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,212 +22,461 @@ impl ProcessKey {
     }
 }
 
-/// A row of the list: a process on a GPU, or a process without any.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
-    /// The process.
-    pub(crate) key: ProcessKey,
-    /// Its place in the snapshot.
-    pub(crate) process: usize,
-    /// The GPU's place in the process.
-    pub(crate) gpu: Option<usize>,
+/// What a row stands for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RowKey {
+    /// A process on the GPU that has this place among its GPUs.
+    Process(ProcessKey, Option<usize>),
+    /// The processes of a workload.
+    Workload(String),
+    /// Something in a process, by a text that no other row of its tab has.
+    Place(String),
 }
 
 /// What the screen shows below the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Page {
-    /// All processes in a table.
+    /// All processes.
     List,
     /// One process.
     Process(ProcessKey),
-    /// All processes, one below the other.
-    Blocks,
+}
+
+/// A tab of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Tab {
+    /// By line of the program.
+    Lines,
+    /// By module of the model.
+    Modules,
+    /// By phase of a step.
+    Phases,
+    /// By kind of driver allocation.
+    Driver,
+    /// What happened.
+    Events,
+}
+
+impl Tab {
+    /// From left to right.
+    pub(crate) const ALL: [Self; 5] = [Self::Lines, Self::Modules, Self::Phases, Self::Driver, Self::Events];
+
+    /// Its title.
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Lines => "Lines",
+            Self::Modules => "Modules",
+            Self::Phases => "Phases",
+            Self::Driver => "Driver",
+            Self::Events => "Events",
+        }
+    }
+}
+
+/// What lies over the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Overlay {
+    /// The help page.
+    Help,
+    /// All about the selected row.
+    Detail,
 }
 
 /// One step of a person through the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// One row up.
-    Up,
-    /// One row down.
-    Down,
-    /// One page up.
-    PageUp,
-    /// One page down.
-    PageDown,
+    /// So many rows down; negative is up.
+    Move(isize),
+    /// So many pages down.
+    Page(isize),
     /// To the first row.
     First,
     /// To the last row.
     Last,
     /// Into the selected row.
     Open,
-    /// Out of the page.
+    /// Out of what is open.
     Back,
     /// Stop or go on.
     Pause,
     /// The help page, or away from it.
     Help,
+    /// Order by the next column.
+    Sort,
+    /// The other way round.
+    Reverse,
+    /// Begin to type a filter.
+    Filter,
+    /// A letter of the filter.
+    Type(char),
+    /// One letter less.
+    Erase,
+    /// The filter is typed.
+    Keep,
+    /// The filter is dropped.
+    Clear,
+    /// To the tab with this number, from 1.
+    Tab(usize),
+    /// So many tabs to the right.
+    NextTab(isize),
+    /// Processes as a tree of workloads, or as a list.
+    Tree,
+    /// A mouse button on a column and a row of the screen.
+    Click(u16, u16),
+}
+
+/// How a table is looked at.
+#[derive(Clone, Debug, Default)]
+struct Position {
+    sort: Option<&'static str>,
+    reversed: bool,
+    filter: String,
+    key: Option<RowKey>,
+    selected: usize,
+    top: usize,
+}
+
+/// Where on the screen a click means something, as of the last drawing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Targets {
+    /// The screen's first row with a row of the table.
+    pub(crate) first_row: u16,
+    /// How many there are.
+    pub(crate) rows: u16,
+    /// The screen's row of the tabs, and where each begins and ends.
+    pub(crate) tabs: Option<(u16, Vec<(u16, u16)>)>,
 }
 
 /// The view's state.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch that a key turns on and off")]
 pub(crate) struct State {
     page: Page,
-    help: bool,
+    tab: Tab,
+    overlay: Option<Overlay>,
+    /// The first line shown of what lies over the page.
+    overlay_top: usize,
     paused: bool,
-    rows: Vec<Row>,
-    selected: usize,
-    /// The first line shown of a page that scrolls.
-    top: usize,
-    /// Lines that a page has room for, as of the last drawing.
+    typing: bool,
+    tree: bool,
+    folded: BTreeSet<String>,
+    notice: Option<String>,
+    /// A process is opened as soon as there is one, since one was asked for.
+    opens_alone: bool,
+    positions: BTreeMap<Option<Tab>, Position>,
+    /// The rows of the table shown, and its columns.
+    keys: Vec<RowKey>,
+    columns: Vec<&'static str>,
+    natural: &'static str,
     height: usize,
-    histories: BTreeMap<(ProcessKey, Option<GpuUuid>), VecDeque<u64>>,
+    /// Where clicks go.
+    pub(crate) targets: Targets,
+    /// What was used over time.
+    pub(crate) histories: Histories,
 }
 
 impl State {
-    /// At the beginning: the list, or the blocks of what is watched.
-    pub(crate) fn new(blocks: bool) -> Self {
+    /// At the beginning: the list, or the one process that was asked for.
+    pub(crate) fn new(opens_alone: bool) -> Self {
         Self {
-            page: if blocks { Page::Blocks } else { Page::List },
-            help: false,
+            page: Page::List,
+            tab: Tab::Lines,
+            overlay: None,
+            overlay_top: 0,
             paused: false,
-            rows: Vec::new(),
-            selected: 0,
-            top: 0,
+            typing: false,
+            tree: false,
+            folded: BTreeSet::new(),
+            notice: None,
+            opens_alone,
+            positions: BTreeMap::new(),
+            keys: Vec::new(),
+            columns: Vec::new(),
+            natural: "",
             height: 0,
-            histories: BTreeMap::new(),
+            targets: Targets::default(),
+            histories: Histories::default(),
         }
     }
 
-    /// The page under the help page, if that is open.
-    pub(crate) fn page(&self) -> Page {
+    /// The page under what lies over it.
+    pub(crate) const fn page(&self) -> Page {
         self.page
     }
 
-    /// The process that is open alone.
+    /// The tab of a process.
+    pub(crate) const fn tab(&self) -> Tab {
+        self.tab
+    }
+
+    /// The process that is open.
     pub(crate) fn process(&self) -> Option<Tgid> {
         if let Page::Process(key) = self.page { Some(key.tgid) } else { None }
     }
 
-    /// The help page is open.
-    pub(crate) fn is_help(&self) -> bool {
-        self.help
+    /// What lies over the page.
+    pub(crate) const fn overlay(&self) -> Option<Overlay> {
+        self.overlay
     }
 
     /// New snapshots are not shown.
-    pub(crate) fn is_paused(&self) -> bool {
+    pub(crate) const fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// The rows of the list, in order.
-    pub(crate) fn rows(&self) -> &[Row] {
-        &self.rows
+    /// Letters go into the filter.
+    pub(crate) const fn is_typing(&self) -> bool {
+        self.typing
+    }
+
+    /// Processes stand under their workloads.
+    pub(crate) const fn is_tree(&self) -> bool {
+        self.tree
+    }
+
+    /// Whether the processes of a workload are hidden.
+    pub(crate) fn is_folded(&self, workload: &str) -> bool {
+        self.folded.contains(workload)
+    }
+
+    /// What the last key did, where the screen does not show it.
+    pub(crate) fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// Says what a key did, until the next one.
+    pub(crate) fn notify(&mut self, text: impl Into<String>) {
+        self.notice = Some(text.into());
+    }
+
+    /// The filter of the table shown.
+    pub(crate) fn filter(&self) -> &str {
+        self.position().map_or("", |position| &position.filter)
+    }
+
+    /// The column that the table shown is sorted by, and whether the other way round; `None` for its natural order.
+    pub(crate) fn sort(&self) -> Option<(&'static str, bool)> {
+        let position = self.position()?;
+        let sort = position.sort.or_else(|| position.reversed.then_some(self.natural))?;
+        Some((sort, position.reversed))
     }
 
     /// The place of the selected row.
     pub(crate) fn selected(&self) -> usize {
-        self.selected
+        self.position().map_or(0, |position| position.selected)
     }
 
-    /// The live bytes of a process on a GPU, snapshot by snapshot, the last at the end.
-    pub(crate) fn history(&self, key: ProcessKey, uuid: Option<&GpuUuid>) -> Option<&VecDeque<u64>> {
-        self.histories.get(&(key, uuid.cloned()))
+    /// What the selected row stands for.
+    pub(crate) fn selected_key(&self) -> Option<&RowKey> {
+        self.keys.get(self.selected())
     }
 
-    /// Takes a snapshot into the histories; those of processes that are no longer there are dropped.
-    pub(crate) fn remember(&mut self, snapshot: &Snapshot) {
-        let mut before = std::mem::take(&mut self.histories);
-        for process in &snapshot.processes {
-            for gpu in &process.gpus {
-                let key = (ProcessKey::of(process), gpu.uuid.clone());
-                let mut history = before.remove(&key).unwrap_or_default();
-                if process.ended_ns.is_none() || history.is_empty() {
-                    history.push_back(gpu.live_bytes);
-                }
-                if history.len() > REMEMBERED {
-                    history.pop_front();
-                }
-                self.histories.insert(key, history);
-            }
-        }
+    /// The place of the first row shown.
+    pub(crate) fn top(&self) -> usize {
+        self.position().map_or(0, |position| position.top)
     }
 
-    /// Orders the list for a snapshot. The selection stays with its process.
-    pub(crate) fn arrange(&mut self, snapshot: &Snapshot) {
-        let old = self.rows.get(self.selected).map(|row| (row.key, row.gpu));
-        let places: BTreeMap<_, _> =
-            (0..).zip(&snapshot.processes).map(|(at, process)| (ProcessKey::of(process), at)).collect();
-        self.rows.clear();
-        for process in by_holding(snapshot) {
-            let key = ProcessKey::of(process);
-            let row = |gpu| Row { key, process: places[&key], gpu };
-            match process.gpus.len() {
-                0 => self.rows.push(row(None)),
-                gpus => self.rows.extend((0..gpus).map(|gpu| row(Some(gpu)))),
-            }
-        }
-        let again = old.and_then(|old| self.rows.iter().position(|row| (row.key, row.gpu) == old));
-        self.selected = again.unwrap_or(self.selected).min(self.rows.len().saturating_sub(1));
+    /// The first line shown of what lies over the page.
+    pub(crate) const fn overlay_top(&self) -> usize {
+        self.overlay_top
+    }
+
+    /// The table shown: the list, or a tab.
+    fn table(&self) -> Option<Tab> {
+        matches!(self.page, Page::Process(_)).then_some(self.tab)
+    }
+
+    fn position(&self) -> Option<&Position> {
+        self.positions.get(&self.table())
+    }
+
+    fn position_mut(&mut self) -> &mut Position {
+        self.positions.entry(self.table()).or_default()
+    }
+
+    /// Goes with a snapshot: a process that is gone is closed, and the one that was asked for is opened.
+    pub(crate) fn follow(&mut self, snapshot: &Snapshot) {
+        let is_there = |key| snapshot.processes.iter().any(|process| ProcessKey::of(process) == key);
         if let Page::Process(key) = self.page
-            && !places.contains_key(&key)
+            && !is_there(key)
         {
             self.turn_to(Page::List);
         }
-    }
-
-    /// Takes the room of a page and its number of lines into account; afterwards [`State::top`] is right.
-    pub(crate) fn fit(&mut self, lines: usize, height: usize) {
-        self.height = height;
-        if self.page == Page::List && !self.help {
-            self.top = self.top.clamp((self.selected + 1).saturating_sub(height.max(1)), self.selected);
+        let mut holders = snapshot.processes.iter().filter(|process| !process.gpus.is_empty());
+        if let (true, Some(only), None) = (self.opens_alone, holders.next(), holders.next()) {
+            self.opens_alone = false;
+            self.turn_to(Page::Process(ProcessKey::of(only)));
         }
-        self.top = self.top.min(lines.saturating_sub(height));
     }
 
-    /// The first line of the page that is shown.
-    pub(crate) fn top(&self) -> usize {
-        self.top
+    /// Takes the rows of the table, in order, and the room for them: the selection stays with its row.
+    pub(crate) fn settle(&mut self, grid: &Grid, height: usize) {
+        self.keys = grid.rows.iter().map(|row| row.key.clone()).collect();
+        self.columns = grid.columns.iter().map(|column| column.title).collect();
+        self.natural = grid.natural;
+        self.height = height;
+        let mut position = std::mem::take(self.position_mut());
+        let again = position.key.as_ref().and_then(|key| self.keys.iter().position(|own| own == key));
+        position.selected = again.unwrap_or(position.selected).min(self.keys.len().saturating_sub(1));
+        // Who has not moved stays at the first row, whatever that is.
+        position.key =
+            self.keys.get(position.selected).filter(|_| position.key.is_some() || position.selected > 0).cloned();
+        let lowest = (position.selected + 1).saturating_sub(height.max(1));
+        position.top = position.top.clamp(lowest, position.selected).min(self.keys.len().saturating_sub(height));
+        *self.position_mut() = position;
+    }
+
+    /// Keeps what lies over the page within its lines.
+    pub(crate) fn settle_overlay(&mut self, lines: usize, height: usize) {
+        self.overlay_top = self.overlay_top.min(lines.saturating_sub(height));
     }
 
     /// Does a step.
     pub(crate) fn take(&mut self, step: Step) {
+        self.notice = None;
         match step {
-            Step::Up => self.go(|at, _| at.saturating_sub(1)),
-            Step::Down => self.go(|at, _| at.saturating_add(1)),
-            Step::PageUp => self.go(usize::saturating_sub),
-            Step::PageDown => self.go(usize::saturating_add),
-            Step::First => self.go(|_, _| 0),
-            Step::Last => self.go(|_, _| usize::MAX),
+            Step::Move(rows) => self.go(|at| at.saturating_add_signed(rows)),
+            Step::Page(pages) => {
+                let rows = pages.saturating_mul(isize::try_from(self.height.max(1)).unwrap_or(isize::MAX));
+                self.go(|at| at.saturating_add_signed(rows));
+            }
+            Step::First => self.go(|_| 0),
+            Step::Last => self.go(|_| usize::MAX),
             Step::Pause => self.paused = !self.paused,
-            Step::Help => {
-                self.help = !self.help;
-                self.top = 0;
+            Step::Help => self.toggle(Overlay::Help),
+            Step::Open => self.open(),
+            Step::Back => self.back(),
+            Step::Sort => self.sort_next(),
+            Step::Reverse => {
+                let position = self.position_mut();
+                position.reversed = !position.reversed;
             }
-            Step::Back if self.help => self.take(Step::Help),
-            Step::Back => self.turn_to(Page::List),
-            Step::Open if self.page == Page::List && !self.help => {
-                if let Some(row) = self.rows.get(self.selected) {
-                    self.turn_to(Page::Process(row.key));
-                }
+            Step::Filter | Step::Type(_) | Step::Erase | Step::Keep | Step::Clear => self.type_filter(step),
+            Step::Tab(_) | Step::NextTab(_) if self.table().is_none() => {
+                self.notify("tabs belong to a process: Enter opens the selected one");
             }
-            Step::Open => {}
+            Step::Tab(number) => self.turn_to_tab(number.wrapping_sub(1)),
+            Step::NextTab(by) => {
+                let all = isize::try_from(Tab::ALL.len()).unwrap_or(1);
+                let now = Tab::ALL.iter().position(|tab| *tab == self.tab).and_then(|now| isize::try_from(now).ok());
+                self.turn_to_tab(usize::try_from((now.unwrap_or(0) + by).rem_euclid(all)).unwrap_or(0));
+            }
+            Step::Tree if self.table().is_some() => self.notify("the tree is of processes: Esc goes back to them"),
+            Step::Tree => self.tree = !self.tree,
+            Step::Click(column, row) => self.click(column, row),
         }
     }
 
-    /// Moves the selection of the list, or the text of another page; the argument after the place is a page's height.
-    fn go(&mut self, to: impl Fn(usize, usize) -> usize) {
-        let page = self.height.max(1);
-        if self.page == Page::List && !self.help {
-            self.selected = to(self.selected, page).min(self.rows.len().saturating_sub(1));
+    /// Moves the selection, or what lies over the page.
+    fn go(&mut self, to: impl Fn(usize) -> usize) {
+        if self.overlay.is_some() {
+            self.overlay_top = to(self.overlay_top);
+            return;
+        }
+        let last = self.keys.len().saturating_sub(1);
+        let selected = to(self.selected()).min(last);
+        let key = self.keys.get(selected).filter(|_| selected > 0).cloned();
+        let position = self.position_mut();
+        (position.selected, position.key) = (selected, key);
+    }
+
+    fn open(&mut self) {
+        if self.overlay.is_some() {
+            return self.back();
+        }
+        match self.selected_key().cloned() {
+            Some(RowKey::Process(key, _)) => self.turn_to(Page::Process(key)),
+            Some(RowKey::Workload(name)) => {
+                if !self.folded.remove(&name) {
+                    self.folded.insert(name);
+                }
+            }
+            Some(RowKey::Place(_)) => self.toggle(Overlay::Detail),
+            None => self.notify("there is no row to open"),
+        }
+    }
+
+    fn back(&mut self) {
+        if self.overlay.take().is_some() {
+            self.overlay_top = 0;
+        } else if !self.filter().is_empty() {
+            self.position_mut().filter.clear();
+        } else if self.page == Page::List {
+            self.notify("this is the first page: q quits");
         } else {
-            self.top = to(self.top, page);
+            self.turn_to(Page::List);
+        }
+    }
+
+    /// The next column to the right of the present one, and at the end the first.
+    fn sort_next(&mut self) {
+        let now = self.sort().map_or(self.natural, |(title, _)| title);
+        let place = self.columns.iter().position(|title| *title == now);
+        let next = place.map_or(0, |place| place + 1) % self.columns.len().max(1);
+        let title = self.columns.get(next).copied();
+        let position = self.position_mut();
+        (position.sort, position.reversed) = (title, false);
+    }
+
+    fn type_filter(&mut self, step: Step) {
+        self.typing = !matches!(step, Step::Keep | Step::Clear);
+        let filter = &mut self.position_mut().filter;
+        match step {
+            Step::Type(letter) => filter.push(letter),
+            Step::Erase => drop(filter.pop()),
+            Step::Clear => filter.clear(),
+            _ => {}
+        }
+    }
+
+    fn click(&mut self, column: u16, row: u16) {
+        if self.overlay.is_some() {
+            return self.back();
+        }
+        let in_row = |(line, _): &&(u16, Vec<(u16, u16)>)| *line == row;
+        let tab = self
+            .targets
+            .tabs
+            .as_ref()
+            .filter(in_row)
+            .and_then(|(_, tabs)| tabs.iter().position(|(begin, end)| (*begin..*end).contains(&column)));
+        if let Some(tab) = tab {
+            return self.turn_to_tab(tab);
+        }
+        let Some(line) = row.checked_sub(self.targets.first_row).filter(|line| *line < self.targets.rows) else {
+            return;
+        };
+        let place = self.top() + usize::from(line);
+        if place >= self.keys.len() {
+            return;
+        }
+        if place == self.selected() {
+            return self.open();
+        }
+        self.go(|_| place);
+    }
+
+    fn toggle(&mut self, overlay: Overlay) {
+        self.overlay = (self.overlay != Some(overlay)).then_some(overlay);
+        self.overlay_top = 0;
+    }
+
+    fn turn_to_tab(&mut self, place: usize) {
+        match Tab::ALL.get(place) {
+            Some(tab) => (self.tab, self.overlay) = (*tab, None),
+            None => self.notify(format!("there are {} tabs", Tab::ALL.len())),
         }
     }
 
     fn turn_to(&mut self, page: Page) {
         if self.page != page {
             self.page = page;
-            self.top = 0;
+            self.overlay = None;
+            self.typing = false;
+            // Another process has other rows: its tabs begin at their first.
+            let list = self.positions.remove(&None);
+            self.positions.clear();
+            self.positions.extend(list.map(|list| (None, list)));
         }
     }
 }

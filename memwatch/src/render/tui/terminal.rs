@@ -3,32 +3,41 @@
 use std::io::{self, Stdout, stdout};
 use std::panic;
 use std::sync::Once;
-use std::time::Duration;
 
-use ratatui::backend::CrosstermBackend;
+use ratatui::backend::{Backend, ClearType, CrosstermBackend, WindowSize};
+use ratatui::buffer::Cell;
 use ratatui::crossterm::cursor::{Hide, Show};
+use ratatui::crossterm::event::{DisableMouseCapture, EnableMouseCapture};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode};
+use ratatui::layout::{Position, Size};
 use ratatui::{Frame, Terminal};
 
-/// By then a process that was stopped has stopped.
-const STOPPING: Duration = Duration::from_millis(50);
+/// The size of a terminal that does not know its own, as serial lines and some containers have them.
+const USUAL: (u16, u16) = (80, 24);
+
+/// A terminal's columns and rows: where it reports 0, those of a usual one.
+pub(crate) const fn usable((columns, rows): (u16, u16)) -> (u16, u16) {
+    (if columns == 0 { USUAL.0 } else { columns }, if rows == 0 { USUAL.1 } else { rows })
+}
 
 /// The terminal while it shows the full screen.
 pub(crate) struct FullScreen {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
+    terminal: Terminal<Usable<CrosstermBackend<Stdout>>>,
+    mouse: bool,
 }
 
 impl FullScreen {
-    /// Switches to the alternate screen, without echo and line editing.
+    /// Switches to the alternate screen, without echo and line editing, and with reports of the mouse.
     ///
     /// # Errors
     /// When standard output is no terminal or refuses; then it is as it was.
     pub(crate) fn enter() -> io::Result<Self> {
         leave_on_panic();
-        switch_on()?;
-        match Terminal::new(CrosstermBackend::new(stdout())) {
-            Ok(terminal) => Ok(Self { terminal }),
+        let mouse = true;
+        switch_on(mouse)?;
+        match Terminal::new(Usable(CrosstermBackend::new(stdout()))) {
+            Ok(terminal) => Ok(Self { terminal, mouse }),
             Err(error) => {
                 switch_off();
                 Err(error)
@@ -44,16 +53,35 @@ impl FullScreen {
         self.terminal.draw(render).map(|_| ())
     }
 
-    /// Stops the whole job, as Ctrl-Z does elsewhere, and comes back when the shell goes on with it.
+    /// Stops the whole job, as Ctrl-Z does elsewhere, and comes back when the shell continues it.
     pub(crate) fn suspend(&mut self) {
         switch_off();
         // SAFETY: kill takes no pointers; 0 is this process's own group.
         unsafe { libc::kill(0, libc::SIGTSTP) };
-        // Another thread may take the signal, so that the stop comes a moment after the call.
-        std::thread::sleep(STOPPING);
-        // Where the terminal is gone by now, drawing fails next and says so.
-        let _ = switch_on();
-        let _ = self.terminal.clear();
+        self.resume();
+    }
+
+    /// Takes the terminal again, whoever had it meanwhile: the next frame is drawn whole.
+    ///
+    /// Where the terminal is gone by now, drawing fails next and says so.
+    pub(crate) fn resume(&mut self) {
+        // A shell has changed the modes: they are set again, also where they are believed to be.
+        let _ = disable_raw_mode();
+        let _ = switch_on(self.mouse);
+        self.repaint();
+    }
+
+    /// The next frame is drawn whole.
+    pub(crate) fn repaint(&mut self) {
+        let _ = forget(&mut self.terminal);
+    }
+
+    /// Has the mouse reported, or leaves it to the terminal: then it selects text. Returns which of both.
+    pub(crate) fn toggle_mouse(&mut self) -> bool {
+        self.mouse = !self.mouse;
+        let _ =
+            if self.mouse { execute!(stdout(), EnableMouseCapture) } else { execute!(stdout(), DisableMouseCapture) };
+        self.mouse
     }
 }
 
@@ -63,14 +91,24 @@ impl Drop for FullScreen {
     }
 }
 
-fn switch_on() -> io::Result<()> {
+/// Clears the screen, and what is remembered of it.
+///
+/// `Terminal::clear` asks the terminal first where its cursor is, and the thread that reads keys takes the answer: it fails, and clears nothing.
+fn forget<B: Backend>(terminal: &mut Terminal<B>) -> Result<(), B::Error> {
+    terminal.swap_buffers();
+    terminal.backend_mut().clear()
+}
+
+fn switch_on(mouse: bool) -> io::Result<()> {
     enable_raw_mode()?;
-    execute!(stdout(), EnterAlternateScreen, Hide).inspect_err(|_| switch_off())
+    let entered = execute!(stdout(), EnterAlternateScreen, Hide);
+    let entered = entered.and_then(|()| if mouse { execute!(stdout(), EnableMouseCapture) } else { Ok(()) });
+    entered.inspect_err(|_| switch_off())
 }
 
 /// The way back has nowhere to report an error to.
 fn switch_off() {
-    let _ = execute!(stdout(), Show, LeaveAlternateScreen);
+    let _ = execute!(stdout(), DisableMouseCapture, Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
 
@@ -84,4 +122,130 @@ fn leave_on_panic() {
             report(info);
         }));
     });
+}
+
+/// A terminal that has a size in any case.
+struct Usable<B>(B);
+
+impl<B: Backend> Backend for Usable<B> {
+    type Error = B::Error;
+
+    fn draw<'a, I: Iterator<Item = (u16, u16, &'a Cell)>>(&mut self, content: I) -> Result<(), B::Error> {
+        self.0.draw(content)
+    }
+
+    fn hide_cursor(&mut self) -> Result<(), B::Error> {
+        self.0.hide_cursor()
+    }
+
+    fn show_cursor(&mut self) -> Result<(), B::Error> {
+        self.0.show_cursor()
+    }
+
+    fn get_cursor_position(&mut self) -> Result<Position, B::Error> {
+        self.0.get_cursor_position()
+    }
+
+    fn set_cursor_position<P: Into<Position>>(&mut self, position: P) -> Result<(), B::Error> {
+        self.0.set_cursor_position(position)
+    }
+
+    fn clear(&mut self) -> Result<(), B::Error> {
+        self.0.clear()
+    }
+
+    fn clear_region(&mut self, region: ClearType) -> Result<(), B::Error> {
+        self.0.clear_region(region)
+    }
+
+    fn size(&self) -> Result<Size, B::Error> {
+        let Size { width, height } = self.0.size()?;
+        Ok(usable((width, height)).into())
+    }
+
+    fn window_size(&mut self) -> Result<WindowSize, B::Error> {
+        self.0.window_size()
+    }
+
+    fn flush(&mut self) -> Result<(), B::Error> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::backend::TestBackend;
+    use ratatui::text::Line;
+
+    use super::*;
+
+    /// A terminal whose answers go to another thread, as they do while keys are read.
+    struct Silent(TestBackend);
+
+    impl Backend for Silent {
+        type Error = io::Error;
+
+        fn draw<'a, I: Iterator<Item = (u16, u16, &'a Cell)>>(&mut self, content: I) -> io::Result<()> {
+            self.0.draw(content).map_err(io::Error::other)
+        }
+
+        fn hide_cursor(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn show_cursor(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn get_cursor_position(&mut self) -> io::Result<Position> {
+            Err(io::ErrorKind::TimedOut.into())
+        }
+
+        fn set_cursor_position<P: Into<Position>>(&mut self, _: P) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn clear(&mut self) -> io::Result<()> {
+            self.0.clear().map_err(io::Error::other)
+        }
+
+        fn clear_region(&mut self, region: ClearType) -> io::Result<()> {
+            self.0.clear_region(region).map_err(io::Error::other)
+        }
+
+        fn size(&self) -> io::Result<Size> {
+            self.0.size().map_err(io::Error::other)
+        }
+
+        fn window_size(&mut self) -> io::Result<WindowSize> {
+            self.0.window_size().map_err(io::Error::other)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn after_a_suspension_the_whole_screen_is_drawn_though_the_terminal_does_not_answer() {
+        let mut terminal = Terminal::new(Silent(TestBackend::new(8, 1))).expect("it has a size");
+        let draw = |terminal: &mut Terminal<Silent>| {
+            terminal.draw(|frame| frame.render_widget(Line::raw("memwatch"), frame.area())).expect("it draws");
+        };
+        draw(&mut terminal);
+        // The shell's prompt has replaced the screen.
+        terminal.backend_mut().0 = TestBackend::with_lines(["$ fg    "]);
+        draw(&mut terminal);
+        terminal.backend().0.assert_buffer_lines(["$ fg    "]);
+        forget(&mut terminal).expect("it asks for nothing");
+        draw(&mut terminal);
+        terminal.backend().0.assert_buffer_lines(["memwatch"]);
+    }
+
+    #[test]
+    fn a_terminal_that_reports_no_size_counts_as_80_by_24() {
+        assert_eq!(Usable(TestBackend::new(0, 0)).size().expect("a size"), Size::new(80, 24));
+        assert_eq!(Usable(TestBackend::new(200, 50)).size().expect("a size"), Size::new(200, 50));
+        assert_eq!([usable((0, 50)), usable((200, 0))], [(80, 50), (200, 24)]);
+    }
 }

@@ -1,29 +1,49 @@
 //! From state and snapshot to a frame: what is where on the screen.
 
-mod block;
 mod gpus;
-mod list;
+mod graph;
+mod help;
 mod look;
-mod tensors;
+mod process;
+mod status;
+mod table;
 
-use memwatch_core::snapshot::Snapshot;
+use memwatch_core::snapshot::{ProcessView, Snapshot};
 use ratatui::Frame;
 use ratatui::layout::Rect;
+use ratatui::symbols::border;
 use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
 
 pub(crate) use self::look::Look;
 
-use super::keys;
-use super::state::{Page, State};
+use super::grid::Grid;
+use super::outlook::Outlooks;
+use super::state::{Overlay, Page, ProcessKey, State, Tab};
+use super::tables::{self, Facts};
 use crate::render::Tone;
-use crate::render::format::plural;
-use crate::render::sentences;
+use crate::render::format::{count, fit, plural};
 use crate::render::wall_clock::WallClock;
 
-/// Below this height the line of keys gives way to numbers.
-const ROOM_FOR_KEYS: usize = 10;
-/// The trust line may be broken into so many lines.
-const TRUST_LINES: usize = 3;
+/// A table has at least so many rows, if the screen has them.
+const TABLE: usize = 6;
+/// From this width on there is a graph beside a process's numbers.
+const GRAPH_WIDTH: u16 = 100;
+/// From this height on GPUs have graphs in the list.
+const GRAPH_HEIGHT: usize = 36;
+/// From this width on the selected row's details stand beside the table.
+const DETAIL_WIDTH: u16 = 150;
+/// Borders without characters beyond ASCII.
+const ASCII_BORDER: border::Set = border::Set {
+    top_left: "+",
+    top_right: "+",
+    bottom_left: "+",
+    bottom_right: "+",
+    vertical_left: "|",
+    vertical_right: "|",
+    horizontal_top: "-",
+    horizontal_bottom: "-",
+};
 
 /// What is shown, and how.
 #[derive(Clone, Copy)]
@@ -34,123 +54,253 @@ pub(crate) struct Shown<'a> {
     pub(crate) clock: &'a WallClock,
     /// Colours and characters.
     pub(crate) look: Look,
+    /// What is expected.
+    pub(crate) outlooks: &'a Outlooks,
+}
+
+impl<'a> Shown<'a> {
+    fn facts(&self, width: usize) -> Facts<'a> {
+        let Self { snapshot, clock, look, outlooks } = *self;
+        Facts { snapshot, clock, outlooks, ascii: look.ascii, width }
+    }
 }
 
 /// Draws everything.
 pub(crate) fn draw(frame: &mut Frame, state: &mut State, shown: &Shown) {
     let area = frame.area();
     let (width, height) = (usize::from(area.width), usize::from(area.height));
-    let footer = footer(state, shown, width, height);
-    let room = height.saturating_sub(footer.len());
-    let header = header(state, shown, width, room);
-    let room = room.saturating_sub(header.len());
-    let body = body(state, shown, width, room);
-    let body_top = header.len();
-    put(frame, area, 0, header);
-    put(frame, area, body_top, body);
-    put(frame, area, height.saturating_sub(footer.len()), footer);
+    let facts = shown.facts(width);
+    let grid = tables::grid(state, &facts);
+    let process = facts.process(state.page());
+    let foot = status::lines(state, shown, width, height).len();
+    let room = height.saturating_sub(foot);
+    let top = draw_top(frame, state, shown, (process, room));
+    state.targets.tabs = None;
+    let body = rows(area, top, room.saturating_sub(top));
+    match state.overlay() {
+        Some(Overlay::Help) => {
+            // It takes the place of everything above the last lines.
+            let body = rows(area, 0, room);
+            frame.render_widget(Clear, body);
+            scroll(frame, body, state, help::lines(shown.look));
+        }
+        _ => draw_body(frame, body, state, (shown, &grid)),
+    }
+    // The last lines say what the keys did, so they come last.
+    let foot = status::lines(state, shown, width, height);
+    put(frame, area, height.saturating_sub(foot.len()), foot);
+}
+
+/// So many rows of an area from one on.
+fn rows(area: Rect, top: usize, height: usize) -> Rect {
+    let of = |number: usize| u16::try_from(number).unwrap_or(u16::MAX);
+    Rect { y: area.y.saturating_add(of(top)), height: of(height), ..area }.intersection(area)
 }
 
 /// Writes lines from a row of the area on; what does not fit is left out.
 fn put(frame: &mut Frame, area: Rect, top: usize, lines: Vec<Line>) {
     for (row, line) in (top..usize::from(area.height)).zip(lines) {
-        let Ok(row) = u16::try_from(row) else { return };
-        let place = Rect { x: area.x, y: area.y.saturating_add(row), width: area.width, height: 1 };
-        frame.render_widget(line, place.intersection(area));
+        frame.render_widget(line, rows(area, row, 1));
     }
 }
 
-/// Title and GPUs, in at most half of the room.
-fn header(state: &State, shown: &Shown, width: usize, room: usize) -> Vec<Line<'static>> {
-    let most = room / 2;
+/// What is above the table; returns how many rows that takes.
+fn draw_top(frame: &mut Frame, state: &State, shown: &Shown, (process, room): (Option<&ProcessView>, usize)) -> usize {
+    let area = frame.area();
+    let width = usize::from(area.width);
+    let most = room.saturating_sub(TABLE);
     if most == 0 {
-        return Vec::new();
+        return 0;
     }
-    let mut lines = vec![title(state, shown, width)];
-    lines.extend(gpus::lines(state, shown, width, most - 1));
-    if most > lines.len() {
+    let mut lines = vec![
+        process.map_or_else(|| title(state, shown, width), |process| process::title(state, shown, process, width)),
+    ];
+    lines.extend(process.and_then(|process| process::owner(shown, process, width)));
+    lines.extend(gpus::lines(shown, process, width, (most / 2).max(1)));
+    lines.extend(process.and_then(|process| process::warning(state, shown, process, width)));
+    lines.truncate(most);
+    let graph = match process {
+        Some(process) => numbers(&mut lines, shown, process, (area, room)),
+        None if room >= GRAPH_HEIGHT && lines.len() + 8 + TABLE <= room => {
+            lines.push(Line::default());
+            let place = rows(area, lines.len(), 7);
+            lines.extend((0..7).map(|_| Line::default()));
+            Some(place)
+        }
+        None => None,
+    };
+    if lines.len() < most {
         lines.push(Line::default());
     }
-    lines
+    let taken = lines.len();
+    put(frame, area, 0, lines);
+    if let Some(place) = graph {
+        match process {
+            Some(process) => process_graph(frame, place, state, (shown, process)),
+            None => gpu_graphs(frame, place, state, shown),
+        }
+    }
+    taken
+}
+
+/// Adds a process's numbers where there is room for them, and returns the room for a graph beside them.
+fn numbers(
+    lines: &mut Vec<Line<'static>>,
+    shown: &Shown,
+    process: &ProcessView,
+    (area, room): (Rect, usize),
+) -> Option<Rect> {
+    let mut own = process::numbers(shown, process, usize::from(area.width));
+    let left = room.saturating_sub(TABLE + lines.len());
+    if own.len() > left {
+        return None;
+    }
+    let has_room = left > own.len() + 2;
+    if has_room {
+        lines.push(Line::default());
+    }
+    let first = lines.len();
+    let with_graph = area.width >= GRAPH_WIDTH && process.gpus.len() == 1;
+    // The sum below the numbers is as wide as the screen.
+    let sum = if own.len() > 3 { own.pop() } else { None };
+    let tall = own.len().max(if with_graph && room >= 44 { 10 } else { 5 }).min(left);
+    if with_graph {
+        own.resize(tall.max(own.len()), Line::default());
+    }
+    let high = own.len();
+    lines.append(&mut own);
+    lines.extend(sum);
+    with_graph.then(|| {
+        let place = rows(area, first, high);
+        Rect { x: area.x + process::NUMBERS, width: (area.width - process::NUMBERS).min(130), ..place }
+    })
+}
+
+fn process_graph(frame: &mut Frame, place: Rect, state: &State, (shown, process): (&Shown, &ProcessView)) {
+    let Some(gpu) = process.gpus.first() else { return };
+    if let Some(series) = state.histories.process(ProcessKey::of(process), gpu.uuid.as_ref()) {
+        graph::draw(frame, place, series, (shown.look, None));
+    }
+}
+
+/// The GPUs' graphs side by side.
+fn gpu_graphs(frame: &mut Frame, place: Rect, state: &State, shown: &Shown) {
+    let gpus = gpus::of_page(shown.snapshot, None);
+    let fitting = gpus.len().min(usize::from(place.width / 40).max(1)).min(4);
+    let Some(wide) = place.width.checked_div(u16::try_from(fitting).unwrap_or(1)) else { return };
+    let mut x = place.x;
+    for gpu in gpus.into_iter().take(fitting) {
+        let own = Rect { x, width: wide.saturating_sub(2), ..place };
+        let name = format!("GPU {} used", crate::render::sentences::place(gpu));
+        frame.render_widget(Line::from(shown.look.span(Tone::Faint, name)), Rect { height: 1, ..own });
+        if let Some(series) = state.histories.gpu(&gpu.uuid) {
+            let below = Rect { y: own.y + 1, height: own.height.saturating_sub(1), ..own };
+            graph::draw(frame, below, series, (shown.look, gpu.total_bytes));
+        }
+        x += wide;
+    }
 }
 
 fn title(state: &State, shown: &Shown, width: usize) -> Line<'static> {
-    let Shown { snapshot, clock, look } = shown;
-    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-    let gpus = plural(count(snapshot.gpus.len()), "GPU", "GPUs");
-    let processes = plural(count(snapshot.processes.len()), "process", "processes");
-    let facts = format!("  {gpus}, {processes}");
-    let left = vec![look.span(Tone::Heading, "memwatch"), look.span(Tone::Faint, facts)];
-    let time = clock.time_of_day(snapshot.time_ns);
-    let right = if state.is_paused() {
-        look.span(Tone::Warning, format!("paused at {time}"))
-    } else {
-        look.span(Tone::Faint, time)
-    };
-    look::ends(left, vec![right], width)
-}
-
-/// The trust line, broken where it must be, and the keys.
-fn footer(state: &State, shown: &Shown, width: usize, height: usize) -> Vec<Line<'static>> {
     let look = shown.look;
-    let parts = sentences::trust(shown.snapshot, shown.clock);
-    let mut lines = look.joined(&parts, width);
-    lines.truncate(match height {
-        0..4 => 0,
-        4..14 => 1,
-        _ => TRUST_LINES,
-    });
-    if height >= ROOM_FOR_KEYS {
-        lines.push(look.keys(keys_here(state), width));
-    }
-    lines
+    let number = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    let gpus = plural(number(shown.snapshot.gpus.len()), "GPU", "GPUs");
+    let from = if shown.snapshot.from_agent { "  by the agent" } else { "" };
+    let left = vec![look.span(Tone::Heading, "memwatch"), look.span(Tone::Faint, format!("  {gpus}{from}"))];
+    look::ends(left, vec![clock(state, shown)], width)
 }
 
-fn keys_here(state: &State) -> &'static [(&'static str, &'static str)] {
-    match state.page() {
-        _ if state.is_help() => &[("Esc", "back"), ("q", "quit")],
-        Page::List => &[("Enter", "open"), ("Space", "pause"), ("r", "reset peaks"), ("?", "help"), ("q", "quit")],
-        Page::Process(_) | Page::Blocks => {
-            &[("Esc", "all processes"), ("Space", "pause"), ("r", "reset peaks"), ("?", "help"), ("q", "quit")]
+/// The time of what is shown.
+fn clock(state: &State, shown: &Shown) -> Span<'static> {
+    let time = shown.clock.time_of_day(shown.snapshot.time_ns);
+    if state.is_paused() {
+        shown.look.span(Tone::Warning, format!("  paused at {time}"))
+    } else {
+        shown.look.span(Tone::Faint, format!("  {time}"))
+    }
+}
+
+/// The bar above the table, the table, and what is beside or over it.
+fn draw_body(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid): (&Shown, &Grid)) {
+    if area.height < 3 {
+        return table::draw(frame, area, state, (grid, shown));
+    }
+    let width = usize::from(area.width);
+    // The rows decide which of them are in view, and the bar says which.
+    let below = rows(area, 1, usize::from(area.height) - 1);
+    let below = Rect { y: area.y + 1, height: area.height - 1, ..below };
+    let beside = area.width >= DETAIL_WIDTH && matches!(state.page(), Page::Process(_)) && !grid.rows.is_empty();
+    let wide = if beside { area.width * 3 / 5 } else { area.width };
+    table::draw(frame, Rect { width: wide, ..below }, state, (grid, shown));
+    let details = tables::detail(state, &shown.facts(width));
+    frame.render_widget(bar(state, shown, (grid, area), usize::from(below.height) - 1), Rect { height: 1, ..area });
+    let lines: Vec<Line> = details.into_iter().map(Line::raw).collect();
+    if state.overlay() == Some(Overlay::Detail) {
+        if lines.is_empty() {
+            state.take(super::state::Step::Back);
+            state.notify("there is nothing more about this row");
+            return;
+        }
+        return popup(frame, below, state, (shown, grid, lines));
+    }
+    if beside {
+        let place = Rect { x: below.x + wide + 2, width: below.width - wide - 2, ..below };
+        frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }), place);
+    }
+}
+
+/// What the table is of, and which of its rows are in view.
+fn bar(state: &mut State, shown: &Shown, (grid, area): (&Grid, Rect), rows: usize) -> Line<'static> {
+    let look = shown.look;
+    let mut left = Vec::new();
+    if let Page::Process(_) = state.page() {
+        let mut ends = Vec::new();
+        let mut column = area.x;
+        for (number, tab) in (1..).zip(Tab::ALL) {
+            let open = tab == state.tab();
+            let text = if open { format!("[{number} {}]", tab.title()) } else { format!(" {number} {} ", tab.title()) };
+            let wide = u16::try_from(text.len()).unwrap_or(0);
+            ends.push((column, column + wide));
+            column += wide;
+            left.push(look.span(if open { Tone::Heading } else { Tone::Faint }, text));
+        }
+        state.targets.tabs = Some((area.y, ends));
+    } else {
+        left.push(look.span(Tone::Heading, if state.is_tree() { "Workloads" } else { "Processes" }));
+    }
+    let mut facts = Vec::new();
+    if !state.filter().is_empty() {
+        facts.push(format!("/{}", crate::render::format::printable(state.filter())));
+    }
+    if !grid.rows.is_empty() {
+        facts.push(format!("sort: {}", state.sort().map_or(grid.natural, |(title, _)| title)));
+        let number = |number: usize| count(u64::try_from(number).unwrap_or(u64::MAX));
+        if grid.rows.len() > rows {
+            let last = (state.top() + rows).min(grid.rows.len());
+            facts.push(format!("{}-{} of {}", number(state.top() + 1), number(last), number(grid.rows.len())));
         }
     }
+    look::ends(left, vec![look.span(Tone::Faint, facts.join("   "))], usize::from(area.width))
 }
 
-fn body(state: &mut State, shown: &Shown, width: usize, room: usize) -> Vec<Line<'static>> {
-    if state.page() == Page::List && !state.is_help() {
-        return list::lines(state, shown, width, room);
-    }
-    let lines = if state.is_help() { help(shown.look) } else { block::lines(state, shown, width) };
-    state.fit(lines.len(), room);
-    let below = lines.len().saturating_sub(state.top() + room);
-    let mut lines: Vec<_> = lines.into_iter().skip(state.top()).take(room).collect();
-    if let Some(last) = lines.last_mut().filter(|_| below > 0 && room > 2) {
-        *last = Line::from(shown.look.span(Tone::Faint, format!("{} more lines below: j, k", below + 1)));
-    }
-    lines
+/// Lines over the table, in a frame with the selected row's name.
+fn popup(frame: &mut Frame, area: Rect, state: &mut State, (shown, grid, lines): (&Shown, &Grid, Vec<Line<'static>>)) {
+    let set = if shown.look.ascii { ASCII_BORDER } else { border::PLAIN };
+    let name = grid.rows.get(state.selected()).and_then(|row| row.cells.last()).map_or("", |cell| &cell.text);
+    let name = fit(name, usize::from(area.width.saturating_sub(2)), shown.look.mark()).into_owned();
+    let block = Block::bordered().border_set(set).title(name);
+    let inside = block.inner(area);
+    frame.render_widget(Clear, area);
+    frame.render_widget(block, area);
+    scroll(frame, inside, state, lines);
 }
 
-fn help(look: Look) -> Vec<Line<'static>> {
-    let row = |(name, meaning): (&'static str, &'static str)| {
-        Line::from(vec![look.span(Tone::Heading, format!("  {name:<17}")), Span::raw(meaning)])
-    };
-    let words = [
-        ("used", "what the driver charges, by NVML"),
-        ("live", "what the calls that were seen have allocated and not freed"),
-        ("peak", "the most that was live since memwatch came, or since r"),
-        ("before attach", "what the process already held when memwatch came"),
-        ("unattributed", "used - live: before attach, context, code, pool caches"),
-        ("managed", "its pages may be anywhere: in no GPU's sum"),
-    ];
-    let mut lines = vec![Line::from(look.span(Tone::Faint, "Keys"))];
-    lines.extend(keys::HELP.map(row));
-    lines.push(Line::from(look.span(Tone::Faint, "Words")));
-    lines.extend(words.map(row));
-    let kinds = sentences::KINDS.iter().filter(|name| **name != sentences::MANAGED);
-    let mut legend = vec![Span::raw("  ")];
-    legend.extend(kinds.flat_map(|name| look.legend(look::Fill::Kind(name), name)));
-    lines.extend([Line::from(look.span(Tone::Faint, "Kinds")), Line::from(legend)]);
-    lines
+/// Lines of which as many as fit are shown from where the person is.
+fn scroll(frame: &mut Frame, area: Rect, state: &mut State, lines: Vec<Line<'static>>) {
+    let height = usize::from(area.height);
+    state.settle_overlay(lines.len(), height);
+    let shown = lines.into_iter().skip(state.overlay_top()).take(height).collect();
+    put(frame, area, 0, shown);
 }
 
 #[cfg(test)]

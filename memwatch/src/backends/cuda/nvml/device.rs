@@ -2,9 +2,10 @@
 
 use std::ffi::c_uint;
 
-use memwatch_core::input::{DeviceFacts, MigFacts};
+use memwatch_core::input::{DeviceFacts, MigFacts, Sensors};
 use memwatch_core::words::GpuUuid;
 use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::error::{NvmlError, nvml_try};
 
 use super::processes::{self, Lists};
@@ -42,7 +43,17 @@ fn facts(device: &Device<'_>, nvml_index: u32, lists: Lists) -> Result<DeviceFac
         total_bytes: memory.as_ref().map(|memory| memory.total),
         used_bytes: memory.as_ref().map(|memory| memory.used),
         processes: processes::read(device, lists),
+        sensors: sensors(device),
     })
+}
+
+fn sensors(device: &Device<'_>) -> Sensors {
+    Sensors {
+        utilization_percent: device.utilization_rates().ok().map(|rates| rates.gpu),
+        temperature_celsius: device.temperature(TemperatureSensor::Gpu).ok(),
+        power_milliwatts: device.power_usage().ok(),
+        power_limit_milliwatts: device.enforced_power_limit().ok(),
+    }
 }
 
 /// The MIG instances of a GPU with their numbers, which may have gaps.

@@ -1,137 +1,229 @@
 use super::*;
-use crate::render::fixture::{busy_node, crowded_node};
+use crate::render::Tone;
+use crate::render::fixture::busy_node;
+use crate::render::tui::grid::{Cell, Column, Row};
 
-fn list(snapshot: &Snapshot) -> State {
+/// A table of these rows, with two columns.
+fn grid(names: &[&str]) -> Grid {
+    let row = |name: &&str| Row {
+        key: RowKey::Place((*name).to_owned()),
+        cells: vec![Cell::number(7, "7"), Cell::text(*name)],
+        tone: Tone::Plain,
+        branch: None,
+    };
+    Grid {
+        columns: vec![Column::number("NOW", 10), Column::words("WHAT", 0)],
+        rows: names.iter().map(row).collect(),
+        natural: "NOW",
+        empty: String::new(),
+    }
+}
+
+fn settled(names: &[&str]) -> State {
     let mut state = State::new(false);
-    state.remember(snapshot);
-    state.arrange(snapshot);
-    state.fit(state.rows().len(), 10);
+    state.settle(&grid(names), 3);
     state
 }
 
-fn selected(state: &State) -> u32 {
-    state.rows()[state.selected()].key.tgid.0
-}
-
-#[test]
-fn the_list_has_a_row_per_process_and_gpu() {
-    let state = list(&busy_node());
-    let rows: Vec<_> = state.rows().iter().map(|row| (row.key.tgid.0, row.gpu)).collect();
-    assert_eq!(rows, [(1234, Some(0)), (2002, Some(0)), (2002, Some(1)), (4321, Some(0))]);
-}
-
-#[test]
-fn the_selection_stays_with_its_process_when_the_order_changes() {
-    let mut snapshot = busy_node();
-    let mut state = list(&snapshot);
-    state.take(Step::Down);
-    assert_eq!(selected(&state), 2002);
-    snapshot.processes[1].gpus[0].used_bytes = Some(u64::MAX);
-    state.arrange(&snapshot);
-    assert_eq!((selected(&state), state.selected()), (2002, 0));
-}
-
-#[test]
-fn the_selection_stays_inside_the_list() {
-    let mut state = list(&busy_node());
-    for step in [Step::Up, Step::PageUp, Step::First] {
-        state.take(step);
-        assert_eq!(state.selected(), 0);
+fn selected(state: &State) -> Option<&str> {
+    match state.selected_key()? {
+        RowKey::Place(name) => Some(name),
+        _ => None,
     }
-    for step in [Step::Last, Step::Down, Step::PageDown] {
-        state.take(step);
-        assert_eq!(state.selected(), 3);
-    }
-    let mut snapshot = busy_node();
-    snapshot.processes.clear();
-    state.arrange(&snapshot);
-    state.take(Step::Down);
-    state.take(Step::Open);
-    assert_eq!((state.selected(), state.page()), (0, Page::List));
 }
 
 #[test]
-fn enter_opens_a_process_and_escape_goes_back() {
-    let mut state = list(&busy_node());
-    state.take(Step::Open);
-    assert!(matches!(state.page(), Page::Process(key) if key.tgid == Tgid(1234)));
-    state.take(Step::Help);
-    state.take(Step::Back);
-    assert!(!state.is_help() && state.page() != Page::List);
-    state.take(Step::Back);
-    assert_eq!(state.page(), Page::List);
-}
-
-#[test]
-fn an_open_process_that_is_dropped_leads_back_to_the_list() {
-    let mut snapshot = busy_node();
-    let mut state = list(&snapshot);
-    state.take(Step::Open);
-    snapshot.processes.remove(0);
-    state.arrange(&snapshot);
-    assert_eq!(state.page(), Page::List);
-}
-
-#[test]
-fn a_long_list_scrolls_with_the_selection() {
-    let mut state = list(&crowded_node(10_000));
-    state.take(Step::Last);
-    state.fit(10_000, 10);
-    assert_eq!((state.selected(), state.top()), (9_999, 9_990));
-    state.take(Step::PageUp);
-    state.fit(10_000, 10);
-    assert_eq!((state.selected(), state.top()), (9_989, 9_989));
+fn the_selection_stays_with_its_row_when_the_order_changes() {
+    let mut state = settled(&["a", "b", "c"]);
+    state.take(Step::Move(1));
+    state.settle(&grid(&["c", "a", "new", "b"]), 3);
+    assert_eq!((selected(&state), state.selected()), (Some("b"), 3));
+    state.settle(&grid(&["c", "a"]), 3);
+    assert_eq!(selected(&state), Some("a"), "a row that is gone gives the selection to the last");
     state.take(Step::First);
-    state.fit(10_000, 10);
-    assert_eq!(state.top(), 0);
+    state.settle(&grid(&["new", "c"]), 3);
+    assert_eq!(selected(&state), Some("new"), "who is at the first row stays there");
 }
 
 #[test]
-fn a_page_of_text_scrolls_no_further_than_its_end() {
-    let mut state = State::new(true);
-    state.arrange(&busy_node());
-    state.take(Step::Last);
-    state.fit(30, 10);
-    assert_eq!(state.top(), 20);
-    state.take(Step::Up);
-    state.fit(30, 10);
-    assert_eq!(state.top(), 19);
-    state.fit(5, 10);
-    assert_eq!(state.top(), 0);
-}
-
-#[test]
-fn no_height_is_too_small() {
-    let mut state = list(&busy_node());
-    state.take(Step::Last);
-    state.fit(4, 0);
-    state.fit(0, 0);
-    assert_eq!(state.top(), 0);
-}
-
-#[test]
-fn the_history_is_bounded_and_forgets_who_is_gone() {
-    let mut snapshot = busy_node();
-    let mut state = list(&snapshot);
-    let key = ProcessKey::of(&snapshot.processes[0]);
-    let uuid = snapshot.processes[0].gpus[0].uuid.clone();
-    for live_bytes in 0..500 {
-        snapshot.processes[0].gpus[0].live_bytes = live_bytes;
-        state.remember(&snapshot);
+fn the_selection_stays_inside_the_table_and_in_view() {
+    let names = ["a", "b", "c", "d", "e", "f", "g"];
+    let mut state = settled(&names);
+    for (step, selected, top) in [
+        (Step::Move(-1), 0, 0),
+        (Step::Page(1), 3, 1),
+        (Step::Last, 6, 4),
+        (Step::Move(1), 6, 4),
+        (Step::Page(-1), 3, 3),
+        (Step::First, 0, 0),
+        (Step::Page(-1), 0, 0),
+    ] {
+        state.take(step);
+        state.settle(&grid(&names), 3);
+        assert_eq!((state.selected(), state.top()), (selected, top), "{step:?}");
     }
-    let history = state.history(key, uuid.as_ref()).expect("it was remembered");
-    assert_eq!((history.len(), history.back()), (REMEMBERED, Some(&499)));
-    snapshot.processes.remove(0);
-    state.remember(&snapshot);
-    assert!(state.history(key, uuid.as_ref()).is_none());
+    state.settle(&grid(&[]), 3);
+    state.take(Step::Move(1));
+    state.take(Step::Open);
+    assert_eq!((state.selected(), state.notice()), (0, Some("there is no row to open")));
 }
 
 #[test]
-fn an_ended_process_writes_no_more_history() {
+fn sorting_goes_through_the_columns_and_back_to_the_first() {
+    let mut state = settled(&["a"]);
+    assert_eq!(state.sort(), None);
+    let mut sorts = Vec::new();
+    for step in [Step::Sort, Step::Reverse, Step::Sort, Step::Reverse] {
+        state.take(step);
+        sorts.push(state.sort());
+    }
+    assert_eq!(sorts, [Some(("WHAT", false)), Some(("WHAT", true)), Some(("NOW", false)), Some(("NOW", true))]);
+    let mut state = settled(&["a"]);
+    state.take(Step::Reverse);
+    assert_eq!(state.sort(), Some(("NOW", true)), "the natural order is reversed, too");
+}
+
+#[test]
+fn a_filter_is_typed_kept_and_cleared() {
+    let mut state = settled(&["a"]);
+    for step in [Step::Filter, Step::Type('x'), Step::Type('y'), Step::Erase] {
+        state.take(step);
+        assert!(state.is_typing());
+    }
+    state.take(Step::Keep);
+    assert_eq!((state.filter(), state.is_typing()), ("x", false));
+    state.take(Step::Back);
+    assert_eq!(state.filter(), "");
+    state.take(Step::Filter);
+    state.take(Step::Type('z'));
+    state.take(Step::Clear);
+    assert_eq!((state.filter(), state.is_typing()), ("", false));
+    state.take(Step::Back);
+    assert_eq!(state.notice(), Some("this is the first page: q quits"));
+}
+
+#[test]
+fn enter_opens_a_process_and_escape_goes_back_to_the_same_row() {
     let snapshot = busy_node();
-    let mut state = list(&snapshot);
-    state.remember(&snapshot);
-    let ended = &snapshot.processes[2];
-    let history = state.history(ProcessKey::of(ended), ended.gpus[0].uuid.as_ref());
-    assert_eq!(history.map(VecDeque::len), Some(1));
+    let mut state = State::new(false);
+    state.follow(&snapshot);
+    let key = |place: usize| RowKey::Process(ProcessKey::of(&snapshot.processes[place]), Some(0));
+    let mut list = grid(&["a", "b"]);
+    (list.rows[0].key, list.rows[1].key) = (key(0), key(1));
+    state.settle(&list, 3);
+    state.take(Step::Move(1));
+    state.take(Step::Open);
+    assert_eq!(state.process(), Some(snapshot.processes[1].tgid));
+    state.settle(&grid(&["x", "y", "z"]), 3);
+    state.take(Step::Last);
+    state.take(Step::Open);
+    assert_eq!(state.overlay(), Some(Overlay::Detail));
+    state.take(Step::Back);
+    state.take(Step::Back);
+    state.settle(&list, 3);
+    assert_eq!((state.page(), state.selected()), (Page::List, 1));
+}
+
+#[test]
+fn a_process_that_is_gone_is_closed() {
+    let mut snapshot = busy_node();
+    let mut state = State::new(false);
+    state.page = Page::Process(ProcessKey::of(&snapshot.processes[0]));
+    state.follow(&snapshot);
+    assert_ne!(state.page(), Page::List);
+    snapshot.processes.remove(0);
+    state.follow(&snapshot);
+    assert_eq!(state.page(), Page::List);
+}
+
+#[test]
+fn the_process_that_was_asked_for_is_opened_once_it_is_there() {
+    let mut snapshot = busy_node();
+    let only = snapshot.processes.remove(0);
+    snapshot.processes.clear();
+    let mut state = State::new(true);
+    state.follow(&snapshot);
+    assert_eq!(state.page(), Page::List);
+    snapshot.processes.push(only);
+    state.follow(&snapshot);
+    assert_eq!(state.process(), Some(snapshot.processes[0].tgid));
+    state.take(Step::Back);
+    state.follow(&snapshot);
+    assert_eq!(state.page(), Page::List, "who goes back is not brought there again");
+}
+
+#[test]
+fn tabs_turn_in_a_circle_and_belong_to_a_process() {
+    let mut state = State::new(false);
+    state.take(Step::Tab(2));
+    assert!(state.notice().is_some_and(|notice| notice.starts_with("tabs belong to a process")));
+    state.page = Page::Process(ProcessKey::of(&busy_node().processes[0]));
+    for (step, tab) in [
+        (Step::Tab(2), Tab::Modules),
+        (Step::NextTab(-1), Tab::Lines),
+        (Step::NextTab(-1), Tab::Events),
+        (Step::NextTab(1), Tab::Lines),
+        (Step::Tab(9), Tab::Lines),
+    ] {
+        state.take(step);
+        assert_eq!(state.tab(), tab, "{step:?}");
+    }
+    assert_eq!(state.notice(), Some("there are 5 tabs"));
+}
+
+#[test]
+fn a_workload_is_folded_and_unfolded() {
+    let mut state = State::new(false);
+    let mut tree = grid(&["job"]);
+    tree.rows[0].key = RowKey::Workload("job 7".to_owned());
+    state.settle(&tree, 3);
+    for folded in [true, false] {
+        state.take(Step::Open);
+        assert_eq!(state.is_folded("job 7"), folded);
+    }
+}
+
+#[test]
+fn a_click_selects_a_row_and_a_second_opens_it_and_one_beside_does_nothing() {
+    let mut state = settled(&["a", "b", "c"]);
+    state.targets = Targets { first_row: 5, rows: 3, tabs: None };
+    for (row, place) in [(6, 1), (4, 1), (8, 1), (7, 2)] {
+        state.take(Step::Click(0, row));
+        assert_eq!(state.selected(), place, "row {row}");
+    }
+    state.take(Step::Click(0, 7));
+    assert_eq!(state.overlay(), Some(Overlay::Detail));
+    state.take(Step::Click(0, 7));
+    assert_eq!(state.overlay(), None, "a click beside what is open closes it");
+}
+
+#[test]
+fn a_click_on_a_tab_opens_it() {
+    let mut state = State::new(false);
+    state.page = Page::Process(ProcessKey::of(&busy_node().processes[0]));
+    state.targets.tabs = Some((4, vec![(0, 9), (9, 20), (20, 29), (29, 38), (38, 47)]));
+    state.take(Step::Click(30, 4));
+    assert_eq!(state.tab(), Tab::Driver);
+    state.take(Step::Click(3, 3));
+    assert_eq!(state.tab(), Tab::Driver);
+}
+
+#[test]
+fn what_lies_over_the_page_scrolls_within_its_lines() {
+    let mut state = settled(&["a"]);
+    state.take(Step::Help);
+    state.take(Step::Move(5));
+    state.settle_overlay(20, 18);
+    assert_eq!(state.overlay_top(), 2);
+    state.take(Step::Help);
+    assert_eq!((state.overlay(), state.overlay_top()), (None, 0));
+}
+
+#[test]
+fn a_notice_is_there_until_the_next_key() {
+    let mut state = settled(&["a"]);
+    state.notify("peaks are reset");
+    assert_eq!(state.notice(), Some("peaks are reset"));
+    state.take(Step::Move(1));
+    assert_eq!(state.notice(), None);
 }

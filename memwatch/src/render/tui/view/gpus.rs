@@ -1,87 +1,209 @@
-//! The GPUs at the top of the screen.
+//! The GPUs at the top of the screen: how full each is, of what, and how busy.
 
 use std::collections::BTreeSet;
 
-use memwatch_core::snapshot::{GpuView, Snapshot};
+use memwatch_core::input::{NvmlState, Sensors};
+use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 use ratatui::text::{Line, Span};
 
-use super::look::{Fill, Look, ends};
-use super::{Page, Shown, State};
+use super::Shown;
+use super::look::{Fill, Look};
 use crate::render::Tone;
-use crate::render::format::{bytes, known, percent, plural, signed_bytes};
-use crate::render::sentences::{gpu_name, place};
+use crate::render::format::{count, fit, known, percent, plural, printable, wrap};
+use crate::render::sentences::place;
+use crate::render::tui::parts::beyond_driver;
+use crate::render::tui::size::{gib, signed_gib};
 use crate::render::tui::state::ProcessKey;
 
-/// Lines of a GPU with its own bar and legend.
-const TALL: usize = 3;
-/// Columns of the numbers beside a short bar.
-const BESIDE: usize = 63;
+/// The shortest bar that says something.
+const SHORTEST_BAR: usize = 8;
+/// Less of a GPU that is of no process is not shown: its number would be 0.00.
+const SHOWN_BYTES: u64 = 10 << 20;
+/// At these temperatures a GPU is warm and hot, in degrees Celsius.
+const WARM: u32 = 80;
+const HOT: u32 = 90;
 
-/// The GPUs of the page in at most so many lines; the last line says how many are left out.
-pub(crate) fn lines(state: &State, shown: &Shown, width: usize, most: usize) -> Vec<Line<'static>> {
-    let gpus = of_page(state, shown.snapshot);
-    if gpus.len() * TALL <= most && gpus.len() <= 2 {
-        return gpus.iter().flat_map(|gpu| tall(gpu, shown.look, width)).collect();
+/// A part of what is used of a GPU.
+struct Piece {
+    fill: Fill,
+    bytes: Option<u64>,
+    text: String,
+}
+
+/// The GPUs of the page in at most so many lines; the last line counts those that are left out.
+pub(crate) fn lines(shown: &Shown, process: Option<&ProcessView>, width: usize, most: usize) -> Vec<Line<'static>> {
+    let snapshot = shown.snapshot;
+    let look = shown.look;
+    if most == 0 {
+        return Vec::new();
     }
-    let fitting = if gpus.len() <= most { gpus.len() } else { most.saturating_sub(1) };
-    let mut lines: Vec<_> = gpus.iter().take(fitting).map(|gpu| short(gpu, shown.look, width)).collect();
-    if fitting < gpus.len() && most > 0 {
+    if let Some(text) = without(snapshot) {
+        let lines = wrap(&text, width).into_iter().take(most);
+        return lines.map(|line| Line::from(look.span(Tone::Warning, line))).collect();
+    }
+    let gpus = of_page(snapshot, process);
+    let legends = gpus.len() * 2 <= most && gpus.len() <= 4;
+    let fitting = if gpus.len() <= most { gpus.len() } else { most - 1 };
+    let mut lines = Vec::new();
+    for gpu in gpus.iter().take(fitting) {
+        let pieces = pieces(snapshot, gpu, process, look.ascii);
+        lines.push(bar_line(look, gpu, &pieces, width));
+        if legends {
+            lines.push(legend(look, &pieces, width));
+        }
+    }
+    if fitting < gpus.len() {
         let left = u64::try_from(gpus.len() - fitting).unwrap_or(u64::MAX);
-        lines.push(Line::from(shown.look.span(Tone::Faint, plural(left, "more GPU", "more GPUs"))));
+        lines.push(Line::from(look.span(Tone::Faint, plural(left, "more GPU", "more GPUs"))));
     }
     lines
 }
 
-/// All GPUs, or the ones that the process of the page is on.
-fn of_page<'a>(state: &State, snapshot: &'a Snapshot) -> Vec<&'a GpuView> {
-    let on_page = |key| match state.page() {
-        Page::List => false,
-        Page::Blocks => true,
-        Page::Process(open) => open == key,
-    };
-    let processes = snapshot.processes.iter().filter(|process| on_page(ProcessKey::of(process)));
-    let uuids: BTreeSet<_> = processes.flat_map(|process| &process.gpus).filter_map(|gpu| gpu.uuid.as_ref()).collect();
-    snapshot.gpus.iter().filter(|gpu| uuids.is_empty() || uuids.contains(&gpu.uuid)).collect()
-}
-
-fn tall(gpu: &GpuView, look: Look, width: usize) -> Vec<Line<'static>> {
-    let number = look.span(Tone::Heading, format!("GPU {}", place(gpu)));
-    let name = look.span(Tone::Faint, format!("  {}", gpu_name(gpu)));
-    let share = gpu.used_bytes.zip(gpu.total_bytes).map(|(used, total)| format!("  {}", percent(used, total)));
-    let used = vec![
-        Span::raw("used "),
-        look.span(Tone::Heading, known(gpu.used_bytes, bytes)),
-        Span::raw(format!(" of {}{}", known(gpu.total_bytes, bytes), share.unwrap_or_default())),
-    ];
-    let mut legend = look.legend(Fill::Live, &format!("live {}", bytes(gpu.live_bytes)));
-    legend.extend(look.legend(Fill::Unexplained, &unattributed(gpu)));
-    if let Some(others) = gpu.unwatched_processes.filter(|others| *others > 0) {
-        let text = format!("{} not watched", plural(others, "process", "processes"));
-        legend.push(look.span(Tone::Warning, text));
+/// Why there are no GPUs.
+fn without(snapshot: &Snapshot) -> Option<String> {
+    match &snapshot.nvml {
+        NvmlState::Starting => Some("Waiting for NVML.".to_owned()),
+        NvmlState::Unavailable(reason) => Some(format!("No NVML: {}", printable(reason))),
+        NvmlState::Ok if snapshot.gpus.is_empty() => Some("NVML lists no GPU.".to_owned()),
+        NvmlState::Ok => None,
     }
-    vec![ends(vec![number, name], used, width), Line::from(bar(gpu, look, width)), Line::from(legend)]
 }
 
-fn unattributed(gpu: &GpuView) -> String {
-    format!("unattributed {}", known(gpu.unattributed_bytes, signed_bytes))
+/// All GPUs, or those that the process of the page is on.
+pub(crate) fn of_page<'a>(snapshot: &'a Snapshot, process: Option<&ProcessView>) -> Vec<&'a GpuView> {
+    let gpus = process.iter().flat_map(|process| &process.gpus);
+    let uuids: BTreeSet<_> = gpus.filter_map(|gpu| gpu.uuid.as_ref()).collect();
+    let all = snapshot.gpus.iter();
+    all.filter(|gpu| uuids.is_empty() || uuids.contains(&gpu.uuid)).collect()
 }
 
-fn short(gpu: &GpuView, look: Look, width: usize) -> Line<'static> {
-    let number = format!("GPU {:<2} ", place(gpu));
-    let room = width.saturating_sub(BESIDE + number.len());
-    let mut spans = vec![look.span(Tone::Heading, number)];
-    spans.extend(bar(gpu, look, room));
-    let gap = if room > 0 { " " } else { "" };
-    spans.push(Span::raw(format!("{gap}{:>10}", known(gpu.used_bytes, bytes))));
-    spans.push(look.span(Tone::Faint, format!(" of {:<9} live ", known(gpu.total_bytes, bytes))));
-    spans.push(Span::raw(format!("{:<10}", bytes(gpu.live_bytes))));
-    spans.push(look.span(Tone::Faint, " unattributed "));
-    spans.push(Span::raw(known(gpu.unattributed_bytes, signed_bytes)));
-    Line::from(spans)
+fn bar_line(look: Look, gpu: &GpuView, pieces: &[Piece], width: usize) -> Line<'static> {
+    let name = gpu.name.strip_prefix("NVIDIA ").unwrap_or(&gpu.name);
+    let name = fit(&printable(name), width / 4, look.mark()).into_owned();
+    let used = gpu.used_bytes;
+    let tone = used.map_or(Tone::Plain, |used| Look::load(used, gpu.total_bytes));
+    let left = vec![
+        look.span(Tone::Heading, format!("GPU {} ", place(gpu))),
+        Span::raw(format!("{name}  ")),
+        look.span(Tone::Heading, known(used, gib)),
+        Span::raw(format!("/{} GiB ", known(gpu.total_bytes, gib))),
+    ];
+    let mut right = Vec::new();
+    if let Some((used, total)) = used.zip(gpu.total_bytes) {
+        right.push(look.span(tone, format!(" {}", percent(used, total))));
+    }
+    right.extend(sensors(look, gpu.sensors));
+    let wide = |spans: &[Span]| spans.iter().map(Span::width).sum::<usize>();
+    let room = width.saturating_sub(wide(&left) + 2);
+    while wide(&right) + SHORTEST_BAR > room && right.pop().is_some() {}
+    let (open, close) = if look.ascii { ("[", "]") } else { ("▕", "▏") };
+    let mut line = Line::from(left);
+    if room >= SHORTEST_BAR {
+        line.push_span(look.span(Tone::Faint, open));
+        let parts: Vec<_> = pieces.iter().filter_map(|piece| Some((piece.fill, piece.bytes?))).collect();
+        let used_parts: Vec<_> = parts.into_iter().filter(|(fill, _)| *fill != Fill::Free).collect();
+        let whole = gpu.total_bytes.or(used).unwrap_or(gpu.live_bytes);
+        line.spans.extend(look.bar(&used_parts, whole, room - wide(&right)));
+        line.push_span(look.span(Tone::Faint, close));
+    }
+    line.spans.extend(right);
+    line
 }
 
-fn bar(gpu: &GpuView, look: Look, columns: usize) -> Vec<Span<'static>> {
-    let unattributed = gpu.unattributed_bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
-    let whole = gpu.total_bytes.or(gpu.used_bytes).unwrap_or(gpu.live_bytes);
-    look.bar(&[(Fill::Live, gpu.live_bytes), (Fill::Unexplained, unattributed)], whole, columns)
+/// What NVML reports beside memory: only what it does report.
+fn sensors(look: Look, sensors: Sensors) -> Vec<Span<'static>> {
+    let Sensors { utilization_percent, temperature_celsius, power_milliwatts, power_limit_milliwatts } = sensors;
+    let mut spans = Vec::new();
+    spans.extend(utilization_percent.map(|percent| Span::raw(format!("  util {percent} %"))));
+    spans.extend(temperature_celsius.map(|celsius| {
+        let tone = match celsius {
+            HOT.. => Tone::Bad,
+            WARM.. => Tone::Warning,
+            _ => Tone::Plain,
+        };
+        look.span(tone, format!("  {celsius} {}", if look.ascii { "C" } else { "°C" }))
+    }));
+    spans.extend(power_milliwatts.map(|draw| {
+        let limit = power_limit_milliwatts.map_or_else(String::new, |limit| format!("/{}", limit / 1000));
+        Span::raw(format!("  {}{limit} W", draw / 1000))
+    }));
+    spans
+}
+
+fn legend(look: Look, pieces: &[Piece], width: usize) -> Line<'static> {
+    let mut line = Line::raw(" ");
+    for piece in pieces {
+        let entry = look.legend(piece.fill, &piece.text);
+        let wide: usize = entry.iter().map(Span::width).sum();
+        if line.width() + 1 + wide > width {
+            break;
+        }
+        line.push_span(Span::raw(" "));
+        line.spans.extend(entry);
+        line.push_span(Span::raw(" "));
+    }
+    line
+}
+
+/// What the GPU's memory is used for: of all processes together, or of the process of the page and the others.
+fn pieces(snapshot: &Snapshot, gpu: &GpuView, process: Option<&ProcessView>, ascii: bool) -> Vec<Piece> {
+    let mut pieces = match process.and_then(|process| this_and_others(snapshot, gpu, process)) {
+        Some(pieces) => pieces,
+        None => by_origin(snapshot, gpu, ascii),
+    };
+    if let Some(free) = gpu.total_bytes.zip(gpu.used_bytes).and_then(|(total, used)| total.checked_sub(used)) {
+        pieces.push(Piece { fill: Fill::Free, bytes: Some(free), text: format!("free {}", gib(free)) });
+    }
+    pieces
+}
+
+/// By NVML's numbers alone: they go with each other. `None` where it has none for the process.
+fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) -> Option<Vec<Piece>> {
+    let on_it = |row: &&ProcessGpuView| row.uuid.as_ref() == Some(&gpu.uuid);
+    let own = process.gpus.iter().find(on_it)?.used_bytes?;
+    let is_other = |other: &&ProcessView| ProcessKey::of(other) != ProcessKey::of(process) && other.ended_ns.is_none();
+    let rows = snapshot.processes.iter().filter(is_other).filter_map(|other| other.gpus.iter().find(on_it));
+    let shown: Vec<Option<u64>> = rows.map(|row| row.used_bytes).collect();
+    let hidden = snapshot.hidden.iter().flat_map(|hidden| &hidden.gpus);
+    let hidden: Vec<_> = hidden.filter(|row| row.uuid.as_ref() == Some(&gpu.uuid)).collect();
+    let hidden_processes: u64 = hidden.iter().map(|row| row.processes).sum();
+    let number = gpu.unwatched_processes? + hidden_processes + u64::try_from(shown.len()).unwrap_or(u64::MAX);
+    let known = shown.into_iter().chain(hidden.iter().map(|row| row.used_bytes)).chain([gpu.unwatched_bytes]);
+    let others: Option<u64> = known.sum();
+    let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(own), text: format!("this {}", gib(own)) }];
+    if number > 0 {
+        let text = format!("other processes {} ({})", others.map_or_else(|| "-".to_owned(), gib), count(number));
+        pieces.push(Piece { fill: Fill::Others, bytes: others, text });
+    }
+    let rest = others.zip(gpu.used_bytes).and_then(|(others, used)| used.checked_sub(own)?.checked_sub(others));
+    if let Some(rest) = rest.filter(|rest| *rest >= SHOWN_BYTES) {
+        let text = format!("of no process {}", gib(rest));
+        pieces.push(Piece { fill: Fill::Unattributed, bytes: Some(rest), text });
+    }
+    Some(pieces)
+}
+
+/// Used = attributed + pre-existing + unattributed, all as of NVML's last reading.
+fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<Piece> {
+    let attributed = gpu.attributed_bytes;
+    let text = format!("attributed {}", gib(attributed));
+    let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(attributed), text }];
+    let Some(left) = gpu.unattributed_bytes else { return pieces };
+    let rows = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).flat_map(|process| &process.gpus);
+    let rows: Vec<_> = rows.filter(|row| row.uuid.as_ref() == Some(&gpu.uuid)).collect();
+    let before: u64 = rows.iter().filter_map(|row| row.preexisting_bytes).sum();
+    let (before, rest) = beyond_driver(left, Some(before));
+    if let Some(bytes) = before {
+        let with_context = rows.iter().any(|row| row.preexisting_includes_context);
+        let sign = match (with_context, ascii) {
+            (false, _) => "",
+            (true, false) => "≤",
+            (true, true) => "<=",
+        };
+        let text = format!("pre-existing {sign}{}", gib(bytes));
+        pieces.push(Piece { fill: Fill::PreExisting, bytes: Some(bytes), text });
+    }
+    let text = format!("unattributed {}", signed_gib(rest));
+    pieces.push(Piece { fill: Fill::Unattributed, bytes: u64::try_from(rest).ok(), text });
+    pieces
 }

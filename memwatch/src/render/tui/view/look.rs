@@ -1,15 +1,29 @@
 //! Colours and characters, and the pieces of text that every page is made of.
 
 use ratatui::style::{Color, Modifier, Style};
+use ratatui::symbols::{self, bar::Set};
 use ratatui::text::{Line, Span};
 
 use crate::render::Tone;
 use crate::render::format::{fit, ratio, width};
 use crate::render::sentences::Sentence;
 
-/// Eighths of a column's height.
-const SPARKS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
-const ASCII_SPARKS: [&str; 8] = ["_", ".", "-", "=", "+", "*", "%", "#"];
+/// Bars without characters beyond ASCII.
+const ASCII_BARS: Set = Set {
+    full: "#",
+    seven_eighths: "#",
+    three_quarters: "#",
+    five_eighths: "+",
+    half: "+",
+    three_eighths: "+",
+    one_quarter: "_",
+    one_eighth: "_",
+    empty: " ",
+};
+/// From this part on, memory is nearly full.
+const HIGH: f64 = 0.8;
+/// From this part on, little is left.
+const FULL: f64 = 0.95;
 
 /// What a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,16 +37,16 @@ pub(crate) struct Look {
 /// What a piece of a bar stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
-    /// Live bytes of all kinds.
-    Live,
-    /// Used and not live.
-    Unexplained,
-    /// Nothing.
-    Empty,
-    /// Live bytes of one kind.
-    Kind(&'static str),
-    /// Live bytes of one stage of training.
-    Stage(&'static str),
+    /// Allocated by driver calls, or of the process that is shown.
+    Own,
+    /// Allocated before memwatch attached.
+    PreExisting,
+    /// Of other processes.
+    Others,
+    /// Used, and nothing more is known.
+    Unattributed,
+    /// Free.
+    Free,
 }
 
 impl Look {
@@ -65,13 +79,11 @@ impl Look {
     /// The character and the colour of a piece of a bar. Without colours every piece has a character of its own.
     pub(crate) fn fill(self, fill: Fill) -> (&'static str, Style) {
         let (ascii, mono, colored, color) = match fill {
-            Fill::Live | Fill::Kind("device") | Fill::Stage("forward") => ("#", "█", "█", Some(Color::Green)),
-            Fill::Unexplained => ("%", "▒", "▒", Some(Color::Yellow)),
-            Fill::Empty => (".", "░", "░", Some(Color::DarkGray)),
-            Fill::Kind("pool") | Fill::Stage("backward") => ("=", "▓", "█", Some(Color::Cyan)),
-            Fill::Kind("physical") | Fill::Stage("optimizer") => ("+", "▒", "█", Some(Color::Blue)),
-            Fill::Kind("array") | Fill::Stage("outside") => ("~", "▚", "█", Some(Color::Magenta)),
-            Fill::Kind(_) | Fill::Stage(_) => ("?", "▞", "█", None),
+            Fill::Own => ("#", "█", "█", Some(Color::Green)),
+            Fill::PreExisting => ("=", "▓", "█", Some(Color::Cyan)),
+            Fill::Others => ("o", "▒", "█", Some(Color::Blue)),
+            Fill::Unattributed => ("%", "▚", "█", Some(Color::Yellow)),
+            Fill::Free => (".", "░", "░", Some(Color::DarkGray)),
         };
         let symbol = match (self.ascii, self.color) {
             (true, _) => ascii,
@@ -93,7 +105,7 @@ impl Look {
             left -= take;
             spans.push(self.stretch(*fill, take));
         }
-        spans.push(self.stretch(Fill::Empty, left));
+        spans.push(self.stretch(Fill::Free, left));
         spans
     }
 
@@ -102,24 +114,24 @@ impl Look {
         Span::styled(symbol.repeat(columns), style)
     }
 
-    /// A legend's entry: `█ device 38.0 GiB`.
+    /// A legend's entry: `█ this 28.90`.
     pub(crate) fn legend(self, fill: Fill, text: &str) -> Vec<Span<'static>> {
         let (symbol, style) = self.fill(fill);
-        vec![Span::styled(symbol, style), Span::raw(format!(" {text}   "))]
+        vec![Span::styled(symbol, style), Span::raw(format!(" {text}"))]
     }
 
-    /// The last values as columns between 0 and `top`.
-    pub(crate) fn sparkline(
-        self,
-        values: impl DoubleEndedIterator<Item = u64>,
-        top: u64,
-        columns: usize,
-    ) -> Span<'static> {
-        let sparks = if self.ascii { ASCII_SPARKS } else { SPARKS };
-        let mut last: Vec<u64> = values.rev().take(columns).collect();
-        last.reverse();
-        let step = |value: &u64| sparks[columns_of(ratio(*value, top), sparks.len()).clamp(1, sparks.len()) - 1];
-        Span::styled(last.iter().map(step).collect::<String>(), self.fill(Fill::Live).1)
+    /// The bars of a graph, empty to full.
+    pub(crate) fn bars(self) -> Set<'static> {
+        if self.ascii { ASCII_BARS } else { symbols::bar::NINE_LEVELS }
+    }
+
+    /// The tone of a part of a whole that should not become full.
+    pub(crate) fn load(part: u64, whole: Option<u64>) -> Tone {
+        match whole.map(|whole| ratio(part, whole)) {
+            Some(share) if share >= FULL => Tone::Bad,
+            Some(share) if share >= HIGH => Tone::Warning,
+            _ => Tone::Plain,
+        }
     }
 
     /// Sentences joined by dots, broken into lines no wider than the screen.
@@ -141,23 +153,26 @@ impl Look {
         lines
     }
 
-    /// `q quit  ? help`.
+    /// `q quit  ? help`: as many as fit.
     pub(crate) fn keys(self, keys: &[(&'static str, &'static str)], columns: usize) -> Line<'static> {
-        let mut line = Line::default();
-        for (name, meaning) in keys {
-            let wide = width(name) + 1 + width(meaning) + 3;
-            if line.width() + wide > columns + 3 {
-                break;
-            }
-            line.push_span(self.span(Tone::Heading, *name));
-            line.push_span(self.span(Tone::Faint, format!(" {meaning}   ")));
-        }
-        line
+        self.keys_after("", keys, columns)
     }
 
-    /// A sentence on a line of its own.
-    pub(crate) fn sentence(self, sentence: &Sentence, columns: usize) -> Line<'static> {
-        Line::from(self.span(sentence.tone, fit(&sentence.text, columns, self.mark())))
+    /// The same after a text.
+    pub(crate) fn keys_after(self, text: &str, keys: &[(&'static str, &'static str)], columns: usize) -> Line<'static> {
+        let mut line = Line::default();
+        if !text.is_empty() {
+            line.push_span(self.span(Tone::Heading, fit(text, columns, self.mark())));
+        }
+        for (name, meaning) in keys {
+            let gap = if line.width() == 0 { "" } else { "  " };
+            if line.width() + gap.len() + width(name) + 1 + width(meaning) > columns {
+                break;
+            }
+            line.push_span(self.span(Tone::Heading, format!("{gap}{name}")));
+            line.push_span(self.span(Tone::Faint, format!(" {meaning}")));
+        }
+        line
     }
 }
 
@@ -202,22 +217,23 @@ mod tests {
 
     #[test]
     fn a_bar_has_each_pieces_share() {
-        let pieces = [(Fill::Live, 50), (Fill::Unexplained, 25)];
+        let pieces = [(Fill::Own, 50), (Fill::Unattributed, 25)];
         assert_eq!(text(&PLAIN.bar(&pieces, 100, 8)), "####%%..");
     }
 
     #[test]
     fn a_small_piece_is_seen_and_a_large_one_does_not_overflow() {
-        assert_eq!(text(&PLAIN.bar(&[(Fill::Live, 1), (Fill::Unexplained, 0)], 1_000_000, 4)), "#...");
-        assert_eq!(text(&PLAIN.bar(&[(Fill::Live, 500), (Fill::Unexplained, 500)], 100, 4)), "####");
-        assert_eq!(text(&PLAIN.bar(&[(Fill::Live, 1)], 0, 4)), "#...");
-        assert_eq!(text(&PLAIN.bar(&[(Fill::Live, 1)], 1, 0)), "");
+        assert_eq!(text(&PLAIN.bar(&[(Fill::Own, 1), (Fill::Unattributed, 0)], 1_000_000, 4)), "#...");
+        assert_eq!(text(&PLAIN.bar(&[(Fill::Own, 500), (Fill::Unattributed, 500)], 100, 4)), "####");
+        assert_eq!(text(&PLAIN.bar(&[(Fill::Own, 1)], 0, 4)), "#...");
+        assert_eq!(text(&PLAIN.bar(&[(Fill::Own, 1)], 1, 0)), "");
     }
 
     #[test]
-    fn a_sparkline_shows_the_last_values() {
-        assert_eq!(PLAIN.sparkline([0, 0, 50, 100].into_iter(), 100, 3).content, "_=#");
-        assert_eq!(PLAIN.sparkline([5].into_iter(), 0, 3).content, "_");
+    fn a_whole_that_becomes_full_changes_its_tone() {
+        let tones = [79, 80, 94, 95, 120].map(|part| Look::load(part, Some(100)));
+        assert_eq!(tones, [Tone::Plain, Tone::Warning, Tone::Warning, Tone::Bad, Tone::Bad]);
+        assert_eq!(Look::load(95, None), Tone::Plain);
     }
 
     #[test]

@@ -1,0 +1,141 @@
+//! What was used over time, and how fast programs step: from the snapshots that were shown.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use memwatch_core::snapshot::{ProcessView, Snapshot};
+use memwatch_core::words::GpuUuid;
+
+use super::size::seconds;
+use super::state::ProcessKey;
+use crate::render::format::ratio;
+use crate::render::order::by_holding;
+
+/// As many points are kept: a screen has no more columns for them.
+const POINTS: usize = 240;
+/// As many processes have a history: those that use most.
+const PROCESSES: usize = 200;
+/// Rates are taken over so many of the last points.
+const RATE_POINTS: usize = 30;
+
+/// What was used at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) time_ns: u64,
+    /// Bytes.
+    pub(crate) bytes: u64,
+}
+
+/// Points, the last at the end.
+pub(crate) type Series = VecDeque<Point>;
+
+/// All histories.
+#[derive(Debug, Default)]
+pub(crate) struct Histories {
+    gpus: BTreeMap<GpuUuid, Series>,
+    processes: BTreeMap<(ProcessKey, Option<GpuUuid>), Series>,
+    steps: BTreeMap<ProcessKey, VecDeque<(u64, u64)>>,
+}
+
+impl Histories {
+    /// Takes a snapshot in; what is no longer in it is dropped.
+    pub(crate) fn take(&mut self, snapshot: &Snapshot) {
+        let time_ns = snapshot.time_ns;
+        let mut before = std::mem::take(self);
+        for gpu in &snapshot.gpus {
+            let series = before.gpus.remove(&gpu.uuid).unwrap_or_default();
+            self.gpus.insert(gpu.uuid.clone(), with(series, gpu.used_bytes.map(|bytes| Point { time_ns, bytes })));
+        }
+        for process in by_holding(snapshot).into_iter().take(PROCESSES) {
+            let key = ProcessKey::of(process);
+            for gpu in &process.gpus {
+                let place = (key, gpu.uuid.clone());
+                let series = before.processes.remove(&place).unwrap_or_default();
+                let bytes = gpu.used_bytes.unwrap_or(gpu.live_bytes);
+                let point = process.ended_ns.is_none().then_some(Point { time_ns, bytes });
+                self.processes.insert(place, with(series, point));
+            }
+            if let Some(steps) = steps(process) {
+                let series = before.steps.remove(&key).unwrap_or_default();
+                let point = process.ended_ns.is_none().then_some((time_ns, steps));
+                self.steps.insert(key, with(series, point));
+            }
+        }
+    }
+
+    /// What was used of a GPU, by NVML.
+    pub(crate) fn gpu(&self, uuid: &GpuUuid) -> Option<&Series> {
+        self.gpus.get(uuid)
+    }
+
+    /// What a process used there: by NVML, or allocated by driver calls where NVML does not report it.
+    pub(crate) fn process(&self, key: ProcessKey, uuid: Option<&GpuUuid>) -> Option<&Series> {
+        self.processes.get(&(key, uuid.cloned()))
+    }
+
+    /// Steps of a training per second, lately; `None` where no step ended in that time.
+    pub(crate) fn steps_per_second(&self, key: ProcessKey) -> Option<f64> {
+        let points = self.steps.get(&key)?;
+        let last = points.back()?;
+        let first = points.get(points.len().saturating_sub(RATE_POINTS))?;
+        let steps = last.1.checked_sub(first.1).filter(|steps| *steps > 0)?;
+        Some(ratio(steps, 1) / seconds(first.0, last.0))
+    }
+}
+
+/// How many steps a process has done.
+pub(crate) fn steps(process: &ProcessView) -> Option<u64> {
+    process.tensors.as_ref()?.places.steps
+}
+
+fn with<T>(mut series: VecDeque<T>, point: Option<T>) -> VecDeque<T> {
+    series.extend(point);
+    while series.len() > POINTS {
+        series.pop_front();
+    }
+    series
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixture::{at, busy_node, training_node};
+
+    #[test]
+    fn histories_follow_processes_and_gpus_end_with_them_and_are_bounded() {
+        let mut histories = Histories::default();
+        let mut snapshot = busy_node();
+        let key = ProcessKey::of(&snapshot.processes[0]);
+        let uuid = snapshot.processes[0].gpus[0].uuid.clone();
+        for step in 0..300 {
+            snapshot.time_ns += 1;
+            snapshot.processes[0].gpus[0].used_bytes = Some(step);
+            histories.take(&snapshot);
+        }
+        let bytes: Vec<_> =
+            histories.process(key, uuid.as_ref()).expect("it is there").iter().map(|at| at.bytes).collect();
+        assert_eq!((bytes.len(), bytes.first(), bytes.last()), (POINTS, Some(&60), Some(&299)));
+        assert_eq!(histories.gpu(&snapshot.gpus[0].uuid).map(VecDeque::len), Some(POINTS));
+        let ended = ProcessKey::of(&snapshot.processes[2]);
+        let of_ended = histories.process(ended, snapshot.processes[2].gpus[0].uuid.as_ref());
+        assert_eq!(of_ended.map(VecDeque::len), Some(0), "what has ended uses nothing more");
+        snapshot.processes.clear();
+        histories.take(&snapshot);
+        assert!(histories.process(key, uuid.as_ref()).is_none());
+    }
+
+    #[test]
+    fn the_rate_of_steps_is_over_the_last_points_and_unknown_where_none_ends() {
+        let mut histories = Histories::default();
+        let mut snapshot = training_node();
+        let key = ProcessKey::of(&snapshot.processes[0]);
+        for second in 0..4 {
+            snapshot.time_ns = at(14, 3, second);
+            if let Some(tensors) = &mut snapshot.processes[0].tensors {
+                tensors.places.steps = Some(100 + 3 * second);
+            }
+            histories.take(&snapshot);
+            assert_eq!(histories.steps_per_second(key), (second > 0).then_some(3.0));
+        }
+    }
+}

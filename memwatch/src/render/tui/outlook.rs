@@ -1,0 +1,146 @@
+//! What is expected of processes: leaks and the time at which memory runs out, in the words of the live view.
+
+use memwatch_core::features::forecast::view::{ForecastsView, ProcessForecastView};
+use memwatch_core::features::leak::view::{LeakView, LeaksView};
+use memwatch_core::snapshot::{ProcessView, SiteView};
+use memwatch_core::words::GpuUuid;
+
+use super::size::{growth, time};
+use crate::render::Tone;
+use crate::render::places;
+
+/// Growth below this is no warning: bytes a minute.
+pub(crate) const WARNED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
+
+/// Leaks and forecasts of one moment; empty where nobody looks for them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outlooks {
+    /// What grows, by process.
+    pub(crate) leaks: Vec<LeaksView>,
+    /// When memory runs out.
+    pub(crate) forecasts: ForecastsView,
+}
+
+/// How fast something grows, in the unit that a program's user thinks in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Pace {
+    /// Steps a second, where the program does steps.
+    pub(crate) steps_per_second: Option<f64>,
+}
+
+impl Pace {
+    /// The growth in bytes a step, or a minute where there are no steps.
+    pub(crate) fn of(self, bytes_per_minute: f64) -> f64 {
+        self.steps_per_second.map_or(bytes_per_minute, |steps| bytes_per_minute / 60.0 / steps)
+    }
+
+    /// `+126 MiB/step`, `+126 MiB/min`.
+    pub(crate) fn text(self, bytes_per_minute: f64) -> String {
+        let unit = if self.steps_per_second.is_some() { "step" } else { "min" };
+        format!("{}/{unit}", growth(self.of(bytes_per_minute)))
+    }
+}
+
+impl Outlooks {
+    /// What is known of the growth of a process.
+    pub(crate) fn leaks(&self, process: &ProcessView) -> Option<&LeaksView> {
+        let is_it = |own: &&LeaksView| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);
+        self.leaks.iter().find(is_it)
+    }
+
+    /// What leaks in a process, the fastest first.
+    pub(crate) fn leaking(&self, process: &ProcessView) -> impl Iterator<Item = &LeakView> {
+        let leaks = self.leaks(process).into_iter().flat_map(|own| &own.findings);
+        leaks.filter(|leak| leak.verdict == "leak" && leak.bytes_per_minute >= WARNED_BYTES_PER_MINUTE)
+    }
+
+    /// The growth of a line in bytes a minute; `None` where it was not observed for long enough.
+    pub(crate) fn growth(&self, process: &ProcessView, site: &SiteView, uuid: Option<&GpuUuid>) -> Option<f64> {
+        let is_it = |leak: &&LeakView| {
+            leak.kind.as_ref() == Some(&site.kind)
+                && (&leak.file, leak.line, &leak.function) == (&site.file, site.line, &site.function)
+                && leak.uuid.as_ref() == uuid
+        };
+        let found = self.leaks(process)?.findings.iter().find(is_it)?;
+        Some(if found.verdict == "leak" || found.verdict == "slow" { found.bytes_per_minute } else { 0.0 })
+    }
+
+    /// When memory runs out for a process, where that is likely.
+    fn end(&self, process: &ProcessView) -> Option<&ProcessForecastView> {
+        let is_it = |own: &&ProcessForecastView| {
+            (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns)
+                && own.outlook.end.is_some()
+                && matches!(&*own.outlook.level, "medium" | "high" | "critical")
+        };
+        self.forecasts.processes.iter().find(is_it)
+    }
+
+    /// A word for a column: `OOM 1m20s`, `leak`.
+    pub(crate) fn status(&self, process: &ProcessView) -> Option<(Tone, String)> {
+        if let Some(end) = self.end(process).and_then(|found| found.outlook.end) {
+            let earliest = end.range.map_or(end.seconds, |range| range.earliest_seconds);
+            return Some((Tone::Bad, format!("OOM {}", time(earliest))));
+        }
+        self.leaking(process).next().map(|_| (Tone::Warning, "leak".to_owned()))
+    }
+
+    /// `OOM in 1m20s-2m42s (70 %): +126 MiB/step at train_leak.py:10 forward`, or the leak alone.
+    pub(crate) fn warning(&self, process: &ProcessView, pace: Pace) -> Option<(Tone, String)> {
+        let at = |leak: &LeakView| {
+            let line = places::leak(leak).unwrap_or_else(|| "driver allocations".to_owned());
+            format!("{} at {line}", pace.text(leak.bytes_per_minute))
+        };
+        let cause = self.leaking(process).next().map(at);
+        if let Some(found) = self.end(process) {
+            let end = found.outlook.end?;
+            let when = end.range.map_or_else(
+                || format!("OOM in about {}", time(end.seconds)),
+                |range| {
+                    let (earliest, latest) = (time(range.earliest_seconds), time(range.latest_seconds));
+                    format!("OOM in {earliest} to {latest} ({:.0} %)", range.confidence * 100.0)
+                },
+            );
+            return Some((Tone::Bad, cause.map_or_else(|| when.clone(), |cause| format!("{when}: {cause}"))));
+        }
+        cause.map(|cause| (Tone::Warning, format!("leak: {cause}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::tui::fixture::{leaking_node, leaking_outlooks};
+
+    #[test]
+    fn a_warning_names_time_growth_and_line() {
+        let snapshot = leaking_node();
+        let mut outlooks = leaking_outlooks();
+        let pace = Pace { steps_per_second: Some(3.0) };
+        let warning = |outlooks: &Outlooks| outlooks.warning(&snapshot.processes[0], pace);
+        let (tone, text) = warning(&outlooks).expect("it runs out");
+        assert_eq!(tone, Tone::Bad);
+        assert_eq!(text, "OOM in 1m20s to 2m42s (70 %): +126 MiB/step at train_leak.py:10 forward");
+        assert_eq!(outlooks.status(&snapshot.processes[0]), Some((Tone::Bad, "OOM 1m20s".to_owned())));
+        outlooks.forecasts = ForecastsView::default();
+        let (tone, text) = warning(&outlooks).expect("it leaks");
+        assert_eq!((tone, &*text), (Tone::Warning, "leak: +126 MiB/step at train_leak.py:10 forward"));
+        assert_eq!(outlooks.status(&snapshot.processes[0]), Some((Tone::Warning, "leak".to_owned())));
+        assert_eq!(warning(&Outlooks::default()), None);
+    }
+
+    #[test]
+    fn without_steps_growth_is_a_minute() {
+        let pace = Pace { steps_per_second: None };
+        assert_eq!(pace.text(63_000_000.0), "+60 MiB/min");
+    }
+
+    #[test]
+    fn a_line_that_was_not_observed_for_long_enough_has_no_growth() {
+        let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
+        let process = &snapshot.processes[0];
+        let device = &process.tensors.as_ref().expect("PyTorch").places.devices[0];
+        let growth: Vec<_> =
+            device.sites.iter().map(|site| outlooks.growth(process, site, device.uuid.as_ref()).is_some()).collect();
+        assert_eq!(growth, [true, true, false]);
+    }
+}

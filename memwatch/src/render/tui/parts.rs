@@ -1,0 +1,27 @@
+//! What used memory is made of beyond driver calls.
+
+/// What of the bytes that no driver call accounts for is older than the attach, and what is left: unattributed.
+///
+/// Where both readings do not go together, all of it is unattributed.
+pub(crate) fn beyond_driver(unexplained: i64, before_attach: Option<u64>) -> (Option<u64>, i64) {
+    let before = before_attach.and_then(|before| i64::try_from(before).ok());
+    match before.filter(|before| (1..=unexplained).contains(before)) {
+        Some(before) => (before_attach, unexplained - before),
+        None => (None, unexplained),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_older_is_no_part_of_what_is_unattributed() {
+        assert_eq!(beyond_driver(10, Some(4)), (Some(4), 6));
+        assert_eq!(beyond_driver(10, Some(10)), (Some(10), 0));
+        assert_eq!(beyond_driver(10, None), (None, 10));
+        assert_eq!(beyond_driver(10, Some(0)), (None, 10));
+        assert_eq!(beyond_driver(10, Some(11)), (None, 10), "readings of different moments");
+        assert_eq!(beyond_driver(-3, Some(4)), (None, -3));
+    }
+}

@@ -1,0 +1,101 @@
+//! Amounts, growth and times as the live view writes them.
+
+use crate::render::format::ratio;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+/// From this value on, three digits before the point would become four.
+const FULL: f64 = 999.5;
+
+/// `12 B`, `4.5 KiB`, `126 MiB`, `28.90 GiB`: never wider than ten columns.
+pub(crate) fn size(bytes: u64) -> String {
+    let in_unit = |unit| ratio(bytes, unit);
+    let whole =
+        |value: f64, unit| if value < 9.95 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") };
+    match bytes {
+        0..KIB => format!("{bytes} B"),
+        _ if in_unit(KIB) < FULL => whole(in_unit(KIB), "KiB"),
+        _ if in_unit(MIB) < FULL => whole(in_unit(MIB), "MiB"),
+        _ if in_unit(GIB) < FULL => format!("{} GiB", gib(bytes)),
+        _ => format!("{:.2} TiB", in_unit(TIB)),
+    }
+}
+
+/// [`size`] with a sign where it is negative.
+pub(crate) fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", size(bytes.unsigned_abs()))
+}
+
+/// `28.90`: GiB where the unit stands elsewhere in the line.
+pub(crate) fn gib(bytes: u64) -> String {
+    format!("{:.2}", ratio(bytes, GIB))
+}
+
+/// [`gib`] with a sign where it is negative.
+pub(crate) fn signed_gib(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", gib(bytes.unsigned_abs()))
+}
+
+/// `+126 MiB`, `-3.0 MiB`, `0`.
+#[expect(clippy::cast_possible_truncation, reason = "growth beyond the largest number is shown as that")]
+pub(crate) fn growth(bytes: f64) -> String {
+    match bytes.round() as i64 {
+        0 => "0".to_owned(),
+        more @ 1.. => format!("+{}", signed(more)),
+        less => signed(less),
+    }
+}
+
+/// `42s`, `1m09s`, `2h05m`, `3d04h`.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time beyond all years is shown as that")]
+pub(crate) fn time(seconds: f64) -> String {
+    let seconds = seconds.max(0.0).round() as u64;
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{:02}m", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+/// Seconds between two moments in nanoseconds.
+pub(crate) fn seconds(from_ns: u64, to_ns: u64) -> f64 {
+    ratio(to_ns.saturating_sub(from_ns), 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_has_at_most_ten_columns_and_gib_have_two_decimals() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (4608, "4.5 KiB"),
+            (1_022_977, "999 KiB"),
+            (1_048_576, "1.0 MiB"),
+            (126 * MIB, "126 MiB"),
+            (1000 * MIB, "0.98 GiB"),
+            (31_030_000_000, "28.90 GiB"),
+            (1000 * GIB, "0.98 TiB"),
+        ] {
+            assert_eq!(size(bytes), text);
+        }
+        for shift in 0..=40 {
+            assert!(size((1 << shift) * 999).len() <= 10, "{}", size((1 << shift) * 999));
+        }
+        assert_eq!([signed(-3 << 20), signed_gib(-(1 << 30)), gib(1 << 29)], ["-3.0 MiB", "-1.00", "0.50"]);
+    }
+
+    #[test]
+    fn growth_has_its_sign_and_times_two_units() {
+        assert_eq!([growth(132_120_576.0), growth(-1_048_576.0), growth(0.2)], ["+126 MiB", "-1.0 MiB", "0"]);
+        let times = [0.0, 42.4, 69.0, 7_500.0, 273_600.0].map(time);
+        assert_eq!(times, ["0s", "42s", "1m09s", "2h05m", "3d04h"]);
+    }
+}

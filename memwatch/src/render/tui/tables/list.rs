@@ -1,0 +1,288 @@
+//! All processes, a row per process and GPU.
+
+use std::collections::BTreeMap;
+
+use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView};
+
+use super::Facts;
+use crate::render::Tone;
+use crate::render::format::{count, printable, rate};
+use crate::render::order::by_holding;
+use crate::render::owners;
+use crate::render::sentences;
+use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
+use crate::render::tui::parts::beyond_driver;
+use crate::render::tui::size::{signed, size};
+use crate::render::tui::state::{ProcessKey, RowKey};
+use crate::render::tui::view::Look;
+use crate::render::tui::words::short_command;
+
+/// The heading of processes without a workload in a tree.
+const NO_WORKLOAD: &str = "(no workload)";
+
+/// What a row is made from.
+struct Entry<'a> {
+    facts: &'a Facts<'a>,
+    process: &'a ProcessView,
+    gpu: Option<&'a ProcessGpuView>,
+}
+
+/// A column, and when it is there.
+struct Kind {
+    column: Column,
+    /// The narrowest screen that shows it.
+    from: usize,
+    /// Whether any process has something for it; else it is left out.
+    wanted: fn(&Facts) -> bool,
+    cell: fn(&Entry) -> Cell,
+}
+
+const fn always(_: &Facts) -> bool {
+    true
+}
+
+/// In the order of the screen; the command takes what room is left.
+const KINDS: [Kind; 16] = [
+    Kind { column: Column::number("PID", 7), from: 0, wanted: always, cell: process_number },
+    Kind { column: Column::words("USER", 8), from: 60, wanted: always, cell: user },
+    Kind { column: Column::words("WORKLOAD", 20), from: 100, wanted: has_workloads, cell: workload },
+    Kind { column: Column::number("RANK", 4), from: 80, wanted: has_ranks, cell: rank },
+    Kind { column: Column::number("GPU", 4), from: 0, wanted: always, cell: gpu_number },
+    Kind { column: Column::number("USED", 10), from: 24, wanted: always, cell: used },
+    Kind { column: Column::number("DRIVER", 10), from: 36, wanted: always, cell: driver },
+    Kind { column: Column::number("PEAK", 10), from: 100, wanted: always, cell: peak },
+    Kind { column: Column::number("RESERVED", 10), from: 76, wanted: has_pytorch, cell: reserved },
+    Kind { column: Column::number("ALLOCATED", 10), from: 110, wanted: has_pytorch, cell: allocated },
+    Kind { column: Column::number("PRE-EXISTING", 12), from: 130, wanted: always, cell: before },
+    Kind { column: Column::number("UNATTRIBUTED", 12), from: 130, wanted: always, cell: unattributed },
+    Kind { column: Column::number("ALLOC/S", 7), from: 170, wanted: always, cell: allocations },
+    Kind { column: Column::number("FREE/S", 7), from: 170, wanted: always, cell: frees },
+    Kind { column: Column::words("STATUS", 10), from: 70, wanted: has_status, cell: status },
+    Kind { column: Column::words("COMMAND", 0), from: 0, wanted: always, cell: command },
+];
+
+/// All processes that have to do with GPU memory, the largest first.
+pub(crate) fn grid(facts: &Facts) -> Grid {
+    let kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.from <= facts.width && (kind.wanted)(facts)).collect();
+    let mut rows = Vec::new();
+    for process in by_holding(facts.snapshot).into_iter().filter(|process| is_shown(process)) {
+        let places = if process.gpus.is_empty() { vec![None] } else { (0..process.gpus.len()).map(Some).collect() };
+        for place in places {
+            let entry = Entry { facts, process, gpu: place.and_then(|place| process.gpus.get(place)) };
+            rows.push(Row {
+                key: RowKey::Process(ProcessKey::of(process), place),
+                cells: kinds.iter().map(|kind| (kind.cell)(&entry)).collect(),
+                tone: if process.ended_ns.is_some() { Tone::Faint } else { Tone::Plain },
+                branch: Some((
+                    owners::workload(&process.owner).unwrap_or_else(|| NO_WORKLOAD.to_owned()),
+                    process.owner.rank.and_then(|rank| rank.rank),
+                )),
+            });
+        }
+    }
+    let columns = kinds.iter().map(|kind| kind.column).collect();
+    Grid { columns, rows, natural: "USED", empty: "No process has used GPU memory yet.".to_owned() }
+}
+
+/// Programs that read NVML alone, as memwatch does, are no GPU processes.
+fn is_shown(process: &ProcessView) -> bool {
+    process.target || process.has_touched_gpu()
+}
+
+/// Puts rows under their workloads, in the order of each workload's first row, and by rank there. Those of a folded workload are left out.
+pub(crate) fn branch(grid: &mut Grid, is_folded: impl Fn(&str) -> bool, ascii: bool) {
+    let mut names = Vec::new();
+    let mut branches: BTreeMap<String, Vec<Row>> = BTreeMap::new();
+    for row in std::mem::take(&mut grid.rows) {
+        let name = row.branch.as_ref().map_or(NO_WORKLOAD, |(name, _)| name).to_owned();
+        let branch = branches.entry(name.clone()).or_default();
+        if branch.is_empty() {
+            names.push(name);
+        }
+        branch.push(row);
+    }
+    for name in names {
+        let Some(mut branch) = branches.remove(&name) else { continue };
+        branch.sort_by_key(|row| row.branch.as_ref().and_then(|(_, rank)| *rank).unwrap_or(u32::MAX));
+        let folded = is_folded(&name);
+        grid.rows.push(head(&grid.columns, &name, &branch, (folded, ascii)));
+        if !folded {
+            let last = branch.len() - 1;
+            grid.rows.extend(branch.into_iter().enumerate().map(|(place, row)| twig(row, place == last, ascii)));
+        }
+    }
+}
+
+/// The row of a workload: what its processes use together, where that is known of all of them.
+fn head(columns: &[Column], name: &str, branch: &[Row], (folded, ascii): (bool, bool)) -> Row {
+    let mark = match (folded, ascii) {
+        (true, false) => "▸",
+        (false, false) => "▾",
+        (true, true) => "+",
+        (false, true) => "-",
+    };
+    let rows = u64::try_from(branch.len()).unwrap_or(u64::MAX);
+    let cell = |(place, column): (usize, &Column)| match column.title {
+        "USED" | "DRIVER" => sum(branch, place),
+        "COMMAND" => Cell::text(format!("{mark} {name} ({})", count(rows))),
+        _ => Cell::text(""),
+    };
+    Row {
+        key: RowKey::Workload(name.to_owned()),
+        cells: columns.iter().enumerate().map(cell).collect(),
+        tone: Tone::Heading,
+        branch: None,
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "these were whole bytes")]
+fn sum(branch: &[Row], place: usize) -> Cell {
+    let bytes = |row: &Row| match row.cells.get(place)?.order {
+        Order::Number(bytes) => Some(bytes),
+        _ => None,
+    };
+    let sum: Option<f64> = branch.iter().map(bytes).sum();
+    Cell::bytes(sum.map(|bytes| bytes as u64))
+}
+
+/// A row below its workload.
+fn twig(mut row: Row, is_last: bool, ascii: bool) -> Row {
+    let stem = match (is_last, ascii) {
+        (true, false) => "└ ",
+        (false, false) => "├ ",
+        (_, true) => "| ",
+    };
+    if let Some(command) = row.cells.last_mut() {
+        command.text.insert_str(0, stem);
+    }
+    row
+}
+
+fn has_workloads(facts: &Facts) -> bool {
+    owners::any(facts.snapshot)
+}
+
+fn has_ranks(facts: &Facts) -> bool {
+    facts.snapshot.processes.iter().any(|process| process.owner.rank.is_some_and(|rank| rank.rank.is_some()))
+}
+
+fn has_pytorch(facts: &Facts) -> bool {
+    facts.snapshot.processes.iter().any(|process| process.tensors.is_some())
+}
+
+fn has_status(facts: &Facts) -> bool {
+    facts.snapshot.processes.iter().any(|process| status_of(facts, process).is_some())
+}
+
+fn process_number(entry: &Entry) -> Cell {
+    Cell::number(u64::from(entry.process.tgid.0), entry.process.tgid.0.to_string())
+}
+
+fn user(entry: &Entry) -> Cell {
+    entry.process.user.as_deref().map_or_else(Cell::unknown, |user| Cell::text(printable(user)))
+}
+
+fn workload(entry: &Entry) -> Cell {
+    owners::workload(&entry.process.owner).map_or_else(Cell::unknown, Cell::text)
+}
+
+fn rank(entry: &Entry) -> Cell {
+    let rank = entry.process.owner.rank.and_then(|rank| rank.rank).map(u64::from);
+    rank.map_or_else(Cell::unknown, |rank| Cell::number(rank, rank.to_string()))
+}
+
+/// The GPU's number, or what the column shows of a UUID where NVML gives no number.
+fn gpu_number(entry: &Entry) -> Cell {
+    let number = sentences::gpu_number(entry.facts.snapshot, entry.gpu.and_then(|gpu| gpu.uuid.as_ref()));
+    let bare = number.split_once('-').filter(|(kind, _)| !kind.is_empty());
+    Cell::text(bare.map_or_else(|| number.clone(), |(_, bare)| bare.chars().take(4).collect()))
+}
+
+fn used(entry: &Entry) -> Cell {
+    let Some(bytes) = entry.gpu.and_then(|gpu| gpu.used_bytes) else { return Cell::unknown() };
+    let on = |uuid| entry.facts.snapshot.gpus.iter().find(|gpu| Some(&gpu.uuid) == uuid);
+    let total = on(entry.gpu.and_then(|gpu| gpu.uuid.as_ref())).and_then(|gpu| gpu.total_bytes);
+    let tone = match Look::load(bytes, total) {
+        Tone::Plain => Tone::Heading,
+        tone => tone,
+    };
+    Cell::number(bytes, size(bytes)).in_tone(tone)
+}
+
+fn driver(entry: &Entry) -> Cell {
+    Cell::bytes(entry.gpu.map(|gpu| gpu.live_bytes))
+}
+
+fn peak(entry: &Entry) -> Cell {
+    Cell::bytes(entry.gpu.map(|gpu| gpu.peak_bytes))
+}
+
+/// A number of the PyTorch allocators on the row's GPU.
+fn of_pytorch(entry: &Entry, number: fn(&AllocatorView) -> Option<u64>) -> Cell {
+    let uuid = entry.gpu.and_then(|gpu| gpu.uuid.as_ref());
+    let allocators = entry.process.tensors.iter().flat_map(|tensors| &tensors.allocators);
+    let own: Vec<_> = allocators.filter(|allocator| allocator.uuid.as_ref() == uuid).map(number).collect();
+    if own.is_empty() { Cell::unknown() } else { Cell::bytes(own.into_iter().sum()) }
+}
+
+fn reserved(entry: &Entry) -> Cell {
+    of_pytorch(entry, |allocator| allocator.reserved_bytes)
+}
+
+fn allocated(entry: &Entry) -> Cell {
+    of_pytorch(entry, |allocator| allocator.allocated_bytes)
+}
+
+fn before(entry: &Entry) -> Cell {
+    let Some((gpu, bytes)) = entry.gpu.and_then(|gpu| Some((gpu, gpu.preexisting_bytes?))) else {
+        return Cell::unknown();
+    };
+    Cell::number(bytes, format!("{}{}", at_most(gpu, entry.facts.ascii), size(bytes)))
+}
+
+/// The sign before what may have the context's own memory in it.
+pub(crate) const fn at_most(gpu: &ProcessGpuView, ascii: bool) -> &'static str {
+    match (gpu.preexisting_includes_context, ascii) {
+        (false, _) => "",
+        (true, false) => "≤",
+        (true, true) => "<=",
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rows are sorted by it, and the screen shows three digits")]
+fn unattributed(entry: &Entry) -> Cell {
+    let bytes = entry.gpu.and_then(|gpu| Some(beyond_driver(gpu.unattributed_bytes?, gpu.preexisting_bytes).1));
+    bytes.map_or_else(Cell::unknown, |bytes| Cell::real(bytes as f64, signed(bytes)))
+}
+
+fn allocations(entry: &Entry) -> Cell {
+    let rate_now = entry.process.allocations_per_second;
+    rate_now.map_or_else(Cell::unknown, |now| Cell::real(now, rate(now)))
+}
+
+fn frees(entry: &Entry) -> Cell {
+    let rate_now = entry.process.frees_per_second;
+    rate_now.map_or_else(Cell::unknown, |now| Cell::real(now, rate(now)))
+}
+
+/// What is to be noticed of a process, the worst alone.
+fn status_of(facts: &Facts, process: &ProcessView) -> Option<(Tone, String)> {
+    let failed: u64 = process.gpus.iter().map(|gpu| gpu.refusals.get(&2).copied().unwrap_or(0)).sum();
+    if process.ended_ns.is_some() {
+        return Some((Tone::Faint, if failed > 0 { "ended, OOM" } else { "ended" }.to_owned()));
+    }
+    facts.outlooks.status(process).or_else(|| {
+        (failed > 0)
+            .then(|| (Tone::Bad, format!("{} OOM", count(failed))))
+            .or_else(|| (!process.exact).then(|| (Tone::Warning, "dropped".to_owned())))
+    })
+}
+
+fn status(entry: &Entry) -> Cell {
+    let status = status_of(entry.facts, entry.process);
+    status.map_or_else(|| Cell::text(""), |(tone, text)| Cell::text(text).in_tone(tone))
+}
+
+fn command(entry: &Entry) -> Cell {
+    Cell::text(short_command(entry.process))
+}

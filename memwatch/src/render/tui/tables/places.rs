@@ -1,0 +1,235 @@
+//! Whose PyTorch's memory is: by line, module and phase.
+
+use memwatch_core::snapshot::{
+    DevicePlacesView, FrameView, LayerView, ProcessView, SiteView, StackView, StageBytesView, SumView,
+};
+use memwatch_core::words::Name;
+
+use super::Facts;
+use crate::render::Tone;
+use crate::render::format::{count, printable, ratio};
+use crate::render::places;
+use crate::render::sentences;
+use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
+use crate::render::tui::outlook::Pace;
+use crate::render::tui::size::{growth, size};
+use crate::render::tui::state::RowKey;
+use crate::render::tui::words::short_path;
+
+/// From this width on, files stand with their folders.
+const WIDE: usize = 120;
+/// As many stacks of a line are shown.
+const STACKS: usize = 5;
+
+/// What the tabs have in common: the devices, and what goes before the name of a row.
+struct Table<'a> {
+    facts: &'a Facts<'a>,
+    process: &'a ProcessView,
+}
+
+impl<'a> Table<'a> {
+    fn devices(&self) -> &'a [DevicePlacesView] {
+        self.process.tensors.as_ref().map_or(&[], |tensors| &tensors.places.devices)
+    }
+
+    /// What has ended is shown as it was when most was allocated.
+    fn now(&self) -> (&'static str, fn(&SumView) -> u64) {
+        match self.process.ended_ns {
+            None => ("NOW", |sum| sum.live_bytes),
+            Some(_) => ("AT PEAK", |sum| sum.at_peak_bytes),
+        }
+    }
+
+    /// The columns before those of the tab's own.
+    fn columns(&self, own: &[Column]) -> Vec<Column> {
+        let gpu = (self.devices().len() > 1).then_some(Column::number("GPU", 4));
+        let first = [Column::number(self.now().0, 10), Column::number("%", 4), Column::number("PEAK", 10)];
+        let counts = [Column::number("COUNT", 9)];
+        gpu.into_iter().chain(first).chain(counts).chain(own.iter().copied()).collect()
+    }
+
+    /// The cells in those.
+    fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<Cell> {
+        let now = self.now().1;
+        let bytes = now(sum);
+        let percent = 100.0 * ratio(bytes, now(&device.total));
+        let gpu = (self.devices().len() > 1)
+            .then(|| Cell::text(sentences::gpu_number(self.facts.snapshot, device.uuid.as_ref())));
+        let blocks = sum.allocations.saturating_sub(sum.frees);
+        let blocks = if is_counted { Cell::number(blocks, count(blocks)) } else { Cell::unknown() };
+        let own = [
+            Cell::number(bytes, size(bytes)).in_tone(Tone::Heading),
+            Cell::real(percent, format!("{percent:.0}")),
+            Cell::bytes(Some(sum.peak_bytes)),
+            blocks,
+        ];
+        gpu.into_iter().chain(own).collect()
+    }
+
+    fn grid(&self, own: &[Column], rows: Vec<(Vec<Cell>, RowKey)>) -> Grid {
+        let mut rows: Vec<Row> =
+            rows.into_iter().map(|(cells, key)| Row { key, cells, tone: Tone::Plain, branch: None }).collect();
+        if rows.iter().all(|row| row.cells.iter().all(is_nothing)) {
+            rows.clear();
+        }
+        let mut grid = Grid { columns: self.columns(own), rows, natural: self.now().0, empty: self.empty() };
+        grid.sort(grid.natural, false);
+        grid
+    }
+
+    /// Why there is no row.
+    fn empty(&self) -> String {
+        let tgid = self.process.tgid.0;
+        if self.process.tensors.is_some() {
+            "PyTorch has nothing allocated on a GPU.".to_owned()
+        } else if self.process.target {
+            "No PyTorch allocation in this process since memwatch attached.".to_owned()
+        } else {
+            format!("PyTorch is not traced in this process. To trace it: sudo memwatch --pid {tgid}")
+        }
+    }
+}
+
+/// A row of nothing but names and zeros says nothing.
+fn is_nothing(cell: &Cell) -> bool {
+    !matches!(cell.order, Order::Number(number) if number > 0.0)
+}
+
+fn device_key(device: &DevicePlacesView, place: &str) -> RowKey {
+    RowKey::Place(format!("{}/{place}", device.device))
+}
+
+fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
+    let SiteView { kind, file, line, function, .. } = site;
+    device_key(device, &format!("{kind}/{file:?}/{line:?}/{function:?}"))
+}
+
+/// By line.
+pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
+    let table = Table { facts, process };
+    let title = match (pace.steps_per_second.is_some(), facts.ascii) {
+        (true, false) => "Δ/STEP",
+        (true, true) => "+/STEP",
+        (false, false) => "Δ/MIN",
+        (false, true) => "+/MIN",
+    };
+    let has_growth = facts.outlooks.leaks(process).is_some();
+    let grows = has_growth.then_some(Column::number(title, 9));
+    let own: Vec<Column> = grows.into_iter().chain([Column::words("LINE", 0)]).collect();
+    let mut rows = Vec::new();
+    for device in table.devices() {
+        for site in &device.sites {
+            let mut cells = table.cells(device, &site.sum, site.kind != "before_attach");
+            if has_growth {
+                cells.push(growth_cell(facts.outlooks.growth(process, site, device.uuid.as_ref()), pace));
+            }
+            let name = places::site(site);
+            cells.push(Cell::text(if facts.width < WIDE { short_path(&name) } else { name }));
+            rows.push((cells, site_key(device, site)));
+        }
+    }
+    table.grid(&own, rows)
+}
+
+fn growth_cell(bytes_per_minute: Option<f64>, pace: Pace) -> Cell {
+    let Some(bytes) = bytes_per_minute.map(|bytes| pace.of(bytes)) else { return Cell::unknown() };
+    let cell = Cell::real(bytes, growth(bytes));
+    if bytes >= 1.0 { cell.in_tone(Tone::Warning) } else { cell }
+}
+
+/// By module.
+pub(crate) fn modules(facts: &Facts, process: &ProcessView) -> Grid {
+    let table = Table { facts, process };
+    let own = [Column::words("MODULE", 0)];
+    let mut rows = Vec::new();
+    for device in table.devices() {
+        for layer in &device.layers {
+            let mut cells = table.cells(device, &layer.sum, layer.kind != "before_attach");
+            let class = layer.class.as_deref().map(|class| format!("  {}", printable(class))).unwrap_or_default();
+            cells.push(Cell::text(format!("{}{class}", places::layer(layer))));
+            rows.push((cells, layer_key(device, layer)));
+        }
+    }
+    table.grid(&own, rows)
+}
+
+fn layer_key(device: &DevicePlacesView, layer: &LayerView) -> RowKey {
+    device_key(device, &format!("{}/{:?}/{:?}", layer.kind, layer.model, layer.name))
+}
+
+/// By phase of a step, then by range that the program opened.
+pub(crate) fn phases(facts: &Facts, process: &ProcessView) -> Grid {
+    let table = Table { facts, process };
+    let own = [Column::words("PHASE", 0)];
+    let mut rows = Vec::new();
+    for device in table.devices() {
+        for stage in &device.stages {
+            let mut cells = table.cells(device, &stage.sum, stage.stage != "before_attach");
+            let name = places::stage(stage);
+            cells.push(Cell::text(name.clone()));
+            rows.push((cells, device_key(device, &name)));
+        }
+        for range in device.phases.iter().filter(|range| range.name.is_some()) {
+            let mut cells = table.cells(device, &range.sum, true);
+            let name = format!("range {}", places::phase(range));
+            cells.push(Cell::text(name.clone()));
+            rows.push((cells, device_key(device, &name)));
+        }
+    }
+    table.grid(&own, rows)
+}
+
+/// The stacks of a line, those with most memory first.
+pub(crate) fn stacks(process: &ProcessView, place: &str) -> Vec<String> {
+    let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
+    let mut lines = Vec::new();
+    for device in devices {
+        let is_it = |site: &&SiteView| site_key(device, site) == RowKey::Place(place.to_owned());
+        let Some(site) = device.sites.iter().find(is_it) else { continue };
+        let through = |stack: &&StackView| stack.frames.iter().any(|frame| is_frame_of(frame, site));
+        for stack in device.stacks.iter().filter(through).take(STACKS) {
+            lines.extend(stack_lines(stack));
+        }
+    }
+    if lines.is_empty() {
+        lines.push("No stack is kept for this line: only those with most memory are.".to_owned());
+    }
+    lines
+}
+
+fn is_frame_of(frame: &FrameView, site: &SiteView) -> bool {
+    site.line.is_some() && (&frame.file, frame.line) == (&site.file, site.line)
+}
+
+fn stack_lines(stack: &StackView) -> Vec<String> {
+    let mut lines = vec![format!("{} now, {} at most", size(stack.sum.live_bytes), size(stack.sum.peak_bytes))];
+    match stack.native.as_ref().filter(|_| stack.frames.is_empty()) {
+        Some(native) => lines.extend(native.frames.iter().filter_map(places::frame).map(|frame| format!("  {frame}"))),
+        None => lines.extend(stack.frames.iter().map(|frame| {
+            let file = printable(frame.file.as_deref().unwrap_or("?"));
+            let line = frame.line.map_or_else(String::new, |line| format!(":{line}"));
+            let module = frame.module.as_deref().map(|module| format!("  ({})", printable(module)));
+            let function = printable(frame.function.as_deref().unwrap_or("?"));
+            format!("  {file}{line} {function}{}", module.unwrap_or_default())
+        })),
+    }
+    if stack.truncated {
+        lines.push("  and more frames, which are not kept".to_owned());
+    }
+    lines.push(String::new());
+    lines
+}
+
+/// What a module has in each phase.
+pub(crate) fn module(process: &ProcessView, place: &str) -> Vec<String> {
+    let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
+    let all = devices.flat_map(|device| device.layers.iter().map(move |layer| (device, layer)));
+    let is_it =
+        |(device, layer): &(&DevicePlacesView, &LayerView)| layer_key(device, layer) == RowKey::Place(place.to_owned());
+    let Some((_, layer)) = all.into_iter().find(is_it) else { return Vec::new() };
+    let row = |(phase, bytes): (&Name, &StageBytesView)| {
+        let total = size(bytes.total_bytes);
+        format!("{:>10} now  {total:>10} in all  {}", size(bytes.live_bytes), places::stage_name(phase))
+    };
+    layer.stages.iter().map(row).collect()
+}

@@ -1,0 +1,61 @@
+//! What was used over time: bars with an axis of bytes and one of time.
+
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::Line;
+use ratatui::widgets::{RenderDirection, Sparkline};
+
+use super::look::{Fill, Look};
+use crate::render::Tone;
+use crate::render::tui::history::Series;
+use crate::render::tui::size::{gib, seconds, size, time};
+
+/// The fewest columns and rows for bars and axes.
+const LEAST: (u16, u16) = (24, 3);
+/// Columns of the axis of bytes.
+const AXIS: u16 = 9;
+
+/// A series of bytes as a graph as high as its area; the last row is the axis of time. `whole` is the top, where there is one.
+pub(crate) fn draw(frame: &mut Frame, area: Rect, series: &Series, (look, whole): (Look, Option<u64>)) {
+    if area.width < LEAST.0 || area.height < LEAST.1 {
+        return;
+    }
+    let bars = Rect { x: area.x + AXIS, width: area.width - AXIS, height: area.height - 1, ..area };
+    let room = usize::from(bars.width);
+    let last: Vec<_> = series.iter().skip(series.len().saturating_sub(room)).collect();
+    let most = last.iter().map(|point| point.bytes).max().unwrap_or(0);
+    let top = whole.filter(|whole| *whole > 0).unwrap_or(most).max(1);
+    let values: Vec<u64> = last.iter().map(|point| point.bytes).collect();
+    let sparkline = Sparkline::default()
+        .data(&values)
+        .max(top)
+        .bar_set(look.bars())
+        .direction(RenderDirection::LeftToRight)
+        .style(look.fill(Fill::Own).1);
+    frame.render_widget(sparkline, bars);
+    for row in 0..bars.height {
+        let label = match row {
+            0 => label(top),
+            _ if row + 1 == bars.height => label(0),
+            _ => String::new(),
+        };
+        let tick = match (look.ascii, label.is_empty()) {
+            (true, _) => "|",
+            (false, true) => "│",
+            (false, false) => "┤",
+        };
+        let line = Line::from(look.span(Tone::Faint, format!("{label:>7} {tick}")));
+        frame.render_widget(line, Rect { y: area.y + row, height: 1, width: AXIS, ..area });
+    }
+    let span = last.first().zip(last.last()).map_or(0.0, |(first, last)| seconds(first.time_ns, last.time_ns));
+    let begin = format!("{} ago", time(span));
+    let shown = values.len().max(begin.len() + 5).min(room);
+    let text = format!("{begin}{:>1$}", "now", shown - begin.len());
+    let line = Line::from(look.span(Tone::Faint, text));
+    frame.render_widget(line, Rect { y: bars.bottom(), height: 1, ..bars });
+}
+
+/// GiB where the numbers are such.
+fn label(bytes: u64) -> String {
+    if bytes == 0 || bytes >= 1 << 30 { gib(bytes) } else { size(bytes) }
+}

@@ -1,0 +1,182 @@
+//! The last lines: whether the numbers are complete, what tracing takes, and the keys.
+
+use memwatch_core::input::LibraryCoverage;
+use memwatch_core::snapshot::Snapshot;
+use ratatui::text::Line;
+
+use super::{Page, Shown, State};
+use crate::render::Tone;
+use crate::render::format::{count, percent, plural, printable};
+use crate::render::sentences::Sentence;
+use crate::render::tui::size::size;
+use crate::render::tui::state::Overlay;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// From this part of a processor on, tracing is felt.
+const FELT_NS: u64 = 50_000_000;
+/// As many processes are named.
+const NAMED: usize = 3;
+
+/// The status in at most so many lines, and the keys where there is room for them.
+pub(crate) fn lines(state: &State, shown: &Shown, width: usize, height: usize) -> Vec<Line<'static>> {
+    let mut lines = shown.look.joined(&sentences(shown.snapshot), width);
+    lines.truncate(match height {
+        0..4 => 0,
+        4..14 => 1,
+        _ => 3,
+    });
+    if height >= 10 {
+        lines.push(keys(state, shown, width));
+    }
+    lines
+}
+
+/// What is true of the numbers: each part only where it is.
+fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
+    let mut parts = dropped(snapshot);
+    parts.extend(overhead(snapshot));
+    let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none() && process.has_touched_gpu());
+    let older = living.filter(|process| !process.from_start).count();
+    if older > 0 {
+        let text = format!("{} started before attach", plural(number(older), "process", "processes"));
+        parts.push(Sentence::new(Tone::Faint, text));
+    }
+    parts.extend(hidden(snapshot));
+    parts.extend(snapshot.coverage.libraries.iter().filter_map(refused));
+    if snapshot.coverage.libraries.is_empty() {
+        parts.push(Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced"));
+    }
+    parts
+}
+
+/// `complete`, or how many events were dropped and which numbers that touches.
+fn dropped(snapshot: &Snapshot) -> Vec<Sentence> {
+    let inexact: Vec<_> = snapshot.processes.iter().filter(|process| !process.exact).collect();
+    if snapshot.complete && inexact.is_empty() {
+        return vec![Sentence::new(Tone::Good, "complete")];
+    }
+    let events = plural(snapshot.losses.values().sum(), "event", "events");
+    let names: Vec<_> = inexact.iter().take(NAMED).map(|process| process.tgid.0.to_string()).collect();
+    let more = inexact.len().checked_sub(NAMED).filter(|more| *more > 0);
+    let of = match (names.is_empty(), more) {
+        (true, _) => "of processes that are not known".to_owned(),
+        (false, None) => format!("of PID {}", names.join(", ")),
+        (false, Some(more)) => format!("of PID {} and {} more", names.join(", "), count(number(more))),
+    };
+    vec![Sentence::new(Tone::Warning, format!("{events} dropped: peaks and counts {of} may be too low"))]
+}
+
+/// `overhead 0.4 % CPU`: of all processes together; nothing where that is not known.
+fn overhead(snapshot: &Snapshot) -> Vec<Sentence> {
+    let known = || snapshot.processes.iter().filter_map(|process| process.overhead.as_ref());
+    let rates: Vec<u64> = known().filter_map(|overhead| overhead.ns_per_second).collect();
+    let mut parts = Vec::new();
+    if !rates.is_empty() {
+        let all_ns = rates.iter().copied().fold(0, u64::saturating_add);
+        let tone = if all_ns >= FELT_NS { Tone::Warning } else { Tone::Faint };
+        parts.push(Sentence::new(tone, format!("overhead {} CPU", percent(all_ns, SECOND_NS))));
+    }
+    let skipped = known().map(|overhead| overhead.stacks_left_out).fold(0, u64::saturating_add);
+    if skipped > 0 {
+        let text = format!("{} skipped to limit overhead", plural(skipped, "stack", "stacks"));
+        parts.push(Sentence::new(Tone::Warning, text));
+    }
+    parts
+}
+
+/// `2 processes of other users hold 3.00 GiB`.
+fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
+    let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
+    let held = hidden.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes)).sum();
+    let verb = if hidden.processes == 1 { "holds" } else { "hold" };
+    let processes = plural(hidden.processes, "process", "processes");
+    Some(Sentence::new(Tone::Faint, format!("{processes} of other users {verb} {}", size(held))))
+}
+
+/// A library without probes. A function that the driver is too old to have is not worth a word.
+fn refused(library: &LibraryCoverage) -> Option<Sentence> {
+    let error = library.error.as_ref()?;
+    Some(Sentence::new(Tone::Bad, format!("no probes on {}: {}", printable(&library.path), printable(error))))
+}
+
+/// The keys of the page; what the last one did, or the filter that is typed, in their place.
+fn keys(state: &State, shown: &Shown, width: usize) -> Line<'static> {
+    let look = shown.look;
+    if state.is_typing() {
+        let text = format!("filter: {}_", printable(state.filter()));
+        return look.keys_after(&text, &[("Enter", "keep"), ("Esc", "clear")], width);
+    }
+    if let Some(notice) = state.notice() {
+        return Line::from(look.span(Tone::Warning, printable(notice)));
+    }
+    let keys: &[(&str, &str)] = match (state.overlay(), state.page()) {
+        (Some(Overlay::Help | Overlay::Detail), _) => &[("Esc", "back"), ("Up Down", "scroll"), ("q", "quit")],
+        (None, Page::List) => &[
+            ("Enter", "open"),
+            ("/", "filter"),
+            ("s", "sort"),
+            ("t", "tree"),
+            ("Space", "pause"),
+            ("?", "help"),
+            ("q", "quit"),
+        ],
+        (None, Page::Process(_)) => &[
+            ("Enter", "details"),
+            ("1-5", "tabs"),
+            ("/", "filter"),
+            ("s", "sort"),
+            ("Space", "pause"),
+            ("Esc", "list"),
+            ("?", "help"),
+            ("q", "quit"),
+        ],
+    };
+    look.keys(keys, width)
+}
+
+fn number(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::snapshot::OverheadView;
+
+    use super::*;
+    use crate::render::fixture::{busy_node, quiet_node};
+
+    fn texts(snapshot: &Snapshot) -> Vec<String> {
+        sentences(snapshot).into_iter().map(|sentence| sentence.text).collect()
+    }
+
+    #[test]
+    fn where_nothing_is_wrong_the_status_has_two_parts() {
+        let mut snapshot = quiet_node();
+        let overhead = OverheadView { events: 1, total_ns: 5, ns_per_second: Some(4_000_000), stacks_left_out: 0 };
+        snapshot.processes[0].overhead = Some(overhead);
+        assert_eq!(texts(&snapshot), ["complete", "overhead 0.4 % CPU"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_once_and_a_function_of_a_newer_driver_is_not_wrong() {
+        let mut snapshot = busy_node();
+        let library = snapshot.coverage.libraries[0].clone();
+        snapshot.coverage.libraries.push(LibraryCoverage { error: Some("no room".to_owned()), ..library });
+        assert_eq!(
+            texts(&snapshot),
+            [
+                "12 events dropped: peaks and counts of PID 2002 may be too low",
+                "1 process started before attach",
+                "no probes on /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06: no room",
+            ]
+        );
+    }
+
+    #[test]
+    fn skipped_stacks_are_counted() {
+        let mut snapshot = quiet_node();
+        let overhead = OverheadView { events: 1, total_ns: 5, ns_per_second: Some(90_000_000), stacks_left_out: 1234 };
+        snapshot.processes[0].overhead = Some(overhead);
+        assert_eq!(texts(&snapshot)[1..], ["overhead 9.0 % CPU", "1,234 stacks skipped to limit overhead"]);
+    }
+}

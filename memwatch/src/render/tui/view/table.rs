@@ -1,0 +1,78 @@
+//! A table on the screen.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState, Wrap};
+
+use super::look::Look;
+use super::{Shown, State};
+use crate::render::Tone;
+use crate::render::format::fit;
+use crate::render::tui::grid::{self, Column, Grid};
+
+/// Draws the rows that are in view, under their titles; or why there are none.
+pub(crate) fn draw(frame: &mut Frame, area: Rect, state: &mut State, (grid, shown): (&Grid, &Shown)) {
+    let rows = usize::from(area.height.saturating_sub(1));
+    state.settle(grid, rows);
+    state.targets.first_row = area.y.saturating_add(1);
+    state.targets.rows = area.height.saturating_sub(1);
+    if grid.rows.is_empty() {
+        state.targets.rows = 0;
+        let text = Text::from(shown.look.span(Tone::Plain, grid.empty.clone()));
+        return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
+    }
+    let look = shown.look;
+    let widths = widths(&grid.columns, area.width);
+    let sorted = state.sort();
+    let titles = grid.columns.iter().zip(&widths).map(|(column, width)| {
+        let title = title(column, sorted, look);
+        cell(look, &title, (column.right, *width), Tone::Faint)
+    });
+    let shown_rows = grid.rows.iter().skip(state.top()).take(rows).map(|row| {
+        let cells = row.cells.iter().zip(&grid.columns).zip(&widths);
+        Row::new(cells.map(|((own, column), width)| of(look, own, (column.right, *width), row.tone)))
+    });
+    let table = Table::new(shown_rows, widths.iter().map(|width| Constraint::Length(*width)))
+        .header(Row::new(titles))
+        .column_spacing(1)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut selection = TableState::new().with_selected(Some(state.selected() - state.top()));
+    frame.render_stateful_widget(table, area, &mut selection);
+}
+
+/// The widths of the columns; the one without a width has what is left.
+fn widths(columns: &[Column], width: u16) -> Vec<u16> {
+    let gaps = u16::try_from(columns.len().saturating_sub(1)).unwrap_or(u16::MAX);
+    let taken = columns.iter().map(|column| column.width).fold(gaps, u16::saturating_add);
+    let left = width.saturating_sub(taken);
+    columns.iter().map(|column| if column.width == 0 { left } else { column.width }).collect()
+}
+
+/// A title; of the column that rows are sorted by, with the way they are.
+fn title(column: &Column, sorted: Option<(&'static str, bool)>, look: Look) -> String {
+    match sorted {
+        Some((title, reversed)) if title == column.title => {
+            let mark = match (reversed, look.ascii) {
+                (false, false) => "▼",
+                (true, false) => "▲",
+                (false, true) => "v",
+                (true, true) => "^",
+            };
+            format!("{title}{mark}")
+        }
+        _ => column.title.to_owned(),
+    }
+}
+
+fn of(look: Look, own: &grid::Cell, place: (bool, u16), row: Tone) -> Cell<'static> {
+    // What has ended is faint as a whole.
+    let tone = if row == Tone::Faint { row } else { own.tone.unwrap_or(row) };
+    cell(look, &own.text, place, tone)
+}
+
+fn cell(look: Look, text: &str, (right, width): (bool, u16), tone: Tone) -> Cell<'static> {
+    let line = Line::from(look.span(tone, fit(text, usize::from(width), look.mark())));
+    Cell::from(if right { line.right_aligned() } else { line })
+}
