@@ -57,9 +57,9 @@ impl Output {
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
     }
 
-    /// Whether people look at it, and want to know what is expected.
-    pub(crate) const fn is_screen(&self) -> bool {
-        matches!(self, Self::Screen(_))
+    /// Whether a watch has a screen.
+    pub(crate) fn is_screen(common: &Common) -> bool {
+        !common.json && io::stdout().is_terminal()
     }
 
     /// What is expected by the snapshot that is shown next.

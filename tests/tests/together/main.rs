@@ -9,3 +9,4 @@ mod simulate;
 mod tensors;
 mod tensors_more;
 mod timeline;
+mod versions;

@@ -34,6 +34,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
     let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
     let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
+    session_options.tensors_by_default = args.tensors.is_default();
     session_options.tape = Some(options.clone());
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);
