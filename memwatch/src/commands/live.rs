@@ -39,7 +39,7 @@ pub(crate) async fn watch(
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
     options.tensors_by_default = requested.is_default();
-    options.is_screen = Output::would_be_screen(common);
+    options.is_screen = Output::is_screen(common);
     let mut source = if requested.is_asked_for() && common.agent.is_none() {
         Source::own(&options)?
     } else {
@@ -51,7 +51,7 @@ pub(crate) async fn watch(
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(common, options.targets.len() == 1)?;
-    if let (true, Source::Watch(session)) = (output.is_screen(), &mut source) {
+    if let (true, Source::Watch(session)) = (options.is_screen, &mut source) {
         session.pipeline_mut().watch_forecasts(&[]);
     }
     let mut trace = requested.log.as_deref().map(MemTrace::new);

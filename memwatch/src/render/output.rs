@@ -58,13 +58,8 @@ impl Output {
     }
 
     /// Whether a watch has a screen.
-    pub(crate) fn would_be_screen(common: &Common) -> bool {
+    pub(crate) fn is_screen(common: &Common) -> bool {
         !common.json && io::stdout().is_terminal()
-    }
-
-    /// Whether people look at it, and want to know what is expected.
-    pub(crate) const fn is_screen(&self) -> bool {
-        matches!(self, Self::Screen(_))
     }
 
     /// What is expected by the snapshot that is shown next.

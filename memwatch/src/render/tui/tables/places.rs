@@ -9,7 +9,7 @@ use super::Facts;
 use crate::render::Tone;
 use crate::render::format::{count, printable, ratio};
 use crate::render::places;
-use crate::render::sentences;
+use crate::render::sentences::{self, level};
 use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
 use crate::render::tui::outlook::Pace;
 use crate::render::tui::size::{growth, size};
@@ -82,6 +82,8 @@ impl<'a> Table<'a> {
         let tgid = self.process.tgid.0;
         if self.process.tensors.is_some() {
             "PyTorch has nothing allocated on a GPU.".to_owned()
+        } else if let Some(text) = self.process.level.as_ref().and_then(level::lowered) {
+            text
         } else if self.process.target {
             "No PyTorch allocation in this process since memwatch attached.".to_owned()
         } else {

@@ -1,13 +1,15 @@
 //! The last lines: whether the numbers are complete, what tracing takes, and the keys.
 
-use memwatch_core::input::LibraryCoverage;
+use std::collections::BTreeSet;
+
+use memwatch_core::input::{Coverage, LibraryCoverage};
 use memwatch_core::snapshot::Snapshot;
 use ratatui::text::Line;
 
 use super::{Page, Shown, State};
 use crate::render::Tone;
 use crate::render::format::{count, percent, plural, printable};
-use crate::render::sentences::Sentence;
+use crate::render::sentences::{Sentence, level};
 use crate::render::tui::size::size;
 use crate::render::tui::state::Overlay;
 
@@ -42,10 +44,10 @@ fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
         parts.push(Sentence::new(Tone::Faint, text));
     }
     parts.extend(hidden(snapshot));
-    parts.extend(snapshot.coverage.libraries.iter().filter_map(refused));
-    if snapshot.coverage.libraries.is_empty() {
-        parts.push(Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced"));
-    }
+    let levels = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    let lowered = levels.filter_map(|process| level::lowered(process.level.as_ref()?));
+    parts.extend(lowered.map(|text| Sentence::new(Tone::Warning, text)));
+    parts.extend(coverage(&snapshot.coverage));
     parts
 }
 
@@ -93,7 +95,27 @@ fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     Some(Sentence::new(Tone::Faint, format!("{processes} of other users {verb} {}", size(held))))
 }
 
-/// A library without probes. A function that the driver is too old to have is not worth a word.
+/// Libraries and functions without probes. A function that the driver is too old to have is not worth a word, and neither is a file that nobody uses.
+fn coverage(coverage: &Coverage) -> Vec<Sentence> {
+    let libraries = &coverage.libraries;
+    if libraries.is_empty() {
+        return vec![Sentence::new(Tone::Warning, "no libcuda found yet: nothing is traced")];
+    }
+    let is_covered = libraries.iter().any(|library| library.error.is_none());
+    let used = || libraries.iter().filter(|library| library.in_use || !is_covered);
+    let mut parts: Vec<Sentence> = used().filter_map(refused).collect();
+    let names: BTreeSet<&String> = used().flat_map(|library| &library.probes_refused).collect();
+    if !names.is_empty() {
+        let functions = plural(number(names.len()), "driver function has", "driver functions have");
+        parts.push(Sentence::new(Tone::Warning, format!("{functions} no probe")));
+    }
+    if coverage.libraries_over_limit > 0 {
+        let files = plural(coverage.libraries_over_limit, "libcuda file has", "libcuda files have");
+        parts.push(Sentence::new(Tone::Warning, format!("{files} no probes: there are too many")));
+    }
+    parts
+}
+
 fn refused(library: &LibraryCoverage) -> Option<Sentence> {
     let error = library.error.as_ref()?;
     Some(Sentence::new(Tone::Bad, format!("no probes on {}: {}", printable(&library.path), printable(error))))
