@@ -35,7 +35,7 @@ pub(crate) async fn watch(
     (targets, wished, pace): (&Targets, &Tensors, Pace),
     common: &Common,
 ) -> Result<Exit, Failure> {
-    let tensors = wished.wish(!targets.tgids.is_empty());
+    let tensors = wished.wish(!targets.whom.tgids.is_empty());
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = wished.log.is_some();
     let mut source = if wished.is_asked_for() && common.agent.is_none() {

@@ -48,12 +48,12 @@ pub(crate) async fn look<T>(
     let past = Recording::named(&looks.past, Needs::Calls, common).await?;
     let (snapshot, told, scene) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
-        let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
+        let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.whom)?, &filter)?;
         let told = tell(&replay.pipeline, &snapshot);
         (snapshot, told, Scene::of(&replay))
     } else {
         // Nobody has said whose PyTorch it should be.
-        let wish = if targets.tgids.is_empty() { TensorWish::default() } else { wish };
+        let wish = if targets.whom.tgids.is_empty() { TensorWish::default() } else { wish };
         let mut session = Session::open(&session_options(targets, wish, common))?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
@@ -63,7 +63,7 @@ pub(crate) async fn look<T>(
         (snapshot, told, Scene::here())
     };
     let exit = found_any(&snapshot, &filter);
-    let everybody = targets.tgids.is_empty() && targets.choice.is_empty() && targets.gpus.is_empty();
+    let everybody = targets.whom.is_everybody() && targets.gpus.is_empty();
     Ok(Seen { snapshot, told, scene, everybody, exit })
 }
 

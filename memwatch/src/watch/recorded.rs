@@ -12,13 +12,14 @@ use memwatch_core::words::{GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
 use crate::exit::{Exit, Failure};
-use crate::options::TapeArgs;
+use crate::options::{TapeArgs, Whom};
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
 use crate::watch::recording::{Recorded, TapeOptions};
 use crate::watch::replay::{Replay, Wish};
+use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::{Signals, at};
 
@@ -176,20 +177,30 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
 ///
 /// # Errors
 /// When none of them is in it.
-pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Snapshot, Failure> {
+pub(crate) fn chosen(replay: &Replay, path: &Path, whom: &Whom) -> Result<Snapshot, Failure> {
+    let Whom { tgids, choice } = whom;
     let mut snapshot = replay.snapshot();
     snapshot.processes.retain(|process| process.ended_ns.is_none_or(|ended_ns| Some(ended_ns) > replay.since_ns));
-    if tgids.is_empty() {
+    if whom.is_everybody() {
         return Ok(snapshot);
     }
     let all: Vec<String> = snapshot.processes.iter().map(|process| process.tgid.0.to_string()).collect();
     snapshot.processes.retain(|process| {
         let line = process.ancestors.iter().map(|ancestor| ancestor.tgid);
-        line.chain([process.tgid]).any(|tgid| tgids.contains(&tgid))
+        tgids.is_empty() || line.chain([process.tgid]).any(|tgid| tgids.contains(&tgid))
     });
+    let named: &[Tgid] = if choice.no_children { tgids } else { &[] };
+    Selection::new(choice, named).apply(&mut snapshot);
     if snapshot.processes.is_empty() {
-        let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-        let sentence = format!("process {} is not in {}", wanted.join(", "), path.display());
+        let sentence = match (&tgids[..], choice.is_empty()) {
+            (tgids, true) => {
+                let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+                format!("process {} is not in {}", wanted.join(", "), path.display())
+            }
+            (tgids, false) => {
+                format!("no process of {} is in {}", Selection::new(choice, tgids).describe(), path.display())
+            }
+        };
         return Err(Failure::new(Exit::NoTarget, sentence).advise(match &all[..] {
             [] => "There is none in it.".to_owned(),
             all => format!("There is {}.", all.join(", ")),

@@ -10,17 +10,19 @@ use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorWish};
-use crate::options::{Common, Targets};
+use crate::options::{Common, Targets, Whom};
 use crate::render::json::Origin;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
 use crate::watch::recorded;
+use crate::watch::selection::Selection;
 use crate::watch::replay::Replay;
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
-use crate::watch::subject::session_options;
+use crate::watch::source::Source;
+use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// How long the libraries of a process are looked for, and its allocators' own numbers waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -53,11 +55,11 @@ impl Scene {
 /// What stood at the end of a recording.
 pub(crate) fn recorded_scene(
     recording: &Recording,
-    tgids: &[Tgid],
+    whom: &Whom,
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<(Snapshot, Scene), Failure> {
     let replay = recorded::play(recording, prepare)?;
-    let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
+    let snapshot = recorded::chosen(&replay, &recording.path, whom)?;
     Ok((snapshot, Scene::of(&replay)))
 }
 
@@ -65,12 +67,38 @@ pub(crate) const fn all_of(level: TensorLevel) -> TensorWish {
     TensorWish { level, reports_only: false }
 }
 
+/// A watch on these processes alone; those that are named by what they belong to are looked up first.
+///
+/// # Errors
+/// When they cannot be watched, or none is there.
+pub(crate) async fn open_named(whom: &Whom, tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
+    open(&tgids_of(whom, common).await?, tensors, common)
+}
+
+/// The PIDs of these processes, as they run now.
+///
+/// # Errors
+/// When the machine cannot be watched, or none is there.
+pub(crate) async fn tgids_of(whom: &Whom, common: &Common) -> Result<Vec<Tgid>, Failure> {
+    if whom.choice.is_empty() {
+        return Ok(whom.tgids.clone());
+    }
+    let targets = Targets::of(whom);
+    let filter = Filter::new(&targets);
+    let mut source = Source::open(&session_options(&targets, TensorWish::default(), common), &targets, common).await?;
+    let seen = source.settled(Instant::now() + PATIENCE).await?;
+    let mut snapshot = filtered(seen.snapshot, &filter)?;
+    snapshot.processes.retain(|process| process.ended_ns.is_none() && process.tgid.0 != std::process::id());
+    found_any(&snapshot, &filter)?;
+    Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
+}
+
 /// A watch on these processes alone.
 ///
 /// # Errors
 /// When they cannot be watched.
 pub(crate) fn open(tgids: &[Tgid], tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
-    let targets = Targets { tgids: tgids.to_vec(), ..Targets::default() };
+    let targets = Targets::of(&Whom::of(tgids));
     Session::open(&session_options(&targets, tensors, common))
 }
 
@@ -118,7 +146,7 @@ pub(crate) async fn watch_until(
     }
 }
 
-pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid]) -> Result<Exit, Failure> {
+pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, whom: &Whom) -> Result<Exit, Failure> {
     match written {
         // Nobody reads any more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),
@@ -127,13 +155,13 @@ pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid
     if snapshot.processes.iter().any(|process| process.tensors.is_some()) {
         return Ok(Exit::Ok);
     }
-    Err(without_torch(tgids))
+    Err(without_torch(whom))
 }
 
-pub(crate) fn without_torch(tgids: &[Tgid]) -> Failure {
-    let named: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-    let whose = if named.is_empty() { "any process".to_owned() } else { format!("process {}", named.join(", ")) };
-    Failure::new(Exit::NoTarget, format_args!("nothing of PyTorch's allocator was seen in {whose}")).advise(
-        "Its tensors are seen once it has loaded libc10_cuda.so; what the driver gave it says: memwatch ps --pid PID",
+pub(crate) fn without_torch(whom: &Whom) -> Failure {
+    let named = Selection::new(&whom.choice, &whom.tgids).describe();
+    let whose = if named.is_empty() { "any process".to_owned() } else { named };
+    Failure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
+        "PyTorch is traced once the process has loaded libc10_cuda.so. What the driver gave it: memwatch ps PID",
     )
 }

@@ -23,7 +23,7 @@ pub(crate) fn everybody(common: &Common) -> SessionOptions {
 /// A watch on these processes, which may be none yet.
 pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &Common) -> SessionOptions {
     SessionOptions {
-        targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
+        targets: targets.whom.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
         libraries: common.libcuda.clone(),
         nvml_library: common.nvml_lib.clone(),
@@ -47,8 +47,8 @@ pub(crate) struct Filter {
 impl Filter {
     /// The source shows the processes that are named by number, and their children, and no others.
     pub(crate) fn new(targets: &Targets) -> Self {
-        let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
-        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
+        let named: &[_] = if targets.whom.choice.no_children { &targets.whom.tgids } else { &[] };
+        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.whom.choice, named) }
     }
 }
 

@@ -16,7 +16,7 @@ use crate::options::Common;
 use crate::render::output::{style, unless_closed};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, open};
+use crate::watch::scene::{Scene, open_named};
 use crate::watch::signals::Signals;
 use args::Leak;
 
@@ -26,15 +26,15 @@ use args::Leak;
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
 pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let whom = &args.subject.whom;
     let threshold = args.threshold as f64;
     let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
     let (snapshot, mut leaks, scene) = if let Some(recording) = past {
         let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
+        (recorded::chosen(&replay, &recording.path, whom)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
-        let mut session = open(tgids, TensorWish { level: TensorLevel::Layers, reports_only: true }, common)?;
+        let mut session = open_named(whom, TensorWish { level: TensorLevel::Layers, reports_only: true }, common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;

@@ -23,7 +23,7 @@ use crate::options::Common;
 use crate::render::output::{style, unless_closed};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, open};
+use crate::watch::scene::{Scene, open_named};
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use alert::{Alerts, Wish};
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     let told = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
-            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
+            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.whom)?;
             let (changes, scene) = (replay.pipeline.take_forecast_changes(), Scene::of(&replay));
             let pipeline = &replay.pipeline;
             if args.follow {
@@ -93,7 +93,7 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 async fn watch(args: &Oom, common: &Common) -> Result<Told, Failure> {
     // All that PyTorch's allocator does: what lies free in it is told then.
     let wish = TensorWish { level: TensorLevel::Layers, reports_only: false };
-    let mut session = open(&args.subject.tgids, wish, common)?;
+    let mut session = open_named(&args.subject.whom, wish, common).await?;
     prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);

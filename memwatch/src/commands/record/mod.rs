@@ -3,7 +3,7 @@
 pub(crate) mod args;
 
 use crate::exit::{Exit, Failure};
-use crate::options::{Common, Targets};
+use crate::options::{Common, Targets, Whom};
 use crate::render::json::Origin;
 use crate::render::output::unless_closed;
 use crate::render::summary;
@@ -13,6 +13,7 @@ use crate::watch::recorded::follow;
 use crate::watch::recorded::tape;
 use crate::watch::recorded::told;
 use crate::watch::recording::{Facts, Recorded};
+use crate::watch::scene::tgids_of;
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use crate::watch::subject::session_options;
@@ -26,9 +27,10 @@ use tokio::time::Instant;
 /// # Errors
 /// When the processes cannot be watched, or the file cannot be written.
 pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
-    let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
-    let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
-    let mut session_options = session_options(&targets, args.tensors.wish(!args.tgids.is_empty()), common);
+    let tgids = tgids_of(&args.whom, common).await?;
+    let options = tape(&args.output, &args.tape, tgids.is_empty())?;
+    let wish = args.tensors.wish(!tgids.is_empty());
+    let mut session_options = session_options(&Targets::of(&Whom::of(&tgids)), wish, common);
     session_options.tape = Some(options.clone());
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);

@@ -15,7 +15,7 @@ use crate::options::Common;
 use crate::render::output::style;
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
-use crate::watch::scene::{Scene, finish, open};
+use crate::watch::scene::{Scene, finish, open_named};
 use crate::watch::signals::Signals;
 use args::Simulate;
 
@@ -24,7 +24,7 @@ use args::Simulate;
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the report cannot be written.
 pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let whom = &args.subject.whom;
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, mut simulations, scene) = if let Some(recording) = past {
         // On a smaller card the context takes room from the first allocation on, long before a reading shows how much.
@@ -33,9 +33,9 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
             pipeline.know_contexts(contexts.unwrap_or_default());
             pipeline.simulate(args.plans(), args.capacity);
         })?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.simulations(), Scene::of(&replay))
+        (recorded::chosen(&replay, &recording.path, whom)?, replay.pipeline.simulations(), Scene::of(&replay))
     } else {
-        let mut session = open(tgids, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common)?;
+        let mut session = open_named(whom, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common).await?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);
         let mut signals = Signals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);
@@ -51,5 +51,5 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
         text::write(&mut out, (&simulations, args.capacity), &snapshot, &scene.clock, &style(common, false))
     };
     drop(out);
-    finish(written, &snapshot, tgids)
+    finish(written, &snapshot, whom)
 }

@@ -5,14 +5,14 @@ pub(crate) mod args;
 use crate::exit::{Exit, Failure};
 use crate::export::pickle;
 use crate::frameworks::pytorch::TensorLevel;
-use crate::options::Common;
+use crate::options::{Common, Subject, Whom};
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::scene::all_of;
 use crate::watch::scene::finish;
-use crate::watch::scene::open;
+use crate::watch::scene::{open, tgids_of};
 use crate::watch::scene::watch_until;
 use crate::watch::scene::without_torch;
 use crate::watch::signals::Signals;
@@ -34,13 +34,14 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
     if !args.force && args.output.exists() {
         return Err(Failure::cannot_make(&args.output, &io::ErrorKind::AlreadyExists.into()));
     }
-    let past = Recording::named(&args.past, Needs::Tensors, common).await?;
-    let (snapshot, history, boottime_to_unix_ns) = match (&past, args.tgid) {
-        (Some(recording), tgid) => recorded_history(recording, tgid, args.native)?,
-        (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
+    let Subject { whom, past } = &args.subject;
+    let past = Recording::named(past, Needs::Tensors, common).await?;
+    let (snapshot, history, boottime_to_unix_ns) = match &past {
+        Some(recording) => recorded_history(recording, whom, args.native)?,
+        None => watched_history(args, only(&tgids_of(whom, common).await?)?, common).await?,
     };
     let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
-        return Err(without_torch(args.tgid.as_slice()));
+        return Err(without_torch(whom));
     };
     let clock = WallClock::utc(boottime_to_unix_ns);
     let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
@@ -48,7 +49,7 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
     let mut file = file.map_err(failed)?;
     pickle::write(&mut file, &history, snapshot.time_ns, &clock).map_err(failed)?;
     eprintln!("memwatch: {} is written; drop it onto pytorch.org/memory_viz", args.output.display());
-    finish(Ok(()), &snapshot, args.tgid.as_slice())
+    finish(Ok(()), &snapshot, whom)
 }
 
 /// A snapshot, what the allocators of one process have done until then, and what to add to its times to get nanoseconds since 1970.
@@ -62,30 +63,36 @@ async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<H
     Ok((snapshot, session.history(tgid, args.native), clock::boottime_to_unix_ns()))
 }
 
+/// The one process that is meant.
+fn only(tgids: &[Tgid]) -> Result<Tgid, Failure> {
+    if let [tgid] = tgids {
+        return Ok(*tgid);
+    }
+    let all: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+    let sentence = format!("a snapshot has one process, and there are {}", all.len());
+    Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one: memwatch snapshot PID; {}.", all.join(", "))))
+}
+
 /// # Errors
-/// Also when no process is named, and there is not one with PyTorch.
-fn recorded_history(recording: &Recording, tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
-    let tgid = match tgid {
-        Some(tgid) => tgid,
-        None => only_with_torch(recording)?,
+/// Also when there is not one process with PyTorch among those that are meant.
+fn recorded_history(recording: &Recording, whom: &Whom, with_native: bool) -> Result<History, Failure> {
+    let tgid = match (&whom.tgids[..], whom.choice.is_empty()) {
+        ([tgid], true) => *tgid,
+        _ => only_with_torch(recording, whom)?,
     };
     let replay = recorded::play_all(recording, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
-    let snapshot = recorded::chosen(&replay, &recording.path, &[tgid])?;
+    let snapshot = recorded::chosen(&replay, &recording.path, &Whom::of(&[tgid]))?;
     Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// The process of a recording that has PyTorch.
-fn only_with_torch(recording: &Recording) -> Result<Tgid, Failure> {
+fn only_with_torch(recording: &Recording, whom: &Whom) -> Result<Tgid, Failure> {
     let path = &recording.path;
-    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, &[])?;
+    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, whom)?;
     let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
     match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
         [tgid] => Ok(*tgid),
         [] => Err(Failure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
-        several => {
-            let all: Vec<String> = several.iter().map(|tgid| tgid.0.to_string()).collect();
-            let sentence = format!("{} has {} PyTorch processes", path.display(), all.len());
-            Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one with --pid: {}.", all.join(", "))))
-        }
+        several => only(several),
     }
 }

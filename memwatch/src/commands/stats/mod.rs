@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod text;
 
+use crate::commands::reset_peaks;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorLevel;
 use crate::options::Common;
@@ -14,7 +15,7 @@ use crate::watch::scene::PATIENCE;
 use crate::watch::scene::Scene;
 use crate::watch::scene::all_of;
 use crate::watch::scene::finish;
-use crate::watch::scene::open;
+use crate::watch::scene::open_named;
 use crate::watch::scene::recorded_scene;
 use crate::watch::scene::watch_until;
 use crate::watch::signals::Signals;
@@ -28,25 +29,31 @@ use tokio::time::Instant;
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let whom = &args.subject.whom;
     if let Some(recording) = Recording::named(&args.subject.past, Needs::Tensors, common).await? {
-        let (snapshot, scene) = recorded_scene(&recording, tgids, |_| {})?;
-        return finish(write_stats(&snapshot, &scene, common), &snapshot, tgids);
+        let (snapshot, scene) = recorded_scene(&recording, whom, |_| {})?;
+        return finish(write_stats(&snapshot, &scene, common), &snapshot, whom);
     }
-    let mut session = open(tgids, all_of(TensorLevel::Blocks), common)?;
+    if args.reset_peaks && args.interval.is_none() {
+        return reset_peaks::reset(whom, common).await;
+    }
+    let mut session = open_named(whom, all_of(TensorLevel::Blocks), common).await?;
     let mut signals = Signals::listen()?;
     let Some(interval) = args.interval else {
-        let (snapshot, _) =
-            watch_until(&mut session, &mut signals, Instant::now() + PATIENCE, Some(is_counted), &mut true).await;
-        return finish(write_stats(&snapshot, &Scene::here(), common), &snapshot, tgids);
+        let enough: Option<fn(&Snapshot) -> bool> = if args.duration.is_some() { None } else { Some(is_counted) };
+        let until = Instant::now() + args.duration.unwrap_or(PATIENCE);
+        let (snapshot, _) = watch_until(&mut session, &mut signals, until, enough, &mut true).await;
+        return finish(write_stats(&snapshot, &Scene::here(), common), &snapshot, whom);
     };
     let mut is_told = false;
+    let end = args.duration.map(|duration| Instant::now() + duration);
     loop {
         let until = Instant::now() + interval;
         let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_told).await;
         let written = write_stats(&snapshot, &Scene::here(), common);
-        if why != Enough::Time || written.is_err() {
-            return finish(written, &snapshot, tgids);
+        let is_over = end.is_some_and(|end| Instant::now() >= end);
+        if why != Enough::Time || is_over || written.is_err() {
+            return finish(written, &snapshot, whom);
         }
         if args.reset_peaks {
             session.reset_peaks_after(&snapshot);
