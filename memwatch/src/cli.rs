@@ -15,7 +15,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 
 pub(crate) use self::commands::Command;
 
-/// memwatch shows who holds the memory of every GPU, from which line of code, and why it runs out.
+/// Shows who holds GPU memory, from which line of code, and why it runs out.
 ///
 /// It attaches to the CUDA driver's allocation calls from outside: nothing is changed or restarted.
 #[derive(Debug, Parser)]

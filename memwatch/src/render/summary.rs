@@ -2,6 +2,7 @@
 
 use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
 
+use super::failures::attempts;
 use super::format::{bytes, count, duration, plural, printable};
 use super::sentences::{self, MANAGED};
 use super::wall_clock::WallClock;
@@ -20,7 +21,7 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
         }
     }
     if told.is_empty() {
-        lines.push("memwatch: no process with GPU memory was seen".to_owned());
+        lines.push("memwatch: no process with GPU memory".to_owned());
     }
     let trust: Vec<_> = sentences::trust(snapshot, clock).into_iter().map(|part| part.text).collect();
     lines.push(trust.join(", "));
@@ -48,17 +49,20 @@ fn facts(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Vec<(
     for gpu in &process.gpus {
         facts.push(("peak", peak(snapshot, gpu)));
         let (allocations, frees) = (plural(gpu.allocations, "allocation", "allocations"), count(gpu.frees));
-        facts.push(("calls", format!("{allocations}, {frees} freed, {} refused", count(gpu.failed_allocations))));
+        facts.push(("calls", format!("{allocations}, {frees} freed, {} failed", count(gpu.failed_allocations))));
         if process.ended_ns.is_none() {
-            facts.push(("still live", bytes(gpu.live_bytes)));
+            facts.push(("allocated", bytes(gpu.live_bytes)));
         }
     }
     if process.gpus.is_empty() {
         facts.push(("calls", "no GPU memory was allocated".to_owned()));
     }
-    facts.extend(process.failures.iter().map(|failure| ("refused", sentences::failure(snapshot, failure, clock).text)));
+    facts.extend(attempts(&process.failures).into_iter().map(|one| {
+        let text = sentences::failure(snapshot, one.last, clock).text;
+        ("failed", format!("{text}{}", one.suffix()))
+    }));
     if process.host.pinned_peak_bytes > 0 {
-        facts.push(("host memory", format!("at most {} pinned", bytes(process.host.pinned_peak_bytes))));
+        facts.push(("host memory", format!("peak {} pinned", bytes(process.host.pinned_peak_bytes))));
     }
     if process.ended_ns.is_some() {
         facts.push(("at its end", left(process)));
@@ -110,7 +114,7 @@ fn left(process: &ProcessView) -> String {
 fn next_step(snapshot: &Snapshot) -> Option<&'static str> {
     let mut failures = snapshot.processes.iter().flat_map(|process| &process.failures);
     if snapshot.coverage.libraries.iter().all(|library| library.error.is_some()) {
-        return Some("Why no call was watched: memwatch doctor");
+        return Some("No call could be traced. To find out why: memwatch doctor");
     }
     failures.any(|failure| failure.status == OUT_OF_MEMORY).then_some("Who else holds GPU memory now: memwatch ps")
 }
@@ -129,7 +133,7 @@ mod tests {
     #[test]
     fn a_watch_without_any_gpu_memory_points_to_the_doctor() {
         let told = render(&fixture::empty_node(), &fixture::clock());
-        assert!(told.starts_with("memwatch: no process with GPU memory was seen\n"), "{told}");
+        assert!(told.starts_with("memwatch: no process with GPU memory\n"), "{told}");
         assert!(told.ends_with("memwatch doctor\n"), "{told}");
     }
 

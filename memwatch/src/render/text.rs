@@ -9,6 +9,7 @@ use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
 
 use self::grid::{Align, Grid};
 use super::Tone;
+use super::failures::attempts;
 use super::format::{UNKNOWN, bytes, count, known, plural, rate, signed_bytes, width, wrap};
 use super::order::by_holding;
 use super::owners;
@@ -193,8 +194,12 @@ impl Page {
 
     fn details(&mut self, snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) {
         let mut details = Vec::new();
-        let earlier = process.failures.len().saturating_sub(LISTED_FAILURES);
-        details.extend(process.failures[earlier..].iter().map(|failure| sentences::failure(snapshot, failure, clock)));
+        let failures = attempts(&process.failures);
+        let earlier = failures.len().saturating_sub(LISTED_FAILURES);
+        details.extend(failures[earlier..].iter().map(|one| {
+            let Sentence { tone, text } = sentences::failure(snapshot, one.last, clock);
+            Sentence::new(tone, format!("{text}{}", one.suffix()))
+        }));
         let host = sentences::host(&process.host);
         details.extend(host.map(|text| Sentence::new(Tone::Plain, format!("page-locked host memory: {text}"))));
         details.extend(sentences::remarks(snapshot, process, clock));

@@ -260,7 +260,7 @@ mod tests {
             ("export -p 1 -o - -f memory-viz", "goes into a file"),
             ("export -p 1 -o a.csv -w some", "inuse, peak, alloc, count or leak"),
             ("export -o a.csv", "--pid"),
-            ("export --in j.mwr -o a.csv --since 10m", "--since goes with --weight peak or leak"),
+            ("export --in j.mwr -o a.csv -w inuse --since 10m", "--since goes with --weight peak or leak"),
             ("flamegraph --in j.mwr -o a.svg -w alloc --since 10m", "--since goes with --weight peak or leak"),
         ] {
             let refusal = parsed(&format!("memwatch {line}")).expect_err(line);

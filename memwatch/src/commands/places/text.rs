@@ -1,4 +1,4 @@
-//! `memwatch sites`, `stages` and `layers` as text.
+//! `memwatch where` as text.
 
 use std::io;
 
@@ -19,10 +19,10 @@ use crate::render::wall_clock::WallClock;
 const LISTED: usize = 5;
 /// The columns that every list has.
 const SUMS: [(&str, Align); 7] = [
-    ("LIVE", Align::Right),
+    ("ALLOCATED", Align::Right),
     ("AT PEAK", Align::Right),
     ("PEAK", Align::Right),
-    ("ALLOCATED", Align::Right),
+    ("TOTAL ALLOCATED", Align::Right),
     ("ALLOCS", Align::Right),
     ("FREES", Align::Right),
     ("LIFETIME", Align::Right),
@@ -41,7 +41,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
     if !page.lists(snapshot, (&[which], top, native), clock) {
-        page.line(&Sentence::new(Tone::Plain, "No memory of PyTorch has been seen."));
+        page.line(&Sentence::new(Tone::Plain, "No PyTorch allocator found."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -104,7 +104,7 @@ fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
 }
 
 fn sites(device: &DevicePlacesView, top: usize) -> Grid {
-    let mut grid = list(&[], Some("SITE"));
+    let mut grid = list(&[], Some("LINE"));
     for site in largest(device.sites.clone(), top) {
         grid.push(sums(&site.sum).into_iter().chain([places::site(&site)]).collect());
     }
@@ -112,7 +112,7 @@ fn sites(device: &DevicePlacesView, top: usize) -> Grid {
 }
 
 fn stages(page: &mut Page, device: &DevicePlacesView, top: usize) {
-    let mut grid = list(&[("STAGE", Align::Left), ("SHARE", Align::Right)], None);
+    let mut grid = list(&[("PHASE", Align::Left), ("SHARE", Align::Right)], None);
     for stage in &device.stages {
         let share = percent(stage.sum.live_bytes, device.total.live_bytes);
         grid.push([places::stage(stage), share].into_iter().chain(sums(&stage.sum)).collect());
@@ -134,7 +134,7 @@ fn layers(device: &DevicePlacesView, top: usize) -> Grid {
         models.dedup();
         models.len() > 1
     };
-    let own = [("LAYER", Align::Left), ("CLASS", Align::Left), ("MODEL", Align::Left)];
+    let own = [("MODULE", Align::Left), ("CLASS", Align::Left), ("MODEL", Align::Left)];
     let by_stage = ["FORWARD", "BACKWARD"].map(|title| (title, Align::Right));
     let own = &own[..if is_of_several { 3 } else { 2 }];
     let extra = extra_columns(device);
