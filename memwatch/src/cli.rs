@@ -1,6 +1,7 @@
 //! The command line: what stands before the commands, and what is typed in front of the table of them.
 
 pub(crate) mod commands;
+pub(crate) mod config;
 pub(crate) mod dispatch;
 pub(crate) mod help;
 pub(crate) mod large_pages;
@@ -43,18 +44,33 @@ impl Args {
     }
 
     /// Reads the command line of this process; on bad usage, `--help` or `--version` it prints and exits as clap does.
+    ///
+    /// Defaults come from the configuration files.
     pub(crate) fn read() -> Self {
-        Self::from_words(std::env::args_os()).unwrap_or_else(|error| error.exit())
+        let settings = config::read(|name| std::env::var(name).ok());
+        let read = settings
+            .map_err(|sentence| Self::command().error(ErrorKind::InvalidValue, sentence))
+            .and_then(|settings| Self::from_words_with(std::env::args_os(), &settings));
+        read.unwrap_or_else(|error| error.exit())
+    }
+
+    /// Reads a command line, the program's name first, without configuration files.
+    #[cfg(test)]
+    pub(crate) fn from_words<W: Into<std::ffi::OsString> + Clone>(
+        words: impl IntoIterator<Item = W>,
+    ) -> Result<Self, clap::Error> {
+        Self::from_words_with(words, &[])
     }
 
     /// Reads a command line, the program's name first.
     ///
     /// # Errors
     /// Bad usage, `--help` and `--version`, as clap words them.
-    pub(crate) fn from_words<W: Into<std::ffi::OsString> + Clone>(
+    pub(crate) fn from_words_with<W: Into<std::ffi::OsString> + Clone>(
         words: impl IntoIterator<Item = W>,
+        settings: &[config::Setting],
     ) -> Result<Self, clap::Error> {
-        let mut definition = Self::definition();
+        let mut definition = config::applied(Self::definition(), settings);
         let matches = definition.try_get_matches_from_mut(words)?;
         let args = Self::from_arg_matches(&matches)?;
         if let Some((option, command)) = misplaced(&definition, &matches) {
@@ -71,7 +87,10 @@ fn misplaced(definition: &clap::Command, matches: &clap::ArgMatches) -> Option<(
     let command = matches.subcommand_name()?;
     let typed = |id: &str| matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
     let own = definition.get_arguments().filter(|argument| !argument.is_global_set());
-    let found = own.filter(|argument| !argument.get_id().as_str().contains("help")).find(|argument| typed(argument.get_id().as_str()));
-    let name = |argument: &clap::Arg| argument.get_long().map_or_else(|| "PID|NAME".to_owned(), |long| format!("--{long}"));
+    let found = own
+        .filter(|argument| !argument.get_id().as_str().contains("help"))
+        .find(|argument| typed(argument.get_id().as_str()));
+    let name =
+        |argument: &clap::Arg| argument.get_long().map_or_else(|| "PID|NAME".to_owned(), |long| format!("--{long}"));
     found.map(|argument| (name(argument), command.to_owned()))
 }

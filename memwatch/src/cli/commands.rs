@@ -3,8 +3,8 @@
 use crate::agent;
 use crate::cli::table::commands;
 use crate::commands::{
-    advanced, completions, diff, doctor, export, fragment, leak, man, monitor, oom, places, profile, ps, record, report,
-    reset_peaks, run, simulate, snapshot, stats, timeline,
+    advanced, completions, diff, doctor, export, fragment, leak, man, monitor, oom, places, profile, ps, record,
+    report, reset_peaks, run, simulate, snapshot, stats, timeline,
 };
 
 commands! {

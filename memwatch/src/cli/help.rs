@@ -70,7 +70,8 @@ fn groups(command: &Command) -> String {
 fn advanced(command: &Command) -> String {
     let options = command.get_arguments().filter(|option| option.get_help_heading() == Some(ADVANCED));
     let shown = options.map(|option| option.clone().hide(false).global(false));
-    let page = Command::new(ADVANCED_PAGE).disable_help_flag(true).max_term_width(100).args(shown.collect::<Vec<Arg>>());
+    let page =
+        Command::new(ADVANCED_PAGE).disable_help_flag(true).max_term_width(100).args(shown.collect::<Vec<Arg>>());
     let options = page.help_template("{options}").render_long_help();
     let mut text = format!("{options}\n\nOther commands:\n");
     let hidden = GROUPS.iter().filter(|(group, _)| *group == HIDDEN).flat_map(|(_, names)| *names);

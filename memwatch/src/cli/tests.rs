@@ -36,8 +36,10 @@ fn the_short_help_fits_a_screen_and_lists_every_command_by_group() {
         .collect();
     assert!(groups.is_sorted(), "{help}");
     let definition = Args::definition();
-    for command in definition.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help") {
-        let is_listed = |line: &str| line.strip_prefix("  ").is_some_and(|line| line.split(' ').next() == Some(command.get_name()));
+    for command in definition.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
+    {
+        let is_listed =
+            |line: &str| line.strip_prefix("  ").is_some_and(|line| line.split(' ').next() == Some(command.get_name()));
         assert!(help.lines().any(is_listed), "{}: {help}", command.get_name());
     }
     assert!(!help.contains("sites") && !help.contains("reset-peaks"), "{help}");
@@ -54,7 +56,8 @@ fn each_option_that_the_short_help_names_exists() {
         .chain(["help"])
         .collect();
     let help = refused("memwatch -h");
-    let named = help.split(|letter: char| letter.is_whitespace() || letter == ',').filter_map(|word| word.strip_prefix("--"));
+    let named =
+        help.split(|letter: char| letter.is_whitespace() || letter == ',').filter_map(|word| word.strip_prefix("--"));
     let named: Vec<_> = named.collect();
     assert!(named.len() > 8, "{help}");
     for option in named {
@@ -76,10 +79,25 @@ fn options_that_few_need_are_in_no_help_of_a_command() {
 fn a_bare_number_is_a_pid_and_any_other_bare_word_a_name() {
     let live = args("memwatch 12 train.py -p 34");
     assert!(live.command.is_none());
-    assert_eq!((&live.targets.whom.tgids[..], &live.targets.whom.choice.names[..]), (&[Tgid(34), Tgid(12)][..], &["train.py".to_owned()][..]));
-    let commands = ["ps", "where", "stats", "oom", "leak", "fragment", "monitor", "simulate", "profile", "timeline", "snapshot"];
+    assert_eq!(
+        (&live.targets.whom.tgids[..], &live.targets.whom.choice.names[..]),
+        (&[Tgid(34), Tgid(12)][..], &["train.py".to_owned()][..])
+    );
+    let commands =
+        ["ps", "where", "stats", "oom", "leak", "fragment", "monitor", "simulate", "profile", "timeline", "snapshot"];
     for command in commands {
-        for whom in ["7", "train.py", "-p 7", "--name a*", "--container c", "--pod p", "--user u", "--slurm-job 1", "--in f", "--since 1m --until 14:05"] {
+        for whom in [
+            "7",
+            "train.py",
+            "-p 7",
+            "--name a*",
+            "--container c",
+            "--pod p",
+            "--user u",
+            "--slurm-job 1",
+            "--in f",
+            "--since 1m --until 14:05",
+        ] {
             args(&format!("memwatch {command} {whom}"));
         }
     }
@@ -183,6 +201,9 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch where -p 1 --fragmentation", "--fragmentation goes with --by module"),
         ("memwatch leak 7 --no-children", "--no-children goes with --in"),
         ("memwatch snapshot 7 8", "one process"),
+        ("memwatch ps --by user --sort pid", "cannot be used with"),
+        ("memwatch ps --by user --format csv", "cannot be used with"),
+        ("memwatch ps --columns memory", "pre-existing"),
     ] {
         let text = refusal(line);
         assert!(text.contains(sentence), "{line}: {text}");
@@ -240,7 +261,9 @@ fn words_of_the_program_to_run_are_its_own() {
 
 #[test]
 fn what_a_watch_is_asked_a_recording_is_asked() {
-    for command in ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "profile", "timeline", "monitor"] {
+    for command in
+        ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "profile", "timeline", "monitor"]
+    {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }

@@ -60,7 +60,7 @@ pub(crate) async fn watch(
     }
     let has_summary = stop == Stop::NobodyLeft && !common.json;
     if let Some(seen) = if has_summary { source.last_word().await } else { None } {
-        print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns)));
+        print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns), None));
     }
     Ok(Exit::Ok)
 }

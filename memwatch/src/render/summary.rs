@@ -1,9 +1,12 @@
 //! The last words of `run`, and of a watch whose targets have ended: what each process took, and what it left.
 
-use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
+use std::path::Path;
+
+use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView, Snapshot};
 
 use super::failures::attempts;
 use super::format::{bytes, count, duration, plural, printable};
+use super::places;
 use super::sentences::{self, MANAGED};
 use super::wall_clock::WallClock;
 
@@ -11,7 +14,7 @@ use super::wall_clock::WallClock;
 const OUT_OF_MEMORY: i32 = 2;
 
 /// The summary of a watch, several lines of text.
-pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
+pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&Path>) -> String {
     let told: Vec<_> = snapshot.processes.iter().filter(|process| process.target || !process.gpus.is_empty()).collect();
     let mut lines = Vec::new();
     for process in &told {
@@ -25,7 +28,7 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
     }
     let trust: Vec<_> = sentences::trust(snapshot, clock).into_iter().map(|part| part.text).collect();
     lines.push(trust.join(", "));
-    lines.extend(next_step(snapshot).map(str::to_owned));
+    lines.extend(next_step(snapshot, recording));
     lines.join("\n") + "\n"
 }
 
@@ -57,6 +60,7 @@ fn facts(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Vec<(
     if process.gpus.is_empty() {
         facts.push(("calls", "no GPU memory was allocated".to_owned()));
     }
+    facts.extend(pytorch(process));
     facts.extend(attempts(&process.failures).into_iter().map(|one| {
         let text = sentences::failure(snapshot, one.last, clock).text;
         ("failed", format!("{text}{}", one.suffix()))
@@ -103,6 +107,27 @@ fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
     format!("{}{on}{by_kind}{managed}", bytes(gpu.peak_bytes))
 }
 
+/// What PyTorch had at most, and the line that held most of it then.
+fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    let Some(tensors) = &process.tensors else { return facts };
+    for device in tensors.places.devices.iter().filter(|device| device.total.peak_bytes > 0) {
+        let allocator = tensors.allocators.iter().find(|allocator| allocator.device == device.device);
+        let peak = |allocator: &AllocatorView| {
+            allocator.statistics.get("reserved_bytes.all.peak").and_then(|one| one.value).map(i64::unsigned_abs)
+        };
+        let reserved = allocator.and_then(peak).map(|peak| format!(" · reserved {}", bytes(peak)));
+        let steps = tensors.places.steps.map(|steps| format!(" · {}", plural(steps, "step", "steps")));
+        let (reserved, steps) = (reserved.unwrap_or_default(), steps.unwrap_or_default());
+        facts.push(("pytorch", format!("peak allocated {}{reserved}{steps}", bytes(device.total.peak_bytes))));
+        let top = device.sites.iter().filter(|site| site.line.is_some()).max_by_key(|site| site.sum.at_peak_bytes);
+        if let Some(site) = top.filter(|site| site.sum.at_peak_bytes > 0) {
+            facts.push(("at peak", format!("{}  {}", bytes(site.sum.at_peak_bytes), places::site(site))));
+        }
+    }
+    facts
+}
+
 fn left(process: &ProcessView) -> String {
     match process.implicit_frees {
         0 => "everything had been freed".to_owned(),
@@ -110,13 +135,18 @@ fn left(process: &ProcessView) -> String {
     }
 }
 
-/// The command that helps on, where there is one.
-fn next_step(snapshot: &Snapshot) -> Option<&'static str> {
+/// The command to run next, where there is one.
+fn next_step(snapshot: &Snapshot, recording: Option<&Path>) -> Option<String> {
     let mut failures = snapshot.processes.iter().flat_map(|process| &process.failures);
     if snapshot.coverage.libraries.iter().all(|library| library.error.is_some()) {
-        return Some("No call could be traced. To find out why: memwatch doctor");
+        return Some("No call could be traced. To find out why: memwatch doctor".to_owned());
     }
-    failures.any(|failure| failure.status == OUT_OF_MEMORY).then_some("Who else holds GPU memory now: memwatch ps")
+    let has_failed = failures.any(|failure| failure.status == OUT_OF_MEMORY);
+    match recording.map(Path::display) {
+        Some(path) if has_failed => Some(format!("next: memwatch oom --in {path}")),
+        Some(path) => Some(format!("next: memwatch where --in {path}")),
+        None => has_failed.then(|| "Who else holds GPU memory now: memwatch ps".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -126,13 +156,13 @@ mod tests {
 
     #[test]
     fn each_process_is_told_with_peak_calls_and_what_it_left() {
-        let told = render(&fixture::busy_node(), &fixture::clock());
+        let told = render(&fixture::busy_node(), &fixture::clock(), None);
         assert_eq!(told, include_str!("summary/busy_node.txt"));
     }
 
     #[test]
     fn a_watch_without_any_gpu_memory_points_to_the_doctor() {
-        let told = render(&fixture::empty_node(), &fixture::clock());
+        let told = render(&fixture::empty_node(), &fixture::clock(), None);
         assert!(told.starts_with("memwatch: no process with GPU memory\n"), "{told}");
         assert!(told.ends_with("memwatch doctor\n"), "{told}");
     }
@@ -144,8 +174,21 @@ mod tests {
         process.gpus.clear();
         process.failures.clear();
         process.ended_ns = Some(snapshot.time_ns);
-        let told = render(&snapshot, &fixture::clock());
+        let told = render(&snapshot, &fixture::clock(), None);
         assert!(told.contains("  calls       no GPU memory was allocated\n"), "{told}");
         assert!(!told.contains("memwatch ps"), "{told}");
+    }
+
+    #[test]
+    fn what_pytorch_had_at_its_peak_is_in_it_and_the_recording_leads_on() {
+        let mut snapshot = fixture::training_node();
+        snapshot.processes[0].failures.clear();
+        let file = Some(Path::new("job.mwr"));
+        let text = render(&snapshot, &fixture::clock(), file);
+        assert!(text.contains("\n  pytorch     peak allocated ") && text.contains("\n  at peak     "), "{text}");
+        assert!(text.ends_with("\nnext: memwatch where --in job.mwr\n"), "{text}");
+        snapshot.processes[0].failures.clone_from(&fixture::busy_node().processes[0].failures);
+        let text = render(&snapshot, &fixture::clock(), file);
+        assert!(text.ends_with("\nnext: memwatch oom --in job.mwr\n"), "{text}");
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod command;
 pub(crate) mod filter;
 pub(crate) mod looks;
 pub(crate) mod past;
+pub(crate) mod progress;
 pub(crate) mod recorded;
 pub(crate) mod recording;
 pub(crate) mod replay;

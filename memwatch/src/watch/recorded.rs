@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
+use crate::watch::progress::Progress;
 use crate::watch::recording::{Recorded, TapeOptions};
 use crate::watch::replay::{Replay, Wish};
 use crate::watch::selection::Selection;
@@ -75,12 +77,14 @@ pub(crate) async fn follow_each<E>(
     mut each: impl FnMut(&mut Session) -> Result<(), E>,
 ) -> Result<Stopped, E> {
     let mut rhythm = interval(RHYTHM);
+    let mut progress = Progress::new(deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = rhythm.tick() => {
                 session.tick();
                 each(session)?;
+                progress.show(session);
                 if !session.is_anybody_left() {
                     return Ok(Stopped::NobodyLeft);
                 }
@@ -95,11 +99,14 @@ pub(crate) async fn follow_each<E>(
     }
 }
 
-/// Says once that PyTorch is seen.
+/// Reports once that PyTorch is traced; a terminal has a line that shows more.
 pub(crate) fn tell_of_tensors(session: &Session, is_told: &mut bool) {
     if !*is_told && session.sees_tensors() {
         *is_told = true;
-        eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
+        if io::stderr().is_terminal() {
+            return;
+        }
+        eprintln!("memwatch: PyTorch is traced from now on; Ctrl-C ends the watch and prints the report");
     }
 }
 

@@ -1,6 +1,7 @@
-//! `memwatch stats`, `sites`, `stages`, `layers` and `snapshot`: one report on the tensors of PyTorch processes, by an own watch.
+//! `memwatch stats`, `where` and `snapshot`: one report on the tensors of PyTorch processes, by a watch of this program's own.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -10,15 +11,16 @@ use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorWish};
-use crate::options::{Common, Targets, Whom};
+use crate::options::{Common, DEFAULT_SOCKET, Targets, Whom};
 use crate::render::json::Origin;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
+use crate::watch::progress::Progress;
 use crate::watch::recorded;
-use crate::watch::selection::Selection;
 use crate::watch::replay::Replay;
+use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use crate::watch::source::Source;
@@ -72,7 +74,23 @@ pub(crate) const fn all_of(level: TensorLevel) -> TensorWish {
 /// # Errors
 /// When they cannot be watched, or none is there.
 pub(crate) async fn open_named(whom: &Whom, tensors: TensorWish, common: &Common) -> Result<Session, Failure> {
-    open(&tgids_of(whom, common).await?, tensors, common)
+    open(&tgids_of(whom, common).await?, tensors, common).map_err(|failure| needs_root(failure, agent_socket(common)))
+}
+
+/// Where an agent would answer.
+fn agent_socket(common: &Common) -> &Path {
+    common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
+}
+
+/// What the agent cannot help with: where one runs, to start one is no advice.
+fn needs_root(failure: Failure, socket: &Path) -> Failure {
+    if failure.exit != Exit::NotPermitted || !socket.exists() {
+        return failure;
+    }
+    failure.advise(format!(
+        "The agent on {} traces driver calls only; tracing PyTorch needs root: run this command with sudo.",
+        socket.display()
+    ))
 }
 
 /// The PIDs of these processes, as they run now.
@@ -122,14 +140,13 @@ pub(crate) async fn watch_until(
     is_told: &mut bool,
 ) -> (Snapshot, Enough) {
     let mut look = tokio::time::interval(LOOK);
+    let mut progress = Progress::new(Some(deadline.saturating_duration_since(Instant::now())));
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = look.tick() => {
-                if !*is_told && session.sees_tensors() {
-                    *is_told = true;
-                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was seen by then");
-                }
+                recorded::tell_of_tensors(session, is_told);
+                progress.show(session);
                 let why = if !session.is_anybody_left() {
                     Enough::Over
                 } else if Instant::now() >= deadline {
@@ -164,4 +181,20 @@ pub(crate) fn without_torch(whom: &Whom) -> Failure {
     Failure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
         "PyTorch is traced once the process has loaded libc10_cuda.so. What the driver gave it: memwatch ps PID",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_an_agent_runs_nobody_is_advised_to_start_one() {
+        let refused = || Failure::new(Exit::NotPermitted, "no").advise("start the agent once");
+        let with_agent = needs_root(refused(), Path::new("/proc/self/status")).advice.expect("there is a way");
+        assert!(with_agent.contains("with sudo") && !with_agent.contains("start the agent"), "{with_agent}");
+        let without = needs_root(refused(), Path::new("/proc/self/no-socket")).advice.expect("there is a way");
+        assert_eq!(without, "start the agent once");
+        let other = needs_root(Failure::new(Exit::NoTarget, "gone"), Path::new("/proc/self/status"));
+        assert_eq!(other.advice, None);
+    }
 }

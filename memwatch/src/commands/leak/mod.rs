@@ -34,7 +34,8 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         (recorded::chosen(&replay, &recording.path, whom)?, replay.pipeline.leaks(threshold), Scene::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
-        let mut session = open_named(whom, TensorWish { level: TensorLevel::Layers, reports_only: true }, common).await?;
+        let mut session =
+            open_named(whom, TensorWish { level: TensorLevel::Layers, reports_only: true }, common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;

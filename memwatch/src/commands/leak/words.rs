@@ -9,7 +9,9 @@ pub(crate) fn reason(finding: &LeakView) -> String {
     let (rate, late) = (rate_per_minute(finding.bytes_per_minute), rate_per_minute(finding.late_bytes_per_minute));
     let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));
     let goes = match &*finding.verdict {
-        "leak" => format!("it grows at {rate} (confidence {sure}), and goes on: {late} recently (confidence {late_sure})"),
+        "leak" => {
+            format!("it grows at {rate} (confidence {sure}), and goes on: {late} recently (confidence {late_sure})")
+        }
         "slow" => {
             format!("it grows at {rate} (confidence {sure}), less than the threshold, and goes on: {late} recently")
         }

@@ -3,7 +3,8 @@
 use std::io;
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Snapshot, SumView, TensorsView, largest,
+    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Row, Snapshot, SumView, TensorsView, largest,
+    largest_at_peak,
 };
 use memwatch_core::words::Name;
 
@@ -67,8 +68,9 @@ pub(crate) fn write_all(
 
 fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, device: &DevicePlacesView) -> String {
     let steps = places.steps.map_or_else(String::new, |steps| format!("  {} steps", count(steps)));
+    let ended = if process.ended_ns.is_some() { "  ended: ranked AT PEAK" } else { "" };
     format!(
-        "PID {}  {}  GPU {}  allocated {}  peak {}{steps}",
+        "PID {}  {}  GPU {}  allocated {}  peak {}{steps}{ended}",
         process.tgid.0,
         sentences::short_command(process),
         sentences::gpu_number(snapshot, device.uuid.as_ref()),
@@ -103,31 +105,44 @@ fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
     Grid::new(&first.iter().copied().chain(SUMS).chain(last).collect::<Vec<_>>())
 }
 
-fn sites(device: &DevicePlacesView, top: usize) -> Grid {
+/// How many rows, and by what they are ranked.
+#[derive(Clone, Copy, Debug)]
+struct Rank {
+    top: usize,
+    /// A program that has ended is ranked by what was allocated at its peak.
+    at_peak: bool,
+}
+
+fn ranked<R: Row + Clone>(rows: &[R], rank: Rank) -> Vec<R> {
+    if rank.at_peak { largest_at_peak(rows.to_vec(), rank.top) } else { largest(rows.to_vec(), rank.top) }
+}
+
+fn sites(device: &DevicePlacesView, rank: Rank) -> Grid {
     let mut grid = list(&[], Some("LINE"));
-    for site in largest(device.sites.clone(), top) {
+    for site in ranked(&device.sites, rank) {
         grid.push(sums(&site.sum).into_iter().chain([places::site(&site)]).collect());
     }
     grid
 }
 
-fn stages(page: &mut Page, device: &DevicePlacesView, top: usize) {
+fn stages(page: &mut Page, device: &DevicePlacesView, rank: Rank) {
     let mut grid = list(&[("PHASE", Align::Left), ("SHARE", Align::Right)], None);
     for stage in &device.stages {
-        let share = percent(stage.sum.live_bytes, device.total.live_bytes);
+        let held = |sum: &SumView| if rank.at_peak { sum.at_peak_bytes } else { sum.live_bytes };
+        let share = percent(held(&stage.sum), held(&device.total));
         grid.push([places::stage(stage), share].into_iter().chain(sums(&stage.sum)).collect());
     }
     page.grid(&grid);
     if device.phases.iter().any(|phase| phase.kind != "none") {
         let mut grid = list(&[("RANGE", Align::Left)], None);
-        for phase in largest(device.phases.clone(), top) {
+        for phase in ranked(&device.phases, rank) {
             grid.push([places::phase(&phase)].into_iter().chain(sums(&phase.sum)).collect());
         }
         page.grid(&grid);
     }
 }
 
-fn layers(device: &DevicePlacesView, top: usize) -> Grid {
+fn layers(device: &DevicePlacesView, rank: Rank) -> Grid {
     let is_of_several = {
         let mut models: Vec<_> = device.layers.iter().filter_map(|layer| layer.model.as_deref()).collect();
         models.sort_unstable();
@@ -140,7 +155,7 @@ fn layers(device: &DevicePlacesView, top: usize) -> Grid {
     let extra = extra_columns(device);
     let extra_titles = extra.iter().map(|(title, _)| (*title, Align::Right));
     let mut grid = Grid::new(&own.iter().copied().chain(SUMS).chain(by_stage).chain(extra_titles).collect::<Vec<_>>());
-    for layer in largest(device.layers.clone(), top) {
+    for layer in ranked(&device.layers, rank) {
         let text = |text: &Option<String>| known(text.as_deref(), |text| printable(text).into_owned());
         let mut row = vec![places::layer(&layer), text(&layer.class)];
         if is_of_several {
@@ -191,11 +206,12 @@ impl Page {
             for device in &tensors.places.devices {
                 any = true;
                 self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
+                let rank = Rank { top, at_peak: process.ended_ns.is_some() };
                 for which in wanted {
                     match which {
-                        Places::Sites => self.grid(&sites(device, top)),
-                        Places::Stages => stages(self, device, top),
-                        Places::Layers => self.grid(&layers(device, top)),
+                        Places::Sites => self.grid(&sites(device, rank)),
+                        Places::Stages => stages(self, device, rank),
+                        Places::Layers => self.grid(&layers(device, rank)),
                     }
                 }
                 self.doubts(&tensors.places, device);

@@ -56,7 +56,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
             origin,
         ))?;
     } else {
-        eprint!("{}", summary::render(&snapshot, &clock));
+        eprint!("{}", summary::render(&snapshot, &clock, Some(&args.output)));
     }
     told(&recorded)
 }

@@ -13,8 +13,8 @@ use crate::options::{Common, DEFAULT_SOCKET, Targets, Whom};
 use crate::render::json::Report;
 use crate::render::output::Output;
 use crate::render::summary;
-use crate::watch::source::AgentWatch;
 use crate::watch::selection::Selection;
+use crate::watch::source::AgentWatch;
 use crate::watch::subject::{Filter, filtered};
 use args::ResetPeaks;
 

@@ -35,7 +35,8 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
         })?;
         (recorded::chosen(&replay, &recording.path, whom)?, replay.pipeline.simulations(), Scene::of(&replay))
     } else {
-        let mut session = open_named(whom, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common).await?;
+        let mut session =
+            open_named(whom, TensorWish { level: TensorLevel::Blocks, reports_only: false }, common).await?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);
         let mut signals = Signals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);

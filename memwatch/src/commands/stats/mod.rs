@@ -43,7 +43,8 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
         let enough: Option<fn(&Snapshot) -> bool> = if args.duration.is_some() { None } else { Some(is_counted) };
         let until = Instant::now() + args.duration.unwrap_or(PATIENCE);
         let (snapshot, _) = watch_until(&mut session, &mut signals, until, enough, &mut true).await;
-        return finish(write_stats(&snapshot, &Scene::here(), common), &snapshot, whom);
+        let written = write_stats(&snapshot, &Scene::here(), common);
+        return resting(&snapshot).map_or_else(|| finish(written, &snapshot, whom), Err);
     };
     let mut is_told = false;
     let end = args.duration.map(|duration| Instant::now() + duration);
@@ -59,6 +60,16 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
             session.reset_peaks_after(&snapshot);
         }
     }
+}
+
+/// PyTorch is there and nothing is known of its allocator: an empty list needs a reason.
+fn resting(snapshot: &Snapshot) -> Option<Failure> {
+    let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
+    if tensors.peek().is_none() || tensors.any(|tensors| !tensors.allocators.is_empty()) {
+        return None;
+    }
+    let why = "PyTorch is loaded, but made no allocation while memwatch watched: its counters are read at its next one";
+    Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
 /// Whether it is known of every allocator of PyTorch where its numbers begin.

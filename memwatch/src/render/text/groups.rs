@@ -35,9 +35,9 @@ pub(crate) fn write(
         ("GPU", Align::Right),
         ("PROCESSES", Align::Right),
         ("USED", Align::Right),
-        ("LIVE", Align::Right),
+        ("DRIVER", Align::Right),
         ("PEAK", Align::Right),
-        ("BEFORE", Align::Right),
+        ("PRE-EXISTING", Align::Right),
         ("FAILED", Align::Right),
     ]);
     for group in &groups {

@@ -51,7 +51,10 @@ fn told(findings: Vec<LeakView>, top: usize) -> String {
 fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() {
     let all = vec![finding("leak", 12, 67_108_864.0), finding("levelled_off", 7, 0.0), finding("steady", 3, 0.0)];
     let told = told(all, 10);
-    assert!(told.contains("1 leaking, 0 slowly, 1 levelled off, 1 steady, 2 with too little data; 30 windows in "), "{told}");
+    assert!(
+        told.contains("1 leaking, 0 slowly, 1 levelled off, 1 steady, 2 with too little data; 30 windows in "),
+        "{told}"
+    );
     assert!(told.contains("leak          +64.0 MiB/min  +32.0 MiB/min"), "{told}");
     assert!(
         told.contains("train.py:12 step") && told.contains("levelled off") && !told.contains("train.py:3 "),
