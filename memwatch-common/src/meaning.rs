@@ -48,6 +48,23 @@ pub enum PoolRole {
 /// What a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
+    /// Memory with an address of its own, arrays, modules, and whole processes.
+    Memory(MemoryCall),
+    /// Stream-ordered memory and its pools.
+    Pool(PoolCall),
+    /// Addresses, physical memory, and what maps one to the other.
+    Virtual(VirtualCall),
+    /// Memory that several processes, or several interfaces, use.
+    Sharing(SharingCall),
+    /// Graphs whose nodes allocate, and captures that make such graphs.
+    Graph(GraphCall),
+    /// Contexts, devices and streams.
+    Context(ContextCall),
+}
+
+/// Memory with an address of its own, arrays, modules, and whole processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryCall {
     /// The process uses CUDA from here on.
     Initialise,
     /// A grant at the address in the first out word.
@@ -65,6 +82,23 @@ pub enum Meaning {
     RegisterHost,
     /// Argument 0 is a registered range.
     UnregisterHost,
+    /// The first out word is the handle of an array of this shape, described by the peeked words.
+    CreateArray(ArrayShape),
+    /// Argument 0 is an array or mipmapped array handle.
+    DestroyArray,
+    /// The first out word is loaded code: memory of unknown size.
+    LoadModule,
+    /// Code argument 0 goes.
+    UnloadModule,
+    /// The memory of process argument 0 leaves the devices.
+    Checkpoint,
+    /// And comes back.
+    Restore,
+}
+
+/// Stream-ordered memory and its pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolCall {
     /// Stream-ordered grant of argument 1 bytes at the first out word.
     AllocateFromPool {
         /// The argument with the pool handle; without one it is the current pool of the stream's device.
@@ -94,10 +128,11 @@ pub enum Meaning {
     GetLocationPool(PoolRole),
     /// The first out word is a pool of another process.
     ImportPool,
-    /// The peeked digest is of a handle to the pool memory at argument 1.
-    ExportPoolAddress,
-    /// The first out word is an address of another process's pool memory, by the handle of the peeked digest.
-    ImportPoolAddress,
+}
+
+/// Addresses, physical memory, and what maps one to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VirtualCall {
     /// Argument 1 bytes of addresses at the first out word: no memory.
     ReserveAddresses,
     /// They go: argument 1 bytes at argument 0.
@@ -112,10 +147,6 @@ pub enum Meaning {
     Map,
     /// Drops every mapping inside argument 1 bytes at argument 0.
     Unmap,
-    /// The peeked word tells the open file that now stands for handle argument 1.
-    ExportPhysical,
-    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word tells.
-    ImportPhysical,
     /// The first out word is the handle of a multicast object: no memory of its own.
     CreateMulticast,
     /// Binds physical memory to multicast object argument 0, and keeps it alive.
@@ -127,6 +158,19 @@ pub enum Meaning {
     },
     /// Ends the bindings of multicast object argument 0 on device argument 1, argument 3 bytes at offset argument 2.
     UnbindMulticast,
+}
+
+/// Memory that several processes, or several interfaces, use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharingCall {
+    /// The peeked digest is of a handle to the pool memory at argument 1.
+    ExportPoolAddress,
+    /// The first out word is an address of another process's pool memory, by the handle of the peeked digest.
+    ImportPoolAddress,
+    /// The peeked word tells the open file that now stands for handle argument 1.
+    ExportPhysical,
+    /// The first out word is a handle to another owner's memory, which came by the open file that the peeked word tells.
+    ImportPhysical,
     /// The peeked digest is of a handle to the memory at argument 1.
     ExportAddress,
     /// The first out word is an address of another process's memory, by the handle of the peeked digest.
@@ -139,10 +183,11 @@ pub enum Meaning {
     MapExternal,
     /// Object argument 0 goes.
     DestroyExternal,
-    /// The first out word is the handle of an array of this shape, described by the peeked words.
-    CreateArray(ArrayShape),
-    /// Argument 0 is an array or mipmapped array handle.
-    DestroyArray,
+}
+
+/// Graphs whose nodes allocate, and captures that make such graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphCall {
     /// Graph argument 1 allocates as many bytes as the first out word says at the address in the second.
     AddAllocationNode,
     /// Graph argument 1 frees the address in argument 4.
@@ -159,6 +204,15 @@ pub enum Meaning {
     LaunchGraph,
     /// What graphs keep on device argument 0 without using it goes.
     TrimGraphs,
+    /// What is allocated on stream argument 0 from here on belongs to a graph.
+    BeginCapture,
+    /// And no longer; the graph is the first out word.
+    EndCapture,
+}
+
+/// Contexts, devices and streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextCall {
     /// The first out word is the primary context of device argument 1, with one reference more.
     RetainPrimary,
     /// One reference less on the primary context of device argument 0.
@@ -192,20 +246,8 @@ pub enum Meaning {
     SetLimit,
     /// The first out word is a new stream of this thread's current context.
     CreateStream,
-    /// What is allocated on stream argument 0 from here on belongs to a graph.
-    BeginCapture,
-    /// And no longer; the graph is the first out word.
-    EndCapture,
-    /// The first out word is loaded code: memory of unknown size.
-    LoadModule,
-    /// Code argument 0 goes.
-    UnloadModule,
     /// The sixteen out bytes are the UUID of device argument 1.
     DeviceUuid,
     /// The sixteen out bytes begin with the PCI bus id of device argument 2, as text.
     DeviceBusId,
-    /// The memory of process argument 0 leaves the devices.
-    Checkpoint,
-    /// And comes back.
-    Restore,
 }

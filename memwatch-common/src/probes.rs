@@ -3,7 +3,10 @@
 //! Symbols, argument registers and struct offsets: `cuda.h` and `cudaTypedefs.h` of CUDA 12.9 and 13.5; presence checked in the
 //! `.dynsym` of drivers 470.256.02 to 595.99.02. Ids are stable: they stand in recordings, and a removed row keeps its number.
 
-use crate::meaning::{ArrayShape, LinearKind, LinearSize, Meaning, PoolRole};
+use crate::meaning::{
+    ArrayShape, ContextCall, GraphCall, LinearKind, LinearSize, Meaning, MemoryCall, PoolCall, PoolRole, SharingCall,
+    VirtualCall,
+};
 use crate::plan::{Book, CapturePlan, ON_STACK};
 
 /// When a row's probes are in place.
@@ -52,7 +55,7 @@ const fn row(id: u16, symbol: &'static str, since: &'static str, plan: CapturePl
 }
 
 const fn linear(kind: LinearKind) -> Meaning {
-    Meaning::Allocate { kind, size: LinearSize::Argument(1) }
+    Meaning::Memory(MemoryCall::Allocate { kind, size: LinearSize::Argument(1) })
 }
 
 const REGISTERS: CapturePlan = CapturePlan::registers();
@@ -62,9 +65,10 @@ const GRANT: CapturePlan = OUT.book(Book::Credit);
 /// The end of one.
 const RETURN: CapturePlan = REGISTERS.book(Book::Debit);
 const TEARDOWN: CapturePlan = REGISTERS.book(Book::Teardown);
-const DEFAULT_POOL: Meaning = Meaning::AllocateFromPool { pool: None, stream: 2 };
-const GIVEN_POOL: Meaning = Meaning::AllocateFromPool { pool: Some(2), stream: 3 };
-const PITCHED: Meaning = Meaning::Allocate { kind: LinearKind::Device, size: LinearSize::Pitched { height: 3 } };
+const DEFAULT_POOL: Meaning = Meaning::Pool(PoolCall::AllocateFromPool { pool: None, stream: 2 });
+const GIVEN_POOL: Meaning = Meaning::Pool(PoolCall::AllocateFromPool { pool: Some(2), stream: 3 });
+const PITCHED: Meaning =
+    Meaning::Memory(MemoryCall::Allocate { kind: LinearKind::Device, size: LinearSize::Pitched { height: 3 } });
 /// `CUmemAllocationProp.location` is at 8: type, then id, four bytes each.
 const OUT_AND_LOCATION: CapturePlan = OUT.peek(2, 8, 1);
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`: pool properties at 0, size at 104, address at 112.
@@ -81,108 +85,108 @@ const fn any_node(parameters: u8) -> CapturePlan {
 pub const PROBES: &[Probe] = &[
     row(1, "cuMemAlloc_v2", "3.2", GRANT, linear(LinearKind::Device)),
     row(2, "cuMemAllocPitch_v2", "3.2", OUT.out(1).book(Book::CreditRows), PITCHED),
-    row(3, "cuMemFree_v2", "3.2", RETURN, Meaning::Free),
+    row(3, "cuMemFree_v2", "3.2", RETURN, Meaning::Memory(MemoryCall::Free)),
     row(4, "cuMemAllocManaged", "6.0", GRANT, linear(LinearKind::Managed)),
     row(5, "cuMemAllocHost_v2", "3.2", GRANT, linear(LinearKind::PinnedHost)),
     row(6, "cuMemHostAlloc", "2.2", GRANT, linear(LinearKind::PinnedHost)),
-    row(7, "cuMemFreeHost", "2.0", RETURN, Meaning::FreeHost),
-    row(8, "cuMemHostRegister_v2", "6.5", REGISTERS, Meaning::RegisterHost),
-    row(9, "cuMemHostUnregister", "4.0", REGISTERS, Meaning::UnregisterHost),
+    row(7, "cuMemFreeHost", "2.0", RETURN, Meaning::Memory(MemoryCall::FreeHost)),
+    row(8, "cuMemHostRegister_v2", "6.5", REGISTERS, Meaning::Memory(MemoryCall::RegisterHost)),
+    row(9, "cuMemHostUnregister", "4.0", REGISTERS, Meaning::Memory(MemoryCall::UnregisterHost)),
     row(10, "cuMemAllocAsync", "11.2", GRANT, DEFAULT_POOL),
     row(11, "cuMemAllocAsync_ptsz", "11.2", GRANT, DEFAULT_POOL),
     row(12, "cuMemAllocFromPoolAsync", "11.2", GRANT, GIVEN_POOL),
     row(13, "cuMemAllocFromPoolAsync_ptsz", "11.2", GRANT, GIVEN_POOL),
-    row(14, "cuMemFreeAsync", "11.2", RETURN, Meaning::FreeAsync),
-    row(15, "cuMemFreeAsync_ptsz", "11.2", RETURN, Meaning::FreeAsync),
-    row(16, "cuMemCreate", "10.2", OUT_AND_LOCATION, Meaning::CreatePhysical),
-    row(17, "cuMemRelease", "10.2", REGISTERS, Meaning::ReleasePhysical),
-    row(18, "cuMemRetainAllocationHandle", "11.0", OUT, Meaning::RetainPhysical),
-    row(19, "cuMemMap", "10.2", REGISTERS, Meaning::Map),
-    row(20, "cuMemUnmap", "10.2", REGISTERS, Meaning::Unmap),
-    row(21, "cuMemImportFromShareableHandle", "10.2", OUT.file_in_argument_1(), Meaning::ImportPhysical),
-    row(22, "cuIpcOpenMemHandle_v2", "11.0", OUT.digest(ON_STACK), Meaning::OpenAlias),
-    row(23, "cuIpcCloseMemHandle", "4.1", REGISTERS, Meaning::CloseAlias),
-    row(24, "cuArrayCreate_v2", "3.2", OUT.peek(1, 0, 3), Meaning::CreateArray(ArrayShape::Flat)),
-    row(25, "cuArray3DCreate_v2", "3.2", OUT.peek(1, 0, 5), Meaning::CreateArray(ArrayShape::Solid)),
-    row(26, "cuArrayDestroy", "2.0", REGISTERS, Meaning::DestroyArray),
-    row(27, "cuMipmappedArrayCreate", "5.0", OUT.peek(1, 0, 5), Meaning::CreateArray(ArrayShape::Mipmapped)),
-    row(28, "cuMipmappedArrayDestroy", "5.0", REGISTERS, Meaning::DestroyArray),
-    row(29, "cuDevicePrimaryCtxRetain", "7.0", OUT, Meaning::RetainPrimary),
-    row(30, "cuDevicePrimaryCtxRelease_v2", "11.0", TEARDOWN, Meaning::ReleasePrimary),
-    row(31, "cuDevicePrimaryCtxReset_v2", "11.0", TEARDOWN, Meaning::ResetPrimary),
-    row(32, "cuCtxCreate_v2", "3.2", OUT, Meaning::CreateContext { device: 2 }),
-    row(33, "cuCtxCreate_v3", "11.4", OUT, Meaning::CreateContext { device: 4 }),
-    row(34, "cuCtxCreate_v4", "12.5", OUT, Meaning::CreateContext { device: 3 }),
-    row(35, "cuCtxDestroy_v2", "4.0", TEARDOWN, Meaning::DestroyContext),
-    row(36, "cuCtxSetCurrent", "4.0", REGISTERS, Meaning::SetContext),
-    row(37, "cuCtxPushCurrent_v2", "4.0", REGISTERS, Meaning::PushContext),
-    row(38, "cuCtxPopCurrent_v2", "4.0", OUT, Meaning::PopContext),
-    row(39, "cuDeviceGetUuid", "9.2", REGISTERS.out_16(0, 0), Meaning::DeviceUuid),
-    row(40, "cuDeviceGetUuid_v2", "11.4", REGISTERS.out_16(0, 0), Meaning::DeviceUuid),
-    row(41, "cuDeviceGetPCIBusId", "4.1", REGISTERS.out_16(0, 0), Meaning::DeviceBusId),
-    row(42, "cuInit", "2.0", REGISTERS, Meaning::Initialise),
+    row(14, "cuMemFreeAsync", "11.2", RETURN, Meaning::Pool(PoolCall::FreeAsync)),
+    row(15, "cuMemFreeAsync_ptsz", "11.2", RETURN, Meaning::Pool(PoolCall::FreeAsync)),
+    row(16, "cuMemCreate", "10.2", OUT_AND_LOCATION, Meaning::Virtual(VirtualCall::CreatePhysical)),
+    row(17, "cuMemRelease", "10.2", REGISTERS, Meaning::Virtual(VirtualCall::ReleasePhysical)),
+    row(18, "cuMemRetainAllocationHandle", "11.0", OUT, Meaning::Virtual(VirtualCall::RetainPhysical)),
+    row(19, "cuMemMap", "10.2", REGISTERS, Meaning::Virtual(VirtualCall::Map)),
+    row(20, "cuMemUnmap", "10.2", REGISTERS, Meaning::Virtual(VirtualCall::Unmap)),
+    row(21, "cuMemImportFromShareableHandle", "10.2", OUT.file_in_argument_1(), Meaning::Sharing(SharingCall::ImportPhysical)),
+    row(22, "cuIpcOpenMemHandle_v2", "11.0", OUT.digest(ON_STACK), Meaning::Sharing(SharingCall::OpenAlias)),
+    row(23, "cuIpcCloseMemHandle", "4.1", REGISTERS, Meaning::Sharing(SharingCall::CloseAlias)),
+    row(24, "cuArrayCreate_v2", "3.2", OUT.peek(1, 0, 3), Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Flat))),
+    row(25, "cuArray3DCreate_v2", "3.2", OUT.peek(1, 0, 5), Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Solid))),
+    row(26, "cuArrayDestroy", "2.0", REGISTERS, Meaning::Memory(MemoryCall::DestroyArray)),
+    row(27, "cuMipmappedArrayCreate", "5.0", OUT.peek(1, 0, 5), Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Mipmapped))),
+    row(28, "cuMipmappedArrayDestroy", "5.0", REGISTERS, Meaning::Memory(MemoryCall::DestroyArray)),
+    row(29, "cuDevicePrimaryCtxRetain", "7.0", OUT, Meaning::Context(ContextCall::RetainPrimary)),
+    row(30, "cuDevicePrimaryCtxRelease_v2", "11.0", TEARDOWN, Meaning::Context(ContextCall::ReleasePrimary)),
+    row(31, "cuDevicePrimaryCtxReset_v2", "11.0", TEARDOWN, Meaning::Context(ContextCall::ResetPrimary)),
+    row(32, "cuCtxCreate_v2", "3.2", OUT, Meaning::Context(ContextCall::CreateContext { device: 2 })),
+    row(33, "cuCtxCreate_v3", "11.4", OUT, Meaning::Context(ContextCall::CreateContext { device: 4 })),
+    row(34, "cuCtxCreate_v4", "12.5", OUT, Meaning::Context(ContextCall::CreateContext { device: 3 })),
+    row(35, "cuCtxDestroy_v2", "4.0", TEARDOWN, Meaning::Context(ContextCall::DestroyContext)),
+    row(36, "cuCtxSetCurrent", "4.0", REGISTERS, Meaning::Context(ContextCall::SetContext)),
+    row(37, "cuCtxPushCurrent_v2", "4.0", REGISTERS, Meaning::Context(ContextCall::PushContext)),
+    row(38, "cuCtxPopCurrent_v2", "4.0", OUT, Meaning::Context(ContextCall::PopContext)),
+    row(39, "cuDeviceGetUuid", "9.2", REGISTERS.out_16(0, 0), Meaning::Context(ContextCall::DeviceUuid)),
+    row(40, "cuDeviceGetUuid_v2", "11.4", REGISTERS.out_16(0, 0), Meaning::Context(ContextCall::DeviceUuid)),
+    row(41, "cuDeviceGetPCIBusId", "4.1", REGISTERS.out_16(0, 0), Meaning::Context(ContextCall::DeviceBusId)),
+    row(42, "cuInit", "2.0", REGISTERS, Meaning::Memory(MemoryCall::Initialise)),
     // CUmemPoolProps: allocation type at 0, location at 8, largest size at 24.
-    row(43, "cuMemPoolCreate", "11.2", OUT.peek(1, 0, 5), Meaning::CreatePool),
-    row(44, "cuMemPoolDestroy", "11.2", REGISTERS, Meaning::DestroyPool),
-    row(45, "cuMemPoolTrimTo", "11.2", REGISTERS, Meaning::TrimPool),
-    row(46, "cuMemPoolSetAttribute", "11.2", REGISTERS.peek(2, 0, 1), Meaning::SetPoolAttribute),
-    row(47, "cuMemPoolGetAttribute", "11.2", REGISTERS.out(2), Meaning::GetPoolAttribute),
-    row(48, "cuDeviceSetMemPool", "11.2", REGISTERS, Meaning::SetDevicePool),
-    row(49, "cuDeviceGetDefaultMemPool", "11.2", OUT, Meaning::GetDevicePool(PoolRole::Default)),
-    row(50, "cuDeviceGetMemPool", "11.2", OUT, Meaning::GetDevicePool(PoolRole::Current)),
-    row(51, "cuMemGetDefaultMemPool", "13.0", OUT.peek(1, 0, 1), Meaning::GetLocationPool(PoolRole::Default)),
-    row(52, "cuMemGetMemPool", "13.0", OUT.peek(1, 0, 1), Meaning::GetLocationPool(PoolRole::Current)),
-    row(53, "cuMemSetMemPool", "13.0", REGISTERS.peek(0, 0, 1), Meaning::SetLocationPool),
-    row(54, "cuMemPoolImportFromShareableHandle", "11.2", OUT, Meaning::ImportPool),
-    row(55, "cuMemPoolExportPointer", "11.2", REGISTERS.digest_out(0), Meaning::ExportPoolAddress),
-    row(56, "cuMemPoolImportPointer", "11.2", OUT.digest(2), Meaning::ImportPoolAddress),
-    row(57, "cuMemAddressReserve", "10.2", OUT, Meaning::ReserveAddresses),
-    row(58, "cuMemAddressFree", "10.2", REGISTERS, Meaning::FreeAddresses),
-    row(59, "cuMemExportToShareableHandle", "10.2", OUT.file_in_out_word(), Meaning::ExportPhysical),
-    row(60, "cuMulticastCreate", "12.1", OUT, Meaning::CreateMulticast),
-    row(61, "cuMulticastBindMem", "12.1", REGISTERS, Meaning::BindMulticast { device: None, offset: 1 }),
-    row(62, "cuMulticastBindMem_v2", "13.1", REGISTERS, Meaning::BindMulticast { device: Some(1), offset: 2 }),
-    row(63, "cuMulticastUnbind", "12.1", REGISTERS, Meaning::UnbindMulticast),
-    row(64, "cuIpcGetMemHandle", "4.1", REGISTERS.digest_out(0), Meaning::ExportAddress),
+    row(43, "cuMemPoolCreate", "11.2", OUT.peek(1, 0, 5), Meaning::Pool(PoolCall::CreatePool)),
+    row(44, "cuMemPoolDestroy", "11.2", REGISTERS, Meaning::Pool(PoolCall::DestroyPool)),
+    row(45, "cuMemPoolTrimTo", "11.2", REGISTERS, Meaning::Pool(PoolCall::TrimPool)),
+    row(46, "cuMemPoolSetAttribute", "11.2", REGISTERS.peek(2, 0, 1), Meaning::Pool(PoolCall::SetPoolAttribute)),
+    row(47, "cuMemPoolGetAttribute", "11.2", REGISTERS.out(2), Meaning::Pool(PoolCall::GetPoolAttribute)),
+    row(48, "cuDeviceSetMemPool", "11.2", REGISTERS, Meaning::Pool(PoolCall::SetDevicePool)),
+    row(49, "cuDeviceGetDefaultMemPool", "11.2", OUT, Meaning::Pool(PoolCall::GetDevicePool(PoolRole::Default))),
+    row(50, "cuDeviceGetMemPool", "11.2", OUT, Meaning::Pool(PoolCall::GetDevicePool(PoolRole::Current))),
+    row(51, "cuMemGetDefaultMemPool", "13.0", OUT.peek(1, 0, 1), Meaning::Pool(PoolCall::GetLocationPool(PoolRole::Default))),
+    row(52, "cuMemGetMemPool", "13.0", OUT.peek(1, 0, 1), Meaning::Pool(PoolCall::GetLocationPool(PoolRole::Current))),
+    row(53, "cuMemSetMemPool", "13.0", REGISTERS.peek(0, 0, 1), Meaning::Pool(PoolCall::SetLocationPool)),
+    row(54, "cuMemPoolImportFromShareableHandle", "11.2", OUT, Meaning::Pool(PoolCall::ImportPool)),
+    row(55, "cuMemPoolExportPointer", "11.2", REGISTERS.digest_out(0), Meaning::Sharing(SharingCall::ExportPoolAddress)),
+    row(56, "cuMemPoolImportPointer", "11.2", OUT.digest(2), Meaning::Sharing(SharingCall::ImportPoolAddress)),
+    row(57, "cuMemAddressReserve", "10.2", OUT, Meaning::Virtual(VirtualCall::ReserveAddresses)),
+    row(58, "cuMemAddressFree", "10.2", REGISTERS, Meaning::Virtual(VirtualCall::FreeAddresses)),
+    row(59, "cuMemExportToShareableHandle", "10.2", OUT.file_in_out_word(), Meaning::Sharing(SharingCall::ExportPhysical)),
+    row(60, "cuMulticastCreate", "12.1", OUT, Meaning::Virtual(VirtualCall::CreateMulticast)),
+    row(61, "cuMulticastBindMem", "12.1", REGISTERS, Meaning::Virtual(VirtualCall::BindMulticast { device: None, offset: 1 })),
+    row(62, "cuMulticastBindMem_v2", "13.1", REGISTERS, Meaning::Virtual(VirtualCall::BindMulticast { device: Some(1), offset: 2 })),
+    row(63, "cuMulticastUnbind", "12.1", REGISTERS, Meaning::Virtual(VirtualCall::UnbindMulticast)),
+    row(64, "cuIpcGetMemHandle", "4.1", REGISTERS.digest_out(0), Meaning::Sharing(SharingCall::ExportAddress)),
     // CUDA_EXTERNAL_MEMORY_HANDLE_DESC: size at 24. CUDA_EXTERNAL_MEMORY_BUFFER_DESC: size at 8.
-    row(65, "cuImportExternalMemory", "10.0", OUT.peek(1, 24, 1), Meaning::ImportExternal),
-    row(66, "cuExternalMemoryGetMappedBuffer", "10.0", OUT.peek(2, 8, 1), Meaning::MapExternal),
-    row(67, "cuDestroyExternalMemory", "10.0", REGISTERS, Meaning::DestroyExternal),
-    row(68, "cuGraphAddMemAllocNode", "11.4", ALLOCATION_NODE, Meaning::AddAllocationNode),
-    row(69, "cuGraphAddMemFreeNode", "11.4", REGISTERS, Meaning::AddFreeNode),
-    row(70, "cuGraphAddNode", "12.2", any_node(4), Meaning::AddNode),
-    row(71, "cuGraphAddNode_v2", "12.3", any_node(5), Meaning::AddNode),
-    row(72, "cuGraphDestroy", "10.0", REGISTERS, Meaning::DestroyGraph),
-    row(73, "cuGraphInstantiate", "10.0", OUT, Meaning::InstantiateGraph),
-    row(74, "cuGraphInstantiateWithFlags", "11.4", OUT, Meaning::InstantiateGraph),
-    row(75, "cuGraphInstantiateWithParams", "12.0", OUT, Meaning::InstantiateGraph),
-    row(76, "cuGraphInstantiateWithParams_ptsz", "12.0", OUT, Meaning::InstantiateGraph),
-    row(77, "cuGraphExecDestroy", "10.0", REGISTERS, Meaning::DestroyExecutable),
-    row(78, "cuGraphLaunch", "10.0", REGISTERS, Meaning::LaunchGraph).when(When::GraphMemory),
-    row(79, "cuGraphLaunch_ptsz", "10.0", REGISTERS, Meaning::LaunchGraph).when(When::GraphMemory),
-    row(80, "cuDeviceGraphMemTrim", "11.4", REGISTERS, Meaning::TrimGraphs),
-    row(81, "cuCtxGetCurrent", "4.0", OUT, Meaning::CurrentContext).when(When::DeviceUnknown),
-    row(82, "cuCtxGetDevice", "2.0", OUT, Meaning::CurrentDevice).when(When::DeviceUnknown),
-    row(83, "cuGreenCtxCreate", "12.4", OUT, Meaning::CreateGreen),
-    row(84, "cuCtxFromGreenCtx", "12.4", OUT, Meaning::ContextOfGreen),
-    row(85, "cuGreenCtxDestroy", "12.4", TEARDOWN, Meaning::DestroyGreen),
-    row(86, "cuCtxSetLimit", "3.1", REGISTERS, Meaning::SetLimit),
-    row(87, "cuStreamCreate", "2.0", OUT, Meaning::CreateStream),
-    row(88, "cuStreamCreateWithPriority", "5.5", OUT, Meaning::CreateStream),
-    row(89, "cuStreamBeginCapture_v2", "10.1", REGISTERS, Meaning::BeginCapture),
-    row(90, "cuStreamBeginCapture_v2_ptsz", "10.1", REGISTERS, Meaning::BeginCapture),
-    row(91, "cuStreamEndCapture", "10.0", REGISTERS.out(1), Meaning::EndCapture),
-    row(92, "cuStreamEndCapture_ptsz", "10.0", REGISTERS.out(1), Meaning::EndCapture),
-    row(93, "cuModuleLoad", "2.0", OUT, Meaning::LoadModule),
-    row(94, "cuModuleLoadData", "2.0", OUT, Meaning::LoadModule),
-    row(95, "cuModuleLoadDataEx", "2.1", OUT, Meaning::LoadModule),
-    row(96, "cuModuleLoadFatBinary", "2.0", OUT, Meaning::LoadModule),
-    row(97, "cuModuleUnload", "2.0", REGISTERS, Meaning::UnloadModule),
-    row(98, "cuLibraryLoadData", "12.0", OUT, Meaning::LoadModule),
-    row(99, "cuLibraryLoadFromFile", "12.0", OUT, Meaning::LoadModule),
-    row(100, "cuLibraryUnload", "12.0", REGISTERS, Meaning::UnloadModule),
-    row(101, "cuCheckpointProcessCheckpoint", "12.8", REGISTERS, Meaning::Checkpoint),
-    row(102, "cuCheckpointProcessRestore", "12.8", REGISTERS, Meaning::Restore),
+    row(65, "cuImportExternalMemory", "10.0", OUT.peek(1, 24, 1), Meaning::Sharing(SharingCall::ImportExternal)),
+    row(66, "cuExternalMemoryGetMappedBuffer", "10.0", OUT.peek(2, 8, 1), Meaning::Sharing(SharingCall::MapExternal)),
+    row(67, "cuDestroyExternalMemory", "10.0", REGISTERS, Meaning::Sharing(SharingCall::DestroyExternal)),
+    row(68, "cuGraphAddMemAllocNode", "11.4", ALLOCATION_NODE, Meaning::Graph(GraphCall::AddAllocationNode)),
+    row(69, "cuGraphAddMemFreeNode", "11.4", REGISTERS, Meaning::Graph(GraphCall::AddFreeNode)),
+    row(70, "cuGraphAddNode", "12.2", any_node(4), Meaning::Graph(GraphCall::AddNode)),
+    row(71, "cuGraphAddNode_v2", "12.3", any_node(5), Meaning::Graph(GraphCall::AddNode)),
+    row(72, "cuGraphDestroy", "10.0", REGISTERS, Meaning::Graph(GraphCall::DestroyGraph)),
+    row(73, "cuGraphInstantiate", "10.0", OUT, Meaning::Graph(GraphCall::InstantiateGraph)),
+    row(74, "cuGraphInstantiateWithFlags", "11.4", OUT, Meaning::Graph(GraphCall::InstantiateGraph)),
+    row(75, "cuGraphInstantiateWithParams", "12.0", OUT, Meaning::Graph(GraphCall::InstantiateGraph)),
+    row(76, "cuGraphInstantiateWithParams_ptsz", "12.0", OUT, Meaning::Graph(GraphCall::InstantiateGraph)),
+    row(77, "cuGraphExecDestroy", "10.0", REGISTERS, Meaning::Graph(GraphCall::DestroyExecutable)),
+    row(78, "cuGraphLaunch", "10.0", REGISTERS, Meaning::Graph(GraphCall::LaunchGraph)).when(When::GraphMemory),
+    row(79, "cuGraphLaunch_ptsz", "10.0", REGISTERS, Meaning::Graph(GraphCall::LaunchGraph)).when(When::GraphMemory),
+    row(80, "cuDeviceGraphMemTrim", "11.4", REGISTERS, Meaning::Graph(GraphCall::TrimGraphs)),
+    row(81, "cuCtxGetCurrent", "4.0", OUT, Meaning::Context(ContextCall::CurrentContext)).when(When::DeviceUnknown),
+    row(82, "cuCtxGetDevice", "2.0", OUT, Meaning::Context(ContextCall::CurrentDevice)).when(When::DeviceUnknown),
+    row(83, "cuGreenCtxCreate", "12.4", OUT, Meaning::Context(ContextCall::CreateGreen)),
+    row(84, "cuCtxFromGreenCtx", "12.4", OUT, Meaning::Context(ContextCall::ContextOfGreen)),
+    row(85, "cuGreenCtxDestroy", "12.4", TEARDOWN, Meaning::Context(ContextCall::DestroyGreen)),
+    row(86, "cuCtxSetLimit", "3.1", REGISTERS, Meaning::Context(ContextCall::SetLimit)),
+    row(87, "cuStreamCreate", "2.0", OUT, Meaning::Context(ContextCall::CreateStream)),
+    row(88, "cuStreamCreateWithPriority", "5.5", OUT, Meaning::Context(ContextCall::CreateStream)),
+    row(89, "cuStreamBeginCapture_v2", "10.1", REGISTERS, Meaning::Graph(GraphCall::BeginCapture)),
+    row(90, "cuStreamBeginCapture_v2_ptsz", "10.1", REGISTERS, Meaning::Graph(GraphCall::BeginCapture)),
+    row(91, "cuStreamEndCapture", "10.0", REGISTERS.out(1), Meaning::Graph(GraphCall::EndCapture)),
+    row(92, "cuStreamEndCapture_ptsz", "10.0", REGISTERS.out(1), Meaning::Graph(GraphCall::EndCapture)),
+    row(93, "cuModuleLoad", "2.0", OUT, Meaning::Memory(MemoryCall::LoadModule)),
+    row(94, "cuModuleLoadData", "2.0", OUT, Meaning::Memory(MemoryCall::LoadModule)),
+    row(95, "cuModuleLoadDataEx", "2.1", OUT, Meaning::Memory(MemoryCall::LoadModule)),
+    row(96, "cuModuleLoadFatBinary", "2.0", OUT, Meaning::Memory(MemoryCall::LoadModule)),
+    row(97, "cuModuleUnload", "2.0", REGISTERS, Meaning::Memory(MemoryCall::UnloadModule)),
+    row(98, "cuLibraryLoadData", "12.0", OUT, Meaning::Memory(MemoryCall::LoadModule)),
+    row(99, "cuLibraryLoadFromFile", "12.0", OUT, Meaning::Memory(MemoryCall::LoadModule)),
+    row(100, "cuLibraryUnload", "12.0", REGISTERS, Meaning::Memory(MemoryCall::UnloadModule)),
+    row(101, "cuCheckpointProcessCheckpoint", "12.8", REGISTERS, Meaning::Memory(MemoryCall::Checkpoint)),
+    row(102, "cuCheckpointProcessRestore", "12.8", REGISTERS, Meaning::Memory(MemoryCall::Restore)),
 ];
 
 /// The row with this id.
@@ -193,8 +197,7 @@ pub fn by_id(id: u16) -> Option<&'static Probe> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PROBES, by_id};
-    use crate::meaning::{ArrayShape, LinearSize, Meaning};
+    use super::*;
     use crate::plan::CapturePlan;
 
     #[test]
@@ -217,40 +220,40 @@ mod tests {
     /// Out words that the decoder reads.
     const fn outs_of(meaning: Meaning) -> usize {
         match meaning {
-            Meaning::Allocate { size: LinearSize::Pitched { .. }, .. }
-            | Meaning::DeviceUuid
-            | Meaning::DeviceBusId
-            | Meaning::AddAllocationNode
-            | Meaning::AddNode => 2,
-            Meaning::Allocate { .. }
-            | Meaning::AllocateFromPool { .. }
-            | Meaning::CreatePool
-            | Meaning::GetPoolAttribute
-            | Meaning::GetDevicePool(_)
-            | Meaning::GetLocationPool(_)
-            | Meaning::ImportPool
-            | Meaning::ImportPoolAddress
-            | Meaning::ReserveAddresses
-            | Meaning::CreatePhysical
-            | Meaning::RetainPhysical
-            | Meaning::ExportPhysical
-            | Meaning::ImportPhysical
-            | Meaning::CreateMulticast
-            | Meaning::OpenAlias
-            | Meaning::ImportExternal
-            | Meaning::MapExternal
-            | Meaning::CreateArray(_)
-            | Meaning::InstantiateGraph
-            | Meaning::RetainPrimary
-            | Meaning::CreateContext { .. }
-            | Meaning::PopContext
-            | Meaning::CurrentContext
-            | Meaning::CurrentDevice
-            | Meaning::CreateGreen
-            | Meaning::ContextOfGreen
-            | Meaning::CreateStream
-            | Meaning::EndCapture
-            | Meaning::LoadModule => 1,
+            Meaning::Memory(MemoryCall::Allocate { size: LinearSize::Pitched { .. }, .. })
+            | Meaning::Context(ContextCall::DeviceUuid)
+            | Meaning::Context(ContextCall::DeviceBusId)
+            | Meaning::Graph(GraphCall::AddAllocationNode)
+            | Meaning::Graph(GraphCall::AddNode) => 2,
+            Meaning::Memory(MemoryCall::Allocate { .. })
+            | Meaning::Pool(PoolCall::AllocateFromPool { .. })
+            | Meaning::Pool(PoolCall::CreatePool)
+            | Meaning::Pool(PoolCall::GetPoolAttribute)
+            | Meaning::Pool(PoolCall::GetDevicePool(_))
+            | Meaning::Pool(PoolCall::GetLocationPool(_))
+            | Meaning::Pool(PoolCall::ImportPool)
+            | Meaning::Sharing(SharingCall::ImportPoolAddress)
+            | Meaning::Virtual(VirtualCall::ReserveAddresses)
+            | Meaning::Virtual(VirtualCall::CreatePhysical)
+            | Meaning::Virtual(VirtualCall::RetainPhysical)
+            | Meaning::Sharing(SharingCall::ExportPhysical)
+            | Meaning::Sharing(SharingCall::ImportPhysical)
+            | Meaning::Virtual(VirtualCall::CreateMulticast)
+            | Meaning::Sharing(SharingCall::OpenAlias)
+            | Meaning::Sharing(SharingCall::ImportExternal)
+            | Meaning::Sharing(SharingCall::MapExternal)
+            | Meaning::Memory(MemoryCall::CreateArray(_))
+            | Meaning::Graph(GraphCall::InstantiateGraph)
+            | Meaning::Context(ContextCall::RetainPrimary)
+            | Meaning::Context(ContextCall::CreateContext { .. })
+            | Meaning::Context(ContextCall::PopContext)
+            | Meaning::Context(ContextCall::CurrentContext)
+            | Meaning::Context(ContextCall::CurrentDevice)
+            | Meaning::Context(ContextCall::CreateGreen)
+            | Meaning::Context(ContextCall::ContextOfGreen)
+            | Meaning::Context(ContextCall::CreateStream)
+            | Meaning::Graph(GraphCall::EndCapture)
+            | Meaning::Memory(MemoryCall::LoadModule) => 1,
             _ => 0,
         }
     }
@@ -258,19 +261,23 @@ mod tests {
     /// Peeked words that the decoder reads.
     const fn peeks_of(meaning: Meaning) -> usize {
         match meaning {
-            Meaning::CreatePool
-            | Meaning::AddNode
-            | Meaning::CreateArray(ArrayShape::Solid | ArrayShape::Mipmapped) => 5,
-            Meaning::CreateArray(ArrayShape::Flat) | Meaning::AddAllocationNode => 3,
-            Meaning::ExportPoolAddress | Meaning::ImportPoolAddress | Meaning::ExportAddress | Meaning::OpenAlias => 2,
-            Meaning::CreatePhysical
-            | Meaning::SetPoolAttribute
-            | Meaning::SetLocationPool
-            | Meaning::GetLocationPool(_)
-            | Meaning::ExportPhysical
-            | Meaning::ImportPhysical
-            | Meaning::ImportExternal
-            | Meaning::MapExternal => 1,
+            Meaning::Pool(PoolCall::CreatePool)
+            | Meaning::Graph(GraphCall::AddNode)
+            | Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Solid | ArrayShape::Mipmapped)) => 5,
+            Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Flat))
+            | Meaning::Graph(GraphCall::AddAllocationNode) => 3,
+            Meaning::Sharing(SharingCall::ExportPoolAddress)
+            | Meaning::Sharing(SharingCall::ImportPoolAddress)
+            | Meaning::Sharing(SharingCall::ExportAddress)
+            | Meaning::Sharing(SharingCall::OpenAlias) => 2,
+            Meaning::Virtual(VirtualCall::CreatePhysical)
+            | Meaning::Pool(PoolCall::SetPoolAttribute)
+            | Meaning::Pool(PoolCall::SetLocationPool)
+            | Meaning::Pool(PoolCall::GetLocationPool(_))
+            | Meaning::Sharing(SharingCall::ExportPhysical)
+            | Meaning::Sharing(SharingCall::ImportPhysical)
+            | Meaning::Sharing(SharingCall::ImportExternal)
+            | Meaning::Sharing(SharingCall::MapExternal) => 1,
             _ => 0,
         }
     }

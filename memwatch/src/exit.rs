@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::output_file;
 use crate::printable::printable_lines;
 use crate::sources::kernel::load::LoadError;
 
@@ -100,7 +101,13 @@ impl Failure {
             let there = Self::new(Exit::Error, format_args!("{} is there already", path.display()));
             return there.advise("Give another name with -o, or --force to replace it.");
         }
-        Self::new(Exit::Error, format_args!("{}: {error}", path.display()))
+        Self::new(Exit::Error, format_args!("{}: {error}", output_file::name(path)))
+    }
+
+    /// A binary file is to be written to a terminal.
+    pub(crate) fn binary_on_terminal() -> Self {
+        Self::new(Exit::Error, "standard output is a terminal, which cannot show a binary file")
+            .advise("Name a file with -o FILE, or pipe it on: -o - | zstd > FILE.zst")
     }
 
     /// The kernel half could not be loaded.

@@ -11,6 +11,7 @@ mod exit;
 mod export;
 mod frameworks;
 mod options;
+mod output_file;
 mod printable;
 mod render;
 mod sources;

@@ -1,6 +1,7 @@
 """What of the check can be tested on any machine: it needs neither a GPU nor the driver nor PyTorch."""
 
 import ctypes
+import json
 import sys
 import tempfile
 import unittest
@@ -9,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpucheck import calls, elf, library, machine, overhead, report, tracefs, watcher
+from gpucheck import ask_probes, calls, compare, elf, library, machine, outside, overhead, report, tracefs, watcher
 from gpucheck.calls import Call
 from gpucheck.steps import STEPS
 
@@ -75,6 +76,89 @@ class Tracing(unittest.TestCase):
         lines = tracefs.definitions("g", path, {"malloc": 0, "free": None, "no_such_function": 0}, returns=True)
         self.assertEqual([line.split()[0] for line in lines], ["p:g/malloc", "r:g/ret_malloc", "p:g/free", "r:g/ret_free"])
         self.assertEqual(["size=" in line for line in lines], [True, False, False, False])
+
+
+    def test_a_probe_records_where_a_call_returns_to_if_that_is_asked_for(self) -> None:
+        library.load("libc.so.6")
+        path = library.mapped("libc.so.6")
+        assert path is not None
+        first, second = tracefs.definitions("g", path, {"malloc": 0}, returns=True, callers=True)
+        self.assertIn(" caller=", first)
+        self.assertNotIn(" caller=", second)
+        hit = "python3-4711 [001] ..... 100.000001: malloc: (0x7f0000001000) size=16 caller=0x7f0000000042\n"
+        self.assertEqual(calls.pair(tracefs.parse(hit))[0].caller, 0x7F0000000042)
+
+
+MAPS = """\
+100000-200000 r-xp 00000000 fe:01 11 /venv/lib/libcudart.so.13
+200000-300000 r-xp 00000000 fe:01 12 /venv/lib/libc10_cuda.so
+300000-400000 r-xp 00001000 fe:01 13 /venv/lib/libcublas.so.13
+400000-500000 rw-p 00000000 00:00 0
+500000-600000 rw-p 00000000 00:00 0 [heap]
+"""
+
+
+class Outside(unittest.TestCase):
+    def taken(self, *made: Call) -> tuple[list[dict], int]:
+        return outside.taken(made, outside.code_of(MAPS))
+
+    def test_what_other_libraries_take_is_named_by_library_and_size(self) -> None:
+        of_pytorch = [Call("cuMemAlloc_v2", 2 << 20, 0, 0, 0x100010), Call("cuMemCreate", 20 << 20, 0, 0, 0x200010)]
+        handle = [Call("cuMemAlloc_v2", size, 0, 0, 0x300010) for size in (1024, 131072, 67108864)]
+        rows, frees = self.taken(*of_pytorch, *handle, *handle)
+        self.assertEqual([(row["library"], row["size_bytes"], row["times"]) for row in rows],
+                         [("libcublas.so.13", size, 2) for size in (1024, 131072, 67108864)])
+        self.assertEqual((outside.total_bytes(rows), frees), (134481920, 0))
+
+    def test_a_refused_call_took_nothing_and_freeing_nothing_gave_nothing_back(self) -> None:
+        refused, unfinished = Call("cuMemAlloc_v2", 512, 2, 0, 0x300010), Call("cuMemAlloc_v2", 512, None, 0, 0x300010)
+        self.assertEqual(self.taken(refused, unfinished, Call("cuMemFree_v2", 0, 0, 0, 0x300010)), ([], 0))
+        self.assertEqual(self.taken(Call("cuMemFree_v2", 0x7F0000000000, 0, 0, 0x300010)), ([], 1))
+
+    def test_code_that_is_of_no_file_is_not_pytorchs(self) -> None:
+        rows, _ = self.taken(Call("cuMemAlloc_v2", 512, 0, 0, 0x400010), Call("cuMemAlloc_v2", 512, 0, 0, None))
+        self.assertEqual([(row["library"], row["times"]) for row in rows], [("code of no file", 2)])
+
+
+class AgainstTorch(unittest.TestCase):
+    def row(self, **more: object) -> dict:
+        same = {"torch_live_bytes": 100, "memwatch_live_bytes": 100, "torch_peak_bytes": 120, "memwatch_peak_bytes": 120}
+        fixed = {"allocator": "native", "failures": 0, "lost": 0, "used_minus_live_bytes": 7}
+        return {**same, **fixed, "outside_torch_bytes": 0, **more}
+
+    def test_live_bytes_are_pytorchs_and_what_other_libraries_took(self) -> None:
+        more = self.row(memwatch_live_bytes=130, memwatch_peak_bytes=150)
+        self.assertFalse(compare.agrees(more))
+        self.assertTrue(compare.agrees({**more, "outside_torch_bytes": 30}))
+        self.assertFalse(compare.agrees({**more, "outside_torch_bytes": 29}))
+        self.assertFalse(compare.agrees({**more, "outside_torch_bytes": None}), "a kernel that records no callers excuses nothing")
+
+    def test_a_peak_from_before_others_took_memory_agrees_and_a_higher_one_does_not(self) -> None:
+        taken = {"memwatch_live_bytes": 130, "outside_torch_bytes": 30}
+        self.assertTrue(compare.agrees(self.row(**taken, memwatch_peak_bytes=120)))
+        self.assertFalse(compare.agrees(self.row(**taken, memwatch_peak_bytes=151)))
+        self.assertFalse(compare.agrees(self.row(**taken, memwatch_peak_bytes=119)))
+
+    def test_every_checkpoint_on_an_h100_agrees_with_pytorch_and_two_cublas_handles(self) -> None:
+        run = Path(__file__).resolve().parents[2] / "docs/gpu-runs/2026-11-22-nvidia-h100-80gb-hbm3-580.159.04.json"
+        steps = json.loads(run.read_text())["steps"]
+        rows = next(step for step in steps if step["name"] == "against_torch")["evidence"]["checkpoints"]
+        handles = 2 * (1024 + 131072 + 67108864)
+        has_handles = {id(row): row["script"] == "transformer" and row["checkpoint"] != "model" for row in rows}
+        full = [{**row, "outside_torch_bytes": handles if has_handles[id(row)] else 0} for row in rows]
+        self.assertEqual((len(full), [row for row in full if not compare.agrees(row)]), (48, []))
+
+    def test_the_answer_names_what_is_outside_pytorch(self) -> None:
+        taken = [{"library": "libcublas.so.13", "symbol": "cuMemAlloc_v2", "size_bytes": size, "times": 1} for size in (30, 8)]
+        answer = compare.judge([self.row(memwatch_live_bytes=138, memwatch_peak_bytes=158, outside_torch_bytes=38)], taken)
+        self.assertEqual(answer.state, "answered")
+        self.assertIn("outside PyTorch: libcublas.so.13 8 + 30 bytes", answer.text)
+
+
+class Sites(unittest.TestCase):
+    def test_a_function_newer_than_the_driver_is_not_missing(self) -> None:
+        rows = [{"symbol": "cuMulticastBindMem_v2", "since": "13.1"}, {"symbol": "cuMemCreate", "since": "10.2"}]
+        self.assertEqual(ask_probes.absent(rows, (13, 0)), (["cuMemCreate"], ["cuMulticastBindMem_v2"]))
 
 
 class Report(unittest.TestCase):

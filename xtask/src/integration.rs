@@ -29,10 +29,6 @@ pub(crate) fn build_simulators(repo: &Repo) -> Result<()> {
     SHAPES.iter().try_for_each(|(prologue, ..)| build_simulator(repo, *prologue).map(drop))
 }
 
-/// Files of tests that each compare one PyTorch job of their own, whatever else runs: two of a file's tests run at a time. They wait for Python
-/// for most of their time, and are half of all that the tests take.
-const TOGETHER: &[&str] = &["pytorch", "simulate", "tensors", "tensors_more"];
-
 /// Builds one shape of the simulated driver and returns its folder.
 ///
 /// # Errors
@@ -89,22 +85,9 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     Ok(cargo)
 }
 
-/// What cargo is told of the files of tests, in two parts, and how many tests of each may run at a time. Most look at the whole machine, where
-/// another test's programs would be too many.
-///
-/// # Errors
-/// When the files cannot be listed.
-pub(crate) fn files(repo: &Repo) -> Result<[(Vec<String>, usize); 2]> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(repo.path("tests/tests")).context("cannot list the tests")? {
-        let path = entry.context("cannot list the tests")?.path();
-        names.extend(path.file_stem().filter(|_| path.is_file()).map(|stem| stem.to_string_lossy().into_owned()));
-    }
-    names.sort();
-    let (together, alone): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| TOGETHER.contains(&name.as_str()));
-    let words = |names: Vec<String>| names.into_iter().flat_map(|name| ["--test".to_owned(), name]);
-    Ok([(["--lib".to_owned()].into_iter().chain(words(alone)).collect(), 1), (words(together).collect(), 2)])
-}
+/// The programs of tests as cargo's arguments, and how many tests of each run at a time. Most look at the whole machine, where another test's programs
+/// would be too many.
+pub(crate) const PROGRAMS: [(&[&str], usize); 2] = [(&["--lib", "--test", "alone"], 1), (&["--test", "together"], 2)];
 
 /// `2.15.0` → `2_15`, as the variables spell it.
 fn variable_part(version: &str) -> String {
@@ -121,12 +104,17 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_tests_is_in_one_of_the_parts() {
-        let [(alone, _), (together, _)] = files(&Repo::locate().unwrap()).unwrap();
-        for name in TOGETHER {
-            assert!(together.contains(&(*name).to_owned()) && !alone.contains(&(*name).to_owned()), "{name}");
+    fn every_program_of_tests_is_run_and_has_every_file_of_its_folder() {
+        let repo = Repo::locate().unwrap();
+        for (words, _) in PROGRAMS {
+            let folder = repo.path(&format!("tests/tests/{}", words[words.len() - 1]));
+            let main = std::fs::read_to_string(folder.join("main.rs")).unwrap();
+            for entry in std::fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_stem().unwrap().to_string_lossy();
+                assert!(name == "main" || main.contains(&format!("mod {name};")), "{}", path.display());
+            }
         }
-        assert_eq!(together.len(), 2 * TOGETHER.len());
-        assert!(alone.contains(&"--lib".to_owned()) && alone.contains(&"agent".to_owned()), "{alone:?}");
+        assert_eq!(std::fs::read_dir(repo.path("tests/tests")).unwrap().count(), PROGRAMS.len());
     }
 }

@@ -68,8 +68,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         usage: "[PART] [FILTER]",
-        summary: "all checks; PART is fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
+        summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",
         run: suite::task,
+    },
+    Task {
+        name: "fetch",
+        usage: "",
+        summary: "install the PyTorch versions and the readers of profiles that the tests use",
+        run: suite::fetch_task,
     },
     Task {
         name: "bench",
@@ -116,7 +122,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "install",
         usage: "[--root DIR]",
-        summary: "build and install memwatch as DIR/bin/memwatch (default /usr/local, where sudo finds it)",
+        summary: "build and install memwatch as DIR/bin/memwatch, with the agent's systemd unit (default /usr/local, where sudo finds it)",
         run: binary::install_task,
     },
     Task {

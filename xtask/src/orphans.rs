@@ -1,9 +1,18 @@
 //! Processes that outlive the program that started them: they become ours, so that nothing of a task is left running.
 
 use anyhow::{Context as _, Result};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(20);
+
+/// A child that is meant to go on; 0 is none.
+static SPARED: AtomicU32 = AtomicU32::new(0);
+
+/// Leaves this child alone from now on: it runs beside the tests.
+pub(crate) fn spare(tgid: u32) {
+    SPARED.store(tgid, Ordering::Relaxed);
+}
 
 /// From now on, a process whose parent ends becomes our child.
 ///
@@ -47,7 +56,10 @@ fn children() -> Vec<(i32, String)> {
     let us = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let child = |entry: std::fs::DirEntry| {
-        let tgid = entry.file_name().to_str()?.parse().ok()?;
+        let tgid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        if tgid.cast_unsigned() == SPARED.load(Ordering::Relaxed) {
+            return None;
+        }
         let stat = String::from_utf8_lossy(&std::fs::read(entry.path().join("stat")).ok()?).into_owned();
         // The name may hold spaces and parentheses; the state and the parent follow its last one.
         let (head, tail) = stat.rsplit_once(") ")?;

@@ -3,6 +3,7 @@
 use crate::repo::Repo;
 use crate::run::run_quietly;
 use crate::setup::{self, Package};
+use crate::torch;
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::Path;
@@ -22,6 +23,10 @@ pub(crate) const FOLDER: &str = "profile-readers";
 /// Installs them, or says that the tests that need them will be skipped.
 pub(crate) fn install(repo: &Repo) {
     let folder = repo.made(FOLDER);
+    let _lock = match torch::lock(&repo.made("profile-readers.lock")) {
+        Ok(lock) => lock,
+        Err(error) => return eprintln!("set-up: the tests that need readers of profiles are SKIPPED. {error:#}"),
+    };
     if let Err(error) = ensure(&folder) {
         eprintln!("set-up: the tests that need speedscope and pprof-format are SKIPPED. {error:#}");
     }

@@ -2,9 +2,11 @@
 
 use crate::args::Args;
 use crate::binary;
+use crate::child::Owned;
 use crate::docs;
 use crate::fuzz;
 use crate::integration;
+use crate::orphans;
 use crate::profile_readers;
 use crate::repo::{self, Profile, Repo};
 use crate::run::{pinned, run};
@@ -15,6 +17,7 @@ use crate::test_output::run_tests;
 use crate::tidy;
 use anyhow::{Context as _, Result, bail};
 use std::io::Write as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// What the steps share.
@@ -24,6 +27,8 @@ struct Session<'repo> {
     filter: Option<String>,
     /// The closing lines of the latest step that ran tests, kept back so that they end the output.
     closing_lines: String,
+    /// What is fetched over the network while the processors compile.
+    downloads: Option<Owned>,
 }
 
 /// One step of the run.
@@ -35,9 +40,11 @@ struct Step {
     run: fn(&mut Session<'_>) -> Result<()>,
 }
 
-/// Every step, in order. A part that is asked for alone brings all steps with its name.
+/// Every step, in order. A part that is asked for alone brings all steps with its name, and the set-up that has none.
 const STEPS: &[Step] = &[
     Step { name: "tools", part: "", run: |session| setup::tools(session.repo) },
+    Step { name: "system packages", part: INTEGRATION, run: system_packages },
+    Step { name: "PyTorch and readers, in the background", part: INTEGRATION, run: start_downloads },
     Step { name: "format", part: "fmt", run: format },
     Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
     Step { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
@@ -47,16 +54,16 @@ const STEPS: &[Step] = &[
     Step { name: "unit tests", part: "unit", run: unit_tests },
     Step { name: "fuzz targets", part: "fuzz", run: |session| fuzz::check(session.repo) },
     Step { name: "memwatch", part: INTEGRATION, run: build_memwatch },
-    Step { name: "system packages", part: INTEGRATION, run: |_| setup::packages(INTEGRATION_PACKAGES) },
-    Step { name: "container engines, Slurm", part: INTEGRATION, run: daemons },
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
-    Step { name: "readers of profiles", part: INTEGRATION, run: readers_of_profiles },
-    Step { name: "PyTorch", part: INTEGRATION, run: |session| integration::install_torch(session.repo) },
+    Step { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
 ];
-/// What the tests run beside memwatch.
-const INTEGRATION_PACKAGES: &[Package] = &[Package::Systemd, Package::PythonVenv, Package::Prometheus];
+/// What the tests run beside memwatch. The fuzz targets' compiler is among it: apt-get runs once.
+const INTEGRATION_PACKAGES: &[Package] =
+    &[Package::CxxCompiler, Package::Systemd, Package::PythonVenv, Package::Prometheus, Package::NodeJs];
 const INTEGRATION: &str = "integration";
+/// The parts of `cargo xtask test quick`: what needs neither root, nor PyTorch, nor minutes.
+const QUICK: &[&str] = &["fmt", "tidy", "clippy", "unit"];
 /// The parts whose tests a name filter reaches.
 const FILTERED: &[&str] = &["unit", INTEGRATION];
 
@@ -65,7 +72,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let names: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
     let (parts, filter) = plan(&names)?;
-    let mut session = Session { repo, filter, closing_lines: String::new() };
+    let mut session = Session { repo, filter, closing_lines: String::new(), downloads: None };
     let mut durations = Vec::new();
     let outcome = run_steps(&mut session, &parts, &mut durations);
     let mut table = Table::new(&["step", "seconds"]);
@@ -84,6 +91,7 @@ fn plan(names: &[String]) -> Result<(Vec<&'static str>, Option<String>)> {
     let all = || STEPS.iter().map(|step| step.part).filter(|part| !part.is_empty()).collect();
     match names {
         [] => Ok((all(), None)),
+        [name] if name == "quick" => Ok((QUICK.to_vec(), None)),
         [name] => Ok(match find(name) {
             Some(part) => (vec![part], None),
             None => (FILTERED.to_vec(), Some(name.clone())),
@@ -145,22 +153,40 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     run_tests(&mut cargo, &mut session.closing_lines)
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "steps have one form; the tests that want these daemons skip without them"
-)]
-fn daemons(_: &mut Session<'_>) -> Result<()> {
+/// All at once, before anything else could want the package manager. Tests that want daemons or Slurm skip without them.
+fn system_packages(_: &mut Session<'_>) -> Result<()> {
+    setup::packages(INTEGRATION_PACKAGES)?;
     setup::daemons(&[Package::Containers, Package::Slurm]);
     Ok(())
 }
 
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "steps have one form; the tests that want these readers skip without them"
-)]
-fn readers_of_profiles(session: &mut Session<'_>) -> Result<()> {
-    profile_readers::install(session.repo);
+/// Wheels take minutes of network and little else: they come while the processors compile, by a process of their own (`cargo xtask fetch`).
+fn start_downloads(session: &mut Session<'_>) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find xtask's own file")?;
+    let downloads = Owned::start(Command::new(program).arg("fetch"))?;
+    orphans::spare(downloads.tgid());
+    session.downloads = Some(downloads);
     Ok(())
+}
+
+/// Waits for what is still being installed, and does again what failed: its error belongs here.
+fn finish_downloads(session: &mut Session<'_>) -> Result<()> {
+    fetch(session.repo)?;
+    session.downloads = None;
+    Ok(())
+}
+
+/// Every PyTorch, and the programs that read profiles. Tests that want a reader skip without it.
+fn fetch(repo: &Repo) -> Result<()> {
+    integration::install_torch(repo)?;
+    profile_readers::install(repo);
+    Ok(())
+}
+
+/// `cargo xtask fetch`.
+pub(crate) fn fetch_task(repo: &Repo, args: Args) -> Result<()> {
+    args.finish()?;
+    fetch(repo)
 }
 
 fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
@@ -168,9 +194,9 @@ fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
 }
 
 fn integration_tests(session: &mut Session<'_>) -> Result<()> {
-    for (files, at_once) in integration::files(session.repo)? {
+    for (programs, at_once) in integration::PROGRAMS {
         let mut cargo = integration::cargo_test(session.repo)?;
-        cargo.args(files).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
+        cargo.args(programs).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
         print!("{}", std::mem::take(&mut session.closing_lines));
         run_tests(&mut cargo, &mut session.closing_lines)?;
     }
@@ -190,6 +216,13 @@ mod tests {
         let (parts, filter) = planned(&[]).unwrap();
         assert!(STEPS.iter().all(|step| step.part.is_empty() || parts.contains(&step.part)));
         assert_eq!(filter, None);
+    }
+
+    #[test]
+    fn quick_is_what_needs_neither_root_nor_pytorch() {
+        let (parts, filter) = planned(&["quick"]).unwrap();
+        assert_eq!((parts.as_slice(), filter), (QUICK, None));
+        assert!(QUICK.iter().all(|part| STEPS.iter().any(|step| step.part == *part)) && !QUICK.contains(&INTEGRATION));
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod threads;
 
 mod crest;
 mod durations;
+mod framework;
 pub mod log;
 mod marks;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use self::places::{Places, Refusal};
 use self::pytorch::{Allocators, DeviceAllocator, DriverChange, Words};
 use self::threads::Threads;
 
+pub use self::framework::FrameworkAllocator;
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 
@@ -97,10 +99,10 @@ pub struct Reported {
     pub time_ns: u64,
 }
 
-/// The caching allocators of one process.
+/// The caching allocators of one process, and what its threads do with them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct TensorLedger {
-    allocators: Allocators,
+pub struct TensorLedger<A = Allocators> {
+    allocators: A,
     stacks: Stacks,
     #[serde(with = "by_name::losses")]
     losses: BTreeMap<Loss, u64>,
@@ -128,7 +130,7 @@ struct Window {
 /// A window is closed after this at the latest, however long a step takes; nanoseconds.
 const LONGEST_WINDOW_NS: u64 = 60_000_000_000;
 
-impl TensorLedger {
+impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Time passes: the window is closed where a step of training has ended in it, or there are no steps.
     pub fn tick(&mut self, now_ns: u64) {
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
@@ -172,7 +174,7 @@ impl TensorLedger {
                 if let Some(spent) = self.durations.grant(&block, &whose) {
                     self.places.spend(spent);
                 }
-                self.allocators.tell_stage(block.ordinal, whose.stage);
+                self.allocators.note_phase(block.ordinal, whose.stage);
                 if let Some((_, _, now)) = now {
                     self.log.grant((block.ordinal, block.tid), &now, &whose);
                 }
@@ -194,32 +196,12 @@ impl TensorLedger {
 
     /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
     pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
-        self.allocators.learn_statistics(allocator, time_ns, words)
+        self.allocators.learn_counters(allocator, time_ns, words)
     }
 
     /// Whether an allocator's own numbers are wanted, and there is a way to them.
     pub fn wants_statistics(&self) -> bool {
-        self.allocators.wants_statistics()
-    }
-
-    /// The allocators whose own numbers would make these surer, by their address.
-    pub fn drifting(&self) -> Vec<u64> {
-        self.allocators.drifting()
-    }
-
-    /// Whether an allocator reports, and tells no trace of its own: what it does can be seen by other functions of it.
-    pub fn lacks_trace(&self) -> bool {
-        self.allocators.lacks_trace()
-    }
-
-    /// Whether all allocators trace what they report.
-    pub fn has_trace(&self) -> bool {
-        self.allocators.has_trace()
-    }
-
-    /// The allocators by device.
-    pub const fn allocators(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
-        self.allocators.devices()
+        self.allocators.wants_counters()
     }
 
     /// The driver granted or took back memory that may be a segment.
@@ -320,13 +302,35 @@ impl TensorLedger {
 
     /// The totals by device, as the allocators told them.
     pub fn reported(&self) -> BTreeMap<Ordinal, Reported> {
-        let devices = self.allocators.devices().iter();
-        devices.filter_map(|(ordinal, device)| Some((*ordinal, device.reported()?))).collect()
+        self.allocators.reported()
     }
 
     /// The stacks met so far.
     pub const fn stacks(&self) -> &Stacks {
         &self.stacks
+    }
+}
+
+/// What only PyTorch has.
+impl TensorLedger {
+    /// The allocators whose own numbers would make these surer, by their address.
+    pub fn drifting(&self) -> Vec<u64> {
+        self.allocators.drifting()
+    }
+
+    /// Whether an allocator reports, and tells no trace of its own: what it does can be seen by other functions of it.
+    pub fn lacks_trace(&self) -> bool {
+        self.allocators.lacks_trace()
+    }
+
+    /// Whether all allocators trace what they report.
+    pub fn has_trace(&self) -> bool {
+        self.allocators.has_trace()
+    }
+
+    /// The allocators by device.
+    pub const fn allocators(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
+        self.allocators.devices()
     }
 }
 

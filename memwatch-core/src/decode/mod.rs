@@ -4,7 +4,9 @@ mod action;
 mod array;
 mod tensor;
 
-use memwatch_common::meaning::{LinearSize, Meaning};
+use memwatch_common::meaning::{
+    ContextCall, GraphCall, LinearSize, Meaning, MemoryCall, PoolCall, SharingCall, VirtualCall,
+};
 use memwatch_common::probes::{self, Probe};
 use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 
@@ -74,8 +76,12 @@ pub fn decode(record: &CallRecord) -> Result<Call, DecodeError> {
 /// The address that a call allocates or frees, if it is of a kind of which there may be millions: what [`decode`] will say, sooner had.
 pub fn address(record: &CallRecord) -> Option<u64> {
     match probes::by_id(record.probe)?.meaning {
-        Meaning::Allocate { .. } | Meaning::AllocateFromPool { .. } => Some(record.out[0]),
-        Meaning::Free | Meaning::FreeHost | Meaning::FreeAsync => Some(record.args[0]),
+        Meaning::Memory(MemoryCall::Allocate { .. }) | Meaning::Pool(PoolCall::AllocateFromPool { .. }) => {
+            Some(record.out[0])
+        }
+        Meaning::Memory(MemoryCall::Free)
+        | Meaning::Memory(MemoryCall::FreeHost)
+        | Meaning::Pool(PoolCall::FreeAsync) => Some(record.args[0]),
         _ => None,
     }
 }
@@ -83,129 +89,138 @@ pub fn address(record: &CallRecord) -> Option<u64> {
 /// Whether a call means nothing without the words behind its out-pointers.
 fn needs_result(meaning: Meaning, record: &CallRecord) -> bool {
     match meaning {
-        Meaning::PopContext | Meaning::ExportPhysical => false,
-        Meaning::AddNode => low_u32(record.peek[0]) == ALLOCATION_NODE,
+        Meaning::Context(ContextCall::PopContext) | Meaning::Sharing(SharingCall::ExportPhysical) => false,
+        Meaning::Graph(GraphCall::AddNode) => low_u32(record.peek[0]) == ALLOCATION_NODE,
         _ => true,
     }
 }
 
 fn action(probe: &Probe, record: &CallRecord) -> Action {
-    let args = &record.args;
-    let out = record.out[0];
     match probe.meaning {
-        Meaning::Initialise => Action::Initialise,
-        Meaning::Allocate { kind, size } => Action::Allocate { kind, address: out, bytes: linear_bytes(size, record) },
-        Meaning::Free => Action::Free { address: args[0] },
-        Meaning::FreeHost => Action::FreeHost { address: args[0] },
-        Meaning::RegisterHost => Action::RegisterHost { address: args[0], bytes: args[1] },
-        Meaning::UnregisterHost => Action::UnregisterHost { address: args[0] },
-        Meaning::CreateArray(shape) => {
-            Action::CreateArray { handle: out, estimated_bytes: array::estimated_bytes(shape, record) }
-        }
-        Meaning::DestroyArray => Action::DestroyArray { handle: args[0] },
-        Meaning::LoadModule => Action::LoadModule { module: out },
-        Meaning::UnloadModule => Action::UnloadModule { module: args[0] },
-        Meaning::Checkpoint => Action::Checkpoint { tgid: Tgid(low_u32(args[0])) },
-        Meaning::Restore => Action::Restore { tgid: Tgid(low_u32(args[0])) },
-        meaning => pool_action(probe, record)
-            .or_else(|| virtual_memory_action(meaning, record))
-            .or_else(|| sharing_action(meaning, record))
-            .or_else(|| graph_action(probe, record))
-            .unwrap_or_else(|| context_action(meaning, record)),
+        Meaning::Memory(call) => memory_action(call, record),
+        Meaning::Pool(call) => pool_action(call, probe, record),
+        Meaning::Virtual(call) => virtual_memory_action(call, record),
+        Meaning::Sharing(call) => sharing_action(call, record),
+        Meaning::Graph(call) => graph_action(call, probe, record),
+        Meaning::Context(call) => context_action(call, record),
     }
 }
 
-fn pool_action(probe: &Probe, record: &CallRecord) -> Option<Action> {
+fn memory_action(call: MemoryCall, record: &CallRecord) -> Action {
     let args = &record.args;
     let out = record.out[0];
-    Some(match probe.meaning {
-        Meaning::AllocateFromPool { pool, stream } => Action::AllocateFromPool {
+    match call {
+        MemoryCall::Initialise => Action::Initialise,
+        MemoryCall::Allocate { kind, size } => {
+            Action::Allocate { kind, address: out, bytes: linear_bytes(size, record) }
+        }
+        MemoryCall::Free => Action::Free { address: args[0] },
+        MemoryCall::FreeHost => Action::FreeHost { address: args[0] },
+        MemoryCall::RegisterHost => Action::RegisterHost { address: args[0], bytes: args[1] },
+        MemoryCall::UnregisterHost => Action::UnregisterHost { address: args[0] },
+        MemoryCall::CreateArray(shape) => {
+            Action::CreateArray { handle: out, estimated_bytes: array::estimated_bytes(shape, record) }
+        }
+        MemoryCall::DestroyArray => Action::DestroyArray { handle: args[0] },
+        MemoryCall::LoadModule => Action::LoadModule { module: out },
+        MemoryCall::UnloadModule => Action::UnloadModule { module: args[0] },
+        MemoryCall::Checkpoint => Action::Checkpoint { tgid: Tgid(low_u32(args[0])) },
+        MemoryCall::Restore => Action::Restore { tgid: Tgid(low_u32(args[0])) },
+    }
+}
+
+fn pool_action(call: PoolCall, probe: &Probe, record: &CallRecord) -> Action {
+    let args = &record.args;
+    let out = record.out[0];
+    match call {
+        PoolCall::AllocateFromPool { pool, stream } => Action::AllocateFromPool {
             address: out,
             bytes: args[1],
             pool: pool.map(|index| argument(record, index)),
             stream: stream_of(probe, argument(record, stream)),
         },
-        Meaning::FreeAsync => Action::FreeAsync { address: args[0], stream: stream_of(probe, args[1]) },
-        Meaning::CreatePool => Action::CreatePool {
+        PoolCall::FreeAsync => Action::FreeAsync { address: args[0], stream: stream_of(probe, args[1]) },
+        PoolCall::CreatePool => Action::CreatePool {
             pool: out,
             // CUmemPoolProps: the allocation type is the low half of the first word, the location the second word.
             place: PoolPlace { location: location(record, 1), managed: low_u32(record.peek[0]) == MANAGED },
         },
-        Meaning::DestroyPool => Action::DestroyPool { pool: args[0] },
-        Meaning::TrimPool => Action::TrimPool { pool: args[0], keep_bytes: args[1] },
-        Meaning::SetPoolAttribute => {
+        PoolCall::DestroyPool => Action::DestroyPool { pool: args[0] },
+        PoolCall::TrimPool => Action::TrimPool { pool: args[0], keep_bytes: args[1] },
+        PoolCall::SetPoolAttribute => {
             Action::SetPoolAttribute { pool: args[0], attribute: low_u32(args[1]), value: record.peek[0] }
         }
-        Meaning::GetPoolAttribute => {
+        PoolCall::GetPoolAttribute => {
             Action::PoolAttribute { pool: args[0], attribute: low_u32(args[1]), value: record.out[0] }
         }
-        Meaning::SetDevicePool => Action::SetPool { site: PoolSite::Device(ordinal(args[0])), pool: args[1] },
-        Meaning::GetDevicePool(role) => Action::LearnPool { site: PoolSite::Device(ordinal(args[1])), pool: out, role },
-        Meaning::SetLocationPool => Action::SetPool { site: pool_site(record, args[1]), pool: args[2] },
-        Meaning::GetLocationPool(role) => Action::LearnPool { site: pool_site(record, args[2]), pool: out, role },
-        Meaning::ImportPool => Action::ImportPool { pool: out },
-        _ => return None,
-    })
+        PoolCall::SetDevicePool => Action::SetPool { site: PoolSite::Device(ordinal(args[0])), pool: args[1] },
+        PoolCall::GetDevicePool(role) => {
+            Action::LearnPool { site: PoolSite::Device(ordinal(args[1])), pool: out, role }
+        }
+        PoolCall::SetLocationPool => Action::SetPool { site: pool_site(record, args[1]), pool: args[2] },
+        PoolCall::GetLocationPool(role) => Action::LearnPool { site: pool_site(record, args[2]), pool: out, role },
+        PoolCall::ImportPool => Action::ImportPool { pool: out },
+    }
 }
 
-fn virtual_memory_action(meaning: Meaning, record: &CallRecord) -> Option<Action> {
+fn virtual_memory_action(call: VirtualCall, record: &CallRecord) -> Action {
     let args = &record.args;
     let out = record.out[0];
-    Some(match meaning {
-        Meaning::ReserveAddresses => Action::ReserveAddresses { address: out, bytes: args[1] },
-        Meaning::FreeAddresses => Action::FreeAddresses { address: args[0], bytes: args[1] },
-        Meaning::CreatePhysical => {
+    match call {
+        VirtualCall::ReserveAddresses => Action::ReserveAddresses { address: out, bytes: args[1] },
+        VirtualCall::FreeAddresses => Action::FreeAddresses { address: args[0], bytes: args[1] },
+        VirtualCall::CreatePhysical => {
             Action::CreatePhysical { handle: out, bytes: args[1], location: location(record, 0) }
         }
-        Meaning::ReleasePhysical => Action::ReleasePhysical { handle: args[0] },
-        Meaning::RetainPhysical => Action::RetainPhysical { handle: out, address: args[1] },
-        Meaning::Map => Action::Map { address: args[0], bytes: args[1], handle: args[3] },
-        Meaning::Unmap => Action::Unmap { address: args[0], bytes: args[1] },
-        Meaning::CreateMulticast => Action::CreateMulticast { handle: out },
-        Meaning::BindMulticast { device, offset } => Action::BindMulticast {
+        VirtualCall::ReleasePhysical => Action::ReleasePhysical { handle: args[0] },
+        VirtualCall::RetainPhysical => Action::RetainPhysical { handle: out, address: args[1] },
+        VirtualCall::Map => Action::Map { address: args[0], bytes: args[1], handle: args[3] },
+        VirtualCall::Unmap => Action::Unmap { address: args[0], bytes: args[1] },
+        VirtualCall::CreateMulticast => Action::CreateMulticast { handle: out },
+        VirtualCall::BindMulticast { device, offset } => Action::BindMulticast {
             object: args[0],
             device: device.map(|index| ordinal(argument(record, index))),
             offset_bytes: argument(record, offset),
             handle: argument(record, offset + 1),
             bytes: argument(record, offset + 3),
         },
-        Meaning::UnbindMulticast => {
+        VirtualCall::UnbindMulticast => {
             Action::UnbindMulticast { object: args[0], device: ordinal(args[1]), offset_bytes: args[2], bytes: args[3] }
         }
-        _ => return None,
-    })
+    }
 }
 
-fn sharing_action(meaning: Meaning, record: &CallRecord) -> Option<Action> {
+fn sharing_action(call: SharingCall, record: &CallRecord) -> Action {
     let args = &record.args;
     let out = record.out[0];
     let readable = record.flags & FLAG_PEEK_UNREADABLE == 0;
     let digest = readable.then_some([record.peek[0], record.peek[1]]);
     let file = Some(record.peek[0]).filter(|file| *file != 0);
-    Some(match meaning {
-        Meaning::ExportAddress | Meaning::ExportPoolAddress => Action::ExportAddress { address: args[1], digest },
-        Meaning::OpenAlias => Action::OpenAlias { address: out, digest },
-        Meaning::CloseAlias => Action::CloseAlias { address: args[0] },
-        Meaning::ImportPoolAddress => Action::ImportAddress { address: out, digest },
-        Meaning::ExportPhysical => Action::ExportPhysical { handle: args[1], file },
-        Meaning::ImportPhysical => Action::ImportPhysical { handle: out, file },
-        Meaning::ImportExternal => Action::ImportExternal { handle: out },
-        Meaning::MapExternal => Action::ImportAddress { address: out, digest: None },
-        Meaning::DestroyExternal => Action::DestroyExternal { handle: args[0] },
-        _ => return None,
-    })
+    match call {
+        SharingCall::ExportAddress | SharingCall::ExportPoolAddress => {
+            Action::ExportAddress { address: args[1], digest }
+        }
+        SharingCall::OpenAlias => Action::OpenAlias { address: out, digest },
+        SharingCall::CloseAlias => Action::CloseAlias { address: args[0] },
+        SharingCall::ImportPoolAddress => Action::ImportAddress { address: out, digest },
+        SharingCall::ExportPhysical => Action::ExportPhysical { handle: args[1], file },
+        SharingCall::ImportPhysical => Action::ImportPhysical { handle: out, file },
+        SharingCall::ImportExternal => Action::ImportExternal { handle: out },
+        SharingCall::MapExternal => Action::ImportAddress { address: out, digest: None },
+        SharingCall::DestroyExternal => Action::DestroyExternal { handle: args[0] },
+    }
 }
 
-fn graph_action(probe: &Probe, record: &CallRecord) -> Option<Action> {
+fn graph_action(call: GraphCall, probe: &Probe, record: &CallRecord) -> Action {
     let args = &record.args;
     let [first, second] = record.out;
-    Some(match probe.meaning {
-        Meaning::AddAllocationNode => {
+    match call {
+        GraphCall::AddAllocationNode => {
             let device = location(record, 1).device();
             Action::AddAllocationNode { graph: args[1], address: second, bytes: first, device }
         }
-        Meaning::AddFreeNode => Action::AddFreeNode { graph: args[1], address: args[4] },
-        Meaning::AddNode => match low_u32(record.peek[0]) {
+        GraphCall::AddFreeNode => Action::AddFreeNode { graph: args[1], address: args[4] },
+        GraphCall::AddNode => match low_u32(record.peek[0]) {
             ALLOCATION_NODE => {
                 let device = location(record, 3).device();
                 Action::AddAllocationNode { graph: args[1], address: second, bytes: first, device }
@@ -213,41 +228,40 @@ fn graph_action(probe: &Probe, record: &CallRecord) -> Option<Action> {
             FREE_NODE => Action::AddFreeNode { graph: args[1], address: record.peek[2] },
             _ => Action::AddOtherNode,
         },
-        Meaning::DestroyGraph => Action::DestroyGraph { graph: args[0] },
-        Meaning::InstantiateGraph => Action::InstantiateGraph { executable: first, graph: args[1] },
-        Meaning::DestroyExecutable => Action::DestroyExecutable { executable: args[0] },
-        Meaning::LaunchGraph => Action::LaunchGraph { executable: args[0] },
-        Meaning::TrimGraphs => Action::TrimGraphs { device: ordinal(args[0]) },
-        Meaning::BeginCapture => Action::BeginCapture { stream: stream_of(probe, args[0]) },
-        Meaning::EndCapture => Action::EndCapture { stream: stream_of(probe, args[0]), graph: first },
-        _ => return None,
-    })
+        GraphCall::DestroyGraph => Action::DestroyGraph { graph: args[0] },
+        GraphCall::InstantiateGraph => Action::InstantiateGraph { executable: first, graph: args[1] },
+        GraphCall::DestroyExecutable => Action::DestroyExecutable { executable: args[0] },
+        GraphCall::LaunchGraph => Action::LaunchGraph { executable: args[0] },
+        GraphCall::TrimGraphs => Action::TrimGraphs { device: ordinal(args[0]) },
+        GraphCall::BeginCapture => Action::BeginCapture { stream: stream_of(probe, args[0]) },
+        GraphCall::EndCapture => Action::EndCapture { stream: stream_of(probe, args[0]), graph: first },
+    }
 }
 
-fn context_action(meaning: Meaning, record: &CallRecord) -> Action {
+fn context_action(call: ContextCall, record: &CallRecord) -> Action {
     let args = &record.args;
     let context = ContextHandle(args[0]);
     let created = ContextHandle(record.out[0]);
-    match meaning {
-        Meaning::RetainPrimary => Action::RetainPrimary { context: created, device: ordinal(args[1]) },
-        Meaning::ReleasePrimary => Action::ReleasePrimary { device: ordinal(args[0]) },
-        Meaning::ResetPrimary => Action::ResetPrimary { device: ordinal(args[0]) },
-        Meaning::CreateContext { device } => {
+    match call {
+        ContextCall::RetainPrimary => Action::RetainPrimary { context: created, device: ordinal(args[1]) },
+        ContextCall::ReleasePrimary => Action::ReleasePrimary { device: ordinal(args[0]) },
+        ContextCall::ResetPrimary => Action::ResetPrimary { device: ordinal(args[0]) },
+        ContextCall::CreateContext { device } => {
             Action::CreateContext { context: created, device: ordinal(argument(record, device)) }
         }
-        Meaning::DestroyContext => Action::DestroyContext { context },
-        Meaning::SetContext => Action::SetContext { context: (args[0] != 0).then_some(context) },
-        Meaning::PushContext => Action::PushContext { context },
-        Meaning::CurrentContext => Action::CurrentContext { context: (record.out[0] != 0).then_some(created) },
-        Meaning::CurrentDevice => Action::CurrentDevice { device: ordinal(record.out[0]) },
-        Meaning::CreateGreen => Action::CreateGreen { green: record.out[0], device: ordinal(args[2]) },
-        Meaning::ContextOfGreen => Action::ContextOfGreen { context: created, green: args[1] },
-        Meaning::DestroyGreen => Action::DestroyGreen { green: args[0] },
-        Meaning::SetLimit => Action::SetLimit { limit: low_u32(args[0]), value: args[1] },
-        Meaning::CreateStream => Action::CreateStream { stream: record.out[0] },
-        Meaning::DeviceUuid => Action::DeviceUuid { device: ordinal(args[1]), uuid: out_bytes(record) },
-        Meaning::DeviceBusId => Action::DeviceBusId { device: ordinal(args[2]), bus_id: out_bytes(record) },
-        _ => Action::PopContext,
+        ContextCall::DestroyContext => Action::DestroyContext { context },
+        ContextCall::SetContext => Action::SetContext { context: (args[0] != 0).then_some(context) },
+        ContextCall::PushContext => Action::PushContext { context },
+        ContextCall::CurrentContext => Action::CurrentContext { context: (record.out[0] != 0).then_some(created) },
+        ContextCall::CurrentDevice => Action::CurrentDevice { device: ordinal(record.out[0]) },
+        ContextCall::CreateGreen => Action::CreateGreen { green: record.out[0], device: ordinal(args[2]) },
+        ContextCall::ContextOfGreen => Action::ContextOfGreen { context: created, green: args[1] },
+        ContextCall::DestroyGreen => Action::DestroyGreen { green: args[0] },
+        ContextCall::SetLimit => Action::SetLimit { limit: low_u32(args[0]), value: args[1] },
+        ContextCall::CreateStream => Action::CreateStream { stream: record.out[0] },
+        ContextCall::DeviceUuid => Action::DeviceUuid { device: ordinal(args[1]), uuid: out_bytes(record) },
+        ContextCall::DeviceBusId => Action::DeviceBusId { device: ordinal(args[2]), bus_id: out_bytes(record) },
+        ContextCall::PopContext => Action::PopContext,
     }
 }
 

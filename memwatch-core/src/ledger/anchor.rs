@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use memwatch_common::meaning::Meaning;
+use memwatch_common::meaning::{Meaning, MemoryCall};
 use memwatch_common::probes;
 
 use crate::input::Held;
@@ -77,7 +77,7 @@ impl ProcessLedger {
 /// The kind of linear memory it is; `None` for stream-ordered memory.
 fn linear_kind_of(held: &Held) -> Option<Kind> {
     match probes::by_id(held.probe)?.meaning {
-        Meaning::Allocate { kind, .. } => Some(linear_kind(kind)),
+        Meaning::Memory(MemoryCall::Allocate { kind, .. }) => Some(linear_kind(kind)),
         _ => None,
     }
 }

@@ -21,6 +21,9 @@ pub(crate) struct Agent {
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
     #[arg(value_parser = values::history_bytes)]
     pub(crate) history_size: u64,
+    /// Run without NVML, on a machine that has none: /readyz does not wait for it
+    #[arg(long, conflicts_with = "nvml_lib")]
+    pub(crate) no_nvml: bool,
     /// Also serve metrics of the N largest processes: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,

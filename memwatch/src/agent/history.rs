@@ -2,15 +2,15 @@
 //!
 //! Nothing that becomes of a disk stops the agent: it says so, and tries again now and then.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, BufReader};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use memwatch_core::recording::{Reader, Stopped};
 
+use super::directory::OwnDirectory;
 use crate::agent::args::Agent;
 use crate::client::protocol::Kept;
 use crate::watch::recorded::front;
@@ -55,23 +55,15 @@ impl History {
     pub(crate) fn prepare(agent: &Agent, group: Option<u32>) -> anyhow::Result<Option<Self>> {
         let Some(directory) = &agent.history else { return Ok(None) };
         let name = directory.display();
-        match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
-            Ok(()) => {
-                // As in a user namespace, or as a user: then it stays its maker's alone.
-                let owned = chown(directory, None, group);
-                let mode = if group.is_some() && owned.is_ok() { DIRECTORY_MODE } else { DIRECTORY_MODE & 0o777 };
-                fs::set_permissions(directory, Permissions::from_mode(mode))?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| format!("the directory {name} cannot be made")),
-        }
-        let metadata = fs::metadata(directory).with_context(|| format!("{name} cannot be looked at"))?;
-        // SAFETY: it has no preconditions.
-        let own = unsafe { libc::geteuid() };
-        if !metadata.is_dir() {
+        if directory.exists() && !directory.is_dir() {
             bail!("{name} is no directory: --history names one");
         }
-        if metadata.mode() & 0o002 != 0 || ![0, own].contains(&metadata.uid()) {
+        let own = OwnDirectory::open(directory, DIRECTORY_MODE & 0o777)?;
+        // As in a user namespace, or as a user, it stays its maker's alone.
+        if own.is_new && group.is_some_and(|group| own.give_to(group).is_ok()) {
+            own.set_mode(DIRECTORY_MODE)?;
+        }
+        if own.is_open_to_all()? {
             bail!("others may write into {name}: --history takes a directory of root's (or of the agent's user) alone");
         }
         let directory = directory.canonicalize()?;
@@ -199,7 +191,7 @@ fn unless_absent(error: io::Error) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     use memwatch_core::input::Input;
     use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front};

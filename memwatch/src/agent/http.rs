@@ -1,36 +1,49 @@
 //! What the agent serves over HTTP: `/metrics`, `/healthz` and `/readyz`; everything else is not found.
 //!
-//! One request per connection, a place for few connections at a time and a time limit on each: whoever reads slowly keeps a place
-//! and a text, never the watch.
+//! One request per connection, few connections at a time and a time limit on each: whoever reads slowly keeps a connection and a text, never
+//! the watch. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
 
+mod connections;
+
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use memwatch_core::input::NvmlState;
+use memwatch_core::snapshot::Snapshot;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
+use self::connections::{Connection, Connections};
 use super::metrics::own_use::OwnUse;
 use super::metrics::{Facts, Form, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
+use crate::printable::printable;
 use crate::watch::session::has_reading;
 
-/// So many connections are served at a time; others wait in the kernel's queue.
-const CONNECTIONS: usize = 16;
+/// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request, or waits to be scraped.
+const CONNECTIONS: usize = 128;
+/// Scrapes that are answered at a time; others wait.
+const SCRAPES: usize = 16;
 /// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless told otherwise.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(15);
-/// How long a request's head may take to come, and how much of it is read.
+/// How long a request's head may take to come.
 const LONGEST_HEAD: Duration = Duration::from_secs(5);
+/// How much of it is read.
 const HEAD_BYTES: usize = 16 << 10;
 const HEADERS: usize = 64;
 /// How long the watch may take to answer.
@@ -41,19 +54,34 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The version of NVIDIA's kernel module, where it is loaded (the kernel's `MODULE_VERSION`).
 const DRIVER_VERSION: &str = "/sys/module/nvidia/version";
 
-/// Serves until the agent ends. The `processes` largest pairs of process and GPU have series of their own.
-pub(crate) async fn serve(listener: TcpListener, source: SnapshotSource, processes: usize) {
-    let routes = routes(Arc::new(Server { source, writer: Arc::new(Mutex::new(Writer::new(processes))) }));
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+/// What is served, and how patiently.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Serving {
+    /// So many of the largest pairs of process and GPU have series of their own.
+    pub(crate) processes: usize,
+    /// `/readyz` waits for NVML.
+    pub(crate) needs_nvml: bool,
+    longest_head: Duration,
+    longest_connection: Duration,
+}
+
+impl Serving {
+    /// With the usual time limits.
+    pub(crate) const fn new(processes: usize, needs_nvml: bool) -> Self {
+        Self { processes, needs_nvml, longest_head: LONGEST_HEAD, longest_connection: LONGEST_CONNECTION }
+    }
+}
+
+/// Serves until the agent ends.
+pub(crate) async fn serve(listener: TcpListener, source: SnapshotSource, serving: Serving) {
+    let writer = Arc::new(Mutex::new(Writer::new(serving.processes)));
+    let routes = routes(Arc::new(Server { source, writer, needs_nvml: serving.needs_nvml }));
+    let connections = Connections::new(CONNECTIONS, SCRAPES);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let routes = routes.clone();
-                tokio::spawn(async move {
-                    converse(stream, routes).await;
-                    drop(place);
-                });
+                let Some(connection) = connections.admit().await else { return };
+                tokio::spawn(converse(stream, routes.clone(), connection, serving));
             }
             Err(error) => {
                 log::warn!("a connection cannot be accepted: {error}");
@@ -64,12 +92,22 @@ pub(crate) async fn serve(listener: TcpListener, source: SnapshotSource, process
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, routes: Router) {
+async fn converse(stream: TcpStream, routes: Router, connection: Arc<Connection>, serving: Serving) {
+    let routes = TowerToHyperService::new(routes);
+    let asked = Arc::clone(&connection);
+    let answering = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&asked));
+        routes.call(request)
+    });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(LONGEST_HEAD).max_buf_size(HEAD_BYTES).max_headers(HEADERS);
-    let connection = http.keep_alive(false).serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
-    // A client that leaves early or sends something else is not worth a word.
-    let _ = timeout(LONGEST_CONNECTION, connection).await;
+    http.timer(TokioTimer::new()).header_read_timeout(serving.longest_head);
+    http.max_buf_size(HEAD_BYTES).max_headers(HEADERS).keep_alive(false);
+    let served = http.serve_connection(TokioIo::new(stream), answering);
+    tokio::select! {
+        // A client that leaves early or sends something else is not worth a word.
+        _ = timeout(serving.longest_connection, served) => {}
+        () = connection.hung_up() => {}
+    }
 }
 
 fn routes(server: Arc<Server>) -> Router {
@@ -84,21 +122,28 @@ fn routes(server: Arc<Server>) -> Router {
 struct Server {
     source: SnapshotSource,
     writer: Arc<Mutex<Writer>>,
+    needs_nvml: bool,
 }
 
 impl Server {
     /// What the watch knows; an error where it does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
-        let unable = |why| (StatusCode::SERVICE_UNAVAILABLE, why);
         let answer = timeout(PATIENCE, self.source.latest()).await.unwrap_or_default();
-        answer.ok_or_else(|| unable("the watch does not answer\n"))
+        answer.ok_or((StatusCode::SERVICE_UNAVAILABLE, "the watch does not answer\n".into()))
     }
 }
 
 /// Why there is no answer.
-type Unable = (StatusCode, &'static str);
+type Unable = (StatusCode, Cow<'static, str>);
 
-async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Result<Response, Unable> {
+async fn metrics(
+    State(server): State<Arc<Server>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    headers: HeaderMap,
+) -> Result<Response, Unable> {
+    if timeout(PATIENCE, connection.answer_scrape()).await.is_err() {
+        return Err((StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at a time\n".into()));
+    }
     let accepted: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|line| line.to_str().ok()).collect();
     let form = accept::form((!accepted.is_empty()).then(|| accepted.join(",")).as_deref());
     // Asked for under the lock, snapshots come in the order of their times: counters must not go back.
@@ -108,21 +153,43 @@ async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Resul
     let written = tokio::task::spawn_blocking(move || writer.text(&published, form));
     let text = written.await.map_err(|error| {
         log::error!("the metrics cannot be written: {error}");
-        (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written\n")
+        (StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written\n".into())
     })?;
     Ok(([(header::CONTENT_TYPE, form.content_type()), (header::VARY, "accept")], text).into_response())
 }
 
-/// Whether the watch answers: if not, start the agent anew.
-async fn healthz(State(server): State<Arc<Server>>) -> Result<&'static str, Unable> {
+/// Whether the watch answers: if not, restart the agent.
+async fn healthz(
+    State(server): State<Arc<Server>>,
+    Extension(connection): Extension<Arc<Connection>>,
+) -> Result<&'static str, Unable> {
+    connection.answer();
     server.latest().await.map(|_| "ok\n")
 }
 
-/// Whether the probes are attached and NVML has been asked: its numbers mean something from here on.
-async fn readyz(State(server): State<Arc<Server>>) -> Result<&'static str, Unable> {
+/// Whether the agent's numbers are whole: the probes are attached, and NVML answers.
+async fn readyz(
+    State(server): State<Arc<Server>>,
+    Extension(connection): Extension<Arc<Connection>>,
+) -> Result<&'static str, Unable> {
+    connection.answer();
     let published = server.latest().await?;
-    let ready = has_reading(&published.snapshot);
-    if ready { Ok("ready\n") } else { Err((StatusCode::SERVICE_UNAVAILABLE, "NVML has not been asked yet\n")) }
+    match lacking(&published.snapshot, server.needs_nvml) {
+        None => Ok("ready\n"),
+        Some(why) => Err((StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n").into())),
+    }
+}
+
+/// Why the agent is not ready, in a sentence.
+fn lacking(snapshot: &Snapshot, needs_nvml: bool) -> Option<String> {
+    match &snapshot.nvml {
+        NvmlState::Unavailable(why) if needs_nvml => {
+            let why = printable(why);
+            Some(format!("NVML: {why}. It is tried again at least every 30 s; on a machine without NVML: --no-nvml"))
+        }
+        _ if has_reading(snapshot) => None,
+        _ => Some("NVML has not answered yet".to_owned()),
+    }
 }
 
 /// Writes the metrics of each snapshot once in each form, however many ask for them.

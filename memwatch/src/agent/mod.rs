@@ -5,6 +5,7 @@
 pub(crate) mod args;
 mod conversation;
 mod credentials;
+mod directory;
 pub(crate) mod history;
 mod http;
 pub(crate) mod metrics;
@@ -24,11 +25,13 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use self::conversation::{PATIENCE, Reception};
 use self::history::History;
+use self::http::Serving;
 use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
 use self::socket::{Door, OpenSocket, ROOM};
 use crate::agent::args::Agent;
+use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
 use crate::sources::kernel::load;
@@ -41,7 +44,10 @@ const TICK: Duration = Duration::from_secs(1);
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
-    let options = crate::watch::subject::everybody(common);
+    let mut options = crate::watch::subject::everybody(common);
+    if agent.no_nvml {
+        options.nvml = NvmlLibrary::Off;
+    }
     let notifier = Notifier::of_this_process();
     let listener = agent
         .listen
@@ -68,9 +74,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         let reception = Reception { source: source.clone(), door: door.clone(), group, patience: PATIENCE, writer };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
-            listener.set_nonblocking(true).map_err(anyhow::Error::from)?;
-            let listener = tokio::net::TcpListener::from_std(listener).map_err(anyhow::Error::from)?;
-            tokio::spawn(http::serve(listener, source, agent.process_metrics.0));
+            serve_http(listener, source, agent)?;
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
@@ -89,6 +93,16 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     // A thread may be at work for a client that nobody will answer any more.
     runtime.shutdown_background();
     ended
+}
+
+/// Serves HTTP from now on, and says where: the port may be the system's choice.
+fn serve_http(listener: TcpListener, source: SnapshotSource, agent: &Agent) -> anyhow::Result<()> {
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let serving = Serving::new(agent.process_metrics.0, !agent.no_nvml);
+    tokio::spawn(http::serve(tokio::net::TcpListener::from_std(listener)?, source, serving));
+    eprintln!("memwatch: serving metrics on http://{address}/metrics");
+    Ok(())
 }
 
 /// Gives up what watching does not take; says what of that was not there in the first place.

@@ -3,12 +3,10 @@
 //! Everybody may connect (mode 0666): who sees what is decided by who they are, in `credentials`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{
-    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown,
-};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, bail};
 
+use super::directory::OwnDirectory;
 use super::publish::AgentState;
 
 /// The mode of a directory that is made for the socket, and of the socket.
@@ -39,17 +38,18 @@ impl OpenSocket {
     /// # Errors
     /// When another agent lives there, something else is there, or the file cannot be made.
     pub(crate) fn open(path: &Path, group: Option<u32>) -> anyhow::Result<Self> {
-        make_directory(path)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = OwnDirectory::open(parent, DIRECTORY_MODE)?;
         let lock = lock(path)?;
         remove_stale(path)?;
         let listener =
             UnixListener::bind(path).with_context(|| format!("no socket can be made at {}", path.display()))?;
+        let socket = directory.socket(path)?;
         // Fails where the agent is not root; then whoever started it has chosen the group.
-        let _ = chown(path, None, group);
-        fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE)).context("the socket's mode cannot be set")?;
+        let _ = group.map(|group| socket.give_to(group));
+        socket.set_mode(SOCKET_MODE).context("the socket's mode cannot be set")?;
         listener.set_nonblocking(true)?;
-        let metadata = fs::symlink_metadata(path)?;
-        Ok(Self { listener, path: path.to_owned(), file: (metadata.dev(), metadata.ino()), _lock: lock })
+        Ok(Self { listener, path: path.to_owned(), file: socket.identity()?, _lock: lock })
     }
 
     /// For a runtime.
@@ -69,19 +69,6 @@ impl Drop for OpenSocket {
             log::warn!("{} cannot be removed, the next agent will: {error}", self.path.display());
         }
     }
-}
-
-fn make_directory(path: &Path) -> anyhow::Result<()> {
-    let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) else { return Ok(()) };
-    match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
-        // Whatever the umask has taken away.
-        Ok(()) => fs::set_permissions(directory, Permissions::from_mode(DIRECTORY_MODE))?,
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        Err(error) => {
-            return Err(error).with_context(|| format!("the directory {} cannot be made", directory.display()));
-        }
-    }
-    Ok(())
 }
 
 /// A lock beside the socket, so that two agents that start together do not take each other's socket for a dead one's.
@@ -209,6 +196,8 @@ impl Drop for Ticket {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -246,6 +235,17 @@ mod tests {
         let _listener = UnixListener::bind(&other).expect("a socket");
         let refusal = OpenSocket::open(&other, None).expect_err("somebody's").to_string();
         assert!(refusal.contains("another program is running"), "{refusal}");
+    }
+
+    #[test]
+    fn a_directory_that_others_can_change_gets_no_socket() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let directory = parent.path().join("run");
+        fs::create_dir(&directory).expect("it is ours");
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o777)).expect("it is ours");
+        let refusal = OpenSocket::open(&directory.join("socket"), None).expect_err("not there").to_string();
+        assert!(refusal.contains("others may write into"), "{refusal}");
+        assert_eq!(fs::read_dir(&directory).expect("it is there").count(), 0);
     }
 
     #[test]

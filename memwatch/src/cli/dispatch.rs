@@ -1,10 +1,12 @@
 //! What was asked for: a command of the table, or the live view.
 
-use crate::cli::Args;
+use crate::cli::{Args, Command};
 use crate::cli::table::awaited;
 use crate::commands::live::watch;
 use crate::commands::ps;
 use crate::exit::{Exit, Failure};
+use crate::options::Common;
+use crate::sources::library::check_named;
 
 /// Does what the command line asks for.
 ///
@@ -12,9 +14,29 @@ use crate::exit::{Exit, Failure};
 /// What the command answers.
 pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     let common = &args.common;
+    let is_run = matches!(args.command, Some(Command::Run(_)));
+    // The command's exit code could be any other.
+    let of_run = |failure| Failure { exit: Exit::Command(125), ..failure };
+    if !matches!(args.command, Some(Command::Doctor(_))) {
+        check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
+    }
     match &args.command {
         Some(command) => command.run(common),
         None if args.once => awaited(ps::run(&ps::args::Ps::of(&args.targets), common)),
         None => awaited(watch((&args.targets, &args.tensors, args.pace), common)),
     }
+}
+
+/// Refuses libraries that are named and cannot be any: without them a report would be short of what they were named for.
+fn check_libraries(common: &Common) -> Result<(), Failure> {
+    let nvml = "Leave it out, and memwatch takes the driver's own libnvidia-ml.so.1.";
+    let cuda = "Leave it out, and memwatch finds the driver's own and those that programs have loaded.";
+    let named = common.nvml_lib.iter().map(|path| ("--nvml-lib", path, nvml));
+    let named = named.chain(common.libcuda.iter().map(|path| ("--libcuda", path, cuda)));
+    for (option, path, advice) in named {
+        check_named(path).map_err(|why| {
+            Failure::new(Exit::Error, format_args!("{option} {}: {why}", path.display())).advise(advice)
+        })?;
+    }
+    Ok(())
 }

@@ -252,6 +252,13 @@ fn the_hidden_options_serve_tests() {
 }
 
 #[test]
+fn an_agent_asks_an_nvml_or_none() {
+    let Some(Command::Agent(agent)) = args("memwatch agent --no-nvml").command else { panic!("not an agent") };
+    assert!(agent.no_nvml);
+    assert!(refusal("memwatch agent --no-nvml --nvml-lib /a").contains("cannot be used with"));
+}
+
+#[test]
 fn words_of_the_program_to_run_are_its_own() {
     let args = args("memwatch run --json -- python3 train.py --pid 5 -h");
     let Some(Command::Run(run)) = args.command else { panic!("not a run") };

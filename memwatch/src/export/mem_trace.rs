@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use memwatch_core::words::Tgid;
 use memwatch_core::{TensorLog, TensorLogLine};
 
+use crate::output_file;
 use crate::render::format::printable;
 use crate::render::wall_clock::WallClock;
 
@@ -42,7 +43,7 @@ impl MemTrace {
         if !self.files.contains_key(&log.tgid) {
             let path = self.path(log);
             let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-            let mut file = BufWriter::new(File::create_new(&path).map_err(named)?);
+            let mut file = BufWriter::new(output_file::create(&path, false).map_err(named)?);
             file.write_all(HEADER.as_bytes())?;
             self.files.insert(log.tgid, file);
         }

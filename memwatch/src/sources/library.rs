@@ -227,6 +227,22 @@ impl LibraryScan {
     }
 }
 
+/// Whether a file that the command line names can be a library.
+///
+/// # Errors
+/// A sentence: it cannot be read, or is something else.
+pub(crate) fn check_named(path: &Path) -> Result<(), String> {
+    let (file, _) = open_regular(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => "not a file".to_owned(),
+        _ => error.to_string(),
+    })?;
+    match check_class(&file) {
+        Err(reason @ (LeftOutReason::NotElf | LeftOutReason::Unreadable(_))) => Err(reason.to_string()),
+        // One of 32 bits stands among the libraries, with that reason.
+        Err(LeftOutReason::ThirtyTwoBit) | Ok(()) => Ok(()),
+    }
+}
+
 /// The entries of a directory that are numbers, in ascending order.
 fn numbers_in(directory: &Path) -> Vec<u32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();

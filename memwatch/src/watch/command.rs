@@ -43,11 +43,9 @@ pub(crate) fn hold(program: &[OsString]) -> Result<Held, Failure> {
             libc::close(gate_writer);
             let tgid = libc::getpid().to_ne_bytes();
             let mut byte = 0_u8;
-            if libc::write(announce, tgid.as_ptr().cast(), tgid.len()) < 0 {
-                return Err(io::Error::last_os_error());
-            }
+            uninterrupted(|| libc::write(announce, tgid.as_ptr().cast(), tgid.len()))?;
             // Ends when memwatch opens the gate by closing it, or dies.
-            libc::read(gate, (&raw mut byte).cast(), 1);
+            uninterrupted(|| libc::read(gate, (&raw mut byte).cast(), 1))?;
             Ok(())
         });
     }
@@ -122,10 +120,27 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), Failure> {
 fn read_tgid(announce: &OwnedFd) -> Result<u32, Failure> {
     let mut bytes = [0_u8; 4];
     // SAFETY: the buffer is four bytes, and the descriptor is open.
-    let got = unsafe { libc::read(raw(announce), bytes.as_mut_ptr().cast(), bytes.len()) };
-    if got == 4 {
-        Ok(u32::from_ne_bytes(bytes))
-    } else {
-        Err(Failure::new(Exit::Command(125), "no process for the command could be made"))
+    let got = uninterrupted(|| unsafe { libc::read(raw(announce), bytes.as_mut_ptr().cast(), bytes.len()) });
+    match got {
+        Ok(4) => Ok(u32::from_ne_bytes(bytes)),
+        Ok(_) => Err(Failure::new(Exit::Command(125), "no process for the command could be made")),
+        Err(error) => Err(Failure::new(Exit::Command(125), format_args!("the command cannot be held: {error}"))),
     }
 }
+
+/// Repeats a system call that a signal has interrupted (signal(7)). It allocates nothing, so it may stand between fork and exec.
+fn uninterrupted(mut call: impl FnMut() -> isize) -> io::Result<isize> {
+    loop {
+        let done = call();
+        if done >= 0 {
+            return Ok(done);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

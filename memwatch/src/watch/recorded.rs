@@ -14,6 +14,7 @@ use tokio::time::{Instant, interval};
 
 use crate::exit::{Exit, Failure};
 use crate::options::{TapeArgs, Whom};
+use crate::output_file;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
@@ -36,6 +37,13 @@ pub(crate) const RHYTHM: Duration = Duration::from_secs(1);
 /// When there is too little room to keep the newest.
 pub(crate) fn tape(path: &Path, args: &TapeArgs, everybody: bool) -> Result<TapeOptions, Failure> {
     let keeps_newest = args.keeps_newest().map_err(|sentence| Failure::new(Exit::Error, sentence))?;
+    if output_file::is_terminal(path) {
+        return Err(Failure::binary_on_terminal());
+    }
+    if keeps_newest && output_file::is_stdout(path) {
+        let why = "--keep newest writes its file again and again, which standard output cannot take";
+        return Err(Failure::new(Exit::Error, why).advise("Name a file: -o FILE"));
+    }
     let front = front(keeps_newest, everybody);
     let (path, force, limit_bytes) = (path.to_owned(), args.force, args.max_size);
     Ok(TapeOptions { path, force, limit_bytes, keeps_newest, mode: None, waits: true, front })
@@ -118,9 +126,12 @@ pub(crate) fn told(recorded: &Recorded) -> Result<Exit, Failure> {
     match &recorded.end {
         Ok(stopped) => eprintln!("memwatch: {}", recorded.sentence(*stopped)),
         Err(why) => {
-            let path = recorded.path.display();
-            return Err(Failure::new(Exit::Error, format_args!("{path}: {why}"))
-                .advise(format!("The recording ends there; what is in it says: memwatch report {path}")));
+            let path = output_file::name(&recorded.path);
+            let failure = Failure::new(Exit::Error, format_args!("{path}: {why}"));
+            if output_file::is_stdout(&recorded.path) {
+                return Err(failure.advise("The recording ends there."));
+            }
+            return Err(failure.advise(format!("The recording ends there; what is in it says: memwatch report {path}")));
         }
     }
     Ok(Exit::Ok)
@@ -154,7 +165,19 @@ fn silently(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut P
     let Recording { path, window, history } = recording;
     let now_unix_ns = history.as_ref().map(|_| clock::boottime_to_unix_ns() + i128::from(clock::boottime_ns()));
     let replay = Replay::play(path, Wish { window: *window, all_events, now_unix_ns }, prepare);
-    replay.map_err(|error| Failure::from(error.context(path.display().to_string())))
+    replay.map_err(|error| unreadable(error, path))
+}
+
+/// A recording is its owner's alone, and most are root's.
+fn unreadable(error: anyhow::Error, path: &Path) -> Failure {
+    let is_denied = |cause: &io::Error| cause.kind() == io::ErrorKind::PermissionDenied;
+    let denied = error.chain().filter_map(|cause| cause.downcast_ref()).any(is_denied);
+    let failure = Failure::from(error.context(path.display().to_string()));
+    if !denied {
+        return failure;
+    }
+    let advice = format!("Read it with sudo, or make it yours: sudo chown $USER {}", path.display());
+    Failure { exit: Exit::NotPermitted, ..failure }.advise(advice)
 }
 
 fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pipeline)) -> Result<Replay, Failure> {

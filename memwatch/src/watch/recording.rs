@@ -15,6 +15,7 @@ use memwatch_core::recording::{Encoder, Ending, Front, KeyframeFront, Stopped};
 pub(crate) use self::ring::copy_of;
 use self::ring::{Kept, Ring};
 use crate::exit::Failure;
+use crate::output_file;
 use crate::render::format::bytes;
 
 /// A chunk is written at least so often: what a killed recorder loses.
@@ -91,9 +92,10 @@ pub(crate) struct Recorded {
 impl Recorded {
     /// `job.mwr is written, 1.3 MiB; what is in it says: memwatch report job.mwr`.
     pub(crate) fn sentence(&self, stopped: Stopped) -> String {
-        let (path, size) = (self.path.display(), bytes(self.bytes));
+        let (path, size) = (output_file::name(&self.path), bytes(self.bytes));
         match stopped {
             Stopped::Limit => format!("{path} is as large as --max-size allows, {size}: the recording ended there"),
+            _ if output_file::is_stdout(&self.path) => format!("the recording is written to {path}, {size}"),
             _ => format!("{path} is written, {size}; what is in it says: memwatch report {path}"),
         }
     }
@@ -125,7 +127,7 @@ impl Tape {
     /// When it cannot be made, or is there already.
     pub(crate) fn create(options: &TapeOptions) -> Result<Self, Failure> {
         let path = &options.path;
-        let made = if options.force { File::create(path) } else { File::create_new(path) };
+        let made = output_file::create(path, options.force);
         let front = Encoder::front(&options.front);
         let made = made.and_then(|file| {
             let permissions = options.mode.map(Permissions::from_mode);
@@ -268,7 +270,9 @@ impl Tape {
 
 /// Waits until the disk has all of it.
 fn ended(file: &File, state: State, stopped: Stopped) -> Result<Stopped, String> {
-    match (state, file.sync_data()) {
+    // A pipe has no disk.
+    let is_on_disk = file.metadata().is_ok_and(|found| found.is_file());
+    match (state, if is_on_disk { file.sync_data() } else { Ok(()) }) {
         (State::Ended(_), Err(error)) => Err(error.to_string()),
         (State::Ended(stopped), Ok(())) => Ok(stopped),
         (State::Failed(why), _) => Err(why),

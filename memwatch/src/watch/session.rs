@@ -29,7 +29,7 @@ use self::tensors::Tensors;
 use crate::backends::cuda::context_probes::ContextProbes;
 use crate::backends::cuda::graph_probes::GraphProbes;
 use crate::backends::cuda::library_watch::{Latecomer, LibraryWatch, library_source};
-use crate::backends::cuda::nvml;
+use crate::backends::cuda::nvml::{self, NvmlLibrary};
 use crate::exit::Failure;
 use crate::frameworks::pytorch::{TensorWish, TorchWatch};
 use crate::sources::cgroup::Groups;
@@ -66,8 +66,8 @@ pub(crate) struct SessionOptions {
     pub(crate) expects_command: bool,
     /// Further driver library files.
     pub(crate) libraries: Vec<PathBuf>,
-    /// The NVML library to use instead of the system's.
-    pub(crate) nvml_library: Option<PathBuf>,
+    /// The NVML to ask.
+    pub(crate) nvml: NvmlLibrary,
     /// Where runtimes are asked for names.
     pub(crate) sockets: RuntimeSockets,
     /// Size of the ring buffer in bytes.
@@ -151,7 +151,7 @@ impl Session {
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
-            devices: nvml::start(options.nvml_library.clone()),
+            devices: nvml::start(options.nvml.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
             everybody,

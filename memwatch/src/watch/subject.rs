@@ -1,5 +1,6 @@
 //! Which processes and GPUs are watched and shown, as options of a session and as a filter of snapshots.
 
+use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorWish;
 use crate::options::{Common, Targets};
@@ -26,7 +27,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
         targets: targets.whom.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
         libraries: common.libcuda.clone(),
-        nvml_library: common.nvml_lib.clone(),
+        nvml: common.nvml_lib.clone().map_or(NvmlLibrary::System, NvmlLibrary::File),
         sockets: common.sockets.places(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpucheck import calls
 from gpucheck.bench import Answer, Bench, answered, differs
+from gpucheck.cuda import driver_version
 from gpucheck.job import ALLOCATORS, Job
 from gpucheck.tracefs import Probes
 from gpucheck.watcher import sources
@@ -38,12 +39,30 @@ def sites(bench: Bench) -> Answer:
     ]
     stepped = [row["symbol"] for row in functions if row["single_stepped"]]
     test_call = next((check["fact"] for check in report["data"]["checks"] if check["id"] == "test_call"), "no test call")
+    missing, newer = absent(library["missing"], driver_version())
+    lacking = f", {len(missing)} missing though the driver has newer ones" if missing else ""
     text = (
-        f"{len(functions)} functions found, {len(library['missing'])} missing; {len(functions) - len(stepped)} probes need no "
-        f"single step, {len(stepped)} do; {test_call}"
+        f"{len(functions)} functions found{lacking}; {len(functions) - len(stepped)} probes need no single step, "
+        f"{len(stepped)} do; {test_call}"
     )
-    missing = [row["symbol"] for row in library["missing"]]
-    return answered(text, shapes=rows, single_stepped=stepped, missing=missing, build_id=library["build_id"], functions=functions)
+    return (differs if missing else answered)(
+        text,
+        shapes=rows,
+        single_stepped=stepped,
+        missing=missing,
+        newer_than_this_driver=newer,
+        build_id=library["build_id"],
+        functions=functions,
+    )
+
+
+def absent(rows: list[dict], version: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Functions that a driver of this CUDA version should have and lacks, and those newer than it, which is no limitation."""
+    missing, newer = [], []
+    for row in rows:
+        since = tuple(int(part) for part in row["since"].split("."))
+        (newer if since > version else missing).append(row["symbol"])
+    return missing, newer
 
 
 def runtime_calls(bench: Bench) -> Answer:

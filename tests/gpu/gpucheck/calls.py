@@ -6,7 +6,7 @@ import difflib
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpucheck.tracefs import Hit
@@ -87,6 +87,8 @@ class Call:
     requested_bytes: int | None
     status: int | None
     thread: int
+    # The address that it returns to, where the probes record it; no part of a trace.
+    caller: int | None = field(default=None, compare=False)
 
 
 def pair(hits: Iterable[Hit]) -> list[Call]:
@@ -106,7 +108,7 @@ def pair(hits: Iterable[Hit]) -> list[Call]:
         elif stack:
             statuses[stack.pop()] = hit.values.get("status", 0)
     return [
-        Call(hit.symbol, hit.values.get("size"), statuses.get(index), thread)
+        Call(hit.symbol, hit.values.get("size"), statuses.get(index), thread, hit.values.get("caller"))
         for index, (hit, thread) in enumerate(entries)
     ]
 

@@ -23,6 +23,13 @@ class IpcHandle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
 
+def driver_version() -> tuple[int, int]:
+    """The newest CUDA that the driver serves; needs no GPU."""
+    version = c_int()
+    library.load(library.DRIVER).cuDriverGetVersion(byref(version))
+    return version.value // 1000, version.value % 1000 // 10
+
+
 class Driver:
     """The loaded driver after cuInit, and its first device."""
 

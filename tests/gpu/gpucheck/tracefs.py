@@ -18,6 +18,8 @@ _REGISTERS = {
     "x86_64": ("%di", "%si", "%dx", "%cx", "%r8", "%r9"),
     "aarch64": tuple(f"%x{index}" for index in range(6)),
 }
+# Where the return address is before a function's first instruction.
+_CALLER = {"x86_64": "+0(%sp)", "aarch64": "%x30"}
 _LINE = re.compile(r"^.*?-(?P<tid>\d+)\s+\[\d+\]\s+\S+\s+(?P<time>[\d.]+): (?P<name>\w+): \([^)]*\)(?P<rest>.*)$")
 
 
@@ -52,15 +54,21 @@ def parse(text: str) -> list[Hit]:
     return hits
 
 
-def definitions(group: str, library: Path, wanted: dict[str, int | None], returns: bool) -> list[str]:
-    """One line for uprobe_events per probe. `wanted` gives the argument, from 0, that is the size; None records no size."""
+def definitions(
+    group: str, library: Path, wanted: dict[str, int | None], returns: bool, callers: bool = False
+) -> list[str]:
+    """One line for uprobe_events per probe. `wanted` gives the argument, from 0, that is the size; None records no size.
+
+    `callers` records the address that each call returns to.
+    """
     registers = _REGISTERS[platform.machine()]
+    caller = f" caller={_CALLER[platform.machine()]}:x64" if callers else ""
     offsets = elf.function_offsets(library)
     lines = []
     for symbol, argument in wanted.items():
         if symbol in offsets:
             size = "" if argument is None else f" size={registers[argument]}:u64"
-            lines.append(f"p:{group}/{symbol} {library}:{offsets[symbol]:#x}{size}")
+            lines.append(f"p:{group}/{symbol} {library}:{offsets[symbol]:#x}{size}{caller}")
             if returns:
                 lines.append(f"r:{group}/{_RETURN}{symbol} {library}:{offsets[symbol]:#x} status=$retval:s32")
     return lines
@@ -69,9 +77,11 @@ def definitions(group: str, library: Path, wanted: dict[str, int | None], return
 class Probes:
     """Probes that exist as long as the `with` block; they see every process that uses the library file."""
 
-    def __init__(self, library: Path, wanted: dict[str, int | None], returns: bool = True) -> None:
+    def __init__(
+        self, library: Path, wanted: dict[str, int | None], returns: bool = True, callers: bool = False
+    ) -> None:
         self.group = f"{group_of(os.getppid())}{os.getpid()}"
-        self._wanted = (library, wanted, returns)
+        self._wanted = (library, wanted, returns, callers)
         self._mounted: Path | None = None
 
     def __enter__(self) -> Probes:

@@ -44,14 +44,14 @@ static void raise_to(uint64_t *peak, uint64_t value)
 
 bool accounting_occupy(int device, uint64_t bytes)
 {
-    uint64_t total_bytes = ledger->total_bytes[device];
-    if (bytes > total_bytes)
+    uint64_t usable_bytes = ledger_usable_bytes(ledger, device);
+    if (bytes > usable_bytes)
         return false;
     ledger_lock(ledger);
-    bool fits = ledger_used_bytes(ledger, device) <= total_bytes - bytes;
+    bool fits = ledger_used_bytes(ledger, device) <= usable_bytes - bytes;
     if (!fits) {
         ledger_reap(ledger);
-        fits = ledger_used_bytes(ledger, device) <= total_bytes - bytes;
+        fits = ledger_used_bytes(ledger, device) <= usable_bytes - bytes;
     }
     if (fits)
         store(&own->devices[device].used_bytes, own->devices[device].used_bytes + bytes);
@@ -147,7 +147,7 @@ void accounting_host_dropped(enum ledger_host_kind kind, uint64_t bytes)
 static bool fits_again(const struct ledger_process *process)
 {
     for (int device = 0; device < (int)ledger->device_count; device++)
-        if (ledger_used_bytes(ledger, device) + process->devices[device].used_bytes > ledger->total_bytes[device])
+        if (ledger_used_bytes(ledger, device) + process->devices[device].used_bytes > ledger_usable_bytes(ledger, device))
             return false;
     return true;
 }

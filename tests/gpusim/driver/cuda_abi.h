@@ -104,7 +104,7 @@ typedef enum {
 typedef struct { int type; int id; } CUmemLocation;
 
 enum { ALLOCATION_TYPE_PINNED = 1, ALLOCATION_TYPE_MANAGED = 2 };
-enum { HANDLE_TYPE_POSIX_FD = 1 };
+enum { HANDLE_TYPE_POSIX_FD = 1, HANDLE_TYPE_FABRIC = 8 };
 
 typedef struct {
     int type;

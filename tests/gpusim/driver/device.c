@@ -60,7 +60,7 @@ DRIVER_API(cuDeviceTotalMem_v2)(size_t *bytes, CUdevice ordinal)
     int device;
     CUresult result = device_of_ordinal(ordinal, &device);
     if (result == CUDA_SUCCESS)
-        *bytes = accounting_ledger()->total_bytes[device];
+        *bytes = ledger_usable_bytes(accounting_ledger(), device);
     return result;
 }
 

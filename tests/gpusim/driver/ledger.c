@@ -35,6 +35,8 @@ static void write_devices(struct ledger *ledger)
     uint64_t devices = settings_number("GPUSIM_DEVICES", 1);
     ledger->mig = settings_number("GPUSIM_MIG", 0) != 0;
     uint64_t total_bytes = settings_number("GPUSIM_TOTAL_MB", ledger->mig ? 9856 : 81559) * MEBIBYTE;
+    ledger->reserved_bytes = settings_number("GPUSIM_RESERVED_MB", 0) * MEBIBYTE;
+    ledger->context_device_bytes = settings_number("GPUSIM_CONTEXT_DEVICE_KB", 0) * 1024;
     static const uint8_t pattern[16] = {0xA0, 'g', 'p', 'u', 's', 'i', 0x4d, 0x00, 0x80};
     memcpy(ledger->parent_uuid, pattern, sizeof pattern);
     ledger->parent_uuid[0] = 0xB0;
@@ -183,13 +185,22 @@ struct ledger_process *ledger_find(struct ledger *ledger, int tgid)
     return NULL;
 }
 
+uint64_t ledger_usable_bytes(const struct ledger *ledger, int device)
+{
+    uint64_t total_bytes = ledger->total_bytes[device];
+    return total_bytes > ledger->reserved_bytes ? total_bytes - ledger->reserved_bytes : 0;
+}
+
 uint64_t ledger_used_bytes(const struct ledger *ledger, int device)
 {
     uint64_t used_bytes = 0;
     for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
         const struct ledger_process *process = &ledger->processes[slot];
-        if (process->identity.tgid != 0 && !process->suspended)
-            used_bytes += __atomic_load_n(&process->devices[device].used_bytes, __ATOMIC_RELAXED);
+        const struct ledger_device *entry = &process->devices[device];
+        if (process->identity.tgid == 0 || process->suspended)
+            continue;
+        used_bytes += __atomic_load_n(&entry->used_bytes, __ATOMIC_RELAXED);
+        used_bytes += __atomic_load_n(&entry->contexts, __ATOMIC_RELAXED) * ledger->context_device_bytes;
     }
     return used_bytes;
 }

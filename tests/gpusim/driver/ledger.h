@@ -81,7 +81,9 @@ struct ledger {
     uint32_t slot_bound; /* every slot in use has a lower index */
     uint32_t mig;        /* 1: the devices are MIG instances of one GPU */
     uint8_t parent_uuid[16]; /* of that GPU */
-    uint8_t reserved[208];
+    uint64_t reserved_bytes;       /* of each device's total: what no program can have */
+    uint64_t context_device_bytes; /* what a context takes of its device beside what its process is charged */
+    uint8_t reserved[192];
     struct ledger_process processes[LEDGER_SLOTS];
 };
 
@@ -95,8 +97,8 @@ _Static_assert(offsetof(struct ledger, uuid) == 88, "ledger layout");
 _Static_assert(offsetof(struct ledger, processes) == 512, "ledger layout");
 
 /*
- * Maps the ledger that GPUSIM_LEDGER names and creates it where it is missing; GPUSIM_TOTAL_MB, GPUSIM_DEVICES and GPUSIM_MIG
- * then give its devices. NULL (and a log line) when it cannot be opened or has another layout.
+ * Maps the ledger that GPUSIM_LEDGER names and creates it where it is missing; GPUSIM_TOTAL_MB, GPUSIM_RESERVED_MB,
+ * GPUSIM_CONTEXT_DEVICE_KB, GPUSIM_DEVICES and GPUSIM_MIG then give its devices. NULL (and a log line) when it cannot be opened or has another layout.
  */
 struct ledger *ledger_open(void);
 
@@ -116,7 +118,10 @@ void ledger_reap(struct ledger *ledger);
 /* The slot of a living process, NULL without one. The caller holds the lock. */
 struct ledger_process *ledger_find(struct ledger *ledger, int tgid);
 
-/* What all processes together use of a device, checkpointed ones excepted. The caller holds the lock. */
+/* What programs can have of a device. */
+uint64_t ledger_usable_bytes(const struct ledger *ledger, int device);
+
+/* What all processes together use of that, checkpointed ones excepted. The caller holds the lock. */
 uint64_t ledger_used_bytes(const struct ledger *ledger, int device);
 
 #endif

@@ -201,8 +201,9 @@ DRIVER_API(cuMemGetInfo_v2)(size_t *free_bytes, size_t *total_bytes)
     CUresult result = driver_enter_context(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    *total_bytes = accounting_ledger()->total_bytes[context->device];
-    *free_bytes = *total_bytes - accounting_device_used_bytes(context->device);
+    *total_bytes = ledger_usable_bytes(accounting_ledger(), context->device);
+    uint64_t used_bytes = accounting_device_used_bytes(context->device);
+    *free_bytes = *total_bytes > used_bytes ? *total_bytes - used_bytes : 0;
     driver_leave();
     return CUDA_SUCCESS;
 }

@@ -261,13 +261,14 @@ NVML_API nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice device, unsigned link, v
     return NVML_ERROR_NOT_SUPPORTED;
 }
 
-/* No fabric: PyTorch warns when this call fails, and is content with a state of 0. */
+/* PyTorch warns when this call fails. State 3: the GPU is in an NVLink fabric, and no program may export memory to it. */
 NVML_API nvmlDeviceGetGpuFabricInfoV(nvmlDevice device, nvmlGpuFabricInfoV *info)
 {
     memset(info->cluster, 0, sizeof info->cluster);
-    info->status = NVML_ERROR_NOT_SUPPORTED;
+    bool is_there = settings_number("GPUSIM_FABRIC", 0) != 0;
+    info->status = is_there ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
     info->clique = 0;
-    info->state = 0;
+    info->state = is_there ? 3 : 0;
     return nvml_check(device);
 }
 

@@ -2,7 +2,11 @@
 #include "nvml.h"
 #include "settings.h"
 
-static nvmlReturn read_memory(nvmlDevice device, uint64_t *total_bytes, uint64_t *used_bytes)
+struct device_memory {
+    uint64_t total_bytes, reserved_bytes, used_bytes;
+};
+
+static nvmlReturn read_memory(nvmlDevice device, struct device_memory *memory)
 {
     nvmlReturn result = nvml_check(device);
     if (result != NVML_SUCCESS)
@@ -12,22 +16,28 @@ static nvmlReturn read_memory(nvmlDevice device, uint64_t *total_bytes, uint64_t
     struct ledger *ledger = nvml_ledger();
     ledger_lock(ledger);
     ledger_reap(ledger);
-    *used_bytes = *total_bytes = 0;
+    *memory = (struct device_memory){0};
     for (int index = 0; index < (int)ledger->device_count; index++) {
         if (device->index != index && device->index != NVML_PARENT)
             continue;
-        *used_bytes += ledger_used_bytes(ledger, index);
-        *total_bytes += ledger->total_bytes[index];
+        memory->used_bytes += ledger_used_bytes(ledger, index);
+        memory->total_bytes += ledger->total_bytes[index];
+        memory->reserved_bytes += ledger->total_bytes[index] - ledger_usable_bytes(ledger, index);
     }
     ledger_unlock(ledger);
     return NVML_SUCCESS;
 }
 
+/* As on an H100: the first version counts what is reserved as used, the second has it apart. */
 NVML_API nvmlDeviceGetMemoryInfo(nvmlDevice device, nvmlMemory_v1 *memory)
 {
-    nvmlReturn result = read_memory(device, &memory->total_bytes, &memory->used_bytes);
-    if (result == NVML_SUCCESS)
+    struct device_memory found;
+    nvmlReturn result = read_memory(device, &found);
+    if (result == NVML_SUCCESS) {
+        memory->total_bytes = found.total_bytes;
+        memory->used_bytes = found.used_bytes + found.reserved_bytes;
         memory->free_bytes = memory->total_bytes - memory->used_bytes;
+    }
     return result;
 }
 
@@ -35,11 +45,13 @@ NVML_API nvmlDeviceGetMemoryInfo_v2(nvmlDevice device, nvmlMemory_v2 *memory)
 {
     if (memory->version != NVML_MEMORY_V2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    nvmlReturn result = read_memory(device, &memory->total_bytes, &memory->used_bytes);
+    struct device_memory found;
+    nvmlReturn result = read_memory(device, &found);
     if (result == NVML_SUCCESS) {
-        memory->reserved_bytes = 0;
-        memory->free_bytes = memory->total_bytes - memory->used_bytes;
+        memory->total_bytes = found.total_bytes;
+        memory->reserved_bytes = found.reserved_bytes;
+        memory->used_bytes = found.used_bytes;
+        memory->free_bytes = memory->total_bytes - memory->reserved_bytes - memory->used_bytes;
     }
     return result;
 }
-

@@ -86,6 +86,9 @@ static CUresult create(CUmemGenericAllocationHandle *handle, uint64_t bytes, con
 {
     if (!is_granular(bytes) || !properties || properties->type != ALLOCATION_TYPE_PINNED)
         return CUDA_ERROR_INVALID_VALUE;
+    /* As where no channel to the fabric is open to programs. */
+    if (properties->requested_handle_types & HANDLE_TYPE_FABRIC)
+        return CUDA_ERROR_NOT_PERMITTED;
     int device = 0;
     int place = properties->location.type;
     bool on_device = place == LOCATION_DEVICE;

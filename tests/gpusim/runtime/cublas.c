@@ -1,4 +1,5 @@
 /* cuBLAS: handles exist and remember what they are told; the mathematics succeeds and computes nothing. */
+#include "cublas_memory.h"
 #include "stand_in.h"
 
 #include <stddef.h>
@@ -12,6 +13,7 @@ struct handle {
     int math_mode;
     int pointer_mode;
     void *stream;
+    struct cublas_memory memory;
 };
 
 long stand_in_missing(const char *symbol)
@@ -23,11 +25,12 @@ long stand_in_missing(const char *symbol)
 EXPORT status cublasCreate_v2(struct handle **handle)
 {
     *handle = calloc(1, sizeof **handle);
-    return *handle ? SUCCESS : ALLOCATION_FAILED;
+    return *handle && cublas_memory_take(&(*handle)->memory) ? SUCCESS : ALLOCATION_FAILED;
 }
 
 EXPORT status cublasDestroy_v2(struct handle *handle)
 {
+    cublas_memory_give(&handle->memory);
     free(handle);
     return SUCCESS;
 }

@@ -1,7 +1,10 @@
 //! `docs/probes.md`: the probe table in words. The only place that says what a [`Meaning`] is to the ledger in a sentence.
 
 use crate::table::Table;
-use memwatch_common::meaning::{ArrayShape, LinearKind, LinearSize, Meaning, PoolRole};
+use memwatch_common::meaning::{
+    ArrayShape, ContextCall, GraphCall, LinearKind, LinearSize, Meaning, MemoryCall, PoolCall, PoolRole, SharingCall,
+    VirtualCall,
+};
 use memwatch_common::probes::{PROBES, When};
 
 const HEAD: &str = "\
@@ -34,21 +37,25 @@ pub(super) fn text() -> String {
 /// A meaning in words. What is not taken here goes to [`plain_words`].
 fn words(meaning: Meaning) -> String {
     match meaning {
-        Meaning::Allocate { kind, size } => format!("an allocation: {}, of {}", kind_words(kind), size_words(size)),
-        Meaning::AllocateFromPool { pool: None, stream } => {
+        Meaning::Memory(MemoryCall::Allocate { kind, size }) => {
+            format!("an allocation: {}, of {}", kind_words(kind), size_words(size))
+        }
+        Meaning::Pool(PoolCall::AllocateFromPool { pool: None, stream }) => {
             format!("an allocation of argument 1 bytes from the current pool of the device of stream argument {stream}")
         }
-        Meaning::AllocateFromPool { pool: Some(pool), stream: _ } => {
+        Meaning::Pool(PoolCall::AllocateFromPool { pool: Some(pool), stream: _ }) => {
             format!("an allocation of argument 1 bytes from pool argument {pool}")
         }
-        Meaning::GetDevicePool(role) => format!("{} pool of device argument 1", role_words(role)),
-        Meaning::GetLocationPool(role) => format!("{} pool of a location", role_words(role)),
-        Meaning::CreateArray(shape) => format!("an array, {}; its bytes are an estimate", shape_words(shape)),
-        Meaning::BindMulticast { device: _, offset } => {
+        Meaning::Pool(PoolCall::GetDevicePool(role)) => format!("{} pool of device argument 1", role_words(role)),
+        Meaning::Pool(PoolCall::GetLocationPool(role)) => format!("{} pool of a location", role_words(role)),
+        Meaning::Memory(MemoryCall::CreateArray(shape)) => {
+            format!("an array, {}; its bytes are an estimate", shape_words(shape))
+        }
+        Meaning::Virtual(VirtualCall::BindMulticast { device: _, offset }) => {
             let handle = offset + 1;
             format!("physical memory argument {handle} in a multicast object, which keeps it alive: 0 bytes more")
         }
-        Meaning::CreateContext { device } => {
+        Meaning::Context(ContextCall::CreateContext { device }) => {
             format!("a new context on device argument {device}, current on the thread: its allocations are there")
         }
         plain => plain_words(plain).to_owned(),
@@ -58,81 +65,123 @@ fn words(meaning: Meaning) -> String {
 /// Without a wildcard: a new meaning is given its words before anything builds.
 fn plain_words(meaning: Meaning) -> &'static str {
     match meaning {
-        Meaning::Initialise => "the process uses CUDA from here on",
-        Meaning::Free => "a free of any device-side address: the allocation's kind says what it frees",
-        Meaning::FreeHost => "a free of page-locked host memory",
-        Meaning::RegisterHost => {
+        Meaning::Memory(MemoryCall::Initialise) => "the process uses CUDA from here on",
+        Meaning::Memory(MemoryCall::Free) => {
+            "a free of any device-side address: the allocation's kind says what it frees"
+        }
+        Meaning::Memory(MemoryCall::FreeHost) => "a free of page-locked host memory",
+        Meaning::Memory(MemoryCall::RegisterHost) => {
             "argument 1 bytes of the program's own memory become page-locked: registered host memory"
         }
-        Meaning::UnregisterHost => "a registered range is page-locked no more",
-        Meaning::FreeAsync => "a free in stream order: counted when it is called",
-        Meaning::CreatePool => "a new pool, on a device or in host memory: 0 bytes until it is allocated from",
-        Meaning::DestroyPool => "a pool that goes with its last allocation",
-        Meaning::TrimPool => "what a pool keeps without using it may shrink",
-        Meaning::SetPoolAttribute => "how much a pool keeps without using it",
-        Meaning::GetPoolAttribute => "the driver's own word on a pool's bytes",
-        Meaning::SetDevicePool => "which pool allocations on device argument 0 come from",
-        Meaning::SetLocationPool => "which pool allocations at a location come from",
-        Meaning::ImportPool => "another process's pool: 0 bytes here",
-        Meaning::ExportPoolAddress | Meaning::ExportAddress => "the allocation at argument 1 may be opened elsewhere",
-        Meaning::ImportPoolAddress | Meaning::OpenAlias => "another process's memory at an address here: 0 bytes here",
-        Meaning::ReserveAddresses => "argument 1 bytes of addresses: no memory",
-        Meaning::FreeAddresses => "such addresses less: nothing is freed",
-        Meaning::CreatePhysical => "physical memory of argument 1 bytes, on a device or in host memory",
-        Meaning::ReleasePhysical => "a reference less: the memory is free once no reference and no mapping is left",
-        Meaning::RetainPhysical => "a reference more to the memory that is mapped at an address",
-        Meaning::Map => "a mapping more: it keeps the physical memory alive",
-        Meaning::Unmap => "all mappings in the range less: what has no reference either is free",
-        Meaning::ExportPhysical => "the physical memory argument 1 may be imported elsewhere",
-        Meaning::ImportPhysical => "a handle to another owner's memory: 0 bytes here",
-        Meaning::CreateMulticast => "a multicast object: no memory of its own",
-        Meaning::UnbindMulticast => "bindings of a multicast object less: what has no reference either is free",
-        Meaning::CloseAlias => "that address is gone: nothing is freed",
-        Meaning::ImportExternal => "another API's memory: 0 bytes here",
-        Meaning::MapExternal => "another API's memory at an address here: 0 bytes here",
-        Meaning::DestroyExternal => "that memory is seen no more: nothing is freed",
-        Meaning::DestroyArray => "a free of an array",
-        Meaning::AddAllocationNode => "graph argument 1 allocates when it runs: no memory yet",
-        Meaning::AddFreeNode => "graph argument 1 frees what it allocated, or what was allocated before",
-        Meaning::AddNode => "a node of any kind: one that allocates or frees counts as the two above do",
-        Meaning::DestroyGraph => "a graph goes; what its executables hold stays",
-        Meaning::InstantiateGraph => "an executable of graph argument 1: memory comes with its first run",
-        Meaning::DestroyExecutable => "an executable goes; what it held is kept by the device until it is trimmed",
-        Meaning::LaunchGraph => {
+        Meaning::Memory(MemoryCall::UnregisterHost) => "a registered range is page-locked no more",
+        Meaning::Pool(PoolCall::FreeAsync) => "a free in stream order: counted when it is called",
+        Meaning::Pool(PoolCall::CreatePool) => {
+            "a new pool, on a device or in host memory: 0 bytes until it is allocated from"
+        }
+        Meaning::Pool(PoolCall::DestroyPool) => "a pool that goes with its last allocation",
+        Meaning::Pool(PoolCall::TrimPool) => "what a pool keeps without using it may shrink",
+        Meaning::Pool(PoolCall::SetPoolAttribute) => "how much a pool keeps without using it",
+        Meaning::Pool(PoolCall::GetPoolAttribute) => "the driver's own word on a pool's bytes",
+        Meaning::Pool(PoolCall::SetDevicePool) => "which pool allocations on device argument 0 come from",
+        Meaning::Pool(PoolCall::SetLocationPool) => "which pool allocations at a location come from",
+        Meaning::Pool(PoolCall::ImportPool) => "another process's pool: 0 bytes here",
+        Meaning::Sharing(SharingCall::ExportPoolAddress) | Meaning::Sharing(SharingCall::ExportAddress) => {
+            "the allocation at argument 1 may be opened elsewhere"
+        }
+        Meaning::Sharing(SharingCall::ImportPoolAddress) | Meaning::Sharing(SharingCall::OpenAlias) => {
+            "another process's memory at an address here: 0 bytes here"
+        }
+        Meaning::Virtual(VirtualCall::ReserveAddresses) => "argument 1 bytes of addresses: no memory",
+        Meaning::Virtual(VirtualCall::FreeAddresses) => "such addresses less: nothing is freed",
+        Meaning::Virtual(VirtualCall::CreatePhysical) => {
+            "physical memory of argument 1 bytes, on a device or in host memory"
+        }
+        Meaning::Virtual(VirtualCall::ReleasePhysical) => {
+            "a reference less: the memory is free once no reference and no mapping is left"
+        }
+        Meaning::Virtual(VirtualCall::RetainPhysical) => "a reference more to the memory that is mapped at an address",
+        Meaning::Virtual(VirtualCall::Map) => "a mapping more: it keeps the physical memory alive",
+        Meaning::Virtual(VirtualCall::Unmap) => "all mappings in the range less: what has no reference either is free",
+        Meaning::Sharing(SharingCall::ExportPhysical) => "the physical memory argument 1 may be imported elsewhere",
+        Meaning::Sharing(SharingCall::ImportPhysical) => "a handle to another owner's memory: 0 bytes here",
+        Meaning::Virtual(VirtualCall::CreateMulticast) => "a multicast object: no memory of its own",
+        Meaning::Virtual(VirtualCall::UnbindMulticast) => {
+            "bindings of a multicast object less: what has no reference either is free"
+        }
+        Meaning::Sharing(SharingCall::CloseAlias) => "that address is gone: nothing is freed",
+        Meaning::Sharing(SharingCall::ImportExternal) => "another API's memory: 0 bytes here",
+        Meaning::Sharing(SharingCall::MapExternal) => "another API's memory at an address here: 0 bytes here",
+        Meaning::Sharing(SharingCall::DestroyExternal) => "that memory is seen no more: nothing is freed",
+        Meaning::Memory(MemoryCall::DestroyArray) => "a free of an array",
+        Meaning::Graph(GraphCall::AddAllocationNode) => "graph argument 1 allocates when it runs: no memory yet",
+        Meaning::Graph(GraphCall::AddFreeNode) => {
+            "graph argument 1 frees what it allocated, or what was allocated before"
+        }
+        Meaning::Graph(GraphCall::AddNode) => {
+            "a node of any kind: one that allocates or frees counts as the two above do"
+        }
+        Meaning::Graph(GraphCall::DestroyGraph) => "a graph goes; what its executables hold stays",
+        Meaning::Graph(GraphCall::InstantiateGraph) => {
+            "an executable of graph argument 1: memory comes with its first run"
+        }
+        Meaning::Graph(GraphCall::DestroyExecutable) => {
+            "an executable goes; what it held is kept by the device until it is trimmed"
+        }
+        Meaning::Graph(GraphCall::LaunchGraph) => {
             "an executable runs: the memory of its allocation nodes is there from now on, an estimate"
         }
-        Meaning::TrimGraphs => "what graphs keep on a device without using it goes",
-        Meaning::RetainPrimary => "the primary context of device argument 1, with one reference more",
-        Meaning::ReleasePrimary => {
+        Meaning::Graph(GraphCall::TrimGraphs) => "what graphs keep on a device without using it goes",
+        Meaning::Context(ContextCall::RetainPrimary) => {
+            "the primary context of device argument 1, with one reference more"
+        }
+        Meaning::Context(ContextCall::ReleasePrimary) => {
             "one reference less to a primary context: the last one frees its memory, but for pools and physical memory"
         }
-        Meaning::ResetPrimary => "a primary context is torn down: frees its memory, but for pools and physical memory",
-        Meaning::DestroyContext => "a context is torn down: frees its memory, but for pools and physical memory",
-        Meaning::SetContext => "the thread's current context, and with it the device of its next allocations",
-        Meaning::PushContext => "the thread's context stack grows: its next allocations are on that context's device",
-        Meaning::PopContext => "the thread's context stack shrinks",
-        Meaning::CurrentContext | Meaning::CurrentDevice => {
+        Meaning::Context(ContextCall::ResetPrimary) => {
+            "a primary context is torn down: frees its memory, but for pools and physical memory"
+        }
+        Meaning::Context(ContextCall::DestroyContext) => {
+            "a context is torn down: frees its memory, but for pools and physical memory"
+        }
+        Meaning::Context(ContextCall::SetContext) => {
+            "the thread's current context, and with it the device of its next allocations"
+        }
+        Meaning::Context(ContextCall::PushContext) => {
+            "the thread's context stack grows: its next allocations are on that context's device"
+        }
+        Meaning::Context(ContextCall::PopContext) => "the thread's context stack shrinks",
+        Meaning::Context(ContextCall::CurrentContext) | Meaning::Context(ContextCall::CurrentDevice) => {
             "which device the thread allocates on, by the driver's own word"
         }
-        Meaning::CreateGreen => "a green context on device argument 2: retains the primary one",
-        Meaning::ContextOfGreen => "the context, and with it the device, that a green context stands for",
-        Meaning::DestroyGreen => "a green context goes, and its reference to the primary one",
-        Meaning::SetLimit => "how much a context takes for stacks, output or its heap: part of what is unexplained",
-        Meaning::CreateStream => "a stream of the thread's context: what is allocated on it is on that device",
-        Meaning::BeginCapture => "allocations on this stream become nodes of a graph: no memory yet",
-        Meaning::EndCapture => "and are allocations again; the graph is known",
-        Meaning::LoadModule => "code is loaded: memory of unknown size, counted but not in bytes",
-        Meaning::UnloadModule => "code goes",
-        Meaning::DeviceUuid | Meaning::DeviceBusId => "which GPU the process means by a device number",
-        Meaning::Checkpoint => "the memory of process argument 0 leaves the devices, by the driver's own doing",
-        Meaning::Restore => "and comes back",
-        Meaning::Allocate { .. }
-        | Meaning::AllocateFromPool { .. }
-        | Meaning::GetDevicePool(_)
-        | Meaning::GetLocationPool(_)
-        | Meaning::BindMulticast { .. }
-        | Meaning::CreateArray(_)
-        | Meaning::CreateContext { .. } => "",
+        Meaning::Context(ContextCall::CreateGreen) => "a green context on device argument 2: retains the primary one",
+        Meaning::Context(ContextCall::ContextOfGreen) => {
+            "the context, and with it the device, that a green context stands for"
+        }
+        Meaning::Context(ContextCall::DestroyGreen) => "a green context goes, and its reference to the primary one",
+        Meaning::Context(ContextCall::SetLimit) => {
+            "how much a context takes for stacks, output or its heap: part of what is unexplained"
+        }
+        Meaning::Context(ContextCall::CreateStream) => {
+            "a stream of the thread's context: what is allocated on it is on that device"
+        }
+        Meaning::Graph(GraphCall::BeginCapture) => "allocations on this stream become nodes of a graph: no memory yet",
+        Meaning::Graph(GraphCall::EndCapture) => "and are allocations again; the graph is known",
+        Meaning::Memory(MemoryCall::LoadModule) => "code is loaded: memory of unknown size, counted but not in bytes",
+        Meaning::Memory(MemoryCall::UnloadModule) => "code goes",
+        Meaning::Context(ContextCall::DeviceUuid) | Meaning::Context(ContextCall::DeviceBusId) => {
+            "which GPU the process means by a device number"
+        }
+        Meaning::Memory(MemoryCall::Checkpoint) => {
+            "the memory of process argument 0 leaves the devices, by the driver's own doing"
+        }
+        Meaning::Memory(MemoryCall::Restore) => "and comes back",
+        Meaning::Memory(MemoryCall::Allocate { .. })
+        | Meaning::Pool(PoolCall::AllocateFromPool { .. })
+        | Meaning::Pool(PoolCall::GetDevicePool(_))
+        | Meaning::Pool(PoolCall::GetLocationPool(_))
+        | Meaning::Virtual(VirtualCall::BindMulticast { .. })
+        | Meaning::Memory(MemoryCall::CreateArray(_))
+        | Meaning::Context(ContextCall::CreateContext { .. }) => "",
     }
 }
 

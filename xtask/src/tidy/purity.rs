@@ -48,6 +48,7 @@ const HOUSES: &[(&str, &[&str])] = &[
         "memwatch/src",
         &[
             "printable",
+            "output_file",
             "sources",
             "frameworks",
             "backends",

@@ -88,7 +88,10 @@ impl TorchEnv {
 }
 
 /// Holds the lock file until the returned handle is dropped.
-fn lock(path: &Path) -> Result<File> {
+///
+/// # Errors
+/// When the file cannot be made.
+pub(crate) fn lock(path: &Path) -> Result<File> {
     let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
     Ok(file)

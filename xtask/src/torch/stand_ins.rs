@@ -31,7 +31,7 @@ const SOURCES: &[(&str, &[&str])] = &[
             "stream.c",
         ],
     ),
-    ("libcublas.so", &["cublas.c"]),
+    ("libcublas.so", &["cublas.c", "cublas_memory.c"]),
     ("libcublasLt.so", &["cublaslt.c"]),
     ("libcudnn.so", &["cudnn.c", "cudnn_descriptors.c", "cudnn_backend.c", "cudnn_rnn.c"]),
     ("libcufft.so", &["cufft.c"]),
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_library_is_told_from_one_with_a_longer_name() {
-        assert_eq!(sources_of("libcublas.so.13").collect::<Vec<_>>(), ["cublas.c"]);
+        assert_eq!(sources_of("libcublas.so.13").collect::<Vec<_>>(), ["cublas.c", "cublas_memory.c"]);
         assert_eq!(sources_of("libcublasLt.so.13").collect::<Vec<_>>(), ["cublaslt.c"]);
         assert_eq!(sources_of("libcusolver.so.12").collect::<Vec<_>>(), REFUSING);
     }

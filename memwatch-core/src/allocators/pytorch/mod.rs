@@ -29,8 +29,8 @@ pub use readout::Words;
 pub use statistics::{Counters, Family, PoolSize, Scope, Stat, Statistics};
 pub use trust::{Certainty, Doubt, Named, Trust};
 
-use super::BlockChange;
 use super::threads::Stage;
+use super::{BlockChange, FrameworkAllocator, Reported};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::{Ordinal, Tid};
 
@@ -85,127 +85,6 @@ impl Allocators {
         self.unbelievable
     }
 
-    /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
-    pub fn begin(&mut self, from_start: bool, missing: &[u16]) {
-        self.from_start = from_start && self.devices.is_empty();
-        self.missing = missing.to_vec();
-        for device in self.devices.values_mut() {
-            device.missing.clone_from(&self.missing);
-        }
-    }
-
-    /// So many lines of history are kept from now on, of each device.
-    pub fn keep_history(&mut self, limit: usize) {
-        self.history_limit = limit;
-        self.devices.values_mut().for_each(|device| device.history.keep(limit));
-    }
-
-    /// In which stage the block that a device granted last was granted.
-    pub fn tell_stage(&mut self, ordinal: Ordinal, stage: Stage) {
-        if let Some(device) = self.devices.get_mut(&ordinal) {
-            device.history.tell_stage(stage);
-        }
-    }
-
-    /// Events did not arrive.
-    pub fn lose(&mut self) {
-        self.from_start = false;
-        self.unplaced.clear();
-        self.unplaced_events = 0;
-        self.asked.clear();
-        self.traced.clear();
-        self.devices.values_mut().for_each(DeviceAllocator::lose);
-    }
-
-    /// Takes one event into account, and says what has become of a block.
-    pub fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
-        if !is_believable(&event.what) {
-            self.unbelievable += 1;
-            return None;
-        }
-        match event.what {
-            TensorChange::Reported { ordinal, address, block_bytes, .. } => {
-                self.place(event.tid, ordinal, address, block_bytes > 0);
-                let asked = if block_bytes > 0 { self.asked.remove(&event.tid) } else { None };
-                let bytes = asked.and_then(|asked| self.requested(&asked, block_bytes.unsigned_abs()));
-                let request = Request { bytes, is_segment_wanted: asked.map(|asked| asked.is_segment_wanted) };
-                let mut mapped = std::mem::take(&mut self.mapped);
-                let change = self.device(ordinal).report(event, request, &mut mapped);
-                self.mapped = mapped;
-                change
-            }
-            TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } => {
-                self.place(event.tid, ordinal, 0, true);
-                self.asked.remove(&event.tid);
-                self.device(ordinal).refuse(event);
-                Some(BlockChange::Refused { ordinal, wanted_bytes })
-            }
-            TensorChange::Requested { allocator, words } => {
-                if self.asked.len() >= KEPT_THREADS {
-                    self.asked.clear();
-                }
-                self.asked.insert(event.tid, Asked { allocator, words, is_segment_wanted: false });
-                None
-            }
-            TensorChange::Traced(traced) => {
-                self.weigh_words(event.tid, &traced);
-                self.remember(event.tid, traced.allocator, traced.address);
-                self.place_or_keep(traced.allocator, event);
-                None
-            }
-            TensorChange::SegmentWanted { allocator, .. } => {
-                if let Some(asked) = self.asked.get_mut(&event.tid) {
-                    asked.is_segment_wanted = true;
-                }
-                self.place_or_keep(allocator, event);
-                None
-            }
-            TensorChange::BlockFreed { allocator, address } => {
-                self.remember(event.tid, allocator, address.unwrap_or(0));
-                self.place_or_keep(allocator, event);
-                None
-            }
-            TensorChange::Synchronized { allocator } => {
-                self.place_or_keep(allocator, event);
-                None
-            }
-            TensorChange::PeaksReset { ordinal } | TensorChange::AccumulatedReset { ordinal } => {
-                if let Some(device) = self.devices.get_mut(&ordinal) {
-                    device.observe(event, None);
-                }
-                None
-            }
-            _ => None,
-        }
-    }
-
-    /// The driver did this: a segment may be had or gone, where the allocator does not trace that itself.
-    pub fn driver(&mut self, change: DriverChange) {
-        let is_believable = match change {
-            DriverChange::Freed { .. } => true,
-            DriverChange::Mapped { address, bytes } | DriverChange::Unmapped { address, bytes } => {
-                address < BELIEVABLE && (1..BELIEVABLE).contains(&bytes)
-            }
-        };
-        if is_believable {
-            if let DriverChange::Mapped { address, bytes } = change {
-                self.mapped.add(address, bytes);
-            }
-            self.devices.values_mut().for_each(|device| device.driver(change));
-        }
-    }
-
-    /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
-    pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
-        let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
-        device.is_some_and(|device| device.learn_statistics(time_ns, words))
-    }
-
-    /// Peaks of all devices begin again in memwatch's books.
-    pub fn begin_own_peaks(&mut self, now_ns: u64) {
-        self.devices.values_mut().for_each(|device| device.begin_own_peaks(now_ns));
-    }
-
     /// Whether an allocator reports, and tells no trace of its own.
     pub fn lacks_trace(&self) -> bool {
         self.devices.values().any(DeviceAllocator::lacks_trace)
@@ -214,12 +93,6 @@ impl Allocators {
     /// Whether all allocators trace what they report.
     pub fn has_trace(&self) -> bool {
         !self.devices.is_empty() && self.devices.values().all(DeviceAllocator::has_trace)
-    }
-
-    /// Whether an allocator's own numbers are wanted, and there is a way to them.
-    pub fn wants_statistics(&self) -> bool {
-        let mut placed = self.places.values().filter_map(|ordinal| self.devices.get(ordinal));
-        placed.any(DeviceAllocator::wants_statistics)
     }
 
     /// The allocators whose own numbers would make these surer, by their address: they can be read while the program rests.
@@ -294,6 +167,130 @@ impl Allocators {
             self.size_word = (first != second).then(|| usize::from(second));
         }
         self.size_word.and_then(|word| asked.words.get(word).copied()).filter(|bytes| *bytes <= block_bytes)
+    }
+}
+
+impl FrameworkAllocator for Allocators {
+    fn begin(&mut self, from_start: bool, missing: &[u16]) {
+        self.from_start = from_start && self.devices.is_empty();
+        self.missing = missing.to_vec();
+        for device in self.devices.values_mut() {
+            device.missing.clone_from(&self.missing);
+        }
+    }
+
+    fn keep_history(&mut self, limit: usize) {
+        self.history_limit = limit;
+        self.devices.values_mut().for_each(|device| device.history.keep(limit));
+    }
+
+    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
+        if let Some(device) = self.devices.get_mut(&ordinal) {
+            device.history.tell_stage(phase);
+        }
+    }
+
+    fn lose(&mut self) {
+        self.from_start = false;
+        self.unplaced.clear();
+        self.unplaced_events = 0;
+        self.asked.clear();
+        self.traced.clear();
+        self.devices.values_mut().for_each(DeviceAllocator::lose);
+    }
+
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        if !is_believable(&event.what) {
+            self.unbelievable += 1;
+            return None;
+        }
+        match event.what {
+            TensorChange::Reported { ordinal, address, block_bytes, .. } => {
+                self.place(event.tid, ordinal, address, block_bytes > 0);
+                let asked = if block_bytes > 0 { self.asked.remove(&event.tid) } else { None };
+                let bytes = asked.and_then(|asked| self.requested(&asked, block_bytes.unsigned_abs()));
+                let request = Request { bytes, is_segment_wanted: asked.map(|asked| asked.is_segment_wanted) };
+                let mut mapped = std::mem::take(&mut self.mapped);
+                let change = self.device(ordinal).report(event, request, &mut mapped);
+                self.mapped = mapped;
+                change
+            }
+            TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } => {
+                self.place(event.tid, ordinal, 0, true);
+                self.asked.remove(&event.tid);
+                self.device(ordinal).refuse(event);
+                Some(BlockChange::Refused { ordinal, wanted_bytes })
+            }
+            TensorChange::Requested { allocator, words } => {
+                if self.asked.len() >= KEPT_THREADS {
+                    self.asked.clear();
+                }
+                self.asked.insert(event.tid, Asked { allocator, words, is_segment_wanted: false });
+                None
+            }
+            TensorChange::Traced(traced) => {
+                self.weigh_words(event.tid, &traced);
+                self.remember(event.tid, traced.allocator, traced.address);
+                self.place_or_keep(traced.allocator, event);
+                None
+            }
+            TensorChange::SegmentWanted { allocator, .. } => {
+                if let Some(asked) = self.asked.get_mut(&event.tid) {
+                    asked.is_segment_wanted = true;
+                }
+                self.place_or_keep(allocator, event);
+                None
+            }
+            TensorChange::BlockFreed { allocator, address } => {
+                self.remember(event.tid, allocator, address.unwrap_or(0));
+                self.place_or_keep(allocator, event);
+                None
+            }
+            TensorChange::Synchronized { allocator } => {
+                self.place_or_keep(allocator, event);
+                None
+            }
+            TensorChange::PeaksReset { ordinal } | TensorChange::AccumulatedReset { ordinal } => {
+                if let Some(device) = self.devices.get_mut(&ordinal) {
+                    device.observe(event, None);
+                }
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn driver(&mut self, change: DriverChange) {
+        let is_believable = match change {
+            DriverChange::Freed { .. } => true,
+            DriverChange::Mapped { address, bytes } | DriverChange::Unmapped { address, bytes } => {
+                address < BELIEVABLE && (1..BELIEVABLE).contains(&bytes)
+            }
+        };
+        if is_believable {
+            if let DriverChange::Mapped { address, bytes } = change {
+                self.mapped.add(address, bytes);
+            }
+            self.devices.values_mut().for_each(|device| device.driver(change));
+        }
+    }
+
+    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+        let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
+        device.is_some_and(|device| device.learn_statistics(time_ns, words))
+    }
+
+    fn begin_own_peaks(&mut self, now_ns: u64) {
+        self.devices.values_mut().for_each(|device| device.begin_own_peaks(now_ns));
+    }
+
+    fn wants_counters(&self) -> bool {
+        let mut placed = self.places.values().filter_map(|ordinal| self.devices.get(ordinal));
+        placed.any(DeviceAllocator::wants_statistics)
+    }
+
+    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, device.reported()?))).collect()
     }
 }
 

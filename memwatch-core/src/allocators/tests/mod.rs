@@ -1,6 +1,7 @@
 //! From events to places: a step of a training, its losses and its log.
 
 mod durations;
+mod seam;
 
 use super::test_stacks::stack;
 use super::*;

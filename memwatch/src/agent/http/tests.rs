@@ -10,8 +10,18 @@ use crate::render::fixture;
 /// How long a client waits: longer than any limit of the server.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// The usual server.
+const SERVING: Serving = Serving::new(0, true);
+/// One that waits for its clients for as long as they wait for it: nobody is dropped because time has passed.
+const PATIENT: Serving = Serving { longest_head: LIMIT, longest_connection: LIMIT, ..SERVING };
+
 /// Runs clients against the server, over a real socket, and a watch that answers if it `answers`.
 fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
+    serving_as(SERVING, answers.then(fixture::busy_node), clients);
+}
+
+/// The same with a watch that answers with this snapshot.
+fn serving_as(serving: Serving, snapshot: Option<Snapshot>, clients: impl FnOnce(SocketAddr)) {
     let (stop, stopped) = oneshot::channel::<()>();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -21,16 +31,13 @@ fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
             listener.set_nonblocking(true).expect("a plain setting");
             let listener = TcpListener::from_std(listener).expect("a listener");
             let (source, mut requests) = SnapshotSource::new();
-            tokio::spawn(serve(listener, source, 0));
+            tokio::spawn(serve(listener, source, serving));
             tokio::spawn(async move {
+                let (boottime_to_unix_ns, agent) = (fixture::clock().boottime_to_unix_ns, AgentState::default());
+                let published = snapshot.map(|snapshot| Arc::new(Published { snapshot, boottime_to_unix_ns, agent }));
                 while let Some(question) = requests.recv().await {
-                    let Question::Latest(reply) = question else { return };
-                    if !answers {
-                        return;
-                    }
-                    let snapshot = fixture::busy_node();
-                    let (boottime_to_unix_ns, agent) = (fixture::clock().boottime_to_unix_ns, AgentState::default());
-                    let _ = reply.send(Arc::new(Published { snapshot, boottime_to_unix_ns, agent }));
+                    let (Question::Latest(reply), Some(published)) = (question, &published) else { return };
+                    let _ = reply.send(Arc::clone(published));
                 }
             });
             let _ = stopped.await;
@@ -39,6 +46,27 @@ fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
     clients(address);
     drop(stop);
     server.join().expect("the server does not panic");
+}
+
+/// Clients that have sent this much of a request and no more.
+fn holding(address: SocketAddr, count: usize, request: &str) -> Vec<TcpStream> {
+    let hold = |_| {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.write_all(request.as_bytes()).expect("it reads");
+        stream
+    };
+    (0..count).map(hold).collect()
+}
+
+/// Whether the server has neither answered nor hung up.
+fn is_held(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("a plain setting");
+    matches!(stream.read(&mut [0]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+fn assert_alive(address: SocketAddr) {
+    let answer = ask(address, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
 }
 
 fn ask(address: SocketAddr, request: &str) -> String {
@@ -120,14 +148,63 @@ fn a_head_without_end_is_refused() {
 }
 
 #[test]
-fn clients_that_say_nothing_keep_nobody_out_for_long() {
-    serving(true, |address| {
-        let mut silent = Vec::new();
-        for _ in 0..2 * CONNECTIONS {
-            silent.push(TcpStream::connect(address).expect("it listens"));
+fn half_requests_keep_nobody_out_and_are_not_hung_up_while_there_is_room() {
+    serving_as(PATIENT, Some(fixture::busy_node()), |address| {
+        let halves = holding(address, 40, "GET /metrics HTTP/1.1\r\nHost: x\r\n");
+        assert_alive(address);
+        let metrics = ask(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(metrics.starts_with("HTTP/1.1 200 OK\r\n"), "{metrics}");
+        assert!(halves.iter().all(is_held), "there is room for all of them");
+    });
+}
+
+#[test]
+fn where_half_requests_take_all_the_room_the_oldest_go() {
+    serving_as(PATIENT, Some(fixture::busy_node()), |address| {
+        let halves = holding(address, 2 * CONNECTIONS, "GET /metrics HTTP/1.1\r\n");
+        assert_alive(address);
+        let held: Vec<bool> = halves.iter().map(is_held).collect();
+        // The probe of life has taken one more place.
+        let gone = CONNECTIONS + 1;
+        assert!(held[..gone].iter().all(|held| !held) && held[gone..].iter().all(|held| *held), "{held:?}");
+    });
+}
+
+#[test]
+fn scrapes_that_are_not_read_keep_no_probe_of_life_waiting() {
+    // More than both sockets hold: the server cannot finish writing.
+    let serving = Serving { processes: 20_000, ..PATIENT };
+    serving_as(serving, Some(fixture::crowded_node(20_000)), |address| {
+        let request = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+        let scrapes = holding(address, SCRAPES + 4, request);
+        for mut scrape in &scrapes[..SCRAPES] {
+            scrape.set_read_timeout(Some(LIMIT)).expect("a plain setting");
+            scrape.read_exact(&mut [0]).expect("its answer has begun");
         }
-        let answer = ask(address, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        drop(silent);
+        assert_alive(address);
+        assert!(scrapes[SCRAPES..].iter().all(is_held), "they wait for a place");
+    });
+}
+
+#[test]
+fn an_agent_without_nvml_is_not_ready_and_says_why_unless_it_was_started_so() {
+    let mut snapshot = fixture::busy_node();
+    snapshot.nvml = NvmlState::Unavailable("no NVIDIA driver is loaded".to_owned());
+    let ready = "GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n";
+    serving_as(SERVING, Some(snapshot.clone()), |address| {
+        let answer = ask(address, ready);
+        assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+        for part in ["not ready: NVML: no NVIDIA driver is loaded.", "tried again", "--no-nvml"] {
+            assert!(answer.contains(part), "no {part} in {answer}");
+        }
+        assert_alive(address);
+    });
+    serving_as(Serving::new(0, false), Some(snapshot.clone()), |address| {
+        assert!(ask(address, ready).starts_with("HTTP/1.1 200 OK\r\n"));
+    });
+    snapshot.nvml = NvmlState::Starting;
+    serving_as(SERVING, Some(snapshot), |address| {
+        let answer = ask(address, ready);
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("NVML has not answered yet"), "{answer}");
     });
 }

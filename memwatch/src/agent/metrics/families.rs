@@ -224,8 +224,7 @@ pub(crate) const AGENT_PROBE_FAILURES: Family = counter(
     "memwatch_agent_probe_failures",
     "",
     &["reason"],
-    "Driver libraries that got no probes (library_refused), and functions without probes because a library does not export them or \
-     they could not be attached (function_missing).",
+    "Driver libraries that got no probes. A function that a library does not export is none: the driver is older than it.",
 );
 /// Processes.
 pub(crate) const AGENT_PROCESSES: Family =

@@ -163,9 +163,7 @@ impl Metrics {
         );
         let libraries = &snapshot.coverage.libraries;
         let refused = libraries.iter().filter(|library| library.error.is_some()).count();
-        let missing = libraries.iter().map(|library| library.probes_missing.len()).sum();
-        let failures = [(["function_missing"], number(missing)), (["library_refused"], number(refused))];
-        text.family(&families::AGENT_PROBE_FAILURES, failures);
+        text.family(&families::AGENT_PROBE_FAILURES, [(["library_refused"], number(refused))]);
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();
         text.family(&families::AGENT_PROCESSES, [([], number(living))]);
         text.family(&families::AGENT_SUPPRESSED, [([], number(self.workloads.suppressed()))]);

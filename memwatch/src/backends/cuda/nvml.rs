@@ -19,32 +19,73 @@ pub(crate) const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Present exactly where NVIDIA's kernel driver is loaded. Asked first, because `nvmlInit` as root makes device nodes even without one.
 pub(crate) const DRIVER_VERSION: &str = "/proc/driver/nvidia/version";
 
+/// The pause after the first failure; each further one is twice as long, up to the longest. Without the driver a try costs one `stat(2)`.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+
+/// Which NVML is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum NvmlLibrary {
+    /// The system's, where the driver is loaded.
+    #[default]
+    System,
+    /// This file.
+    File(PathBuf),
+    /// None.
+    Off,
+}
+
 /// Starts the thread. It ends when the receiver is dropped.
-///
-/// `library` names a libnvidia-ml to use; without it, the system's is used where the driver is loaded.
-pub(crate) fn start(library: Option<PathBuf>) -> mpsc::Receiver<DeviceReading> {
+pub(crate) fn start(library: NvmlLibrary) -> mpsc::Receiver<DeviceReading> {
     let (sender, receiver) = mpsc::channel(4);
+    let file = match library {
+        NvmlLibrary::System => None,
+        NvmlLibrary::File(file) => Some(file),
+        NvmlLibrary::Off => {
+            // The channel is empty and holds four: this cannot block.
+            let _ = sender.try_send(unavailable("switched off by --no-nvml".to_owned()));
+            return receiver;
+        }
+    };
     let spawned = std::thread::Builder::new().name("nvml".to_owned()).spawn({
         let sender = sender.clone();
-        move || read_forever(library.as_deref(), &sender)
+        move || read_forever(|| open(file.as_deref()), read, std::thread::sleep, &sender)
     });
     if let Err(error) = spawned {
-        // The channel is empty and holds four: this cannot block.
         let _ = sender.try_send(unavailable(format!("no thread for NVML: {error}")));
     }
     receiver
 }
 
-fn read_forever(library: Option<&Path>, sender: &mpsc::Sender<DeviceReading>) {
-    let nvml = match open(library) {
-        Ok(nvml) => nvml,
-        Err(reason) => {
-            let _ = sender.blocking_send(unavailable(reason));
+/// Opens NVML and reads it again and again. What fails is opened again after a pause: the driver may be loaded, or its library
+/// installed, long after memwatch has started, and both may be replaced while it runs.
+fn read_forever<N>(
+    mut open: impl FnMut() -> Result<N, String>,
+    read: impl Fn(&N) -> DeviceReading,
+    mut sleep: impl FnMut(Duration),
+    sender: &mpsc::Sender<DeviceReading>,
+) {
+    let mut retry = FIRST_RETRY;
+    loop {
+        let failure = match open() {
+            Err(reason) => unavailable(reason),
+            Ok(nvml) => loop {
+                let reading = read(&nvml);
+                if reading.state != NvmlState::Ok {
+                    break reading;
+                }
+                if sender.blocking_send(reading).is_err() {
+                    return;
+                }
+                retry = FIRST_RETRY;
+                sleep(SHORTEST_INTERVAL);
+            },
+        };
+        if sender.blocking_send(failure).is_err() {
             return;
         }
-    };
-    while sender.blocking_send(read(&nvml)).is_ok() {
-        std::thread::sleep(SHORTEST_INTERVAL);
+        sleep(retry);
+        retry = (2 * retry).min(LONGEST_RETRY);
     }
 }
 
@@ -91,4 +132,66 @@ pub(crate) fn read(nvml: &Nvml) -> DeviceReading {
         _ => NvmlState::Ok,
     };
     DeviceReading { begin_ns, end_ns: clock::boottime_ns(), state, devices }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    fn reading(state: NvmlState) -> DeviceReading {
+        DeviceReading { begin_ns: 1, end_ns: 2, state, devices: Vec::new() }
+    }
+
+    /// What comes of an NVML that can be opened as `opens` says, and each time answers as often as that says.
+    fn outcome(opens: Vec<Result<usize, &str>>) -> (Vec<NvmlState>, Vec<u64>) {
+        let (sender, mut receiver) = mpsc::channel(64);
+        let receiver = RefCell::new(&mut receiver);
+        let (mut opens, mut pauses) = (opens.into_iter(), Vec::new());
+        let open = || {
+            let Some(opened) = opens.next() else {
+                // The watch has ended.
+                receiver.borrow_mut().close();
+                return Err("closed".to_owned());
+            };
+            opened.map(Cell::new).map_err(str::to_owned)
+        };
+        let read = |left: &Cell<usize>| {
+            let state = if left.get() == 0 { NvmlState::Unavailable("lost".to_owned()) } else { NvmlState::Ok };
+            left.set(left.get().saturating_sub(1));
+            reading(state)
+        };
+        read_forever(open, read, |pause| pauses.push(pause.as_secs()), &sender);
+        let mut states = Vec::new();
+        while let Ok(reading) = receiver.borrow_mut().try_recv() {
+            states.push(reading.state);
+        }
+        (states, pauses)
+    }
+
+    #[test]
+    fn nvml_that_comes_later_is_found_with_pauses_that_grow_up_to_half_a_minute() {
+        let (states, pauses) = outcome([vec![Err("no driver"); 7], vec![Ok(2)]].concat());
+        let no_driver = NvmlState::Unavailable("no driver".to_owned());
+        assert_eq!(states[..7], vec![no_driver; 7]);
+        assert_eq!(states[7..9], [NvmlState::Ok, NvmlState::Ok]);
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30, 1, 1, 1]);
+    }
+
+    #[test]
+    fn nvml_that_stops_answering_is_opened_again() {
+        let (states, pauses) = outcome(vec![Ok(1), Err("unloaded"), Ok(1)]);
+        let down = |why: &str| NvmlState::Unavailable(why.to_owned());
+        assert_eq!(states, [NvmlState::Ok, down("lost"), down("unloaded"), NvmlState::Ok, down("lost")]);
+        assert_eq!(pauses, [1, 1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn an_nvml_that_is_switched_off_is_reported_once_and_never_loaded() {
+        let mut readings = start(NvmlLibrary::Off);
+        let reading = readings.blocking_recv().expect("a reading");
+        assert!(matches!(&reading.state, NvmlState::Unavailable(why) if why.contains("--no-nvml")), "{reading:?}");
+        assert!(readings.blocking_recv().is_none(), "nobody asks");
+    }
 }

@@ -7,6 +7,7 @@ use crate::commands::snapshot::args::Pickle;
 use crate::export::{Format, Weight};
 use crate::options::moment::PAST;
 use crate::options::{Checked, Subject, values};
+use crate::output_file;
 
 /// How a file is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +80,7 @@ pub(crate) struct Flamegraph {
 impl Held {
     /// Whether it goes to standard output.
     pub(crate) fn is_for_stdout(&self) -> bool {
-        self.output.as_os_str() == "-"
+        output_file::is_stdout(&self.output)
     }
 
     /// # Errors

@@ -2,7 +2,6 @@
 
 pub(crate) mod args;
 
-use std::fs::File;
 use std::io::{self, Write as _};
 
 use memwatch_core::Pipeline;
@@ -15,6 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::export::{Format, Profile, Weight, leaking};
 use crate::frameworks::pytorch::{TensorLevel, TensorWish};
 use crate::options::Common;
+use crate::output_file;
 use crate::render::format::signed_bytes;
 use crate::render::output::unless_closed;
 use crate::render::places::all_ended;
@@ -99,10 +99,7 @@ async fn write_held(held: &Held, written: Result<Written, String>, common: &Comm
 
 /// Nothing is watched for a file that cannot be written then.
 fn check_absent(held: &Held) -> Result<(), Failure> {
-    if !held.is_for_stdout() && !held.force && held.output.exists() {
-        return Err(Failure::cannot_make(&held.output, &io::ErrorKind::AlreadyExists.into()));
-    }
-    Ok(())
+    output_file::check_free(&held.output, held.force).map_err(|error| Failure::cannot_make(&held.output, &error))
 }
 
 /// The agent's metrics of a moment, by a watch or from a recording.
@@ -157,8 +154,7 @@ fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
         let mut out = io::stdout().lock();
         return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
     }
-    let file = if held.force { File::create(&held.output) } else { File::create_new(&held.output) };
-    let written = file.and_then(|mut file| file.write_all(bytes));
+    let written = output_file::create(&held.output, held.force).and_then(|mut file| file.write_all(bytes));
     written.map_err(|error| Failure::cannot_make(&held.output, &error))
 }
 

@@ -6,7 +6,6 @@ pub(crate) mod map;
 pub(crate) mod text;
 pub(crate) mod words;
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -19,6 +18,7 @@ use tokio::time::Instant;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorWish;
 use crate::options::Common;
+use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
@@ -58,8 +58,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
         );
     } else if let (Some(path), Some(picture)) = (&args.output, picture) {
         let bytes = layout::write(&found.allocators, &snapshot, picture);
-        let file = if args.force { File::create(path) } else { File::create_new(path) };
-        let written = file.and_then(|mut file| file.write_all(bytes.as_bytes()));
+        let written = output_file::create(path, args.force).and_then(|mut file| file.write_all(bytes.as_bytes()));
         written.map_err(|error| Failure::cannot_make(path, &error))?;
         eprintln!("memwatch: {} is written; a browser shows it", path.display());
     }
@@ -100,9 +99,7 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
 
 /// How the picture is written, by the name of its file.
 fn form(path: &Path, force: bool) -> Result<Picture, Failure> {
-    if !force && path.exists() {
-        return Err(Failure::cannot_make(path, &io::ErrorKind::AlreadyExists.into()));
-    }
+    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))?;
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => Ok(Picture::Svg),
         Some("html" | "htm") => Ok(Picture::Html),

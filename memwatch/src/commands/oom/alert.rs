@@ -1,6 +1,7 @@
 //! What is done when a forecast changes: a command of the user's, and an address that is posted to. Neither holds up the watch.
 
-use std::process::Stdio;
+mod hook;
+
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -8,11 +9,9 @@ use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Request, Uri, client};
 use hyper_util::rt::TokioIo;
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio::process::Command;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// An address has so long to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -83,31 +82,13 @@ impl Alerts {
 
 /// Runs a command to its end, or for so long.
 async fn execute(line: &str, limit: Duration, json: &[u8]) -> Result<(), String> {
-    let mut command = Command::new("sh");
-    // Nobody but it reads what it is told, and what it prints must not get into a report.
-    command.args(["-c", line]).stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
-    let mut child = command.spawn().map_err(|error| format!("it did not start: {error}"))?;
-    let mut input = child.stdin.take();
-    let told = async {
-        if let Some(input) = &mut input {
-            // It may end without having read it all.
-            let _ = input.write_all(json).await;
+    match hook::execute(line, sleep(limit), json).await {
+        Ok(Some(status)) if status.success() => Ok(()),
+        Ok(Some(status)) => Err(format!("it ended with {status}")),
+        Ok(None) => {
+            Err(format!("it did not end within {} s and was ended, with what it had started", limit.as_secs_f64()))
         }
-        drop(input);
-        child.wait().await
-    };
-    match timeout(limit, told).await {
-        Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(format!("it ended with {status}")),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => {
-            // Waits for its end, too: no child stays behind.
-            let killed = child.kill().await;
-            Err(killed.map_or_else(
-                |error| format!("it did not end within {} s, nor when told to: {error}", limit.as_secs_f64()),
-                |()| format!("it did not end within {} s and was ended", limit.as_secs_f64()),
-            ))
-        }
+        Err(error) => Err(error.to_string()),
     }
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod args;
 
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, Targets, Whom};
+use crate::output_file;
 use crate::render::json::Origin;
 use crate::render::output::unless_closed;
 use crate::render::summary;
@@ -27,6 +28,10 @@ use tokio::time::Instant;
 /// # Errors
 /// When the processes cannot be watched, or the file cannot be written.
 pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failure> {
+    if common.json && output_file::is_stdout(&args.output) {
+        let why = "the recording and the JSON report cannot both go to standard output";
+        return Err(Failure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
+    }
     let tgids = tgids_of(&args.whom, common).await?;
     let options = tape(&args.output, &args.tape, tgids.is_empty())?;
     let wish = args.tensors.wish(!tgids.is_empty());
@@ -35,7 +40,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);
     let mut signals = Signals::listen()?;
-    eprintln!("memwatch: recording into {}; Ctrl-C ends it", args.output.display());
+    eprintln!("memwatch: recording into {}; Ctrl-C ends it", output_file::name(&args.output));
     let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(stopped);
     let Some(recorded) = recorded else { return Ok(Exit::Ok) };

@@ -5,6 +5,7 @@ pub(crate) mod args;
 use crate::exit::{Exit, Failure};
 use crate::export::mem_trace::MemTrace;
 use crate::options::{Common, Targets};
+use crate::output_file;
 use crate::render::json::{self, Origin, Report};
 use crate::render::output::host_name;
 use crate::render::summary;
@@ -43,6 +44,10 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     options.logs_tensors = run.tensors.log.is_some();
     options.libraries.extend(libraries_on_search_path());
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
+    if run.output.as_deref().is_some_and(output_file::is_stdout) {
+        let why = "the recording cannot go to standard output, which is the program's";
+        return Err(failed(Failure::new(Exit::Error, why).advise("Name a file: -o FILE")));
+    }
     options.tape =
         run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
     let mut session = Session::open(&options).map_err(failed)?;

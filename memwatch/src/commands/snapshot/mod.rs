@@ -6,6 +6,7 @@ use crate::exit::{Exit, Failure};
 use crate::export::pickle;
 use crate::frameworks::pytorch::TensorLevel;
 use crate::options::{Common, Subject, Whom};
+use crate::output_file;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::{Needs, Recording};
@@ -19,7 +20,6 @@ use crate::watch::signals::Signals;
 use args::Pickle;
 use memwatch_core::snapshot::{MemoryHistory, Snapshot};
 use memwatch_core::words::Tgid;
-use std::fs::File;
 use std::io;
 use tokio::time::Instant;
 
@@ -31,9 +31,11 @@ const LONGEST_HISTORY: usize = 500_000;
 /// # Errors
 /// When the process cannot be watched, there is no PyTorch in it, or the file cannot be written.
 pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Failure> {
-    if !args.force && args.output.exists() {
-        return Err(Failure::cannot_make(&args.output, &io::ErrorKind::AlreadyExists.into()));
+    if output_file::is_terminal(&args.output) {
+        return Err(Failure::binary_on_terminal());
     }
+    let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
+    output_file::check_free(&args.output, args.force).map_err(failed)?;
     let Subject { whom, past } = &args.subject;
     let past = Recording::named(past, Needs::Tensors, common).await?;
     let (snapshot, history, boottime_to_unix_ns) = match &past {
@@ -44,11 +46,9 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
         return Err(without_torch(whom));
     };
     let clock = WallClock::utc(boottime_to_unix_ns);
-    let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
-    let file = if args.force { File::create(&args.output) } else { File::create_new(&args.output) };
-    let mut file = file.map_err(failed)?;
+    let mut file = output_file::create(&args.output, args.force).map_err(failed)?;
     pickle::write(&mut file, &history, snapshot.time_ns, &clock).map_err(failed)?;
-    eprintln!("memwatch: {} is written; drop it onto pytorch.org/memory_viz", args.output.display());
+    eprintln!("memwatch: {} is written; drop it onto pytorch.org/memory_viz", output_file::name(&args.output));
     finish(Ok(()), &snapshot, whom)
 }
 

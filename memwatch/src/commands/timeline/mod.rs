@@ -4,7 +4,6 @@ pub(crate) mod args;
 pub(crate) mod json;
 pub(crate) mod text;
 
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -18,6 +17,7 @@ use crate::export::plot::Plot;
 use crate::export::{columns as parquet, perfetto};
 use crate::frameworks::pytorch::{TensorLevel, TensorWish};
 use crate::options::{Common, Targets};
+use crate::output_file;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
 use crate::watch::looks::{Seen, look};
@@ -62,10 +62,7 @@ pub(crate) async fn run(args: &Timeline, common: &Common) -> Result<Exit, Failur
 /// # Errors
 /// When the file is there, and is not to be replaced.
 pub(crate) fn check_free(path: &Path, force: bool) -> Result<(), Failure> {
-    if path.as_os_str() != "-" && !force && path.exists() {
-        return Err(Failure::cannot_make(path, &io::ErrorKind::AlreadyExists.into()));
-    }
-    Ok(())
+    output_file::check_free(path, force).map_err(|error| Failure::cannot_make(path, &error))
 }
 
 /// A picture, a page, a trace or a report.
@@ -106,12 +103,11 @@ pub(crate) fn rendered(
 /// # Errors
 /// When it cannot be written.
 pub(crate) fn write_to(path: Option<&Path>, force: bool, bytes: &[u8]) -> Result<(), Failure> {
-    let Some(path) = path.filter(|path| path.as_os_str() != "-") else {
+    let Some(path) = path.filter(|path| !output_file::is_stdout(path)) else {
         let mut out = io::stdout().lock();
         return unless_closed(out.write_all(bytes).and_then(|()| out.flush()));
     };
-    let file = if force { File::create(path) } else { File::create_new(path) };
-    let written = file.and_then(|mut file| file.write_all(bytes));
+    let written = output_file::create(path, force).and_then(|mut file| file.write_all(bytes));
     written.map_err(|error| Failure::cannot_make(path, &error))?;
     eprintln!("memwatch: {} is written", path.display());
     Ok(())

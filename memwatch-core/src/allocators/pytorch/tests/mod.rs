@@ -6,6 +6,7 @@ pub(crate) mod properties;
 mod readout;
 mod recorded;
 
+use crate::allocators::FrameworkAllocator as _;
 use std::collections::BTreeMap;
 
 use super::{Allocators, Certainty, DeviceAllocator, Family, Scope, Trust};
@@ -71,7 +72,7 @@ fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_g
     // The version tells by its layout that it counts pools.
     naive.request(Tid(1), 3 << 20);
     naive.grant(Tid(1), 3 << 20, 0, 0);
-    assert!(allocators.learn_statistics(ALLOCATOR, 9, &naive.words(4)));
+    assert!(allocators.learn_counters(ALLOCATOR, 9, &naive.words(4)));
     tell(&mut allocators, TraceAction::FreeRequested, 0x4000_0000, 3 << 20);
     tell(&mut allocators, TraceAction::FreeCompleted, 0x4000_0000, 3 << 20);
     allocators.apply(&event(reported(0x4000_0000, -(3 << 20), 0, 20 << 20)));

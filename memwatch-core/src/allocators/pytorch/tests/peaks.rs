@@ -2,6 +2,7 @@
 
 use super::naive::Naive;
 use super::*;
+use crate::allocators::FrameworkAllocator as _;
 
 const THREAD: Tid = Tid(8);
 const MIB: u64 = 1 << 20;
@@ -39,7 +40,7 @@ impl Pair {
     }
 
     fn reads(&mut self) {
-        assert!(self.allocators.learn_statistics(self.naive.allocator, 99, &self.naive.words(0)));
+        assert!(self.allocators.learn_counters(self.naive.allocator, 99, &self.naive.words(0)));
     }
 
     fn peak(&self) -> (u64, Certainty) {

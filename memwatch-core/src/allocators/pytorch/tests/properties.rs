@@ -1,5 +1,6 @@
 //! Random histories of two devices and three threads: the followed allocators are the naive ones.
 
+use crate::allocators::FrameworkAllocator as _;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -201,10 +202,10 @@ proptest! {
             history.step(step);
             for (event, words) in history.events.drain(..) {
                 if index >= late {
-                    let wanted = allocators.wants_statistics();
+                    let wanted = allocators.wants_counters();
                     allocators.apply(&event);
                     if let Some((allocator, words)) = words.filter(|_| wanted) {
-                        allocators.learn_statistics(allocator, event.time_ns, &words);
+                        allocators.learn_counters(allocator, event.time_ns, &words);
                     }
                 }
             }
@@ -225,10 +226,10 @@ proptest! {
                     allocators.lose();
                     continue;
                 }
-                let wanted = allocators.wants_statistics();
+                let wanted = allocators.wants_counters();
                 allocators.apply(&event);
                 if let Some((allocator, words)) = words.filter(|_| wanted) {
-                    allocators.learn_statistics(allocator, event.time_ns, &words);
+                    allocators.learn_counters(allocator, event.time_ns, &words);
                 }
             }
             honest(&allocators, &history)?;

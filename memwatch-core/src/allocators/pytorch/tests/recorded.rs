@@ -3,6 +3,7 @@
 //! A line is: `K` the keys of `memory_stats()`, `S` their values now, `M` a request, `T` a traced event, `R` and `O` reports, `A` a retry, `Y` a
 //! synchronization, `P` and `Z` resets; at the end `G` a segment and `B` a block of it. Made with PyTorch's own memory history.
 
+use crate::allocators::FrameworkAllocator as _;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ACTIONS, ALLOCATOR, device, event, reported, started, traced, values};

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Handle;
+use super::addresses::Addresses;
 use crate::allocators::pytorch::PoolSize;
 
 /// What a block is used for.
@@ -60,16 +61,8 @@ pub(super) struct Arena {
     vacant: Vec<Handle>,
     pub(super) pools: Vec<Pool>,
     by_name: BTreeMap<((u64, u64), PoolSize), usize>,
-    addresses: Addresses,
-}
-
-/// Where the driver grants memory: a size that was given back last at its place, another above all before.
-///
-/// Addresses matter where several free blocks have the size that is best.
-#[derive(Clone, Debug, Default)]
-struct Addresses {
-    end: u64,
-    returned: BTreeMap<u64, Vec<u64>>,
+    /// Of its segments.
+    pub(super) addresses: Addresses,
 }
 
 impl Arena {
@@ -171,21 +164,6 @@ impl Arena {
             }
             self.drop_block(other);
         }
-    }
-
-    /// Where the driver grants so much.
-    pub(super) fn place(&mut self, bytes: u64) -> u64 {
-        if let Some(address) = self.addresses.returned.get_mut(&bytes).and_then(Vec::pop) {
-            return address;
-        }
-        let address = self.addresses.end;
-        self.addresses.end += bytes;
-        address
-    }
-
-    /// The driver has it back.
-    pub(super) fn leave(&mut self, address: u64, bytes: u64) {
-        self.addresses.returned.entry(bytes).or_default().push(address);
     }
 
     /// The largest free block, and the sum of all.

@@ -91,7 +91,7 @@ impl Caching {
             return None;
         }
         let Wanted { stream, pool, .. } = wanted;
-        let address = self.arena.place(bytes);
+        let address = self.arena.addresses.take(bytes);
         let (state, before, after, segment, born) = (State::Free, None, None, None, 0);
         Some(self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born }))
     }
@@ -121,7 +121,7 @@ impl Caching {
     pub(super) fn release(&mut self, handle: Handle) {
         self.arena.unshelve(handle);
         let Block { address, bytes, .. } = *self.arena.get(handle);
-        self.arena.leave(address, bytes);
+        self.arena.addresses.give(address, bytes);
         self.arena.drop_block(handle);
         self.meter.part(bytes);
     }
@@ -232,6 +232,14 @@ impl Policy for Caching {
         }
         self.release_all(0);
         self.release_all(1);
+    }
+
+    fn note_segment(&mut self, address: u64, bytes: u64, is_there: bool) {
+        if is_there {
+            self.arena.addresses.learn(address, bytes);
+        } else {
+            self.arena.addresses.forget(address, bytes);
+        }
     }
 
     fn release_pool(&mut self, private_pool: (u64, u64)) {

@@ -74,7 +74,7 @@ impl Caching {
         let Wanted { stream, pool, .. } = wanted;
         let total_bytes = self.meter.room.total_bytes;
         let bytes = (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool));
-        let address = self.arena.place(bytes);
+        let address = self.arena.addresses.take(bytes);
         let (state, before, after, segment, born) = (State::Unmapped, None, None, Some((address, bytes)), 0);
         let handle = self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born });
         self.arena.shelve(handle);
@@ -132,7 +132,7 @@ impl Caching {
         if self.arena.get(handle).is_split() {
             self.arena.shelve(handle);
         } else {
-            self.arena.leave(begin, all);
+            self.arena.addresses.give(begin, all);
             self.arena.drop_block(handle);
         }
     }

@@ -210,6 +210,9 @@ impl DeviceRun {
             }
             TraceAction::SegmentAlloc | TraceAction::SegmentMap => {
                 self.settle(now_ns, None);
+                if traced.action == TraceAction::SegmentAlloc {
+                    self.pass_on(now_ns, &Operation::Segment { address, bytes });
+                }
                 self.is_fresh = true;
                 self.measured.is_expandable |= traced.action == TraceAction::SegmentMap;
                 self.measured.driver_allocations += 1;
@@ -220,6 +223,7 @@ impl DeviceRun {
                 if private_pool != (0, 0) {
                     self.step(now_ns, &Operation::ReleasePool { private_pool });
                 }
+                self.pass_on(now_ns, &Operation::SegmentGone { address, bytes });
                 self.measured.driver_frees += 1;
                 self.reserve(-signed(bytes));
             }
@@ -242,6 +246,10 @@ impl DeviceRun {
 
     fn step(&mut self, time_ns: u64, operation: &Operation) {
         self.operations += 1;
+        self.pass_on(time_ns, operation);
+    }
+
+    fn pass_on(&mut self, time_ns: u64, operation: &Operation) {
         self.replays.iter_mut().for_each(|replay| replay.step(time_ns, operation));
     }
 

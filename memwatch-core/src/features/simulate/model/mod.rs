@@ -7,6 +7,7 @@
 //! What the program does is taken as given: sizes, streams, private pools, the order of requests and frees, when it empties the cache. What the
 //! allocator does with that is the policy's. Facts about PyTorch's are of c10/cuda/CUDACachingAllocator.cpp, from 2.4 to 2.15.
 
+mod addresses;
 mod arena;
 mod caching;
 mod classes;
@@ -58,6 +59,20 @@ pub enum Operation {
     },
     /// `torch.cuda.empty_cache()`.
     EmptyCache,
+    /// Its own allocator has a segment.
+    Segment {
+        /// Where.
+        address: u64,
+        /// Its size in bytes.
+        bytes: u64,
+    },
+    /// It has given that back.
+    SegmentGone {
+        /// Where it was.
+        address: u64,
+        /// Its size in bytes.
+        bytes: u64,
+    },
     /// Nothing refers to a private pool any more, and the cache was emptied.
     ReleasePool {
         /// The pool.
@@ -99,6 +114,8 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn complete(&mut self, handle: Handle);
     /// The driver gets back what can be given back.
     fn empty_cache(&mut self);
+    /// The program's own allocator has a segment here from now on, or no longer: this tells the driver's addresses.
+    fn note_segment(&mut self, _address: u64, _bytes: u64, _is_there: bool) {}
     /// The same of a private pool that nobody uses any more.
     fn release_pool(&mut self, private_pool: (u64, u64));
     /// How much the driver has for it from now on.

@@ -87,6 +87,8 @@ impl Replay {
                     self.policy.complete(handle);
                 }
             }
+            Operation::Segment { address, bytes } => self.policy.note_segment(address, bytes, true),
+            Operation::SegmentGone { address, bytes } => self.policy.note_segment(address, bytes, false),
             Operation::EmptyCache => self.policy.empty_cache(),
             Operation::ReleasePool { private_pool } => self.policy.release_pool(private_pool),
         }

@@ -127,7 +127,11 @@ fn a_kernel_without_btf_is_5() {
 
 #[test]
 fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() {
-    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with_nvml("/nonexistent/libnvidia-ml.so.1")) else { return };
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let other = gpu.directory().join("libnvidia-ml.so.1");
+    std::fs::copy(gpu.libcuda(), &other).expect("a library that is no NVML");
+    let name = other.display().to_string();
+    let gpu = gpu.with_nvml(other);
     let mut workload = gpu.workload();
     workload.ask("tgid");
     let mut watch = gpu.watch(&["--pid", &workload.tgid_word()]);
@@ -135,13 +139,38 @@ fn without_an_nvml_library_the_watch_counts_live_bytes_and_says_what_it_lacks() 
     let report = watch.settled();
     assert_eq!(report.json()["coverage"]["nvml"], "unavailable");
     let reason = report.json()["coverage"]["nvml_reason"].as_str().expect("a reason");
-    assert!(reason.contains("/nonexistent/libnvidia-ml.so.1"), "{reason}");
+    assert!(reason.contains(&name), "{reason}");
     let on_gpu = report.process(workload.tgid()).expect("the target").only_gpu();
     assert_eq!(on_gpu.number("live_bytes"), 4 * MIB);
     assert!(on_gpu.0["used_bytes"].is_null() && on_gpu.0["unexplained_bytes"].is_null());
     let table = gpu.run_memwatch(&["ps", "--pid", &workload.tgid_word()]);
     table.assert_ended_with(0, &[]);
-    assert!(table.stdout.contains("no NVML: /nonexistent"), "{}", table.stdout);
+    assert!(table.stdout.contains(&format!("no NVML: {name}")), "{}", table.stdout);
+}
+
+#[test]
+fn a_library_that_is_named_and_not_there_is_1_with_its_option() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let text = gpu.directory().join("notes.txt");
+    std::fs::write(&text, "no library").expect("the directory is ours");
+    let text = text.display().to_string();
+    for (file, why) in
+        [("/nonexistent", "No such file or directory"), ("/dev", "not a file"), (&text, "not an ELF file")]
+    {
+        for option in ["--nvml-lib", "--libcuda"] {
+            let sentence = format!("{option} {file}: {why}");
+            for words in [&["ps"][..], &["-d", "1s", "--json"], &["agent", "--socket", "/nonexistent/socket"]] {
+                let mut command = Command::new(gpu.memwatch(&[]).get_program());
+                command.args([option, file]).args(words);
+                let outcome = Outcome::of(command);
+                outcome.assert_ended_with(1, &[&sentence, "Leave it out"]);
+                assert_eq!(outcome.stdout, "");
+            }
+            let mut command = Command::new(gpu.memwatch(&[]).get_program());
+            command.args([option, file, "run", "--", "true"]);
+            Outcome::of(command).assert_ended_with(125, &[&sentence]);
+        }
+    }
 }
 
 /// What a driver that refuses a question leaves known.

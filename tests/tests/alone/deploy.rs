@@ -47,6 +47,53 @@ fn the_image_is_built_from_a_binary_and_runs_it() {
     assert_eq!(started, "[/usr/local/bin/memwatch] [agent]");
 }
 
+/// The lines of the document of this kind in the DaemonSet's file, without comments.
+fn document(kind: &str) -> Vec<String> {
+    let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
+    let found = text.split("\n---\n").find(|document| document.contains(&format!("\nkind: {kind}\n")));
+    let lines = found.unwrap_or_else(|| panic!("no {kind}")).lines().filter(|line| !line.trim().starts_with('#'));
+    lines.map(|line| line.split(" #").next().unwrap_or_default().trim_end().to_owned()).collect()
+}
+
+/// The lines below the first that is this one.
+fn inner_of(lines: &[String], key: &str) -> Vec<String> {
+    let at = lines.iter().position(|line| line.trim_start().trim_start_matches("- ") == key);
+    let at = at.unwrap_or_else(|| panic!("no '{key}'"));
+    let depth = |line: &str| line.len() - line.trim_start().len();
+    // The dash of an entry is no part of its key.
+    let column = lines[at].len() - key.len();
+    let inner = lines[at + 1..].iter().take_while(|line| depth(line) > column);
+    inner.cloned().collect()
+}
+
+/// The same without their indentation.
+fn below(lines: &[String], key: &str) -> Vec<String> {
+    inner_of(lines, key).iter().map(|line| line.trim().to_owned()).collect()
+}
+
+#[test]
+fn only_the_prometheus_reaches_the_agent_and_the_agent_reaches_nobody() {
+    let (policy, agents) = (document("NetworkPolicy"), document("DaemonSet"));
+    assert!(
+        policy.contains(&"  namespace: memwatch".to_owned()) && agents.contains(&"  namespace: memwatch".to_owned())
+    );
+    let labels = below(&inner_of(&policy, "podSelector:"), "matchLabels:");
+    assert_ne!(labels, Vec::<String>::new());
+    let of_pods = below(&inner_of(&inner_of(&agents, "template:"), "metadata:"), "labels:");
+    assert!(labels.iter().all(|label| of_pods.contains(label)), "{labels:?} {of_pods:?}");
+    assert!(
+        policy.contains(&"  policyTypes: [Ingress, Egress]".to_owned()) && policy.contains(&"  egress: []".to_owned())
+    );
+    let from = below(&policy, "from:");
+    // One entry: both selectors have to fit. Two would let in whoever fits one.
+    assert_eq!(from.iter().filter(|line| line.starts_with("- ")).count(), 1, "{from:?}");
+    for line in ["kubernetes.io/metadata.name: monitoring", "app.kubernetes.io/name: prometheus"] {
+        assert!(from.iter().any(|own| own == line), "no '{line}' in {from:?}");
+    }
+    assert_eq!(below(&policy, "ports:"), ["- protocol: TCP", "port: metrics"]);
+    assert!(agents.iter().any(|line| line.trim() == "- name: metrics"), "the port has that name");
+}
+
 #[test]
 fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     let text = fs::read_to_string(deploy().join("kubernetes/daemonset.yaml")).expect("it is in the tree");
@@ -66,7 +113,9 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     ] {
         assert!(lines.contains(&line), "no '{line}'");
     }
-    assert!(!text.contains("hostNetwork") && !text.contains("hostIPC") && !text.contains('\t'));
+    assert!(
+        !lines.iter().any(|line| line.starts_with("hostNetwork")) && !text.contains("hostIPC") && !text.contains('\t')
+    );
     let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
     let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
     assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));

@@ -19,7 +19,7 @@ fn unit() -> Option<(TempDir, PathBuf)> {
     let text = fs::read_to_string(file("memwatch-agent.service")).expect("the unit is in the tree");
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("memwatch-agent.service");
-    fs::write(&path, text.replace("/usr/bin/memwatch", "/bin/true")).expect("it is ours");
+    fs::write(&path, text.replace("/usr/local/bin/memwatch", "/bin/true")).expect("it is ours");
     Some((directory, path))
 }
 
@@ -56,7 +56,7 @@ fn the_unit_grants_what_the_agent_keeps_and_what_it_calls() {
         "CapabilityBoundingSet=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE CAP_DAC_READ_SEARCH",
         "NoNewPrivileges=yes",
         "RuntimeDirectory=memwatch",
-        "ExecStart=/usr/bin/memwatch agent --history /var/lib/memwatch",
+        "ExecStart=/usr/local/bin/memwatch agent --history /var/lib/memwatch",
         "StateDirectory=memwatch",
         "StateDirectoryMode=0750",
         "Group=memwatch",

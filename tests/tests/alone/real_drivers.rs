@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use memwatch_common::meaning::Meaning;
+use memwatch_common::meaning::{Meaning, MemoryCall, PoolCall, VirtualCall};
 use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_tests::real_drivers::{RealDriver, RealDrivers};
 use memwatch_tests::report::Report;
@@ -105,7 +105,12 @@ fn sites(library: &Value) -> BTreeMap<(String, String), usize> {
 /// Calls every allocating function that asks for a size in its second argument; each must come back refused, and be counted.
 fn record_failures(gpu: &Gpu, driver: &RealDriver, found: &[String]) -> usize {
     let asks = |meaning| {
-        matches!(meaning, Meaning::Allocate { .. } | Meaning::AllocateFromPool { .. } | Meaning::CreatePhysical)
+        matches!(
+            meaning,
+            Meaning::Memory(MemoryCall::Allocate { .. })
+                | Meaning::Pool(PoolCall::AllocateFromPool { .. })
+                | Meaning::Virtual(VirtualCall::CreatePhysical)
+        )
     };
     let asking = PROBES.iter().filter(|probe| asks(probe.meaning) && probe.symbol != "cuMemAllocPitch_v2");
     let asking: Vec<&str> =

@@ -218,6 +218,31 @@ fn assert_growth_is_told(prometheus: &Prometheus, agent: &Agent, leak: &mut Work
 }
 
 #[test]
+fn an_agent_becomes_ready_when_nvml_comes_and_says_why_not_before() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let words = gpu.memwatch(&[]);
+    let mut words = words.get_args().skip_while(|word| *word != "--nvml-lib");
+    let real = words.nth(1).expect("memwatch is given the simulator's NVML").to_owned();
+    let nvml = gpu.directory().join("libnvidia-ml.so.1");
+    fs::copy(gpu.libcuda(), &nvml).expect("a library that is no NVML");
+    let gpu = gpu.with_nvml(&nvml);
+    let address = http::free_port();
+    let socket = gpu.directory().join("memwatch.sock");
+    let command = gpu.memwatch(&["agent", "--listen", &address.to_string(), "--socket", &socket.to_string_lossy()]);
+    let _agent = Program::start(command);
+    let readiness = |status| move || http::get(address, "/readyz", "").filter(|answer| answer.status == status);
+    let refused = until("the agent says why it is not ready", || {
+        readiness(503)().filter(|answer| answer.body.starts_with("not ready: NVML: "))
+    });
+    assert!(refused.body.contains("libnvidia-ml.so.1") && refused.body.contains("--no-nvml"), "{refused:?}");
+    assert_eq!(http::get(address, "/healthz", "").map(|answer| answer.status), Some(200));
+    let complete = gpu.directory().join("complete");
+    fs::copy(real, &complete).expect("a copy of NVML");
+    fs::rename(&complete, &nvml).expect("the directory is ours");
+    until("the agent is ready", readiness(200));
+}
+
+#[test]
 fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
     // Room for 150 contexts of the usual size.
     let machine = || Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &200_000));

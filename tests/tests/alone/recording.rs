@@ -1,5 +1,6 @@
 //! Recordings made by real uprobes: what they say is what the watch said, whatever became of the recorder.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -168,9 +169,38 @@ fn a_program_is_recorded_from_its_first_allocation_and_keeps_its_exit_code() {
     let process = &report.json()["data"]["processes"][0];
     assert_eq!((&process["gpus"][0]["peak_bytes"], &process["from_start"]), (&(2 * MIB).into(), &true.into()));
     assert_eq!(report.json()["data"]["recording"]["stopped"], "nobody_left");
+    assert_eq!(std::fs::metadata(&file).expect("it is there").mode() & 0o777, 0o600, "it has what root saw");
     // It is not replaced unasked: the program does not even start.
     let again = Outcome::of(gpu.memwatch_run(&["-o", &path], &job));
     again.assert_ended_with(125, &["is there already", "--force"]);
+}
+
+#[test]
+fn standard_output_takes_a_recording_and_no_file_gets_its_name() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let directory = gpu.directory();
+    let in_shell = |line: &str, words: &[&str]| {
+        let memwatch = gpu.memwatch(words);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", line]).arg(memwatch.get_program()).args(memwatch.get_args()).current_dir(directory);
+        shell.envs(memwatch.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        Outcome::of(shell)
+    };
+    for name in ["-", "/dev/stdout"] {
+        let piped = in_shell("\"$0\" \"$@\" | cat > piped.mwr", &["record", "-d", "1s", "-o", name]);
+        piped.assert_ended_with(0, &["recording into standard output", "the recording is written to standard output"]);
+        let replayed = reading(&gpu, &["report", "--json"], &directory.join("piped.mwr"));
+        replayed.assert_ended_with(0, &[]);
+        assert_eq!(Report::parse(&replayed.stdout).json()["data"]["recording"]["stopped"], "asked");
+    }
+    let refused = |words: &[&str]| in_shell("\"$0\" \"$@\" | cat", words);
+    refused(&["record", "--json", "-o", "-"]).assert_ended_with(0, &["cannot both go to standard output", "-o FILE"]);
+    refused(&["record", "--keep", "newest", "--max-size", "2M", "-o", "-"]).assert_ended_with(0, &["Name a file"]);
+    let run = in_shell("\"$0\" \"$@\"", &["run", "-o", "-", "--", "true"]);
+    run.assert_ended_with(125, &["which is the program's", "Name a file"]);
+    let terminal = in_shell("script -qec \"$0 record -o -\" /dev/null", &[]);
+    assert!(terminal.stdout.contains("standard output is a terminal") && terminal.code == 1, "{terminal:#?}");
+    assert!(!directory.join("-").exists());
 }
 
 #[test]

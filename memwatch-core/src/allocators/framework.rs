@@ -1,0 +1,47 @@
+//! The seam between a framework's allocator and everything that asks what it has: sums by place, views, forecasts.
+//!
+//! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`]. What it needs beside this is a table of the framework's functions in
+//! memwatch-common, and the way to find them in a process in memwatch's `frameworks/`.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use crate::decode::TensorEvent;
+use crate::words::Ordinal;
+
+use super::pytorch::{DriverChange, Words};
+use super::threads::Stage;
+use super::{BlockChange, Reported};
+
+/// A framework's allocators in one process: events in, blocks and totals out.
+pub trait FrameworkAllocator: Clone + Debug + Default {
+    /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
+    fn begin(&mut self, from_start: bool, missing: &[u16]);
+
+    /// Takes one event into account, and says what has become of a block.
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange>;
+
+    /// The driver granted or took back memory that may be a segment.
+    fn driver(&mut self, change: DriverChange);
+
+    /// The totals by device, as the allocators reported them last.
+    fn reported(&self) -> BTreeMap<Ordinal, Reported>;
+
+    /// What the allocator at this address has counted itself, read right after its last report. Says whether it could be believed.
+    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool;
+
+    /// Whether an allocator's own counters are wanted, and there is a way to them.
+    fn wants_counters(&self) -> bool;
+
+    /// Events did not arrive.
+    fn lose(&mut self);
+
+    /// Peaks of all devices begin again, for memwatch alone.
+    fn begin_own_peaks(&mut self, now_ns: u64);
+
+    /// So many lines of history are kept from now on, of each device.
+    fn keep_history(&mut self, limit: usize);
+
+    /// In which phase the block was granted that a device granted last.
+    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage);
+}

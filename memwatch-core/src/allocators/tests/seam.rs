@@ -1,0 +1,78 @@
+//! A framework that is not PyTorch, through the seam: what asks for places and totals needs no word of it.
+
+use super::*;
+
+/// An arena that reports each block and its total, keeps no cache, and has no counters to be read.
+#[derive(Clone, Debug, Default)]
+struct Arena {
+    totals: BTreeMap<Ordinal, Reported>,
+    is_lossy: bool,
+}
+
+impl FrameworkAllocator for Arena {
+    fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
+
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        let TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes } = event.what
+        else {
+            return None;
+        };
+        let time_ns = event.time_ns;
+        self.totals.insert(ordinal, Reported { allocated_bytes, reserved_bytes, time_ns });
+        let bytes = block_bytes.unsigned_abs();
+        if block_bytes < 0 {
+            return Some(BlockChange::Freed { ordinal, address, block_bytes: bytes });
+        }
+        let (tid, stack) = (event.tid, event.stack);
+        let requested_bytes = Some(bytes);
+        let block =
+            Block { ordinal, address, block_bytes: bytes, requested_bytes, cached: Some(false), tid, stack, time_ns };
+        Some(BlockChange::Granted(block))
+    }
+
+    fn driver(&mut self, _change: DriverChange) {}
+
+    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        self.totals.clone()
+    }
+
+    fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &Words) -> bool {
+        false
+    }
+
+    fn wants_counters(&self) -> bool {
+        false
+    }
+
+    fn lose(&mut self) {
+        self.is_lossy = true;
+    }
+
+    fn begin_own_peaks(&mut self, _now_ns: u64) {}
+
+    fn keep_history(&mut self, _limit: usize) {}
+
+    fn note_phase(&mut self, _ordinal: Ordinal, _phase: Stage) {}
+}
+
+#[test]
+fn another_framework_has_totals_and_places_through_the_seam_alone() {
+    let mut ledger = TensorLedger::<Arena>::default();
+    ledger.learn(FORWARD, stack(&["model.py forward:8"]));
+    let mut report = |address, block_bytes: i64, allocated_bytes| {
+        let what =
+            TensorChange::Reported { ordinal: GPU, address, block_bytes, allocated_bytes, reserved_bytes: 1 << 20 };
+        let stack = StackRef::Known(FORWARD);
+        ledger.apply(&TensorEvent { tgid: Tgid(1), tid: MAIN, time_ns: allocated_bytes, stack, what });
+    };
+    report(0x1000, 4096, 4096);
+    report(0x2000, 1024, 5120);
+    report(0x1000, -4096, 1024);
+    assert_eq!(ledger.reported()[&GPU].allocated_bytes, 1024);
+    let live: Vec<u64> = ledger.places().devices()[&GPU].sites().map(|(_, sum)| sum.live_bytes).collect();
+    assert_eq!(live, [1024]);
+    assert!(!ledger.wants_statistics());
+    ledger.lose(Loss::TensorEventLost, 1);
+    assert_eq!(ledger.losses()[&Loss::TensorEventLost], 1);
+    assert!(ledger.allocators.is_lossy, "a framework learns of its losses");
+}

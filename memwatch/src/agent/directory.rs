@@ -1,0 +1,226 @@
+//! Directories that the agent keeps files in: nobody else may put a link or a file of their own in the place of the agent's.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+
+/// Bits of a mode (inode(7)).
+const WRITABLE_BY_ALL: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// A directory that only root and the agent's user can change.
+#[derive(Debug)]
+pub(super) struct OwnDirectory {
+    /// It is open: its path may lead elsewhere by now.
+    file: File,
+    /// It was not there before.
+    pub(super) is_new: bool,
+}
+
+impl OwnDirectory {
+    /// Makes it with this mode, or opens the one that is there, whose mode stays.
+    ///
+    /// # Errors
+    /// When it is another user's, others may write into it, or it cannot be had.
+    pub(super) fn open(path: &Path, mode: u32) -> anyhow::Result<Self> {
+        let name = path.display();
+        let is_new = match DirBuilder::new().mode(mode & 0o700).create(path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(error).with_context(|| format!("the directory {name} cannot be made")),
+        };
+        // What was just made is no link, unless somebody has put one in its place.
+        let nofollow = if is_new { libc::O_NOFOLLOW } else { 0 };
+        let mut options = OpenOptions::new();
+        options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC | nofollow);
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => bail!("{name} is no directory"),
+            opened => opened.with_context(|| format!("the directory {name} cannot be opened"))?,
+        };
+        let found = file.metadata()?;
+        let (link, own) = (fs::symlink_metadata(path)?, own_uid());
+        for (what, found) in [("is", &found), ("is a link that is", &link)] {
+            if ![0, own].contains(&found.uid()) {
+                bail!("{name} {what} user {}'s: {ADVICE}", found.uid());
+            }
+        }
+        if found.mode() & WRITABLE_BY_ALL != 0 && found.mode() & STICKY == 0 {
+            bail!("others may write into {name}: {ADVICE}");
+        }
+        let directory = Self { file, is_new };
+        if is_new {
+            // Whatever the umask has taken away.
+            directory.set_mode(mode)?;
+        }
+        Ok(directory)
+    }
+
+    /// Gives it to a group.
+    ///
+    /// # Errors
+    /// When that is not permitted.
+    pub(super) fn give_to(&self, group: u32) -> io::Result<()> {
+        fchown(&self.file, None, Some(group))
+    }
+
+    /// Whether everybody may make files in it.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub(super) fn is_open_to_all(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.mode() & WRITABLE_BY_ALL != 0)
+    }
+
+    /// Sets its mode.
+    ///
+    /// # Errors
+    /// When that is not permitted.
+    pub(super) fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.file.set_permissions(Permissions::from_mode(mode))
+    }
+
+    /// The socket in it that the agent has just made, as the file that it is and not by its name.
+    ///
+    /// # Errors
+    /// When something else has its name.
+    pub(super) fn socket(&self, name: &Path) -> anyhow::Result<OwnSocket> {
+        let name = name.file_name().context("a socket has a name")?;
+        let name = std::ffi::CString::new(name.as_bytes())?;
+        let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+        // SAFETY: the directory is open, and the name ends with a zero byte.
+        let fd = unsafe { libc::openat(self.file.as_raw_fd(), name.as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error()).context("the socket that was just made is gone");
+        }
+        // SAFETY: it was just opened, and belongs to nobody else.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let found = file.metadata()?;
+        let is_ours = found.mode() & libc::S_IFMT == libc::S_IFSOCK && found.uid() == own_uid();
+        if !is_ours {
+            bail!("somebody has put something else in the place of the socket");
+        }
+        Ok(OwnSocket(file))
+    }
+}
+
+/// A socket's file, opened without following a link.
+#[derive(Debug)]
+pub(super) struct OwnSocket(File);
+
+impl OwnSocket {
+    /// Gives it to a group.
+    ///
+    /// # Errors
+    /// When that is not permitted.
+    pub(super) fn give_to(&self, group: u32) -> io::Result<()> {
+        let (fd, same) = (self.0.as_raw_fd(), libc::uid_t::MAX);
+        // SAFETY: the descriptor is open, and the path is an empty string.
+        let done = unsafe { libc::fchownat(fd, c"".as_ptr(), same, group, libc::AT_EMPTY_PATH) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Sets its mode: through `/proc`, since fchmod(2) does not take a descriptor that only names a file.
+    ///
+    /// # Errors
+    /// When that is not permitted.
+    pub(super) fn set_mode(&self, mode: u32) -> io::Result<()> {
+        fs::set_permissions(format!("/proc/self/fd/{}", self.0.as_raw_fd()), Permissions::from_mode(mode))
+    }
+
+    /// Device and inode.
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub(super) fn identity(&self) -> io::Result<(u64, u64)> {
+        let found = self.0.metadata()?;
+        Ok((found.dev(), found.ino()))
+    }
+}
+
+/// What to do about a directory that others can change.
+const ADVICE: &str = "the agent takes a directory of root's, or of its own user, that others cannot write into";
+
+fn own_uid() -> u32 {
+    // SAFETY: it has no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{chown, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("it is there").mode() & 0o7777
+    }
+
+    fn refusal(path: &Path) -> String {
+        format!("{:#}", OwnDirectory::open(path, 0o755).expect_err("it is not to be used"))
+    }
+
+    #[test]
+    fn a_directory_is_made_with_its_mode_and_one_that_is_there_keeps_its_own() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let (made, link) = (parent.path().join("made"), parent.path().join("link"));
+        assert!(OwnDirectory::open(&made, 0o2750).expect("it is made").is_new);
+        assert_eq!(mode(&made), 0o2750);
+        assert!(!OwnDirectory::open(&made, 0o755).expect("it is there").is_new);
+        symlink(&made, &link).expect("it is ours");
+        assert!(!OwnDirectory::open(&link, 0o755).expect("our own link leads to our own directory").is_new);
+        assert_eq!(mode(&made), 0o2750);
+    }
+
+    #[test]
+    fn a_directory_that_others_can_change_is_refused() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let open = parent.path().join("open");
+        fs::create_dir(&open).expect("it is ours");
+        fs::set_permissions(&open, Permissions::from_mode(0o777)).expect("it is ours");
+        assert!(refusal(&open).contains("others may write into"), "{}", refusal(&open));
+        fs::set_permissions(&open, Permissions::from_mode(0o1777)).expect("it is ours");
+        OwnDirectory::open(&open, 0o755).expect("in a directory like /tmp nobody can replace what is another's");
+        let file = parent.path().join("file");
+        fs::write(&file, "").expect("it is ours");
+        assert!(refusal(&file).contains("is no directory"), "{}", refusal(&file));
+        if own_uid() != 0 {
+            eprintln!("SKIPPED: only root can make a directory of another user");
+            return;
+        }
+        let (anns, link) = (parent.path().join("anns"), parent.path().join("link"));
+        fs::create_dir(&anns).expect("it is ours");
+        chown(&anns, Some(64_001), None).expect("root may");
+        assert!(refusal(&anns).contains("is user 64001's"), "{}", refusal(&anns));
+        symlink(parent.path(), &link).expect("it is ours");
+        std::os::unix::fs::lchown(&link, Some(64_001), None).expect("root may");
+        assert!(refusal(&link).contains("is a link that is user 64001's"), "{}", refusal(&link));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_socket_changes_nothing_of_what_it_leads_to() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let directory = OwnDirectory::open(&parent.path().join("run"), 0o755).expect("it is made");
+        let (socket, victim) = (parent.path().join("run/memwatch.sock"), parent.path().join("victim"));
+        fs::write(&victim, "").expect("it is ours");
+        fs::set_permissions(&victim, Permissions::from_mode(0o600)).expect("it is ours");
+        symlink(&victim, &socket).expect("it is ours");
+        let refusal = directory.socket(&socket).expect_err("it is a link").to_string();
+        assert!(refusal.contains("something else"), "{refusal}");
+        fs::remove_file(&socket).expect("it is ours");
+        let _listener = UnixListener::bind(&socket).expect("a socket");
+        let own = directory.socket(&socket).expect("it is ours");
+        // Whatever its name leads to from now on, the socket is meant.
+        fs::rename(&socket, parent.path().join("run/away")).expect("it is ours");
+        symlink(&victim, &socket).expect("it is ours");
+        own.set_mode(0o666).expect("it is ours");
+        // SAFETY: it has no preconditions.
+        own.give_to(unsafe { libc::getegid() }).expect("it is our group");
+        assert_eq!((mode(&victim), mode(&parent.path().join("run/away"))), (0o600, 0o666));
+    }
+}

@@ -1,0 +1,146 @@
+//! Where `-o` writes to. A file is for its owner alone: it holds what root saw of everybody. `-` is standard output.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+/// The permissions of a file that is made.
+const MODE: u32 = 0o600;
+
+/// The names of standard output.
+const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+
+/// Whether this names standard output.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    path.to_str().is_some_and(|path| STDOUT.contains(&path))
+}
+
+/// The name for messages.
+pub(crate) fn name(path: &Path) -> impl fmt::Display + '_ {
+    if is_stdout(path) { Path::new("standard output").display() } else { path.display() }
+}
+
+/// Opens what `-o` names. A file that exists is refused, or with `force` replaced by a new one, which has neither its permissions nor its
+/// owner nor its readers. A device or a pipe is written to as it is.
+///
+/// # Errors
+/// `AlreadyExists` for a file that is not to be replaced; else those of the system.
+pub(crate) fn create(path: &Path, force: bool) -> io::Result<File> {
+    if is_stdout(path) {
+        return Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?));
+    }
+    check_free(path, force)?;
+    if is_special(path) {
+        return OpenOptions::new().write(true).open(path);
+    }
+    if force {
+        // Where it is a link, what it leads to is replaced.
+        let target = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        match fs::remove_file(&target) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => return create_new(&target),
+        }
+    }
+    create_new(path)
+}
+
+/// Whether `-o` may name this: better known before a watch than after it.
+///
+/// # Errors
+/// `AlreadyExists` for a file that is not to be replaced.
+pub(crate) fn check_free(path: &Path, force: bool) -> io::Result<()> {
+    let is_taken = !force && !is_stdout(path) && path.exists() && !is_special(path);
+    if is_taken { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
+}
+
+/// Whether it is standard output on a terminal, which cannot show a binary file.
+pub(crate) fn is_terminal(path: &Path) -> bool {
+    is_stdout(path) && io::stdout().is_terminal()
+}
+
+/// A device, a pipe or a socket: nothing in it can be replaced.
+fn is_special(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("it is there").mode() & 0o777
+    }
+
+    /// As most shells have it; other tests make files of their own modes.
+    fn usual_umask() {
+        // SAFETY: it has no preconditions.
+        unsafe { libc::umask(0o022) };
+    }
+
+    #[test]
+    fn a_file_is_its_owners_alone_and_one_that_exists_is_refused() {
+        usual_umask();
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("job.mwr");
+        create(&path, false).and_then(|mut file| file.write_all(b"first")).expect("nothing is there");
+        assert_eq!(mode(&path), 0o600);
+        let refusal = create(&path, false).expect_err("it is there");
+        assert_eq!(refusal.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(check_free(&path, false).expect_err("it is there").kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).expect("it is ours"), b"first");
+    }
+
+    #[test]
+    fn a_replaced_file_keeps_neither_its_permissions_nor_its_readers() {
+        usual_umask();
+        let directory = tempfile::tempdir().expect("a directory");
+        let (path, link) = (directory.path().join("job.mwr"), directory.path().join("latest"));
+        fs::write(&path, "old").expect("it is ours");
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("it is ours");
+        symlink(&path, &link).expect("it is ours");
+        for name in [&path, &link] {
+            let mut reader = File::open(name).expect("it is there");
+            create(name, true).and_then(|mut file| file.write_all(b"secret")).expect("it is replaced");
+            let mut seen = String::new();
+            reader.read_to_string(&mut seen).expect("it is open");
+            assert_ne!(seen, "secret", "who had opened the old file does not see the new one");
+            assert_eq!((mode(&path), fs::read(&path).expect("it is there")), (0o600, b"secret".to_vec()));
+            fs::write(&path, "old").expect("it is ours");
+        }
+        assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+    }
+
+    #[test]
+    fn a_device_is_written_to_and_a_directory_is_not() {
+        let null = Path::new("/dev/null");
+        let before = fs::metadata(null).expect("it is there").mode();
+        for force in [false, true] {
+            create(null, force).and_then(|mut file| file.write_all(b"gone")).expect("everybody may");
+            assert_eq!(fs::metadata(null).expect("it is there").mode(), before);
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        assert!(create(directory.path(), false).is_err() && create(directory.path(), true).is_err());
+        assert!(directory.path().is_dir());
+    }
+
+    #[test]
+    fn standard_output_has_its_usual_names() {
+        for stdout in ["-", "/dev/stdout", "/dev/fd/1"] {
+            assert!(is_stdout(Path::new(stdout)) && check_free(Path::new(stdout), false).is_ok());
+            assert_eq!(name(Path::new(stdout)).to_string(), "standard output");
+        }
+        assert!(!is_stdout(Path::new("./-")));
+        assert_eq!(name(Path::new("a/job.mwr")).to_string(), "a/job.mwr");
+    }
+}
