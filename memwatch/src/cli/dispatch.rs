@@ -1,7 +1,7 @@
 //! What was asked for: a command of the table, or the live view.
 
-use crate::cli::{Args, Command};
 use crate::cli::table::awaited;
+use crate::cli::{Args, Command};
 use crate::commands::live::watch;
 use crate::commands::ps;
 use crate::exit::{Exit, Failure};

@@ -163,7 +163,7 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch -i 1..5", "a time is a number with a unit"),
         ("memwatch -i 1.2.3s", "a time is a number with a unit"),
         ("memwatch -d 1w", "a time is a number with a unit"),
-        ("memwatch -d 0", "nothing to see in no time"),
+        ("memwatch -d 0", "the duration must be greater than 0"),
         ("memwatch -d 1000d", "more than a year"),
         ("memwatch -p 0", "a process id is a number from 1 on"),
         ("memwatch -p -5", "a process id is a number from 1 on"),

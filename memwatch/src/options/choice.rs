@@ -5,25 +5,24 @@ use memwatch_core::snapshot::groups::By;
 
 /// What the processes belong to: values of one kind are alternatives, kinds narrow each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Which processes")]
 pub(crate) struct Choice {
     /// Processes of this container, by name or id (or its beginning); of a pod, by the container's name in it
-    #[arg(long = "container", value_name = "NAME", value_delimiter = ',')]
+    #[arg(long = "container", value_name = "NAME", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) containers: Vec<String>,
     /// Processes of this pod: NAME, NAMESPACE/NAME, or its uid
-    #[arg(long = "pod", value_name = "POD", value_delimiter = ',')]
+    #[arg(long = "pod", value_name = "POD", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) pods: Vec<String>,
     /// Processes of this Slurm job, or of a step of it: 4242, 4242.0
-    #[arg(long = "slurm-job", value_name = "JOB", value_delimiter = ',')]
+    #[arg(long = "slurm-job", value_name = "JOB", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) slurm_jobs: Vec<String>,
     /// Processes of this user, by name or number
-    #[arg(short, long = "user", value_name = "USER", value_delimiter = ',')]
+    #[arg(short, long = "user", value_name = "USER", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) users: Vec<String>,
     /// Processes in this control group or below it
     #[arg(long = "cgroup", value_name = "PATH", hide = true, help_heading = super::ADVANCED)]
     pub(crate) cgroups: Vec<String>,
     /// Processes of this name, program or script, such as train.py; same as a bare NAME
-    #[arg(long = "name", value_name = "NAME", value_delimiter = ',')]
+    #[arg(long = "name", value_name = "NAME", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) names: Vec<String>,
     /// Leave out the children of processes named by PID or NAME
     #[arg(long, hide = true, help_heading = super::ADVANCED)]

@@ -28,14 +28,13 @@ impl Whom {
 
 /// The same as clap reads it.
 #[derive(clap::Args)]
-#[command(next_help_heading = "Which processes")]
 struct Typed {
     /// Processes by PID, or by name such as train.py (* stands for any text), with their children
-    #[arg(value_name = "PID|NAME", value_parser = word)]
+    #[arg(value_name = "PID|NAME", value_parser = word, help_heading = "Which processes")]
     words: Vec<Word>,
     /// Processes by PID, with their children; may be repeated
     #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
-    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true, help_heading = "Which processes")]
     tgids: Vec<Tgid>,
     #[command(flatten)]
     choice: Choice,

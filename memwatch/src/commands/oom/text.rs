@@ -3,7 +3,7 @@
 use std::io;
 
 use memwatch_core::features::oom::view::{CacheView, OomView};
-use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, SiteView, Snapshot, largest};
+use memwatch_core::snapshot::{GpuView, ProcessView, SiteView, Snapshot, largest};
 
 use super::forecast_text as forecast;
 use crate::commands::oom::words::{OomReport, advice, gpu, holders, unwatched_bytes};
@@ -69,11 +69,6 @@ fn of(oom: &OomView) -> Option<&ProcessView> {
     oom.snapshot.processes.iter().rfind(|process| process.tgid == oom.tgid)
 }
 
-/// The process's own numbers of the GPU.
-fn own<'a>(oom: &'a OomView, gpu: &GpuView) -> Option<&'a ProcessGpuView> {
-    of(oom)?.gpus.iter().find(|own| own.uuid.as_ref() == Some(&gpu.uuid))
-}
-
 fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     let mut facts = vec![("requested", requested(oom))];
     facts.extend(gpu(oom).map(|gpu| ("free", free(oom, gpu))));
@@ -100,19 +95,23 @@ fn requested(oom: &OomView) -> String {
 
 /// `409.6 MiB  (+ 1.7 GiB reserved but unallocated, largest block 1.5 GiB)`.
 fn free(oom: &OomView, gpu: &GpuView) -> String {
-    let free = gpu.total_bytes.map(|total| total.saturating_sub(used_bytes(oom, gpu)));
+    let (used, is_least) = used_bytes(oom, gpu);
+    let free = gpu.total_bytes.map(|total| total.saturating_sub(used));
+    let at_most = if is_least { "  at most, by the calls traced" } else { "" };
     let cached = oom.cache.as_ref().map(|cache| {
         let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
         let largest = bytes(cache.largest_free_bytes);
         format!("  (+ {} reserved but unallocated, largest block {largest})", bytes(cached))
     });
-    format!("{:>10}{}", known(free, bytes), cached.unwrap_or_default())
+    format!("{:>10}{at_most}{}", known(free, bytes), cached.unwrap_or_default())
 }
 
-/// What of the GPU was used: by NVML's last reading, and what the process had taken since.
-fn used_bytes(oom: &OomView, gpu: &GpuView) -> u64 {
-    let since = own(oom, gpu).map_or(0, |own| own.live_bytes.saturating_sub(own.accounted_bytes));
-    gpu.used_bytes.unwrap_or(0).saturating_add(since)
+/// What of the GPU was used, by NVML's last reading; where processes had taken more by then, the least that it was, and true.
+fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
+    let read = gpu.used_bytes.unwrap_or(0);
+    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
+    let least = held.saturating_add(unwatched_bytes(oom).unwrap_or(0));
+    (read.max(least), least > read || gpu.used_bytes.is_none())
 }
 
 /// `79.6 GiB, NVML used 70.1 GiB 0.8 s before`.

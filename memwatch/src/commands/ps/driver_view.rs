@@ -24,7 +24,11 @@ const DRIVER: &str = "/proc/driver/nvidia";
 pub(super) fn report(args: &Ps, common: &Common, failure: Failure) -> Result<Exit, Failure> {
     let reading = match nvml::open(common.nvml_lib.as_deref()) {
         Ok(nvml) => nvml::read(&nvml),
-        Err(_) if is_without_driver(common) => return Err(without_gpu()),
+        // It may have one that this container does not show: both are said.
+        Err(_) if is_without_driver(common) => {
+            let advice = format!("{}\n{}", no_driver(), crate::exit::permission_advice());
+            return Err(failure.advise(advice));
+        }
         Err(why) => return Err(failure.advise(format!("{why}\n{}", crate::exit::permission_advice()))),
     };
     if let NvmlState::Unavailable(why) = &reading.state {
@@ -83,9 +87,13 @@ pub(super) fn is_without_driver(common: &Common) -> bool {
     common.nvml_lib.is_none() && common.libcuda.is_empty() && !Path::new(DRIVER).exists()
 }
 
+fn no_driver() -> String {
+    format!("No NVIDIA driver on this machine ({DRIVER} is missing).")
+}
+
 /// What to do on a machine without a driver.
 pub(super) fn without_gpu() -> Failure {
-    Failure::new(Exit::Unsupported, format_args!("No NVIDIA driver on this machine ({DRIVER} is missing).")).advise(
+    Failure::new(Exit::Unsupported, no_driver()).advise(
         "This machine has an NVIDIA GPU: install its driver, then check with nvidia-smi.\n\
          It has none: read a recording from another machine: memwatch ps --in FILE\n\
          Check what works here: memwatch doctor",

@@ -96,3 +96,19 @@ fn only_with_torch(recording: &Recording, whom: &Whom) -> Result<Tgid, Failure> 
         several => only(several),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_of_a_recording_has_all_its_events() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/replays/h100/hf.mwr");
+        let found = recorded_history(&Recording::whole(&file), &Whom::default(), false).expect("it can be read");
+        let devices = found.1.expect("PyTorch is in it").devices;
+        let lines: Vec<usize> = devices.iter().map(|device| device.lines.len()).collect();
+        assert!(lines.len() == 1 && lines[0] > 40_000, "{lines:?}");
+    }
+}

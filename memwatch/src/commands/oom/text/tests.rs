@@ -95,6 +95,7 @@ fn what_processes_outside_the_watch_held_is_compared_with_the_reading_that_it_is
     snapshot.gpus.truncate(1);
     let text = told(&[&failed(snapshot.clone(), tgid, None, 5 * GIB)]);
     assert!(text.contains("   6.0 GiB  2 processes outside this watch, and the driver\n"), "{text}");
+    assert!(text.contains("  free           4.0 GiB  at most, by the calls traced\n"), "{text}");
     assert!(
         text.contains("processes outside this watch held 6.0 GiB of this GPU: without them the request fits"),
         "{text}"
