@@ -1,11 +1,14 @@
 //! The command line: what stands before the commands, and what is typed in front of the table of them.
 
+pub(crate) mod advanced;
 pub(crate) mod commands;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod dispatch;
 pub(crate) mod help;
 pub(crate) mod large_pages;
 pub(crate) mod logger;
+pub(crate) mod man;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;

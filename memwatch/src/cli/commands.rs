@@ -1,10 +1,11 @@
-//! The table of commands: a new one is a row here and a folder under `commands`.
+//! The table of commands: a new one is a row here and a folder under `commands`. Those about the command line itself lie in `cli`.
 
 use crate::agent;
 use crate::cli::table::commands;
+use crate::cli::{advanced, completions, man};
 use crate::commands::{
-    advanced, completions, diff, doctor, export, fragment, leak, man, monitor, oom, places, profile, ps, record,
-    report, reset_peaks, run, simulate, snapshot, stats, timeline,
+    diff, doctor, export, fragment, leak, monitor, oom, places, profile, ps, record, report, reset_peaks, run,
+    simulate, snapshot, stats, timeline,
 };
 
 commands! {

@@ -33,7 +33,8 @@ pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Sett
     for path in [Some(PathBuf::from(MACHINE)), of_user(variable)].into_iter().flatten() {
         match std::fs::read_to_string(&path) {
             Ok(text) => settings.extend(parse(&path, &text)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // HOME may be another user's, as under sudo -u: their settings are not meant.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
             Err(error) => return Err(format!("{}: {error}", path.display())),
         }
     }

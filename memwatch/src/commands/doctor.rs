@@ -66,7 +66,11 @@ impl Checked for Doctor {}
 ///
 /// # Errors
 /// None: what does not work is in the report.
-#[expect(clippy::unnecessary_wraps, reason = "all rows of the table of commands are alike")]
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    clippy::unnecessary_wraps,
+    reason = "all rows of the table of commands are alike"
+)]
 pub(crate) fn command(_args: &Doctor, common: &Common) -> Result<Exit, Failure> {
     Ok(run(&DoctorOptions {
         json: common.json,

@@ -1,14 +1,11 @@
 //! One room per command: what it takes, what it does, how it prints.
 
-pub(crate) mod advanced;
-pub(crate) mod completions;
 pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod fragment;
 pub(crate) mod leak;
 pub(crate) mod live;
-pub(crate) mod man;
 pub(crate) mod monitor;
 pub(crate) mod oom;
 pub(crate) mod places;

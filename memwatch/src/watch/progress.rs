@@ -60,12 +60,11 @@ fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> Str
     if steps > 0 {
         parts.push(format!("{} steps", count(steps)));
     }
-    match top(&snapshot.processes) {
-        Some(site) => parts.push(format!("top: {} {}", places::site(&site), bytes(site.sum.live_bytes))),
-        None => {
-            let gpus = snapshot.gpus.iter().take(4);
-            parts.extend(gpus.map(|gpu| format!("GPU {}: {} used", gpu.nvml_index, known(gpu.used_bytes, bytes))));
-        }
+    if let Some(site) = top(&snapshot.processes) {
+        parts.push(format!("top: {} {}", places::site(&site), bytes(site.sum.live_bytes)));
+    } else {
+        let gpus = snapshot.gpus.iter().take(4);
+        parts.extend(gpus.map(|gpu| format!("GPU {}: {} used", gpu.nvml_index, known(gpu.used_bytes, bytes))));
     }
     parts.join(" · ")
 }

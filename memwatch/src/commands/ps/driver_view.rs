@@ -1,5 +1,6 @@
 //! `memwatch ps` for who may not trace: what NVML says of each GPU and each process on it.
 
+use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -58,15 +59,16 @@ fn table(reading: &DeviceReading, processes: &mut ProcReader, wanted: impl Fn(u3
     let mut any = false;
     for DeviceFacts { nvml_index, name, used_bytes, total_bytes, processes: uses, .. } in &reading.devices {
         let (used, total) = (known(*used_bytes, bytes), known(*total_bytes, bytes));
-        text.push_str(&format!("GPU {nvml_index}  {}  used {used} of {total}\n", printable(name)));
+        writeln!(text, "GPU {nvml_index}  {}  used {used} of {total}", printable(name))
+            .expect("a String takes any text");
         for entry in uses.iter().flatten().filter(|entry| wanted(entry.tgid.0)) {
             any = true;
             let facts = processes.facts(entry.tgid.0, false);
-            let user = facts.as_ref().and_then(|facts| facts.user.clone());
+            let owner = facts.as_ref().and_then(|facts| facts.user.clone());
             let command = facts.map(|facts| if facts.command.is_empty() { facts.comm } else { facts.command });
             grid.push(vec![
                 entry.tgid.0.to_string(),
-                known(user, |user| printable(&user).into_owned()),
+                known(owner, |owner| printable(&owner).into_owned()),
                 nvml_index.to_string(),
                 known(entry.used_bytes, bytes),
                 command.map_or_else(|| UNKNOWN.to_owned(), |command| printable(&command).into_owned()),

@@ -16,6 +16,11 @@ impl Checked for Advanced {}
 ///
 /// # Errors
 /// When it cannot be written.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    clippy::unnecessary_wraps,
+    reason = "all rows of the table of commands are alike"
+)]
 pub(crate) fn run(_args: &Advanced, _common: &Common) -> Result<Exit, Failure> {
     let mut definition = crate::cli::help::dressed(Args::command());
     let page = definition.find_subcommand_mut("advanced").map(|page| page.render_help().to_string());

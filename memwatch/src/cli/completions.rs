@@ -34,6 +34,7 @@ fn shell(text: &str) -> Result<Shell, String> {
 ///
 /// # Errors
 /// When it cannot be written.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "all rows of the table of commands are alike")]
 pub(crate) fn run(args: &Completions, _common: &Common) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Args::definition(), "memwatch", &mut script);
