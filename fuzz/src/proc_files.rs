@@ -1,4 +1,4 @@
-//! Files below `/proc`: names, paths and command lines are whatever a stranger made them.
+//! Files below `/proc`, and those that say where a loader looks: names, paths and command lines are whatever a stranger made them.
 //!
 //! The first byte says which file. For a process, the next are the lengths of its files but the last; for an owner, the next one is the length of
 //! `environ`, and the rest is `cgroup`.
@@ -9,7 +9,7 @@ use std::fs;
 use memwatch_core::owner::{Environment, Owner, VARIABLES};
 use tempfile::TempDir;
 
-use crate::sources::library::driver_libraries;
+use crate::sources::library::{cached_libraries, driver_libraries, loader};
 use crate::sources::procfs::ProcReader;
 
 const TGID: u32 = 7;
@@ -31,9 +31,11 @@ thread_local! {
 /// When something is read from them that is not what the reader promises, or the made-up tree cannot be written.
 pub fn run(data: &[u8]) {
     let Some((selector, rest)) = data.split_first() else { return };
-    match selector % 4 {
+    match selector % 6 {
         0 => maps(rest),
         2 => owner(rest),
+        4 => loader_cache(rest),
+        5 => search_paths(rest),
         _ => process(rest),
     }
 }
@@ -44,6 +46,17 @@ fn maps(file: &[u8]) {
         let name = path.rsplit(|byte| *byte == b'/').next().expect("a split has a part");
         assert!(name == b"libcuda.so" || name.starts_with(b"libcuda.so."), "{name:?}");
     }
+}
+
+fn loader_cache(file: &[u8]) {
+    for path in cached_libraries(file) {
+        assert!(path.len() <= PATH_BYTES && !path.contains(&0), "{path:?}");
+    }
+}
+
+fn search_paths(file: &[u8]) {
+    let lists = loader::search_paths(file);
+    assert!(lists.len() <= 2 && lists.iter().all(|list| list.len() < PATH_BYTES && !list.contains(&0)), "{lists:?}");
 }
 
 fn process(data: &[u8]) {

@@ -3,7 +3,9 @@
 //! The logic is generic over [`Kernel`], so that tests run it on a hash map and inject faults.
 
 use crate::loss::Loss;
-use crate::plan::{Book, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK};
+use crate::plan::{
+    Book, CapturePlan, DIGEST, DIGEST_WORDS, FILE_IN_ARGUMENT_1, FILE_IN_OUT_WORD, ON_STACK, ONLY_LISTED,
+};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE, PEEK_WORDS, RecordKind};
 
 /// How many watched calls a thread may be inside at once.
@@ -87,6 +89,8 @@ pub trait Kernel {
     fn now_ns(&self) -> u64;
     /// Whether calls of this process are wanted.
     fn watched(&self, tgid: u32) -> bool;
+    /// Whether calls of this process are wanted whose probes are in all processes ([`ONLY_LISTED`]).
+    fn listed(&self, tgid: u32) -> bool;
     /// Reads `N` eight-byte words of the traced process; false, and zeros, where they cannot be read.
     fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool;
     /// Runs `change` on the thread's calls in flight, making an empty entry first where there is none.
@@ -116,7 +120,7 @@ pub trait Kernel {
 #[inline(always)]
 pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_pointer: u64) {
     let thread = kernel.thread();
-    if !kernel.watched(thread.tgid) {
+    if !is_wanted(kernel, cookie, thread.tgid) {
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
@@ -133,6 +137,11 @@ pub fn on_enter<K: Kernel>(kernel: &K, cookie: u64, args: &[u64; 6], stack_point
         Some(false) => kernel.lose(thread.tgid, Loss::NestedTooDeep),
         None => kernel.lose(thread.tgid, Loss::InFlightFull),
     }
+}
+
+#[inline(always)]
+fn is_wanted<K: Kernel>(kernel: &K, cookie: u64, tgid: u32) -> bool {
+    kernel.watched(tgid) && (cookie & ONLY_LISTED == 0 || kernel.listed(tgid))
 }
 
 /// While probes are being attached, calls enter whose return has no probe yet: they leave frames that nobody will take.
@@ -194,7 +203,7 @@ fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
 #[inline(always)]
 pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_pointer: u64) {
     let thread = kernel.thread();
-    if !kernel.watched(thread.tgid) {
+    if !is_wanted(kernel, cookie, thread.tgid) {
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);

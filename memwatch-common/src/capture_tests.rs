@@ -7,7 +7,7 @@ use std::vec::Vec;
 
 use super::{Booked, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
 use crate::loss::Loss;
-use crate::plan::{Book, CapturePlan, ON_STACK};
+use crate::plan::{Book, CapturePlan, ON_STACK, ONLY_LISTED};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
 
 const THREAD: Thread = Thread { tgid: 100, tid: 101 };
@@ -22,6 +22,7 @@ struct FakeKernel {
     emitted: RefCell<Vec<CallRecord>>,
     lost: RefCell<Vec<Loss>>,
     unwatched: Cell<bool>,
+    listed: Cell<bool>,
     ring_full: Cell<bool>,
     in_flight_full: Cell<bool>,
     armed_ns: Cell<u64>,
@@ -40,6 +41,9 @@ impl Kernel for FakeKernel {
     }
     fn watched(&self, _: u32) -> bool {
         !self.unwatched.get()
+    }
+    fn listed(&self, _: u32) -> bool {
+        self.listed.get()
     }
     fn read_words<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> bool {
         let memory = self.memory.borrow();
@@ -111,6 +115,25 @@ fn a_call_carries_its_registers_times_status_and_out_word() {
     assert_eq!(record.args, [0x1000, 4096, 3, 4, 5, 6]);
     assert_eq!(record.out, [0xdead, 0]);
     assert!(kernel.lost.borrow().is_empty());
+}
+
+#[test]
+fn a_probe_that_is_in_all_processes_for_a_few_records_the_calls_of_those_that_are_listed() {
+    let kernel = FakeKernel::with_memory(&[(0x1000, 0xdead)]);
+    let cookie = OUT.cookie(7) | ONLY_LISTED;
+    assert_eq!(CapturePlan::from_cookie(cookie), (7, OUT));
+    for listed in [false, true, false] {
+        kernel.listed.set(listed);
+        on_enter(&kernel, cookie, &[0x1000, 0, 0, 0, 0, 0], STACK);
+        on_return(&kernel, cookie, 0, STACK + 8);
+    }
+    assert_eq!(kernel.only_record().out, [0xdead, 0]);
+    assert!(kernel.lost.borrow().is_empty());
+    kernel.unwatched.set(true);
+    kernel.listed.set(true);
+    on_enter(&kernel, cookie, &[0x1000, 0, 0, 0, 0, 0], STACK);
+    on_return(&kernel, cookie, 0, STACK + 8);
+    assert_eq!(kernel.emitted.borrow().len(), 1, "a list makes nobody a target");
 }
 
 #[test]

@@ -7,7 +7,8 @@ pub(crate) const NO_ARGUMENT: u8 = 0xF;
 /// What to copy of one call besides its registers, status and times.
 ///
 /// Packed into the 64 bits of a cookie, from the low end: probe 16, out arguments 4 + 4, whether they are one of 16 bytes 1, peek words
-/// 3, peek argument 4, peek offset 10, out offsets 5 + 5, whether the peek is made at return 1, file 2, book 3, tolerant 1.
+/// 3, peek argument 4, peek offset 10, out offsets 5 + 5, whether the peek is made at return 1, file 2, book 3, tolerant 1. The highest bit is
+/// [`ONLY_LISTED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapturePlan {
     pub(crate) out: [u8; 2],
@@ -50,6 +51,10 @@ impl Book {
         }
     }
 }
+
+/// In a cookie: the probe is attached to all processes, because this kernel would attach it to one thread of the process that it is for. Only calls
+/// of processes in the kernel half's list are wanted ([`crate::capture::Kernel::listed`]).
+pub const ONLY_LISTED: u64 = 1 << 63;
 
 /// The pseudo-argument of [`CapturePlan::digest`] for what the caller passes on its stack.
 pub const ON_STACK: u8 = 6;

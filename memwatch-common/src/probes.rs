@@ -221,39 +221,42 @@ mod tests {
     const fn outs_of(meaning: Meaning) -> usize {
         match meaning {
             Meaning::Memory(MemoryCall::Allocate { size: LinearSize::Pitched { .. }, .. })
-            | Meaning::Context(ContextCall::DeviceUuid)
-            | Meaning::Context(ContextCall::DeviceBusId)
-            | Meaning::Graph(GraphCall::AddAllocationNode)
-            | Meaning::Graph(GraphCall::AddNode) => 2,
-            Meaning::Memory(MemoryCall::Allocate { .. })
-            | Meaning::Pool(PoolCall::AllocateFromPool { .. })
-            | Meaning::Pool(PoolCall::CreatePool)
-            | Meaning::Pool(PoolCall::GetPoolAttribute)
-            | Meaning::Pool(PoolCall::GetDevicePool(_))
-            | Meaning::Pool(PoolCall::GetLocationPool(_))
-            | Meaning::Pool(PoolCall::ImportPool)
-            | Meaning::Sharing(SharingCall::ImportPoolAddress)
-            | Meaning::Virtual(VirtualCall::ReserveAddresses)
-            | Meaning::Virtual(VirtualCall::CreatePhysical)
-            | Meaning::Virtual(VirtualCall::RetainPhysical)
-            | Meaning::Sharing(SharingCall::ExportPhysical)
-            | Meaning::Sharing(SharingCall::ImportPhysical)
-            | Meaning::Virtual(VirtualCall::CreateMulticast)
-            | Meaning::Sharing(SharingCall::OpenAlias)
-            | Meaning::Sharing(SharingCall::ImportExternal)
-            | Meaning::Sharing(SharingCall::MapExternal)
-            | Meaning::Memory(MemoryCall::CreateArray(_))
-            | Meaning::Graph(GraphCall::InstantiateGraph)
-            | Meaning::Context(ContextCall::RetainPrimary)
-            | Meaning::Context(ContextCall::CreateContext { .. })
-            | Meaning::Context(ContextCall::PopContext)
-            | Meaning::Context(ContextCall::CurrentContext)
-            | Meaning::Context(ContextCall::CurrentDevice)
-            | Meaning::Context(ContextCall::CreateGreen)
-            | Meaning::Context(ContextCall::ContextOfGreen)
-            | Meaning::Context(ContextCall::CreateStream)
-            | Meaning::Graph(GraphCall::EndCapture)
-            | Meaning::Memory(MemoryCall::LoadModule) => 1,
+            | Meaning::Context(ContextCall::DeviceUuid | ContextCall::DeviceBusId)
+            | Meaning::Graph(GraphCall::AddAllocationNode | GraphCall::AddNode) => 2,
+            Meaning::Memory(MemoryCall::Allocate { .. } | MemoryCall::CreateArray(_) | MemoryCall::LoadModule)
+            | Meaning::Pool(
+                PoolCall::AllocateFromPool { .. }
+                | PoolCall::CreatePool
+                | PoolCall::GetPoolAttribute
+                | PoolCall::GetDevicePool(_)
+                | PoolCall::GetLocationPool(_)
+                | PoolCall::ImportPool,
+            )
+            | Meaning::Sharing(
+                SharingCall::ImportPoolAddress
+                | SharingCall::ExportPhysical
+                | SharingCall::ImportPhysical
+                | SharingCall::OpenAlias
+                | SharingCall::ImportExternal
+                | SharingCall::MapExternal,
+            )
+            | Meaning::Virtual(
+                VirtualCall::ReserveAddresses
+                | VirtualCall::CreatePhysical
+                | VirtualCall::RetainPhysical
+                | VirtualCall::CreateMulticast,
+            )
+            | Meaning::Graph(GraphCall::InstantiateGraph | GraphCall::EndCapture)
+            | Meaning::Context(
+                ContextCall::RetainPrimary
+                | ContextCall::CreateContext { .. }
+                | ContextCall::PopContext
+                | ContextCall::CurrentContext
+                | ContextCall::CurrentDevice
+                | ContextCall::CreateGreen
+                | ContextCall::ContextOfGreen
+                | ContextCall::CreateStream,
+            ) => 1,
             _ => 0,
         }
     }
@@ -266,18 +269,20 @@ mod tests {
             | Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Solid | ArrayShape::Mipmapped)) => 5,
             Meaning::Memory(MemoryCall::CreateArray(ArrayShape::Flat))
             | Meaning::Graph(GraphCall::AddAllocationNode) => 3,
-            Meaning::Sharing(SharingCall::ExportPoolAddress)
-            | Meaning::Sharing(SharingCall::ImportPoolAddress)
-            | Meaning::Sharing(SharingCall::ExportAddress)
-            | Meaning::Sharing(SharingCall::OpenAlias) => 2,
+            Meaning::Sharing(
+                SharingCall::ExportPoolAddress
+                | SharingCall::ImportPoolAddress
+                | SharingCall::ExportAddress
+                | SharingCall::OpenAlias,
+            ) => 2,
             Meaning::Virtual(VirtualCall::CreatePhysical)
-            | Meaning::Pool(PoolCall::SetPoolAttribute)
-            | Meaning::Pool(PoolCall::SetLocationPool)
-            | Meaning::Pool(PoolCall::GetLocationPool(_))
-            | Meaning::Sharing(SharingCall::ExportPhysical)
-            | Meaning::Sharing(SharingCall::ImportPhysical)
-            | Meaning::Sharing(SharingCall::ImportExternal)
-            | Meaning::Sharing(SharingCall::MapExternal) => 1,
+            | Meaning::Pool(PoolCall::SetPoolAttribute | PoolCall::SetLocationPool | PoolCall::GetLocationPool(_))
+            | Meaning::Sharing(
+                SharingCall::ExportPhysical
+                | SharingCall::ImportPhysical
+                | SharingCall::ImportExternal
+                | SharingCall::MapExternal,
+            ) => 1,
             _ => 0,
         }
     }

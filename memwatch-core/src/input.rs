@@ -1,5 +1,7 @@
 //! All that may enter the pipeline. Whatever is not here cannot change a number.
 
+mod level;
+
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
 use memwatch_common::tensor::STATISTICS_WORDS;
@@ -9,6 +11,8 @@ use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise}
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Name, Tgid, by_name};
+
+pub use level::{LevelChoice, TensorLevel};
 
 /// One thing that happened outside. The order of inputs decides everything.
 ///
@@ -47,7 +51,12 @@ pub enum Input {
         tgid: Tgid,
         /// The rows of the table of tensor probes that are not.
         missing: Vec<u16>,
+        /// When the last of them was put in: `CLOCK_BOOTTIME`, nanoseconds; 0 in recordings that do not say it.
+        #[serde(default)]
+        time_ns: u64,
     },
+    /// How much of PyTorch is traced in this process from now on, where its price was predicted.
+    TensorLevel(LevelChoice),
     /// A caching allocator's own numbers, read right after the last of its records.
     #[serde(skip)]
     Statistics {
@@ -166,7 +175,7 @@ pub struct ProcessFacts {
     pub environment: Environment,
     /// Named as a target by the user.
     pub target: bool,
-    /// Known to have started under memwatch's eyes, whatever the coarse `start_ns` says.
+    /// Known to have made no call before memwatch saw them all, whatever `start_ns` says: it started later, or had not loaded the driver library.
     pub started_under_watch: bool,
     /// What decides which GPUs it sees; `None` where its environment cannot be read.
     pub visibility: Option<GpuVisibility>,
@@ -221,6 +230,7 @@ impl Input {
             Self::Record(Record::Tensor(record)) => Some(record.time_ns),
             Self::Record(Record::Text(record)) => Some(record.time_ns),
             Self::Devices(reading) => Some(reading.end_ns),
+            Self::TensorLevel(choice) => Some(choice.time_ns),
             Self::Attached { time_ns }
             | Self::Statistics { time_ns, .. }
             | Self::ObservedFrom { time_ns, .. }
@@ -329,6 +339,9 @@ pub struct ProcessUse {
 pub struct Coverage {
     /// One entry per libcuda file.
     pub libraries: Vec<LibraryCoverage>,
+    /// Library files that got no probes because too many have been found: those of one user, or all of them. Each is counted once.
+    #[serde(default)]
+    pub libraries_over_limit: u64,
     /// How the probes hang in the kernel: `uprobe_multi` or `uprobe`.
     pub mechanism: Name,
     /// How library files that appear later are found: `mapping_records` (the kernel's, within 20 ms) or `polling` (every 2 s).
@@ -348,11 +361,30 @@ pub struct LibraryCoverage {
     pub probes_attached: usize,
     /// Probes placed past an instruction that the kernel would have to single-step.
     pub probes_moved: usize,
-    /// Functions of the table that this driver does not export, or that could not be attached.
-    pub probes_missing: Vec<String>,
+    /// Functions of the table that this file has and that got no probes: their calls are missing in all numbers.
+    #[serde(default)]
+    pub probes_refused: Vec<String>,
+    /// Functions of the table that this driver does not have, because it is older than they are: nobody can call them.
+    #[serde(alias = "probes_missing", default)]
+    pub newer_functions: Vec<String>,
+    /// Whether a process that is watched has it mapped, or had when that was last looked at.
+    #[serde(default = "in_use")]
+    pub in_use: bool,
     /// Why nothing is attached, where nothing is.
     pub error: Option<String>,
     /// From the first mapping of the file to its last probe: calls of those who had it mapped went unseen so long, nanoseconds.
     /// `None` where nobody had mapped it, or nobody knows when.
     pub gap_ns: Option<u64>,
+}
+
+/// Recordings of memwatch 0.1 do not say it, and no library was kept quiet about.
+const fn in_use() -> bool {
+    true
+}
+
+impl LibraryCoverage {
+    /// Whether it tells of a limit of the numbers: it is in use, and calls of it are not seen.
+    pub fn is_limited(&self) -> bool {
+        self.in_use && (self.error.is_some() || !self.probes_refused.is_empty())
+    }
 }

@@ -142,17 +142,21 @@ impl Pipeline {
             Input::Record(Record::Process(record)) => self.process_event(&record),
             Input::Record(record @ (Record::Tensor(_) | Record::Text(_))) => self.tensor(&record),
             Input::Stack { tgid, id, stack } => self.learn_stack(tgid, id, stack),
-            Input::NativeStack { tgid, id, stack } => self.tensors_mut(tgid).learn_native(id, stack),
-            Input::TensorsWatched { tgid, missing } => self.watch_tensors(tgid, &missing),
+            Input::NativeStack { tgid, id, stack } => self.learn_native(tgid, id, stack),
+            Input::TensorsWatched { tgid, missing, time_ns } => self.watch_tensors(tgid, &missing, time_ns),
+            Input::TensorLevel(choice) => self.choose_level(choice),
             Input::Statistics { tgid, allocator, time_ns, words } => {
-                self.tensors_mut(tgid).learn_statistics(allocator, time_ns, &words);
+                self.learn_statistics((tgid, allocator), time_ns, &words);
             }
             Input::Process(facts) => self.learn(facts),
             Input::ObservedFrom { tgid, time_ns } => {
                 self.reconciliation.forget(tgid);
                 self.process_mut(tgid, time_ns).observe_from(time_ns);
             }
-            Input::ProcessGone { tgid, time_ns } => self.end(tgid, time_ns),
+            Input::ProcessGone { tgid, time_ns } => {
+                self.end(tgid, time_ns);
+                self.losses.forget(tgid);
+            }
             Input::Devices(reading) => self.devices(reading),
             Input::Held(held) => {
                 let now_ns = self.now_ns;
@@ -316,6 +320,7 @@ impl Pipeline {
         match record.event() {
             Some(ProcessEvent::Exit) => {
                 self.end(tgid, record.time_ns);
+                self.losses.forget(tgid);
                 self.note_life(record);
             }
             Some(ProcessEvent::Exec) => {
@@ -346,6 +351,7 @@ impl Pipeline {
     fn process_mut(&mut self, tgid: Tgid, now_ns: u64) -> &mut Process {
         self.processes.entry(tgid).or_insert_with(|| {
             let mut process = Process::new(tgid, None, now_ns, self.attached_ns);
+            process.comes_after(self.ended.iter().rfind(|ended| ended.tgid == tgid));
             self.losses.settle(&mut process);
             self.workloads.enter(tgid, &process.owner);
             process
@@ -362,9 +368,10 @@ impl Pipeline {
         // A process of another start still under this number has ended, and its exit was not seen.
         self.end(tgid, facts.start_ns);
         // The start is told to 10 ms only, cut off: it may seem to come before the end of the process before under its number.
-        let before = self.ended.iter().rfind(|ended| ended.tgid == tgid).and_then(|ended| ended.ended);
-        let now_ns = self.now_ns.max(facts.start_ns).max(before.map_or(0, |ended| ended.time_ns));
+        let before = self.ended.iter().rfind(|ended| ended.tgid == tgid);
+        let now_ns = self.now_ns.max(facts.start_ns);
         let mut process = Process::new(tgid, Some(facts), now_ns, self.attached_ns);
+        process.comes_after(before);
         self.losses.settle(&mut process);
         self.workloads.enter(tgid, &process.owner);
         self.processes.insert(tgid, process);
@@ -436,31 +443,11 @@ impl Pipeline {
         self.show_reading();
     }
 
-    fn lose(&mut self, tgid: Option<Tgid>, loss: Loss, count: u64) {
-        if count == 0 {
-            return;
-        }
-        self.losses.count(loss, count);
-        if let Some(tgid) = tgid {
-            // Losses are counted now and then, so their process may have ended since, or may not have been heard of.
-            let ended = self.ended.iter_mut().rfind(|process| process.tgid == tgid);
-            match self.processes.get_mut(&tgid).or(ended) {
-                Some(process) => process.lose(loss, count),
-                None => self.losses.keep_for(tgid, loss, count),
-            }
-        } else {
-            // Nobody knows whose they were, so nobody's totals are sure any more.
-            let lately = |process: &&mut Process| process.ended.is_some_and(|ended| ended.time_ns >= self.now_ns);
-            let ended = self.ended.iter_mut().filter(lately);
-            self.processes.values_mut().chain(ended).for_each(|process| process.lose(loss, count));
-            self.losses.keep_for_everybody(loss, count, self.now_ns);
-        }
-    }
-
     fn tick(&mut self, time_ns: u64) {
         self.follow_time(time_ns);
         self.now_ns = self.now_ns.max(time_ns);
         let now_ns = self.now_ns;
+        self.losses.tick(now_ns);
         let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
         let kept = |process: &Process| self.keep_ended && process.is_memorable();
         let remembered = self.ended.len();

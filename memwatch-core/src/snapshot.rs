@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::input::{Coverage, MigFacts, NvmlState};
+use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState};
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{GpuUuid, Name, Tgid};
 
@@ -178,6 +178,9 @@ pub struct ProcessView {
     pub frees_per_second: Option<f64>,
     /// What watching it takes of its time; `None` where nothing of it was seen.
     pub overhead: Option<OverheadView>,
+    /// How much of its PyTorch is traced, where the price of that was predicted.
+    #[serde(default)]
+    pub level: Option<LevelChoice>,
     /// Its PyTorch's memory, where that is watched.
     pub tensors: Option<Box<TensorsView>>,
 }

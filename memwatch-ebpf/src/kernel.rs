@@ -29,6 +29,10 @@ static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(16_384, 0);
 #[map]
 static WATCHED: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
 
+/// Processes whose calls are wanted of probes that are in all processes, though they are for a few.
+#[map]
+static CALL_TARGETS: HashMap<u32, u32> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
 /// Processes that made a watched call or are a target: their exec and exit are reported.
 #[map]
 static KNOWN: HashMap<u32, u8> = HashMap::with_max_entries(65_536, 0);
@@ -123,6 +127,7 @@ impl Bpf {
     #[inline(always)]
     pub(crate) fn forget(tgid: u32) {
         // Absent entries are the usual case, not an error.
+        let _ = CALL_TARGETS.remove(&tgid);
         let _ = KNOWN.remove(&tgid);
         let _ = WATCHED.remove(&tgid);
     }
@@ -208,6 +213,11 @@ impl Kernel for Bpf {
     #[inline(always)]
     fn watched(&self, tgid: u32) -> bool {
         WATCH_ALL.load() != 0 || Self::is_target(tgid)
+    }
+
+    #[inline(always)]
+    fn listed(&self, tgid: u32) -> bool {
+        CALL_TARGETS.get_ptr(&tgid).is_some()
     }
 
     #[inline(always)]

@@ -68,6 +68,18 @@ fn mw_tensor_return_classic(context: RetProbeContext) -> u32 {
     tensor_leave(&context)
 }
 
+#[uprobe(multi)]
+fn mw_tensor_count(_context: ProbeContext) -> u32 {
+    tensor::count();
+    0
+}
+
+#[uprobe]
+fn mw_tensor_count_classic(_context: ProbeContext) -> u32 {
+    tensor::count();
+    0
+}
+
 #[raw_tracepoint(tracepoint = "task_newtask")]
 fn mw_fork(context: RawTracePointContext) -> i32 {
     process::on_new_task(&context)

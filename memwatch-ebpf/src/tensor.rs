@@ -17,7 +17,7 @@ use memwatch_common::tensor::{
     TextRecord, Walk,
 };
 
-use crate::kernel::Bpf;
+use crate::kernel::{Bpf, add};
 use crate::native::Grant;
 use crate::python::{self, Walked};
 use crate::{native, statistics, variable};
@@ -25,6 +25,10 @@ use crate::{native, statistics, variable};
 /// Processes whose events are wanted; read only where the cookie says so.
 #[map]
 static TENSOR_TARGETS: HashMap<u32, u8> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// Tensor events of processes whose events are counted before any is traced; user space puts the processes in.
+#[map]
+static TENSOR_COUNTS: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
 /// What the records of one event have in common.
 #[derive(Clone, Copy)]
@@ -65,6 +69,15 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], registers: &Registers) {
     }
 }
 
+/// One event more; nothing else of it is looked at.
+#[inline(always)]
+pub(crate) fn count() {
+    if let Some(count) = TENSOR_COUNTS.get_ptr_mut(&Bpf.thread().tgid) {
+        // SAFETY: the counter is aligned to eight bytes and lives in a map.
+        unsafe { add(count, 1) };
+    }
+}
+
 /// Where it returns.
 #[inline(always)]
 pub(crate) fn on_return(cookie: u64, value: u64) {
@@ -85,6 +98,7 @@ pub(crate) fn on_return(cookie: u64, value: u64) {
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = TENSOR_TARGETS.remove(&tgid);
+    let _ = TENSOR_COUNTS.remove(&tgid);
 }
 
 #[inline(always)]

@@ -6,6 +6,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::ledger::Ledger;
+use crate::newer_system::NewerSystem;
 use crate::torch_job::{Allocator, TorchJob};
 use crate::watch::{Outcome, Watch};
 use crate::workload::Workload;
@@ -117,15 +118,15 @@ impl Gpu {
     /// When a path of the build holds a colon.
     pub fn torch_command(&self, version: &str, allocator: Allocator, words: &[&str]) -> Option<Command> {
         let name = version.replace('.', "_");
-        let (python, runtime) = (path_in(&format!("TORCH_{name}_PYTHON")), path_in(&format!("TORCH_{name}_RUNTIME")));
-        let (Some(python), Some(runtime)) = (python, runtime) else {
+        let path = |what: &str| path_in(&format!("TORCH_{name}_{what}"));
+        let newer = path("ROOT").zip(path("PACKAGES")).map(|(root, packages)| NewerSystem { root, packages });
+        let python = newer.as_ref().map(NewerSystem::python).or_else(|| Some(Command::new(path("PYTHON")?)));
+        let (Some(mut command), Some(runtime)) = (python, path("RUNTIME")) else {
             return skip(&format!("PyTorch {version} is not installed: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
-        let mut command = Command::new(python);
         self.apply(&mut command);
-        let libraries = [self.libraries.clone(), runtime];
-        let libraries = std::env::join_paths(libraries).expect("these paths hold no colon");
+        let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
         command
             .env("LD_LIBRARY_PATH", libraries)
             .env("PYTHONUNBUFFERED", "1")
@@ -135,7 +136,10 @@ impl Gpu {
         if let Some(setting) = allocator.setting() {
             command.env("PYTORCH_CUDA_ALLOC_CONF", setting);
         }
-        Some(command)
+        match newer {
+            None => Some(command),
+            Some(newer) => newer.inside(&[&scripts, &self.libraries, &runtime, self.directory()], &command),
+        }
     }
 
     /// Starts memwatch with `--json`, and waits until it has attached.
@@ -167,7 +171,7 @@ impl Gpu {
 
     /// `memwatch run` of a job, which finds its driver where `LD_LIBRARY_PATH` says.
     pub fn memwatch_run(&self, options: &[&str], job: &Command) -> Command {
-        let mut command = self.searching_memwatch(&["run"]);
+        let mut command = self.searching_memwatch(&["run", "--tensors=layers"]);
         command.args(options).arg("--").arg(job.get_program()).args(job.get_args());
         command.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command
@@ -199,7 +203,8 @@ impl Gpu {
 /// What the simulated driver must say of itself to fit a PyTorch version.
 fn versions_of(version: &str) -> Vec<(&'static str, &'static str)> {
     match version {
-        "2.8" => vec![("GPUSIM_DRIVER_VERSION", "12080")],
+        "2.8" | "2.9" | "2.10" => vec![("GPUSIM_DRIVER_VERSION", "12080")],
+        "2.11" => vec![("GPUSIM_DRIVER_VERSION", "13000")],
         _ => vec![("GPUSIM_DRIVER_VERSION", "13020"), ("GPUSIM_CUDNN_VERSION", "92600")],
     }
 }

@@ -25,6 +25,8 @@ pub mod statistics;
 
 mod docker;
 mod gpu;
+mod later;
+mod newer_system;
 mod patience;
 mod program;
 mod torch_job;
@@ -33,6 +35,7 @@ mod workload;
 
 pub use docker::{Docker, Engine};
 pub use gpu::{Gpu, Shape};
+pub use later::Later;
 pub use patience::{PATIENCE, until};
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};

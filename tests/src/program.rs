@@ -1,6 +1,6 @@
 //! A started program, and what it says on standard output, line by line.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -25,7 +25,23 @@ impl Program {
     pub fn start(mut command: Command) -> Self {
         let mut child =
             command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("the program starts");
-        let output = BufReader::new(child.stdout.take().expect("standard output is piped")).lines();
+        let output = child.stdout.take().expect("standard output is piped");
+        Self::reading(child, output)
+    }
+
+    /// The same, but its lines are those of standard error.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn start_with_errors(mut command: Command) -> Self {
+        let command = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        let errors = child.stderr.take().expect("standard error is piped");
+        Self::reading(child, errors)
+    }
+
+    fn reading(child: Child, output: impl Read + Send + 'static) -> Self {
+        let output = BufReader::new(output).lines();
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             for line in output.map_while(Result::ok) {

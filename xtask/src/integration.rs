@@ -5,7 +5,7 @@ use crate::profile_readers;
 use crate::repo::{Profile, Repo};
 use crate::run::pinned;
 use crate::setup;
-use crate::torch::{self, TorchEnv};
+use crate::torch::{self, NewerEnv, TorchEnv};
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -44,7 +44,13 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
 /// # Errors
 /// When a wheel cannot be had or the stand-in runtime does not build.
 pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
-    torch::VERSIONS.iter().try_for_each(|version| torch_environment(repo, version).map(drop))
+    torch::VERSIONS.iter().try_for_each(|version| torch_environment(repo, version).map(drop))?;
+    for version in torch::BETWEEN {
+        if let Err(error) = torch::ensure_newer(repo.root(), &repo.made("torch"), version) {
+            eprintln!("set-up: the tests with PyTorch {version} in a newer system are SKIPPED. {error:#}");
+        }
+    }
+    Ok(())
 }
 
 /// The environment with one PyTorch version, made first where needed.
@@ -70,6 +76,14 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         let environment = torch_environment(repo, version)?;
         let name = variable_part(version);
         variables.push((format!("TORCH_{name}_PYTHON"), environment.python.into()));
+        variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
+    }
+    for version in torch::BETWEEN {
+        // Where it cannot be made, `install_torch` has said why.
+        let Some(environment) = NewerEnv::made(&repo.made("torch"), version) else { continue };
+        let name = variable_part(version);
+        variables.push((format!("TORCH_{name}_ROOT"), environment.root.into()));
+        variables.push((format!("TORCH_{name}_PACKAGES"), environment.packages.into()));
         variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
     let mut cargo = pinned(repo, "cargo");

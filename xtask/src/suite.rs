@@ -59,8 +59,14 @@ const STEPS: &[Step] = &[
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
 ];
 /// What the tests run beside memwatch. The fuzz targets' compiler is among it: apt-get runs once.
-const INTEGRATION_PACKAGES: &[Package] =
-    &[Package::CxxCompiler, Package::Systemd, Package::PythonVenv, Package::Prometheus, Package::NodeJs];
+const INTEGRATION_PACKAGES: &[Package] = &[
+    Package::CxxCompiler,
+    Package::Systemd,
+    Package::PythonVenv,
+    Package::Prometheus,
+    Package::NodeJs,
+    Package::Mmdebstrap,
+];
 const INTEGRATION: &str = "integration";
 /// The parts of `cargo xtask test quick`: what needs neither root, nor PyTorch, nor minutes.
 const QUICK: &[&str] = &["fmt", "tidy", "clippy", "unit"];

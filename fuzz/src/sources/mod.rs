@@ -10,12 +10,29 @@ pub(crate) mod kernel {
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/sources/library"]
 pub(crate) mod library {
+    mod host;
+    mod limits;
     mod maps;
+
+    pub(crate) mod loader {
+        mod dynamic;
+
+        /// The lists of directories that an ELF file names.
+        pub(crate) fn search_paths(file: &[u8]) -> Vec<Vec<u8>> {
+            dynamic::search_paths_of(file)
+        }
+    }
 
     /// The paths of the driver libraries that a `maps` file names.
     pub(crate) fn driver_libraries(maps: &[u8]) -> Vec<Vec<u8>> {
         let found = maps::library_mappings(maps, &["libcuda.so"]).expect("reading from memory does not fail");
-        found.into_iter().map(|mapping| mapping.path).collect()
+        assert!(found.libraries.len() <= limits::MOST_OF_PROCESS);
+        found.libraries.into_iter().map(|mapping| mapping.path).collect()
+    }
+
+    /// The paths of the driver libraries that a loader's cache names.
+    pub(crate) fn cached_libraries(cache: &[u8]) -> Vec<&[u8]> {
+        host::cached(cache, "libcuda.so").collect()
     }
 }
 

@@ -18,6 +18,9 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
     fn begin(&mut self, from_start: bool, missing: &[u16]);
 
+    /// Something was allocated before: an allocator that is first heard of from now on has a past.
+    fn miss_start(&mut self);
+
     /// Takes one event into account, and says what has become of a block.
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange>;
 

@@ -194,6 +194,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.allocators.begin(from_start, missing);
     }
 
+    /// Something was allocated before the probes were in place.
+    pub fn miss_start(&mut self) {
+        self.allocators.miss_start();
+    }
+
     /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
     pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
         self.allocators.learn_counters(allocator, time_ns, words)
@@ -241,6 +246,12 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Native stacks are missing, as the flags of an event say.
     pub(crate) fn count_copies(&mut self, flags: u8) {
         self.stacks.count_copies(flags);
+    }
+
+    /// What threads do is not traced any more: nothing of it is known of what comes from now on.
+    pub fn forget_threads(&mut self) {
+        self.threads.forget();
+        self.durations.lose();
     }
 
     /// A thread of the process is no more.

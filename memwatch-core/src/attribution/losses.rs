@@ -8,6 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::process::Process;
 use crate::words::{Tgid, by_name};
 
+/// So many processes that nobody has heard of have losses of their own; beyond, the oldest become everybody's.
+const EARLY: usize = 4096;
+/// Counted since the last tick: nobody knows when, but before the next one.
+const SINCE_TICK: u64 = u64::MAX;
+
 /// Lost records of the whole machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Losses {
@@ -20,6 +25,8 @@ pub struct Losses {
     /// Of processes not heard of yet.
     #[serde(with = "by_name::losses_by_process")]
     early: BTreeMap<Tgid, BTreeMap<Loss, u64>>,
+    /// Until when those were counted: `CLOCK_BOOTTIME`, nanoseconds, or [`SINCE_TICK`].
+    early_ns: BTreeMap<Tgid, u64>,
 }
 
 impl Losses {
@@ -30,22 +37,42 @@ impl Losses {
 
     /// Keeps losses of a process for when it is heard of.
     pub fn keep_for(&mut self, tgid: Tgid, loss: Loss, count: u64) {
+        let is_new = !self.early.contains_key(&tgid);
         *self.early.entry(tgid).or_default().entry(loss).or_insert(0) += count;
-    }
-
-    /// Keeps losses that may be of any process that runs at `now_ns`.
-    pub fn keep_for_everybody(&mut self, loss: Loss, count: u64, now_ns: u64) {
-        *self.ownerless.entry(loss).or_insert(0) += count;
-        self.ownerless_ns = now_ns;
-    }
-
-    /// Charges a process just heard of with what was lost of it before.
-    pub fn settle(&mut self, process: &mut Process) {
-        for (loss, count) in self.early.remove(&process.tgid).unwrap_or_default() {
-            process.lose(loss, count);
+        self.early_ns.insert(tgid, SINCE_TICK);
+        if is_new && self.early.len() > EARLY {
+            self.spread_oldest();
         }
-        let started_later = process.facts.as_ref().is_some_and(|facts| facts.start_ns > self.ownerless_ns);
-        if !started_later {
+    }
+
+    /// Keeps losses that may be of any process that runs until the next tick.
+    pub fn keep_for_everybody(&mut self, loss: Loss, count: u64) {
+        *self.ownerless.entry(loss).or_insert(0) += count;
+        self.ownerless_ns = SINCE_TICK;
+    }
+
+    /// Time has come to `now_ns`: what was counted by now happened before.
+    pub fn tick(&mut self, now_ns: u64) {
+        let counted = self.early_ns.values_mut().chain([&mut self.ownerless_ns]);
+        counted.filter(|counted_ns| **counted_ns == SINCE_TICK).for_each(|counted_ns| *counted_ns = now_ns);
+    }
+
+    /// A process has ended: nothing that was lost of it is a later one's with its number.
+    pub fn forget(&mut self, tgid: Tgid) {
+        self.early.remove(&tgid);
+        self.early_ns.remove(&tgid);
+    }
+
+    /// Charges a process just heard of with what was lost of it before; one that started afterwards has its number from another.
+    pub fn settle(&mut self, process: &mut Process) {
+        let start_ns = process.facts.as_ref().map_or(0, |facts| facts.start_ns);
+        let early_ns = self.early_ns.get(&process.tgid).copied().unwrap_or(0);
+        if start_ns <= early_ns {
+            let early = self.early.get(&process.tgid).into_iter().flatten();
+            early.for_each(|(loss, count)| process.lose(*loss, *count));
+        }
+        self.forget(process.tgid);
+        if start_ns <= self.ownerless_ns {
             self.ownerless.iter().for_each(|(loss, count)| process.lose(*loss, *count));
         }
     }
@@ -53,5 +80,18 @@ impl Losses {
     /// All of them by cause; empty where nothing was ever lost.
     pub fn all(&self) -> &BTreeMap<Loss, u64> {
         &self.all
+    }
+
+    /// The losses that were counted first become everybody's: more processes than that are not told apart.
+    fn spread_oldest(&mut self) {
+        let Some((tgid, counted_ns)) = self.early_ns.iter().map(|(tgid, ns)| (*tgid, *ns)).min_by_key(|(_, ns)| *ns)
+        else {
+            return;
+        };
+        for (loss, count) in self.early.remove(&tgid).into_iter().flatten() {
+            *self.ownerless.entry(loss).or_insert(0) += count;
+        }
+        self.early_ns.remove(&tgid);
+        self.ownerless_ns = self.ownerless_ns.max(counted_ns);
     }
 }

@@ -5,6 +5,7 @@ pub mod losses;
 pub mod names;
 pub mod overhead;
 mod peaks;
+pub mod price;
 pub mod process;
 pub mod reconcile;
 pub mod sharing;

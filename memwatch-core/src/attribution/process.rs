@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::overhead::Overhead;
 use crate::allocators::TensorLedger;
 use crate::decode::Call;
-use crate::input::{HeldAddresses, ProcessFacts};
+use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
@@ -43,6 +43,8 @@ pub struct Process {
     pub ledger: ProcessLedger,
     /// What its caching allocators do, where that is watched.
     pub tensors: Option<Box<TensorLedger>>,
+    /// Since when the probes around them are in place: `CLOCK_BOOTTIME`, nanoseconds; 0 where they are not, or it is not known.
+    pub tensors_watched_ns: u64,
     /// Records of it that did not arrive.
     #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
@@ -58,6 +60,8 @@ pub struct Process {
     pub last_gpus: BTreeMap<DeviceRef, GpuUuid>,
     /// What watching it takes of its time.
     pub overhead: Overhead,
+    /// How much of its PyTorch is traced, where the price of that was predicted.
+    pub level: Option<LevelChoice>,
     /// Its ledger has changed since the last tick.
     pub changed: bool,
     /// Set once it has ended.
@@ -76,6 +80,7 @@ impl Process {
             owner: Owner::default(),
             ledger: ProcessLedger::new(from_start),
             tensors: None,
+            tensors_watched_ns: 0,
             losses: BTreeMap::new(),
             checkpointed: false,
             anchored_ns: None,
@@ -83,9 +88,16 @@ impl Process {
             anchored_losses: 0,
             last_gpus: BTreeMap::new(),
             overhead: Overhead::default(),
+            level: None,
             changed: false,
             ended: None,
         }
+    }
+
+    /// The process before under its number has ended, and this one began afterwards: the two are told apart by when they were observed.
+    pub fn comes_after(&mut self, before: Option<&Self>) {
+        let ended = before.and_then(|before| before.ended);
+        self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
     }
 
     /// Its library was probed only at `time_ns`: what it did before is unknown.
@@ -125,6 +137,9 @@ impl Process {
     pub fn lose(&mut self, loss: Loss, count: u64) {
         self.overhead.lose(loss, count);
         if loss.is_of_tensors() {
+            if self.tensors_ended_ns().is_some() {
+                return;
+            }
             return self.tensors.get_or_insert_default().lose(loss, count);
         }
         *self.losses.entry(loss).or_insert(0) += count;
@@ -147,15 +162,46 @@ impl Process {
         }
     }
 
-    /// The probes around its caching allocators are in place, but for these rows. One that starts has no memory of the driver yet.
-    pub fn watch_tensors(&mut self, missing: &[u16]) {
+    /// The probes around its caching allocators are in place since `time_ns`, but for these rows. One that starts has no memory of the driver yet.
+    pub fn watch_tensors(&mut self, missing: &[u16], time_ns: u64) {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
+        self.tensors_watched_ns = time_ns;
         self.tensors.get_or_insert_default().begin(from_start, missing);
+    }
+
+    /// Records of calls come later than the word on the probes: an allocation from before them says that blocks were missed.
+    fn note_late_probes(&mut self, call: &Call) {
+        if call.entered_ns < self.tensors_watched_ns
+            && self.ledger.totals().whole().allocations > 0
+            && let Some(tensors) = &mut self.tensors
+        {
+            tensors.miss_start();
+        }
+    }
+
+    /// From now on more or less of it is traced.
+    pub fn choose_level(&mut self, choice: LevelChoice) {
+        if let Some(tensors) = self.tensors.as_mut().filter(|_| choice.chosen < TensorLevel::Layers) {
+            tensors.forget_threads();
+        }
+        self.level = Some(choice);
+    }
+
+    /// Since when nothing of its PyTorch is traced any more, to keep it fast: `CLOCK_BOOTTIME`, nanoseconds.
+    pub fn tensors_ended_ns(&self) -> Option<u64> {
+        self.level.filter(|choice| choice.chosen == TensorLevel::Off).map(|choice| choice.time_ns)
+    }
+
+    /// What its caching allocators have now; `None` where that is not traced, or not any more.
+    pub fn current_tensors(&self) -> Option<&TensorLedger> {
+        self.tensors.as_deref().filter(|_| self.tensors_ended_ns().is_none())
     }
 
     /// A call of the driver may tell of a caching allocator's segments.
     pub fn tell_tensors(&mut self, call: &Call) {
-        if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0) {
+        self.note_late_probes(call);
+        let is_traced = self.tensors_ended_ns().is_none();
+        if let Some(tensors) = self.tensors.as_mut().filter(|_| call.status == 0 && is_traced) {
             tensors.driver(&call.action);
         }
     }
@@ -201,6 +247,8 @@ impl Process {
         self.ledger.end(time_ns);
         self.ledger.forget_devices();
         self.tensors = None;
+        self.tensors_watched_ns = 0;
+        self.level = None;
         self.last_gpus.clear();
         self.from_start = true;
     }

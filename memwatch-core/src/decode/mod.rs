@@ -2,6 +2,7 @@
 
 mod action;
 mod array;
+mod node;
 mod tensor;
 
 use memwatch_common::meaning::{
@@ -13,6 +14,7 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
+pub use node::{NodeLayout, NodeWords};
 pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.
@@ -79,9 +81,9 @@ pub fn address(record: &CallRecord) -> Option<u64> {
         Meaning::Memory(MemoryCall::Allocate { .. }) | Meaning::Pool(PoolCall::AllocateFromPool { .. }) => {
             Some(record.out[0])
         }
-        Meaning::Memory(MemoryCall::Free)
-        | Meaning::Memory(MemoryCall::FreeHost)
-        | Meaning::Pool(PoolCall::FreeAsync) => Some(record.args[0]),
+        Meaning::Memory(MemoryCall::Free | MemoryCall::FreeHost) | Meaning::Pool(PoolCall::FreeAsync) => {
+            Some(record.args[0])
+        }
         _ => None,
     }
 }

@@ -8,6 +8,7 @@ use memwatch_common::tensor::{
 use serde::{Deserialize, Serialize};
 
 use super::low_u32;
+use super::node::NodeWords;
 use crate::words::{Ordinal, Tgid, Tid};
 
 /// `c10::DeviceType::CUDA` (c10/core/DeviceType.h).
@@ -128,8 +129,8 @@ pub enum TensorChange {
     NvtxPop,
     /// A node of the backward graph begins to run in the thread.
     NodeBegins {
-        /// Its sequence number; `None` for nodes that have none (they accumulate gradients), and where it could not be read.
-        sequence: Option<u64>,
+        /// Where its sequence number is, if they could be read.
+        words: Option<NodeWords>,
     },
     /// The thread has given this number to the node of the graph that it builds now.
     SequenceNumber(u64),
@@ -279,9 +280,7 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         TensorMeaning::AccumulatedReset => TensorChange::AccumulatedReset { ordinal: device_index(second) },
         TensorMeaning::RangeEnds => TensorChange::RangeEnds,
         TensorMeaning::NvtxPop => TensorChange::NvtxPop,
-        TensorMeaning::BackwardNode => {
-            TensorChange::NodeBegins { sequence: sequence_of(record.extra).filter(|_| readable) }
-        }
+        TensorMeaning::BackwardNode => TensorChange::NodeBegins { words: readable.then_some(NodeWords(record.extra)) },
         TensorMeaning::SequenceNumber => TensorChange::SequenceNumber(readable.then_some(record.extra[0])?),
         TensorMeaning::CaptureBegins => TensorChange::CaptureBegins(first),
         TensorMeaning::CaptureEnds => TensorChange::CaptureEnds(first),
@@ -315,14 +314,6 @@ fn gpu(register: u64) -> Option<Ordinal> {
     (kind == CUDA).then(|| Ordinal(i32::from(index.cast_signed())))
 }
 
-/// A node's sequence number. Up to 2.8 it is the word 24 bytes into the node, after two pointers of `enable_shared_from_this`; in 2.15 the one
-/// before. A pointer is above any number a program counts to, except the one that says that the node has none.
-fn sequence_of([first, second]: [u64; 2]) -> Option<u64> {
-    const COUNTABLE: u64 = 1 << 32;
-    let sequence = if first < COUNTABLE || first == u64::MAX { first } else { second };
-    (sequence != u64::MAX).then_some(sequence)
-}
-
 const fn low_byte(word: u64) -> u8 {
     let [byte, ..] = word.to_le_bytes();
     byte
@@ -331,9 +322,9 @@ const fn low_byte(word: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use memwatch_common::record::Record;
-    use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorRecord};
+    use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, TENSOR_PROBES, TensorRecord};
 
-    use super::{StackRef, TensorChange, TraceAction, decode_tensor};
+    use super::{NodeWords, StackRef, TensorChange, TraceAction, decode_tensor};
     use crate::words::Ordinal;
 
     #[test]
@@ -387,13 +378,10 @@ mod tests {
     }
 
     #[test]
-    fn a_nodes_sequence_number_is_found_in_both_layouts_and_may_be_none() {
-        let node = |extra| change(record(22, [0; 6], extra));
-        let begins = |sequence| Some(TensorChange::NodeBegins { sequence });
-        assert_eq!(node([0x7fff_1234_5678, 12]), begins(Some(12)), "a pointer, then the number");
-        assert_eq!(node([12, 3]), begins(Some(12)), "the number, then how deep the node is");
-        assert_eq!(node([u64::MAX, 3]), begins(None));
-        assert_eq!(node([0x7fff_1234_5678, u64::MAX]), begins(None));
+    fn a_node_has_the_words_that_could_be_read() {
+        let node = |flags| change(TensorRecord { flags, ..record(22, [0; 6], [12, 3]) });
+        assert_eq!(node(0), Some(TensorChange::NodeBegins { words: Some(NodeWords([12, 3])) }));
+        assert_eq!(node(FLAG_EXTRA_UNREADABLE), Some(TensorChange::NodeBegins { words: None }));
     }
 
     #[test]

@@ -76,6 +76,7 @@ impl Pipeline {
     pub(crate) fn show_end(&mut self, tgid: Tgid, time_ns: u64) {
         self.follow_end(tgid, time_ns);
         self.observe_last_fragments(tgid, time_ns);
+        self.forget_needs(tgid);
     }
 
     /// Time has passed, and workloads know what is live.

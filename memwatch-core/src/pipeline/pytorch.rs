@@ -5,10 +5,13 @@ use memwatch_common::record::Record;
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::log::LogLine;
+use crate::allocators::pytorch::Words;
 use crate::decode::decode_tensor;
+use crate::input::LevelChoice;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
+use crate::stack::native::NativeStack;
 use crate::words::{Name, Tgid};
 
 /// What a process's log of stages and modules has new.
@@ -90,6 +93,9 @@ impl Pipeline {
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
+            if process.tensors_ended_ns().is_some() {
+                return;
+            }
             let tensors = process.tensors.get_or_insert_default();
             if let Record::Tensor(tensor) = record {
                 tensors.count_copies(tensor.flags);
@@ -106,7 +112,44 @@ impl Pipeline {
         let now_ns = self.now_ns;
         let process = self.process_mut(tgid, now_ns);
         process.overhead.count_stack(stack.frames.len());
-        process.tensors.get_or_insert_default().learn(id, stack);
+        if process.tensors_ended_ns().is_none() {
+            process.tensors.get_or_insert_default().learn(id, stack);
+        }
+    }
+
+    pub(crate) fn learn_native(&mut self, tgid: Tgid, id: u64, stack: NativeStack) {
+        if !self.has_ended_tensors(tgid) {
+            self.tensors_mut(tgid).learn_native(id, stack);
+        }
+    }
+
+    pub(crate) fn learn_statistics(&mut self, (tgid, allocator): (Tgid, u64), time_ns: u64, words: &Words) {
+        if !self.has_ended_tensors(tgid) {
+            self.tensors_mut(tgid).learn_statistics(allocator, time_ns, words);
+        }
+    }
+
+    /// From now on more or less of a process is traced.
+    pub(crate) fn choose_level(&mut self, choice: LevelChoice) {
+        self.follow_time(choice.time_ns);
+        // It may have ended meanwhile.
+        if let Some(process) = self.processes.get_mut(&choice.tgid) {
+            process.choose_level(choice);
+        }
+    }
+
+    /// The level at which a process is traced, where its price was predicted.
+    pub fn level_of(&self, tgid: Tgid) -> Option<LevelChoice> {
+        self.processes.get(&tgid).and_then(|process| process.level)
+    }
+
+    /// Whether nothing of this process was missed: it started after the attach.
+    pub fn is_from_start(&self, tgid: Tgid) -> bool {
+        self.processes.get(&tgid).is_some_and(|process| process.from_start)
+    }
+
+    fn has_ended_tensors(&self, tgid: Tgid) -> bool {
+        self.processes.get(&tgid).is_some_and(|process| process.tensors_ended_ns().is_some())
     }
 
     pub(crate) fn tensors_mut(&mut self, tgid: Tgid) -> &mut TensorLedger {
@@ -114,9 +157,9 @@ impl Pipeline {
         self.process_mut(tgid, now_ns).tensors.get_or_insert_default()
     }
 
-    pub(crate) fn watch_tensors(&mut self, tgid: Tgid, missing: &[u16]) {
+    pub(crate) fn watch_tensors(&mut self, tgid: Tgid, missing: &[u16], time_ns: u64) {
         let (now_ns, logs) = (self.now_ns, self.logs_tensors);
-        self.process_mut(tgid, now_ns).watch_tensors(missing);
+        self.process_mut(tgid, now_ns).watch_tensors(missing, time_ns);
         let least_bytes = self.least_listed_bytes;
         let history = self.keeps_history.filter(|(kept, _)| *kept == tgid);
         let tensors = self.tensors_mut(tgid);

@@ -103,6 +103,7 @@ impl Surroundings<'_> {
             allocations_per_second: rate.map(|rate| rate.allocations_per_second),
             frees_per_second: rate.map(|rate| rate.frees_per_second),
             overhead: overhead(process),
+            level: process.level,
             tensors: process.tensors.as_ref().map(|ledger| {
                 let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
                 Box::new(places::tensors(ledger, uuid))

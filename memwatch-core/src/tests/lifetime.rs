@@ -6,6 +6,7 @@ use memwatch_common::record::{CallRecord, ProcessEvent, ProcessRecord, Record, R
 use super::{ATTACHED_NS, GPU_A, SECOND_NS, Watch, device, on_gpu_a};
 use crate::Pipeline;
 use crate::input::{DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::snapshot::ProcessView;
 use crate::test_calls::*;
 use crate::words::Tgid;
 
@@ -169,7 +170,8 @@ fn a_loss_of_nobody_knows_whom_is_everybodys_but_not_of_those_that_start_later()
     let mut watch = Watch::begin();
     watch.starts(7).runs_already(8).tick().lost(None, Loss::RingFull, 1);
     assert_eq!((watch.running(7).exact, watch.running(8).exact), (false, false));
-    watch.starts(9).runs_already(10);
+    watch.starts(11).tick().starts(9).runs_already(10);
+    assert!(!watch.running(11).exact, "nobody knows whether it was there when they were lost");
     assert!(watch.running(9).exact, "it started afterwards");
     assert!(!watch.running(10).exact, "it was there, only not heard of");
 }
@@ -261,4 +263,79 @@ fn who_has_ended_is_told_from_a_later_process_of_its_number() {
     watch.event(7, ProcessEvent::Exit);
     assert!(watch.pipeline.has_ended(&facts(start_ns)));
     assert!(!watch.pipeline.has_ended(&facts(start_ns + SECOND_NS)));
+}
+
+#[test]
+fn what_was_lost_of_a_process_never_heard_of_is_not_the_next_ones_with_its_number() {
+    let mut watch = Watch::begin();
+    watch.lost(Some(7), Loss::RingFull, 1).event(7, ProcessEvent::Exit).starts(7);
+    assert!(watch.running(7).exact, "the exit came after the loss");
+
+    let mut watch = Watch::begin();
+    watch.event(7, ProcessEvent::Exit).lost(Some(7), Loss::RingFull, 1).tick().starts(7);
+    assert!(watch.running(7).exact, "the loss was counted after the exit, and the next process started later still");
+
+    let mut watch = Watch::begin();
+    let start_ns = watch.later();
+    watch.lost(Some(7), Loss::RingFull, 1).tick().process(7, start_ns);
+    assert!(!watch.running(7).exact, "it ran already, only not heard of");
+}
+
+#[test]
+fn losses_of_more_processes_than_are_told_apart_are_everybodys() {
+    let mut watch = Watch::begin();
+    for tgid in 100..100 + 4096 {
+        watch.lost(Some(tgid), Loss::RingFull, 1);
+    }
+    watch.starts(7);
+    assert!(watch.running(7).exact);
+    watch.lost(Some(9000), Loss::RingFull, 1).starts(8);
+    assert!(!watch.running(8).exact, "one of them is everybody's now");
+    watch.tick().starts(9);
+    assert!(watch.running(9).exact, "it started afterwards");
+}
+
+/// How many processes forecasts know anything of.
+fn forecast_processes(watch: &Watch) -> usize {
+    watch.pipeline.detectors.foreseen.as_ref().map_or(0, crate::features::forecast::Foreseen::processes)
+}
+
+#[test]
+fn a_forecast_ends_with_its_process_and_meets_no_other_of_its_number() {
+    let mut watch = Watch::begin();
+    watch.pipeline.watch_forecasts(&[]);
+    let grow = |watch: &mut Watch, seconds: u64, bytes: u64| {
+        for second in 0..seconds {
+            watch.calls([mem_alloc(0xd000_0000 + second * bytes, bytes).process(7)]);
+            watch.reading(vec![device(GPU_A, 0, [(7, 0)])]).tick();
+        }
+    };
+    watch.runs_already(7).calls(on_gpu_a(7));
+    grow(&mut watch, 40, 1 << 20);
+    let outlook = |watch: &Watch| watch.pipeline.forecasts().processes.first().map(|process| process.outlook.clone());
+    assert!(outlook(&watch).is_some_and(|outlook| outlook.growth.is_some_and(|growth| growth.grows)));
+    watch.event(7, ProcessEvent::Exit);
+    assert_eq!(forecast_processes(&watch), 0);
+    // Of this one nobody knows when it started: it would be taken for one that was there before.
+    watch.calls(on_gpu_a(7));
+    grow(&mut watch, 2, 1 << 20);
+    assert_eq!(outlook(&watch).map(|outlook| outlook.growth.is_some()), Some(false), "two points are no course");
+    let since = |process: &ProcessView| process.observed_since_ns;
+    assert!(since(&watch.running(7)) > since(&watch.ended(7).expect("it is shown for a while")));
+    watch.event(7, ProcessEvent::Exec);
+    assert_eq!(forecast_processes(&watch), 0, "another image is another course");
+}
+
+#[test]
+fn forecasts_of_thousands_of_short_processes_keep_none() {
+    let mut watch = Watch::begin();
+    watch.pipeline.watch_forecasts(&[]);
+    for tgid in 0..20_000 {
+        watch.starts(tgid).calls([mem_alloc(0xd0, 100).process(tgid)]);
+        if tgid % 100 == 0 {
+            watch.reading(vec![device(GPU_A, 100, [(tgid, 100)])]).tick();
+        }
+        watch.event(tgid, ProcessEvent::Exit);
+    }
+    assert_eq!(forecast_processes(&watch), 0);
 }

@@ -11,11 +11,13 @@ use crate::words::{GpuUuid, Tgid};
 
 mod churn;
 mod growth;
+mod levels;
 mod lifetime;
 mod peaks;
 mod profile;
 mod properties;
 mod state;
+mod tensors;
 mod timeline;
 mod viewer;
 mod window;

@@ -8,12 +8,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::properties::{interleave, records, steps};
-use super::{GPU_A, GPU_B, SECOND_NS, Watch, device};
+use super::{ATTACHED_NS, GPU_A, GPU_B, SECOND_NS, Watch, device};
 use crate::Pipeline;
 use crate::allocators::pytorch::tests::properties::{History, Step, steps as tensor_steps};
 use crate::allocators::test_stacks::stack;
-use crate::decode::{StackRef, TensorChange, TensorEvent};
-use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use crate::attribution::price::Asked;
+use crate::decode::{NodeWords, StackRef, TensorChange, TensorEvent};
+use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts, TensorLevel};
 use crate::pipeline::state::STATE;
 use crate::stack::PythonStack;
 use crate::test_calls::*;
@@ -134,11 +135,21 @@ fn deed(what: u8, number: u32) -> TensorChange {
         2..5 => TensorChange::RangeEnds,
         5 => TensorChange::NvtxPush(format!("range {}", number % 3).into()),
         6 => TensorChange::NvtxPop,
-        7 => TensorChange::NodeBegins { sequence: (!number.is_multiple_of(5)).then_some(u64::from(number % 20)) },
+        7 => TensorChange::NodeBegins { words: (!number.is_multiple_of(5)).then_some(node(number)) },
         8 | 9 => TensorChange::SequenceNumber(u64::from(number % 20)),
         10 => TensorChange::CaptureBegins(graph),
         _ => TensorChange::CaptureEnds(graph),
     }
+}
+
+/// A node's words: with a number, without one, or with a pointer that could be a number.
+fn node(number: u32) -> NodeWords {
+    let sequence = u64::from(number % 20);
+    NodeWords(match number % 3 {
+        0 => [sequence, 1],
+        1 => [0x48_2d90 + sequence * 16, sequence],
+        _ => [0x48_2d90, u64::MAX],
+    })
 }
 
 /// One step of a PyTorch program: what its allocators tell, and what its threads do besides.
@@ -169,7 +180,7 @@ fn same_training(
     for pipeline in [&mut whole, &mut broken] {
         let start_ns = if from_start { 2 } else { 0 };
         pipeline.step(Input::Process(ProcessFacts { tgid: 7, start_ns, ..ProcessFacts::default() }));
-        pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new() });
+        pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: 0 });
         for (id, stack) in (1..).zip(stacks()) {
             pipeline.step(Input::Stack { tgid: Tgid(7), id, stack });
         }
@@ -249,6 +260,8 @@ fn some_of_everything() -> Pipeline {
     watch.calls([device_get_uuid(0, GPU_A).process(7)]);
     watch.reading(vec![device(GPU_A, 90_000, [(7, 50_000)])]).tick();
     let mut pipeline = watch.pipeline;
+    let asked = Asked { level: TensorLevel::Layers, reports_only: false, by_default: false };
+    pipeline.step(Input::TensorLevel(asked.choose((Tgid(7), ATTACHED_NS), TensorLevel::Layers, 1_000)));
     let mut history = History::new(false, 0);
     for step in 0..200_u32 {
         let byte = (step * 37).to_le_bytes()[0];
@@ -280,7 +293,7 @@ fn the_layout_of_a_state_is_the_one_that_its_number_says() {
         sum.update(format!("{word} ").as_bytes());
     }
     let layout = (STATE, sum.finalize(), pipeline.state().len());
-    assert_eq!(layout, (2, 1_483_225_377, 22_848), "another layout has another number in `state.rs`");
+    assert_eq!(layout, (3, 4_092_391_225, 22_897), "another layout has another number in `state.rs`");
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub(crate) async fn watch(
     let tensors = wished.wish(!targets.whom.tgids.is_empty());
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = wished.log.is_some();
+    options.tensors_by_default = wished.is_default();
+    options.is_screen = Output::is_screen(common);
     let mut source = if wished.is_asked_for() && common.agent.is_none() {
         Source::own(&options)?
     } else {

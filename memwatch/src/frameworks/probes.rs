@@ -1,13 +1,13 @@
 //! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is told and tells of it.
 
+mod count;
+
 use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::LazyLock;
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
-use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
 use memwatch_common::native::CopyState;
 use memwatch_common::python::{PythonLayout, WalkState};
 use memwatch_common::tensor::ONLY_LISTED;
@@ -16,6 +16,8 @@ use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::clock;
 use crate::sources::kernel::attach::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, uprobe};
+
+pub(crate) use count::{begin_count, counted, forget_count};
 
 /// What user space tells the kernel half, as its maps hold it.
 #[derive(Clone, Copy)]
@@ -47,10 +49,6 @@ unsafe impl Pod for Copies {}
 // SAFETY: two words.
 unsafe impl Pod for OfProcess {}
 
-/// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
-static SEES_ALL_THREADS: LazyLock<bool> =
-    LazyLock::new(|| is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter).unwrap_or(false));
-
 /// Probes of PyTorch's allocator in one process, until they are taken out.
 #[derive(Debug)]
 pub(crate) struct TensorProbes(Vec<(&'static str, UProbeLinkId)>);
@@ -73,7 +71,7 @@ pub(crate) fn attach(
     tgid: NonZeroU32,
     points: &[TensorPoint],
 ) -> Result<TensorProbes, String> {
-    let one_process = kernel.mechanism == Mechanism::Classic || *SEES_ALL_THREADS;
+    let one_process = kernel.mechanism.attaches_to_processes();
     attach_to(kernel, path, (tgid, one_process), points)
 }
 
@@ -188,6 +186,23 @@ pub(crate) fn set_window_frames(kernel: &mut Kernel, frames: NonZeroU32) -> Resu
     array(kernel, "WINDOW_FRAMES")?.set(0, &u64::from(frames.get()), 0).map_err(in_table("WINDOW_FRAMES"))
 }
 
+/// From now on no stacks are walked or copied in this process; its events come without them.
+///
+/// # Errors
+/// The kernel half is not the one that belongs here.
+pub(crate) fn forget_stacks(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
+    // Absent is as good as removed.
+    let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
+    let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
+    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
+    let mut codes = hash::<OfProcess, u8>(kernel, "KNOWN_CODE")?;
+    let own: Vec<OfProcess> = codes.keys().flatten().filter(|code| code.tgid == u64::from(tgid)).collect();
+    for code in own {
+        let _ = codes.remove(&code);
+    }
+    Ok(())
+}
+
 /// Asks for the statistics of each allocator of a process, once: they come with the first event of each from now on, also of one that only comes
 /// into use later. Asked again, they come again.
 ///
@@ -206,20 +221,12 @@ pub(crate) fn want_statistics(kernel: &mut Kernel, tgid: u32) -> Result<(), Load
 pub(crate) fn forget(kernel: &mut Kernel, tgid: u32) -> Result<(), LoadError> {
     // Absent is as good as removed.
     let _ = hash::<u32, u8>(kernel, "TENSOR_TARGETS")?.remove(&tgid);
-    let _ = hash::<u32, Layout>(kernel, "PYTHON")?.remove(&tgid);
-    let _ = hash::<u32, Walks>(kernel, "WALKS")?.remove(&tgid);
-    let _ = hash::<u32, Copies>(kernel, "COPIES")?.remove(&tgid);
     let mut wanted = hash::<u32, u64>(kernel, "STATISTICS_WANTED")?;
     let _ = wanted.remove(&tgid);
     if wanted.keys().next().is_none() {
         array(kernel, "STATISTICS_REQUEST")?.set(0, &0, 0).map_err(in_table("STATISTICS_REQUEST"))?;
     }
-    let mut codes = hash::<OfProcess, u8>(kernel, "KNOWN_CODE")?;
-    let own: Vec<OfProcess> = codes.keys().flatten().filter(|code| code.tgid == u64::from(tgid)).collect();
-    for code in own {
-        let _ = codes.remove(&code);
-    }
-    Ok(())
+    forget_stacks(kernel, tgid)
 }
 
 fn hash<'a, K: Pod, V: Pod>(

@@ -9,7 +9,7 @@ use crate::frameworks::pytorch::{TensorLevel, TensorWish};
 #[command(next_help_heading = "PyTorch")]
 pub(crate) struct Tensors {
     /// How much of PyTorch is traced in named processes: off, blocks (its allocator), sites (and the lines), layers (and
-    /// phases and modules: the default)
+    /// phases and modules: the default, unless that would slow a process by more than 5 %)
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "layers", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
@@ -22,6 +22,11 @@ impl Tensors {
     /// Whether the command line asks for what only an own watch sees: the agent watches no tensors.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.level.is_some_and(|level| level != TensorLevel::Off) || self.log.is_some()
+    }
+
+    /// Whether nobody asked for a level by name, or for what takes all of it.
+    pub(crate) const fn is_default(&self) -> bool {
+        self.level.is_none() && self.log.is_none()
     }
 
     /// The level for a watch: everything in processes that were named, nothing in all others.

@@ -51,10 +51,13 @@ pub(crate) fn busy_node() -> Snapshot {
                 build_id: Some("5f0c".to_owned()),
                 probes_attached: 78,
                 probes_moved: 31,
-                probes_missing: vec!["cuMemBatchDecompressAsync".to_owned()],
+                probes_refused: Vec::new(),
+                newer_functions: vec!["cuMemBatchDecompressAsync".to_owned()],
+                in_use: true,
                 error: None,
                 gap_ns: None,
             }],
+            libraries_over_limit: 0,
             mechanism: "uprobe_multi".into(),
             discovery: "mapping_records".into(),
             moves: "tracepoint".into(),
@@ -98,7 +101,7 @@ pub(crate) fn quiet_node() -> Snapshot {
     let mut snapshot = busy_node();
     snapshot.complete = true;
     snapshot.losses.clear();
-    snapshot.coverage.libraries[0].probes_missing.clear();
+    snapshot.coverage.libraries[0].newer_functions.clear();
     snapshot.gpus.truncate(1);
     snapshot.gpus[0].used_bytes = Some(41 * GIB);
     snapshot.gpus[0].live_bytes = 40 * GIB + 512 * MIB;
@@ -204,6 +207,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         losses: BTreeMap::new(),
         peaks_begun_ns: None,
         overhead: None,
+        level: None,
         anchored_ns: None,
         ended_ns: None,
         gpus: Vec::new(),

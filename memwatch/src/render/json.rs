@@ -3,6 +3,7 @@
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 
 pub(crate) mod groups;
+mod level;
 pub(crate) mod overhead;
 pub(crate) mod places;
 pub(crate) mod stats;
@@ -23,6 +24,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use self::groups::GroupsJson;
+use self::level::LevelJson;
 use self::overhead::OverheadJson;
 use self::stats::TensorJson;
 use super::status;
@@ -186,6 +188,7 @@ struct ProcessJson<'a> {
     implicit_frees: u64,
     failures: Vec<FailureJson<'a>>,
     overhead: Option<OverheadJson>,
+    tensor_level: Option<LevelJson>,
     tensor: Option<TensorJson<'a>>,
 }
 
@@ -341,6 +344,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         implicit_frees: process.implicit_frees,
         failures: process.failures.iter().map(|failure| failure_json(failure, clock)).collect(),
         overhead: process.overhead.as_ref().map(overhead::json),
+        tensor_level: process.level.as_ref().map(|choice| level::json(choice, clock.rfc3339(choice.time_ns))),
         tensor: process.tensors.as_deref().map(stats::tensor),
     }
 }

@@ -58,6 +58,11 @@ impl Output {
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
     }
 
+    /// Whether a watch has a screen.
+    pub(crate) fn is_screen(common: &Common) -> bool {
+        !common.json && io::stdout().is_terminal()
+    }
+
     /// One report in JSON.
     pub(crate) fn report(report: Report) -> Self {
         Self::Json { report, host: host_name() }

@@ -1,11 +1,12 @@
 //! What the numbers do not say by themselves, in sentences that the table, the live view and the summary share.
 
+pub(crate) mod level;
 mod overhead;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use memwatch_core::input::{self, LibraryCoverage, NvmlState};
+use memwatch_core::input::{self, Coverage, LibraryCoverage, NvmlState};
 use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
 use memwatch_core::words::{GpuUuid, Name};
 
@@ -46,9 +47,10 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     parts.push(exactness(snapshot));
     parts.push(lost(snapshot));
     parts.extend(overhead::sentences(snapshot));
+    parts.extend(level::sentences(snapshot));
     parts.extend(older(snapshot));
     parts.extend(driver(snapshot));
-    parts.extend(coverage(&snapshot.coverage.libraries));
+    parts.extend(coverage(&snapshot.coverage));
     parts
 }
 
@@ -115,28 +117,44 @@ fn driver_says(gpu: &GpuView) -> Option<Sentence> {
     Some(Sentence::new(Tone::Faint, text))
 }
 
-fn coverage(libraries: &[LibraryCoverage]) -> Vec<Sentence> {
+/// What of the driver's calls is not seen. A function that the driver is too old to have is no limit, and neither is a file that nobody uses.
+fn coverage(coverage: &Coverage) -> Vec<Sentence> {
+    let libraries = &coverage.libraries;
     if libraries.is_empty() {
         return vec![Sentence::new(Tone::Warning, "no libcuda found yet: no call is watched")];
     }
     let mut parts = Vec::new();
-    for library in libraries {
+    // Without any probes the reason counts, also before somebody uses the file.
+    let is_covered = libraries.iter().any(|library| library.error.is_none());
+    let speaks = |library: &&LibraryCoverage| library.in_use || !is_covered;
+    for library in libraries.iter().filter(speaks) {
         let path = printable(&library.path);
         if let Some(error) = &library.error {
             parts.push(Sentence::new(Tone::Bad, format!("no probes on {path}: {}", printable(error))));
-        } else if !library.probes_missing.is_empty() {
-            let missing = library.probes_missing.len();
-            let functions = plural(u64::try_from(missing).unwrap_or(u64::MAX), "function", "functions");
-            let names = library.probes_missing[..missing.min(LISTED)].join(", ");
-            let text = format!("{functions} not watched ({}{})", printable(&names), and_more(missing));
-            parts.push(Sentence::new(Tone::Faint, text));
         }
         if let Some(gap_ns) = library.gap_ns {
             let text = format!("{path} was mapped {} ms before its probes", gap_ns.div_ceil(1_000_000));
             parts.push(Sentence::new(Tone::Faint, text));
         }
     }
+    parts.extend(unprobed_functions(libraries.iter().filter(speaks)));
+    let over = coverage.libraries_over_limit;
+    if over > 0 {
+        let files = plural(over, "library file has", "library files have");
+        parts.push(Sentence::new(Tone::Warning, format!("{files} no probes: too many files are named libcuda.so")));
+    }
     parts
+}
+
+/// The functions that got no probes in a file that has some, each once.
+fn unprobed_functions<'a>(libraries: impl Iterator<Item = &'a LibraryCoverage>) -> Option<Sentence> {
+    let probed = libraries.filter(|library| library.error.is_none());
+    let refused: BTreeSet<&str> = probed.flat_map(|library| &library.probes_refused).map(String::as_str).collect();
+    let count = refused.len();
+    let functions = plural(u64::try_from(count).unwrap_or(u64::MAX), "function has", "functions have");
+    let names: Vec<&str> = refused.into_iter().take(LISTED).collect();
+    let text = || format!("{functions} no probes ({}{})", printable(&names.join(", ")), and_more(count));
+    (count > 0).then(|| Sentence::new(Tone::Warning, text()))
 }
 
 fn and_more(all: usize) -> String {

@@ -7,6 +7,8 @@
 
 mod host;
 mod identity;
+pub(crate) mod limits;
+pub(crate) mod loader;
 mod maps;
 
 use std::fs::{self, File, OpenOptions};
@@ -19,11 +21,15 @@ use std::sync::Arc;
 
 use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
-use maps::Mapping;
+use limits::{Owner, Shares};
+use maps::{Mapping, Mappings};
 pub(crate) use maps::{is_library, unescape};
 
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
+
+/// More files that cannot be probed are not listed.
+const MOST_LEFT_OUT: usize = 64;
 
 /// One read of a `maps` file; the kernel fills a page or more at a time.
 const MAPS_BUFFER_BYTES: usize = 32 << 10;
@@ -39,6 +45,8 @@ pub(crate) struct LibraryFile {
     pub(crate) deleted: bool,
     /// The processes that execute it, in ascending order; may be empty for a file of the host.
     pub(crate) mapped_by: Vec<u32>,
+    /// Who answers for it: of the first of them; `None` for a file of the host.
+    pub(crate) owner: Option<Owner>,
     /// The file itself, opened with `O_PATH`: it stays even if the process it was found through ends.
     opened: Arc<File>,
 }
@@ -96,6 +104,11 @@ pub(crate) struct Discovery {
     pub(crate) processes: usize,
     /// Processes whose mappings this user may not read.
     pub(crate) processes_denied: usize,
+    /// Which these are, in ascending order.
+    pub(crate) denied: Vec<u32>,
+    /// Further files of the name, beyond how many are taken in ([`limits`]).
+    pub(crate) over_limit: usize,
+    shares: Shares,
 }
 
 /// Finds the files of some libraries on this machine.
@@ -199,7 +212,10 @@ impl LibraryScan {
             Ok(Some(mappings)) => discovery.add_mappings(tgid, &process, &mappings),
             // The main thread has ended and has no memory any more; others may go on with the process's.
             Ok(None) => self.add_by_threads(tgid, discovery),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => discovery.processes_denied += 1,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                discovery.processes_denied += 1;
+                discovery.denied.push(tgid);
+            }
             // It has exited.
             Err(_) => {}
         }
@@ -218,7 +234,7 @@ impl LibraryScan {
     }
 
     /// The library's mappings of a process or thread; `None` where it has no memory at all.
-    fn mappings(&self, process: &Path) -> io::Result<Option<Vec<Mapping>>> {
+    fn mappings(&self, process: &Path) -> io::Result<Option<Mappings>> {
         let mut maps = BufReader::with_capacity(MAPS_BUFFER_BYTES, File::open(process.join("maps"))?);
         if maps.fill_buf()?.is_empty() {
             return Ok(None);
@@ -257,26 +273,29 @@ struct Find {
     deleted: bool,
     tgid: Option<u32>,
     named: bool,
+    owner: Option<Owner>,
 }
 
 impl Find {
     fn on_host(path: &Path) -> Self {
         let display = shown(path.as_os_str().as_bytes());
-        Self { display, deleted: false, tgid: None, named: false }
+        Self { display, deleted: false, tgid: None, named: false, owner: None }
     }
 }
 
 impl Discovery {
-    fn add_mappings(&mut self, tgid: u32, process: &Path, mappings: &[Mapping]) {
+    fn add_mappings(&mut self, tgid: u32, process: &Path, mappings: &Mappings) {
         self.processes += 1;
-        for mapping in mappings {
-            self.add_mapping(tgid, process, mapping);
+        self.over_limit += mappings.over_limit;
+        let owner = if mappings.libraries.is_empty() { None } else { Owner::of(process) };
+        for mapping in &mappings.libraries {
+            self.add_mapping((tgid, owner), process, mapping);
         }
     }
 
-    fn add_mapping(&mut self, tgid: u32, process: &Path, mapping: &Mapping) {
+    fn add_mapping(&mut self, (tgid, owner): (u32, Option<Owner>), process: &Path, mapping: &Mapping) {
         let display = shown(&mapping.path);
-        let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false };
+        let find = Find { display, deleted: mapping.deleted, tgid: Some(tgid), named: false, owner };
         let Some((file, identity)) = open_mapped(process, mapping) else {
             if process.exists() {
                 self.leave_out(&find, LeftOutReason::Unreadable(io::ErrorKind::NotFound));
@@ -291,13 +310,20 @@ impl Discovery {
             insert(&mut known.mapped_by, find.tgid);
             return;
         }
+        if find.owner.is_some_and(|owner| !self.shares.has_room(owner)) {
+            self.over_limit += 1;
+            return;
+        }
         if let Err(reason) = check_class(&file) {
             self.leave_out(&find, reason);
             return;
         }
-        let Find { display, deleted, tgid, named: _ } = find;
+        let Find { display, deleted, tgid, named: _, owner } = find;
+        if let Some(owner) = owner {
+            self.shares.count(owner);
+        }
         let (mapped_by, opened) = (tgid.into_iter().collect(), Arc::new(file));
-        self.files.push(LibraryFile { display, identity, deleted, mapped_by, opened });
+        self.files.push(LibraryFile { display, identity, deleted, mapped_by, owner, opened });
     }
 
     fn leave_out(&mut self, find: &Find, reason: LeftOutReason) {
@@ -305,6 +331,10 @@ impl Discovery {
         if let Some(known) = self.left_out.iter_mut().find(same) {
             insert(&mut known.mapped_by, find.tgid);
             known.named |= find.named;
+            return;
+        }
+        if !find.named && self.left_out.len() >= MOST_LEFT_OUT {
+            self.over_limit += 1;
             return;
         }
         let mapped_by = find.tgid.into_iter().collect();
@@ -323,11 +353,17 @@ fn insert(tgids: &mut Vec<u32>, tgid: Option<u32>) {
 /// Opens the file behind a mapping. `map_files` is exact, even for a deleted file; where it is
 /// not permitted, the path below the process's root serves if the inode agrees.
 fn open_mapped(process: &Path, mapping: &Mapping) -> Option<(File, FileIdentity)> {
-    let exact = open_regular(&process.join("map_files").join(&mapping.range));
+    let exact = open_regular(&process.join("map_files").join(entry_of(&mapping.range)));
     exact.ok().or_else(|| {
         let named = host::below(&process.join("root"), &mapping.path);
         open_regular(&named).ok().filter(|(_, identity)| identity.inode() == mapping.inode)
     })
+}
+
+/// The entry of `map_files` for a range as `maps` writes it. `maps` fills addresses up to eight digits, which those of executables with fixed
+/// addresses have not; `map_files` does not (fs/proc/task_mmu.c, fs/proc/base.c).
+fn entry_of(range: &str) -> String {
+    range.split('-').map(|address| address.trim_start_matches('0')).collect::<Vec<_>>().join("-")
 }
 
 /// The same by the parts of a line of `maps`, with the path unescaped; the file is opened with `O_PATH`.

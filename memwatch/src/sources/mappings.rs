@@ -17,6 +17,9 @@ use super::library::{LIBRARY_STEM, is_library};
 /// The ring of one processor. A record is some 120 bytes, so 540 executable mappings fit between two reads.
 const RING_BYTES: usize = 64 << 10;
 
+/// Libraries of NVIDIA's and PyTorch that load the driver's, or are loaded with what does.
+const HERALDS: [&str; 4] = ["libcudart.so", "libc10.so", "libcublas.so", "libnvrtc.so"];
+
 /// `struct perf_event_header`.
 const HEADER_BYTES: usize = 8;
 /// What the kernel writes in place of a path that it cannot give.
@@ -49,6 +52,8 @@ pub(crate) struct MappedInode {
 pub(crate) struct NewMappings {
     /// Mappings of driver libraries, in the order of their times.
     pub(crate) libraries: Vec<NewMapping>,
+    /// The processes that have mapped a library that programs with CUDA map before the driver's.
+    pub(crate) heralds: Vec<u32>,
     /// Other mappings may have gone unseen.
     pub(crate) incomplete: bool,
 }
@@ -109,6 +114,9 @@ impl<'a> Visitor<'a> for &mut NewMappings {
 
     fn visit_mmap2(self, record: Mmap2<'a>, metadata: RecordMetadata) {
         self.incomplete |= WITHOUT_PATH.contains(&&*record.filename);
+        if HERALDS.iter().any(|stem| is_library(&record.filename, stem)) {
+            self.heralds.push(record.pid);
+        }
         if !is_library(&record.filename, LIBRARY_STEM) {
             return;
         }

@@ -1,9 +1,11 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
 pub(crate) mod analysis;
+mod discovery;
 pub(crate) mod intake;
 pub(crate) mod life;
 pub(crate) mod peaks;
+mod price;
 pub(crate) mod recording;
 pub(crate) mod tensors;
 
@@ -15,7 +17,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
-use memwatch_common::record::{Item, Record};
+use memwatch_common::record::{CallRecord, Item, ProcessRecord, Record};
 use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
@@ -25,10 +27,11 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use self::intake::Intake;
 use self::life::Life;
+use self::price::PriceGuard;
 use self::tensors::Tensors;
 use crate::backends::cuda::context_probes::ContextProbes;
 use crate::backends::cuda::graph_probes::GraphProbes;
-use crate::backends::cuda::library_watch::{Latecomer, LibraryWatch, library_source};
+use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
 use crate::backends::cuda::nvml::{self, NvmlLibrary};
 use crate::exit::Failure;
 use crate::frameworks::pytorch::{TensorWish, TorchWatch};
@@ -41,8 +44,8 @@ use crate::sources::kernel::losses::LossCounters;
 use crate::sources::kernel::ring::Ring;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::LibraryScan;
-use crate::sources::library_sweep::Among;
 use crate::sources::namespace;
+use crate::sources::own::OwnProcesses;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::watch::recording::{Tape, TapeOptions};
@@ -64,6 +67,8 @@ pub(crate) struct SessionOptions {
     pub(crate) targets: Vec<u32>,
     /// A command will be started later and become a target.
     pub(crate) expects_command: bool,
+    /// Where this machine's agent listens, if it runs.
+    pub(crate) agent_socket: Option<PathBuf>,
     /// Further driver library files.
     pub(crate) libraries: Vec<PathBuf>,
     /// The NVML to ask.
@@ -80,6 +85,10 @@ pub(crate) struct SessionOptions {
     pub(crate) diagnostics: bool,
     /// What of PyTorch is watched.
     pub(crate) tensors: TensorWish,
+    /// Nobody asked for that by name: it is lowered where it would cost a program much.
+    pub(crate) tensors_by_default: bool,
+    /// A screen shows what a line on standard error would say, and would destroy.
+    pub(crate) is_screen: bool,
     /// Its modules and stages are logged.
     pub(crate) logs_tensors: bool,
     /// Everything is recorded here.
@@ -106,6 +115,7 @@ pub(crate) struct Session {
     names: RuntimeNames,
     targets: BTreeSet<u32>,
     everybody: bool,
+    own: OwnProcesses,
     last_reading_ns: u64,
     nvml_works: bool,
 }
@@ -150,11 +160,15 @@ impl Session {
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
-            tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?),
+            tensors: Tensors::new(
+                torch.context("the thread that looks for PyTorch cannot be started")?,
+                PriceGuard::new(options),
+            ),
             devices: nvml::start(options.nvml.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
             everybody,
+            own: OwnProcesses::find(options.agent_socket.as_deref(), &options.targets),
             last_reading_ns: clock::boottime_ns(),
             nvml_works: false,
         };
@@ -171,6 +185,7 @@ impl Session {
         let roots: BTreeSet<u32> = options.targets.iter().copied().collect();
         let mut all = if roots.is_empty() { BTreeSet::new() } else { self.processes.descendants(&roots) };
         all.extend(&roots);
+        all.retain(|tgid| !self.own.holds(*tgid));
         for &tgid in &all {
             self.kernel.watch(tgid).map_err(Failure::from_load)?;
             self.libraries.expect(tgid);
@@ -179,7 +194,7 @@ impl Session {
         if self.everybody {
             self.libraries.attach_machine(&mut self.kernel);
         }
-        self.libraries.attach_expected(&mut self.kernel);
+        self.libraries.attach_processes(&mut self.kernel, &all);
         self.update_coverage();
         self.pipeline.step(Input::Attached { time_ns: clock::boottime_ns() });
         for &tgid in &all {
@@ -203,6 +218,9 @@ impl Session {
     pub(crate) fn adopt(&mut self, tgid: u32, words: &[OsString]) -> Result<(), LoadError> {
         self.kernel.watch(tgid)?;
         self.libraries.expect(tgid);
+        if let Some(program) = words.first() {
+            self.libraries.attach_program(&mut self.kernel, Path::new(program));
+        }
         if let Some(facts) = self.processes.facts(tgid, true) {
             let command = words.join(OsStr::new(" ")).to_string_lossy().into_owned();
             let comm = words.first().and_then(|program| Path::new(program).file_name()).unwrap_or_default();
@@ -225,6 +243,7 @@ impl Session {
                 self.pipeline.write_if_due();
                 self.discover();
             }
+            () = self.libraries.news() => self.attach_looked(),
             Some(reading) = self.devices.recv() => self.take_devices(reading),
             found = self.names.next() => self.take_names(found),
         }
@@ -235,10 +254,16 @@ impl Session {
         if let Some(log) = &mut self.diagnostics {
             log.flush();
         }
-        let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, .. } = self;
+        let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, own, .. } = self;
         let mut life = Life { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
         ring.drain(|item| {
+            if let Ok(Item::Record(Record::Call(CallRecord { tgid, .. }) | Record::Process(ProcessRecord { tgid, .. }))) =
+                &item
+                && own.holds(*tgid)
+            {
+                return;
+            }
             let call = if let Ok(Item::Record(Record::Call(call))) = item { Some(call) } else { None };
             calls.extend(call);
             if call.is_none() || calls.len() == TOGETHER {
@@ -263,37 +288,6 @@ impl Session {
         }
     }
 
-    /// Looks for libraries that have appeared, and for processes in which more has to be watched.
-    fn discover(&mut self) {
-        self.look_closer();
-        let Self { kernel, libraries, pipeline, targets, everybody, .. } = self;
-        // In a watch on targets the pipeline knows them and their children.
-        let wanted = |tgid| *everybody || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
-        let among = || match everybody {
-            true => Among::Everybody,
-            false => Among::Processes(pipeline.watched().map(|tgid| tgid.0).collect()),
-        };
-        let mut late = libraries.attach_mapped(kernel, wanted);
-        late.extend(libraries.attach_expected(kernel));
-        late.extend(libraries.attach_swept(kernel, among));
-        self.update_coverage();
-        for Latecomer { tgid, since_ns } in late {
-            if self.everybody || self.pipeline.knows(Tgid(tgid)) {
-                self.learn_late(tgid, since_ns);
-            }
-        }
-    }
-
-    /// Asks for names, and puts more probes into the processes that need them.
-    fn look_closer(&mut self) {
-        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, tensors, .. } = self;
-        names.want(pipeline.names());
-        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
-        context_probes.update(kernel, libraries, &unplaced);
-        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
-        tensors.update(kernel, pipeline);
-    }
-
     fn take_names(&mut self, found: Found) {
         if let Some(input) = self.names.take(found, self.pipeline.names()) {
             self.pipeline.step(input);
@@ -306,21 +300,12 @@ impl Session {
         self.names.is_settled()
     }
 
-    /// A process that had its library mapped before the probes: nothing is known of it until then.
-    fn learn_late(&mut self, tgid: u32, since_ns: u64) {
-        let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
-        if facts.start_ns < since_ns {
-            self.presence.unreported(tgid);
-            self.pipeline.step(Input::Process(facts));
-            self.pipeline.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
-        }
-    }
-
     /// Takes a device reading in, after every record made before it.
     fn take_devices(&mut self, mut reading: DeviceReading) {
         self.pump();
         // NVML may still list who has just ended, and in some driver's lists there are numbers of other pid namespaces.
         for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
+            list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
             list.retain(|entry| self.pipeline.knows(entry.tgid) || self.processes.exists(entry.tgid.0));
         }
         self.last_reading_ns = reading.end_ns;
@@ -333,7 +318,8 @@ impl Session {
                 self.libraries.users()
             };
             for tgid in listed {
-                if !self.pipeline.knows(Tgid(tgid)) && (self.nvml_works || self.libraries.is_user(tgid)) {
+                let is_new = !self.pipeline.knows(Tgid(tgid)) && (self.nvml_works || !self.own.holds(tgid));
+                if is_new && (self.nvml_works || self.libraries.is_user(tgid)) {
                     self.learn(tgid, false);
                 }
             }
@@ -396,17 +382,19 @@ impl Session {
     fn learn(&mut self, tgid: u32, target: bool) {
         let facts = self.processes.facts(tgid, target).filter(|_| !self.processes.is_over(tgid));
         // Who is listed may be about to end, with its exit record taken in already: it would begin a second life.
-        if let Some(facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
+        if let Some(mut facts) = facts.filter(|facts| !self.pipeline.has_ended(facts)) {
             self.presence.unreported(tgid);
+            // Who had no library when all were probed has made no call.
+            facts.started_under_watch |= self.libraries.is_expected(tgid);
             self.pipeline.step(Input::Process(facts));
         }
     }
 
     fn update_coverage(&mut self) {
-        let Some(libraries) = self.libraries.new_coverage() else { return };
+        let Some((libraries, libraries_over_limit)) = self.libraries.new_coverage() else { return };
         let (mechanism, discovery) = (self.kernel.mechanism.name().into(), self.libraries.source_name().into());
         let moves = if self.kernel.reports_moves { "tracepoint" } else { "polling" }.into();
-        self.pipeline.step(Input::Coverage(Coverage { libraries, mechanism, discovery, moves }));
+        self.pipeline.step(Input::Coverage(Coverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
     }
 
     /// Processes whose records were lost are taken back to what the kernel half's own books say, at a moment between two of their calls.

@@ -1,9 +1,11 @@
 //! Which processes and GPUs are watched and shown, as options of a session and as a filter of snapshots.
 
+use std::path::PathBuf;
+
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorWish;
-use crate::options::{Common, Targets};
+use crate::options::{Common, DEFAULT_SOCKET, Targets};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;
 use crate::watch::session::SessionOptions;
@@ -26,6 +28,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
     SessionOptions {
         targets: targets.whom.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
+        agent_socket: Some(common.agent.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
         libraries: common.libcuda.clone(),
         nvml: common.nvml_lib.clone().map_or(NvmlLibrary::System, NvmlLibrary::File),
         sockets: common.sockets.places(),
@@ -34,6 +37,8 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorWish, common: &C
         polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
         tensors,
+        tensors_by_default: false,
+        is_screen: false,
         logs_tensors: false,
         tape: None,
     }

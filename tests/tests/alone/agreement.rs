@@ -164,9 +164,9 @@ fn a_watch_a_recording_and_what_a_killed_recorder_has_left_say_the_same() {
     let tgid = job.tgid().to_string();
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let recordings = [place("whole.mwr"), place("killed.mwr")];
-    let [whole, killed] = recordings
-        .each_ref()
-        .map(|file| PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", file])));
+    let [whole, killed] = recordings.each_ref().map(|file| {
+        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", file]))
+    });
     let watched: Vec<_> = ASKED
         .iter()
         .map(|asked| Asking { gpu: &gpu, asked, who: "live" })

@@ -63,7 +63,8 @@ fn memory_that_runs_out_is_told_before_once_for_each_level_and_a_command_is_run(
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
     let path = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, heard) = (job.tgid().to_string(), path("job.mwr"), path("heard"));
-    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder =
+        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let command = format!("cat >> {heard}");
     let oom = ["--no-agent", "oom", "--json", "--follow", "--threshold", "75,90", "--exec", &command, "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));

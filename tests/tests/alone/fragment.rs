@@ -55,7 +55,8 @@ fn memory_in_pieces_lies_as_pytorch_counts_it_live_and_at_its_worst_in_a_recordi
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
     let place = |name: &str| gpu.directory().join(name).display().to_string();
     let (tgid, file, svg, html) = (job.tgid().to_string(), place("job.mwr"), place("map.svg"), place("map.html"));
-    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder =
+        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let words = ["--no-agent", "fragment", "--json", "-d", "10m", "-r", "512M", "-o", &svg, "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&words));
     job.go_on();

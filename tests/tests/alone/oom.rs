@@ -23,7 +23,8 @@ fn memory_in_pieces_is_told_as_the_cause_with_how_to_find_the_setting_that_helps
     let gpu = gpu.with("GPUSIM_TOTAL_MB", &2_100);
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder =
+        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));
     job.go_on();

@@ -28,7 +28,8 @@ fn a_watch_and_its_recording_agree_and_peaks_are_those_that_pytorch_tells() {
     let words = ["keeps_tensors.py", "--seconds", "8"];
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder =
+        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let profile = ["--no-agent", "profile", "--json", "-i", "100ms", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&profile));
     job.go_on();

@@ -20,7 +20,7 @@ struct Recorder {
 impl Recorder {
     fn start(gpu: &Gpu, tgid: u32, file: PathBuf, more: &[&str]) -> Self {
         let (tgid, path) = (tgid.to_string(), file.display().to_string());
-        let mut command = gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]);
+        let mut command = gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &path]);
         command.args(more);
         Self { program: Program::start(command), file }
     }

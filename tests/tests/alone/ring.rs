@@ -14,7 +14,7 @@ const NEWEST: [&str; 4] = ["--max-size", "1M", "--keep", "newest"];
 
 fn record(gpu: &Gpu, job: &Program, file: &Path, more: &[&str]) -> Program {
     let (tgid, path) = (job.tgid().to_string(), file.display().to_string());
-    let mut command = gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]);
+    let mut command = gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &path]);
     command.args(more);
     Program::start(command)
 }

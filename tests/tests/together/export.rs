@@ -43,7 +43,7 @@ impl Recorded {
         let gpu = Gpu::new(Shape::Cmp)?.with("GPUSIM_DEVICES", &2);
         let mut job = held_job(&gpu, "2.15", Allocator::Native, &["strange_names.py"])?;
         let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr"));
-        let recorder = gpu.memwatch(&["record", "--pid", &tgid, "-o", &file.display().to_string()]);
+        let recorder = gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file.display().to_string()]);
         let mut recorder = Program::start(recorder);
         let mut made = Self { gpu, file, devices: Value::Null };
         made.until(|table| table.code == 0);

@@ -49,7 +49,8 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     let words = ["keeps_tensors.py", "--seconds", "20"];
     let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
-    let recorder = PlacesWatch::of(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &file]));
+    let recorder =
+        PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
     let leak = ["--no-agent", "leak", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&leak));
     job.go_on();
@@ -74,7 +75,7 @@ fn memory_of_the_driver_that_grows_is_found_without_pytorch() {
     let mut job = gpu.workload();
     job.run(&["device 0", "alloc held 268435456"]);
     let (tgid, file) = (job.tgid_word(), gpu.directory().join("job.mwr").display().to_string());
-    let mut recorder = Program::start(gpu.memwatch(&["record", "--pid", &tgid, "-o", &file]));
+    let mut recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--pid", &tgid, "-o", &file]));
     for number in 0..28 {
         job.run(&[&format!("alloc grown{number} 8388608"), "alloc passing 67108864", "free passing"]);
         std::thread::sleep(std::time::Duration::from_millis(500));

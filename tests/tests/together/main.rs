@@ -10,3 +10,4 @@ mod simulate;
 mod tensors;
 mod tensors_more;
 mod timeline;
+mod versions;

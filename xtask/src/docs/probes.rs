@@ -62,126 +62,125 @@ fn words(meaning: Meaning) -> String {
     }
 }
 
-/// Without a wildcard: a new meaning is given its words before anything builds.
+/// Without a wildcard: a new meaning is given its words before anything builds. What takes words of its own has none here.
 fn plain_words(meaning: Meaning) -> &'static str {
     match meaning {
-        Meaning::Memory(MemoryCall::Initialise) => "the process uses CUDA from here on",
-        Meaning::Memory(MemoryCall::Free) => {
-            "a free of any device-side address: the allocation's kind says what it frees"
-        }
-        Meaning::Memory(MemoryCall::FreeHost) => "a free of page-locked host memory",
-        Meaning::Memory(MemoryCall::RegisterHost) => {
+        Meaning::Memory(call) => memory_words(call),
+        Meaning::Pool(call) => pool_words(call),
+        Meaning::Virtual(call) => virtual_memory_words(call),
+        Meaning::Sharing(call) => sharing_words(call),
+        Meaning::Graph(call) => graph_words(call),
+        Meaning::Context(call) => context_words(call),
+    }
+}
+
+fn memory_words(call: MemoryCall) -> &'static str {
+    match call {
+        MemoryCall::Initialise => "the process uses CUDA from here on",
+        MemoryCall::Free => "a free of any device-side address: the allocation's kind says what it frees",
+        MemoryCall::FreeHost => "a free of page-locked host memory",
+        MemoryCall::RegisterHost => {
             "argument 1 bytes of the program's own memory become page-locked: registered host memory"
         }
-        Meaning::Memory(MemoryCall::UnregisterHost) => "a registered range is page-locked no more",
-        Meaning::Pool(PoolCall::FreeAsync) => "a free in stream order: counted when it is called",
-        Meaning::Pool(PoolCall::CreatePool) => {
-            "a new pool, on a device or in host memory: 0 bytes until it is allocated from"
-        }
-        Meaning::Pool(PoolCall::DestroyPool) => "a pool that goes with its last allocation",
-        Meaning::Pool(PoolCall::TrimPool) => "what a pool keeps without using it may shrink",
-        Meaning::Pool(PoolCall::SetPoolAttribute) => "how much a pool keeps without using it",
-        Meaning::Pool(PoolCall::GetPoolAttribute) => "the driver's own word on a pool's bytes",
-        Meaning::Pool(PoolCall::SetDevicePool) => "which pool allocations on device argument 0 come from",
-        Meaning::Pool(PoolCall::SetLocationPool) => "which pool allocations at a location come from",
-        Meaning::Pool(PoolCall::ImportPool) => "another process's pool: 0 bytes here",
-        Meaning::Sharing(SharingCall::ExportPoolAddress) | Meaning::Sharing(SharingCall::ExportAddress) => {
+        MemoryCall::UnregisterHost => "a registered range is page-locked no more",
+        MemoryCall::DestroyArray => "a free of an array",
+        MemoryCall::LoadModule => "code is loaded: memory of unknown size, counted but not in bytes",
+        MemoryCall::UnloadModule => "code goes",
+        MemoryCall::Checkpoint => "the memory of process argument 0 leaves the devices, by the driver's own doing",
+        MemoryCall::Restore => "and comes back",
+        MemoryCall::Allocate { .. } | MemoryCall::CreateArray(_) => "",
+    }
+}
+
+fn pool_words(call: PoolCall) -> &'static str {
+    match call {
+        PoolCall::FreeAsync => "a free in stream order: counted when it is called",
+        PoolCall::CreatePool => "a new pool, on a device or in host memory: 0 bytes until it is allocated from",
+        PoolCall::DestroyPool => "a pool that goes with its last allocation",
+        PoolCall::TrimPool => "what a pool keeps without using it may shrink",
+        PoolCall::SetPoolAttribute => "how much a pool keeps without using it",
+        PoolCall::GetPoolAttribute => "the driver's own word on a pool's bytes",
+        PoolCall::SetDevicePool => "which pool allocations on device argument 0 come from",
+        PoolCall::SetLocationPool => "which pool allocations at a location come from",
+        PoolCall::ImportPool => "another process's pool: 0 bytes here",
+        PoolCall::AllocateFromPool { .. } | PoolCall::GetDevicePool(_) | PoolCall::GetLocationPool(_) => "",
+    }
+}
+
+fn virtual_memory_words(call: VirtualCall) -> &'static str {
+    match call {
+        VirtualCall::ReserveAddresses => "argument 1 bytes of addresses: no memory",
+        VirtualCall::FreeAddresses => "such addresses less: nothing is freed",
+        VirtualCall::CreatePhysical => "physical memory of argument 1 bytes, on a device or in host memory",
+        VirtualCall::ReleasePhysical => "a reference less: the memory is free once no reference and no mapping is left",
+        VirtualCall::RetainPhysical => "a reference more to the memory that is mapped at an address",
+        VirtualCall::Map => "a mapping more: it keeps the physical memory alive",
+        VirtualCall::Unmap => "all mappings in the range less: what has no reference either is free",
+        VirtualCall::CreateMulticast => "a multicast object: no memory of its own",
+        VirtualCall::UnbindMulticast => "bindings of a multicast object less: what has no reference either is free",
+        VirtualCall::BindMulticast { .. } => "",
+    }
+}
+
+fn sharing_words(call: SharingCall) -> &'static str {
+    match call {
+        SharingCall::ExportPoolAddress | SharingCall::ExportAddress => {
             "the allocation at argument 1 may be opened elsewhere"
         }
-        Meaning::Sharing(SharingCall::ImportPoolAddress) | Meaning::Sharing(SharingCall::OpenAlias) => {
+        SharingCall::ImportPoolAddress | SharingCall::OpenAlias => {
             "another process's memory at an address here: 0 bytes here"
         }
-        Meaning::Virtual(VirtualCall::ReserveAddresses) => "argument 1 bytes of addresses: no memory",
-        Meaning::Virtual(VirtualCall::FreeAddresses) => "such addresses less: nothing is freed",
-        Meaning::Virtual(VirtualCall::CreatePhysical) => {
-            "physical memory of argument 1 bytes, on a device or in host memory"
-        }
-        Meaning::Virtual(VirtualCall::ReleasePhysical) => {
-            "a reference less: the memory is free once no reference and no mapping is left"
-        }
-        Meaning::Virtual(VirtualCall::RetainPhysical) => "a reference more to the memory that is mapped at an address",
-        Meaning::Virtual(VirtualCall::Map) => "a mapping more: it keeps the physical memory alive",
-        Meaning::Virtual(VirtualCall::Unmap) => "all mappings in the range less: what has no reference either is free",
-        Meaning::Sharing(SharingCall::ExportPhysical) => "the physical memory argument 1 may be imported elsewhere",
-        Meaning::Sharing(SharingCall::ImportPhysical) => "a handle to another owner's memory: 0 bytes here",
-        Meaning::Virtual(VirtualCall::CreateMulticast) => "a multicast object: no memory of its own",
-        Meaning::Virtual(VirtualCall::UnbindMulticast) => {
-            "bindings of a multicast object less: what has no reference either is free"
-        }
-        Meaning::Sharing(SharingCall::CloseAlias) => "that address is gone: nothing is freed",
-        Meaning::Sharing(SharingCall::ImportExternal) => "another API's memory: 0 bytes here",
-        Meaning::Sharing(SharingCall::MapExternal) => "another API's memory at an address here: 0 bytes here",
-        Meaning::Sharing(SharingCall::DestroyExternal) => "that memory is seen no more: nothing is freed",
-        Meaning::Memory(MemoryCall::DestroyArray) => "a free of an array",
-        Meaning::Graph(GraphCall::AddAllocationNode) => "graph argument 1 allocates when it runs: no memory yet",
-        Meaning::Graph(GraphCall::AddFreeNode) => {
-            "graph argument 1 frees what it allocated, or what was allocated before"
-        }
-        Meaning::Graph(GraphCall::AddNode) => {
-            "a node of any kind: one that allocates or frees counts as the two above do"
-        }
-        Meaning::Graph(GraphCall::DestroyGraph) => "a graph goes; what its executables hold stays",
-        Meaning::Graph(GraphCall::InstantiateGraph) => {
-            "an executable of graph argument 1: memory comes with its first run"
-        }
-        Meaning::Graph(GraphCall::DestroyExecutable) => {
-            "an executable goes; what it held is kept by the device until it is trimmed"
-        }
-        Meaning::Graph(GraphCall::LaunchGraph) => {
+        SharingCall::ExportPhysical => "the physical memory argument 1 may be imported elsewhere",
+        SharingCall::ImportPhysical => "a handle to another owner's memory: 0 bytes here",
+        SharingCall::CloseAlias => "that address is gone: nothing is freed",
+        SharingCall::ImportExternal => "another API's memory: 0 bytes here",
+        SharingCall::MapExternal => "another API's memory at an address here: 0 bytes here",
+        SharingCall::DestroyExternal => "that memory is seen no more: nothing is freed",
+    }
+}
+
+fn graph_words(call: GraphCall) -> &'static str {
+    match call {
+        GraphCall::AddAllocationNode => "graph argument 1 allocates when it runs: no memory yet",
+        GraphCall::AddFreeNode => "graph argument 1 frees what it allocated, or what was allocated before",
+        GraphCall::AddNode => "a node of any kind: one that allocates or frees counts as the two above do",
+        GraphCall::DestroyGraph => "a graph goes; what its executables hold stays",
+        GraphCall::InstantiateGraph => "an executable of graph argument 1: memory comes with its first run",
+        GraphCall::DestroyExecutable => "an executable goes; what it held is kept by the device until it is trimmed",
+        GraphCall::LaunchGraph => {
             "an executable runs: the memory of its allocation nodes is there from now on, an estimate"
         }
-        Meaning::Graph(GraphCall::TrimGraphs) => "what graphs keep on a device without using it goes",
-        Meaning::Context(ContextCall::RetainPrimary) => {
-            "the primary context of device argument 1, with one reference more"
-        }
-        Meaning::Context(ContextCall::ReleasePrimary) => {
+        GraphCall::TrimGraphs => "what graphs keep on a device without using it goes",
+        GraphCall::BeginCapture => "allocations on this stream become nodes of a graph: no memory yet",
+        GraphCall::EndCapture => "and are allocations again; the graph is known",
+    }
+}
+
+fn context_words(call: ContextCall) -> &'static str {
+    match call {
+        ContextCall::RetainPrimary => "the primary context of device argument 1, with one reference more",
+        ContextCall::ReleasePrimary => {
             "one reference less to a primary context: the last one frees its memory, but for pools and physical memory"
         }
-        Meaning::Context(ContextCall::ResetPrimary) => {
+        ContextCall::ResetPrimary => {
             "a primary context is torn down: frees its memory, but for pools and physical memory"
         }
-        Meaning::Context(ContextCall::DestroyContext) => {
-            "a context is torn down: frees its memory, but for pools and physical memory"
-        }
-        Meaning::Context(ContextCall::SetContext) => {
-            "the thread's current context, and with it the device of its next allocations"
-        }
-        Meaning::Context(ContextCall::PushContext) => {
+        ContextCall::DestroyContext => "a context is torn down: frees its memory, but for pools and physical memory",
+        ContextCall::SetContext => "the thread's current context, and with it the device of its next allocations",
+        ContextCall::PushContext => {
             "the thread's context stack grows: its next allocations are on that context's device"
         }
-        Meaning::Context(ContextCall::PopContext) => "the thread's context stack shrinks",
-        Meaning::Context(ContextCall::CurrentContext) | Meaning::Context(ContextCall::CurrentDevice) => {
+        ContextCall::PopContext => "the thread's context stack shrinks",
+        ContextCall::CurrentContext | ContextCall::CurrentDevice => {
             "which device the thread allocates on, by the driver's own word"
         }
-        Meaning::Context(ContextCall::CreateGreen) => "a green context on device argument 2: retains the primary one",
-        Meaning::Context(ContextCall::ContextOfGreen) => {
-            "the context, and with it the device, that a green context stands for"
-        }
-        Meaning::Context(ContextCall::DestroyGreen) => "a green context goes, and its reference to the primary one",
-        Meaning::Context(ContextCall::SetLimit) => {
-            "how much a context takes for stacks, output or its heap: part of what is unexplained"
-        }
-        Meaning::Context(ContextCall::CreateStream) => {
-            "a stream of the thread's context: what is allocated on it is on that device"
-        }
-        Meaning::Graph(GraphCall::BeginCapture) => "allocations on this stream become nodes of a graph: no memory yet",
-        Meaning::Graph(GraphCall::EndCapture) => "and are allocations again; the graph is known",
-        Meaning::Memory(MemoryCall::LoadModule) => "code is loaded: memory of unknown size, counted but not in bytes",
-        Meaning::Memory(MemoryCall::UnloadModule) => "code goes",
-        Meaning::Context(ContextCall::DeviceUuid) | Meaning::Context(ContextCall::DeviceBusId) => {
-            "which GPU the process means by a device number"
-        }
-        Meaning::Memory(MemoryCall::Checkpoint) => {
-            "the memory of process argument 0 leaves the devices, by the driver's own doing"
-        }
-        Meaning::Memory(MemoryCall::Restore) => "and comes back",
-        Meaning::Memory(MemoryCall::Allocate { .. })
-        | Meaning::Pool(PoolCall::AllocateFromPool { .. })
-        | Meaning::Pool(PoolCall::GetDevicePool(_))
-        | Meaning::Pool(PoolCall::GetLocationPool(_))
-        | Meaning::Virtual(VirtualCall::BindMulticast { .. })
-        | Meaning::Memory(MemoryCall::CreateArray(_))
-        | Meaning::Context(ContextCall::CreateContext { .. }) => "",
+        ContextCall::CreateGreen => "a green context on device argument 2: retains the primary one",
+        ContextCall::ContextOfGreen => "the context, and with it the device, that a green context stands for",
+        ContextCall::DestroyGreen => "a green context goes, and its reference to the primary one",
+        ContextCall::SetLimit => "how much a context takes for stacks, output or its heap: part of what is unexplained",
+        ContextCall::CreateStream => "a stream of the thread's context: what is allocated on it is on that device",
+        ContextCall::DeviceUuid | ContextCall::DeviceBusId => "which GPU the process means by a device number",
+        ContextCall::CreateContext { .. } => "",
     }
 }
 

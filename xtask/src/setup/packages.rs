@@ -27,6 +27,8 @@ pub(crate) enum Package {
     Containers,
     /// A batch system, for the same.
     Slurm,
+    /// Unpacks Debian's packages into a folder.
+    Mmdebstrap,
 }
 
 impl Package {
@@ -42,6 +44,7 @@ impl Package {
             Self::NodeJs => &["nodejs", "npm"],
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
+            Self::Mmdebstrap => &["mmdebstrap"],
         }
     }
 
@@ -61,6 +64,7 @@ impl Package {
                 "docker --version && dockerd --version && containerd --version && runc --version && podman --version",
             ],
             Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
+            Self::Mmdebstrap => &["mmdebstrap", "--version"],
         }
     }
 

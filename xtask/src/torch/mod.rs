@@ -4,6 +4,7 @@
 //! from `tests/gpusim/runtime`, which offer exactly what this wheel's own libraries import.
 
 mod imports;
+mod newer;
 mod stand_ins;
 mod venv;
 
@@ -12,8 +13,13 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The PyTorch versions that [`ensure`] can install: one per CUDA major version.
+/// The PyTorch versions that all tests run with, and [`ensure`] can install: one per CUDA major version.
 pub(crate) const VERSIONS: &[&str] = &["2.15.0", "2.8.0"];
+/// Those between them, which a few tests run with, and [`ensure_newer`] can install.
+pub(crate) const BETWEEN: &[&str] = &["2.11.0", "2.10.0", "2.9.1"];
+
+/// The folder with the newer system.
+const NEWER: &str = "newer";
 
 /// What has to be known of one wheel. All of it is in the wheel's own metadata.
 struct Wheel {
@@ -31,6 +37,9 @@ struct Wheel {
 const WHEELS: &[Wheel] = &[
     Wheel { version: "2.15.0", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 },
     Wheel { version: "2.8.0", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22703 },
+    Wheel { version: "2.11.0", cuda_major: 13, driver_version: 13000, cudnn_version: 91900, nccl_version: 22809 },
+    Wheel { version: "2.10.0", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22705 },
+    Wheel { version: "2.9.1", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22705 },
 ];
 
 /// An installed PyTorch, ready to run on the simulated driver.
@@ -44,6 +53,17 @@ pub(crate) struct TorchEnv {
     pub(crate) version: String,
 }
 
+/// A PyTorch for another root directory than the machine's.
+#[derive(Debug, Clone)]
+pub(crate) struct NewerEnv {
+    /// The root directory, with a Python.
+    pub(crate) root: PathBuf,
+    /// The folder with PyTorch and what it imports: this Python's path.
+    pub(crate) packages: PathBuf,
+    /// The folder of the stand-in runtime libraries.
+    pub(crate) runtime_lib_dir: PathBuf,
+}
+
 /// Makes the environment for one PyTorch version under `cache/torch-<version>`, or finds it made already.
 ///
 /// The first call downloads the wheel (0.5 to 0.9 GB) with pip's ordinary configuration. An environment that was left half
@@ -53,10 +73,7 @@ pub(crate) struct TorchEnv {
 /// For a version not in [`VERSIONS`]; when no suitable Python, no C compiler or no network is there; the error says what to
 /// install.
 pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEnv> {
-    let wheel = WHEELS
-        .iter()
-        .find(|wheel| wheel.version == version)
-        .with_context(|| format!("PyTorch {version} is not known here, only {}", VERSIONS.join(" and ")))?;
+    let wheel = wheel(VERSIONS, version)?;
     let folder = cache.join(format!("torch-{version}"));
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let _lock = lock(&folder.join("lock"))?;
@@ -66,6 +83,49 @@ pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEn
     let runtime_lib_dir = folder.join("runtime");
     stand_ins::ensure(wheel, &sources, &venv::torch_libraries(&venv)?, &runtime_lib_dir)?;
     Ok(TorchEnv { python, runtime_lib_dir, version: version.to_owned() })
+}
+
+/// The same for one of [`BETWEEN`], in the newer system under `cache/newer`, which the first call unpacks.
+///
+/// # Errors
+/// For a version not in [`BETWEEN`]; when that system, the wheel, a C compiler or what [`ensure`] needs cannot be had.
+pub(crate) fn ensure_newer(repo: &Path, cache: &Path, version: &str) -> Result<NewerEnv> {
+    let wheel = wheel(BETWEEN, version)?;
+    let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
+    let environment = NewerEnv::below(cache, version);
+    let home = cache.join(NEWER);
+    fs::create_dir_all(&home).with_context(|| format!("cannot create {}", home.display()))?;
+    let _lock = lock(&home.join("lock"))?;
+    newer::root(&environment.root)?;
+    let sources = repo.join("tests/gpusim/runtime");
+    newer::packages(&environment.packages, &with_pip, &sources.join("requirements.txt"), version)?;
+    let libraries = newer::torch_libraries(&environment.packages);
+    stand_ins::ensure(wheel, &sources, &libraries, &environment.runtime_lib_dir)?;
+    Ok(environment)
+}
+
+impl NewerEnv {
+    /// Where it is, once it is made.
+    fn below(cache: &Path, version: &str) -> Self {
+        let folder = cache.join(format!("torch-{version}"));
+        let root = cache.join(NEWER).join("root");
+        Self { root, packages: folder.join("site-packages"), runtime_lib_dir: folder.join("runtime") }
+    }
+
+    /// The one that [`ensure_newer`] has made; `None` where it could not.
+    pub(crate) fn made(cache: &Path, version: &str) -> Option<Self> {
+        let environment = Self::below(cache, version);
+        let is_made = newer::is_made(&environment.root)
+            && newer::is_made(&environment.packages)
+            && stand_ins::is_made(&environment.runtime_lib_dir);
+        is_made.then_some(environment)
+    }
+}
+
+/// What is known of a version's wheel.
+fn wheel(known: &[&str], version: &str) -> Result<&'static Wheel> {
+    let wheel = WHEELS.iter().find(|wheel| wheel.version == version && known.contains(&version));
+    wheel.with_context(|| format!("PyTorch {version} is not known here, only {}", known.join(" and ")))
 }
 
 impl TorchEnv {
@@ -104,13 +164,15 @@ mod tests {
     #[test]
     fn every_version_has_its_wheel() {
         let wheels: Vec<_> = WHEELS.iter().map(|wheel| wheel.version).collect();
-        assert_eq!(VERSIONS, wheels);
+        assert_eq!([VERSIONS, BETWEEN].concat(), wheels);
     }
 
     #[test]
     fn an_unknown_version_is_refused_with_the_known_ones() {
         let error = ensure(Path::new("/nowhere"), Path::new("/nowhere"), "1.0.0").unwrap_err();
         assert!(error.to_string().contains("2.15.0 and 2.8.0"), "{error}");
+        let error = ensure_newer(Path::new("/nowhere"), Path::new("/nowhere"), "2.8.0").unwrap_err();
+        assert!(error.to_string().contains("2.11.0 and 2.10.0 and 2.9.1"), "{error}");
     }
 
     #[test]

@@ -71,6 +71,11 @@ pub(super) fn ensure(wheel: &Wheel, sources: &Path, torch_libraries: &Path, fold
     fs::rename(&partial, folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
+/// Whether a folder with them is there.
+pub(super) fn is_made(folder: &Path) -> bool {
+    folder.join(STAMP).is_file()
+}
+
 fn build(wheel: &Wheel, sources: &Path, folder: &Path, library: &str, interface: &Interface) -> Result<()> {
     let entries = folder.join(format!("generated/{library}.c"));
     let map = folder.join(format!("generated/{library}.map"));

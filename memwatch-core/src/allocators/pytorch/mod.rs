@@ -171,6 +171,10 @@ impl Allocators {
 }
 
 impl FrameworkAllocator for Allocators {
+    fn miss_start(&mut self) {
+        self.from_start = false;
+    }
+
     fn begin(&mut self, from_start: bool, missing: &[u16]) {
         self.from_start = from_start && self.devices.is_empty();
         self.missing = missing.to_vec();

@@ -30,7 +30,7 @@ fn a_layer_has_the_time_to_its_threads_next_allocation_within_a_stage() {
 #[test]
 fn a_thread_that_waits_for_a_backward_pass_is_not_at_work_for_a_layer() {
     let mut process = Process::new(0);
-    process.in_forward(1).event(ENGINE, TELL, TensorChange::NodeBegins { sequence: None }).in_forward(2);
+    process.in_forward(1).event(ENGINE, TELL, TensorChange::NodeBegins { words: None }).in_forward(2);
     assert_eq!(process.host_duration_ns(), 0);
 }
 
@@ -38,10 +38,10 @@ fn a_thread_that_waits_for_a_backward_pass_is_not_at_work_for_a_layer() {
 fn in_backward_a_layer_has_the_time_to_the_next_node() {
     let mut process = Process::new(0);
     process.event(MAIN, TELL, TensorChange::SequenceNumber(0)).in_forward(1);
-    process.event(ENGINE, TELL, TensorChange::NodeBegins { sequence: Some(0) });
+    process.event(ENGINE, TELL, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) });
     process.changes((ENGINE, StackRef::NoPython), 2, 512).changes((ENGINE, StackRef::NoPython), 3, 512);
     assert_eq!(process.host_duration_ns(), 10);
-    process.event(ENGINE, TELL, TensorChange::NodeBegins { sequence: None });
+    process.event(ENGINE, TELL, TensorChange::NodeBegins { words: None });
     assert_eq!(process.host_duration_ns(), 20);
 }
 

@@ -7,6 +7,7 @@ use super::test_stacks::stack;
 use super::*;
 use crate::allocators::names::{Layer, Site};
 use crate::allocators::threads::Stage;
+use crate::decode::NodeWords;
 use crate::words::Tgid;
 
 const GPU: Ordinal = Ordinal(0);
@@ -50,7 +51,7 @@ impl Process {
         self.event(MAIN, tell, TensorChange::SequenceNumber(0))
             .changes((MAIN, StackRef::Known(FORWARD)), 1, 1024)
             .changes((MAIN, StackRef::Known(LOSS)), 2, 512)
-            .event(ENGINE, tell, TensorChange::NodeBegins { sequence: Some(0) })
+            .event(ENGINE, tell, TensorChange::NodeBegins { words: Some(NodeWords([0, 1])) })
             .changes((ENGINE, StackRef::NoPython), 3, 2048)
             .changes((ENGINE, tell), 1, -1024)
             .event(MAIN, tell, TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()))

@@ -12,6 +12,8 @@ struct Arena {
 impl FrameworkAllocator for Arena {
     fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
+    fn miss_start(&mut self) {}
+
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
         let TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes } = event.what
         else {

@@ -15,7 +15,7 @@ use foldhash::fast::RandomState;
 use serde::{Deserialize, Serialize};
 
 use crate::allocators::names::{LayerKey, Names, PhaseKey, SiteKey};
-use crate::decode::{StackRef, TensorChange, TensorEvent};
+use crate::decode::{NodeLayout, NodeWords, StackRef, TensorChange, TensorEvent};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::Tid;
@@ -151,6 +151,8 @@ pub struct Threads {
     all: HashMap<Tid, Thread, RandomState>,
     builders: Vec<Tid>,
     kept_numbers: usize,
+    /// Where nodes have their number; `None` before the words of one proved it.
+    node_layout: Option<NodeLayout>,
     origins: Origins,
     steps: Steps,
     /// Graphs whose capture has begun and not ended.
@@ -193,7 +195,10 @@ impl Threads {
                 self.thread(tid).ranges.push(phase);
             }
             TensorChange::NvtxPop => self.thread(tid).ranges.pop(),
-            TensorChange::NodeBegins { sequence } => self.begin_node(tid, *sequence),
+            TensorChange::NodeBegins { words } => {
+                let sequence = words.and_then(|words| self.sequence(words));
+                self.begin_node(tid, sequence);
+            }
             TensorChange::SequenceNumber(number) => self.number(tid, *number, event.stack),
             TensorChange::CaptureBegins(graph) => {
                 self.captures.retain(|other| other != graph);
@@ -203,6 +208,14 @@ impl Threads {
             TensorChange::CaptureEnds(graph) => self.captures.retain(|other| other != graph),
             _ => {}
         }
+    }
+
+    /// What all threads were doing is not known any more.
+    pub(super) fn forget(&mut self) {
+        self.all.clear();
+        self.builders.clear();
+        self.captures.clear();
+        self.kept_numbers = 0;
     }
 
     /// The thread is no more.
@@ -274,6 +287,20 @@ impl Threads {
             (None, _) => self.origins.native_site(stack).unwrap_or(SiteKey::without_frames(stack)),
         };
         Attribution { stage, by, recomputed, captured, site, layer, phase, stack: id, step }
+    }
+
+    /// The number of the node with these words.
+    ///
+    /// Words that prove nothing by themselves are read as the ones that did; before those, the first is the number if a thread has given it.
+    fn sequence(&mut self, words: NodeWords) -> Option<u64> {
+        self.node_layout = words.layout().or(self.node_layout);
+        let [first, _] = words.0;
+        let numbers = || self.builders.iter().filter_map(|tid| Some(&self.all.get(tid)?.numbers));
+        let layout = self.node_layout.unwrap_or_else(|| {
+            let is_given = numbers().any(|numbers| numbers.get(first).is_some());
+            if is_given { NodeLayout::First } else { NodeLayout::Second }
+        });
+        words.sequence(layout)
     }
 
     fn begin_node(&mut self, tid: Tid, sequence: Option<u64>) {

@@ -26,7 +26,7 @@ use crate::features::oom::view::CacheView;
 use crate::features::trend::as_f64;
 use crate::input::{DeviceFacts, place};
 use crate::ledger::totals::DeviceRef;
-use crate::words::{GpuUuid, Name};
+use crate::words::{GpuUuid, Name, Tgid};
 
 /// Growth of a line of less than this is not named as what drives a forecast: bytes a minute.
 const NAMED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -46,6 +46,14 @@ pub(crate) struct Foreseen {
     thresholds: Vec<f64>,
     #[serde(skip)]
     changes: VecDeque<ForecastChangeView>,
+}
+
+#[cfg(test)]
+impl Foreseen {
+    /// How many processes anything is known of.
+    pub(crate) fn processes(&self) -> usize {
+        self.forecasts.known()
+    }
 }
 
 impl Pipeline {
@@ -121,6 +129,13 @@ impl Pipeline {
         foreseen.forecasts.observe_reading(processes, reading);
     }
 
+    /// A process has ended or has another image: how its need went says nothing of what comes under its number.
+    pub(crate) fn forget_needs(&mut self, tgid: Tgid) {
+        if let Some(foreseen) = &mut self.detectors.foreseen {
+            foreseen.forecasts.forget(tgid);
+        }
+    }
+
     pub(crate) fn observe_needs(&mut self) {
         let Some(mut foreseen) = self.detectors.foreseen.take() else { return };
         foreseen.forecasts.observe(&self.processes, &self.reading.devices, self.now_ns);
@@ -166,7 +181,7 @@ fn percent(bytes: u64, total_bytes: Option<u64>) -> Option<f64> {
 /// What the process's PyTorch has there and does not use: of the first of its devices that is this GPU.
 fn cache_on(process: &Process, device: &DeviceFacts, devices: &[DeviceFacts]) -> Option<CacheView> {
     let on_it = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(&device.uuid);
-    let mut own = process.tensors.as_ref()?.allocators().iter().filter(|(ordinal, _)| on_it(**ordinal));
+    let mut own = process.current_tensors()?.allocators().iter().filter(|(ordinal, _)| on_it(**ordinal));
     own.next().and_then(|(_, allocator)| cache(allocator, LARGE_BYTES))
 }
 

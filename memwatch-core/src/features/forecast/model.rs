@@ -124,7 +124,9 @@ impl Default for Track {
 impl Forecasts {
     /// NVML has been read.
     pub fn observe_reading(&mut self, processes: &BTreeMap<Tgid, Process>, reading: &DeviceReading) {
-        self.rest.retain(|uuid, _| reading.devices.iter().any(|device| device.uuid == *uuid));
+        let is_there = |uuid: &GpuUuid| reading.devices.iter().any(|device| device.uuid == *uuid);
+        self.rest.retain(|uuid, _| is_there(uuid));
+        self.gpus.retain(|uuid, _| is_there(uuid));
         for device in &reading.devices {
             let Some(used_bytes) = device.used_bytes else {
                 self.rest.remove(&device.uuid);
@@ -148,6 +150,21 @@ impl Forecasts {
             }
             self.rest.insert(device.uuid.clone(), rest);
         }
+    }
+
+    /// Forgets whatever had this number until now.
+    pub fn forget(&mut self, tgid: Tgid) {
+        self.processes.retain(|((own, _), _), _| *own != tgid);
+        self.windows.retain(|(own, _), _| *own != tgid);
+        self.training.retain(|(own, _)| *own != tgid);
+    }
+
+    /// How many processes anything is known of.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> usize {
+        let tracks = self.processes.keys().map(|(key, _)| key);
+        let all: BTreeSet<&Key> = tracks.chain(self.windows.keys()).chain(&self.training).collect();
+        all.len()
     }
 
     /// Takes in what is needed now.
@@ -190,7 +207,7 @@ impl Forecasts {
 
     /// Whether a window of the process was closed since the last time.
     fn has_window(&mut self, process: &Process) -> Option<Key> {
-        let Some(tensors) = &process.tensors else { return Some(key(process)) };
+        let Some(tensors) = process.current_tensors() else { return Some(key(process)) };
         let taken = self.windows.insert(key(process), tensors.windows());
         (taken != Some(tensors.windows())).then(|| key(process))
     }
@@ -302,7 +319,7 @@ fn allocators_on<'a>(
     uuid: &'a GpuUuid,
     devices: &'a [DeviceFacts],
 ) -> impl Iterator<Item = (Ordinal, &'a DeviceAllocator)> {
-    let all = process.tensors.iter().flat_map(|tensors| tensors.allocators());
+    let all = process.current_tensors().into_iter().flat_map(TensorLedger::allocators);
     let on_it = move |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), devices).as_ref() == Some(uuid);
     all.map(|(ordinal, allocator)| (*ordinal, allocator)).filter(move |(ordinal, _)| on_it(*ordinal))
 }
@@ -310,7 +327,7 @@ fn allocators_on<'a>(
 /// What a process needs, by GPU, in bytes.
 fn needs(process: &Process, devices: &[DeviceFacts]) -> BTreeMap<GpuUuid, u64> {
     let mut needs = BTreeMap::new();
-    if let Some(tensors) = process.tensors.as_ref().filter(|tensors| !tensors.allocators().is_empty()) {
+    if let Some(tensors) = process.current_tensors().filter(|tensors| !tensors.allocators().is_empty()) {
         for (ordinal, allocator) in tensors.allocators() {
             if let Some(uuid) = resolve(process, DeviceRef::Ordinal(*ordinal), devices) {
                 *needs.entry(uuid).or_default() += need(tensors, *ordinal, allocator);
@@ -327,7 +344,7 @@ fn needs(process: &Process, devices: &[DeviceFacts]) -> BTreeMap<GpuUuid, u64> {
 }
 
 fn tensors_need(process: &Process, uuid: &GpuUuid, devices: &[DeviceFacts]) -> u64 {
-    let Some(tensors) = &process.tensors else { return 0 };
+    let Some(tensors) = process.current_tensors() else { return 0 };
     allocators_on(process, uuid, devices).map(|(ordinal, one)| need(tensors, ordinal, one)).sum()
 }
 

@@ -205,7 +205,7 @@ pub struct Fragments {
 impl Fragments {
     /// Takes in how it lies now.
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
-        let Some(tensors) = &process.tensors else { return };
+        let Some(tensors) = process.current_tensors() else { return };
         for (ordinal, allocator) in tensors.allocators() {
             let [small, large] = shapes(allocator.memory());
             let whose = (process.tgid, process.observed_since_ns, *ordinal);
@@ -218,7 +218,7 @@ impl Fragments {
     /// An allocator asks the driver, or gives back to it: what lies free now was of no use. It is looked at only where that is more than before
     /// by a sixteenth, so that it costs nothing to speak of.
     pub fn look(&mut self, process: &Process, now_ns: u64) {
-        let Some(tensors) = &process.tensors else { return };
+        let Some(tensors) = process.current_tensors() else { return };
         for (ordinal, allocator) in tensors.allocators() {
             let memory = allocator.memory();
             let free_bytes = memory.reserved_bytes().saturating_sub(memory.allocated_bytes());

@@ -83,7 +83,7 @@ impl Leaks {
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let place = |held| Place { tgid, since_ns, held };
-        if let Some(tensors) = &process.tensors {
+        if let Some(tensors) = process.current_tensors() {
             let taken = self.windows.entry((tgid, since_ns)).or_insert(0);
             if *taken == tensors.windows() {
                 return;

@@ -71,7 +71,7 @@ impl Pipeline {
 
     /// The driver has refused a call; PyTorch goes on to look for memory itself, and tells if it finds none.
     pub(crate) fn note_call_oom(&mut self, call: &Call) {
-        let is_pytorch = self.processes.get(&call.tgid).is_none_or(|process| process.tensors.is_some());
+        let is_pytorch = self.processes.get(&call.tgid).is_none_or(|process| process.current_tensors().is_some());
         let Some(wanted_bytes) = call.action.requested_bytes() else { return };
         if call.status != OUT_OF_MEMORY || is_pytorch || !self.is_new_oom(call.tgid, call.returned_ns) {
             return;

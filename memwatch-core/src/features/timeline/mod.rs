@@ -116,7 +116,7 @@ impl Events {
         let Some(bytes) = call.action.requested_bytes() else { return };
         let failed = call.status == OUT_OF_MEMORY;
         // Of PyTorch's, each tensor is told.
-        let is_large = call.status == 0 && bytes >= self.large_bytes && process.tensors.is_none();
+        let is_large = call.status == 0 && bytes >= self.large_bytes && process.current_tensors().is_none();
         if failed || is_large {
             let (time_ns, life, symbol) = (call.returned_ns, Life::of(process), Some(call.symbol));
             self.note(Event { time_ns, life, failed, ordinal: None, bytes, symbol, whose: None });

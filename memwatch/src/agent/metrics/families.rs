@@ -224,7 +224,7 @@ pub(crate) const AGENT_PROBE_FAILURES: Family = counter(
     "memwatch_agent_probe_failures",
     "",
     &["reason"],
-    "Driver libraries that got no probes. A function that a library does not export is none: the driver is older than it.",
+    "Driver libraries that got no probes (library_refused), and functions whose probe could not be attached (function_refused). A function that a library does not export is none: the driver is older than it.",
 );
 /// Processes.
 pub(crate) const AGENT_PROCESSES: Family =

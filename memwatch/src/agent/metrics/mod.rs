@@ -163,7 +163,10 @@ impl Metrics {
         );
         let libraries = &snapshot.coverage.libraries;
         let refused = libraries.iter().filter(|library| library.error.is_some()).count();
-        text.family(&families::AGENT_PROBE_FAILURES, [(["library_refused"], number(refused))]);
+        let working = libraries.iter().filter(|library| library.error.is_none());
+        let refused_functions = working.map(|library| library.probes_refused.len()).sum();
+        let failures = [(["function_refused"], number(refused_functions)), (["library_refused"], number(refused))];
+        text.family(&families::AGENT_PROBE_FAILURES, failures);
         let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).count();
         text.family(&families::AGENT_PROCESSES, [([], number(living))]);
         text.family(&families::AGENT_SUPPRESSED, [([], number(self.workloads.suppressed()))]);

@@ -1,9 +1,15 @@
 //! Finds driver libraries as they appear and puts probes on each once.
 //!
 //! The kernel's records of mappings name each process that maps one; where it gives none, the processes are looked through
-//! every two seconds instead. A slow sweep finds what either has missed.
+//! every two seconds instead. A slow sweep finds what either has missed. Files that a process may load are probed before it does. All reading is done
+//! by other threads (`library_look`); how much is taken in has limits.
+
+mod files;
+mod intake;
+mod loaders;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::LibraryCoverage;
@@ -12,9 +18,13 @@ use crate::sources::clock;
 use crate::sources::kernel::attach::{attach, chain};
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::site::KernelVersion;
-use crate::sources::library::{Discovery, FileIdentity, LeftOut, LeftOutReason, LibraryFile, LibraryScan};
+use crate::sources::library::limits::Owner;
+use crate::sources::library::{LeftOutReason, LibraryFile, LibraryScan};
+use crate::sources::library_look::{Lookers, Looking, NewFile, Order, Subject, new_files};
 use crate::sources::library_sweep::{Among, Sweeper, Swept};
-use crate::sources::mappings::{MappedInode, MappingRecords, NewMapping};
+use crate::sources::mappings::{MappingRecords, NewMapping};
+use files::{Files, Met};
+use loaders::Loaders;
 
 /// Where nothing reports mappings: how long a process without a library is looked at often, and how often then and later.
 const EAGER: Duration = Duration::from_secs(60);
@@ -23,6 +33,8 @@ const PATIENT_EVERY: Duration = Duration::from_millis(500);
 /// How often the processes are looked through without mapping records, and with them.
 const SWEEP_ALONE: Duration = Duration::from_secs(2);
 const SWEEP_BESIDE_RECORDS: Duration = Duration::from_secs(30);
+/// How long the files are waited for that the loaders of targets may find, when a watch begins; a network file system may not answer.
+const LOADERS_WAIT: Duration = Duration::from_secs(1);
 
 /// How new libraries are found.
 pub(crate) enum LibrarySource {
@@ -47,27 +59,31 @@ pub(crate) struct LibraryWatch {
     version: KernelVersion,
     source: LibrarySource,
     sweeper: Sweeper,
+    lookers: Lookers,
     /// When the last sweep that was taken in began: `CLOCK_BOOTTIME`, nanoseconds.
     swept_ns: u64,
-    met: Vec<Met>,
+    files: Files,
     /// Mappings fetched and not looked at yet.
     mapped: Vec<NewMapping>,
-    /// Files with the name that get no probes, by path.
-    left_out: BTreeMap<String, LeftOutReason>,
-    /// The file behind each inode that a mapping record has named.
-    inodes: BTreeMap<MappedInode, usize>,
+    /// Processes that are being looked at.
+    pending: BTreeMap<u32, Pending>,
+    loaders: Loaders,
+    /// Processes that have mapped what programs with CUDA map before the driver library, since the last call of [`Self::take_heralded`].
+    heralded: BTreeSet<u32>,
+    /// Files with the name that get no probes, by path; and whether the user has named them.
+    left_out: BTreeMap<String, (LeftOutReason, bool)>,
     /// Processes to be looked at until they have mapped a library.
     expected: BTreeMap<u32, Expectation>,
-    /// Processes that were seen to map a library; some may have ended.
-    users: BTreeSet<u32>,
-    changed: bool,
 }
 
-struct Met {
-    identity: FileIdentity,
-    coverage: LibraryCoverage,
-    /// When its last probe was in place: `CLOCK_BOOTTIME`, nanoseconds.
-    attached_ns: u64,
+/// A process that is being looked at.
+#[derive(Default)]
+struct Pending {
+    owner: Option<Owner>,
+    /// The mappings that are behind it.
+    mappings: Vec<NewMapping>,
+    /// Others have come since the look was ordered.
+    again: Vec<NewMapping>,
 }
 
 struct Expectation {
@@ -79,26 +95,29 @@ impl LibraryWatch {
     /// Nothing met yet.
     ///
     /// # Errors
-    /// The system has no thread to give for the sweeps.
+    /// The system has no thread to give for the sweeps and looks.
     pub(crate) fn new(scan: LibraryScan, version: KernelVersion, source: LibrarySource) -> std::io::Result<Self> {
         let every = match source {
             LibrarySource::Records(_) => SWEEP_BESIDE_RECORDS,
             LibrarySource::Polling => SWEEP_ALONE,
         };
+        let mut files = Files::default();
+        // That there is none is news, too.
+        files.touch();
         Ok(Self {
             sweeper: Sweeper::start(scan.clone(), every)?,
+            lookers: Lookers::start(&scan, version)?,
             scan,
             version,
             source,
             swept_ns: 0,
-            met: Vec::new(),
+            files,
             mapped: Vec::new(),
+            pending: BTreeMap::new(),
+            loaders: Loaders::default(),
+            heralded: BTreeSet::new(),
             left_out: BTreeMap::new(),
-            inodes: BTreeMap::new(),
             expected: BTreeMap::new(),
-            users: BTreeSet::new(),
-            // That there is none is news, too.
-            changed: true,
         })
     }
 
@@ -115,46 +134,89 @@ impl LibraryWatch {
         self.expected.entry(tgid).or_insert_with(|| Expectation { since: Instant::now(), last_look: None });
     }
 
+    /// A process has a program whose loader may find other files than those that are probed.
+    pub(crate) fn expect_program(&mut self, tgid: u32) {
+        self.expect(tgid);
+        self.loaders.want(tgid);
+        self.order_loaders();
+    }
+
     /// A process has ended.
     pub(crate) fn forget(&mut self, tgid: u32) {
         self.expected.remove(&tgid);
-        self.users.remove(&tgid);
+        self.loaders.forget(tgid);
+        self.files.forget_user(tgid);
     }
 
     /// Probes the files in the host's usual places and those the user named, before anybody maps them.
     pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
         let found = self.scan.scan_host();
-        self.take_in(kernel, &found, None);
+        for NewFile { file, plan } in new_files(&found, &self.files.identities(), self.version) {
+            let (coverage, probes) = attach(kernel, &file, plan.as_ref());
+            let mut met = Met::new(file.identity, (coverage, probes), clock::boottime_ns(), None);
+            met.is_usual = true;
+            self.files.insert(met);
+        }
+        self.note_left_out(&found);
     }
 
     /// Probes every file that any process of the machine has mapped. It takes a while: later, sweeps do that beside the loop.
     pub(crate) fn attach_machine(&mut self, kernel: &mut Kernel) {
         self.swept_ns = clock::boottime_ns();
         let found = self.scan.scan_all();
-        self.take_in(kernel, &found, None);
+        let new = new_files(&found, &self.files.identities(), self.version);
+        self.take_in(kernel, &found, (new, None));
     }
 
-    /// Looks at the expected processes that are due, and probes what they have mapped.
-    pub(crate) fn attach_expected(&mut self, kernel: &mut Kernel) -> Vec<Latecomer> {
-        let mut late = Vec::new();
-        let reported = matches!(self.source, LibrarySource::Records(_));
-        let due = self.expected.iter().filter(|(_, look)| look.is_due(reported));
-        for tgid in due.map(|(tgid, _)| *tgid).collect::<Vec<u32>>() {
+    /// Probes what these processes have mapped, and what their loaders may find. It takes a while, as above.
+    pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
+        for &tgid in tgids {
             let found = self.scan.scan_process(tgid);
-            if found.files.is_empty() && found.left_out.is_empty() && found.processes > 0 {
-                if let Some(expectation) = self.expected.get_mut(&tgid) {
-                    expectation.last_look = Some(Instant::now());
-                }
-                continue;
+            let new = new_files(&found, &self.files.identities(), self.version);
+            self.take_in(kernel, &found, (new, None));
+            if !found.files.is_empty() || !found.left_out.is_empty() {
+                self.expected.remove(&tgid);
+            } else if let Some(expectation) = self.expected.get_mut(&tgid) {
+                expectation.last_look = Some(Instant::now());
             }
-            self.expected.remove(&tgid);
-            late.extend(self.take_in(kernel, &found, None));
+            self.order(Subject::Loader(tgid));
         }
-        late
+        self.wait_for(kernel, tgids.len());
+    }
+
+    /// Probes what the loader of a program may find that is about to be started from here.
+    pub(crate) fn attach_program(&mut self, kernel: &mut Kernel, program: &Path) {
+        let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        self.order(Subject::Program(on_path(program), path.into_encoded_bytes()));
+        self.wait_for(kernel, 1);
+    }
+
+    fn wait_for(&mut self, kernel: &mut Kernel, mut answers: usize) {
+        let end = Instant::now() + LOADERS_WAIT;
+        while answers > 0
+            && let Some(looked) = self.lookers.wait(end.saturating_duration_since(Instant::now()))
+        {
+            answers -= usize::from(matches!(looked.subject, Looking::Loader(_) | Looking::Program));
+            self.take_in_look(kernel, looked);
+        }
+    }
+
+    /// Has the expected processes looked at that are due.
+    pub(crate) fn look_at_expected(&mut self) {
+        let reported = matches!(self.source, LibrarySource::Records(_));
+        let due = self.expected.iter().filter(|(tgid, look)| look.is_due(reported) && !self.pending.contains_key(tgid));
+        for tgid in due.map(|(tgid, _)| *tgid).collect::<Vec<u32>>() {
+            if let Some(expectation) = self.expected.get_mut(&tgid) {
+                expectation.last_look = Some(Instant::now());
+            }
+            self.pending.insert(tgid, Pending::default());
+            self.order(Subject::Mapped(tgid));
+        }
+        self.order_loaders();
     }
 
     /// Fetches the kernel's records of mappings. Those of forks come in another ring: drained after this and before
-    /// [`Self::attach_mapped`], it says whose children the processes are that have mapped something.
+    /// [`Self::look_at_mapped`], it says whose children the processes are that have mapped something.
     pub(crate) fn fetch_mapped(&mut self) {
         let LibrarySource::Records(records) = &mut self.source else { return };
         let new = records.take();
@@ -163,45 +225,85 @@ impl LibraryWatch {
             self.sweeper.hurry();
         }
         self.mapped.extend(new.libraries);
+        self.heralded.extend(&new.heralds);
+        self.loaders.note(new.heralds);
     }
 
-    /// Probes what was fetched, of the processes that are `wanted`.
-    pub(crate) fn attach_mapped(&mut self, kernel: &mut Kernel, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
+    /// The processes that are about to use CUDA, by what they have mapped since the last call.
+    pub(crate) fn take_heralded(&mut self) -> BTreeSet<u32> {
+        std::mem::take(&mut self.heralded)
+    }
+
+    /// Has those processes looked at that are `wanted` and have mapped what was not met before. Returns those that have mapped a file that was met,
+    /// before it had its probes.
+    pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();
         for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
+            let Some(met) = self.files.behind(&mapping.inode) else {
+                self.look_at(mapping);
+                continue;
+            };
             self.expected.remove(&mapping.tgid);
-            self.users.insert(mapping.tgid);
-            match self.inodes.get(&mapping.inode) {
-                Some(&known) if mapping.time_ns >= self.met[known].attached_ns => {}
-                Some(&known) => late.push(Latecomer { tgid: mapping.tgid, since_ns: self.met[known].attached_ns }),
-                None => late.extend(self.take_in_mapping(kernel, mapping)),
+            if mapping.time_ns < met.attached_ns {
+                late.push(Latecomer { tgid: mapping.tgid, since_ns: met.attached_ns });
             }
+            let identity = met.identity.clone();
+            self.files.note_user(&identity, mapping.tgid, mapping.time_ns);
         }
+        self.loaders.keep_wanted(wanted);
+        self.order_loaders();
         late
     }
 
-    /// Takes in what a sweep has found since the last call, and orders the next where it is due.
-    pub(crate) fn attach_swept(&mut self, kernel: &mut Kernel, among: impl FnOnce() -> Among) -> Vec<Latecomer> {
-        let mut late = Vec::new();
+    /// Has the file behind a mapping looked at, unless its owner has too many.
+    fn look_at(&mut self, mapping: NewMapping) {
+        if let Some(pending) = self.pending.get_mut(&mapping.tgid) {
+            pending.again.push(mapping);
+            return;
+        }
+        let process = PathBuf::from(format!("/proc/{}", mapping.tgid));
+        // It has ended.
+        let Some(owner) = Owner::of(&process) else { return };
+        let looked_at = self.pending.values().filter_map(|pending| pending.owner);
+        if !self.files.has_room(owner, looked_at) {
+            self.files.refuse(mapping.inode);
+            return;
+        }
+        let pending = Pending { owner: Some(owner), mappings: vec![mapping], again: Vec::new() };
+        self.pending.insert(mapping.tgid, pending);
+        self.order(Subject::Mapped(mapping.tgid));
+    }
+
+    /// Has the sweep's finds looked at that has ended since the last call, and orders the next where it is due.
+    pub(crate) fn look_at_swept(&mut self, among: impl FnOnce() -> Among) {
         if let Some(Swept { begun_ns, found }) = self.sweeper.result() {
-            let users = self.users.clone();
-            late = self.take_in(kernel, &found, None);
-            if !late.is_empty() {
-                self.sweeper.hurry();
-            }
-            // Who mapped a file between the sweep that found it and its probes stands in the next sweep only.
-            for file in &found.files {
-                let met = self.met.iter().find(|met| met.identity.is_same_file(&file.identity));
-                let since_ns = met.map_or(0, |met| met.attached_ns);
-                let unheard = file.mapped_by.iter().filter(|tgid| !users.contains(tgid));
-                let unheard = unheard.filter(|_| since_ns > self.swept_ns && since_ns < begun_ns);
-                late.extend(unheard.map(|&tgid| Latecomer { tgid, since_ns }));
-            }
-            self.swept_ns = begun_ns;
-            self.users = found.files.iter().flat_map(|file| file.mapped_by.iter().copied()).collect();
+            self.order(Subject::Swept(begun_ns, found));
         }
         if self.sweeper.is_due() {
             self.sweeper.order(among());
+        }
+    }
+
+    fn order(&self, subject: Subject) {
+        self.lookers.order(Order { subject, known: self.files.identities() });
+    }
+
+    fn order_loaders(&mut self) {
+        if let Some(tgid) = self.loaders.next() {
+            self.order(Subject::Loader(tgid));
+        }
+    }
+
+    /// Completes when a look has ended. Dropped while it waits, it has taken nothing.
+    pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
+        self.lookers.news()
+    }
+
+    /// Probes the new files of the looks that have ended. Returns the processes that had mapped one before.
+    pub(crate) fn attach_looked(&mut self, kernel: &mut Kernel) -> Vec<Latecomer> {
+        let mut late = Vec::new();
+        while let Some(looked) = self.lookers.take() {
+            late.extend(self.take_in_look(kernel, looked));
         }
         late
     }
@@ -211,22 +313,21 @@ impl LibraryWatch {
         self.expected.contains_key(&tgid)
     }
 
-    /// Every file met, probed or not, if that has changed since the last call.
-    pub(crate) fn new_coverage(&mut self) -> Option<Vec<LibraryCoverage>> {
-        if !std::mem::take(&mut self.changed) {
-            return None;
-        }
-        let left_out = self.left_out.iter().map(|(path, reason)| LibraryCoverage {
+    /// Every file met, probed or not, and how many were refused, if that has changed since the last call.
+    pub(crate) fn new_coverage(&mut self) -> Option<(Vec<LibraryCoverage>, u64)> {
+        let mut libraries = self.files.new_coverage()?;
+        libraries.extend(self.left_out.iter().map(|(path, (reason, _))| LibraryCoverage {
             path: path.clone(),
             error: Some(reason.to_string()),
+            in_use: true,
             ..LibraryCoverage::default()
-        });
-        Some(self.met.iter().map(|met| met.coverage.clone()).chain(left_out).collect())
+        }));
+        Some((libraries, self.files.refused()))
     }
 
     /// The processes that were last seen with a library mapped; some may have ended since.
     pub(crate) fn users(&self) -> Vec<u32> {
-        self.users.iter().copied().collect()
+        self.files.users().into_iter().collect()
     }
 
     /// The files that a process has mapped now.
@@ -243,53 +344,20 @@ impl LibraryWatch {
     pub(crate) fn is_user(&mut self, tgid: u32) -> bool {
         let uses = !self.scan.scan_process(tgid).files.is_empty();
         if !uses {
-            self.users.remove(&tgid);
+            self.files.forget_user(tgid);
         }
         uses
     }
+}
 
-    /// Probes the file behind a mapping of an inode that was not seen before.
-    fn take_in_mapping(&mut self, kernel: &mut Kernel, mapping: NewMapping) -> Vec<Latecomer> {
-        let found = self.scan.scan_process(mapping.tgid);
-        let mut late = self.take_in(kernel, &found, Some(mapping.time_ns));
-        let named = |met: &Met| {
-            let same = |file: &LibraryFile| file.identity.is_same_file(&met.identity);
-            found.files.iter().any(|file| same(file) && file.identity.inode() == mapping.inode.number)
-        };
-        if let Some(known) = self.met.iter().position(named) {
-            self.inodes.insert(mapping.inode, known);
-            let since_ns = self.met[known].attached_ns;
-            if mapping.time_ns < since_ns && late.is_empty() {
-                late.push(Latecomer { tgid: mapping.tgid, since_ns });
-            }
-        }
-        late
+/// The file of a program as a shell finds it.
+fn on_path(program: &Path) -> PathBuf {
+    if program.components().count() > 1 {
+        return program.to_owned();
     }
-
-    /// Probes the files that are new; `mapped_ns` says when the first process mapped them, if that is known.
-    fn take_in(&mut self, kernel: &mut Kernel, found: &Discovery, mapped_ns: Option<u64>) -> Vec<Latecomer> {
-        let mut late = Vec::new();
-        for file in &found.files {
-            self.users.extend(&file.mapped_by);
-            if self.met.iter().any(|met| met.identity.is_same_file(&file.identity)) {
-                continue;
-            }
-            let mut coverage = attach(kernel, file, self.version);
-            let attached_ns = clock::boottime_ns();
-            if coverage.probes_attached > 0 {
-                coverage.gap_ns = mapped_ns.map(|mapped_ns| attached_ns.saturating_sub(mapped_ns));
-            }
-            log::info!("{}: {} probes attached", coverage.path, coverage.probes_attached);
-            self.met.push(Met { identity: file.identity.clone(), coverage, attached_ns });
-            self.changed = true;
-            late.extend(file.mapped_by.iter().map(|&tgid| Latecomer { tgid, since_ns: attached_ns }));
-        }
-        for left_out in found.left_out.iter().filter(|left_out| left_out.concerns_somebody()) {
-            let LeftOut { display, reason, .. } = left_out;
-            self.changed |= self.left_out.insert(display.clone(), *reason) != Some(*reason);
-        }
-        late
-    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file());
+    found.unwrap_or_else(|| program.to_owned())
 }
 
 impl Expectation {

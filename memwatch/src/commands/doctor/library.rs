@@ -11,7 +11,7 @@ use super::check::{Barrier, Check, State, Topic};
 use super::nvml::Traces;
 use super::permission::{security_module_line, ways};
 use super::privilege::{CHECKPOINT_RESTORE, DAC_READ_SEARCH, Privilege, SYS_PTRACE};
-use crate::sources::kernel::attach::{Plan, PlannedProbe, attach, chain, plan};
+use crate::sources::kernel::attach::{self, Plan, PlannedProbe, attach, chain, plan};
 use crate::sources::kernel::exports::{Export, LeftOut as LeftOutExport};
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::kernel::site::{KernelVersion, SiteReason};
@@ -85,7 +85,7 @@ pub(crate) struct MissingFunction {
 /// Scans the machine, plans every file, and attaches to it for a moment where that is quick.
 pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut Kernel>, version: Option<KernelVersion>) -> Libraries {
     let scan = named.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
-    let Discovery { files, left_out, processes, processes_denied } = scan.scan_all();
+    let Discovery { files, left_out, processes, processes_denied, .. } = scan.scan_all();
     // Classic uprobes take a tenth of a second each to detach: a diagnosis must not.
     let mut kernel = kernel.filter(|kernel| kernel.mechanism == Mechanism::UprobeMulti);
     // Without a version nothing counts as emulated, and every site is the entry.
@@ -104,22 +104,28 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
         left_out_exports: BTreeMap::new(),
         coverage: LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() },
     };
-    match plan(file, version, When::Always) {
-        Ok(Plan { probes, missing, exports, build_id }) => {
-            report.sort_exports(exports);
+    let planned = plan(file, version, When::Always);
+    match &planned {
+        Ok(plan @ Plan { probes, missing, exports, build_id }) => {
+            report.sort_exports(exports.clone());
             report.functions = probes.iter().map(function).collect();
-            report.coverage.build_id = build_id;
+            report.coverage.build_id.clone_from(build_id);
             let since = |symbol| PROBES.iter().find(|probe| probe.symbol == symbol).map_or("", |probe| probe.since);
             report.missing = missing.iter().map(|&symbol| MissingFunction { symbol, since: since(symbol) }).collect();
-            report.coverage.probes_missing = missing.iter().map(|&symbol| symbol.to_owned()).collect();
+            let odd = plan.older_than_others();
+            let newer = missing.iter().filter(|symbol| !odd.contains(symbol));
+            report.coverage.newer_functions = newer.map(|&symbol| symbol.to_owned()).collect();
         }
-        Err(error) => report.coverage.error = Some(chain(&error)),
+        Err(error) => report.coverage.error = Some(chain(error)),
     }
     if report.functions.is_empty() && report.coverage.error.is_none() {
         report.coverage.error = Some("exports none of the functions that memwatch probes".to_owned());
     }
     match kernel {
-        Some(kernel) if report.coverage.error.is_none() => report.coverage = attach(kernel, file, version),
+        Some(kernel) if report.coverage.error.is_none() => {
+            // The probes go with the kernel half.
+            (report.coverage, _) = attach(kernel, file, planned.as_ref());
+        }
         _ => {}
     }
     report
@@ -288,14 +294,8 @@ fn single_stepped(file: &LibraryReport) -> impl Iterator<Item = &'static str> {
 
 /// Missing functions that are older than one the file has: age does not explain them.
 fn older_than_others(file: &LibraryReport) -> Vec<&'static str> {
-    let since = |symbol| PROBES.iter().find(|probe| probe.symbol == symbol).and_then(|probe| version(probe.since));
-    let newest = file.functions.iter().filter_map(|function| since(function.symbol)).max();
-    file.missing.iter().filter(|gone| version(gone.since) <= newest).map(|gone| gone.symbol).collect()
-}
-
-fn version(text: &str) -> Option<(u32, u32)> {
-    let (major, minor) = text.split_once('.')?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
+    let there = file.functions.iter().map(|function| function.symbol);
+    attach::older_than_others(there, file.missing.iter().map(|gone| gone.symbol))
 }
 
 /// One line per kind of instruction and reason, the most frequent first.

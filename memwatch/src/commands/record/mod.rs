@@ -36,6 +36,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let options = tape(&args.output, &args.tape, tgids.is_empty())?;
     let wish = args.tensors.wish(!tgids.is_empty());
     let mut session_options = session_options(&Targets::of(&Whom::of(&tgids)), wish, common);
+    session_options.tensors_by_default = args.tensors.is_default();
     session_options.tape = Some(options.clone());
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);

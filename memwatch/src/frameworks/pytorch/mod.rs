@@ -3,11 +3,13 @@
 mod counter;
 mod look;
 mod numbers;
+mod price;
 mod symbols;
 mod watch;
 
+pub(crate) use memwatch_core::input::TensorLevel;
 pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use symbols::TensorPoint;
 #[cfg(test)]
 pub(crate) use symbols::points;
-pub(crate) use watch::{TensorLevel, TensorWish, TorchWatch};
+pub(crate) use watch::{Arrival, TensorWish, TorchWatch};

@@ -1,12 +1,14 @@
 //! Finds PyTorch in the processes that are watched for tensors, and puts the rows' probes into each of its libraries once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
+use memwatch_core::input::TensorLevel;
 
 use super::look::{FoundLibrary, LIBRARY_COUNT, Looker, Said};
+use super::price::Counting;
 use super::symbols::TensorPoint;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
@@ -24,20 +26,6 @@ const COMPLETE: Duration = Duration::from_secs(5);
 /// The libraries of the allocator itself.
 const ALLOCATORS: [TorchLibrary; 2] = [TorchLibrary::C10, TorchLibrary::C10Cuda];
 
-/// What is watched of PyTorch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TensorLevel {
-    /// Nothing.
-    #[default]
-    Off,
-    /// What its allocators do.
-    Blocks,
-    /// And from which lines of Python.
-    Sites,
-    /// And in which stage of training and layer.
-    Layers,
-}
-
 /// What is watched of it, and how much of its allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TensorWish {
@@ -50,19 +38,18 @@ pub(crate) struct TensorWish {
 
 impl TensorWish {
     fn wants(self, row: &TensorProbe) -> bool {
-        self.level.wants(row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
+        wants(self.level, row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
     }
 }
 
-impl TensorLevel {
-    fn wants(self, purpose: Purpose) -> bool {
-        match purpose {
-            Purpose::Allocator | Purpose::AllocatorUntilTrace => self >= Self::Blocks,
-            Purpose::Python => self >= Self::Sites,
-            Purpose::Stages | Purpose::Layers => self >= Self::Layers,
-            // Put in where the others show that it is needed.
-            Purpose::AllocatorWithoutTrace => false,
-        }
+/// Whether a level needs the rows that are for this.
+fn wants(level: TensorLevel, purpose: Purpose) -> bool {
+    match purpose {
+        Purpose::Allocator | Purpose::AllocatorUntilTrace => level >= TensorLevel::Blocks,
+        Purpose::Python => level >= TensorLevel::Sites,
+        Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
+        // Put in where the others show that it is needed.
+        Purpose::AllocatorWithoutTrace => false,
     }
 }
 
@@ -74,8 +61,23 @@ pub(crate) struct TorchWatch {
     processes: BTreeMap<u32, Watched>,
 }
 
+/// Since when a process is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// From its start on: nothing that it does may be missed.
+    Start,
+    /// It was there before.
+    Late,
+}
+
 struct Watched {
     since: Instant,
+    /// Its tensor events are being counted.
+    counting: Option<Counting>,
+    /// How much is watched of it, once that is decided.
+    level: Option<TensorLevel>,
+    /// How often it was looked at.
+    looks: u64,
     /// When it was last looked at; and whether the answer is still to come.
     looked: Option<Instant>,
     waiting: bool,
@@ -110,18 +112,24 @@ impl TorchWatch {
         self.wish.level
     }
 
-    /// Looks for PyTorch in these processes, and forgets all others. Returns those whose allocators' probes have just been put in, with the rows that
-    /// their libraries lack.
-    pub(crate) fn update(&mut self, kernel: &mut Kernel, wanted: &BTreeSet<u32>) -> Vec<(u32, Vec<u16>)> {
+    /// Looks for PyTorch in these processes, and forgets all others. Where a process had it before it was watched, its tensor events are counted
+    /// first; `decide` says what is watched of it then, by their number per second.
+    pub(crate) fn update(
+        &mut self,
+        kernel: &mut Kernel,
+        wanted: &BTreeMap<u32, Arrival>,
+        mut decide: impl FnMut(u32, u64) -> TensorLevel,
+    ) -> Vec<(u32, Vec<u16>)> {
         let Some(looker) = &self.looker else { return Vec::new() };
-        for (tgid, watched) in self.processes.extract_if(.., |tgid, _| !wanted.contains(tgid)) {
+        for (tgid, watched) in self.processes.extract_if(.., |tgid, _| !wanted.contains_key(tgid)) {
             watched.take_out(kernel, tgid);
         }
-        for &tgid in wanted {
+        for &tgid in wanted.keys() {
             let watched = self.processes.entry(tgid).or_insert_with(Watched::new);
             if watched.is_due() {
                 watched.looked = Some(Instant::now());
                 watched.waiting = true;
+                watched.looks += 1;
                 looker.order(tgid);
             }
         }
@@ -134,10 +142,73 @@ impl TorchWatch {
                         watched.waiting = false;
                     }
                 }
-                Said::Found(found) => new.extend(self.take_in(kernel, *found)),
+                Said::Found(found) => {
+                    let arrival = wanted.get(&found.tgid).copied().unwrap_or(Arrival::Start);
+                    new.extend(self.meet(kernel, *found, arrival));
+                }
             }
         }
+        for (tgid, counting) in self.counted() {
+            let (waiting, rate) = counting.end(kernel, tgid);
+            self.set_level(tgid, rate.map_or(self.wish.level, |rate| decide(tgid, rate)));
+            new.extend(waiting.into_iter().filter_map(|found| self.take_in(kernel, found)));
+        }
         new
+    }
+
+    /// How much is watched of a process.
+    pub(crate) fn level_of(&self, tgid: u32) -> TensorLevel {
+        self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.wish.level)
+    }
+
+    /// From now on no more than this is watched of a process.
+    pub(crate) fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        watched.level = Some(level);
+        for (library, parts) in &mut watched.libraries {
+            let purpose = if ALLOCATORS.contains(library) { Purpose::Allocator } else { Purpose::Stages };
+            if !wants(level, purpose) {
+                parts.on_demand.clear();
+                parts.take_out(kernel, tgid);
+            }
+        }
+    }
+
+    /// The processes whose events have been counted for long enough.
+    fn counted(&mut self) -> Vec<(u32, Counting)> {
+        let over =
+            |(tgid, watched): (&u32, &mut Watched)| Some((*tgid, watched.counting.take_if(|one| one.is_over())?));
+        self.processes.iter_mut().filter_map(over).collect()
+    }
+
+    fn set_level(&mut self, tgid: u32, level: TensorLevel) {
+        if let Some(watched) = self.processes.get_mut(&tgid) {
+            watched.level = Some(level);
+        }
+    }
+
+    /// A library was found: where its process had PyTorch before it was watched, its events are counted first.
+    fn meet(&mut self, kernel: &mut Kernel, found: FoundLibrary, arrival: Arrival) -> Option<(u32, Vec<u16>)> {
+        let watched = self.processes.get_mut(&found.tgid)?;
+        if let Some(counting) = &mut watched.counting {
+            if counting.waiting.iter().all(|waiting| waiting.library != found.library) {
+                counting.waiting.push(found);
+            }
+            return None;
+        }
+        let is_first = watched.level.is_none() && found.library == TorchLibrary::C10;
+        // What it loads later is seen from its first tensor on.
+        if !is_first || arrival == Arrival::Start || watched.looks > 1 {
+            watched.level.get_or_insert(self.wish.level);
+            return self.take_in(kernel, found);
+        }
+        let Some(mut counting) = Counting::begin(kernel, &found) else {
+            watched.level = Some(self.wish.level);
+            return self.take_in(kernel, found);
+        };
+        counting.waiting.push(found);
+        watched.counting = Some(counting);
+        None
     }
 
     /// Whether all libraries that this process will have are probed, as far as can be told.
@@ -179,9 +250,12 @@ impl TorchWatch {
     /// Probes a library unless it has its probes; the process, once its allocator has all of its.
     fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
         let FoundLibrary { tgid, library, file, points } = found;
-        let wish = self.wish;
         // It may have ended meanwhile.
         let watched = self.processes.get_mut(&tgid)?;
+        let wish = TensorWish { level: watched.level.unwrap_or(self.wish.level), ..self.wish };
+        if wish.level == TensorLevel::Off {
+            return None;
+        }
         if watched.libraries.contains_key(&library) {
             return None;
         }
@@ -232,6 +306,9 @@ impl Watched {
     fn new() -> Self {
         Self {
             since: Instant::now(),
+            counting: None,
+            level: None,
+            looks: 0,
             looked: None,
             waiting: false,
             found: None,
@@ -248,7 +325,8 @@ impl Watched {
     }
 
     fn is_due(&self) -> bool {
-        if self.waiting || self.libraries.len() == LIBRARY_COUNT {
+        let has_all = self.libraries.len() == LIBRARY_COUNT || self.level == Some(TensorLevel::Off);
+        if self.waiting || self.counting.is_some() || has_all {
             return false;
         }
         let every = match self.found {
@@ -260,9 +338,16 @@ impl Watched {
     }
 
     fn take_out(self, kernel: &mut Kernel, tgid: u32) {
-        for library in self.libraries.into_values() {
-            let until_trace = library.until_trace.map(|(_, probes)| probes);
-            library.probes.into_iter().chain(until_trace).for_each(|probes| take_out(kernel, tgid, probes));
+        self.libraries.into_values().for_each(|mut library| library.take_out(kernel, tgid));
+        if let Some(counting) = self.counting {
+            counting.end(kernel, tgid);
         }
+    }
+}
+
+impl Library {
+    fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let until_trace = self.until_trace.take().map(|(_, probes)| probes);
+        self.probes.drain(..).chain(until_trace).for_each(|probes| take_out(kernel, tgid, probes));
     }
 }

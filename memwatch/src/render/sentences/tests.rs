@@ -1,4 +1,5 @@
 use super::*;
+use memwatch_core::input::LibraryCoverage;
 use memwatch_core::snapshot::{HiddenGpuView, HiddenView, ImportView};
 use memwatch_core::words::Tgid;
 
@@ -21,8 +22,7 @@ fn the_trust_line_of_a_complete_watch_compares_with_the_driver() {
 fn the_trust_line_names_what_is_missing() {
     assert_eq!(
         trust_line(&busy_node()),
-        "observed since 14:02:11 · inexact: PID 2002 · lost 12 (ring full) · 1 process is older than this watch · \
-         1 function not watched (cuMemBatchDecompressAsync)"
+        "observed since 14:02:11 · inexact: PID 2002 · lost 12 (ring full) · 1 process is older than this watch"
     );
     assert_eq!(
         trust_line(&empty_node()),
@@ -42,8 +42,59 @@ fn losses_without_an_owner_make_all_inexact() {
 #[test]
 fn long_lists_are_cut_and_counted() {
     let mut snapshot = quiet_node();
-    snapshot.coverage.libraries[0].probes_missing = ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec();
-    assert!(trust_line(&snapshot).ends_with("5 functions not watched (a, b, c and 2 more)"));
+    snapshot.coverage.libraries[0].probes_refused = ["a", "b", "c", "d", "e"].map(str::to_owned).to_vec();
+    assert!(trust_line(&snapshot).ends_with("5 functions have no probes (a, b, c and 2 more)"));
+}
+
+#[test]
+fn functions_newer_than_the_driver_are_no_limit() {
+    let mut snapshot = quiet_node();
+    let complete = trust_line(&snapshot);
+    let library = &mut snapshot.coverage.libraries[0];
+    library.newer_functions = vec!["cuMulticastBindMem_v2".to_owned()];
+    let second = LibraryCoverage { path: "/opt/libcuda.so.1".to_owned(), ..library.clone() };
+    snapshot.coverage.libraries.push(second);
+    assert_eq!(trust_line(&snapshot), complete);
+}
+
+#[test]
+fn a_function_without_probes_in_two_files_is_named_once() {
+    let mut snapshot = quiet_node();
+    snapshot.coverage.libraries[0].probes_refused = vec!["cuMemAlloc_v2".to_owned()];
+    snapshot.coverage.libraries.push(snapshot.coverage.libraries[0].clone());
+    assert!(
+        trust_line(&snapshot).ends_with(" · 1 function has no probes (cuMemAlloc_v2)"),
+        "{}",
+        trust_line(&snapshot)
+    );
+}
+
+#[test]
+fn a_library_that_nobody_uses_does_not_speak_where_another_has_probes() {
+    let mut snapshot = quiet_node();
+    let complete = trust_line(&snapshot);
+    let error = Some("damaged ELF file: symbol table".to_owned());
+    let unused = LibraryCoverage { path: "/opt/old/libcuda.so.1".to_owned(), error, ..LibraryCoverage::default() };
+    snapshot.coverage.libraries.push(unused);
+    assert_eq!(trust_line(&snapshot), complete);
+    snapshot.coverage.libraries[1].in_use = true;
+    assert!(trust_line(&snapshot).ends_with("no probes on /opt/old/libcuda.so.1: damaged ELF file: symbol table"));
+    snapshot.coverage.libraries[1].in_use = false;
+    snapshot.coverage.libraries.remove(0);
+    assert!(trust_line(&snapshot).contains("no probes on /opt/old"), "no other has probes");
+}
+
+#[test]
+fn files_beyond_the_limit_are_counted() {
+    let mut snapshot = quiet_node();
+    snapshot.coverage.libraries_over_limit = 236;
+    let sentence = "236 library files have no probes: too many files are named libcuda.so";
+    assert!(trust_line(&snapshot).ends_with(sentence), "{}", trust_line(&snapshot));
+}
+
+#[test]
+fn a_library_that_was_mapped_before_its_probes_has_its_gap() {
+    let mut snapshot = quiet_node();
     snapshot.coverage.libraries[0].gap_ns = Some(23_000_001);
     assert!(trust_line(&snapshot).ends_with("libcuda.so.580.65.06 was mapped 24 ms before its probes"));
 }

@@ -2,14 +2,17 @@
 
 use std::fs::File;
 use std::num::NonZeroU32;
+use std::path::Path;
 
+use aya::maps::{HashMap, MapData};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
+use memwatch_common::plan::ONLY_LISTED;
 use memwatch_common::probes::{PROBES, When};
 use memwatch_core::input::LibraryCoverage;
 use object::ReadCache;
 
 use super::exports::{Export, classify};
-use super::load::{Kernel, Mechanism, uprobe};
+use super::load::{Kernel, LoadError, Mechanism, uprobe};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
 use crate::sources::clock;
@@ -47,14 +50,24 @@ pub(crate) enum PlanError {
     /// It cannot be opened.
     #[error("cannot be opened")]
     Open(#[source] std::io::Error),
+    /// No driver library is as large.
+    #[error("larger than 1 GiB")]
+    TooLarge,
     /// It cannot be understood.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
 }
 
+/// A driver library of 2025 has 110 MB.
+const LARGEST_FILE_BYTES: u64 = 1 << 30;
+
 /// Finds the function of every row that is probed at such times, and chooses its site.
 pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion, when: When) -> Result<Plan, PlanError> {
-    let cache = ReadCache::new(File::open(file.path()).map_err(PlanError::Open)?);
+    let opened = File::open(file.path()).map_err(PlanError::Open)?;
+    if opened.metadata().map_err(PlanError::Open)?.len() > LARGEST_FILE_BYTES {
+        return Err(PlanError::TooLarge);
+    }
+    let cache = ReadCache::new(opened);
     let symbols = SymbolTable::parse(&cache)?;
     let mut plan = Plan {
         probes: Vec::new(),
@@ -74,36 +87,83 @@ pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion, when: When) -> Res
     Ok(plan)
 }
 
-/// Attaches all rows to a file and says what is covered. Never fails: what went wrong stands in the coverage.
-pub(crate) fn attach(kernel: &mut Kernel, file: &LibraryFile, version: KernelVersion) -> LibraryCoverage {
+impl Plan {
+    /// The rows that the file lacks though it has newer ones: its age does not explain them, and nobody knows how they are called.
+    pub(crate) fn older_than_others(&self) -> Vec<&'static str> {
+        older_than_others(self.probes.iter().map(|probe| probe.symbol), self.missing.iter().copied())
+    }
+}
+
+/// Those of the missing rows that are no newer than one that is there.
+pub(crate) fn older_than_others(
+    there: impl Iterator<Item = &'static str>,
+    missing: impl Iterator<Item = &'static str>,
+) -> Vec<&'static str> {
+    let newest = there.filter_map(since).max();
+    missing.filter(|symbol| since(symbol) <= newest).collect()
+}
+
+/// The first CUDA version whose driver has a function.
+fn since(symbol: &str) -> Option<(u32, u32)> {
+    let (major, minor) = PROBES.iter().find(|probe| probe.symbol == symbol)?.since.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Probes on a library file, in every process that has it or will have it, until they are taken out.
+#[derive(Debug)]
+pub(crate) struct LibraryProbes(Links);
+
+#[cfg(test)]
+impl LibraryProbes {
+    /// None at all.
+    pub(crate) const fn none() -> Self {
+        Self(Vec::new())
+    }
+}
+
+/// Attaches all rows of a plan to its file and says what is covered. Never fails: what went wrong stands in the coverage.
+pub(crate) fn attach(
+    kernel: &mut Kernel,
+    file: &LibraryFile,
+    plan: Result<&Plan, &PlanError>,
+) -> (LibraryCoverage, LibraryProbes) {
     let mut coverage = LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() };
-    let plan = match plan(file, version, When::Always) {
-        Ok(plan) => plan,
-        Err(error) => {
-            coverage.error = Some(chain(&error));
-            return coverage;
+    let mut probes = LibraryProbes(Vec::new());
+    match plan {
+        Err(error) => coverage.error = Some(chain(error)),
+        Ok(plan) => {
+            coverage.build_id.clone_from(&plan.build_id);
+            let odd = plan.older_than_others();
+            let newer = plan.missing.iter().filter(|symbol| !odd.contains(symbol));
+            coverage.newer_functions = newer.map(|&symbol| symbol.to_owned()).collect();
+            coverage.probes_refused = odd.iter().map(|&symbol| symbol.to_owned()).collect();
+            if plan.probes.is_empty() {
+                coverage.error = Some("exports none of the functions that memwatch probes".to_owned());
+            } else {
+                let attempt = attach_points(kernel, file, plan, UProbeScope::AllProcesses);
+                attempt.note(plan, &mut coverage);
+                probes.0 = attempt.links;
+            }
         }
-    };
-    coverage.build_id.clone_from(&plan.build_id);
-    coverage.probes_missing = plan.missing.iter().map(|&symbol| symbol.to_owned()).collect();
-    if plan.probes.is_empty() {
-        coverage.error = Some("exports none of the functions that memwatch probes".to_owned());
-        return coverage;
     }
-    match attach_points(kernel, file, &plan, UProbeScope::AllProcesses) {
-        Ok(_) => {
-            coverage.probes_attached = plan.probes.len();
-            let moved = |probe: &&PlannedProbe| matches!(probe.site.reason, SiteReason::MovedPast { .. });
-            coverage.probes_moved = plan.probes.iter().filter(moved).count();
-        }
-        Err(error) => coverage.error = Some(error),
-    }
-    coverage
+    (coverage, probes)
+}
+
+/// Takes the probes out of a file.
+///
+/// # Errors
+/// A sentence that says why a probe may still be there.
+pub(crate) fn detach_from_file(kernel: &mut Kernel, probes: LibraryProbes) -> Result<(), String> {
+    detach_links(kernel, probes.0)
 }
 
 /// Probes in one process, until they are taken out of it.
 #[derive(Debug)]
-pub(crate) struct ProcessProbes(Vec<(&'static str, UProbeLinkId)>);
+pub(crate) struct ProcessProbes {
+    links: Links,
+    /// The process, where the kernel half lists it because the probes are in all processes.
+    listed: Option<u32>,
+}
 
 /// Attaches the rows that are probed on demand to one process's file.
 ///
@@ -116,10 +176,40 @@ pub(crate) fn attach_to_process(
     (tgid, when): (NonZeroU32, When),
 ) -> Result<ProcessProbes, String> {
     let plan = plan(file, version, when).map_err(|error| chain(&error))?;
+    let one_process = kernel.mechanism.attaches_to_processes();
+    attach_to(kernel, file, &plan, (tgid, one_process))
+}
+
+/// Where the kernel would put the probes into one thread of the process, all processes that have the file get them, and only the calls of those that
+/// are listed are recorded.
+fn attach_to(
+    kernel: &mut Kernel,
+    file: &LibraryFile,
+    plan: &Plan,
+    (tgid, one_process): (NonZeroU32, bool),
+) -> Result<ProcessProbes, String> {
     if plan.probes.is_empty() {
         return Err("exports none of these functions".to_owned());
     }
-    attach_points(kernel, file, &plan, UProbeScope::OneProcess(tgid)).map(ProcessProbes)
+    let (scope, listed) = if one_process {
+        (UProbeScope::OneProcess(tgid), None)
+    } else {
+        list(kernel, tgid.get(), 1).map_err(|error| chain(&error))?;
+        (UProbeScope::AllProcesses, Some(tgid.get()))
+    };
+    let mut plan = plan.clone();
+    if listed.is_some() {
+        plan.probes.iter_mut().for_each(|probe| probe.cookie |= ONLY_LISTED);
+    }
+    let Attempt { links, error, .. } = attach_points(kernel, file, &plan, scope);
+    let probes = ProcessProbes { links, listed };
+    match error {
+        Some(error) if probes.links.is_empty() => {
+            detach(kernel, probes)?;
+            Err(error)
+        }
+        _ => Ok(probes),
+    }
 }
 
 /// Takes the probes out. A call that is inside then leaves no record and is no loss.
@@ -127,20 +217,75 @@ pub(crate) fn attach_to_process(
 /// # Errors
 /// A sentence that says why a probe may still be there.
 pub(crate) fn detach(kernel: &mut Kernel, probes: ProcessProbes) -> Result<(), String> {
-    rearming(kernel, |kernel| {
-        let detach = |(program, link)| {
-            let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-            loaded.detach(link).map_err(|error| chain(&error))
-        };
-        // All of them, also after one that fails.
-        probes.0.into_iter().map(detach).fold(Ok(()), Result::and)
-    })
+    let detached = detach_links(kernel, probes.links);
+    let unlisted = probes.listed.map_or(Ok(()), |tgid| list(kernel, tgid, -1).map_err(|error| chain(&error)));
+    detached.and(unlisted)
+}
+
+/// Counts how many sets of probes in all processes are for this one: with none it is not in the kernel half's list. Its exit takes it out, too.
+fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
+    const TABLE: &str = "CALL_TARGETS";
+    let in_table = |cause| LoadError::Table { table: TABLE, cause };
+    let map = kernel.ebpf.map_mut(TABLE).ok_or(LoadError::Missing(TABLE))?;
+    let mut targets: HashMap<&mut MapData, u32, u32> = HashMap::try_from(map).map_err(in_table)?;
+    let sets = targets.get(&tgid, 0).unwrap_or(0).saturating_add_signed(change);
+    if sets > 0 {
+        return targets.insert(&tgid, &sets, 0).map_err(in_table);
+    }
+    // Absent is as good as removed.
+    let _ = targets.remove(&tgid);
+    Ok(())
 }
 
 type Links = Vec<(&'static str, UProbeLinkId)>;
 
-fn attach_points(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UProbeScope) -> Result<Links, String> {
-    rearming(kernel, |kernel| attach_pairs(kernel, file, plan, scope))
+/// What came of putting probes into a file.
+#[derive(Default)]
+struct Attempt {
+    links: Links,
+    /// Functions that got none.
+    refused: Vec<&'static str>,
+    /// Why the first of them did not.
+    error: Option<String>,
+}
+
+impl Attempt {
+    /// Where there is no probe, the reason is the error; else the functions without probes are listed.
+    fn note(&self, plan: &Plan, coverage: &mut LibraryCoverage) {
+        coverage.probes_attached = plan.probes.len() - self.refused.len();
+        coverage.probes_refused.extend(self.refused.iter().map(|&symbol| symbol.to_owned()));
+        let there = plan.probes.iter().filter(|probe| !self.refused.contains(&probe.symbol));
+        coverage.probes_moved = there.filter(|probe| matches!(probe.site.reason, SiteReason::MovedPast { .. })).count();
+        match &self.error {
+            Some(error) if self.links.is_empty() => coverage.error = Some(error.clone()),
+            Some(error) => log::warn!("{}: {} functions have no probes: {error}", coverage.path, self.refused.len()),
+            None => {}
+        }
+    }
+}
+
+fn attach_points(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UProbeScope) -> Attempt {
+    let mut attempt = Attempt::default();
+    let attached = rearming(kernel, |kernel| {
+        attach_pairs(kernel, file, plan, (scope, &mut attempt));
+        Ok(())
+    });
+    if let Err(error) = attached {
+        attempt.error.get_or_insert(error);
+    }
+    attempt
+}
+
+fn detach_links(kernel: &mut Kernel, links: Links) -> Result<(), String> {
+    rearming(kernel, |kernel| {
+        // All of them, also after one that fails.
+        links.into_iter().map(|link| detach_link(kernel, link)).fold(Ok(()), Result::and)
+    })
+}
+
+fn detach_link(kernel: &mut Kernel, (program, link): (&'static str, UProbeLinkId)) -> Result<(), String> {
+    let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
+    loaded.detach(link).map_err(|error| chain(&error))
 }
 
 /// Changes probes while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
@@ -151,24 +296,47 @@ fn rearming<T>(kernel: &mut Kernel, change: impl FnOnce(&mut Kernel) -> Result<T
     changed
 }
 
-/// Entry before return, so that a return probe never fires for a call whose entry was not seen. Classic probes take milliseconds
-/// each, so there each function gets its pair at once.
-fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UProbeScope) -> Result<Links, String> {
-    let (entry, leave) = kernel.mechanism.programs();
-    let batch = match kernel.mechanism {
-        Mechanism::UprobeMulti => plan.probes.len(),
-        Mechanism::Classic => 1,
-    };
+/// All functions at once where the kernel can do that; where it refuses them together, one by one. Classic probes take milliseconds each, so there
+/// each function gets its pair at once.
+fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, (scope, attempt): (UProbeScope, &mut Attempt)) {
     let path = file.path();
-    let mut links = Vec::new();
-    for probes in plan.probes.chunks(batch) {
-        for program in [entry, leave] {
-            let points = probes.iter().map(|probe| UProbeAttachPoint {
-                location: UProbeAttachLocation::AbsoluteOffset(probe.file_offset),
-                cookie: Some(probe.cookie),
-            });
-            let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-            links.push((program, loaded.attach(points, &path, scope).map_err(|error| chain(&error))?));
+    let together = kernel.mechanism == Mechanism::UprobeMulti && plan.probes.len() > 1;
+    if together && let Ok(links) = attach_pair(kernel, (&path, scope), &plan.probes) {
+        attempt.links.extend(links);
+        return;
+    }
+    for probe in &plan.probes {
+        match attach_pair(kernel, (&path, scope), std::slice::from_ref(probe)) {
+            Ok(links) => attempt.links.extend(links),
+            Err(error) => {
+                attempt.refused.push(probe.symbol);
+                attempt.error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// Entry before return, so that a return probe never fires for a call whose entry was not seen.
+fn attach_pair(
+    kernel: &mut Kernel,
+    (path, scope): (&Path, UProbeScope),
+    probes: &[PlannedProbe],
+) -> Result<Links, String> {
+    let (entry, leave) = kernel.mechanism.programs();
+    let mut links = Links::new();
+    for program in [entry, leave] {
+        let points = probes.iter().map(|probe| UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(probe.file_offset),
+            cookie: Some(probe.cookie),
+        });
+        let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
+        match loaded.attach(points, path, scope) {
+            Ok(link) => links.push((program, link)),
+            Err(error) => {
+                // The entry alone would leave calls that never return.
+                links.into_iter().try_for_each(|link| detach_link(kernel, link))?;
+                return Err(chain(&error));
+            }
         }
     }
     Ok(links)
@@ -188,3 +356,6 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

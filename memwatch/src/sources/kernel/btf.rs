@@ -1,6 +1,7 @@
 //! Where the members of kernel structs are, from the running kernel's BTF.
 //!
-//! Layout of the format: Documentation/bpf/btf.rst of the kernel. Only what finds a named struct's named member is here.
+//! Layout of the format: Documentation/bpf/btf.rst of the kernel. Only what finds a named struct's named member is here. A kind of type that is
+//! newer than this table is skipped: by the kernel's own table of kinds where it has one, else to where types whose names are names begin again.
 
 /// BTF could not answer.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -8,6 +9,14 @@ pub(crate) enum BtfError {
     /// Not BTF, or cut short.
     #[error("the kernel's BTF is malformed at byte {0}")]
     Malformed(usize),
+    /// A kind of type that nobody here knows the size of, and nothing that looks like types after it.
+    #[error("the kernel's BTF has a type of unknown kind {kind} at byte {at}, and its end cannot be found")]
+    UnknownKind {
+        /// The kind's number.
+        kind: u32,
+        /// Where in the types.
+        at: usize,
+    },
     /// No such struct or member.
     #[error("the kernel's BTF has no member {member} in struct {structure}")]
     NoMember {
@@ -21,10 +30,24 @@ pub(crate) enum BtfError {
 const MAGIC: u16 = 0xEB9F;
 const KIND_STRUCT: u32 = 4;
 
+/// Bytes before a type's body: name, info, size or type.
+const HEADER_BYTES: usize = 12;
+/// Bytes of the header up to and with the place of the table of kinds (`struct btf_header`, layout_off and layout_len).
+const HEADER_WITH_LAYOUT_BYTES: u32 = 32;
+/// Bytes of a row of that table (`struct btf_layout`).
+const LAYOUT_ROW_BYTES: usize = 4;
+
+/// How far after a type of unknown kind the next type is looked for, in bytes.
+const SEARCHED_BYTES: usize = 64 << 10;
+/// How many types in a row must have names, so that they count as types.
+const TYPES_IN_A_ROW: usize = 32;
+
 /// A parsed header over the raw bytes.
 pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
+    /// The kernel's own table of how long the kinds are; empty where it has none.
+    layout: &'a [u8],
 }
 
 impl<'a> Btf<'a> {
@@ -41,7 +64,9 @@ impl<'a> Btf<'a> {
         };
         let types = section(8).ok_or(BtfError::Malformed(8))?;
         let strings = section(16).ok_or(BtfError::Malformed(16))?;
-        Ok(Self { types, strings })
+        let has_layout = u32_at(bytes, 4).is_some_and(|header_bytes| header_bytes >= HEADER_WITH_LAYOUT_BYTES);
+        let layout = section(24).filter(|_| has_layout).unwrap_or_default();
+        Ok(Self { types, strings, layout })
     }
 
     /// The offset of a member in bytes, searching anonymous members of no depth: the members memwatch needs are direct ones.
@@ -49,21 +74,56 @@ impl<'a> Btf<'a> {
         let mut at = 0;
         while at < self.types.len() {
             let (kind, count, name) = self.header(at).ok_or(BtfError::Malformed(at))?;
-            let body = at + 12;
             let found = (kind == KIND_STRUCT && self.is_named(name, structure))
-                .then(|| self.find_member(body, count, member))
+                .then(|| self.find_member(at + HEADER_BYTES, count, member))
                 .flatten();
             if let Some(offset) = found {
                 return Ok(offset);
             }
-            at = body + body_bytes(kind, count).ok_or(BtfError::Malformed(at))?;
+            at = self.after(at, kind, count).ok_or(BtfError::UnknownKind { kind, at })?;
         }
         Err(BtfError::NoMember { structure, member })
     }
 
+    /// Kind, number of elements, and name of the type at a place. The upper bits of both numbers were 0 before they had a meaning.
     fn header(&self, at: usize) -> Option<(u32, usize, u32)> {
         let info = u32_at(self.types, at + 4)?;
-        Some(((info >> 24) & 0x1F, usize::try_from(info & 0xFFFF).ok()?, u32_at(self.types, at)?))
+        Some(((info >> 24) & 0x7F, usize::try_from(info & 0x00FF_FFFF).ok()?, u32_at(self.types, at)?))
+    }
+
+    /// Where the type after this one begins.
+    fn after(&self, at: usize, kind: u32, count: usize) -> Option<usize> {
+        let body = at + HEADER_BYTES;
+        if let Some(bytes) = body_bytes(kind, count).or_else(|| self.body_bytes_by_layout(kind, count)) {
+            return Some(body + bytes);
+        }
+        let end = self.types.len().min(body + SEARCHED_BYTES);
+        (body..end).step_by(4).find(|&at| self.are_types(at))
+    }
+
+    fn body_bytes_by_layout(&self, kind: u32, count: usize) -> Option<usize> {
+        let start = usize::try_from(kind).ok()?.checked_mul(LAYOUT_ROW_BYTES)?;
+        let row = self.layout.get(start..start + LAYOUT_ROW_BYTES)?;
+        Some(usize::from(row[0]) + count * usize::from(row[1]))
+    }
+
+    /// Whether types begin here: the next ones are of known kinds, and their names begin where a string begins; or there are no more.
+    fn are_types(&self, mut at: usize) -> bool {
+        for _ in 0..TYPES_IN_A_ROW {
+            if at == self.types.len() {
+                return true;
+            }
+            let Some((kind, count, name)) = self.header(at) else { return false };
+            let Some(bytes) = body_bytes(kind, count).filter(|_| self.is_name(name)) else { return false };
+            at += HEADER_BYTES + bytes;
+        }
+        true
+    }
+
+    /// Whether a string begins at this offset; 0 is the empty one.
+    fn is_name(&self, offset: u32) -> bool {
+        let before = usize::try_from(offset).ok().and_then(|offset| offset.checked_sub(1));
+        before.is_none_or(|before| self.strings.get(before) == Some(&0) && before + 1 < self.strings.len())
     }
 
     fn find_member(&self, body: usize, count: usize, member: &str) -> Option<u32> {
@@ -114,6 +174,122 @@ mod tests {
         assert!(btf.member_offset_bytes("signal_struct", "live").is_ok());
         let missing = btf.member_offset_bytes("task_struct", "no_such_member");
         assert_eq!(missing, Err(BtfError::NoMember { structure: "task_struct", member: "no_such_member" }));
+    }
+
+    /// A type of a kind that is not in the table, with a body of two words and three for each of its elements.
+    const NEWER_KIND: u32 = 77;
+
+    /// BTF made of types, and of names that they refer to by their place.
+    struct Made {
+        types: Vec<u8>,
+        strings: Vec<u8>,
+        layout: Vec<u8>,
+    }
+
+    impl Made {
+        fn new() -> Self {
+            Self { types: Vec::new(), strings: vec![0], layout: Vec::new() }
+        }
+
+        fn name(&mut self, name: &str) -> u32 {
+            let offset = u32::try_from(self.strings.len()).expect("short");
+            self.strings.extend(name.bytes().chain([0]));
+            offset
+        }
+
+        fn words(mut self, words: &[u32]) -> Self {
+            self.types.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+            self
+        }
+
+        fn structure(mut self, name: &str, members: &[(&str, u32)]) -> Self {
+            let count = u32::try_from(members.len()).expect("few");
+            let name = self.name(name);
+            let members: Vec<[u32; 3]> = members.iter().map(|(of, bits)| [self.name(of), 1, *bits]).collect();
+            self.words(&[name, 4 << 24 | count, 64]).words(members.as_flattened())
+        }
+
+        fn newer(mut self, elements: u32) -> Self {
+            let name = self.name("something_new");
+            // Words that are neither names nor kinds.
+            let body: Vec<u32> = (0..2 + 3 * elements).map(|word| 0x7FFF_0000 | word).collect();
+            self.words(&[name, NEWER_KIND << 24 | elements, 8]).words(&body)
+        }
+
+        fn with_layout(mut self) -> Self {
+            self.layout = vec![0; usize::try_from(NEWER_KIND).expect("small") * 4];
+            self.layout.extend([8, 12, 0, 0]);
+            self
+        }
+
+        fn bytes(&self) -> Vec<u8> {
+            let length = |section: &[u8]| u32::try_from(section.len()).expect("short");
+            let header_bytes = if self.layout.is_empty() { 24 } else { 32 };
+            let (types, strings) = (length(&self.types), length(&self.strings));
+            let words = [0x0001_EB9F, header_bytes, 0, types, types, strings, types + strings, length(&self.layout)];
+            let header: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let header = &header[..usize::try_from(header_bytes).expect("small")];
+            [header, &self.types, &self.strings, &self.layout].concat()
+        }
+    }
+
+    fn offset_in(made: &Made) -> Result<u32, BtfError> {
+        Btf::parse(&made.bytes()).expect("a header").member_offset_bytes("task_struct", "tgid")
+    }
+
+    fn with_task(made: Made) -> Made {
+        made.structure("list_head", &[("next", 0), ("prev", 64)])
+            .structure("task_struct", &[("pid", 32), ("tgid", 320)])
+    }
+
+    #[test]
+    fn a_kind_newer_than_the_table_is_skipped_by_the_kernels_own_table_of_kinds() {
+        for elements in [0, 1, 100] {
+            // Nothing after it looks like types, so that only the table can help.
+            let made = with_task(Made::new().newer(elements)).words(&[u32::MAX; 3]).with_layout();
+            assert_eq!(offset_in(&made), Ok(40));
+        }
+    }
+
+    #[test]
+    fn a_kind_newer_than_the_table_is_skipped_without_a_table_of_kinds() {
+        for elements in [0, 1, 100] {
+            let one = with_task(Made::new().structure("first", &[("member", 0)]).newer(elements));
+            let two_in_a_row = with_task(Made::new().newer(elements).newer(elements));
+            assert_eq!((offset_in(&one), offset_in(&two_in_a_row)), (Ok(40), Ok(40)));
+        }
+    }
+
+    #[test]
+    fn what_stands_before_a_kind_that_cannot_be_skipped_is_found_and_the_rest_has_a_reason() {
+        let made = with_task(Made::new()).newer(1).words(&[u32::MAX; 3]);
+        assert_eq!(offset_in(&made), Ok(40));
+        let btf = made.bytes();
+        let absent = Btf::parse(&btf).expect("a header").member_offset_bytes("signal_struct", "live");
+        let error = absent.expect_err("it is not there");
+        assert!(matches!(error, BtfError::UnknownKind { kind: NEWER_KIND, .. }), "{error}");
+        assert!(error.to_string().contains("unknown kind 77"), "{error}");
+    }
+
+    #[test]
+    fn damaged_btf_never_panics() {
+        for made in [with_task(Made::new().newer(3)), with_task(Made::new().newer(3)).with_layout()] {
+            let bytes = made.bytes();
+            for length in 0..bytes.len() {
+                if let Ok(btf) = Btf::parse(&bytes[..length]) {
+                    let _ = btf.member_offset_bytes("task_struct", "tgid");
+                }
+            }
+            for index in 0..bytes.len() {
+                for value in [0, 0x7F, 0xFF] {
+                    let mut damaged = bytes.clone();
+                    damaged[index] = value;
+                    if let Ok(btf) = Btf::parse(&damaged) {
+                        let _ = btf.member_offset_bytes("task_struct", "tgid");
+                    }
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Loads the kernel half and starts its process events.
 
+use std::sync::LazyLock;
+
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
@@ -7,6 +9,10 @@ use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
 
 use super::attach::chain;
 use super::btf::{Btf, BtfError};
+
+/// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
+static SEES_ALL_THREADS: LazyLock<bool> =
+    LazyLock::new(|| is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter).unwrap_or(false));
 
 static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"));
 
@@ -42,6 +48,12 @@ impl Mechanism {
             Self::UprobeMulti => "uprobe_multi",
             Self::Classic => "uprobe",
         }
+    }
+
+    /// Whether probes in one process see all of its threads. A classic uprobe runs its program in every thread that comes by, as long as one
+    /// event has the process in its filter.
+    pub(crate) fn attaches_to_processes(self) -> bool {
+        self == Self::Classic || *SEES_ALL_THREADS
     }
 
     /// The entry and return programs for it.

@@ -18,10 +18,11 @@ use object::{LittleEndian, elf};
 
 /// All files read here are little-endian; big-endian ones are refused first.
 const LE: LittleEndian = LittleEndian;
-/// A symbol or string table larger than this is refused: the largest real one is below 100 KB.
-const MAX_TABLE_BYTES: u64 = 64 << 20;
-/// Headers beyond this count are refused; real drivers have about 30 sections.
-const MAX_HEADERS: u32 = 65_536;
+/// A symbol or string table larger than this is refused (175,000 symbols): the largest real one is below 100 KB.
+const MAX_TABLE_BYTES: u64 = 4 << 20;
+/// Headers beyond these counts are refused; real drivers have about 10 segments and 30 sections. Every symbol is looked for in every segment.
+const MAX_SEGMENTS: u32 = 64;
+const MAX_SECTIONS: u32 = 65_536;
 /// Longest symbol name looked at; the longest libcuda export has 51 characters.
 const MAX_NAME_BYTES: usize = 255;
 /// Longest note segment looked at for the build id.
@@ -238,7 +239,7 @@ type Section = SectionHeader64<LittleEndian>;
 fn program_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<&'data [Segment], ResolveError> {
     let what = "program headers";
     let count = header.phnum(LE, data).map_err(damaged(what))?;
-    if count > MAX_HEADERS {
+    if count > MAX_SEGMENTS {
         return Err(ResolveError::Damaged { what });
     }
     header.program_headers(LE, data).map_err(damaged(what))
@@ -247,7 +248,7 @@ fn program_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<
 fn section_headers<'data>(header: &Header, data: impl ReadRef<'data>) -> Result<&'data [Section], ResolveError> {
     let what = "section headers";
     let count = header.shnum(LE, data).map_err(damaged(what))?;
-    if count > MAX_HEADERS {
+    if count > MAX_SECTIONS {
         return Err(ResolveError::Damaged { what });
     }
     header.section_headers(LE, data).map_err(damaged(what))

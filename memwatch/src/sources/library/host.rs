@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::maps::is_library;
 
 /// Directories where distributions, containers and NVIDIA's own installers put the library.
-const DIRECTORIES: [&str; 16] = [
+pub(super) const DIRECTORIES: [&str; 16] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/aarch64-linux-gnu",
@@ -34,6 +34,12 @@ const LOADER_CACHE: &str = "etc/ld.so.cache";
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const CACHE_HEADER_BYTES: usize = 48;
 const CACHE_ENTRY_BYTES: usize = 24;
+/// What a cache that older loaders can read, too, begins with (glibc before 2.32): entries for them, and then a whole cache of the newer format.
+const OLD_CACHE_MAGIC: &[u8] = b"ld.so-1.7.0";
+const OLD_CACHE_HEADER_BYTES: usize = 16;
+const OLD_CACHE_ENTRY_BYTES: usize = 12;
+/// The longest name or path that is read.
+const LONGEST_TEXT_BYTES: usize = 4096;
 
 /// Paths below `root` that may be the library `stem`; not every one exists.
 pub(crate) fn candidates(root: &Path, stem: &str) -> Vec<PathBuf> {
@@ -67,9 +73,10 @@ pub(crate) fn below(root: &Path, path: &[u8]) -> PathBuf {
     root.join(OsStr::from_bytes(relative))
 }
 
-/// The paths of the library in a loader cache of the format that glibc writes since 2.32.
+/// The paths of the library in a loader cache of the format that glibc writes since 2.2, alone or behind the one before it.
 /// Entries that point outside the file are skipped; another format yields nothing.
-fn cached<'a>(cache: &'a [u8], stem: &'a str) -> impl Iterator<Item = &'a [u8]> {
+pub(super) fn cached<'a>(cache: &'a [u8], stem: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let cache = behind_old_format(cache).unwrap_or(cache);
     let known = cache.starts_with(CACHE_MAGIC);
     let count = word(cache, CACHE_MAGIC.len()).filter(|_| known).unwrap_or(0);
     let entries = cache.get(CACHE_HEADER_BYTES..).unwrap_or(&[]);
@@ -77,6 +84,13 @@ fn cached<'a>(cache: &'a [u8], stem: &'a str) -> impl Iterator<Item = &'a [u8]> 
         let name = text(cache, word(entry, 4)?)?;
         is_library(name, stem).then(|| text(cache, word(entry, 8)?)).flatten()
     })
+}
+
+/// The newer cache in one that begins with entries for older loaders; its offsets count from its own first byte.
+fn behind_old_format(cache: &[u8]) -> Option<&[u8]> {
+    let count = cache.starts_with(OLD_CACHE_MAGIC).then(|| word(cache, 12)).flatten()?;
+    let end = count.checked_mul(OLD_CACHE_ENTRY_BYTES)?.checked_add(OLD_CACHE_HEADER_BYTES)?;
+    cache.get(end.next_multiple_of(8)..)
 }
 
 /// The 32-bit number at `offset`, in the byte order of this machine as glibc writes it.
@@ -87,7 +101,9 @@ fn word(bytes: &[u8], offset: usize) -> Option<usize> {
 
 /// The NUL-terminated text at `offset`.
 fn text(bytes: &[u8], offset: usize) -> Option<&[u8]> {
-    bytes.get(offset..)?.split(|&byte| byte == 0).next()
+    let rest = bytes.get(offset..)?;
+    let window = &rest[..rest.len().min(LONGEST_TEXT_BYTES)];
+    window.split(|&byte| byte == 0).next()
 }
 
 #[cfg(test)]
@@ -126,6 +142,26 @@ mod tests {
             ("libcuda.so", "/opt/driver/libcuda.so"),
         ]);
         assert_eq!(paths(&cache), [&b"/opt/driver/libcuda.so.1"[..], b"/opt/driver/libcuda.so"]);
+    }
+
+    #[test]
+    fn a_cache_behind_one_for_older_loaders_is_read() {
+        let cache = loader_cache(&[("libcuda.so.1", "/opt/driver/libcuda.so.1")]);
+        for count in [0_u8, 1, 2, 5] {
+            let mut old = OLD_CACHE_MAGIC.to_vec();
+            old.extend([0, count, 0, 0, 0]);
+            old.resize((OLD_CACHE_HEADER_BYTES + usize::from(count) * OLD_CACHE_ENTRY_BYTES).next_multiple_of(8), 0);
+            assert_eq!(paths(&[&old[..], &cache].concat()), [&b"/opt/driver/libcuda.so.1"[..]], "{count} entries");
+            assert_eq!(paths(&old), Vec::<&[u8]>::new());
+        }
+    }
+
+    #[test]
+    fn a_text_without_an_end_is_cut_off() {
+        let mut cache = loader_cache(&[("libcuda.so.1", "/opt/libcuda.so.1")]);
+        cache.pop();
+        cache.resize(1 << 20, b'x');
+        assert!(paths(&cache).iter().all(|path| path.len() <= LONGEST_TEXT_BYTES));
     }
 
     #[test]

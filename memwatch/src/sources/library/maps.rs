@@ -2,13 +2,15 @@
 
 use std::io::{self, BufRead};
 
+use super::limits::MOST_OF_PROCESS;
+
 /// What the kernel appends to the name of a mapped file that has no name any more.
 const DELETED: &[u8] = b" (deleted)";
 
 /// An executable mapping of a library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// The address range as `maps` writes it, which names the entry of `map_files`.
+    /// The address range as `maps` writes it.
     pub(crate) range: String,
     /// Inode number of the mapped file.
     pub(crate) inode: u64,
@@ -18,12 +20,22 @@ pub(crate) struct Mapping {
     pub(crate) deleted: bool,
 }
 
+/// The libraries that a process executes.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    /// One per file.
+    pub(crate) libraries: Vec<Mapping>,
+    /// How many further files there are: more than [`MOST_OF_PROCESS`] are not taken in.
+    pub(crate) over_limit: usize,
+}
+
 /// Reads the executable mappings of files called by one of these stems or `stem.<anything>`, one per file.
 ///
 /// # Errors
 /// Reading failed; a process that exits meanwhile fails with `ESRCH` or reads as empty.
-pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Result<Vec<Mapping>> {
-    let mut found: Vec<Mapping> = Vec::new();
+pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Result<Mappings> {
+    let mut found = Mappings::default();
+    let mut beyond = None;
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -34,8 +46,14 @@ pub(crate) fn library_mappings(mut maps: impl BufRead, stems: &[&str]) -> io::Re
             continue;
         };
         let known = |seen: &Mapping| seen.inode == mapping.inode && seen.path == mapping.path;
-        if !found.iter().any(known) {
-            found.push(mapping);
+        if found.libraries.iter().any(known) {
+            continue;
+        }
+        if found.libraries.len() < MOST_OF_PROCESS {
+            found.libraries.push(mapping);
+        } else if beyond.replace(mapping.inode) != Some(mapping.inode) {
+            // The mappings of one file lie side by side.
+            found.over_limit += 1;
         }
     }
 }
@@ -105,7 +123,7 @@ mod tests {
 
     fn paths(maps: &[u8]) -> Vec<Vec<u8>> {
         let mappings = library_mappings(maps, &["libcuda.so"]).expect("readable");
-        mappings.into_iter().map(|mapping| mapping.path).collect()
+        mappings.libraries.into_iter().map(|mapping| mapping.path).collect()
     }
 
     fn line(path: &[u8]) -> Vec<u8> {
@@ -128,7 +146,16 @@ mod tests {
             path: b"/usr/lib/libcuda.so.580.95".to_vec(),
             deleted: false,
         };
-        assert_eq!(library_mappings(&maps[..], &["libcuda.so"]).expect("readable"), [expected]);
+        assert_eq!(library_mappings(&maps[..], &["libcuda.so"]).expect("readable").libraries, [expected]);
+    }
+
+    #[test]
+    fn more_files_than_a_process_needs_are_counted_and_left() {
+        let line = |number: usize| format!("7f-8f r-xp 0 fe:00 {number} /tmp/{number}/libcuda.so.1\n");
+        // Two mappings of each.
+        let maps: String = (0..500).map(|number| line(number) + &line(number)).collect();
+        let mappings = library_mappings(maps.as_bytes(), &["libcuda.so"]).expect("readable");
+        assert_eq!((mappings.libraries.len(), mappings.over_limit), (MOST_OF_PROCESS, 500 - MOST_OF_PROCESS));
     }
 
     #[test]
@@ -152,8 +179,8 @@ mod tests {
     fn a_deleted_library_keeps_its_path_without_the_mark() {
         let maps = line(b"/usr/lib/libcuda.so.1 (deleted)");
         let mappings = library_mappings(&maps[..], &["libcuda.so"]).expect("readable");
-        assert_eq!(mappings[0].path, b"/usr/lib/libcuda.so.1");
-        assert!(mappings[0].deleted);
+        assert_eq!(mappings.libraries[0].path, b"/usr/lib/libcuda.so.1");
+        assert!(mappings.libraries[0].deleted);
     }
 
     #[test]

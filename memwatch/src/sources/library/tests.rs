@@ -126,6 +126,18 @@ fn without_map_files_the_process_s_root_serves_if_the_inode_agrees() {
 }
 
 #[test]
+fn a_file_that_is_mapped_at_a_low_address_is_found_in_map_files() {
+    let machine = Machine::new();
+    let program = machine.file("elsewhere/python3.13", ELF64);
+    let process = machine.path("proc/13");
+    fs::create_dir_all(process.join("map_files")).expect("a directory");
+    symlink(&program, process.join("map_files/400000-420000")).expect("a link");
+    let file = open_mapped_file(&process, "00400000-00420000", b"/usr/bin/python3.13", 1).expect("it is there");
+    let (found, really) = (FileIdentity::of(&file), FileIdentity::of(&File::open(&program).expect("the file")));
+    assert_eq!(found.expect("an identity").inode(), really.expect("an identity").inode());
+}
+
+#[test]
 fn a_process_whose_main_thread_has_ended_is_read_through_another_thread() {
     let machine = Machine::new();
     let own = machine.file("container/lib/libcuda.so.1", ELF64);

@@ -41,7 +41,7 @@ impl Life<'_> {
                 }
             }
             Some(ProcessEvent::Exec) => {
-                self.libraries.expect(event.tgid);
+                self.libraries.expect_program(event.tgid);
                 self.pipeline.step(Input::Record(record));
                 if let Some(facts) = self.facts(&event) {
                     self.pipeline.step(Input::Process(ProcessFacts { started_under_watch: true, ..facts }));

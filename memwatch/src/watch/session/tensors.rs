@@ -1,6 +1,6 @@
 //! What is watched of PyTorch, and what only the process's memory can tell of its records: which code a stack's frames are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,10 @@ use memwatch_core::{Pipeline, TensorLog};
 
 use super::Session;
 use super::intake::Intake;
+use super::price::{PriceGuard, Rate};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::{Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
+use crate::frameworks::pytorch::{Arrival, Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
 use crate::sources::native::{NativeFiles, NativeProcess};
@@ -37,6 +38,7 @@ const MOST_SAME: usize = 4096;
 /// The PyTorch processes of a watch.
 pub(crate) struct Tensors {
     torch: TorchWatch,
+    prices: PriceGuard,
     processes: BTreeMap<u32, Process>,
     /// Processes that have ended, or have another image now.
     replaced: Vec<u32>,
@@ -58,6 +60,8 @@ struct Process {
     resting: Option<RestingNumbers>,
     /// How many records of its tensors have come.
     records: u64,
+    /// Its tensors that come and go.
+    rate: Rate,
     native: NativeProcess,
     /// The numbers of stacks that are the same as an earlier one, until the record comes that names them: theirs, and the earlier one's.
     same: Vec<(u64, u64)>,
@@ -110,9 +114,10 @@ impl Session {
 
 impl Tensors {
     /// None yet.
-    pub(crate) fn new(torch: TorchWatch) -> Self {
+    pub(crate) fn new(torch: TorchWatch, prices: PriceGuard) -> Self {
         Self {
             torch,
+            prices,
             processes: BTreeMap::new(),
             replaced: Vec::new(),
             corrected: Vec::new(),
@@ -120,6 +125,11 @@ impl Tensors {
             large_bytes: LARGE_BYTES,
             fetches: 0,
         }
+    }
+
+    /// Whether anything of PyTorch is watched.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.torch.level() != TensorLevel::Off
     }
 
     /// Allocations of this size and above are large, in processes where PyTorch is found from now on.
@@ -132,6 +142,8 @@ impl Tensors {
         if self.torch.level() == TensorLevel::Off {
             return;
         }
+        // The last events of what was lowered the last time have been taken in meanwhile.
+        self.tell_choices(pipeline);
         for stack in self.corrected.drain(..) {
             pipeline.step(stack);
         }
@@ -139,13 +151,17 @@ impl Tensors {
             self.torch.forget(kernel, tgid);
             self.forget(kernel, tgid);
         }
-        let wanted: BTreeSet<u32> = pipeline.watched().map(|tgid| tgid.0).collect();
-        let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains(tgid)).collect();
+        let arrival = |tgid| if pipeline.is_from_start(tgid) { Arrival::Start } else { Arrival::Late };
+        let wanted: BTreeMap<u32, Arrival> = pipeline.watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
+        let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains_key(tgid)).collect();
         for tgid in gone {
             self.forget(kernel, tgid);
         }
-        for (tgid, missing) in self.torch.update(kernel, &wanted) {
-            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing });
+        let Self { torch, prices, .. } = self;
+        let attached = torch.update(kernel, &wanted, |tgid, rate| prices.decide(tgid, rate));
+        self.tell_choices(pipeline);
+        for (tgid, missing) in attached {
+            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns: clock::boottime_ns() });
             // With its first event: a program that then rests has been counted.
             log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
             self.processes.entry(tgid).or_insert_with(|| Process::new(tgid));
@@ -165,6 +181,38 @@ impl Tensors {
                 self.torch.trust_trace(kernel, *tgid);
             }
         }
+        self.look_at_prices(kernel);
+    }
+
+    /// What was chosen, on its way to whoever reads it.
+    fn tell_choices(&mut self, pipeline: &mut Intake) {
+        for choice in self.prices.take_choices() {
+            pipeline.step(Input::TensorLevel(choice));
+        }
+    }
+
+    /// Less is traced of a process from now on whose tensors come and go faster than before.
+    fn look_at_prices(&mut self, kernel: &mut Kernel) {
+        let Self { torch, prices, processes, .. } = self;
+        let lowered = |(tgid, process): (&u32, &mut Process)| {
+            Some((*tgid, prices.look_again(*tgid, torch.level_of(*tgid), &mut process.rate)?))
+        };
+        let lowered: Vec<(u32, TensorLevel)> = processes.iter_mut().filter_map(lowered).collect();
+        for (tgid, level) in lowered {
+            self.lower(kernel, tgid, level);
+        }
+    }
+
+    fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
+        self.torch.lower(kernel, tgid, level);
+        if level == TensorLevel::Off {
+            return self.forget(kernel, tgid);
+        }
+        let Some(process) = self.processes.get_mut(&tgid).filter(|_| level < TensorLevel::Sites) else { return };
+        if let Python::Found { probes: Some(probes), .. } = std::mem::replace(&mut process.python, Python::Without) {
+            log_failure(tgid, tensor_probes::detach(kernel, probes));
+        }
+        log_failure(tgid, tensor_probes::forget_stacks(kernel, tgid));
     }
 
     /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
@@ -213,6 +261,9 @@ impl Tensors {
             && let Some(process) = self.processes.get_mut(&tensor.tgid)
         {
             process.records += 1;
+            if tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::Reported) {
+                process.rate.count();
+            }
         }
     }
 
@@ -226,7 +277,7 @@ impl Tensors {
 
     /// A process that has PyTorch: its Python is looked at, if lines are wanted.
     fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
-        if self.torch.level() < TensorLevel::Sites {
+        if self.torch.level_of(tgid) < TensorLevel::Sites {
             return;
         }
         let python = match PythonProcess::attach(tgid) {
@@ -314,6 +365,7 @@ impl Process {
             asked: None,
             resting,
             records: 0,
+            rate: Rate::new(),
             native: NativeProcess::new(tgid),
             same: Vec::new(),
         }
@@ -369,14 +421,15 @@ fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) {
 mod tests {
     use memwatch_common::record::{ProcessEvent, ProcessRecord};
 
-    use super::Tensors;
+    use super::{PriceGuard, Tensors};
     use crate::frameworks::pytorch::{TensorLevel, TensorWish, TorchWatch};
     use crate::sources::kernel::site::KernelVersion;
+    use crate::watch::session::SessionOptions;
 
     fn remembered_ends(level: TensorLevel) -> usize {
         let version = KernelVersion::from_release("6.18.0").expect("a release");
         let torch = TorchWatch::new(version, TensorWish { level, reports_only: false }).expect("a thread");
-        let mut tensors = Tensors::new(torch);
+        let mut tensors = Tensors::new(torch, PriceGuard::new(&SessionOptions::default()));
         for tgid in 1..=100 {
             tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });
         }

@@ -179,3 +179,44 @@ fn a_threads_id_may_become_anothers() {
     story.numbers(MAIN, [0]).allocates(MAIN, &SECOND);
     assert_eq!((backward(&mut story, 0).as_str(), backward(&mut story, 101).as_str()), (OF_SECOND, "NotKnown"));
 }
+
+const LOW_POINTER: u64 = 0x4979_a9b0;
+
+/// A thread has made nodes 0 and 1 in the first layer, 2 in the second.
+fn three_nodes() -> Story {
+    let mut story = Story::default();
+    story.numbers(MAIN, [0, 1]).allocates(MAIN, &FIRST);
+    story.numbers(MAIN, [2]).allocates(MAIN, &SECOND);
+    story
+}
+
+fn backward_of(story: &mut Story, words: [u64; 2]) -> String {
+    story.event(ENGINE, TensorChange::NodeBegins { words: Some(NodeWords(words)) }).native(ENGINE).1
+}
+
+#[test]
+fn a_pointer_into_a_heap_below_4_gib_is_no_nodes_number() {
+    let mut story = three_nodes();
+    let before_any_proof = backward_of(&mut story, [LOW_POINTER, 2]);
+    // It accumulates a gradient.
+    let without_number = backward_of(&mut story, [LOW_POINTER + 64, u64::MAX]);
+    assert_eq!([before_any_proof, without_number], [OF_SECOND, OF_SECOND]);
+    assert_eq!(backward_of(&mut story, [LOW_POINTER + 128, 1]), OF_FIRST);
+}
+
+#[test]
+fn what_proved_where_numbers_are_holds_for_words_that_prove_nothing() {
+    let first = LOW_POINTER;
+    let mut story = Story::default();
+    story.numbers(MAIN, [first]).allocates(MAIN, &FIRST);
+    story.numbers(MAIN, [first + 1]).allocates(MAIN, &SECOND);
+    let words = [[first + 1, 7], [u64::MAX, 1], [first, 8]];
+    assert_eq!(words.map(|words| backward_of(&mut story, words)), [OF_SECOND, OF_SECOND, OF_FIRST]);
+}
+
+#[test]
+fn before_any_proof_a_number_that_a_thread_has_given_is_the_nodes() {
+    let mut story = Story::default();
+    story.numbers(MAIN, [LOW_POINTER]).allocates(MAIN, &FIRST);
+    assert_eq!(backward_of(&mut story, [LOW_POINTER, 9]), OF_FIRST);
+}

@@ -5,13 +5,16 @@ mod layers;
 use super::*;
 use crate::allocators::names::{Layer, NativeCode, Site};
 use crate::allocators::test_stacks::stack;
-use crate::decode::TensorEvent;
+use crate::decode::{NodeWords, TensorEvent};
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole};
 use crate::words::Tgid;
 
 const MAIN: Tid = Tid(100);
 const ENGINE: Tid = Tid(200);
 const OTHER: Tid = Tid(300);
+
+/// What stands before a node's number up to PyTorch 2.11.
+const HIGH_POINTER: u64 = 0x7fff_1234_5670;
 
 const STEP: &str = "Optimizer.step#AdamW.step";
 
@@ -52,7 +55,8 @@ impl Story {
     }
 
     fn node(&mut self, tid: Tid, sequence: Option<u64>) -> &mut Self {
-        self.event(tid, TensorChange::NodeBegins { sequence })
+        let words = Some(NodeWords([HIGH_POINTER, sequence.unwrap_or(u64::MAX)]));
+        self.event(tid, TensorChange::NodeBegins { words })
     }
 
     fn numbers(&mut self, tid: Tid, numbers: impl IntoIterator<Item = u64>) -> &mut Self {

@@ -1,0 +1,54 @@
+//! How much of PyTorch is traced in a process, and why no more.
+
+use serde::{Deserialize, Serialize};
+
+use crate::words::Tgid;
+
+/// How much of PyTorch is traced. Each level has all that those before have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TensorLevel {
+    /// Nothing: driver calls only.
+    #[default]
+    Off,
+    /// What its allocators do.
+    Blocks,
+    /// And from which lines of Python.
+    Sites,
+    /// And in which stage of training and layer.
+    Layers,
+}
+
+impl TensorLevel {
+    /// All of them, the cheapest first.
+    pub const ALL: [Self; 4] = [Self::Off, Self::Blocks, Self::Sites, Self::Layers];
+
+    /// The name on the command line and in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Blocks => "blocks",
+            Self::Sites => "sites",
+            Self::Layers => "layers",
+        }
+    }
+}
+
+/// The level at which a process is traced from now on, and the prices that it was chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LevelChoice {
+    /// The process.
+    pub tgid: Tgid,
+    /// `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// The level that was asked for, by name or by default.
+    pub asked: TensorLevel,
+    /// The level that is traced.
+    pub chosen: TensorLevel,
+    /// Tensors that are allocated or freed, per second.
+    pub events_per_second: u64,
+    /// What the level that was asked for is predicted to take of one processor, nanoseconds per second.
+    pub asked_ns_per_second: u64,
+    /// The same of the level that is traced.
+    pub chosen_ns_per_second: u64,
+}

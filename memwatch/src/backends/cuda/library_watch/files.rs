@@ -1,0 +1,197 @@
+//! The library files that were met: who maps each, which of them are kept, and how many there may be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use memwatch_core::input::LibraryCoverage;
+
+use crate::sources::kernel::attach::LibraryProbes;
+use crate::sources::library::limits::{Owner, Shares};
+use crate::sources::library::{Discovery, FileIdentity};
+use crate::sources::mappings::MappedInode;
+
+/// So many refused files are kept apart; further ones are refused, too.
+const MOST_REFUSED: usize = 4096;
+
+/// A file that was met, probed or not.
+pub(super) struct Met {
+    pub(super) identity: FileIdentity,
+    pub(super) coverage: LibraryCoverage,
+    pub(super) probes: LibraryProbes,
+    /// When its last probe was in place: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(super) attached_ns: u64,
+    /// Who answers for it; `None` for a file of the host.
+    pub(super) owner: Option<Owner>,
+    /// It lies in one of the usual places, or was named: it stays.
+    pub(super) is_usual: bool,
+    /// The processes whose loader may find it: it stays as long as they run.
+    pub(super) wanted_by: BTreeSet<u32>,
+    /// The processes that map it, and when that was seen last: `CLOCK_BOOTTIME`, nanoseconds. Some may have ended.
+    pub(super) users: BTreeMap<u32, u64>,
+    /// Tells it from all others, also from those that are gone.
+    id: u64,
+}
+
+impl Met {
+    /// A file that nobody is known to map.
+    pub(super) fn new(
+        identity: FileIdentity,
+        (coverage, probes): (LibraryCoverage, LibraryProbes),
+        attached_ns: u64,
+        owner: Option<Owner>,
+    ) -> Self {
+        let (wanted_by, users) = (BTreeSet::new(), BTreeMap::new());
+        Self { identity, coverage, probes, attached_ns, owner, is_usual: false, wanted_by, users, id: 0 }
+    }
+}
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Files {
+    met: Vec<Met>,
+    last_id: u64,
+    /// The file behind each inode that a mapping record has named.
+    inodes: BTreeMap<MappedInode, u64>,
+    refused: BTreeSet<MappedInode>,
+    /// How many files have been refused, as far as that was seen at once in one look.
+    refused_in_look: u64,
+    identities: Arc<Vec<FileIdentity>>,
+    changed: bool,
+}
+
+impl Files {
+    /// The identities of all of them.
+    pub(super) fn identities(&self) -> Arc<Vec<FileIdentity>> {
+        Arc::clone(&self.identities)
+    }
+
+    /// The file with this identity.
+    pub(super) fn find(&self, identity: &FileIdentity) -> Option<&Met> {
+        self.met.iter().find(|met| met.identity.is_same_file(identity))
+    }
+
+    /// The file behind an inode that was named before.
+    pub(super) fn behind(&self, inode: &MappedInode) -> Option<&Met> {
+        let id = self.inodes.get(inode)?;
+        self.met.iter().find(|met| met.id == *id)
+    }
+
+    /// A mapping record has named the file with this identity so.
+    pub(super) fn name(&mut self, inode: MappedInode, identity: &FileIdentity) {
+        if let Some(id) = self.find(identity).map(|met| met.id) {
+            self.inodes.insert(inode, id);
+        }
+    }
+
+    /// One more.
+    pub(super) fn insert(&mut self, met: Met) {
+        self.last_id += 1;
+        self.met.push(Met { id: self.last_id, ..met });
+        self.refresh();
+    }
+
+    /// A process maps the file with this identity.
+    pub(super) fn note_user(&mut self, identity: &FileIdentity, tgid: u32, time_ns: u64) {
+        if let Some(met) = self.met.iter_mut().find(|met| met.identity.is_same_file(identity)) {
+            met.users.insert(tgid, time_ns);
+            self.changed |= !std::mem::replace(&mut met.coverage.in_use, true);
+        }
+    }
+
+    /// The loader of a process may find the file with this identity.
+    pub(super) fn note_wanted(&mut self, identity: &FileIdentity, tgid: u32) {
+        if let Some(met) = self.met.iter_mut().find(|met| met.identity.is_same_file(identity)) {
+            met.wanted_by.insert(tgid);
+        }
+    }
+
+    /// A process has ended.
+    pub(super) fn forget_user(&mut self, tgid: u32) {
+        for met in &mut self.met {
+            met.users.remove(&tgid);
+            met.wanted_by.remove(&tgid);
+            self.changed |= met.note_use();
+        }
+    }
+
+    /// The processes that map one; some may have ended.
+    pub(super) fn users(&self) -> BTreeSet<u32> {
+        self.met.iter().flat_map(|met| met.users.keys().copied()).collect()
+    }
+
+    /// Whether one more of this owner may be met, besides those that are being looked at.
+    pub(super) fn has_room(&self, owner: Owner, looked_at: impl Iterator<Item = Owner>) -> bool {
+        Shares::of(self.met.iter().filter_map(|met| met.owner).chain(looked_at)).has_room(owner)
+    }
+
+    /// A file that a mapping record has named was refused.
+    pub(super) fn refuse(&mut self, inode: MappedInode) {
+        if self.refused.len() < MOST_REFUSED {
+            self.changed |= self.refused.insert(inode);
+        }
+    }
+
+    /// So many files were refused in one look.
+    pub(super) fn note_refused(&mut self, count: usize) {
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        self.changed |= count > self.refused_in_look;
+        self.refused_in_look = self.refused_in_look.max(count);
+    }
+
+    /// How many files have been refused.
+    pub(super) fn refused(&self) -> u64 {
+        u64::try_from(self.refused.len()).unwrap_or(u64::MAX).max(self.refused_in_look)
+    }
+
+    /// All processes were looked through, from `begun_ns` on, and `found` is who maps what: whoever does so no more is no user any more.
+    pub(super) fn note_sweep(&mut self, found: &Discovery, begun_ns: u64) {
+        for met in &mut self.met {
+            let now = found.files.iter().find(|file| met.identity.is_same_file(&file.identity));
+            let mapped_by = now.map_or(&[][..], |file| &file.mapped_by);
+            // What a process maps that may not be looked at is known from the mapping records alone.
+            let is_user = |tgid: &u32| mapped_by.contains(tgid) || found.denied.contains(tgid);
+            met.users.retain(|tgid, seen_ns| *seen_ns >= begun_ns || is_user(tgid));
+            self.changed |= met.note_use();
+        }
+    }
+
+    /// Takes out the files that nobody has mapped since `begun_ns`, and that are not kept for another reason.
+    pub(super) fn take_unused(&mut self, begun_ns: u64, is_running: impl Fn(u32) -> bool) -> Vec<Met> {
+        self.met.iter_mut().for_each(|met| met.wanted_by.retain(|tgid| is_running(*tgid)));
+        let is_kept = |met: &Met| met.is_usual || !met.wanted_by.is_empty() || !met.users.is_empty();
+        let is_unused = |met: &mut Met| met.attached_ns < begun_ns && !is_kept(met);
+        let unused: Vec<Met> = self.met.extract_if(.., is_unused).collect();
+        if !unused.is_empty() {
+            self.refresh();
+        }
+        unused
+    }
+
+    /// What is covered, if that has changed since the last call.
+    pub(super) fn new_coverage(&mut self) -> Option<Vec<LibraryCoverage>> {
+        std::mem::take(&mut self.changed).then(|| self.met.iter().map(|met| met.coverage.clone()).collect())
+    }
+
+    /// Something else that belongs to the coverage has changed.
+    pub(super) fn touch(&mut self) {
+        self.changed = true;
+    }
+
+    fn refresh(&mut self) {
+        self.identities = Arc::new(self.met.iter().map(|met| met.identity.clone()).collect());
+        let ids: BTreeSet<u64> = self.met.iter().map(|met| met.id).collect();
+        self.inodes.retain(|_, id| ids.contains(id));
+        self.changed = true;
+    }
+}
+
+impl Met {
+    /// Whether that has changed: somebody maps it.
+    fn note_use(&mut self) -> bool {
+        let in_use = !self.users.is_empty();
+        std::mem::replace(&mut self.coverage.in_use, in_use) != in_use
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! What came of the looks: new files get their probes, and those that nobody maps any more lose them.
+
+use std::path::{Path, PathBuf};
+
+use super::files::Met;
+use super::{Latecomer, LibraryWatch, Pending};
+use crate::sources::clock;
+use crate::sources::kernel::attach::{attach, detach_from_file};
+use crate::sources::kernel::load::{Kernel, Mechanism};
+use crate::sources::library::limits::Owner;
+use crate::sources::library::{Discovery, FileIdentity, LeftOut, LibraryFile};
+use crate::sources::library_look::{Looked, Looking, NewFile};
+
+/// More files that get no probes are not listed.
+const MOST_LEFT_OUT: usize = 64;
+
+impl LibraryWatch {
+    /// What came of one look.
+    pub(super) fn take_in_look(
+        &mut self,
+        kernel: &mut Kernel,
+        Looked { subject, found, new }: Looked,
+    ) -> Vec<Latecomer> {
+        match subject {
+            Looking::Mapped(tgid) => self.take_in_process(kernel, tgid, (found, new)),
+            Looking::Swept(begun_ns) => self.take_in_sweep(kernel, begun_ns, (found, new)),
+            Looking::Loader(tgid) => {
+                self.loaders.done(tgid);
+                let owner = Owner::of(&PathBuf::from(format!("/proc/{tgid}")));
+                self.attach_new(kernel, new, (owner, None));
+                found.files.iter().for_each(|file| self.files.note_wanted(&file.identity, tgid));
+                self.order_loaders();
+                Vec::new()
+            }
+            Looking::Program => {
+                let owner = Owner::of(Path::new("/proc/self"));
+                self.attach_new(kernel, new, (owner, None));
+                found.files.iter().for_each(|file| self.files.note_wanted(&file.identity, std::process::id()));
+                Vec::new()
+            }
+        }
+    }
+
+    /// What a process has mapped.
+    fn take_in_process(
+        &mut self,
+        kernel: &mut Kernel,
+        tgid: u32,
+        (found, new): (Discovery, Vec<NewFile>),
+    ) -> Vec<Latecomer> {
+        let Pending { mappings, again, .. } = self.pending.remove(&tgid).unwrap_or_default();
+        if !found.files.is_empty() || !found.left_out.is_empty() || found.processes == 0 {
+            self.expected.remove(&tgid);
+        }
+        let mapped_ns = mappings.iter().map(|mapping| mapping.time_ns).min();
+        let mut late = self.take_in(kernel, &found, (new, mapped_ns));
+        for mapping in mappings {
+            let named = |file: &&LibraryFile| file.identity.inode() == mapping.inode.number;
+            let met = found.files.iter().find(named).and_then(|file| self.files.find(&file.identity));
+            let Some((identity, since_ns)) = met.map(|met| (met.identity.clone(), met.attached_ns)) else {
+                if found.over_limit > 0 {
+                    self.files.refuse(mapping.inode);
+                }
+                continue;
+            };
+            self.files.name(mapping.inode, &identity);
+            if mapping.time_ns < since_ns && late.is_empty() {
+                late.push(Latecomer { tgid, since_ns });
+            }
+        }
+        self.mapped.extend(again);
+        late
+    }
+
+    /// What all processes have mapped; files that nobody maps any more lose their probes.
+    fn take_in_sweep(
+        &mut self,
+        kernel: &mut Kernel,
+        begun_ns: u64,
+        (found, new): (Discovery, Vec<NewFile>),
+    ) -> Vec<Latecomer> {
+        let users = self.files.users();
+        let mut late = self.take_in(kernel, &found, (new, None));
+        if !late.is_empty() {
+            self.sweeper.hurry();
+        }
+        // Who mapped a file between the sweep that found it and its probes stands in the next sweep only.
+        for file in &found.files {
+            let since_ns = self.files.find(&file.identity).map_or(0, |met| met.attached_ns);
+            let unheard = file.mapped_by.iter().filter(|tgid| !users.contains(tgid));
+            let unheard = unheard.filter(|_| since_ns > self.swept_ns && since_ns < begun_ns);
+            late.extend(unheard.map(|&tgid| Latecomer { tgid, since_ns }));
+        }
+        self.swept_ns = begun_ns;
+        let is_listed = |path: &String| found.left_out.iter().any(|left_out| left_out.display == *path);
+        let before = self.left_out.len();
+        self.left_out.retain(|path, (_, named)| *named || is_listed(path));
+        if self.left_out.len() != before {
+            self.files.touch();
+        }
+        self.drop_unused(kernel, begun_ns, &found);
+        late
+    }
+
+    /// With more files than are taken in, one that was not found may be mapped; and to take classic probes out takes a tenth of a second each.
+    fn drop_unused(&mut self, kernel: &mut Kernel, begun_ns: u64, found: &Discovery) {
+        if found.over_limit > 0 {
+            return;
+        }
+        self.files.note_sweep(found, begun_ns);
+        if kernel.mechanism == Mechanism::Classic {
+            return;
+        }
+        let is_running = |tgid: u32| Path::new(&format!("/proc/{tgid}")).exists();
+        for unused in self.files.take_unused(begun_ns, is_running) {
+            log::info!("{}: nobody maps it any more, and its probes are taken out", unused.coverage.path);
+            if let Err(error) = detach_from_file(kernel, unused.probes) {
+                log::warn!("{} keeps probes that nobody needs: {error}", unused.coverage.path);
+            }
+        }
+    }
+
+    /// Takes in what was found, and probes the files that are new; the time says when the first process mapped them, if that is known.
+    pub(super) fn take_in(
+        &mut self,
+        kernel: &mut Kernel,
+        found: &Discovery,
+        (new, mapped_ns): (Vec<NewFile>, Option<u64>),
+    ) -> Vec<Latecomer> {
+        let attached = self.attach_new(kernel, new, (None, mapped_ns));
+        let mut late = Vec::new();
+        for file in &found.files {
+            let since_ns =
+                attached.iter().find(|(new, _)| new.is_same_file(&file.identity)).map(|(_, since_ns)| *since_ns);
+            for &tgid in &file.mapped_by {
+                self.files.note_user(&file.identity, tgid, clock::boottime_ns());
+                late.extend(since_ns.map(|since_ns| Latecomer { tgid, since_ns }));
+            }
+        }
+        if found.over_limit > 0 {
+            self.files.note_refused(found.over_limit);
+        }
+        self.note_left_out(found);
+        late
+    }
+
+    /// Probes these files unless their owner has too many: the file's own, or the one that is given. Returns when each had its probes.
+    fn attach_new(
+        &mut self,
+        kernel: &mut Kernel,
+        new: Vec<NewFile>,
+        (owner, mapped_ns): (Option<Owner>, Option<u64>),
+    ) -> Vec<(FileIdentity, u64)> {
+        let mut attached = Vec::new();
+        let mut refused = 0;
+        for NewFile { file, plan } in new {
+            // Two looks may have found it.
+            if self.files.find(&file.identity).is_some() {
+                continue;
+            }
+            let owner = file.owner.or(owner);
+            if owner.is_some_and(|owner| !self.files.has_room(owner, std::iter::empty())) {
+                refused += 1;
+                continue;
+            }
+            let (mut coverage, probes) = attach(kernel, &file, plan.as_ref());
+            let attached_ns = clock::boottime_ns();
+            if coverage.probes_attached > 0 {
+                coverage.gap_ns = mapped_ns.map(|mapped_ns| attached_ns.saturating_sub(mapped_ns));
+            }
+            log::info!("{}: {} probes attached", coverage.path, coverage.probes_attached);
+            attached.push((file.identity.clone(), attached_ns));
+            self.files.insert(Met::new(file.identity, (coverage, probes), attached_ns, owner));
+        }
+        self.files.note_refused(refused);
+        attached
+    }
+
+    /// Notes the files that cannot be probed.
+    pub(super) fn note_left_out(&mut self, found: &Discovery) {
+        for left_out in found.left_out.iter().filter(|left_out| left_out.concerns_somebody()) {
+            let LeftOut { display, reason, named, .. } = left_out;
+            if self.left_out.len() >= MOST_LEFT_OUT && !self.left_out.contains_key(display) && !named {
+                self.files.note_refused(1);
+            } else if self.left_out.insert(display.clone(), (*reason, *named)) != Some((*reason, *named)) {
+                self.files.touch();
+            }
+        }
+    }
+}

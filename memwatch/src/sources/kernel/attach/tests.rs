@@ -1,0 +1,137 @@
+//! Probes that are for one process, on the simulated driver: where the kernel can put them into one process, and where it would see its first thread
+//! alone.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use aya::maps::RingBuf;
+use memwatch_common::record::{Item, Record};
+use tempfile::TempDir;
+
+use super::*;
+use crate::sources::kernel::load::LoadOptions;
+use crate::sources::library::LibraryScan;
+
+#[test]
+fn a_missing_function_is_newer_than_the_driver_where_nothing_there_is_as_new() {
+    let there = || ["cuMemAlloc_v2", "cuMulticastCreate"].into_iter();
+    assert_eq!(older_than_others(there(), ["cuMulticastBindMem_v2"].into_iter()), [""; 0]);
+    assert_eq!(older_than_others(there(), ["cuMemFree_v2", "cuMulticastBindMem_v2"].into_iter()), ["cuMemFree_v2"]);
+}
+
+/// The simulated driver's workload program; it is killed when it is dropped.
+struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    _directory: TempDir,
+}
+
+impl Program {
+    /// `None`, with the reason on standard error, where it cannot run.
+    fn start() -> Option<Self> {
+        // SAFETY: geteuid has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: uprobes need root");
+            return None;
+        }
+        let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/gpusim/cmp");
+        if !driver.join("bin/gpusim-workload").exists() {
+            eprintln!("SKIPPED: the simulated driver is not built: cargo xtask test integration does that");
+            return None;
+        }
+        let directory = TempDir::with_prefix("memwatch-test-").unwrap();
+        let mut command = Command::new(driver.join("bin/gpusim-workload"));
+        command.env("LD_LIBRARY_PATH", driver.join("lib")).env("GPUSIM_LEDGER", directory.path().join("ledger"));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut program = Self { child, input, output, _directory: directory };
+        program.run(&["device 0", "thread start other"]);
+        Some(program)
+    }
+
+    fn run(&mut self, lines: &[&str]) {
+        for line in lines {
+            writeln!(self.input, "{line}").unwrap();
+            let mut answer = String::new();
+            assert_ne!(self.output.read_line(&mut answer).unwrap(), 0, "{line}");
+        }
+    }
+
+    fn tgid(&self) -> NonZeroU32 {
+        NonZeroU32::new(self.child.id()).unwrap()
+    }
+
+    fn library(&self) -> LibraryFile {
+        LibraryScan::new("/proc").scan_process(self.child.id()).files.remove(0)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Fails where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn version() -> KernelVersion {
+    KernelVersion::from_release(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap()).unwrap()
+}
+
+fn getters(program: &Program) -> Plan {
+    plan(&program.library(), version(), When::DeviceUnknown).unwrap()
+}
+
+/// The threads whose calls have come since the last look, with how many they are.
+fn callers(ring: &mut RingBuf<aya::maps::MapData>) -> (BTreeSet<(u32, u32)>, usize) {
+    let (mut threads, mut calls) = (BTreeSet::new(), 0);
+    while let Some(bytes) = ring.next() {
+        if let Ok(Item::Record(Record::Call(call))) = Item::from_bytes(&bytes) {
+            threads.insert((call.tgid, call.tid));
+            calls += 1;
+        }
+    }
+    (threads, calls)
+}
+
+fn one_process_sees_all_of_its_threads_and_nobody_elses(one_process: bool) {
+    let (Some(mut own), Some(mut other)) = (Program::start(), Program::start()) else { return };
+    let options = LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes: false, diagnostics: false };
+    let mut kernel = Kernel::load(options).unwrap();
+    let mut ring = RingBuf::try_from(kernel.ebpf.take_map("RECORDS").unwrap()).unwrap();
+    let plan = getters(&own);
+    assert_eq!(plan.probes.len(), 2);
+    let attach = |kernel: &mut Kernel| attach_to(kernel, &own.library(), &plan, (own.tgid(), one_process)).unwrap();
+    let first = attach(&mut kernel);
+    let second = attach(&mut kernel);
+    own.run(&["current", "@other current"]);
+    other.run(&["current", "@other current"]);
+    let (threads, calls) = callers(&mut ring);
+    assert!(threads.iter().all(|(tgid, _)| *tgid == own.tgid().get()), "{threads:?}");
+    // Two sets of probes report each call once.
+    assert_eq!((threads.len(), calls % 2), (2, 0), "{calls} calls of {threads:?}");
+
+    detach(&mut kernel, first).unwrap();
+    own.run(&["@other current"]);
+    assert_eq!(callers(&mut ring).0.len(), 1, "the second set is there");
+    detach(&mut kernel, second).unwrap();
+    own.run(&["current", "@other current"]);
+    assert_eq!(callers(&mut ring).1, 0);
+}
+
+#[test]
+fn where_the_kernel_filters_by_process_the_probes_are_in_one() {
+    if Mechanism::UprobeMulti.attaches_to_processes() {
+        one_process_sees_all_of_its_threads_and_nobody_elses(true);
+    } else {
+        eprintln!("SKIPPED: this kernel filters by thread");
+    }
+}
+
+#[test]
+fn where_the_kernel_filters_by_thread_the_probes_are_in_all_and_the_list_says_whose_calls_count() {
+    one_process_sees_all_of_its_threads_and_nobody_elses(false);
+}

@@ -1,0 +1,84 @@
+//! How many library files are taken in: a user can give any file the driver library's name, and map it.
+
+use std::collections::BTreeMap;
+use std::os::linux::fs::MetadataExt as _;
+use std::path::Path;
+
+/// Files that one process maps.
+pub(crate) const MOST_OF_PROCESS: usize = 16;
+/// Files that the processes of one owner map.
+pub(crate) const MOST_OF_OWNER: usize = 32;
+/// Files in all.
+pub(crate) const MOST_IN_ALL: usize = 256;
+
+/// Who answers for a process's files. Every container has a root of its own, so root counts by what it has mounted; a user could make as many
+/// sets of mounts as she likes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Owner {
+    /// A user, by number.
+    User(u32),
+    /// Root, with this mount namespace.
+    Root(u64),
+}
+
+impl Owner {
+    /// Whose the process with this directory below `/proc` is; `None` where it has ended.
+    pub(crate) fn of(process: &Path) -> Option<Self> {
+        let uid = std::fs::metadata(process).ok()?.st_uid();
+        if uid != 0 {
+            return Some(Self::User(uid));
+        }
+        let mounts = std::fs::metadata(process.join("ns/mnt")).map_or(0, |namespace| namespace.st_ino());
+        Some(Self::Root(mounts))
+    }
+}
+
+/// How many files each owner has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shares {
+    of_owners: BTreeMap<Owner, usize>,
+    all: usize,
+}
+
+impl Shares {
+    /// Counts these.
+    pub(crate) fn of(owners: impl Iterator<Item = Owner>) -> Self {
+        let mut shares = Self::default();
+        owners.for_each(|owner| shares.count(owner));
+        shares
+    }
+
+    /// Whether one more fits.
+    pub(crate) fn has_room(&self, owner: Owner) -> bool {
+        self.all < MOST_IN_ALL && self.of_owners.get(&owner).is_none_or(|own| *own < MOST_OF_OWNER)
+    }
+
+    /// One more.
+    pub(crate) fn count(&mut self, owner: Owner) {
+        self.all += 1;
+        *self.of_owners.entry(owner).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_owner_fills_his_share_and_leaves_room_for_others() {
+        let (greedy, other) = (Owner::User(1000), Owner::User(1001));
+        let shares = Shares::of(std::iter::repeat_n(greedy, MOST_OF_OWNER));
+        assert!(!shares.has_room(greedy) && shares.has_room(other) && shares.has_room(Owner::Root(1)));
+        let all = Shares::of((0..MOST_IN_ALL).map(|number| Owner::Root(u64::try_from(number).expect("small"))));
+        assert!(!all.has_room(other));
+    }
+
+    #[test]
+    fn this_process_has_an_owner_and_one_that_is_gone_has_none() {
+        // SAFETY: geteuid has no preconditions.
+        let uid = unsafe { libc::geteuid() };
+        let own = Owner::of(Path::new("/proc/self")).expect("it runs");
+        assert!(if uid == 0 { matches!(own, Owner::Root(1..)) } else { own == Owner::User(uid) }, "{own:?}");
+        assert_eq!(Owner::of(Path::new("/proc/0")), None);
+    }
+}

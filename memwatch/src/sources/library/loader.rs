@@ -1,0 +1,214 @@
+//! Where would the loader of one process find the driver library?
+//!
+//! A process that has loaded none yet may load any of these at any moment, and a file that has its probes before is seen from its first call on. All
+//! places count that `dlopen` looks in (ld.so(8)): `LD_LIBRARY_PATH` as the process started with it, what its program and loaded libraries name
+//! (RPATH, RUNPATH), the loader's cache, and the usual directories, each as the process sees it. Whatever a stranger may have written there is read
+//! with limits.
+
+mod dynamic;
+mod rooted;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::linux::fs::MetadataExt as _;
+use std::path::Path;
+
+use super::{Discovery, FileIdentity, Find, LibraryScan, host, open_mapped_file, shown, unescape};
+use rooted::Root;
+
+/// More directories are not looked into; a job with many Python packages has some 40.
+const MOST_DIRECTORIES: usize = 256;
+/// More loaded libraries are not read; a PyTorch process has some 300.
+const MOST_OBJECTS: usize = 1024;
+/// More of an environment is not read: the kernel allows 6 MB.
+const MOST_ENVIRONMENT_BYTES: u64 = 1 << 20;
+/// A loader's cache of a large system has 200 KB.
+const MOST_CACHE_BYTES: u64 = 8 << 20;
+/// What is known of loaded libraries is kept of so many.
+const MOST_KNOWN: usize = 4096;
+
+/// Directories of newer processors' variants, below each directory that is looked into (glibc 2.33).
+const VARIANTS: [&str; 4] = ["", "glibc-hwcaps/x86-64-v4", "glibc-hwcaps/x86-64-v3", "glibc-hwcaps/x86-64-v2"];
+
+/// Looks for what loaders would find, and remembers what loaded libraries name.
+#[derive(Debug, Default)]
+pub(crate) struct LoaderSearch {
+    /// The directories that a file names, as it names them, by its device and inode.
+    named: BTreeMap<(u64, u64), Vec<Vec<u8>>>,
+}
+
+impl LoaderSearch {
+    /// The files that the loader of a process may find under the library's name; `mapped_by` of them is empty.
+    pub(crate) fn files(&mut self, scan: &LibraryScan, tgid: u32) -> Discovery {
+        let process = scan.proc_root.join(tgid.to_string());
+        let Ok(root) = Root::of(&process) else { return Discovery::default() };
+        let mut directories = Directories::default();
+        directories.add_list(&library_path(&process), b"");
+        self.add_named_by_objects(&process, &mut directories);
+        let mut discovery = Discovery::default();
+        for stem in &scan.stems {
+            for path in directories.candidates(stem).chain(system(&root, stem)) {
+                add(&root, &path, &mut discovery);
+            }
+        }
+        discovery
+    }
+
+    /// The same of a program that is about to be started with these directories in `LD_LIBRARY_PATH`.
+    pub(crate) fn files_of_program(&mut self, scan: &LibraryScan, program: &Path, library_path: &[u8]) -> Discovery {
+        let mut discovery = Discovery::default();
+        let Ok(root) = Root::here() else { return discovery };
+        let mut directories = Directories::default();
+        directories.add_list(library_path, b"");
+        let program = std::fs::canonicalize(program).unwrap_or_else(|_| program.to_owned());
+        let name = program.as_os_str().as_encoded_bytes();
+        if let Ok(file) = root.open(name) {
+            let origin = parent(name);
+            self.named_by(&file).iter().for_each(|list| directories.add_list(list, origin));
+        }
+        for stem in &scan.stems {
+            directories.candidates(stem).for_each(|path| add(&root, &path, &mut discovery));
+        }
+        discovery
+    }
+
+    /// What its program and its loaded libraries name.
+    fn add_named_by_objects(&mut self, process: &Path, directories: &mut Directories) {
+        let Ok(maps) = File::open(process.join("maps")) else { return };
+        let mut seen = BTreeSet::new();
+        for line in BufReader::new(maps).split(b'\n').map_while(Result::ok) {
+            let Some((range, inode, path)) = executable(&line) else { continue };
+            if !seen.insert(inode) {
+                continue;
+            }
+            if seen.len() > MOST_OBJECTS {
+                return;
+            }
+            if let Some(file) = open_mapped_file(process, range, &path, inode) {
+                self.named_by(&file).iter().for_each(|list| directories.add_list(list, parent(&path)));
+            }
+        }
+    }
+
+    /// What a file names, which is read once.
+    fn named_by(&mut self, file: &File) -> &[Vec<u8>] {
+        let Ok(metadata) = file.metadata() else { return &[] };
+        let key = (metadata.st_dev(), metadata.st_ino());
+        if self.named.len() >= MOST_KNOWN && !self.named.contains_key(&key) {
+            self.named.clear();
+        }
+        self.named.entry(key).or_insert_with(|| match rooted::reopen(file) {
+            Ok(file) => dynamic::search_paths(&file),
+            Err(_) => Vec::new(),
+        })
+    }
+}
+
+/// The directories to look into, each once.
+#[derive(Default)]
+struct Directories(BTreeSet<Vec<u8>>);
+
+impl Directories {
+    /// Adds a list with colons between its entries; `origin` is where the file lies that names them.
+    fn add_list(&mut self, list: &[u8], origin: &[u8]) {
+        if list.is_empty() {
+            return;
+        }
+        for entry in list.split(|byte| matches!(byte, b':' | b';')) {
+            for directory in expand(entry, origin) {
+                if self.0.len() < MOST_DIRECTORIES {
+                    self.0.insert(directory);
+                }
+            }
+        }
+    }
+
+    fn candidates(&self, stem: &str) -> impl Iterator<Item = Vec<u8>> {
+        self.0.iter().flat_map(move |directory| {
+            VARIANTS.iter().flat_map(move |variant| {
+                [format!("{stem}.1"), stem.to_owned()].map(|name| {
+                    let parts: [&[u8]; 3] = [directory, variant.as_bytes(), name.as_bytes()];
+                    let parts: Vec<&[u8]> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+                    parts.join(&b'/')
+                })
+            })
+        })
+    }
+}
+
+/// An entry with what stands for something else in it replaced; `$LIB` is another word in each distribution.
+fn expand(entry: &[u8], origin: &[u8]) -> Vec<Vec<u8>> {
+    let libs: [&[u8]; 3] = [b"lib64", b"lib/x86_64-linux-gnu", b"lib"];
+    let platform = std::env::consts::ARCH.as_bytes();
+    let fixed = replace(&replace(entry, b"ORIGIN", origin), b"PLATFORM", platform);
+    let mut expanded: Vec<Vec<u8>> = libs.iter().map(|lib| replace(&fixed, b"LIB", lib)).collect();
+    expanded.dedup();
+    expanded
+}
+
+/// Replaces `$NAME` and `${NAME}`.
+fn replace(text: &[u8], name: &[u8], by: &[u8]) -> Vec<u8> {
+    let mut replaced = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, tail)) = rest.split_first() {
+        let braced = tail.strip_prefix(b"{").and_then(|tail| tail.strip_prefix(name)?.strip_prefix(b"}"));
+        if let Some(after) = braced.or_else(|| tail.strip_prefix(name)).filter(|_| byte == b'$') {
+            replaced.extend_from_slice(by);
+            rest = after;
+        } else {
+            replaced.push(byte);
+            rest = tail;
+        }
+    }
+    replaced
+}
+
+/// `LD_LIBRARY_PATH` as the process started with it: the loader reads it once.
+fn library_path(process: &Path) -> Vec<u8> {
+    let mut environment = Vec::new();
+    let read = File::open(process.join("environ"))
+        .and_then(|file| file.take(MOST_ENVIRONMENT_BYTES).read_to_end(&mut environment));
+    let found = environment.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"LD_LIBRARY_PATH="));
+    found.filter(|_| read.is_ok()).unwrap_or_default().to_vec()
+}
+
+/// What the loader's cache names, and the usual directories, as the process sees them.
+fn system(root: &Root, stem: &str) -> Vec<Vec<u8>> {
+    let mut cache = Vec::new();
+    let opened = root.open(b"/etc/ld.so.cache").and_then(|file| rooted::reopen(&file));
+    let read = opened.and_then(|file| file.take(MOST_CACHE_BYTES).read_to_end(&mut cache));
+    let cached: Vec<Vec<u8>> = host::cached(&cache, stem).take(MOST_DIRECTORIES).map(<[u8]>::to_vec).collect();
+    let usual = host::DIRECTORIES.iter().chain(&["lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"]);
+    let usual = usual.flat_map(|place| [format!("/{place}/{stem}.1"), format!("/{place}/{stem}")]);
+    cached.into_iter().filter(|_| read.is_ok()).chain(usual.map(String::into_bytes)).collect()
+}
+
+fn add(root: &Root, path: &[u8], discovery: &mut Discovery) {
+    // Most of the places do not exist in any one process.
+    if let Ok(file) = root.open(path)
+        && let Ok(identity) = FileIdentity::of(&file)
+    {
+        discovery.add(
+            file,
+            identity,
+            Find { display: shown(path), deleted: false, tgid: None, named: false, owner: None },
+        );
+    }
+}
+
+/// Range, inode and path of an executable mapping of a file.
+fn executable(line: &[u8]) -> Option<(&str, u64, Vec<u8>)> {
+    let path_start = line.iter().position(|&byte| byte == b'/')?;
+    let mut fields = std::str::from_utf8(&line[..path_start]).ok()?.split_ascii_whitespace();
+    let (range, permissions) = (fields.next()?, fields.next()?);
+    let inode = fields.nth(2)?.parse().ok()?;
+    (permissions.as_bytes().get(2) == Some(&b'x')).then(|| (range, inode, unescape(&line[path_start..])))
+}
+
+fn parent(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|&byte| byte == b'/').map_or(&[], |slash| &path[..slash.max(1)])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! What takes reading others' files, in threads of its own: who maps which library file, what its loader would find, and where the functions of a new
+//! file are. The loop that fetches records waits for none of it, and a network file system that hangs stops the look for future files alone.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use memwatch_common::probes::When;
+use tokio::sync::Notify;
+
+use super::kernel::attach::{Plan, PlanError, plan};
+use super::kernel::site::KernelVersion;
+use super::library::loader::LoaderSearch;
+use super::library::{Discovery, FileIdentity, LibraryFile, LibraryScan};
+
+/// What is to be looked at.
+#[derive(Debug)]
+pub(crate) enum Subject {
+    /// What a process has mapped.
+    Mapped(u32),
+    /// What a process may map.
+    Loader(u32),
+    /// What this program may map, started with these directories in `LD_LIBRARY_PATH`.
+    Program(PathBuf, Vec<u8>),
+    /// What a sweep found that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
+    Swept(u64, Discovery),
+}
+
+/// An order. Files that are among the known ones are not read.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) subject: Subject,
+    pub(crate) known: Arc<Vec<FileIdentity>>,
+}
+
+/// What came of an order.
+#[derive(Debug)]
+pub(crate) struct Looked {
+    pub(crate) subject: Looking,
+    pub(crate) found: Discovery,
+    /// The new files among what was found.
+    pub(crate) new: Vec<NewFile>,
+}
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Looking {
+    Mapped(u32),
+    Loader(u32),
+    Program,
+    Swept(u64),
+}
+
+/// A file that nobody has looked into before.
+#[derive(Debug)]
+pub(crate) struct NewFile {
+    pub(crate) file: LibraryFile,
+    pub(crate) plan: Result<Plan, PlanError>,
+}
+
+/// The threads, seen from outside. They end with this.
+pub(crate) struct Lookers {
+    mapped: Sender<Order>,
+    loaders: Sender<Order>,
+    looked: Receiver<Looked>,
+    news: Arc<Notify>,
+}
+
+impl Lookers {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// The system has none to give.
+    pub(crate) fn start(scan: &LibraryScan, version: KernelVersion) -> std::io::Result<Self> {
+        let (done, looked) = channel();
+        let news = Arc::new(Notify::new());
+        let worker = |name: &str| {
+            let (orders, ordered) = channel();
+            let mut eyes = Eyes { scan: scan.clone(), version, search: LoaderSearch::default() };
+            let (done, news) = (done.clone(), Arc::clone(&news));
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+                for order in ordered {
+                    if done.send(eyes.look(order)).is_err() {
+                        return;
+                    }
+                    news.notify_one();
+                }
+            })?;
+            Ok::<_, std::io::Error>(orders)
+        };
+        let (mapped, loaders) = (worker("library-files")?, worker("loaders")?);
+        Ok(Self { mapped, loaders, looked, news })
+    }
+
+    /// Has something looked at.
+    pub(crate) fn order(&self, order: Order) {
+        let thread = match order.subject {
+            Subject::Mapped(_) | Subject::Swept(..) => &self.mapped,
+            Subject::Loader(_) | Subject::Program(..) => &self.loaders,
+        };
+        // The threads end only with this.
+        let _ = thread.send(order);
+    }
+
+    /// Something that has come of an order.
+    pub(crate) fn take(&self) -> Option<Looked> {
+        self.looked.try_recv().ok()
+    }
+
+    /// The same; it is waited for, but not longer than this.
+    pub(crate) fn wait(&self, longest: Duration) -> Option<Looked> {
+        self.looked.recv_timeout(longest).ok()
+    }
+
+    /// Completes when there is something to take. Dropped while it waits, it has taken nothing.
+    pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
+        let news = Arc::clone(&self.news);
+        async move { news.notified().await }
+    }
+}
+
+struct Eyes {
+    scan: LibraryScan,
+    version: KernelVersion,
+    search: LoaderSearch,
+}
+
+impl Eyes {
+    fn look(&mut self, Order { subject, known }: Order) -> Looked {
+        let (subject, found) = match subject {
+            Subject::Mapped(tgid) => (Looking::Mapped(tgid), self.scan.scan_process(tgid)),
+            Subject::Loader(tgid) => (Looking::Loader(tgid), self.search.files(&self.scan, tgid)),
+            Subject::Program(program, path) => {
+                (Looking::Program, self.search.files_of_program(&self.scan, &program, &path))
+            }
+            Subject::Swept(begun_ns, found) => (Looking::Swept(begun_ns), found),
+        };
+        let new = new_files(&found, &known, self.version);
+        Looked { subject, found, new }
+    }
+}
+
+/// The files that are not known, each with where its functions are.
+pub(crate) fn new_files(found: &Discovery, known: &[FileIdentity], version: KernelVersion) -> Vec<NewFile> {
+    let is_new = |file: &&LibraryFile| !known.iter().any(|known| known.is_same_file(&file.identity));
+    let new = found.files.iter().filter(is_new);
+    new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, When::Always) }).collect()
+}

@@ -1,0 +1,64 @@
+//! Which processes are memwatch's own? They load NVML, and with it the driver library, but hold no memory of a GPU: nobody looks for them.
+
+use std::mem::size_of;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// This process, and the agent of this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnProcesses(Vec<u32>);
+
+impl OwnProcesses {
+    /// This one, and whoever listens on the agent's socket, but for those that were named as targets.
+    pub(crate) fn find(agent_socket: Option<&Path>, targets: &[u32]) -> Self {
+        let agent = agent_socket.and_then(listener);
+        let own = [Some(std::process::id()), agent].into_iter().flatten();
+        Self(own.filter(|tgid| !targets.contains(tgid)).collect())
+    }
+
+    /// Whether this process is one of them.
+    pub(crate) fn holds(&self, tgid: u32) -> bool {
+        self.0.contains(&tgid)
+    }
+}
+
+/// The process that listens on a socket, by the kernel's word (unix(7)): only what runs as root or as this user is believed to be the agent. One that
+/// was started by a socket is not known: there the machine's first process listens.
+fn listener(path: &Path) -> Option<u32> {
+    let stream = UnixStream::connect(path).ok()?;
+    // SAFETY: three numbers, of which every value is valid, to be overwritten.
+    let mut peer: libc::ucred = unsafe { std::mem::zeroed() };
+    let mut length = libc::socklen_t::try_from(size_of::<libc::ucred>()).ok()?;
+    let (socket, into) = (stream.as_raw_fd(), (&raw mut peer).cast());
+    // SAFETY: the struct is as long as `length` says, and both live until the call returns.
+    let status = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, into, &raw mut length) };
+    // SAFETY: no preconditions.
+    let own_uid = unsafe { libc::geteuid() };
+    let is_believed = status == 0 && (peer.uid == 0 || peer.uid == own_uid);
+    u32::try_from(peer.pid).ok().filter(|tgid| is_believed && *tgid > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn this_process_is_memwatchs_own_unless_it_is_a_target() {
+        let own = std::process::id();
+        assert!(OwnProcesses::find(None, &[]).holds(own));
+        assert!(!OwnProcesses::find(None, &[own]).holds(own));
+        assert!(!OwnProcesses::find(None, &[]).holds(own + 1));
+    }
+
+    #[test]
+    fn who_listens_on_the_agents_socket_is_the_agent_whatever_it_is_called() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("agent.sock");
+        assert_eq!(listener(&path), None, "nobody listens");
+        let _listening = UnixListener::bind(&path).expect("a socket");
+        assert_eq!(listener(&path), Some(std::process::id()));
+        assert_eq!(OwnProcesses::find(Some(&path), &[std::process::id()]), OwnProcesses(Vec::new()));
+    }
+}

@@ -1,0 +1,74 @@
+//! What has to be watched besides: libraries that have appeared, and processes in which more is of interest.
+
+use memwatch_core::input::Input;
+use memwatch_core::words::Tgid;
+
+use super::Session;
+use crate::backends::cuda::library_watch::Latecomer;
+use crate::sources::library_sweep::Among;
+
+impl Session {
+    /// Looks for libraries that have appeared, and for processes in which more has to be watched.
+    pub(super) fn discover(&mut self) {
+        self.meet_heralded();
+        self.look_closer();
+        let Self { libraries, pipeline, targets, everybody, own, .. } = self;
+        // In a watch on targets the pipeline knows them and their children.
+        let wanted = |tgid| (*everybody && !own.holds(tgid)) || targets.contains(&tgid) || pipeline.knows(Tgid(tgid));
+        let among = || match everybody {
+            true => Among::Everybody,
+            false => Among::Processes(pipeline.watched().map(|tgid| tgid.0).collect()),
+        };
+        let late = libraries.look_at_mapped(wanted);
+        libraries.look_at_expected();
+        libraries.look_at_swept(among);
+        self.learn_latecomers(late);
+        self.attach_looked();
+    }
+
+    /// Where PyTorch is watched in everybody, its probes must be in a process before it allocates: it is met as soon as it loads what leads to CUDA,
+    /// not with its first call.
+    fn meet_heralded(&mut self) {
+        for tgid in self.libraries.take_heralded() {
+            let is_new = !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid));
+            if self.everybody && self.tensors.is_wanted() && is_new {
+                self.learn(tgid, false);
+            }
+        }
+    }
+
+    /// Probes the library files that were looked at since.
+    pub(super) fn attach_looked(&mut self) {
+        let late = self.libraries.attach_looked(&mut self.kernel);
+        self.update_coverage();
+        self.learn_latecomers(late);
+    }
+
+    fn learn_latecomers(&mut self, late: Vec<Latecomer>) {
+        for Latecomer { tgid, since_ns } in late {
+            if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
+                self.learn_late(tgid, since_ns);
+            }
+        }
+    }
+
+    /// Asks for names, and puts more probes into the processes that need them.
+    fn look_closer(&mut self) {
+        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, tensors, .. } = self;
+        names.want(pipeline.names());
+        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
+        context_probes.update(kernel, libraries, &unplaced);
+        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
+        tensors.update(kernel, pipeline);
+    }
+
+    /// A process that had its library mapped before the probes: nothing is known of it until then.
+    fn learn_late(&mut self, tgid: u32, since_ns: u64) {
+        let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
+        if facts.start_ns < since_ns {
+            self.presence.unreported(tgid);
+            self.pipeline.step(Input::Process(facts));
+            self.pipeline.step(Input::ObservedFrom { tgid: Tgid(tgid), time_ns: since_ns });
+        }
+    }
+}

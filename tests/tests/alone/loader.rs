@@ -1,0 +1,174 @@
+//! The driver library is found before a process loads it, wherever its loader looks: not one allocation is missed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memwatch_tests::mounts::after_mounting;
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, Later, MIB, Outcome, Shape, Watch};
+
+/// Compiles the program that loads the driver library only on demand, with this in its RUNPATH.
+fn program(gpu: &Gpu, run_path: Option<&Path>) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/later.c");
+    let program = gpu.directory().join("later");
+    let mut compiler = Command::new("cc");
+    compiler.arg("-o").arg(&program).arg(source).arg("-ldl");
+    if let Some(path) = run_path {
+        compiler.arg(format!("-Wl,--enable-new-dtags,-rpath,{}", path.display()));
+    }
+    if !compiler.status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: there is no C compiler");
+        return None;
+    }
+    Some(program)
+}
+
+/// The program on this machine, but with no path to its driver.
+fn command(gpu: &Gpu, program: &Path) -> Command {
+    let mut command = Command::new(program);
+    gpu.apply(&mut command);
+    command.env_remove("LD_LIBRARY_PATH");
+    command
+}
+
+fn directory(gpu: &Gpu) -> PathBuf {
+    gpu.libcuda().parent().expect("a directory").to_owned()
+}
+
+/// A process that has not loaded the driver library is attached to, loads it, and allocates at once.
+fn assert_nothing_is_missed(gpu: &Gpu, command: Command) {
+    let mut later = Later::start(command);
+    let mut watch = Watch::start(gpu.searching_memwatch(&["--pid", &later.tgid().to_string()]));
+    later.load();
+    let report = watch.settled();
+    assert_whole(&report, later.tgid());
+    let path = gpu.libcuda();
+    let libraries = report.json()["coverage"]["libraries"].as_array().expect("libraries");
+    let own = libraries.iter().filter(|library| library["in_use"] == true);
+    let own: Vec<_> = own.map(|library| (library["path"].as_str(), library["gap_ns"].is_null())).collect();
+    let name = path.file_name().expect("a name");
+    assert!(matches!(own[..], [(Some(path), true)] if Path::new(path).file_name() == Some(name)), "{report:#?}");
+}
+
+fn assert_whole(report: &Report, tgid: u32) {
+    let process = report.process(tgid).unwrap_or_else(|| panic!("it is not reported: {report:#?}"));
+    assert_eq!(process.0["from_start"], true, "{report:#?}");
+    assert!(process.is_exact(), "{report:#?}");
+    let on_gpu = process.only_gpu();
+    assert_eq!(on_gpu.number("live_bytes"), 66 * MIB, "{report:#?}");
+    assert_eq!((on_gpu.number("allocations"), on_gpu.number("before_attach_bytes")), (1, 0), "{report:#?}");
+}
+
+#[test]
+fn a_library_that_only_the_programs_runpath_leads_to_is_probed_before_it_is_loaded() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(program) = program(&gpu, Some(&directory(&gpu))) else { return };
+    assert_nothing_is_missed(&gpu, command(&gpu, &program));
+}
+
+#[test]
+fn a_library_that_only_the_processs_environment_leads_to_is_probed_before_it_is_loaded() {
+    let Some(gpu) = Gpu::new(Shape::Push).map(Gpu::with_own_libcuda) else { return };
+    let Some(program) = program(&gpu, None) else { return };
+    let mut command = command(&gpu, &program);
+    command.env("LD_LIBRARY_PATH", directory(&gpu));
+    assert_nothing_is_missed(&gpu, command);
+}
+
+#[test]
+fn a_library_that_only_the_loaders_cache_of_its_own_mounts_leads_to_is_probed_before_it_is_loaded() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(program) = program(&gpu, None) else { return };
+    let (cache, list) = (gpu.directory().join("cache"), gpu.directory().join("list"));
+    let directories = format!("{}\ninclude /etc/ld.so.conf\n", directory(&gpu).display());
+    std::fs::write(&list, directories).expect("a file in the temporary directory");
+    let words = [&cache, &list].map(|path| path.to_str().expect("a plain path"));
+    let script = "ldconfig -X -C \"$1\" -f \"$2\" 2>/dev/null && mount --bind \"$1\" /etc/ld.so.cache";
+    let Some(command) = after_mounting(script, &words, &command(&gpu, &program)) else { return };
+    assert_nothing_is_missed(&gpu, command);
+}
+
+#[test]
+fn run_probes_what_the_commands_own_runpath_leads_to_before_it_starts() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(program) = program(&gpu, Some(&directory(&gpu))) else { return };
+    let mut job = command(&gpu, &program);
+    job.arg("at-once");
+    let mut run = gpu.memwatch_run(&["--json"], &job);
+    run.env_remove("LD_LIBRARY_PATH");
+    let outcome = Outcome::of(run);
+    outcome.assert_ended_with(0, &[]);
+    let report = Report::parse(outcome.stderr.lines().last().expect("a report"));
+    let process = &report.json()["data"]["processes"][0];
+    assert_eq!((&process["from_start"], &process["exact"]), (&true.into(), &true.into()), "{report:#?}");
+    let on_gpu = &process["gpus"][0];
+    assert_eq!(on_gpu["peak_bytes"].as_u64(), Some(66 * MIB), "{report:#?}");
+}
+
+/// An NVML that loads the driver library from here, as NVIDIA's does.
+fn nvml_with_the_driver_library(gpu: &Gpu) -> Option<PathBuf> {
+    let simulated = PathBuf::from(std::env::var_os("GPUSIM_CMP")?).join("lib");
+    let place = gpu.directory().join("nvml");
+    std::fs::create_dir(&place).expect("a directory in the temporary one");
+    let (source, library) = (place.join("empty.c"), place.join("libnvidia-ml.so.1"));
+    std::fs::write(&source, "int nvml_with_the_driver_library;\n").expect("a file in the temporary directory");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-Wl,--no-as-needed", "-o"]).arg(&library).arg(&source);
+    compiler.arg(gpu.libcuda()).arg(simulated.join("libnvidia-ml.so.1"));
+    compiler.arg(format!("-Wl,--disable-new-dtags,-rpath,{}:{}", directory(gpu).display(), simulated.display()));
+    if !compiler.status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: there is no C compiler");
+        return None;
+    }
+    Some(library)
+}
+
+#[test]
+fn memwatch_does_not_list_itself_though_nvml_loads_the_driver_library_into_it() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some(nvml) = nvml_with_the_driver_library(&gpu) else { return };
+    let gpu = gpu.with_nvml(nvml);
+    let mut watch = Watch::start(gpu.searching_memwatch(&[]));
+    watch.settled();
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", watch.tgid())).expect("it runs");
+    assert!(maps.contains(gpu.libcuda().to_str().expect("a plain path")), "NVML has not loaded it");
+    // With another process that does the same, the library has been looked at.
+    let mut beside = gpu.workload();
+    beside.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let beside = beside.tgid();
+    let report = watch.until(|report| report.process(beside).is_some());
+    assert!(report.process(watch.tgid()).is_none(), "{report:#?}");
+    assert!(watch.settled().process(watch.tgid()).is_none());
+}
+
+#[test]
+fn hundreds_of_files_with_the_librarys_name_get_no_more_than_their_share_and_lose_their_probes_when_nobody_maps_them() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(program) = program(&gpu, None) else { return };
+    let fakes = gpu.directory().join("fakes");
+    for number in 0..300 {
+        let place = fakes.join(number.to_string());
+        std::fs::create_dir_all(&place).expect("a directory in the temporary one");
+        std::fs::copy(gpu.libcuda(), place.join("libcuda.so.1")).expect("a copy of the library");
+    }
+    let mut watch = gpu.watch(&["--poll-libraries"]);
+    let before = libraries(&watch.settled());
+    let mut greedy = command(&gpu, &program);
+    greedy.arg("map").arg(&fakes);
+    let mut greedy = Later::start(greedy);
+    let report = watch.until(|report| report.json()["coverage"]["libraries_over_limit"].as_u64() > Some(0));
+    assert!(libraries(&report) <= before + 32, "{report:#?}");
+    assert!(report.json()["coverage"]["libraries_over_limit"].as_u64() >= Some(300 - 32), "{report:#?}");
+    // Others are watched as before.
+    let mut beside = gpu.workload();
+    beside.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    let report = watch.settled();
+    let beside = report.process(beside.tgid()).expect("it is reported");
+    assert_eq!((beside.only_gpu().number("live_bytes"), beside.is_exact()), (4 * MIB, true), "{report:#?}");
+    greedy.end();
+    watch.until(|report| libraries(report) == before);
+}
+
+fn libraries(report: &Report) -> usize {
+    report.json()["coverage"]["libraries"].as_array().expect("libraries").len()
+}

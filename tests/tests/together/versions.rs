@@ -1,0 +1,60 @@
+//! The versions of PyTorch between the oldest and the newest, in a newer system: one training on each is compared with what it says itself.
+//!
+//! Python there is an executable with fixed addresses, whose heap begins below 4 GiB, and the C library is newer than most machines'.
+
+use memwatch_tests::places::{PlacesWatch, Shares, assert_agreement, measured, seen};
+use memwatch_tests::statistics::{assert_all_exact, compare_statistics, held_job, stats_of};
+use memwatch_tests::{Allocator, Gpu, Shape};
+
+/// What hooks in the program have measured.
+fn truth(gpu: &Gpu, version: &str) -> Option<Shares> {
+    let mut job = gpu.torch(version, Allocator::Native, &["stages_truth.py", "transformer", "--control"])?;
+    let mut shares = Shares::new();
+    while let Some(checkpoint) = job.next_checkpoint() {
+        shares.extend(measured(&checkpoint["truth"]));
+        job.go_on();
+    }
+    Some(shares)
+}
+
+/// Every statistic at every checkpoint is PyTorch's own, and all bytes are in the layers that hooks have measured.
+fn training_is_what_it_says(version: &str) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(truth) = truth(&gpu, version) else { return };
+    let Some(mut job) = held_job(&gpu, version, Allocator::Native, &["stages_truth.py", "transformer"]) else { return };
+    let (tgid, places) = (job.tgid(), PlacesWatch::start(&gpu, "layers", &[&job]));
+    let mut statistics = stats_of(&gpu, &[&job]);
+    job.go_on();
+    let mut checkpoint = job.next_checkpoint().expect("a training has checkpoints");
+    loop {
+        let report = statistics.next_fresh();
+        compare_statistics(&report, &checkpoint, tgid);
+        assert_all_exact(&report, &checkpoint, tgid);
+        if checkpoint["label"] == "trained" {
+            break;
+        }
+        job.go_on();
+        checkpoint = job.next_checkpoint().expect("it ends with the training");
+    }
+    // The job still holds its model, from which names of layers are read.
+    let report = places.interrupt();
+    assert_agreement("layers", &truth, &seen(&report, tgid, 0));
+    let device = &report["data"]["processes"][0]["devices"][0];
+    let layers = device["layers"].as_array().expect("a list");
+    assert!(layers.iter().all(|layer| layer["kind"] != "not_known"), "{layers:#?}");
+}
+
+#[test]
+fn a_training_on_2_9_in_a_newer_system() {
+    training_is_what_it_says("2.9");
+}
+
+#[test]
+fn a_training_on_2_10_in_a_newer_system() {
+    training_is_what_it_says("2.10");
+}
+
+#[test]
+fn a_training_on_2_11_in_a_newer_system() {
+    training_is_what_it_says("2.11");
+}
