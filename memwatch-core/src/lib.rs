@@ -95,6 +95,9 @@ pub struct Pipeline {
     logs_tensors: bool,
     #[serde(skip)]
     least_listed_bytes: Option<u64>,
+    /// Of whom a history is kept, and how long it may become.
+    #[serde(skip)]
+    keeps_history: Option<(Tgid, usize)>,
     /// What is looked for beyond the numbers.
     detectors: Detectors,
 }
@@ -123,6 +126,7 @@ impl Pipeline {
             cgroup_memory: Vec::new(),
             logs_tensors: false,
             least_listed_bytes: None,
+            keeps_history: None,
             detectors: Detectors::default(),
         }
     }

@@ -18,7 +18,7 @@ pub use places::{
     TensorsView, WhoseView,
 };
 pub(crate) use rows::add;
-pub use rows::{Row, largest};
+pub use rows::{Row, largest, largest_at_peak};
 pub use viewer::{HiddenGpuView, HiddenView, Viewer};
 
 use std::collections::{BTreeMap, BTreeSet};

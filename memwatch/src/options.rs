@@ -1,9 +1,11 @@
 //! The command line: says what was typed, does nothing.
 
+pub(crate) mod checked;
 pub(crate) mod choice;
 pub(crate) mod looks;
 pub(crate) mod moment;
 pub(crate) mod recording;
+pub(crate) mod selected;
 pub(crate) mod tensors;
 pub(crate) mod values;
 
@@ -11,50 +13,57 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use memwatch_core::words::Tgid;
 
 use crate::sources::containers::RuntimeSockets;
 
+pub(crate) use self::checked::Checked;
 pub(crate) use self::choice::{Choice, Rows};
 pub(crate) use self::looks::Looks;
 pub(crate) use self::moment::{Moment, Past, Window};
 pub(crate) use self::recording::{Subject, TapeArgs};
+pub(crate) use self::selected::Selected;
 pub(crate) use self::tensors::Tensors;
 
-/// Where the agent of this machine listens, by default.
+/// The heading of options that few need: they are listed by `memwatch help advanced` alone.
+pub(crate) const ADVANCED: &str = "Advanced options";
+
+/// Where the agent of this machine listens by default.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/memwatch/memwatch.sock";
 
-/// Which processes to show.
+/// Which processes and GPUs to show.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "What to watch")]
 pub(crate) struct Targets {
-    /// Watch only these processes (default: all); may be repeated
-    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
-    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
-    pub(crate) tgids: Vec<Tgid>,
-    /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
-    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
-    pub(crate) gpus: Vec<String>,
     #[command(flatten)]
-    pub(crate) choice: Choice,
+    pub(crate) selected: Selected,
+    /// Show only these GPUs: index, UUID (or its beginning) or PCI bus id; 0:1 is a MIG instance of GPU 0
+    #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
+    #[arg(help_heading = "Which processes")]
+    pub(crate) gpus: Vec<String>,
+}
+
+impl Targets {
+    /// These processes, on whatever GPU.
+    pub(crate) fn of(selected: &Selected) -> Self {
+        Self { selected: selected.clone(), gpus: Vec::new() }
+    }
 }
 
 /// How often and how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Time")]
 pub(crate) struct Pace {
-    /// Time between two refreshes: 500ms, 2s, 1m; a bare number is seconds; at least 100ms
+    /// Refresh interval: 500ms, 2s, 1m; a bare number is seconds; at least 100ms
     #[arg(short, long, value_name = "TIME", default_value = "1s")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
-    /// Stop watching after this time (default: at Ctrl-C, or when the watched processes have ended)
+    /// Stop after this time (default: at Ctrl-C, or when the processes have ended)
     #[arg(short, long, value_name = "TIME", value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
 }
 
 /// What every command takes.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "Output and libraries")]
+#[command(next_help_heading = "Output")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Common {
     /// Write JSON: one object per report
@@ -66,21 +75,21 @@ pub(crate) struct Common {
     /// Draw with ASCII characters only
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
-    /// Probe this libcuda file, too; may be repeated
-    #[arg(long, global = true, value_name = "FILE")]
+    /// Attach to this libcuda file, too; may be repeated
+    #[arg(long, global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     pub(crate) libcuda: Vec<PathBuf>,
     /// Load NVML from this file
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     pub(crate) nvml_lib: Option<PathBuf>,
-    /// Ask the agent that listens here, even if an option asks for an own watch (default: /run/memwatch/memwatch.sock, if one does)
-    #[arg(long, global = true, value_name = "PATH", env = "MEMWATCH_AGENT")]
+    /// Use the agent at this socket (default: /run/memwatch/memwatch.sock, if an agent is running)
+    #[arg(long, global = true, value_name = "PATH", env = "MEMWATCH_AGENT", hide = true, help_heading = ADVANCED)]
     pub(crate) agent: Option<PathBuf>,
     /// Attach directly, even if an agent is running
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide = true, help_heading = ADVANCED)]
     pub(crate) no_agent: bool,
     #[command(flatten)]
     pub(crate) sockets: Sockets,
-    /// Log more, on stderr; may be repeated
+    /// Show more detail and log to stderr; may be repeated
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// Size of the ring buffer between kernel and memwatch: a power of two
@@ -96,16 +105,15 @@ pub(crate) struct Common {
 
 /// Where names of containers and pods come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Names of containers")]
 pub(crate) struct Sockets {
-    /// Ask this Docker or Podman for names (default: the usual sockets of both, users' own among them); may be repeated
-    #[arg(long = "docker-socket", global = true, value_name = "FILE")]
+    /// Docker or Podman socket to read container names from (default: the usual sockets, rootless ones included); may be repeated
+    #[arg(long = "docker-socket", global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     docker: Vec<PathBuf>,
-    /// Ask this Kubernetes runtime for names (default: the usual sockets of containerd, CRI-O and others); may be repeated
-    #[arg(long = "cri-socket", global = true, value_name = "FILE")]
+    /// Kubernetes runtime socket to read pod names from (default: the usual sockets of containerd, CRI-O and others); may be repeated
+    #[arg(long = "cri-socket", global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     cri: Vec<PathBuf>,
-    /// Ask this kubelet what it has promised to pods (default: /var/lib/kubelet/pod-resources/kubelet.sock)
-    #[arg(long = "kubelet-socket", global = true, value_name = "FILE")]
+    /// Kubelet socket to read GPU assignments from (default: /var/lib/kubelet/pod-resources/kubelet.sock)
+    #[arg(long = "kubelet-socket", global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     kubelet: Option<PathBuf>,
 }
 

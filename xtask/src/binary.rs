@@ -4,7 +4,7 @@ use crate::args::Args;
 use crate::repo::{Profile, Repo};
 use crate::run::{line, pinned, run};
 use crate::setup;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -54,6 +54,9 @@ pub(crate) fn install_task(repo: &Repo, mut args: Args) -> Result<()> {
             )
         })?;
     println!("installed {}, {} and {}", program.display(), unit.display(), group.display());
+    let share = root.join("share");
+    install_help(&program, &share)?;
+    println!("installed completions for bash, zsh and fish, and man pages, in {}", share.display());
     println!("next:  sudo {0} doctor     (what works on this machine)", program.display());
     println!("       sudo {0}            (every process on every GPU)", program.display());
     println!(
@@ -106,6 +109,36 @@ fn unit_of(unit: &str, program: &Path) -> Result<String> {
     let program = program.to_str().filter(|program| !program.contains(char::is_whitespace));
     let program = program.context("systemd needs a path without spaces")?;
     Ok(unit.replace(line, &line.replacen(shipped, program, 1)))
+}
+
+/// Completion scripts by shell, and where each is looked for below `share`.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "bash-completion/completions/memwatch"),
+    ("zsh", "zsh/site-functions/_memwatch"),
+    ("fish", "fish/vendor_completions.d/memwatch.fish"),
+];
+
+/// Completion scripts and man pages, as this memwatch writes them.
+fn install_help(memwatch: &Path, share: &Path) -> Result<()> {
+    for (shell, place) in COMPLETIONS {
+        let script = captured(Command::new(memwatch).args(["completions", shell]))?;
+        let path = share.join(place);
+        let folder = path.parent().context("a script lies in a folder")?;
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, script))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    captured(Command::new(memwatch).arg("man").arg(share.join("man/man1"))).map(drop)
+}
+
+/// What a program writes, where it succeeds.
+fn captured(command: &mut Command) -> Result<Vec<u8>> {
+    let words = line(command);
+    let output = command.output().with_context(|| format!("cannot start {words}"))?;
+    if !output.status.success() {
+        bail!("{words} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
 }
 
 /// Sets up the tools and builds memwatch with its kernel half inside.

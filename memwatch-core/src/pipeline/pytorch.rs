@@ -161,10 +161,15 @@ impl Pipeline {
         let (now_ns, logs) = (self.now_ns, self.logs_tensors);
         self.process_mut(tgid, now_ns).watch_tensors(missing, time_ns);
         let least_bytes = self.least_listed_bytes;
+        let history = self.keeps_history.filter(|(kept, _)| *kept == tgid);
         let tensors = self.tensors_mut(tgid);
         tensors.want_log(logs);
         if let Some(least_bytes) = least_bytes {
             tensors.list_from(least_bytes);
+        }
+        // A process that is met later begins without one.
+        if let Some((_, limit)) = history {
+            tensors.keep_history(limit);
         }
     }
 }

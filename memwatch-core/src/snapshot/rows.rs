@@ -120,6 +120,17 @@ impl Row for PhaseView {
 /// The rows with most live bytes, so many at most; all others, and the row of the rest that there may be already, are added up in the last one.
 pub fn largest<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     rows.sort_by(order);
+    cut(rows, most)
+}
+
+/// The same by what was live at the device's peak: of a program that has ended, what is left says little.
+pub fn largest_at_peak<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
+    let at_peak = |row: &R| (*row.kind() != REST, row.sum().at_peak_bytes);
+    rows.sort_by(|one, other| at_peak(other).cmp(&at_peak(one)).then_with(|| order(one, other)));
+    cut(rows, most)
+}
+
+fn cut<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
     let mut beyond = rows.split_off(rows.len().min(most)).into_iter();
     if let Some(mut rest) = beyond.next() {
         rest.become_rest();

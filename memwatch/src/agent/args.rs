@@ -1,6 +1,6 @@
 //! What `memwatch agent` takes.
 
-use crate::options::{DEFAULT_SOCKET, values};
+use crate::options::{Checked, DEFAULT_SOCKET, values};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -8,23 +8,23 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Agent")]
 pub(crate) struct Agent {
-    /// Where memwatch asks it
+    /// Socket that memwatch commands connect to
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
-    /// Serve metrics over HTTP on this address, such as 127.0.0.1:9747 (default: nowhere)
+    /// Serve Prometheus metrics on this address, such as 127.0.0.1:9747 (default: off)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
-    /// Keep a history of the agent's session in this directory, which --since and --until of other commands read (default: none)
+    /// Keep a history in this directory, for --since and --until of other commands (default: off)
     #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
     pub(crate) history: Option<PathBuf>,
-    /// Let it become no larger than this, and the oldest go: 256M, 2G; at least 1M. As much again is kept of the previous session
+    /// Maximum size of the history; the oldest events go first: 256M, 2G; at least 1M. The previous run keeps as much again
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
     #[arg(value_parser = values::history_bytes)]
     pub(crate) history_size: u64,
     /// Run without NVML, on a machine that has none: /readyz does not wait for it
     #[arg(long, conflicts_with = "nvml_lib")]
     pub(crate) no_nvml: bool,
-    /// Serve metrics of the N largest processes, too: off, or N up to 1000
+    /// Also serve metrics of the N largest processes: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,
 }
@@ -44,3 +44,5 @@ fn process_metrics(text: &str) -> Result<ProcessMetrics, String> {
         _ => Err("off, or a number from 1 to 1000".to_owned()),
     }
 }
+
+impl Checked for Agent {}

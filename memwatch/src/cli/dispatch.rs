@@ -1,70 +1,30 @@
-//! What was asked for: the only file that knows all rooms.
+//! What was asked for: a command of the table, or the live view.
 
+use crate::cli::table::awaited;
 use crate::cli::{Args, Command};
-use crate::commands::export;
 use crate::commands::live::watch;
-use crate::commands::places::args::{Layers, Sites};
-use crate::commands::ps::args::Ps;
-use crate::commands::ps::report_once;
-use crate::commands::ps::report_recorded;
-use crate::commands::run::run_command;
+use crate::commands::ps;
 use crate::exit::{Exit, Failure};
-use crate::options::{Common, Rows};
-use crate::render::places::Places;
+use crate::options::Common;
 use crate::sources::library::check_named;
-use crate::watch::past::{Needs, Recording};
 
 /// Does what the command line asks for.
+///
+/// # Errors
+/// What the command answers.
 pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     let common = &args.common;
-    if let Some(Command::Doctor) = args.command {
-        return Ok(doctor(common));
-    }
     let is_run = matches!(args.command, Some(Command::Run(_)));
     // The command's exit code could be any other.
     let of_run = |failure| Failure { exit: Exit::Command(125), ..failure };
-    check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
-    if let Some(Command::Agent(agent)) = &args.command {
-        return crate::agent::run(agent, common);
+    if !matches!(args.command, Some(Command::Doctor(_))) {
+        check_libraries(common).map_err(|failure| if is_run { of_run(failure) } else { failure })?;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
-    runtime.block_on(async {
-        match &args.command {
-            Some(Command::Run(run)) => run_command(run, common).await,
-            Some(Command::Stats(stats)) => crate::commands::stats::stats(stats, common).await,
-            Some(Command::Snapshot(pickle)) => crate::commands::snapshot::snapshot(pickle, common).await,
-            Some(Command::Export(args)) => export::run(&args.held, args.written(), common).await,
-            Some(Command::Flamegraph(args)) => export::run(&args.held, args.written(), common).await,
-            Some(Command::Sites(Sites { places, native })) => {
-                crate::commands::places::places(places, (Places::Sites, true, *native), common).await
-            }
-            Some(Command::Stages(places)) => {
-                crate::commands::places::places(places, (Places::Stages, true, false), common).await
-            }
-            Some(Command::Layers(Layers { places, fragmentation })) => {
-                crate::commands::places::places(places, (Places::Layers, !fragmentation, false), common).await
-            }
-            Some(Command::Diff(diff)) => crate::commands::diff::run(diff, common).await,
-            Some(Command::Leak(leak)) => crate::commands::leak::run(leak, common).await,
-            Some(Command::Oom(oom)) => crate::commands::oom::run(oom, common).await,
-            Some(Command::Fragment(fragment)) => crate::commands::fragment::run(fragment, common).await,
-            Some(Command::Simulate(simulate)) => crate::commands::simulate::run(simulate, common).await,
-            Some(Command::Timeline(args)) => crate::commands::timeline::run(args, common).await,
-            Some(Command::Monitor(args)) => crate::commands::monitor::run(args, common).await,
-            Some(Command::Profile(args)) => crate::commands::profile::run(args, common).await,
-            Some(Command::Record(record)) => crate::commands::record::record(record, common).await,
-            Some(Command::ResetPeaks(whose)) => crate::commands::reset_peaks::run(whose, common).await,
-            Some(Command::Report(report)) => crate::commands::report::report(report, common).await,
-            Some(Command::Ps(Ps { targets, rows, past })) => {
-                match Recording::named(past, Needs::Calls, common).await? {
-                    Some(recording) => report_recorded(&recording, targets, *rows, common),
-                    None => report_once(targets, *rows, common).await,
-                }
-            }
-            None if args.once => report_once(&args.targets, Rows::Process, common).await,
-            _ => watch((&args.targets, &args.tensors, args.pace), common).await,
-        }
-    })
+    match &args.command {
+        Some(command) => command.run(common),
+        None if args.once => awaited(ps::run(&ps::args::Ps::of(&args.targets), common)),
+        None => awaited(watch((&args.targets, &args.tensors, args.pace), common)),
+    }
 }
 
 /// Refuses libraries that are named and cannot be any: without them a report would be short of what they were named for.
@@ -79,15 +39,4 @@ fn check_libraries(common: &Common) -> Result<(), Failure> {
         })?;
     }
     Ok(())
-}
-
-fn doctor(common: &Common) -> Exit {
-    crate::commands::doctor::run(&crate::commands::doctor::DoctorOptions {
-        json: common.json,
-        nvml_library: common.nvml_lib.clone(),
-        libraries: common.libcuda.clone(),
-        sockets: common.sockets.places(),
-        color: crate::render::output::use_color(common),
-        verbose: common.verbose > 0,
-    })
 }

@@ -16,9 +16,115 @@ fn refusal(line: &str) -> String {
     error.to_string()
 }
 
+/// What clap prints instead of running: a help page, for example.
+fn refused(line: &str) -> String {
+    Args::from_words(line.split(' ')).expect_err(line).to_string()
+}
+
 #[test]
 fn the_definition_is_consistent() {
-    Args::command().debug_assert();
+    Args::definition().debug_assert();
+}
+
+#[test]
+fn the_short_help_fits_a_screen_and_lists_every_command_by_group() {
+    let help = refused("memwatch -h");
+    assert!(help.lines().count() <= 40, "{help}");
+    let groups: Vec<_> = ["Watch", "Check", "Record", "Show", "Machine"]
+        .iter()
+        .map(|group| help.lines().position(|line| line == *group).unwrap_or_else(|| panic!("{group}: {help}")))
+        .collect();
+    assert!(groups.is_sorted(), "{help}");
+    let definition = Args::definition();
+    for command in definition.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help")
+    {
+        let is_listed =
+            |line: &str| line.strip_prefix("  ").is_some_and(|line| line.split(' ').next() == Some(command.get_name()));
+        assert!(help.lines().any(is_listed), "{}: {help}", command.get_name());
+    }
+    assert!(!help.contains("sites") && !help.contains("reset-peaks"), "{help}");
+    assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
+}
+
+#[test]
+fn each_option_that_the_short_help_names_exists() {
+    let definition = Args::definition();
+    let all: Vec<_> = std::iter::once(&definition)
+        .chain(definition.get_subcommands())
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(clap::Arg::get_long)
+        .chain(["help"])
+        .collect();
+    let help = refused("memwatch -h");
+    let named =
+        help.split(|letter: char| letter.is_whitespace() || letter == ',').filter_map(|word| word.strip_prefix("--"));
+    let named: Vec<_> = named.collect();
+    assert!(named.len() > 8, "{help}");
+    for option in named {
+        assert!(all.contains(&option), "--{option}: {help}");
+    }
+}
+
+#[test]
+fn options_that_few_need_are_in_no_help_of_a_command() {
+    for command in ["ps", "where", "oom", "run", "agent"] {
+        let help = refused(&format!("memwatch {command} --help"));
+        for option in ["--docker-socket", "--cri-socket", "--kubelet-socket", "--no-agent", "--libcuda", "--cgroup"] {
+            assert!(!help.contains(option), "{command}: {help}");
+        }
+    }
+}
+
+#[test]
+fn a_bare_number_is_a_pid_and_any_other_bare_word_a_name() {
+    let live = args("memwatch 12 train.py -p 34");
+    assert!(live.command.is_none());
+    assert_eq!(
+        (&live.targets.selected.tgids[..], &live.targets.selected.choice.names[..]),
+        (&[Tgid(34), Tgid(12)][..], &["train.py".to_owned()][..])
+    );
+    let commands =
+        ["ps", "where", "stats", "oom", "leak", "fragment", "monitor", "simulate", "profile", "timeline", "snapshot"];
+    for command in commands {
+        for selected in [
+            "7",
+            "train.py",
+            "-p 7",
+            "--name a*",
+            "--container c",
+            "--pod p",
+            "--user u",
+            "--slurm-job 1",
+            "--in f",
+            "--since 1m --until 14:05",
+        ] {
+            args(&format!("memwatch {command} {selected}"));
+        }
+    }
+    let Some(Command::Where(found)) = args("memwatch where 7 --by phase").command else { panic!() };
+    assert_eq!(found.places.subject.selected.tgids, [Tgid(7)]);
+    args("memwatch record 7 -o f.mwr");
+    args("memwatch flamegraph train.py -o f.html");
+}
+
+#[test]
+fn former_names_of_commands_still_work() {
+    for line in ["sites -p 1 --native", "stages -p 1 -n 3", "layers --in f --fragmentation", "reset-peaks -p 1"] {
+        args(&format!("memwatch {line}"));
+    }
+}
+
+#[test]
+fn there_is_a_completion_script_for_each_shell() {
+    for shell in ["bash", "zsh", "fish"] {
+        args(&format!("memwatch completions {shell}"));
+        let mut script = Vec::new();
+        let shell = clap::ValueEnum::from_str(shell, false).expect("it is a shell");
+        clap_complete::generate::<clap_complete::Shell, _>(shell, &mut Args::definition(), "memwatch", &mut script);
+        let script = String::from_utf8(script).expect("it is text");
+        assert!(script.contains("flamegraph"), "{script}");
+    }
+    assert!(refusal("memwatch completions tcsh").contains("bash, zsh or fish"));
 }
 
 #[test]
@@ -32,7 +138,7 @@ fn no_words_mean_every_process_once_a_second() {
 #[test]
 fn targets_may_be_repeated_and_joined_by_commas() {
     let args = args("memwatch -p 12,34 --pid=56 -g 0,GPU-8f3c --gpu MIG-1a/2");
-    assert_eq!(args.targets.tgids, [Tgid(12), Tgid(34), Tgid(56)]);
+    assert_eq!(args.targets.selected.tgids, [Tgid(12), Tgid(34), Tgid(56)]);
     assert_eq!(args.targets.gpus, ["0", "GPU-8f3c", "MIG-1a/2"]);
 }
 
@@ -57,7 +163,7 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch -i 1..5", "a time is a number with a unit"),
         ("memwatch -i 1.2.3s", "a time is a number with a unit"),
         ("memwatch -d 1w", "a time is a number with a unit"),
-        ("memwatch -d 0", "nothing to see in no time"),
+        ("memwatch -d 0", "the duration must be greater than 0"),
         ("memwatch -d 1000d", "more than a year"),
         ("memwatch -p 0", "a process id is a number from 1 on"),
         ("memwatch -p -5", "a process id is a number from 1 on"),
@@ -89,7 +195,15 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch report", "<FILE>"),
         ("memwatch leak -p 1 --fail-on all", "possible values"),
         ("memwatch simulate --in f -s max_split_size_mb:8", "a number from 20 on"),
-        ("memwatch stats -p 1 --reset-peaks", "--interval <TIME>"),
+        ("memwatch stats -p 1 --reset-peaks -d 5s", "--reset-peaks goes with --interval"),
+        ("memwatch stats --in f --reset-peaks", "cannot be used with"),
+        ("memwatch where -p 1 --by phase --native", "--native goes with --by line"),
+        ("memwatch where -p 1 --fragmentation", "--fragmentation goes with --by module"),
+        ("memwatch leak 7 --no-children", "--no-children goes with --in"),
+        ("memwatch snapshot 7 8", "one process"),
+        ("memwatch ps --by user --sort pid", "cannot be used with"),
+        ("memwatch ps --by user --format csv", "cannot be used with"),
+        ("memwatch ps --columns memory", "pre-existing"),
     ] {
         let text = refusal(line);
         assert!(text.contains(sentence), "{line}: {text}");
@@ -104,6 +218,9 @@ fn an_option_of_the_live_view_is_not_silently_ignored_before_a_command() {
         ("memwatch -i 1s doctor", "--interval"),
         ("memwatch -d 1s ps", "--duration"),
         ("memwatch -1 ps", "--once"),
+        ("memwatch 1234 ps", "PID|NAME"),
+        ("memwatch --tensors sites", "--tensors"),
+        ("memwatch --log a.log doctor", "--log"),
     ] {
         let text = refusal(line);
         assert!(text.contains(&format!("'{flag}' does not belong before")), "{line}: {text}");
@@ -125,9 +242,13 @@ fn the_hidden_options_serve_tests() {
     let common = args("memwatch --ring-bytes 64K --classic-uprobes --libcuda /a --libcuda /b").common;
     assert_eq!((common.ring_bytes, common.classic_uprobes), (Some(65_536), true));
     assert_eq!(common.libcuda, [PathBuf::from("/a"), PathBuf::from("/b")]);
-    let help = Args::command().render_long_help().to_string();
+    let help = Args::definition().render_long_help().to_string();
     assert!(!help.contains("ring-bytes") && !help.contains("classic-uprobes"));
-    assert!(help.contains("Examples:") && help.contains("Exit codes:"));
+    assert!(!help.contains("--docker-socket"));
+    let advanced = refused("memwatch help advanced");
+    assert!(advanced.contains("--docker-socket") && advanced.contains("Exit codes:"), "{advanced}");
+    assert!(advanced.contains("where --by line") && advanced.contains("completions"), "{advanced}");
+    assert!(!advanced.contains("ring-bytes"), "{advanced}");
 }
 
 #[test]
@@ -147,12 +268,14 @@ fn words_of_the_program_to_run_are_its_own() {
 
 #[test]
 fn what_a_watch_is_asked_a_recording_is_asked() {
-    for command in ["ps", "stats", "sites", "stages", "layers", "snapshot", "leak", "simulate", "fragment"] {
+    for command in
+        ["ps", "stats", "where", "snapshot", "leak", "oom", "simulate", "fragment", "profile", "timeline", "monitor"]
+    {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }
     let commands = [
-        "ps", "leak", "oom", "profile", "timeline", "monitor", "report", "stats", "sites", "snapshot", "simulate",
+        "ps", "leak", "oom", "profile", "timeline", "monitor", "report", "stats", "where", "snapshot", "simulate",
         "fragment",
     ];
     for command in commands {

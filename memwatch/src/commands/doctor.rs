@@ -22,7 +22,9 @@ use library::Libraries;
 use nvml::{NvmlReport, Traces};
 use privilege::Privilege;
 
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
+use crate::options::{Checked, Common};
+use crate::render::output::use_color;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::site::KernelVersion;
 
@@ -54,8 +56,34 @@ struct Diagnosis {
     nvml: Result<NvmlReport, String>,
 }
 
+/// `memwatch doctor` takes no options of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Doctor {}
+
+impl Checked for Doctor {}
+
+/// `memwatch doctor`.
+///
+/// # Errors
+/// None: what does not work is in the report.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    clippy::unnecessary_wraps,
+    reason = "all rows of the table of commands are alike"
+)]
+pub(crate) fn command(_args: &Doctor, common: &Common) -> Result<Exit, Failure> {
+    Ok(run(&DoctorOptions {
+        json: common.json,
+        nvml_library: common.nvml_lib.clone(),
+        libraries: common.libcuda.clone(),
+        sockets: common.sockets.places(),
+        color: use_color(common),
+        verbose: common.verbose > 0,
+    }))
+}
+
 /// Examines this machine and prints what it found. The exit code says whether memwatch can watch here.
-pub(crate) fn run(options: &DoctorOptions) -> Exit {
+fn run(options: &DoctorOptions) -> Exit {
     let diagnosis = examine(options);
     let report = if options.json { json::render(&diagnosis) } else { text::render(&diagnosis, options.color) };
     let mut out = std::io::stdout().lock();

@@ -35,7 +35,7 @@ pub(crate) async fn watch(
     (targets, requested, pace): (&Targets, &Tensors, Pace),
     common: &Common,
 ) -> Result<Exit, Failure> {
-    let tensors = requested.request(!targets.tgids.is_empty());
+    let tensors = requested.request(!targets.selected.tgids.is_empty());
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
     options.tensors_by_default = requested.is_default();
@@ -65,7 +65,7 @@ pub(crate) async fn watch(
     }
     let has_summary = stop == Stop::NobodyLeft && !common.json;
     if let Some(seen) = if has_summary { source.last_word().await } else { None } {
-        print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns)));
+        print!("{}", summary::render(&seen.snapshot, &WallClock::local(seen.boottime_to_unix_ns), None));
     }
     Ok(Exit::Ok)
 }

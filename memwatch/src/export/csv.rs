@@ -68,7 +68,7 @@ fn row(part: &Part, site: &SiteView) -> [String; COLUMNS.len()] {
 }
 
 /// A text in quotes. One that a spreadsheet would take for a formula gets a `'` before it, as people type it there.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let is_formula = text.starts_with(['=', '+', '-', '@']);
     format!("\"{}{}\"", if is_formula { "'" } else { "" }, printable(text).replace('"', "\"\""))
 }

@@ -29,5 +29,19 @@ pub(crate) fn write(profile: &Profile, weight: Weight) -> Result<Vec<u8>, Export
     options.text_truncate_direction = TextTruncateDirection::Right;
     let mut picture = Vec::new();
     from_lines(&mut options, stacks.lines(), &mut picture)?;
-    Ok(picture)
+    Ok(with_dark_mode(picture))
+}
+
+/// Colours for readers whose system is dark: a browser chooses when it shows the picture. Presentation attributes yield to any style sheet.
+const DARK: &str = "<style>@media (prefers-color-scheme: dark) { svg { background: #16181d; } \
+rect[fill=\"url(#background)\"] { fill: #16181d; } #title, #subtitle, #details, #search, #unzoom, #matched { fill: #e6e6e6; } \
+#frames text { fill: #10131a; } }</style>";
+
+fn with_dark_mode(picture: Vec<u8>) -> Vec<u8> {
+    let Ok(text) = String::from_utf8(picture) else { return Vec::new() };
+    // Behind all other style sheets, so that it is the last word.
+    match text.rfind("</svg>") {
+        Some(end) => format!("{}{DARK}{}", &text[..end], &text[end..]).into_bytes(),
+        None => text.into_bytes(),
+    }
 }

@@ -148,6 +148,8 @@ fn every_format_adds_up_to_the_devices_total() {
         assert_eq!(samples.map(|sample| sample[1][index].as_u64().unwrap()).sum::<u64>(), total);
         let svg = text(Format::Svg, weight);
         assert!(svg.contains(&format!("total_samples=\"{total}\"")), "{svg}");
+        // Behind inferno's own style sheet, so that it wins.
+        assert!(svg.rfind("prefers-color-scheme: dark") > svg.find("</style>") && svg.ends_with("</svg>"), "{svg}");
     }
     let proto = proto(Weight::InUse);
     let sums = |index: usize| proto.sample.iter().map(|sample| sample.value[index].cast_unsigned()).sum::<u64>();

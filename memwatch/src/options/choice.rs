@@ -1,32 +1,31 @@
-//! Whose processes are meant, where they are not given by PID.
+//! Processes by what they belong to: a name, a container, a pod, a job, a user or a control group.
 
 use clap::ValueEnum;
 use memwatch_core::snapshot::groups::By;
 
-/// Which processes to show: words of one kind are alternatives, kinds add up.
+/// What the processes belong to: values of one kind are alternatives, kinds narrow each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "Which processes to show")]
 pub(crate) struct Choice {
     /// Processes of this container, by name or id (or its beginning); of a pod, by the container's name in it
-    #[arg(long = "container", value_name = "NAME", value_delimiter = ',')]
+    #[arg(long = "container", value_name = "NAME", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) containers: Vec<String>,
     /// Processes of this pod: NAME, NAMESPACE/NAME, or its uid
-    #[arg(long = "pod", value_name = "POD", value_delimiter = ',')]
+    #[arg(long = "pod", value_name = "POD", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) pods: Vec<String>,
     /// Processes of this Slurm job, or of a step of it: 4242, 4242.0
-    #[arg(long = "slurm-job", value_name = "JOB", value_delimiter = ',')]
+    #[arg(long = "slurm-job", value_name = "JOB", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) slurm_jobs: Vec<String>,
     /// Processes of this user, by name or number
-    #[arg(short, long = "user", value_name = "USER", value_delimiter = ',')]
+    #[arg(short, long = "user", value_name = "USER", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) users: Vec<String>,
     /// Processes in this control group or below it
-    #[arg(long = "cgroup", value_name = "PATH")]
+    #[arg(long = "cgroup", value_name = "PATH", hide = true, help_heading = super::ADVANCED)]
     pub(crate) cgroups: Vec<String>,
-    /// Processes of this name, program or script, such as train.py; * stands for any text
-    #[arg(long = "name", value_name = "NAME", value_delimiter = ',')]
+    /// Processes of this name, program or script, such as train.py; same as a bare NAME
+    #[arg(long = "name", value_name = "NAME", value_delimiter = ',', help_heading = "Which processes")]
     pub(crate) names: Vec<String>,
-    /// Leave out children of what is named by --pid or --name
-    #[arg(long)]
+    /// Leave out the children of processes named by PID or NAME
+    #[arg(long, hide = true, help_heading = super::ADVANCED)]
     pub(crate) no_children: bool,
 }
 
@@ -43,7 +42,7 @@ impl Choice {
         ]
     }
 
-    /// Whether there is not a word of any kind.
+    /// Whether no kind is named.
     pub(crate) fn is_empty(&self) -> bool {
         self.kinds().iter().all(|(_, words)| words.is_empty())
     }

@@ -15,22 +15,28 @@ pub(crate) const PAST: [&str; 3] = ["recording", "since", "until"];
 /// What is looked at instead of a watch, if anything is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Past {
-    /// Look at this recording, instead of watching; without --pid at every process in it
-    #[arg(long = "in", value_name = "FILE")]
+    /// Read this recording instead of watching; all its processes unless some are named
+    #[arg(long = "in", value_name = "FILE", help_heading = "Recordings and history")]
     pub(crate) recording: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) window: Window,
 }
 
+impl Past {
+    /// Whether nothing is watched: a recording, or the history, is read.
+    pub(crate) fn is_meant(&self) -> bool {
+        self.recording.is_some() || !self.window.is_whole()
+    }
+}
+
 /// How much of a recording is looked at; of the agent's history, where no recording is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Window {
-    /// Look at the time from then on: 14:05:30, 2026-11-22T14:05, or 10m for so long before the end of the recording; without --in at the
-    /// history of the agent, and before now
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// From this time on: 14:05:30, 2026-11-22T14:05, or 10m before the end; without --in of the agent's history
+    #[arg(long, value_name = "TIME", value_parser = moment, help_heading = "Recordings and history")]
     pub(crate) since: Option<Moment>,
-    /// Say what stood at this time, as of --since; without --in by the history of the agent
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// Up to this time; without --in of the agent's history
+    #[arg(long, value_name = "TIME", value_parser = moment, help_heading = "Recordings and history")]
     pub(crate) until: Option<Moment>,
 }
 

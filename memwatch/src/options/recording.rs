@@ -1,22 +1,20 @@
 //! Recordings: how they are made, and which is read.
 
 use clap::ValueEnum;
-use memwatch_core::words::Tgid;
 
-use super::moment::PAST;
-use super::{Past, values};
+use super::{Checked, Past, Selected, values};
 
 /// How a recording is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[command(next_help_heading = "Recording")]
 pub(crate) struct TapeArgs {
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) force: bool,
-    /// Let the recording become no larger than this: 500M, 2G; a bare number is bytes (default: no limit)
+    /// Maximum file size: 500M, 2G; a bare number is bytes (default: no limit)
     #[arg(long, value_name = "SIZE", value_parser = values::size_bytes)]
     pub(crate) max_size: Option<u64>,
-    /// What stays when --max-size is reached: the oldest, and the recording ends; or the newest, and it goes on
+    /// At --max-size: oldest stops the recording there, newest drops the oldest events and goes on
     #[arg(long, value_name = "PART", value_enum, default_value_t, hide_possible_values = true)]
     #[arg(requires_if("newest", "max_size"))]
     pub(crate) keep: Keep,
@@ -51,13 +49,27 @@ impl TapeArgs {
     }
 }
 
-/// Whose tensors a report is on, and where they are seen.
+/// The processes of a report, watched now or read from a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Subject {
-    /// The process, and its children; may be repeated
-    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', required_unless_present_any = PAST)]
-    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
-    pub(crate) tgids: Vec<Tgid>,
+    #[command(flatten)]
+    pub(crate) selected: Selected,
     #[command(flatten)]
     pub(crate) past: Past,
 }
+
+impl Checked for Subject {
+    fn check(&self) -> Result<(), String> {
+        if self.past.is_meant() {
+            return Ok(());
+        }
+        if self.selected.choice.no_children {
+            return Err("a watched process is reported with its children: --no-children goes with --in".to_owned());
+        }
+        if self.selected.is_everybody() { Err(WHICH.to_owned()) } else { Ok(()) }
+    }
+}
+
+/// What to type where no process is named and one is needed.
+pub(crate) const WHICH: &str =
+    "name a process: PID or NAME, --pid <PID>, --container, --pod, --user, --slurm-job; or a recording: --in FILE";

@@ -6,14 +6,14 @@ use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 
 /// How much of PyTorch is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-#[command(next_help_heading = "What to watch")]
+#[command(next_help_heading = "PyTorch")]
 pub(crate) struct Tensors {
-    /// What of PyTorch is seen in the processes named by --pid: off, blocks (what its allocator does), sites (and from which lines), layers (and
-    /// in which stage and layer: the default, unless that would slow a process by more than 5 %)
+    /// How much of PyTorch is traced in named processes: off, blocks (its allocator), sites (and the lines), layers (and
+    /// phases and modules: the default, unless that would slow a process by more than 5 %)
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "layers", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
-    /// Write a line for each change of module or stage into this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the process id
+    /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
 }

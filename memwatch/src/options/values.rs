@@ -59,7 +59,7 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let duration = time(text)?;
     if duration.is_zero() {
-        return Err("there is nothing to see in no time at all".to_owned());
+        return Err("the duration must be greater than 0".to_owned());
     }
     Ok(duration)
 }

@@ -8,6 +8,7 @@ pub(crate) mod text;
 pub(crate) mod tui;
 pub(crate) mod wall_clock;
 
+pub(crate) mod failures;
 pub(crate) mod format;
 pub(crate) mod order;
 pub(crate) mod owners;

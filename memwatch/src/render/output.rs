@@ -12,6 +12,7 @@ use crate::options::Common;
 use crate::render::json::{self, Origin, Report};
 use crate::render::text as table;
 use crate::render::text::TableOptions;
+use crate::render::text::columns::Shown;
 use crate::render::tui::{self, Event, Flow, Outlooks, Screen, ScreenOptions};
 use crate::render::wall_clock::WallClock;
 
@@ -20,7 +21,7 @@ pub(crate) enum Output {
     /// Full screen, refreshed in place.
     Screen(Box<Screen>),
     /// Plain text, one table per snapshot.
-    Table(TableOptions),
+    Table(TableOptions, Shown),
     /// Plain text: sums by owner.
     Groups(TableOptions, By),
     /// JSON, one line per snapshot.
@@ -34,11 +35,11 @@ pub(crate) enum Output {
 
 impl Output {
     /// The form for one report on a machine, with sums by owner if they are asked for.
-    pub(crate) fn once(common: &Common, by: Option<By>, host: String) -> Self {
+    pub(crate) fn once(common: &Common, (by, shown): (Option<By>, Shown), host: String) -> Self {
         match by {
             _ if common.json => Self::Json { report: Report::Ps(by), host },
             Some(by) => Self::Groups(style(common, false), by),
-            None => Self::Table(style(common, false)),
+            None => Self::Table(style(common, false), shown),
         }
     }
 
@@ -51,7 +52,7 @@ impl Output {
             return Ok(Self::report(Report::Watch));
         }
         if !io::stdout().is_terminal() {
-            return Ok(Self::Table(style(common, true)));
+            return Ok(Self::Table(style(common, true), Shown::default()));
         }
         let options = ScreenOptions { color: use_color(common), ascii: common.ascii, single_target };
         Ok(Self::Screen(Box::new(Screen::open(options).map_err(anyhow::Error::from)?)))
@@ -82,7 +83,7 @@ impl Output {
         let clock = WallClock::local(boottime_to_unix_ns);
         let written = match self {
             Self::Screen(screen) => screen.draw(snapshot, &clock),
-            Self::Table(style) => table::write(&mut io::stdout().lock(), snapshot, &clock, style),
+            Self::Table(style, shown) => table::write(&mut io::stdout().lock(), snapshot, shown, &clock, style),
             Self::Groups(style, by) => table::groups::write(&mut io::stdout().lock(), snapshot, *by, &clock, style),
             Self::Json { report, host } => {
                 json::write(&mut io::stdout().lock(), *report, snapshot, Origin { host, clock: &clock })

@@ -2,7 +2,7 @@
 
 use memwatch_core::features::leak::view::LeakView;
 use memwatch_core::snapshot::{
-    LayerView, MergedFrameView, PhaseView, PlaceNameView, SiteView, StageView, SumView, WhoseView,
+    LayerView, MergedFrameView, PhaseView, PlaceNameView, SiteView, Snapshot, StageView, SumView, WhoseView,
 };
 use memwatch_core::stack::native::file_name;
 
@@ -158,4 +158,10 @@ pub(crate) fn whose(view: &WhoseView) -> String {
         parts.push(row_without_name(&view.site.kind));
     }
     parts.join(", ")
+}
+
+/// Whether every PyTorch process of a snapshot has ended: what was left at its exit says little, what it held at its peak much.
+pub(crate) fn all_ended(snapshot: &Snapshot) -> bool {
+    let mut with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some()).peekable();
+    with_torch.peek().is_some() && with_torch.all(|process| process.ended_ns.is_some())
 }

@@ -1,8 +1,12 @@
 //! The summary of `run`, and of a session whose targets have ended: peak, calls and what was not freed.
 
-use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
+use std::path::Path;
 
+use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView, Snapshot};
+
+use super::failures::attempts;
 use super::format::{bytes, count, duration, plural, printable};
+use super::places;
 use super::sentences::{self, MANAGED};
 use super::wall_clock::WallClock;
 
@@ -10,7 +14,7 @@ use super::wall_clock::WallClock;
 const OUT_OF_MEMORY: i32 = 2;
 
 /// The summary of a watch, several lines of text.
-pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
+pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&Path>) -> String {
     let reported: Vec<_> =
         snapshot.processes.iter().filter(|process| process.target || !process.gpus.is_empty()).collect();
     let mut lines = Vec::new();
@@ -21,11 +25,11 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock) -> String {
         }
     }
     if reported.is_empty() {
-        lines.push("memwatch: no process used GPU memory".to_owned());
+        lines.push("memwatch: no process with GPU memory".to_owned());
     }
     let trust: Vec<_> = sentences::trust(snapshot, clock).into_iter().map(|part| part.text).collect();
-    lines.push(trust.join(" · "));
-    lines.extend(next_step(snapshot).map(str::to_owned));
+    lines.push(trust.join(", "));
+    lines.extend(next_step(snapshot, recording));
     lines.join("\n") + "\n"
 }
 
@@ -57,7 +61,11 @@ fn facts(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Vec<(
     if process.gpus.is_empty() {
         facts.push(("calls", "no GPU memory allocated".to_owned()));
     }
-    facts.extend(process.failures.iter().map(|failure| ("failed", sentences::failure(snapshot, failure, clock).text)));
+    facts.extend(pytorch(process));
+    facts.extend(attempts(&process.failures).into_iter().map(|one| {
+        let text = sentences::failure(snapshot, one.last, clock).text;
+        ("failed", format!("{text}{}", one.suffix()))
+    }));
     if process.host.pinned_peak_bytes > 0 {
         facts.push(("host memory", format!("peak {} pinned", bytes(process.host.pinned_peak_bytes))));
     }
@@ -100,6 +108,27 @@ fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
     format!("{}{on}{by_kind}{managed}", bytes(gpu.peak_bytes))
 }
 
+/// What PyTorch had at most, and the line that held most of it then.
+fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    let Some(tensors) = &process.tensors else { return facts };
+    for device in tensors.places.devices.iter().filter(|device| device.total.peak_bytes > 0) {
+        let allocator = tensors.allocators.iter().find(|allocator| allocator.device == device.device);
+        let peak = |allocator: &AllocatorView| {
+            allocator.statistics.get("reserved_bytes.all.peak").and_then(|one| one.value).map(i64::unsigned_abs)
+        };
+        let reserved = allocator.and_then(peak).map(|peak| format!(" · reserved {}", bytes(peak)));
+        let steps = tensors.places.steps.map(|steps| format!(" · {}", plural(steps, "step", "steps")));
+        let (reserved, steps) = (reserved.unwrap_or_default(), steps.unwrap_or_default());
+        facts.push(("pytorch", format!("peak allocated {}{reserved}{steps}", bytes(device.total.peak_bytes))));
+        let top = device.sites.iter().filter(|site| site.line.is_some()).max_by_key(|site| site.sum.at_peak_bytes);
+        if let Some(site) = top.filter(|site| site.sum.at_peak_bytes > 0) {
+            facts.push(("at peak", format!("{}  {}", bytes(site.sum.at_peak_bytes), places::site(site))));
+        }
+    }
+    facts
+}
+
 fn left(process: &ProcessView) -> String {
     match process.implicit_frees {
         0 => "everything was freed".to_owned(),
@@ -107,13 +136,18 @@ fn left(process: &ProcessView) -> String {
     }
 }
 
-/// The command that helps on, where there is one.
-fn next_step(snapshot: &Snapshot) -> Option<&'static str> {
+/// The command to run next, where there is one.
+fn next_step(snapshot: &Snapshot, recording: Option<&Path>) -> Option<String> {
     let mut failures = snapshot.processes.iter().flat_map(|process| &process.failures);
     if snapshot.coverage.libraries.iter().all(|library| library.error.is_some()) {
-        return Some("Nothing was traced. To find out why: memwatch doctor");
+        return Some("No call could be traced. To find out why: memwatch doctor".to_owned());
     }
-    failures.any(|failure| failure.status == OUT_OF_MEMORY).then_some("Other users of the GPU: memwatch ps")
+    let has_failed = failures.any(|failure| failure.status == OUT_OF_MEMORY);
+    match recording.map(Path::display) {
+        Some(path) if has_failed => Some(format!("next: memwatch oom --in {path}")),
+        Some(path) => Some(format!("next: memwatch where --in {path}")),
+        None => has_failed.then(|| "Who else holds GPU memory now: memwatch ps".to_owned()),
+    }
 }
 
 #[cfg(test)]
@@ -123,14 +157,14 @@ mod tests {
 
     #[test]
     fn each_process_is_reported_with_peak_calls_and_what_it_left() {
-        let reported = render(&fixture::busy_node(), &fixture::clock());
+        let reported = render(&fixture::busy_node(), &fixture::clock(), None);
         assert_eq!(reported, include_str!("summary/busy_node.txt"));
     }
 
     #[test]
     fn a_watch_without_any_gpu_memory_points_to_the_doctor() {
-        let reported = render(&fixture::empty_node(), &fixture::clock());
-        assert!(reported.starts_with("memwatch: no process used GPU memory\n"), "{reported}");
+        let reported = render(&fixture::empty_node(), &fixture::clock(), None);
+        assert!(reported.starts_with("memwatch: no process with GPU memory\n"), "{reported}");
         assert!(reported.ends_with("memwatch doctor\n"), "{reported}");
     }
 
@@ -141,8 +175,21 @@ mod tests {
         process.gpus.clear();
         process.failures.clear();
         process.ended_ns = Some(snapshot.time_ns);
-        let reported = render(&snapshot, &fixture::clock());
-        assert!(reported.contains("  calls       no GPU memory allocated\n"), "{reported}");
+        let reported = render(&snapshot, &fixture::clock(), None);
+        assert!(reported.contains("  calls       no GPU memory was allocated\n"), "{reported}");
         assert!(!reported.contains("memwatch ps"), "{reported}");
+    }
+
+    #[test]
+    fn what_pytorch_had_at_its_peak_is_in_it_and_the_recording_leads_on() {
+        let mut snapshot = fixture::training_node();
+        snapshot.processes[0].failures.clear();
+        let file = Some(Path::new("job.mwr"));
+        let text = render(&snapshot, &fixture::clock(), file);
+        assert!(text.contains("\n  pytorch     peak allocated ") && text.contains("\n  at peak     "), "{text}");
+        assert!(text.ends_with("\nnext: memwatch where --in job.mwr\n"), "{text}");
+        snapshot.processes[0].failures.clone_from(&fixture::busy_node().processes[0].failures);
+        let text = render(&snapshot, &fixture::clock(), file);
+        assert!(text.ends_with("\nnext: memwatch oom --in job.mwr\n"), "{text}");
     }
 }

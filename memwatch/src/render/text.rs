@@ -1,41 +1,23 @@
 //! Plain text: `memwatch ps`, and one table per interval in a pipe.
 
+pub(crate) mod columns;
 pub(crate) mod grid;
 pub(crate) mod groups;
 
 use std::io;
 
-use memwatch_core::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{GpuView, ProcessView, Snapshot};
 
-use self::grid::{Align, Grid};
+use self::columns::{Cell, Shown};
+use self::grid::Grid;
 use super::Tone;
-use super::format::{UNKNOWN, bytes, count, known, plural, rate, signed_bytes, width, wrap};
-use super::order::by_holding;
-use super::owners;
+use super::failures::attempts;
+use super::format::{bytes, known, plural, width, wrap};
 use super::sentences::{self, Sentence};
 use super::wall_clock::WallClock;
 
-/// A column that is left out where no process has one.
-const WORKLOAD: &str = "WORKLOAD";
-/// How many refused allocations of a process are listed.
+/// How many failed allocations of a process are listed.
 const LISTED_FAILURES: usize = 3;
-const COLUMNS: [(&str, Align); 14] = [
-    ("PID", Align::Right),
-    ("USER", Align::Left),
-    (WORKLOAD, Align::Left),
-    ("GPU", Align::Right),
-    ("USED", Align::Right),
-    ("DRIVER", Align::Right),
-    ("PEAK", Align::Right),
-    ("PRE-EXISTING", Align::Right),
-    ("UNATTRIBUTED", Align::Right),
-    ("KINDS", Align::Left),
-    ("ALLOC/s", Align::Right),
-    ("FREE/s", Align::Right),
-    ("FAILED", Align::Right),
-    ("COMMAND", Align::Left),
-];
-
 /// The look of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableOptions {
@@ -56,6 +38,7 @@ pub(crate) struct TableOptions {
 pub(crate) fn write(
     out: &mut impl io::Write,
     snapshot: &Snapshot,
+    shown: &Shown,
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
@@ -66,7 +49,7 @@ pub(crate) fn write(
     for gpu in &snapshot.gpus {
         page.line(&Sentence::new(Tone::Heading, gpu_line(snapshot, gpu)));
     }
-    page.processes(snapshot, clock);
+    page.processes(snapshot, shown, clock);
     page.trust(snapshot, clock);
     if options.repeated {
         page.text.push('\n');
@@ -128,24 +111,25 @@ impl Page {
         }
     }
 
-    fn processes(&mut self, snapshot: &Snapshot, clock: &WallClock) {
-        let processes = by_holding(snapshot);
+    fn processes(&mut self, snapshot: &Snapshot, shown: &Shown, clock: &WallClock) {
+        let processes = shown.sorted(snapshot);
         if processes.is_empty() {
-            self.line(&Sentence::new(Tone::Plain, "No process uses GPU memory."));
+            self.line(&Sentence::new(Tone::Plain, "No process with GPU memory."));
             return;
         }
-        let has_workloads = owners::any(snapshot);
-        let columns: Vec<_> = COLUMNS.into_iter().filter(|(title, _)| has_workloads || *title != WORKLOAD).collect();
-        let mut grid = Grid::new(&columns);
+        let ascii = self.options.ascii;
+        let mut rows = Vec::new();
         for process in &processes {
-            let rows = match process.gpus.as_slice() {
-                [] => vec![self.row(snapshot, process, None)],
-                gpus => gpus.iter().map(|gpu| self.row(snapshot, process, Some(gpu))).collect(),
-            };
-            for row in rows {
-                let cells = COLUMNS.iter().zip(row).filter(|((title, _), _)| has_workloads || *title != WORKLOAD);
-                grid.push(cells.map(|(_, cell)| cell).collect());
+            let cell = |gpu| Cell { snapshot, process, gpu, ascii };
+            match process.gpus.as_slice() {
+                [] => rows.push(cell(None)),
+                gpus => rows.extend(gpus.iter().map(Some).map(cell)),
             }
+        }
+        let columns = shown.fitting(&rows, self.options.columns);
+        let mut grid = Grid::new(&columns.iter().map(|column| column.head()).collect::<Vec<_>>());
+        for row in &rows {
+            grid.push(columns.iter().map(|column| column.text(row)).collect());
         }
         self.lines(grid.lines(self.options.columns, self.mark()));
         for process in processes {
@@ -172,30 +156,14 @@ impl Page {
         }
     }
 
-    fn row(&self, snapshot: &Snapshot, process: &ProcessView, gpu: Option<&ProcessGpuView>) -> Vec<String> {
-        let on_gpu = |text: &dyn Fn(&ProcessGpuView) -> String| known(gpu, text);
-        vec![
-            process.tgid.0.to_string(),
-            process.user.as_deref().map_or(UNKNOWN.into(), super::format::printable).into_owned(),
-            known(owners::workload(&process.owner), |text| text),
-            sentences::gpu_number(snapshot, gpu.and_then(|gpu| gpu.uuid.as_ref())),
-            on_gpu(&|gpu| known(gpu.used_bytes, bytes)),
-            on_gpu(&|gpu| bytes(gpu.live_bytes)),
-            on_gpu(&|gpu| bytes(gpu.peak_bytes)),
-            on_gpu(&|gpu| sentences::preexisting(gpu, self.options.ascii)),
-            on_gpu(&|gpu| known(gpu.unattributed_bytes, signed_bytes)),
-            on_gpu(&sentences::kinds),
-            known(process.allocations_per_second, rate),
-            known(process.frees_per_second, rate),
-            on_gpu(&|gpu| count(gpu.failed_allocations)),
-            sentences::command(process),
-        ]
-    }
-
     fn details(&mut self, snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) {
         let mut details = Vec::new();
-        let earlier = process.failures.len().saturating_sub(LISTED_FAILURES);
-        details.extend(process.failures[earlier..].iter().map(|failure| sentences::failure(snapshot, failure, clock)));
+        let failures = attempts(&process.failures);
+        let earlier = failures.len().saturating_sub(LISTED_FAILURES);
+        details.extend(failures[earlier..].iter().map(|one| {
+            let Sentence { tone, text } = sentences::failure(snapshot, one.last, clock);
+            Sentence::new(tone, format!("{text}{}", one.suffix()))
+        }));
         let libraries = process.gpus.iter().filter_map(|gpu| sentences::libraries(process, gpu));
         details.extend(libraries.map(|text| Sentence::new(Tone::Plain, text)));
         let host = sentences::host(&process.host);

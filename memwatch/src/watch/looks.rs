@@ -1,7 +1,5 @@
 //! A watch of some length, or a recording, for reports on what happened in it: its processes, what is looked for, and its progress.
 
-use std::convert::Infallible;
-use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -11,7 +9,6 @@ use tokio::time::Instant;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, Looks};
-use crate::render::format::{bytes, duration, known};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
@@ -48,12 +45,12 @@ pub(crate) async fn look<T>(
     let past = Recording::named(&looks.past, Needs::Calls, common).await?;
     let (snapshot, reported, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
-        let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
+        let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.selected)?, &filter)?;
         let reported = report(&replay.pipeline, &snapshot);
         (snapshot, reported, TakenAt::of(&replay))
     } else {
         // Nobody has reported whose PyTorch it should be.
-        let request = if targets.tgids.is_empty() { TensorRequest::default() } else { request };
+        let request = if targets.selected.tgids.is_empty() { TensorRequest::default() } else { request };
         let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
@@ -63,56 +60,11 @@ pub(crate) async fn look<T>(
         (snapshot, reported, TakenAt::here())
     };
     let exit = found_any(&snapshot, &filter);
-    let everybody = targets.tgids.is_empty() && targets.choice.is_empty() && targets.gpus.is_empty();
+    let everybody = targets.selected.is_everybody() && targets.gpus.is_empty();
     Ok(Observation { snapshot, reported, taken_at, everybody, exit })
 }
 
-/// Until the time is over, a signal comes or nobody is left; on a terminal it is reported how far it is.
+/// Until the time is over, a signal comes or nobody is left; on a terminal with a line that shows how far it is.
 async fn watch(session: &mut Session, signals: &mut Signals, length: Option<Duration>) {
-    let begin = Instant::now();
-    let mut progress = Progress::new(length);
-    let each = |session: &mut Session| {
-        progress.show(session, begin.elapsed());
-        Ok::<(), Infallible>(())
-    };
-    // However it ends, what was observed by then is reported.
-    let _ = recorded::follow_each(session, signals, length.map(|length| begin + length), each).await;
-    progress.clear();
-}
-
-/// A line on standard error that is written again each second, where that is a terminal; in a pipe one line, once.
-struct Progress {
-    length: Option<Duration>,
-    is_terminal: bool,
-    sees_tensors: bool,
-}
-
-impl Progress {
-    fn new(length: Option<Duration>) -> Self {
-        Self { length, is_terminal: io::stderr().is_terminal(), sees_tensors: false }
-    }
-
-    fn show(&mut self, session: &Session, elapsed: Duration) {
-        if session.sees_tensors() && !self.sees_tensors {
-            self.clear();
-        }
-        recorded::report_of_tensors(session, &mut self.sees_tensors);
-        if !self.is_terminal {
-            return;
-        }
-        let time = |length: Duration| duration(u64::try_from(length.as_nanos()).unwrap_or(u64::MAX));
-        let of = self.length.map_or_else(String::new, |length| format!(" of {}", time(length)));
-        let now = session.pipeline().snapshot();
-        let gpus = now.gpus.iter().map(|gpu| format!("GPU {}: {} used", gpu.nvml_index, known(gpu.used_bytes, bytes)));
-        let gpus = gpus.take(4).collect::<Vec<_>>().join(", ");
-        eprint!("\r\x1b[Kmemwatch: {}{of}; {gpus}; Ctrl-C ends it", time(elapsed));
-        // A terminal that takes nothing is no reason to stop.
-        let _ = io::stderr().flush();
-    }
-
-    fn clear(&self) {
-        if self.is_terminal {
-            eprint!("\r\x1b[K");
-        }
-    }
+    recorded::follow(session, signals, length.map(|length| Instant::now() + length)).await;
 }

@@ -5,6 +5,7 @@ pub(crate) mod filter;
 pub(crate) mod looks;
 pub(crate) mod one_shot;
 pub(crate) mod past;
+pub(crate) mod progress;
 pub(crate) mod recorded;
 pub(crate) mod recording;
 pub(crate) mod replay;

@@ -1,6 +1,7 @@
-//! `memwatch stats`, `sites`, `stages`, `layers` and `snapshot`: one report on the tensors of PyTorch processes, by an own watch.
+//! `memwatch stats`, `where` and `snapshot`: one report on the tensors of PyTorch processes, by a watch of this program's own.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
@@ -10,17 +11,20 @@ use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
-use crate::options::{Common, Targets};
+use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
 use crate::render::json::Origin;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
+use crate::watch::progress::Progress;
 use crate::watch::recorded;
 use crate::watch::replay::Replay;
+use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::Signals;
-use crate::watch::subject::session_options;
+use crate::watch::source::Source;
+use crate::watch::subject::{Filter, filtered, found_any, session_options};
 
 /// How long the libraries of a process are looked for, and its allocators' own numbers waited for.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -53,11 +57,11 @@ impl TakenAt {
 /// What stood at the end of a recording.
 pub(crate) fn recorded_snapshot(
     recording: &Recording,
-    tgids: &[Tgid],
+    selected: &Selected,
     prepare: impl FnOnce(&mut Pipeline),
 ) -> Result<(Snapshot, TakenAt), Failure> {
     let replay = recorded::play(recording, prepare)?;
-    let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
+    let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
     Ok((snapshot, TakenAt::of(&replay)))
 }
 
@@ -65,12 +69,60 @@ pub(crate) const fn all_of(level: TensorLevel) -> TensorRequest {
     TensorRequest { level, reports_only: false }
 }
 
+/// A watch on these processes alone; the ones that are named by what they belong to are looked up first.
+///
+/// # Errors
+/// When they cannot be watched, or none is there.
+pub(crate) async fn open_named(
+    selected: &Selected,
+    tensors: TensorRequest,
+    common: &Common,
+) -> Result<Session, Failure> {
+    open(&tgids_of(selected, common).await?, tensors, common)
+        .map_err(|failure| needs_root(failure, agent_socket(common)))
+}
+
+/// Where an agent would answer.
+fn agent_socket(common: &Common) -> &Path {
+    common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
+}
+
+/// What the agent cannot help with: where one runs, to start one is no advice.
+fn needs_root(failure: Failure, socket: &Path) -> Failure {
+    if failure.exit != Exit::NotPermitted || !socket.exists() {
+        return failure;
+    }
+    failure.advise(format!(
+        "The agent on {} traces driver calls only; tracing PyTorch needs root: run this command with sudo.",
+        socket.display()
+    ))
+}
+
+/// The PIDs of these processes, as they run now.
+///
+/// # Errors
+/// When the machine cannot be watched, or none is there.
+pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
+    if selected.choice.is_empty() {
+        return Ok(selected.tgids.clone());
+    }
+    let targets = Targets::of(selected);
+    let filter = Filter::new(&targets);
+    let mut source =
+        Source::open(&session_options(&targets, TensorRequest::default(), common), &targets, common).await?;
+    let seen = source.settled(Instant::now() + TIMEOUT).await?;
+    let mut snapshot = filtered(seen.snapshot, &filter)?;
+    snapshot.processes.retain(|process| process.ended_ns.is_none() && process.tgid.0 != std::process::id());
+    found_any(&snapshot, &filter)?;
+    Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
+}
+
 /// A watch on these processes alone.
 ///
 /// # Errors
 /// When they cannot be watched.
 pub(crate) fn open(tgids: &[Tgid], tensors: TensorRequest, common: &Common) -> Result<Session, Failure> {
-    let targets = Targets { tgids: tgids.to_vec(), ..Targets::default() };
+    let targets = Targets::of(&Selected::of(tgids));
     Session::open(&session_options(&targets, tensors, common))
 }
 
@@ -94,14 +146,13 @@ pub(crate) async fn watch_until(
     is_reported: &mut bool,
 ) -> (Snapshot, Enough) {
     let mut look = tokio::time::interval(LOOK);
+    let mut progress = Progress::new(Some(deadline.saturating_duration_since(Instant::now())));
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = look.tick() => {
-                if !*is_reported && session.sees_tensors() {
-                    *is_reported = true;
-                    eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was observed by then");
-                }
+                recorded::report_of_tensors(session, is_reported);
+                progress.show(session);
                 let why = if !session.is_anybody_left() {
                     Enough::Over
                 } else if Instant::now() >= deadline {
@@ -118,7 +169,7 @@ pub(crate) async fn watch_until(
     }
 }
 
-pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid]) -> Result<Exit, Failure> {
+pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Selected) -> Result<Exit, Failure> {
     match written {
         // Nobody reads any more.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(Exit::Ok),
@@ -127,13 +178,29 @@ pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, tgids: &[Tgid
     if snapshot.processes.iter().any(|process| process.tensors.is_some()) {
         return Ok(Exit::Ok);
     }
-    Err(without_torch(tgids))
+    Err(without_torch(selected))
 }
 
-pub(crate) fn without_torch(tgids: &[Tgid]) -> Failure {
-    let named: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-    let whose = if named.is_empty() { "any process".to_owned() } else { format!("process {}", named.join(", ")) };
-    Failure::new(Exit::NoTarget, format_args!("nothing of PyTorch's allocator was seen in {whose}")).advise(
-        "Its tensors are seen once it has loaded libc10_cuda.so; what the driver gave it says: memwatch ps --pid PID",
+pub(crate) fn without_torch(selected: &Selected) -> Failure {
+    let named = Selection::new(&selected.choice, &selected.tgids).describe();
+    let whose = if named.is_empty() { "any process".to_owned() } else { named };
+    Failure::new(Exit::NoTarget, format_args!("no PyTorch allocator found in {whose}")).advise(
+        "PyTorch is traced once the process has loaded libc10_cuda.so. What the driver gave it: memwatch ps PID",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_an_agent_runs_nobody_is_advised_to_start_one() {
+        let refused = || Failure::new(Exit::NotPermitted, "no").advise("start the agent once");
+        let with_agent = needs_root(refused(), Path::new("/proc/self/status")).advice.expect("there is a way");
+        assert!(with_agent.contains("with sudo") && !with_agent.contains("start the agent"), "{with_agent}");
+        let without = needs_root(refused(), Path::new("/proc/self/no-socket")).advice.expect("there is a way");
+        assert_eq!(without, "start the agent once");
+        let other = needs_root(Failure::new(Exit::NoTarget, "gone"), Path::new("/proc/self/status"));
+        assert_eq!(other.advice, None);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,14 +13,16 @@ use memwatch_core::words::{GpuUuid, Tgid};
 use tokio::time::{Instant, interval};
 
 use crate::exit::{Exit, Failure};
-use crate::options::TapeArgs;
+use crate::options::{Selected, TapeArgs};
 use crate::output_file;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::past::Recording;
+use crate::watch::progress::Progress;
 use crate::watch::recording::{Recorded, TapeOptions};
 use crate::watch::replay::{Replay, ReplayRequest};
+use crate::watch::selection::Selection;
 use crate::watch::session::Session;
 use crate::watch::signals::{Signals, at};
 
@@ -83,12 +85,14 @@ pub(crate) async fn follow_each<E>(
     mut each: impl FnMut(&mut Session) -> Result<(), E>,
 ) -> Result<Stopped, E> {
     let mut rhythm = interval(RHYTHM);
+    let mut progress = Progress::new(deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())));
     loop {
         tokio::select! {
             () = session.advance() => {}
             _ = rhythm.tick() => {
                 session.tick();
                 each(session)?;
+                progress.show(session);
                 if !session.is_anybody_left() {
                     return Ok(Stopped::NobodyLeft);
                 }
@@ -103,11 +107,14 @@ pub(crate) async fn follow_each<E>(
     }
 }
 
-/// Says once that PyTorch is seen.
+/// Reports once that PyTorch is traced; a terminal has a line that shows more.
 pub(crate) fn report_of_tensors(session: &Session, is_reported: &mut bool) {
     if !*is_reported && session.sees_tensors() {
         *is_reported = true;
-        eprintln!("memwatch: PyTorch is watched from now on; Ctrl-C shows what was observed by then");
+        if io::stderr().is_terminal() {
+            return;
+        }
+        eprintln!("memwatch: PyTorch is traced from now on; Ctrl-C ends the watch and prints the report");
     }
 }
 
@@ -200,20 +207,30 @@ fn played(recording: &Recording, all_events: bool, prepare: impl FnOnce(&mut Pip
 ///
 /// # Errors
 /// When none of them is in it.
-pub(crate) fn chosen(replay: &Replay, path: &Path, tgids: &[Tgid]) -> Result<Snapshot, Failure> {
+pub(crate) fn chosen(replay: &Replay, path: &Path, selected: &Selected) -> Result<Snapshot, Failure> {
+    let Selected { tgids, choice } = selected;
     let mut snapshot = replay.snapshot();
     snapshot.processes.retain(|process| process.ended_ns.is_none_or(|ended_ns| Some(ended_ns) > replay.since_ns));
-    if tgids.is_empty() {
+    if selected.is_everybody() {
         return Ok(snapshot);
     }
     let all: Vec<String> = snapshot.processes.iter().map(|process| process.tgid.0.to_string()).collect();
     snapshot.processes.retain(|process| {
         let line = process.ancestors.iter().map(|ancestor| ancestor.tgid);
-        line.chain([process.tgid]).any(|tgid| tgids.contains(&tgid))
+        tgids.is_empty() || line.chain([process.tgid]).any(|tgid| tgids.contains(&tgid))
     });
+    let named: &[Tgid] = if choice.no_children { tgids } else { &[] };
+    Selection::new(choice, named).apply(&mut snapshot);
     if snapshot.processes.is_empty() {
-        let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-        let sentence = format!("process {} is not in {}", wanted.join(", "), path.display());
+        let sentence = match (&tgids[..], choice.is_empty()) {
+            (tgids, true) => {
+                let wanted: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+                format!("process {} is not in {}", wanted.join(", "), path.display())
+            }
+            (tgids, false) => {
+                format!("no process of {} is in {}", Selection::new(choice, tgids).describe(), path.display())
+            }
+        };
         return Err(Failure::new(Exit::NoTarget, sentence).advise(match &all[..] {
             [] => "There is none in it.".to_owned(),
             all => format!("There is {}.", all.join(", ")),

@@ -182,7 +182,7 @@ impl AgentWatch {
     pub(crate) async fn meet(path: &Path, targets: &Targets) -> Result<Result<Self, NoAgent>, Failure> {
         match Client::meet(path).await {
             Ok(client) => {
-                let family = Family::new(&targets.tgids, client.viewer())?;
+                let family = Family::new(&targets.selected.tgids, client.viewer())?;
                 Ok(Ok(Self { client, family, last: None }))
             }
             Err(why) => Ok(Err(why)),

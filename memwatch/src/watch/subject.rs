@@ -26,7 +26,7 @@ pub(crate) fn everybody(common: &Common) -> SessionOptions {
 /// A watch on these processes, which may be none yet.
 pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common: &Common) -> SessionOptions {
     SessionOptions {
-        targets: targets.tgids.iter().map(|tgid| tgid.0).collect(),
+        targets: targets.selected.tgids.iter().map(|tgid| tgid.0).collect(),
         expects_command: false,
         agent_socket: Some(common.agent.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
         libraries: common.libcuda.clone(),
@@ -53,8 +53,8 @@ pub(crate) struct Filter {
 impl Filter {
     /// The source shows the processes that are named by number, and their children, and no others.
     pub(crate) fn new(targets: &Targets) -> Self {
-        let named: &[_] = if targets.choice.no_children { &targets.tgids } else { &[] };
-        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.choice, named) }
+        let named: &[_] = if targets.selected.choice.no_children { &targets.selected.tgids } else { &[] };
+        Self { gpus: GpuFilter::new(&targets.gpus), selection: Selection::new(&targets.selected.choice, named) }
     }
 }
 

@@ -154,7 +154,7 @@ fn without_an_agent_peaks_are_nobodys_to_reset() {
     for options in [&["--no-agent"][..], &["--agent", &nowhere]] {
         let words = [options, &["reset-peaks", "--pid", &tgid]].concat();
         let outcome = gpu.run_memwatch(&words);
-        outcome.assert_ended_with(1, &["no peaks to reset", "r resets them", "--reset-peaks", "memwatch agent"]);
+        outcome.assert_ended_with(1, &["no peaks to reset", "memwatch PID, then r", "--reset-peaks", "memwatch agent"]);
         assert_eq!(outcome.stdout, "");
     }
 }
@@ -343,17 +343,17 @@ fn without_an_agent_a_user_is_refused_with_4_and_the_exact_ways_out() {
     };
     let reported = ways_out(&program.to_string_lossy());
     let reported: Vec<&str> = reported.iter().map(String::as_str).collect();
-    command.arg("ps");
+    command.args(["-d", "1s"]);
     let outcome = Outcome::of(command);
     outcome.assert_ended_with(4, &reported);
     assert_eq!(outcome.stdout, "");
     let elsewhere = gpu.directory().join("nowhere");
-    let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
+    let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&elsewhere);
     Outcome::of(command).assert_ended_with(1, &["no agent listens on", "nowhere"]);
     drop(UnixListener::bind(&elsewhere).expect("a socket"));
     fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o666)).expect("it is ours");
-    let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
+    let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&elsewhere);
     let mut sentences = reported.clone();
     sentences.push("nothing is listening");
@@ -370,7 +370,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
     let workload = holding(&gpu, ANN, "4M");
     let agent = Agent::start(&gpu);
     agent.signal(libc::SIGSTOP);
-    agent.ask(&gpu, ANN, &["ps"]).assert_ended_with(4, &["cannot be used: it has not answered in 5 s", "sudo "]);
+    agent.ask(&gpu, ANN, &["-d", "1s"]).assert_ended_with(4, &["cannot be used: it has not answered in 5 s", "sudo "]);
     let own = agent.ask(&gpu, ROOT, &["ps", "--json"]);
     own.assert_ended_with(0, &["cannot be used: it has not answered in 5 s"]);
     let own = Report::parse(&own.stdout);
@@ -389,7 +389,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
         stream.write_all(text).expect("it reads");
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let mut command = as_user(&gpu, ANN, &["ps", "--agent"]);
+    let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&path);
     Outcome::of(command)
         .assert_ended_with(4, &["it is memwatch 2.0.0 and speaks protocol 2", "use the same version of both"]);

@@ -50,7 +50,7 @@ fn what_is_typed_wrongly_is_refused_with_2() {
     for (words, sentence) in [
         (["-i", "0"], "the shortest interval is 100ms"),
         (["-i", "soon"], "a time is a number with a unit"),
-        (["-d", "0"], "there is nothing to see in no time at all"),
+        (["-d", "0"], "the duration must be greater than 0"),
         (["-p", "0"], "a process id is a number from 1 on"),
         (["-p", "python"], "a process id is a number from 1 on"),
         (["-p", "-1"], "a process id is a number from 1 on"),
@@ -100,11 +100,16 @@ fn unprivileged(gpu: &Gpu, words: &[&str]) -> Command {
 fn without_permission_it_is_4_with_the_ways_out() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let ways_out = ["Operation not permitted", "sudo ", "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep"];
-    for words in [&["ps"][..], &["-d", "1s"], &["--json", "-d", "1s"]] {
+    for words in [&["ps", "--json"][..], &["leak", "-p", "1"], &["-d", "1s"], &["--json", "-d", "1s"]] {
         let outcome = Outcome::of(unprivileged(&gpu, words));
         outcome.assert_ended_with(4, &ways_out);
         assert_eq!(outcome.stdout, "");
     }
+    // What NVML says needs no permission.
+    let outcome = Outcome::of(unprivileged(&gpu, &["ps"]));
+    outcome.assert_ended_with(0, &[]);
+    let title = "Driver view only (NVML). Allocation tracing needs root: sudo memwatch ps\nGPU 0  ";
+    assert!(outcome.stdout.starts_with(title), "{}", outcome.stdout);
     // The command's own exit code could be any other.
     Outcome::of(unprivileged(&gpu, &["run", "--", "true"])).assert_ended_with(125, &ways_out);
     let outcome = Outcome::of(unprivileged(&gpu, &["doctor", "--json"]));

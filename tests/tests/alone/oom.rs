@@ -54,7 +54,7 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
     }
     let text = in_recording(&gpu, &["oom"], &file);
     text.assert_ended_with(0, &[]);
-    assert!(text.stdout.contains("Out of memory at ") && text.stdout.contains("most held"), "{}", text.stdout);
+    assert!(text.stdout.contains("CUDA OUT OF MEMORY  ") && text.stdout.contains("\n  top "), "{}", text.stdout);
 }
 
 #[test]

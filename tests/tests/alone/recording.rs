@@ -221,7 +221,7 @@ fn what_is_no_recording_or_not_in_it_is_stated_with_the_way_out() {
     recorder.interrupt();
     let stranger = reading(&gpu, &["ps", "--pid", "1", "--in"], &file);
     stranger.assert_ended_with(6, &["process 1 is not in", &format!("There is {}.", job.tgid())]);
-    reading(&gpu, &["sites", "--in"], &file).assert_ended_with(6, &["nothing of PyTorch's allocator was seen"]);
+    reading(&gpu, &["sites", "--in"], &file).assert_ended_with(6, &["no PyTorch allocator found"]);
     reading(&gpu, &["snapshot", "--in"], &file).assert_ended_with(6, &["there is no PyTorch process"]);
 }
 

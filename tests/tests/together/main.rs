@@ -4,6 +4,7 @@ mod diff;
 mod export;
 mod leak;
 mod native;
+mod newcomer;
 mod pytorch;
 mod simulate;
 mod tensors;

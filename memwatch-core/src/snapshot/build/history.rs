@@ -30,6 +30,7 @@ impl Pipeline {
 
     /// So many lines of what each caching allocator of this process does are kept from now on.
     pub fn keep_history(&mut self, tgid: Tgid, limit: usize) {
+        self.keeps_history = Some((tgid, limit));
         self.tensors_mut(tgid).keep_history(limit);
     }
 }

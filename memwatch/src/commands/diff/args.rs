@@ -8,41 +8,41 @@ use memwatch_core::features::diff::Side;
 use memwatch_core::words::Tgid;
 
 use crate::options::moment::moment;
-use crate::options::{Moment, values};
+use crate::options::{Checked, Moment, values};
 
 /// Two recordings, a recording and a watch, or two times of one recording.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub(crate) struct Diff {
-    /// The recording of the earlier run
+    /// The recording to compare with
     #[arg(value_name = "BEFORE")]
     pub(crate) before: PathBuf,
-    /// That of the later
+    /// The later recording
     #[arg(value_name = "AFTER", required_unless_present_any = ["tgids", "from"], conflicts_with_all = ["tgids", "from"])]
     pub(crate) after: Option<PathBuf>,
-    /// Compare it with what these processes and their children do now, by a watch; may be repeated
+    /// Compare with these running processes and their children; may be repeated
     #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', conflicts_with = "from")]
     #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
     pub(crate) tgids: Vec<Tgid>,
-    /// Watch so long (default: until Ctrl-C, or the end of the programs)
+    /// Watch for this time (default: until Ctrl-C or the end of the programs)
     #[arg(short, long, value_name = "TIME", requires = "tgids")]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
-    /// Compare what one recording had at this time with what it had later: 14:05:30, 2026-11-22T14:05, or 10m for so long before its end
+    /// Compare one recording with itself, from this time: 14:05:30, 2026-11-22T14:05, or 10m before its end
     #[arg(long, value_name = "TIME", value_parser = moment)]
     pub(crate) from: Option<Moment>,
-    /// Take the later run as it was at this time, instead of its end
+    /// The later side at this time instead of its end
     #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "tgids")]
     pub(crate) until: Option<Moment>,
-    /// Whose change counts for the order
+    /// Sort by the change of
     #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
     pub(crate) by: By,
-    /// Take all lines of a function together: where lines were moved by a change of the file
+    /// Merge the lines of a function, for files that have changed
     #[arg(long)]
     pub(crate) by_function: bool,
-    /// Show so many rows of each list at most
+    /// Maximum number of rows of each list
     #[arg(short = 'n', long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,
-    /// End with code 3 where the peak has grown by more than this: 10%, or 500M (of what the driver granted, or of PyTorch's tensors)
+    /// Exit with code 3 when the peak has grown by more than this: 10% or 500M
     #[arg(long, value_name = "GROWTH", value_parser = growth)]
     pub(crate) fail_on: Option<Growth>,
 }
@@ -92,6 +92,8 @@ fn growth(text: &str) -> Result<Growth, String> {
         _ => Err("a part is a number from 0 on with a %, such as 10%".to_owned()),
     }
 }
+
+impl Checked for Diff {}
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::commands::snapshot::args::Pickle;
 use crate::export::{Format, Weight};
 use crate::options::moment::PAST;
-use crate::options::{Subject, values};
+use crate::options::{Checked, Subject, values};
 use crate::output_file;
 
 /// How a file is written.
@@ -38,20 +38,20 @@ const FORMATS: [(&str, Written, &[&str]); 9] = [
 pub(crate) struct Held {
     #[command(flatten)]
     pub(crate) subject: Subject,
-    /// Only of these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated
+    /// Only these GPUs: index, UUID (or its beginning) or PCI bus id; may be repeated
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
     pub(crate) gpus: Vec<String>,
     /// The file; - for standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// What is counted: inuse (live at the end), peak (live when the device's total was highest), alloc (all bytes since the attach) or count
-    /// (allocations), or leak (as inuse, of lines that keep growing alone). speedscope, html and csv have all of it, pprof all but the peak; viewers begin with this
-    #[arg(short, long, value_name = "WHAT", default_value = "inuse", value_parser = weight)]
-    pub(crate) weight: Weight,
-    /// Replace a file that is there
+    /// What is counted: inuse (allocated at the end), peak (allocated at the device's peak), alloc (all bytes allocated), count
+    /// (allocations) or leak (inuse of lines that keep growing). Default: inuse; peak for a program that has ended
+    #[arg(short, long, value_name = "WHAT", value_parser = weight)]
+    pub(crate) weight: Option<Weight>,
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) force: bool,
-    /// Watch so long before it is written (ended earlier by Ctrl-C, or when the program ends)
+    /// Watch for this time first; ends earlier on Ctrl-C or when the program ends
     #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
@@ -62,7 +62,7 @@ pub(crate) struct Held {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// How it is written: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics (default: as the file's name ends)
+    /// Format: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics (default: by the file name)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub(crate) format: Option<Written>,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Export {
 pub(crate) struct Flamegraph {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// A picture or a page: svg or html (default: as the file's name ends; svg for standard output)
+    /// Format: svg or html (default: by the file name; svg for standard output)
     #[arg(short, long, value_name = "FORMAT", value_parser = drawing)]
     pub(crate) format: Option<Written>,
 }
@@ -86,7 +86,8 @@ impl Held {
     /// # Errors
     /// When a time is meant, and what is counted is of no time, or of all.
     fn check_window(&self) -> Result<(), String> {
-        if self.subject.past.window.since.is_none() || matches!(self.weight, Weight::Peak | Weight::Leak) {
+        self.subject.check()?;
+        if self.subject.past.window.since.is_none() || matches!(self.weight, None | Some(Weight::Peak | Weight::Leak)) {
             return Ok(());
         }
         Err("--since goes with --weight peak or leak: what is live is of one moment (--until), and sums are of the whole recording".to_owned())
@@ -95,8 +96,7 @@ impl Held {
     /// The same for `memwatch snapshot`.
     pub(crate) fn pickle(&self) -> Pickle {
         Pickle {
-            tgid: self.subject.tgids.first().copied(),
-            past: self.subject.past.clone(),
+            subject: self.subject.clone(),
             output: self.output.clone(),
             native: false,
             force: self.force,
@@ -119,11 +119,12 @@ impl Export {
             None => by_name(&self.held)
                 .ok_or_else(|| format!("the name of the file has no known format: -f {}", names(|_| true)))?,
         };
+        self.held.subject.check()?;
         if written == Written::Snapshot {
             let Held { subject, gpus, .. } = &self.held;
             let refusal = if self.held.is_for_stdout() {
                 Some("memory-viz goes into a file: -o snapshot.pickle")
-            } else if subject.tgids.len() > 1 || !gpus.is_empty() {
+            } else if subject.selected.tgids.len() > 1 || !gpus.is_empty() {
                 Some("memory-viz is of one process, with all its GPUs")
             } else {
                 None
@@ -131,6 +132,18 @@ impl Export {
             return refusal.map_or(Ok(written), |refusal| Err(refusal.to_owned()));
         }
         self.held.check_window().map(|()| written)
+    }
+}
+
+impl Checked for Export {
+    fn check(&self) -> Result<(), String> {
+        self.written().map(drop)
+    }
+}
+
+impl Checked for Flamegraph {
+    fn check(&self) -> Result<(), String> {
+        self.written().map(drop)
     }
 }
 
@@ -248,7 +261,7 @@ mod tests {
             ("export -p 1 -o - -f memory-viz", "goes into a file"),
             ("export -p 1 -o a.csv -w some", "inuse, peak, alloc, count or leak"),
             ("export -o a.csv", "--pid"),
-            ("export --in j.mwr -o a.csv --since 10m", "--since goes with --weight peak or leak"),
+            ("export --in j.mwr -o a.csv -w inuse --since 10m", "--since goes with --weight peak or leak"),
             ("flamegraph --in j.mwr -o a.svg -w alloc --since 10m", "--since goes with --weight peak or leak"),
         ] {
             let refusal = parsed(&format!("memwatch {line}")).expect_err(line);

@@ -17,67 +17,84 @@ use crate::options::Common;
 use crate::output_file;
 use crate::render::format::signed_bytes;
 use crate::render::output::unless_closed;
+use crate::render::places::all_ended;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::filter::{GpuFilter, UnknownGpu};
-use crate::watch::one_shot::{finish, open, watch_until};
+use crate::watch::one_shot::{finish, open_named, watch_until};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::signals::Signals;
-use args::{Held, Written};
+use args::{Export, Flamegraph, Held, Written};
 
 /// So many pairs of process and GPU have series of their own in a file of metrics.
 const OWN_SERIES: usize = 1000;
 /// What a watch sees of PyTorch: allocations and frees with their owners, so that a backward pass has the lines that it is of.
 const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
 
-/// Writes the file as the command line asks.
+/// `memwatch export`.
 ///
 /// # Errors
 /// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
-pub(crate) async fn run(held: &Held, written: Result<Written, String>, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn export(args: &Export, common: &Common) -> Result<Exit, Failure> {
+    write_held(&args.held, args.written(), common).await
+}
+
+/// `memwatch flamegraph`.
+///
+/// # Errors
+/// As of [`export`].
+pub(crate) async fn flamegraph(args: &Flamegraph, common: &Common) -> Result<Exit, Failure> {
+    write_held(&args.held, args.written(), common).await
+}
+
+/// Writes the file in this format.
+///
+/// # Errors
+/// When the processes cannot be watched, there is no PyTorch in them, or the file cannot be written.
+async fn write_held(held: &Held, written: Result<Written, String>, common: &Common) -> Result<Exit, Failure> {
     let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
         Written::Profile(format) => format,
         Written::Snapshot => return crate::commands::snapshot::snapshot(&held.pickle(), common).await,
         Written::Metrics => return metrics(held, common).await,
     };
     check_absent(held)?;
-    let tgids = &held.subject.tgids;
+    let selected = &held.subject.selected;
     let gpus = GpuFilter::new(&held.gpus);
     let watch = |pipeline: &mut Pipeline| {
-        if held.weight == Weight::Leak {
+        if held.weight == Some(Weight::Leak) {
             pipeline.watch_leaks();
         }
     };
     let unknown = |error: UnknownGpu| Failure::new(Exit::NoTarget, error);
     let past = Recording::named(&held.subject.past, Needs::Tensors, common).await?;
-    let (snapshot, profile) = if let Some(recording) = past {
+    let (snapshot, (weight, profile)) = if let Some(recording) = past {
         let replay = recorded::play(&recording, watch)?;
-        let mut snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
+        let mut snapshot = recorded::chosen(&replay, &recording.path, selected)?;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(replay.boottime_to_unix_ns);
-        let profile = profile(&snapshot, &replay.pipeline, held.weight, &clock);
-        (snapshot, profile)
+        let weighed = weighed((held, format), &snapshot, &replay.pipeline, &clock);
+        (snapshot, weighed)
     } else {
-        let mut session = open(tgids, REQUEST, common)?;
+        let mut session = open_named(selected, REQUEST, common).await?;
         watch(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         let deadline = Instant::now() + held.duration;
         let (mut snapshot, _) = watch_until(&mut session, &mut signals, deadline, None, &mut false).await;
         gpus.apply(&mut snapshot).map_err(unknown)?;
         let clock = WallClock::utc(clock::boottime_to_unix_ns());
-        let profile = profile(&snapshot, session.pipeline(), held.weight, &clock);
-        (snapshot, profile)
+        let weighed = weighed((held, format), &snapshot, session.pipeline(), &clock);
+        (snapshot, weighed)
     };
     if profile.parts.is_empty() {
-        return finish(Ok(()), &snapshot, tgids);
+        return finish(Ok(()), &snapshot, selected);
     }
-    let bytes = profile.write(format, held.weight).map_err(|error| {
+    let bytes = profile.write(format, weight).map_err(|error| {
         Failure::new(Exit::Error, error).advise("Count something else: --weight inuse, peak, alloc or count.")
     })?;
     write(held, &bytes)?;
-    report(held, format, &profile);
-    finish(Ok(()), &snapshot, tgids)
+    report_written(held, (format, weight), &profile);
+    finish(Ok(()), &snapshot, selected)
 }
 
 /// Nothing is watched for a file that cannot be written then.
@@ -87,14 +104,14 @@ fn check_absent(held: &Held) -> Result<(), Failure> {
 
 /// The agent's metrics of a moment, by a watch or from a recording.
 async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &held.subject.tgids;
+    let selected = &held.subject.selected;
     check_absent(held)?;
     let past = Recording::named(&held.subject.past, Needs::Calls, common).await?;
     let (mut snapshot, boottime_to_unix_ns) = if let Some(recording) = past {
         let replay = recorded::play(&recording, |_| {})?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.boottime_to_unix_ns)
+        (recorded::chosen(&replay, &recording.path, selected)?, replay.boottime_to_unix_ns)
     } else {
-        let mut session = open(tgids, TensorRequest::default(), common)?;
+        let mut session = open_named(selected, TensorRequest::default(), common).await?;
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + held.duration)).await;
         (session.snapshot(), clock::boottime_to_unix_ns())
@@ -108,6 +125,18 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
         eprintln!("memwatch: {path} is written; promtool tsdb create-blocks-from openmetrics {path} takes it in");
     }
     Ok(Exit::Ok)
+}
+
+/// What is counted, and the profile: where nothing is named, a program that has ended is looked at as it was at its peak.
+fn weighed(
+    (held, format): (&Held, Format),
+    snapshot: &Snapshot,
+    pipeline: &Pipeline,
+    clock: &WallClock,
+) -> (Weight, Profile) {
+    let of_its_peak = (held.subject.past.window.since.is_some() || all_ended(snapshot)) && format != Format::Pprof;
+    let weight = held.weight.unwrap_or(if of_its_peak { Weight::Peak } else { Weight::InUse });
+    (weight, profile(snapshot, pipeline, weight, clock))
 }
 
 /// All stacks, or those of what keeps growing.
@@ -130,16 +159,16 @@ fn write(held: &Held, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// What was written, what opens it, and what is missing in it.
-fn report(held: &Held, format: Format, profile: &Profile) {
+fn report_written(held: &Held, (format, weight): (Format, Weight), profile: &Profile) {
     let path = held.output.display();
     if !held.is_for_stdout() {
         let stacks: usize = profile.parts.iter().map(|part| part.samples.len()).sum();
-        let amount = held.weight.amount(profile.total(held.weight));
+        let amount = weight.amount(profile.total(weight));
         eprintln!("memwatch: {path} is written: {amount}, {stacks} stacks; {}", opened_by(format));
     }
-    if profile.total(held.weight) == 0 {
-        let other = if held.weight == Weight::Peak { "alloc" } else { "peak" };
-        eprintln!("memwatch: there was nothing {}; try --weight {other}", held.weight.name());
+    if profile.total(weight) == 0 {
+        let other = if weight == Weight::Peak { "alloc" } else { "peak" };
+        eprintln!("memwatch: there was nothing {}; try --weight {other}", weight.name());
     }
     for part in profile.parts.iter().filter(|part| part.unplaced_bytes != 0) {
         eprintln!("memwatch: {} are in no stack: events were lost", signed_bytes(part.unplaced_bytes));

@@ -20,7 +20,7 @@ use crate::frameworks::pytorch::TensorRequest;
 use crate::options::Common;
 use crate::output_file;
 use crate::render::output::{style, unless_closed};
-use crate::watch::one_shot::{TakenAt, finish, open};
+use crate::watch::one_shot::{TakenAt, finish, open_named};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::signals::Signals;
@@ -34,16 +34,17 @@ use words::{Found, FragmentReport};
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the picture cannot be written.
 pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let selected = &args.subject.selected;
     let picture = args.output.as_deref().map(|path| form(path, args.force)).transpose()?;
     let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
     let (snapshot, found, taken_at) = if let Some(recording) = past {
         let replay = recorded::play_all(&recording, prepare)?;
-        let snapshot = recorded::chosen(&replay, &recording.path, tgids)?;
+        let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
         let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
         (snapshot, found, TakenAt::of(&replay))
     } else {
-        let mut session = open(tgids, TensorRequest { level: args.level, reports_only: false }, common)?;
+        let mut session =
+            open_named(selected, TensorRequest { level: args.level, reports_only: false }, common).await?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
@@ -70,7 +71,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     };
     drop(out);
     if found.drivers.is_empty() {
-        return finish(written, &snapshot, tgids);
+        return finish(written, &snapshot, selected);
     }
     unless_closed(written)?;
     Ok(Exit::Ok)

@@ -7,7 +7,9 @@ use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::map as layout;
 use crate::commands::fragment::map::Cell;
-use crate::commands::fragment::words::{Found, FragmentReport, blocks, remarks, scattered_part, unused_part};
+use crate::commands::fragment::words::{
+    Found, FragmentReport, blocks, nothing_known, remarks, scattered_part, unused_part,
+};
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural};
 use crate::render::places;
@@ -20,13 +22,13 @@ const COLUMNS: [(&str, Align); 10] = [
     ("SEGMENTS", Align::Left),
     ("NUMBER", Align::Right),
     ("RESERVED", Align::Right),
-    ("TENSORS", Align::Right),
+    ("ALLOCATED", Align::Right),
     ("FREE", Align::Right),
-    ("BETWEEN BLOCKS", Align::Right),
-    ("IN WHOLE SEGMENTS", Align::Right),
+    ("INACTIVE SPLIT", Align::Right),
+    ("FREE SEGMENTS", Align::Right),
     ("LARGEST FREE", Align::Right),
-    ("UNUSED", Align::Right),
-    ("SCATTERED", Align::Right),
+    ("CACHED", Align::Right),
+    ("FRAGMENTATION", Align::Right),
 ];
 /// Of lines and layers; what they are called goes to the last.
 const PIN_COLUMNS: [(&str, Align); 3] = [("SHARE", Align::Right), ("ALONE", Align::Right), ("HELD", Align::Right)];
@@ -44,7 +46,7 @@ const DRIVER_COLUMNS: [(&str, Align); 7] = [
 const LINES: usize = 12;
 const CELLS: usize = 96;
 /// What stands before the course.
-const COURSE: &str = "between blocks  ";
+const COURSE: &str = "inactive split  ";
 const EIGHTHS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 const EIGHTHS_ASCII: [&str; 8] = [".", ".", ":", ":", "+", "+", "#", "#"];
 
@@ -73,7 +75,7 @@ pub(crate) fn section(page: &mut Page, (found, top): (&Found, usize), snapshot: 
     }
     driver(page, (found, top), snapshot, clock);
     if found.allocators.is_empty() && found.drivers.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No memory on a GPU was seen."));
+        page.line(&Sentence::new(Tone::Plain, "No process with GPU memory."));
     }
 }
 
@@ -139,6 +141,10 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
         |time_ns| format!("as it lay at its worst, at {}", clock.time_of_day(time_ns)),
     );
     page.line(&Sentence::new(Tone::Heading, format!("PID {}  {command} on GPU {gpu}, {when}", reported.view.tgid.0)));
+    if let Some(sentence) = nothing_known(reported) {
+        page.line(&Sentence::new(Tone::Warning, sentence));
+        return;
+    }
     let mut grid = Grid::new(&COLUMNS);
     grid.push(row("up to 1 MiB", &reported.view.small));
     grid.push(row("larger", &reported.view.large));
@@ -159,8 +165,8 @@ fn device(page: &mut Page, (reported, top): (&FragmentReport, usize), snapshot: 
         );
         page.line(&Sentence::new(Tone::Plain, text));
     }
-    pins(page, ("BETWEEN BLOCKS, BY LINE", &reported.view.sites), top);
-    pins(page, ("BETWEEN BLOCKS, BY LAYER", &reported.view.layers), top);
+    pins(page, ("INACTIVE SPLIT, BY LINE", &reported.view.sites), top);
+    pins(page, ("INACTIVE SPLIT, BY MODULE", &reported.view.layers), top);
     for line in course(reported, page.options, clock) {
         page.line(&Sentence::new(Tone::Plain, line));
     }
@@ -222,7 +228,7 @@ fn course(reported: &FragmentReport, options: TableOptions, clock: &WallClock) -
     let thin = moments.len().div_ceil(room).max(1);
     let line: String = moments.iter().step_by(thin).map(letter).collect();
     let text = format!(
-        "at its worst at {}: {} between blocks, {} of {} reserved",
+        "at its worst at {}: {} inactive split, {} of {} reserved",
         clock.time_of_day(worst.time_ns),
         bytes(worst.split_bytes),
         percent(worst.split_bytes, worst.reserved_bytes),

@@ -197,6 +197,18 @@ pub(crate) fn scattered_part(shape: &ShapeView) -> f64 {
     if shape.free_bytes == 0 { 0.0 } else { 1.0 - ratio(shape.largest_free_bytes, shape.free_bytes) }
 }
 
+/// Where no segment is known, what is and what to do: a table of zeros would say that there is nothing.
+pub(crate) fn nothing_known(reported: &FragmentReport) -> Option<String> {
+    let unseen = reported.unseen_bytes();
+    if reported.all().segments > 0 || unseen == 0 {
+        return None;
+    }
+    Some(format!(
+        "The layout of {} reserved before attach is not known: start the program with memwatch run -- CMD to trace it from its first segment.",
+        bytes(unseen)
+    ))
+}
+
 /// Sentences on what the numbers say.
 pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
     let mut remarks = Vec::new();
@@ -205,16 +217,17 @@ pub(crate) fn remarks(reported: &FragmentReport) -> Vec<String> {
         remarks.push(fate(fit));
     }
     if all.unused_segment_bytes > 0 {
-        remarks.push(format!("torch.cuda.empty_cache() would give {} back", bytes(all.unused_segment_bytes)));
+        remarks.push(format!("torch.cuda.empty_cache() would release {}", bytes(all.unused_segment_bytes)));
     }
     let unseen = reported.unseen_bytes();
     if unseen > 0 {
-        remarks.push(format!("how {} lie that the allocator had before the watch is not known", bytes(unseen)));
+        remarks.push(format!("the layout of {} reserved before attach is not known", bytes(unseen)));
     }
     if !reported.view.traced {
-        remarks.push("this PyTorch does not say what its allocator does: its segments are not known".to_owned());
+        remarks.push("this PyTorch version has no allocator trace: its segments are not known".to_owned());
     }
-    if let Some(simulation) = &reported.simulation {
+    // A replay of a part of the program compares nothing with the whole of it.
+    if let Some(simulation) = reported.simulation.as_ref().filter(|_| unseen == 0) {
         remarks.extend(simulations::advice(simulation).into_iter().next());
     }
     remarks

@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
-use crate::watch::one_shot::{TakenAt, open};
+use crate::watch::one_shot::{TakenAt, open_named};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::signals::Signals;
@@ -26,15 +26,16 @@ use args::Leak;
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
 pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let selected = &args.subject.selected;
     let threshold = args.threshold as f64;
     let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
     let (snapshot, mut leaks, taken_at) = if let Some(recording) = past {
         let replay = recorded::play(&recording, Pipeline::watch_leaks)?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
+        (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
-        let mut session = open(tgids, TensorRequest { level: TensorLevel::Layers, reports_only: true }, common)?;
+        let mut session =
+            open_named(selected, TensorRequest { level: TensorLevel::Layers, reports_only: true }, common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;

@@ -17,10 +17,10 @@ use crate::render::wall_clock::WallClock;
 const COLUMNS: [(&str, Align); 7] = [
     ("VERDICT", Align::Left),
     ("PER MINUTE", Align::Right),
-    ("LATER HALF", Align::Right),
-    ("KEPT FIRST", Align::Right),
-    ("KEPT LAST", Align::Right),
-    ("SURE", Align::Right),
+    ("RECENT RATE", Align::Right),
+    ("BASELINE AT START", Align::Right),
+    ("BASELINE NOW", Align::Right),
+    ("CONFIDENCE", Align::Right),
     ("WHERE", Align::Left),
 ];
 
@@ -65,7 +65,7 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
         }
     }
     if leaks.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No process with GPU memory was seen."));
+        page.line(&Sentence::new(Tone::Plain, "No process with GPU memory."));
     }
 }
 
@@ -78,10 +78,10 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     let view = snapshot.process(process.tgid, process.observed_since_ns);
     let command = view.map(sentences::short_command).unwrap_or_default();
     let verdicts = if process.findings.is_empty() {
-        "observed too briefly for a verdict".to_owned()
+        "too little data: watch longer, with --duration".to_owned()
     } else {
         format!(
-            "{} leaking, {} slowly, {} levelled off, {} steady, {} seen too short",
+            "{} leaking, {} slowly, {} levelled off, {} steady, {} with too little data",
             count(leaks),
             count(of("slow")),
             count(of("levelled_off")),

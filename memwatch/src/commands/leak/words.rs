@@ -4,27 +4,33 @@ use memwatch_core::features::leak::view::LeakView;
 
 use crate::render::format::{bytes, duration, percent_of_one, rate_per_minute};
 
-/// `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min in its later half (sure 99.0 %)`.
+/// `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min recently (sure 99.0 %)`.
 pub(crate) fn reason(finding: &LeakView) -> String {
     let (rate, late) = (rate_per_minute(finding.bytes_per_minute), rate_per_minute(finding.late_bytes_per_minute));
     let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));
     let goes = match &*finding.verdict {
-        "leak" => format!("it grows at {rate} (sure {sure}), and goes on: {late} in its later half (sure {late_sure})"),
+        "leak" => {
+            format!("it grows at {rate} (confidence {sure}), and goes on: {late} recently (confidence {late_sure})")
+        }
         "slow" => {
-            format!("it grows at {rate} (sure {sure}), less than the threshold, and goes on: {late} in its later half")
+            format!("it grows at {rate} (confidence {sure}), less than the threshold, and goes on: {late} recently")
         }
         "levelled_off" => format!(
-            "it has grown from {} to {}, and does not go on: {late} in its later half (sure {late_sure})",
+            "it has grown from {} to {}, and does not go on: {late} recently (confidence {late_sure})",
             bytes(finding.first_bytes),
             bytes(finding.last_bytes)
         ),
-        _ => format!("it does not grow: {rate} (sure {sure})"),
+        _ => format!("it does not grow: {rate} (confidence {sure})"),
     };
-    match finding.turnover_ns {
+    // What is replaced within a moment is a buffer of each step: it says nothing of what stays.
+    match finding.turnover_ns.filter(|turnover_ns| *turnover_ns >= SHORTEST_TURNOVER_NS && finding.verdict != "leak") {
         Some(turnover_ns) => format!("{goes}; what it holds is replaced every {}", duration(turnover_ns)),
         None => goes,
     }
 }
+
+/// Turnover below this is not shown, nanoseconds.
+const SHORTEST_TURNOVER_NS: u64 = 1_000_000_000;
 
 /// `now held: 12.0 MiB below 1 s, 110.0 MiB below 10 s, 9.0 MiB older`; `None` where nothing is.
 pub(crate) fn by_age(finding: &LeakView) -> Option<String> {

@@ -5,37 +5,37 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::options::moment::PAST;
-use crate::options::{Subject, values};
+use crate::options::{Checked, Subject, values};
 
 /// Whether memory runs out, and why allocations failed.
 #[derive(Clone, Debug, PartialEq, clap::Args)]
 pub(crate) struct Oom {
     #[command(flatten)]
     pub(crate) subject: Subject,
-    /// Watch so long (default: until Ctrl-C, or the end of the program)
+    /// Watch for this time (default: until Ctrl-C or the end of the program)
     #[arg(short, long, value_name = "TIME", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Option<Duration>,
-    /// Report when more than this part of a GPU is needed, in percent: 85, or several as 80,90,95
+    /// Report when this part of a GPU is used, in percent: 85, or several as 80,90,95
     #[arg(long = "threshold", value_name = "PERCENT", value_delimiter = ',', value_parser = values::percent)]
     #[arg(allow_negative_numbers = true)]
     pub(crate) thresholds: Vec<f64>,
-    /// Print a line whenever the level of a forecast changes or a threshold is passed
+    /// Print a line when the level of a forecast changes or a threshold is passed
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Run this command then, by the shell, with the change as JSON on its standard input
+    /// On each change run this shell command, with the change as JSON on its standard input
     #[arg(long, value_name = "CMD", conflicts_with_all = PAST)]
     pub(crate) exec: Option<String>,
-    /// End that command after so long
+    /// Timeout of that command
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) exec_timeout: Duration,
-    /// Post the change as JSON to this address then: http://host:port/path
+    /// On each change post it as JSON to this address: http://host:port/path
     #[arg(long, value_name = "URL", conflicts_with_all = PAST, value_parser = values::webhook)]
     pub(crate) webhook: Option<String>,
-    /// End with code 3 where one of these was found: forecast, a forecast of level medium or above; oom, an allocation that failed
+    /// Exit with code 3 on: forecast (level medium or above), oom (an allocation that failed)
     #[arg(long, value_name = "WHAT", value_enum, value_delimiter = ',')]
     pub(crate) fail_on: Vec<OomFound>,
-    /// The same as --fail-on oom
+    /// Same as --fail-on oom
     #[arg(long = "fail-on-oom")]
     pub(crate) fail_on_oom: bool,
 }
@@ -47,4 +47,10 @@ pub(crate) enum OomFound {
     Forecast,
     /// An allocation that failed
     Oom,
+}
+
+impl Checked for Oom {
+    fn check(&self) -> Result<(), String> {
+        self.subject.check()
+    }
 }

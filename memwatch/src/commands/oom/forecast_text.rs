@@ -36,6 +36,11 @@ pub(crate) fn show(
     snapshot: &Snapshot,
     clock: &WallClock,
 ) {
+    let mut all = snapshot.processes.iter();
+    if all.len() > 0 && all.all(|process| process.ended_ns.is_some()) {
+        page.line(&Sentence::new(Tone::Plain, "No forecast: the program has ended."));
+        return;
+    }
     for gpu in &forecasts.gpus {
         page.line(&of_gpu(gpu));
         let own: Vec<ProcessForecastView> =
@@ -43,12 +48,7 @@ pub(crate) fn show(
         processes(page, &own);
     }
     if forecasts.gpus.is_empty() {
-        let mut all = snapshot.processes.iter();
-        let why = if all.len() > 0 && all.all(|process| process.ended_ns.is_some()) {
-            "No forecast: what was watched has ended."
-        } else {
-            "No forecast: NVML does not say what the GPUs have, or nothing was seen on them."
-        };
+        let why = "No forecast: NVML does not say how much memory the GPUs have, or no process uses them.";
         page.line(&Sentence::new(Tone::Plain, why));
     }
     for reported in changes {

@@ -21,7 +21,7 @@ use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
-use crate::watch::one_shot::{TakenAt, open};
+use crate::watch::one_shot::{TakenAt, open_named};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::session::Session;
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
     let reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
-            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.tgids)?;
+            let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
             let (changes, taken_at) = (replay.pipeline.take_forecast_changes(), TakenAt::of(&replay));
             let pipeline = &replay.pipeline;
             if args.follow {
@@ -91,9 +91,9 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 
 /// Watches until the time is over, a signal comes or nobody is left, and reports each change as it comes.
 async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
-    // All that PyTorch's allocator does: its free memory is reported, too.
+    // All that PyTorch's allocator does: what lies free in it is reported then.
     let request = TensorRequest { level: TensorLevel::Layers, reports_only: false };
-    let mut session = open(&args.subject.tgids, request, common)?;
+    let mut session = open_named(&args.subject.selected, request, common).await?;
     prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;
     let deadline = args.duration.map(|duration| Instant::now() + duration);

@@ -2,13 +2,13 @@
 
 use std::io;
 
-use memwatch_core::features::oom::view::OomView;
-use memwatch_core::snapshot::{GpuView, ProcessView, Snapshot, largest};
+use memwatch_core::features::oom::view::{CacheView, OomView};
+use memwatch_core::snapshot::{GpuView, ProcessView, SiteView, Snapshot, largest};
 
 use super::forecast_text as forecast;
-use crate::commands::oom::words::{Holder, OomReport, advice, gpu, holders, unwatched_bytes};
+use crate::commands::oom::words::{OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::render::Tone;
-use crate::render::format::{bytes, count, duration, known};
+use crate::render::format::{bytes, count, duration, known, percent, plural};
 use crate::render::places;
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::{Page, TableOptions};
@@ -30,8 +30,11 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let OomReport { ooms, forgotten, forecasts, changes } = *report;
     let mut page = Page { text: String::new(), options: *options };
-    forecast::show(&mut page, (forecasts, changes), snapshot, clock);
     section(&mut page, (ooms, forgotten), clock);
+    // Where all have ended nothing is to come, and the failures say all.
+    if ooms.is_empty() || snapshot.processes.iter().any(|process| process.ended_ns.is_none()) {
+        forecast::show(&mut page, (forecasts, changes), snapshot, clock);
+    }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
@@ -46,24 +49,20 @@ pub(crate) fn section(page: &mut Page, (ooms, forgotten): (&[&OomView], u64), cl
         }
     }
     if ooms.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No allocation has failed for want of memory."));
+        page.line(&Sentence::new(Tone::Plain, "No out-of-memory failure."));
     }
     if forgotten > 0 {
         page.line(&Sentence::new(Tone::Faint, format!("and {} more before these", count(forgotten))));
     }
 }
 
-/// `Out of memory at 14:05:20 in PID 1234 train.py: 2.0 GiB wanted on GPU 0`.
+/// `CUDA OUT OF MEMORY  14:05:20  PID 1234 python3 train.py  GPU 0`.
 fn title(oom: &OomView, clock: &WallClock) -> String {
-    let own = of(oom);
-    let name = own.map(sentences::short_command).unwrap_or_default();
+    let name = of(oom).map(sentences::short_command).unwrap_or_default();
     let on = gpu(oom)
-        .map_or_else(String::new, |gpu| format!(" on GPU {}", sentences::gpu_number(&oom.snapshot, Some(&gpu.uuid))));
-    let by = oom.symbol.as_ref().map_or_else(|| "by PyTorch".to_owned(), |symbol| format!("by {symbol}"));
-    let more =
-        if oom.more > 0 { format!(", and {} more times within a second", count(oom.more)) } else { String::new() };
+        .map_or_else(String::new, |gpu| format!("  GPU {}", sentences::gpu_number(&oom.snapshot, Some(&gpu.uuid))));
     let time = clock.time_of_day(oom.time_ns);
-    format!("Out of memory at {time} in PID {} {name}: {} wanted{on} {by}{more}", oom.tgid.0, bytes(oom.wanted_bytes))
+    format!("CUDA OUT OF MEMORY  {time}  PID {} {name}{on}", oom.tgid.0)
 }
 
 fn of(oom: &OomView) -> Option<&ProcessView> {
@@ -71,49 +70,92 @@ fn of(oom: &OomView) -> Option<&ProcessView> {
 }
 
 fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
+    let mut facts = vec![("requested", requested(oom))];
+    facts.extend(gpu(oom).map(|gpu| ("free", free(oom, gpu))));
+    facts.extend(gpu(oom).map(|gpu| ("total", total(oom, gpu))));
+    facts.extend(holding(oom));
+    facts.extend(lines(oom));
+    let mut labels = ["cause", "also"].into_iter();
+    facts.extend(advice(oom).into_iter().map(|sentence| (labels.next().unwrap_or("also"), sentence)));
+    facts
+}
+
+/// `1.9 GiB  backward of train.py:14 train_step, step 35`.
+fn requested(oom: &OomView) -> String {
+    let by = oom.symbol.as_ref().map_or_else(|| "by PyTorch".to_owned(), |symbol| format!("by {symbol}"));
+    let whose = oom.whose.as_ref().map_or(by, places::whose);
+    let steps = of(oom).and_then(|process| process.tensors.as_ref()?.places.steps);
+    let step = steps.map_or_else(String::new, |steps| format!(", after {}", plural(steps, "step", "steps")));
+    let more = match oom.more {
+        0 => String::new(),
+        more => format!(", {} within a second", plural(more, "more failure", "more failures")),
+    };
+    format!("{:>10}  {whose}{step}{more}", bytes(oom.wanted_bytes))
+}
+
+/// `409.6 MiB  (+ 1.7 GiB reserved but unallocated, largest block 1.5 GiB)`.
+fn free(oom: &OomView, gpu: &GpuView) -> String {
+    let (used, is_least) = used_bytes(oom, gpu);
+    let free = gpu.total_bytes.map(|total| total.saturating_sub(used));
+    let at_most = if is_least { "  at most, by the calls traced" } else { "" };
+    let cached = oom.cache.as_ref().map(|cache| {
+        let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
+        let largest = bytes(cache.largest_free_bytes);
+        format!("  (+ {} reserved but unallocated, largest block {largest})", bytes(cached))
+    });
+    format!("{:>10}{at_most}{}", known(free, bytes), cached.unwrap_or_default())
+}
+
+/// What of the GPU was used, by NVML's last reading; where processes had taken more by then, the least that it was, and true.
+fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
+    let read = gpu.used_bytes.unwrap_or(0);
+    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
+    let least = held.saturating_add(unwatched_bytes(oom).unwrap_or(0));
+    (read.max(least), least > read || gpu.used_bytes.is_none())
+}
+
+/// `79.6 GiB, NVML used 70.1 GiB 0.8 s before`.
+fn total(oom: &OomView, gpu: &GpuView) -> String {
+    let before = duration(oom.time_ns.saturating_sub(gpu.sampled_ns));
+    format!("{:>10}  NVML used {} {before} before", known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes))
+}
+
+/// Who held it: the process itself with what its part is made of, the others, and what nobody who is watched has.
+fn holding(oom: &OomView) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
-    facts.extend(oom.whose.as_ref().map(|whose| ("for", places::whose(whose))));
     let holders = holders(oom);
-    facts.extend(gpu(oom).map(|gpu| ("the GPU", of_gpu(oom, gpu, &holders))));
     for holder in holders.iter().take(LISTED) {
-        let name = sentences::short_command(holder.process);
-        facts.push(("held by", format!("{:>10}  PID {}  {name}", bytes(holder.held_bytes), holder.process.tgid.0)));
+        let is_own = holder.process.tgid == oom.tgid;
+        let name = match &oom.cache {
+            Some(cache) if is_own => format!("this process: {}", parts(holder.held_bytes, cache)),
+            _ if is_own => "this process".to_owned(),
+            _ => format!("PID {}  {}", holder.process.tgid.0, sentences::short_command(holder.process)),
+        };
+        facts.push(("", format!("{:>10}  {name}", bytes(holder.held_bytes))));
     }
     if holders.len() > LISTED {
         let rest: u64 = holders[LISTED..].iter().map(|holder| holder.held_bytes).sum();
         facts.push(("", format!("{:>10}  {} more processes", bytes(rest), count((holders.len() - LISTED) as u64))));
     }
     if let Some(unwatched) = unwatched_bytes(oom).filter(|bytes| *bytes > 0) {
-        facts.push(("", format!("{:>10}  processes that are not watched, and the driver itself", bytes(unwatched))));
+        let others = gpu(oom).and_then(|gpu| gpu.unwatched_processes).filter(|others| *others > 0);
+        let whose = match others {
+            Some(others) => format!("{} outside this watch, and the driver", plural(others, "process", "processes")),
+            None => "contexts and the driver".to_owned(),
+        };
+        facts.push(("", format!("{:>10}  {whose}", bytes(unwatched))));
     }
-    if let Some(cache) = &oom.cache {
-        let (has, of) = (bytes(cache.allocated_bytes), bytes(cache.reserved_bytes));
-        let (unused, split, hole) =
-            (bytes(cache.unused_segment_bytes), bytes(cache.split_bytes), bytes(cache.largest_free_bytes));
-        facts.push(("PyTorch", format!("tensors had {has} of the {of} that it had of the driver")));
-        facts.push((
-            "",
-            format!("free: {unused} that it could give back, {split} between tensors, the largest piece {hole}"),
-        ));
-    }
-    facts.extend(lines(oom));
-    facts.extend(advice(oom).into_iter().map(|sentence| ("so", sentence)));
     facts
 }
 
-/// What of the GPU was used: by NVML's last reading, unless more had been taken since than that says.
-fn of_gpu(oom: &OomView, gpu: &GpuView, holders: &[Holder<'_>]) -> String {
-    let before = duration(oom.time_ns.saturating_sub(gpu.sampled_ns));
-    let (total, used) = (known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes));
-    let held_bytes: u64 = holders.iter().map(|holder| holder.held_bytes).sum();
-    if held_bytes > gpu.used_bytes.unwrap_or(0) {
-        return format!(
-            "{total} in all; at least {} used, by the calls that were seen (by NVML {before} before: {used})",
-            bytes(held_bytes)
-        );
-    }
-    let free = gpu.total_bytes.zip(gpu.used_bytes).map(|(total, used)| total.saturating_sub(used));
-    format!("{total} in all; {used} used, {} free by NVML {before} before", known(free, bytes))
+/// `allocated 75.0 GiB, cached 1.7 GiB, other 0.5 GiB`.
+fn parts(held_bytes: u64, cache: &CacheView) -> String {
+    let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
+    let other = match held_bytes.saturating_sub(cache.reserved_bytes) {
+        0 => String::new(),
+        other => format!(", outside PyTorch {}", bytes(other)),
+    };
+    format!("allocated {}, cached {}{other}", bytes(cache.allocated_bytes), bytes(cached))
 }
 
 /// The lines of the program that held most on the device.
@@ -123,8 +165,15 @@ fn lines(oom: &OomView) -> Vec<(&'static str, String)> {
     let device = devices.filter(|device| Some(device.device) == oom.device).find(|device| device.total.live_bytes > 0);
     let Some(device) = device else { return Vec::new() };
     let held = device.sites.iter().filter(|site| site.sum.live_bytes > 0).cloned().collect();
-    let rows = largest(held, LISTED).into_iter();
-    rows.map(|site| ("most held", format!("{:>10}  {}", bytes(site.sum.live_bytes), places::site(&site)))).collect()
+    let rows = largest(held, LISTED).into_iter().enumerate();
+    let row = |(at, site): (usize, SiteView)| {
+        let live = site.sum.live_bytes;
+        let part = percent(live, device.total.live_bytes);
+        let count = site.sum.allocations.saturating_sub(site.sum.frees);
+        let blocks = plural(count, "tensor", "tensors");
+        (if at == 0 { "top" } else { "" }, format!("{:>10}  {part:>7}  {}  {blocks}", bytes(live), places::site(&site)))
+    };
+    rows.map(row).collect()
 }
 
 #[cfg(test)]

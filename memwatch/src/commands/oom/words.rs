@@ -54,10 +54,22 @@ pub(crate) fn holders(oom: &OomView) -> Vec<Holder<'_>> {
     holders
 }
 
-/// What of it no process that is watched had, in bytes: others', or the driver's own; `None` where NVML does not say.
+/// What of it no process that is watched had at NVML's last reading, in bytes: others', or the driver's own; `None` where NVML does not say.
+///
+/// A process may have taken much more since that reading, so it is compared with what the same reading says of it.
 pub(crate) fn unwatched_bytes(oom: &OomView) -> Option<u64> {
-    let held: u64 = holders(oom).iter().map(|holder| holder.held_bytes).sum();
-    Some(gpu(oom)?.used_bytes?.saturating_sub(held))
+    let gpu = gpu(oom)?;
+    let used_bytes = gpu.used_bytes?;
+    let alive = oom.snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    let own = alive.flat_map(|process| &process.gpus).filter(|own| own.uuid.as_ref() == Some(&gpu.uuid));
+    let read_bytes: u64 = own.map(|own| own.used_bytes.unwrap_or(own.attributed_bytes)).sum();
+    Some(used_bytes.saturating_sub(read_bytes))
+}
+
+/// What processes other than the one that failed had of it, watched or not, in bytes.
+pub(crate) fn others_bytes(oom: &OomView) -> u64 {
+    let others = holders(oom).into_iter().filter(|holder| holder.process.tgid != oom.tgid);
+    others.map(|holder| holder.held_bytes).sum::<u64>() + unwatched_bytes(oom).unwrap_or(0)
 }
 
 /// Sentences on what would have helped, by the numbers at that moment; at least one.
@@ -79,9 +91,10 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
             first.process.tgid.0
         ));
     }
-    if let Some(unwatched) = unwatched_bytes(oom).filter(|bytes| *bytes >= wanted) {
+    let unwatched = unwatched_bytes(oom).filter(|bytes| *bytes > 0 && theirs < wanted && others_bytes(oom) >= wanted);
+    if let Some(unwatched) = unwatched {
         advice.push(format!(
-            "{} of this GPU was held by processes that are not watched: who they are says memwatch ps",
+            "processes outside this watch held {} of this GPU: without them the request fits; to list them: memwatch ps",
             bytes(unwatched)
         ));
     }
@@ -89,12 +102,12 @@ pub(crate) fn advice(oom: &OomView) -> Vec<String> {
         advice.insert(
             0,
             format!(
-                "{} is more than the whole GPU has: no setting helps, the request itself has to be smaller",
+                "{} is more than the whole GPU has: no setting helps, the request itself must be smaller",
                 bytes(wanted)
             ),
         );
     } else if advice.is_empty() {
-        advice.push("the program itself held it all, in use: a smaller batch, activation checkpointing, or fewer copies of what stands above".to_owned());
+        advice.push("the program itself uses the memory: a smaller batch, activation checkpointing, or fewer copies of the lines above".to_owned());
     }
     advice
 }
@@ -106,11 +119,11 @@ fn of_cache(cache: &CacheView, wanted: u64) -> Option<String> {
     let (free, hole) = (bytes(cache.split_bytes), bytes(cache.largest_free_bytes));
     Some(if cache.is_expandable {
         format!(
-            "{free} lay free in pieces between blocks in use, the largest {hole}: fewer sizes that change from step to step would leave larger ones"
+            "{free} were free but split (inactive split), largest block {hole}: fewer sizes that change from step to step leave larger blocks"
         )
     } else {
         format!(
-            "{free} lay free in pieces between blocks in use, the largest {hole}: with which setting there would have been room says memwatch simulate"
+            "{free} were free but split (inactive split), largest block {hole}. To find a setting that fits: memwatch simulate"
         )
     })
 }

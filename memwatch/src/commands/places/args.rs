@@ -1,42 +1,101 @@
-//! What `memwatch sites`, `stages` and `layers` take.
+//! What `memwatch where` takes.
 
 use crate::options::moment::PAST;
-use crate::options::{Subject, values};
+use crate::options::{Checked, Subject, values};
+use clap::ValueEnum;
 use std::time::Duration;
 
-/// `memwatch stages`, and what `memwatch sites` and `memwatch layers` have in common with it.
+/// What a row of `memwatch where` is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum By {
+    /// A line of Python
+    #[default]
+    Line,
+    /// A module of the model
+    Module,
+    /// Forward, backward, optimizer and other phases
+    Phase,
+}
+
+/// `memwatch where`.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Where {
+    #[command(flatten)]
+    pub(crate) places: Places,
+    /// What a row is: line (of Python), module, or phase (forward, backward, optimizer)
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
+    pub(crate) by: By,
+    /// With --by line: the stacks that hold most, with native frames
+    #[arg(long)]
+    pub(crate) native: bool,
+    /// With --by module: what rounding and splitting waste in each (costs three probes per tensor instead of one)
+    #[arg(long)]
+    pub(crate) fragmentation: bool,
+}
+
+/// What all of its forms take, and `memwatch stages` as it was.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Places {
     #[command(flatten)]
     pub(crate) subject: Subject,
-    /// Watch so long before the report (ended earlier by Ctrl-C, or when the program ends)
+    /// Watch for this time before the report; ends earlier on Ctrl-C or when the program ends
     #[arg(short, long, value_name = "TIME", default_value = "10s", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
-    /// Show so many rows at most
+    /// Maximum number of rows
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub(crate) top: usize,
-    /// List blocks of this size and above one by one: 500M, 2G; a bare number is bytes
+    /// List blocks of this size and above individually: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
 }
 
-/// `memwatch sites`.
+/// `memwatch sites`: the former name of `memwatch where --by line`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Sites {
     #[command(flatten)]
     pub(crate) places: Places,
-    /// Show the stacks that hold most, with native frames
+    /// The stacks that hold most, with native frames
     #[arg(long)]
     pub(crate) native: bool,
 }
 
-/// `memwatch layers`.
+/// `memwatch layers`: the former name of `memwatch where --by module`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Layers {
     #[command(flatten)]
     pub(crate) places: Places,
-    /// Say also what rounding and splitting waste of each: three probes for a tensor instead of one
+    /// What rounding and splitting waste in each module
     #[arg(long)]
     pub(crate) fragmentation: bool,
+}
+
+impl Checked for Where {
+    fn check(&self) -> Result<(), String> {
+        if self.native && self.by != By::Line {
+            return Err("--native goes with --by line".to_owned());
+        }
+        if self.fragmentation && self.by != By::Module {
+            return Err("--fragmentation goes with --by module".to_owned());
+        }
+        self.places.check()
+    }
+}
+
+impl Checked for Places {
+    fn check(&self) -> Result<(), String> {
+        self.subject.check()
+    }
+}
+
+impl Checked for Sites {
+    fn check(&self) -> Result<(), String> {
+        self.places.check()
+    }
+}
+
+impl Checked for Layers {
+    fn check(&self) -> Result<(), String> {
+        self.places.check()
+    }
 }

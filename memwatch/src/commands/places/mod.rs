@@ -1,4 +1,4 @@
-//! `memwatch sites`, `stages` and `layers`: who holds the memory of a PyTorch process.
+//! `memwatch where`: which lines, modules or phases of a PyTorch process hold its memory.
 
 pub(crate) mod args;
 pub(crate) mod text;
@@ -11,31 +11,59 @@ use crate::render::output::style;
 use crate::render::places::{Places as Which, Wanted};
 use crate::watch::one_shot::TakenAt;
 use crate::watch::one_shot::finish;
-use crate::watch::one_shot::open;
+use crate::watch::one_shot::open_named;
 use crate::watch::one_shot::recorded_snapshot;
 use crate::watch::one_shot::watch_until;
 use crate::watch::past::{Needs, Recording};
 use crate::watch::signals::Signals;
-use args::Places;
+use args::{By, Layers, Places, Sites, Where};
 use std::io;
 use tokio::time::Instant;
+
+/// `memwatch where`.
+///
+/// # Errors
+/// When the processes cannot be watched, or there is no PyTorch in them.
+pub(crate) async fn run(args: &Where, common: &Common) -> Result<Exit, Failure> {
+    let Where { places, by, native, fragmentation } = args;
+    match by {
+        By::Line => self::places(places, (Which::Sites, true, *native), common).await,
+        By::Module => self::places(places, (Which::Layers, !fragmentation, false), common).await,
+        By::Phase => phases(places, common).await,
+    }
+}
+
+/// The same by line, under its former name.
+pub(crate) async fn lines(args: &Sites, common: &Common) -> Result<Exit, Failure> {
+    places(&args.places, (Which::Sites, true, args.native), common).await
+}
+
+/// The same by module, under its former name.
+pub(crate) async fn modules(args: &Layers, common: &Common) -> Result<Exit, Failure> {
+    places(&args.places, (Which::Layers, !args.fragmentation, false), common).await
+}
+
+/// The same by phase, also under its former name.
+pub(crate) async fn phases(args: &Places, common: &Common) -> Result<Exit, Failure> {
+    places(args, (Which::Stages, true, false), common).await
+}
 
 /// One of the lists, after a while of watching; with `reports_only` by what comes and goes, and no more; with `native` also stacks.
 ///
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
-pub(crate) async fn places(
+async fn places(
     args: &Places,
     (which, reports_only, native): (Which, bool, bool),
     common: &Common,
 ) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let selected = &args.subject.selected;
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, taken_at) = if let Some(recording) = past {
-        recorded_snapshot(&recording, tgids, |pipeline| pipeline.list_tensors_from(args.min_size))?
+        recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
         let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
-        let mut session = open(tgids, TensorRequest { level, reports_only }, common)?;
+        let mut session = open_named(selected, TensorRequest { level, reports_only }, common).await?;
         session.list_tensors_from(args.min_size);
         let mut signals = Signals::listen()?;
         let deadline = Instant::now() + args.duration;
@@ -50,5 +78,5 @@ pub(crate) async fn places(
         text::write(&mut out, &snapshot, wanted, &taken_at.clock, &style(common, false))
     };
     drop(out);
-    finish(written, &snapshot, tgids)
+    finish(written, &snapshot, selected)
 }

@@ -1,9 +1,10 @@
-//! `memwatch sites`, `stages` and `layers` as text.
+//! `memwatch where` as text.
 
 use std::io;
 
 use memwatch_core::snapshot::{
-    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Snapshot, SumView, TensorsView, largest,
+    DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Row, Snapshot, SumView, TensorsView, largest,
+    largest_at_peak,
 };
 use memwatch_core::words::Name;
 
@@ -19,10 +20,10 @@ use crate::render::wall_clock::WallClock;
 const LISTED: usize = 5;
 /// The columns that every list has.
 const SUMS: [(&str, Align); 7] = [
-    ("LIVE", Align::Right),
+    ("ALLOCATED", Align::Right),
     ("AT PEAK", Align::Right),
     ("PEAK", Align::Right),
-    ("ALLOCATED", Align::Right),
+    ("TOTAL ALLOCATED", Align::Right),
     ("ALLOCS", Align::Right),
     ("FREES", Align::Right),
     ("LIFETIME", Align::Right),
@@ -41,7 +42,7 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
     if !page.lists(snapshot, (&[which], top, native), clock) {
-        page.line(&Sentence::new(Tone::Plain, "No memory of PyTorch has been seen."));
+        page.line(&Sentence::new(Tone::Plain, "No PyTorch allocator found."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -67,8 +68,9 @@ pub(crate) fn write_all(
 
 fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, device: &DevicePlacesView) -> String {
     let steps = places.steps.map_or_else(String::new, |steps| format!("  {} steps", count(steps)));
+    let ended = if process.ended_ns.is_some() { "  ended: ranked AT PEAK" } else { "" };
     format!(
-        "PID {}  {}  GPU {}  allocated {}  peak {}{steps}",
+        "PID {}  {}  GPU {}  allocated {}  peak {}{steps}{ended}",
         process.tgid.0,
         sentences::short_command(process),
         sentences::gpu_number(snapshot, device.uuid.as_ref()),
@@ -103,44 +105,57 @@ fn list(first: &[(&'static str, Align)], last: Option<&'static str>) -> Grid {
     Grid::new(&first.iter().copied().chain(SUMS).chain(last).collect::<Vec<_>>())
 }
 
-fn sites(device: &DevicePlacesView, top: usize) -> Grid {
-    let mut grid = list(&[], Some("SITE"));
-    for site in largest(device.sites.clone(), top) {
+/// How many rows, and by what they are ranked.
+#[derive(Clone, Copy, Debug)]
+struct Rank {
+    top: usize,
+    /// A program that has ended is ranked by what was allocated at its peak.
+    at_peak: bool,
+}
+
+fn ranked<R: Row + Clone>(rows: &[R], rank: Rank) -> Vec<R> {
+    if rank.at_peak { largest_at_peak(rows.to_vec(), rank.top) } else { largest(rows.to_vec(), rank.top) }
+}
+
+fn sites(device: &DevicePlacesView, rank: Rank) -> Grid {
+    let mut grid = list(&[], Some("LINE"));
+    for site in ranked(&device.sites, rank) {
         grid.push(sums(&site.sum).into_iter().chain([places::site(&site)]).collect());
     }
     grid
 }
 
-fn stages(page: &mut Page, device: &DevicePlacesView, top: usize) {
-    let mut grid = list(&[("STAGE", Align::Left), ("SHARE", Align::Right)], None);
+fn stages(page: &mut Page, device: &DevicePlacesView, rank: Rank) {
+    let mut grid = list(&[("PHASE", Align::Left), ("SHARE", Align::Right)], None);
     for stage in &device.stages {
-        let share = percent(stage.sum.live_bytes, device.total.live_bytes);
+        let held = |sum: &SumView| if rank.at_peak { sum.at_peak_bytes } else { sum.live_bytes };
+        let share = percent(held(&stage.sum), held(&device.total));
         grid.push([places::stage(stage), share].into_iter().chain(sums(&stage.sum)).collect());
     }
     page.grid(&grid);
     if device.phases.iter().any(|phase| phase.kind != "none") {
         let mut grid = list(&[("RANGE", Align::Left)], None);
-        for phase in largest(device.phases.clone(), top) {
+        for phase in ranked(&device.phases, rank) {
             grid.push([places::phase(&phase)].into_iter().chain(sums(&phase.sum)).collect());
         }
         page.grid(&grid);
     }
 }
 
-fn layers(device: &DevicePlacesView, top: usize) -> Grid {
+fn layers(device: &DevicePlacesView, rank: Rank) -> Grid {
     let is_of_several = {
         let mut models: Vec<_> = device.layers.iter().filter_map(|layer| layer.model.as_deref()).collect();
         models.sort_unstable();
         models.dedup();
         models.len() > 1
     };
-    let own = [("LAYER", Align::Left), ("CLASS", Align::Left), ("MODEL", Align::Left)];
+    let own = [("MODULE", Align::Left), ("CLASS", Align::Left), ("MODEL", Align::Left)];
     let by_stage = ["FORWARD", "BACKWARD"].map(|title| (title, Align::Right));
     let own = &own[..if is_of_several { 3 } else { 2 }];
     let extra = extra_columns(device);
     let extra_titles = extra.iter().map(|(title, _)| (*title, Align::Right));
     let mut grid = Grid::new(&own.iter().copied().chain(SUMS).chain(by_stage).chain(extra_titles).collect::<Vec<_>>());
-    for layer in largest(device.layers.clone(), top) {
+    for layer in ranked(&device.layers, rank) {
         let text = |text: &Option<String>| known(text.as_deref(), |text| printable(text).into_owned());
         let mut row = vec![places::layer(&layer), text(&layer.class)];
         if is_of_several {
@@ -191,11 +206,12 @@ impl Page {
             for device in &tensors.places.devices {
                 any = true;
                 self.line(&Sentence::new(Tone::Heading, heading(snapshot, process, &tensors.places, device)));
+                let rank = Rank { top, at_peak: process.ended_ns.is_some() };
                 for which in wanted {
                     match which {
-                        Places::Sites => self.grid(&sites(device, top)),
-                        Places::Stages => stages(self, device, top),
-                        Places::Layers => self.grid(&layers(device, top)),
+                        Places::Sites => self.grid(&sites(device, rank)),
+                        Places::Stages => stages(self, device, rank),
+                        Places::Layers => self.grid(&layers(device, rank)),
                     }
                 }
                 self.doubts(&tensors.places, device);

@@ -6,21 +6,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::commands::timeline::args::{TimelineFormat, by_name};
-use crate::options::values;
+use crate::options::{Checked, values};
 
 /// `memwatch profile`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Profile {
     #[command(flatten)]
     pub(crate) looks: Looks,
-    /// Time between two looks: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
+    /// Sampling interval: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
     #[arg(short, long, value_name = "TIME", default_value = "1s", help_heading = "Time")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
-    /// Draw it, too: into an .svg, or as an .html page
+    /// Also draw it, as .svg or .html
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PathBuf>,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -34,5 +34,11 @@ impl Profile {
         let Some(plot) = &self.plot else { return Ok(None) };
         let format = by_name(plot).filter(|format| matches!(format, TimelineFormat::Svg | TimelineFormat::Html));
         format.map(Some).ok_or_else(|| "a plot is an .svg or an .html: name the file so".to_owned())
+    }
+}
+
+impl Checked for Profile {
+    fn check(&self) -> Result<(), String> {
+        self.drawn().map(drop)
     }
 }

@@ -1,15 +1,67 @@
 //! What `memwatch ps` takes.
 
-use crate::options::{Past, Rows, Targets};
+use clap::ValueEnum;
+
+use crate::options::{Checked, Past, Rows, Targets};
+use crate::render::text::columns::{Shown, Sort, named};
 
 /// One report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Ps {
     #[command(flatten)]
     pub(crate) targets: Targets,
-    /// What a row is: sums by owner add up to each GPU's used bytes, with a row for what is charged to nobody
-    #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t)]
+    /// One row per: process, container, pod, job, user or gpu
+    #[arg(long = "by", value_name = "OWNER", value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) rows: Rows,
+    /// Sort by: used, driver, peak, failed, pid, user or command
+    #[arg(
+        long,
+        value_name = "COLUMN",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        conflicts_with = "rows"
+    )]
+    pub(crate) sort: Sort,
+    /// Only these columns, in this order: pid, user, workload, gpu, used, driver, peak, pre-existing, unattributed, kinds,
+    /// alloc, free, failed, command
+    #[arg(long, value_name = "COLUMN", value_delimiter = ',', value_parser = named, conflicts_with = "rows")]
+    pub(crate) columns: Vec<&'static str>,
+    /// Format: table or csv (one row per process and GPU, in bytes)
+    #[arg(
+        short,
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        conflicts_with = "rows"
+    )]
+    pub(crate) format: PsFormat,
     #[command(flatten)]
     pub(crate) past: Past,
 }
+
+/// How it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PsFormat {
+    /// A table for people
+    #[default]
+    Table,
+    /// A table for programs
+    Csv,
+}
+
+impl Ps {
+    /// All of these, as they are now.
+    pub(crate) fn of(targets: &Targets) -> Self {
+        Self { targets: targets.clone(), ..Self::default() }
+    }
+
+    /// What of the table is shown.
+    pub(crate) fn shown(&self) -> Shown {
+        Shown { columns: self.columns.clone(), sort: self.sort }
+    }
+}
+
+impl Checked for Ps {}

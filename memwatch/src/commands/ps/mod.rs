@@ -1,47 +1,77 @@
 //! `memwatch ps`: one report.
 
 pub(crate) mod args;
+mod csv;
+mod driver_view;
 
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::{Common, Rows, Targets};
-use crate::render::output::{Output, host_name};
-use crate::watch::past::Recording;
+use crate::options::Common;
+use crate::render::output::{Output, host_name, unless_closed};
+use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::source::Source;
-use crate::watch::subject::Filter;
-use crate::watch::subject::filtered;
-use crate::watch::subject::found_any;
-use crate::watch::subject::session_options;
+use crate::watch::subject::{Filter, filtered, found_any, session_options};
+use args::{Ps, PsFormat};
+use memwatch_core::snapshot::Snapshot;
+use std::io::{self, Write as _};
 use std::time::Duration;
 use tokio::time::Instant;
 
 /// How long one report waits for NVML.
 const NVML_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// `memwatch ps`: one report, as soon as NVML has answered once since the attach, and runtimes have been asked for names.
-pub(crate) async fn report_once(targets: &Targets, rows: Rows, common: &Common) -> Result<Exit, Failure> {
-    let mut source = Source::open(&session_options(targets, TensorRequest::default(), common), targets, common).await?;
+/// `memwatch ps`.
+///
+/// # Errors
+/// When the machine cannot be watched, the recording cannot be read, or no process is there of the ones that are named.
+pub(crate) async fn run(args: &Ps, common: &Common) -> Result<Exit, Failure> {
+    match Recording::named(&args.past, Needs::Calls, common).await? {
+        Some(recording) => report_recorded(&recording, args, common),
+        None => report_once(args, common).await,
+    }
+}
+
+/// As soon as NVML has answered once since the attach, and runtimes have been asked for names.
+///
+/// Who may not trace gets what NVML says.
+async fn report_once(args: &Ps, common: &Common) -> Result<Exit, Failure> {
+    let targets = &args.targets;
+    let opened = Source::open(&session_options(targets, TensorRequest::default(), common), targets, common).await;
+    let mut source = match opened {
+        Ok(source) => source,
+        Err(failure) if failure.exit == Exit::NotPermitted && !common.json => {
+            return driver_view::report(args, common, failure);
+        }
+        Err(failure) => return Err(failure),
+    };
     let seen = source.settled(Instant::now() + NVML_TIMEOUT).await?;
+    let is_empty = seen.snapshot.gpus.is_empty() && seen.snapshot.processes.is_empty();
+    if is_empty && !common.json && driver_view::is_without_driver(common) {
+        return Err(driver_view::without_gpu());
+    }
     let filter = Filter::new(targets);
     let snapshot = filtered(seen.snapshot, &filter)?;
-    Output::once(common, rows.by(), host_name()).show(&snapshot, seen.boottime_to_unix_ns)?;
+    show((&snapshot, seen.boottime_to_unix_ns), args, common, host_name())?;
     match &source.idle_targets()[..] {
         [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
     }
 }
 
-/// `memwatch ps --in FILE`: the report on what stood at the end of a recording.
-pub(crate) fn report_recorded(
-    recording: &Recording,
-    targets: &Targets,
-    rows: Rows,
-    common: &Common,
-) -> Result<Exit, Failure> {
+/// `memwatch ps --in FILE`: the report on the end of a recording.
+fn report_recorded(recording: &Recording, args: &Ps, common: &Common) -> Result<Exit, Failure> {
+    let targets = &args.targets;
     let replay = recorded::play(recording, |_| {})?;
     let filter = Filter::new(targets);
-    let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.tgids)?, &filter)?;
-    Output::once(common, rows.by(), replay.front.host).show(&snapshot, replay.boottime_to_unix_ns)?;
+    let snapshot = filtered(recorded::chosen(&replay, &recording.path, &targets.selected)?, &filter)?;
+    show((&snapshot, replay.boottime_to_unix_ns), args, common, replay.front.host)?;
     found_any(&snapshot, &filter)
+}
+
+fn show((snapshot, offset): (&Snapshot, i128), args: &Ps, common: &Common, host: String) -> Result<(), Failure> {
+    if args.format == PsFormat::Csv && !common.json {
+        return unless_closed(io::stdout().lock().write_all(csv::write(snapshot, &args.shown()).as_bytes()));
+    }
+    Output::once(common, (args.rows.by(), args.shown()), host).show(snapshot, offset).map(drop)
 }

@@ -3,12 +3,13 @@
 pub(crate) mod args;
 
 use crate::exit::{Exit, Failure};
-use crate::options::{Common, Targets};
+use crate::options::{Common, Selected, Targets};
 use crate::output_file;
 use crate::render::json::Origin;
 use crate::render::output::unless_closed;
 use crate::render::summary;
 use crate::render::wall_clock::WallClock;
+use crate::watch::one_shot::tgids_of;
 use crate::watch::recorded::LARGE_BYTES;
 use crate::watch::recorded::follow;
 use crate::watch::recorded::reported;
@@ -31,9 +32,10 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
         let why = "the recording and the JSON report cannot both go to standard output";
         return Err(Failure::new(Exit::Error, why).advise("Leave out --json, or name a file: -o FILE"));
     }
-    let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
-    let options = tape(&args.output, &args.tape, args.tgids.is_empty())?;
-    let mut session_options = session_options(&targets, args.tensors.request(!args.tgids.is_empty()), common);
+    let tgids = tgids_of(&args.selected, common).await?;
+    let options = tape(&args.output, &args.tape, tgids.is_empty())?;
+    let request = args.tensors.request(!tgids.is_empty());
+    let mut session_options = session_options(&Targets::of(&Selected::of(&tgids)), request, common);
     session_options.tensors_by_default = args.tensors.is_default();
     session_options.tape = Some(options.clone());
     let mut session = Session::open(&session_options)?;
@@ -60,7 +62,7 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
             origin,
         ))?;
     } else {
-        eprint!("{}", summary::render(&snapshot, &clock));
+        eprint!("{}", summary::render(&snapshot, &clock, Some(&args.output)));
     }
     reported(&recorded)
 }

@@ -7,7 +7,7 @@ pub(crate) mod json;
 pub(crate) mod text;
 
 use crate::exit::{Exit, Failure};
-use crate::options::{Common, Past};
+use crate::options::{Common, Past, Selected};
 use crate::render::json::Origin;
 use crate::render::output::{style, unless_closed};
 use crate::render::wall_clock::WallClock;
@@ -31,7 +31,7 @@ pub(crate) async fn report(args: &Replayed, common: &Common) -> Result<Exit, Fai
         pipeline.list_tensors_from(LARGE_BYTES);
         pipeline.watch_churn(args.temporary);
     })?;
-    let (snapshot, churn) = (chosen(&replay, path, &[])?, replay.pipeline.churn());
+    let (snapshot, churn) = (chosen(&replay, path, &Selected::default())?, replay.pipeline.churn());
     let facts = replay.facts(path);
     let clock = WallClock::local(replay.boottime_to_unix_ns);
     let mut out = io::stdout().lock();

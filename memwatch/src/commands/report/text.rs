@@ -24,7 +24,7 @@ pub(crate) fn write(
     options: &TableOptions,
 ) -> io::Result<()> {
     out.write_all(front(facts, snapshot, clock).as_bytes())?;
-    out.write_all(summary::render(snapshot, clock).as_bytes())?;
+    out.write_all(summary::render(snapshot, clock, None).as_bytes())?;
     places::write_all(out, snapshot, top, clock, options)
 }
 

@@ -1,13 +1,17 @@
-//! What `memwatch reset-peaks` takes.
+//! What `memwatch reset-peaks` takes: the former name of `memwatch stats --reset-peaks`.
 
-use crate::options::values;
-use memwatch_core::words::Tgid;
+use crate::options::recording::WHICH;
+use crate::options::{Checked, Selected};
 
-/// Whose tensors a report is on.
+/// Which processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Whose {
-    /// The process, and its children; may be repeated
-    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',', required = true)]
-    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
-    pub(crate) tgids: Vec<Tgid>,
+pub(crate) struct ResetPeaks {
+    #[command(flatten)]
+    pub(crate) selected: Selected,
+}
+
+impl Checked for ResetPeaks {
+    fn check(&self) -> Result<(), String> {
+        if self.selected.is_everybody() { Err(WHICH.to_owned()) } else { Ok(()) }
+    }
 }

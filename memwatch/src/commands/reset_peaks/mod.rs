@@ -1,4 +1,4 @@
-//! `memwatch reset-peaks`: whoever watches counts the peaks, so it is the agent that is asked to reset them.
+//! `memwatch stats --reset-peaks`: peaks are counted by who watches, so the agent is asked to reset them.
 
 pub(crate) mod args;
 
@@ -9,23 +9,30 @@ use tokio::time::sleep;
 use crate::agent::publish::FRESH;
 use crate::client::{NoAgent, TimedSnapshot};
 use crate::exit::{Exit, Failure};
-use crate::options::{Common, DEFAULT_SOCKET, Targets};
+use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
 use crate::render::json::Report;
 use crate::render::output::Output;
 use crate::render::summary;
+use crate::watch::selection::Selection;
 use crate::watch::source::AgentWatch;
-use args::Whose;
+use crate::watch::subject::{Filter, filtered};
+use args::ResetPeaks;
 
-/// Resets the agent's peak counters for processes, and prints what they were.
+/// The same under its former name.
+pub(crate) async fn run(args: &ResetPeaks, common: &Common) -> Result<Exit, Failure> {
+    reset(&args.selected, common).await
+}
+
+/// Resets the agent's peak counters for these processes, and prints what they were.
 ///
 /// # Errors
 /// When no agent runs, or it does not show the processes.
-pub(crate) async fn run(args: &Whose, common: &Common) -> Result<Exit, Failure> {
+pub(crate) async fn reset(selected: &Selected, common: &Common) -> Result<Exit, Failure> {
     let path = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
     if common.no_agent {
         return Err(without_agent("--no-agent leaves nobody to ask"));
     }
-    let targets = Targets { tgids: args.tgids.clone(), ..Targets::default() };
+    let targets = Targets::of(selected);
     let mut agent = match AgentWatch::meet(path, &targets).await? {
         Ok(agent) => agent,
         Err(NoAgent::Absent) => return Err(without_agent(format_args!("no agent listens on {}", path.display()))),
@@ -33,12 +40,11 @@ pub(crate) async fn run(args: &Whose, common: &Common) -> Result<Exit, Failure> 
             return Err(without_agent(format_args!("the agent on {} cannot be used: {why}", path.display())));
         }
     };
-    let before = agent.snapshot().await?.snapshot;
+    let before = filtered(agent.snapshot().await?.snapshot, &Filter::new(&targets))?;
     let living: Vec<_> = before.processes.iter().filter(|process| process.ended_ns.is_none()).collect();
     if living.is_empty() {
-        let named: Vec<String> = args.tgids.iter().map(|tgid| tgid.0.to_string()).collect();
-        let sentence = format_args!("the agent has seen no GPU memory of process {}", named.join(", "));
-        return Err(Failure::new(Exit::NoTarget, sentence));
+        let named = Selection::new(&selected.choice, &selected.tgids).describe();
+        return Err(Failure::new(Exit::NoTarget, format_args!("the agent knows of no GPU memory of {named}")));
     }
     for process in &living {
         agent.reset_peaks(process.tgid).await?;
@@ -58,9 +64,9 @@ pub(crate) async fn run(args: &Whose, common: &Common) -> Result<Exit, Failure> 
 
 fn without_agent(why: impl std::fmt::Display) -> Failure {
     Failure::new(Exit::Error, format_args!("there are no peaks to reset outside of a running memwatch: {why}")).advise(
-        "memwatch writes into no process: each memwatch that runs counts peaks of its own.\n\
-         In the live view of `memwatch --pid PID`, r resets them.\n\
-         `memwatch stats --pid PID --interval 1s --reset-peaks` resets them with each report.\n\
-         Those of the agent are reset by this command: start it with sudo memwatch agent.",
+        "memwatch writes into no process: each running memwatch has its own peak counters.\n\
+         Those of the live view: memwatch PID, then r\n\
+         Those of each report: memwatch stats PID --interval 1s --reset-peaks\n\
+         Those of the agent: start it with sudo memwatch agent, then memwatch stats PID --reset-peaks",
     )
 }

@@ -1,21 +1,21 @@
 //! What `memwatch run` takes.
 
-use crate::options::{TapeArgs, Tensors, values};
+use crate::options::{Checked, TapeArgs, Tensors, values};
 use std::path::PathBuf;
 
 /// A program to be started.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 #[command(override_usage = "memwatch run [OPTIONS] -- <CMD>...")]
 pub(crate) struct Run {
-    /// Show only these GPUs, by index, UUID (or its beginning) or PCI bus id; may be repeated. 0:1 is a MIG instance, 0 all of GPU 0
+    /// Show only these GPUs: index, UUID (or its beginning) or PCI bus id; 0:1 is a MIG instance of GPU 0
     #[arg(short, long = "gpu", value_name = "GPU", value_delimiter = ',', value_parser = values::gpu)]
-    #[arg(help_heading = "What to watch")]
+    #[arg(help_heading = "Which processes")]
     pub(crate) gpus: Vec<String>,
     #[command(flatten)]
     pub(crate) tensors: Tensors,
     #[command(flatten)]
     pub(crate) tape: TapeArgs,
-    /// Record all that is seen into this file
+    /// Record to this file, for --in
     #[arg(short, long, value_name = "FILE", help_heading = "Recording")]
     pub(crate) output: Option<PathBuf>,
     /// The program and its arguments
@@ -23,3 +23,5 @@ pub(crate) struct Run {
     #[arg(help_heading = "Arguments")]
     pub(crate) program: Vec<std::ffi::OsString>,
 }
+
+impl Checked for Run {}

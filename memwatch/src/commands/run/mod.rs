@@ -103,7 +103,7 @@ fn summarise(snapshot: Snapshot, boottime_to_unix_ns: i128, run: &Run, common: &
         let origin = Origin { host: &host, clock: &clock };
         json::write(&mut std::io::stderr().lock(), Report::Run, &snapshot, origin).map_err(anyhow::Error::from)?;
     } else {
-        eprint!("{}", summary::render(&snapshot, &WallClock::local(boottime_to_unix_ns)));
+        eprint!("{}", summary::render(&snapshot, &WallClock::local(boottime_to_unix_ns), run.output.as_deref()));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::output::style;
-use crate::watch::one_shot::{TakenAt, finish, open};
+use crate::watch::one_shot::{TakenAt, finish, open_named};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::signals::Signals;
@@ -24,7 +24,7 @@ use args::Simulate;
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, there is no PyTorch in them, or the report cannot be written.
 pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let selected = &args.subject.selected;
     let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
     let (snapshot, mut simulations, taken_at) = if let Some(recording) = past {
         // On a smaller card the context takes room from the first allocation on, long before a reading shows how much.
@@ -33,9 +33,10 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
             pipeline.know_contexts(contexts.unwrap_or_default());
             pipeline.simulate(args.plans(), args.capacity);
         })?;
-        (recorded::chosen(&replay, &recording.path, tgids)?, replay.pipeline.simulations(), TakenAt::of(&replay))
+        (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.simulations(), TakenAt::of(&replay))
     } else {
-        let mut session = open(tgids, TensorRequest { level: TensorLevel::Blocks, reports_only: false }, common)?;
+        let mut session =
+            open_named(selected, TensorRequest { level: TensorLevel::Blocks, reports_only: false }, common).await?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);
         let mut signals = Signals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);
@@ -51,5 +52,5 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
         text::write(&mut out, (&simulations, args.capacity), &snapshot, &taken_at.clock, &style(common, false))
     };
     drop(out);
-    finish(written, &snapshot, tgids)
+    finish(written, &snapshot, selected)
 }

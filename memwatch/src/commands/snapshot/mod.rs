@@ -5,15 +5,15 @@ pub(crate) mod args;
 use crate::exit::{Exit, Failure};
 use crate::export::pickle;
 use crate::frameworks::pytorch::TensorLevel;
-use crate::options::Common;
+use crate::options::{Common, Selected, Subject};
 use crate::output_file;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::one_shot::all_of;
 use crate::watch::one_shot::finish;
-use crate::watch::one_shot::open;
 use crate::watch::one_shot::watch_until;
 use crate::watch::one_shot::without_torch;
+use crate::watch::one_shot::{open, tgids_of};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::recorded;
 use crate::watch::signals::Signals;
@@ -36,19 +36,20 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
     }
     let failed = |error: io::Error| Failure::cannot_make(&args.output, &error);
     output_file::check_free(&args.output, args.force).map_err(failed)?;
-    let past = Recording::named(&args.past, Needs::Tensors, common).await?;
-    let (snapshot, history, boottime_to_unix_ns) = match (&past, args.tgid) {
-        (Some(recording), tgid) => recorded_history(recording, tgid, args.native)?,
-        (None, tgid) => watched_history(args, tgid.unwrap_or_default(), common).await?,
+    let Subject { selected, past } = &args.subject;
+    let past = Recording::named(past, Needs::Tensors, common).await?;
+    let (snapshot, history, boottime_to_unix_ns) = match &past {
+        Some(recording) => recorded_history(recording, selected, args.native)?,
+        None => watched_history(args, only(&tgids_of(selected, common).await?)?, common).await?,
     };
     let Some(history) = history.filter(|history| !history.devices.is_empty()) else {
-        return Err(without_torch(args.tgid.as_slice()));
+        return Err(without_torch(selected));
     };
     let clock = WallClock::utc(boottime_to_unix_ns);
     let mut file = output_file::create(&args.output, args.force).map_err(failed)?;
     pickle::write(&mut file, &history, snapshot.time_ns, &clock).map_err(failed)?;
     eprintln!("memwatch: {} is written; drop it onto pytorch.org/memory_viz", output_file::name(&args.output));
-    finish(Ok(()), &snapshot, args.tgid.as_slice())
+    finish(Ok(()), &snapshot, selected)
 }
 
 /// A snapshot, what the allocators of one process have done until then, and what to add to its times to get nanoseconds since 1970.
@@ -62,30 +63,52 @@ async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<H
     Ok((snapshot, session.history(tgid, args.native), clock::boottime_to_unix_ns()))
 }
 
+/// The one process that is meant.
+fn only(tgids: &[Tgid]) -> Result<Tgid, Failure> {
+    if let [tgid] = tgids {
+        return Ok(*tgid);
+    }
+    let all: Vec<String> = tgids.iter().map(|tgid| tgid.0.to_string()).collect();
+    let sentence = format!("a snapshot has one process, and there are {}", all.len());
+    Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one: memwatch snapshot PID; {}.", all.join(", "))))
+}
+
 /// # Errors
-/// Also when no process is named, and there is not one with PyTorch.
-fn recorded_history(recording: &Recording, tgid: Option<Tgid>, with_native: bool) -> Result<History, Failure> {
-    let tgid = match tgid {
-        Some(tgid) => tgid,
-        None => only_with_torch(recording)?,
+/// Also when there is not one process with PyTorch among the ones that are meant.
+fn recorded_history(recording: &Recording, selected: &Selected, with_native: bool) -> Result<History, Failure> {
+    let tgid = match (&selected.tgids[..], selected.choice.is_empty()) {
+        ([tgid], true) => *tgid,
+        _ => only_with_torch(recording, selected)?,
     };
     let replay = recorded::play_all(recording, |pipeline| pipeline.keep_history(tgid, LONGEST_HISTORY))?;
-    let snapshot = recorded::chosen(&replay, &recording.path, &[tgid])?;
+    let snapshot = recorded::chosen(&replay, &recording.path, &Selected::of(&[tgid]))?;
     Ok((snapshot, replay.pipeline.history(tgid, with_native), replay.boottime_to_unix_ns))
 }
 
 /// The process of a recording that has PyTorch.
-fn only_with_torch(recording: &Recording) -> Result<Tgid, Failure> {
+fn only_with_torch(recording: &Recording, selected: &Selected) -> Result<Tgid, Failure> {
     let path = &recording.path;
-    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, &[])?;
+    let snapshot = recorded::chosen(&recorded::play(recording, |_| {})?, path, selected)?;
     let with_torch = snapshot.processes.iter().filter(|process| process.tensors.is_some());
     match &with_torch.map(|process| process.tgid).collect::<Vec<_>>()[..] {
         [tgid] => Ok(*tgid),
         [] => Err(Failure::new(Exit::NoTarget, format_args!("there is no PyTorch process in {}", path.display()))),
-        several => {
-            let all: Vec<String> = several.iter().map(|tgid| tgid.0.to_string()).collect();
-            let sentence = format!("{} has {} PyTorch processes", path.display(), all.len());
-            Err(Failure::new(Exit::NoTarget, sentence).advise(format!("Name one with --pid: {}.", all.join(", "))))
-        }
+        several => only(several),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_of_a_recording_has_all_its_events() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/replays/h100/hf.mwr");
+        let found = recorded_history(&Recording::whole(&file), &Selected::default(), false).expect("it can be read");
+        let devices = found.1.expect("PyTorch is in it").devices;
+        let lines: Vec<usize> = devices.iter().map(|device| device.lines.len()).collect();
+        assert!(lines.len() == 1 && lines[0] > 40_000, "{lines:?}");
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod text;
 
+use crate::commands::reset_peaks;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorLevel;
 use crate::options::Common;
@@ -13,7 +14,7 @@ use crate::watch::one_shot::TIMEOUT;
 use crate::watch::one_shot::TakenAt;
 use crate::watch::one_shot::all_of;
 use crate::watch::one_shot::finish;
-use crate::watch::one_shot::open;
+use crate::watch::one_shot::open_named;
 use crate::watch::one_shot::recorded_snapshot;
 use crate::watch::one_shot::watch_until;
 use crate::watch::past::{Needs, Recording};
@@ -28,30 +29,47 @@ use tokio::time::Instant;
 /// # Errors
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
-    let tgids = &args.subject.tgids;
+    let selected = &args.subject.selected;
     if let Some(recording) = Recording::named(&args.subject.past, Needs::Tensors, common).await? {
-        let (snapshot, taken_at) = recorded_snapshot(&recording, tgids, |_| {})?;
-        return finish(write_stats(&snapshot, &taken_at, common), &snapshot, tgids);
+        let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
+        return finish(write_stats(&snapshot, &taken_at, common), &snapshot, selected);
     }
-    let mut session = open(tgids, all_of(TensorLevel::Blocks), common)?;
+    if args.reset_peaks && args.interval.is_none() {
+        return reset_peaks::reset(selected, common).await;
+    }
+    let mut session = open_named(selected, all_of(TensorLevel::Blocks), common).await?;
     let mut signals = Signals::listen()?;
     let Some(interval) = args.interval else {
-        let (snapshot, _) =
-            watch_until(&mut session, &mut signals, Instant::now() + TIMEOUT, Some(is_counted), &mut true).await;
-        return finish(write_stats(&snapshot, &TakenAt::here(), common), &snapshot, tgids);
+        let enough: Option<fn(&Snapshot) -> bool> = if args.duration.is_some() { None } else { Some(is_counted) };
+        let until = Instant::now() + args.duration.unwrap_or(TIMEOUT);
+        let (snapshot, _) = watch_until(&mut session, &mut signals, until, enough, &mut true).await;
+        let written = write_stats(&snapshot, &TakenAt::here(), common);
+        return resting(&snapshot).map_or_else(|| finish(written, &snapshot, selected), Err);
     };
     let mut is_reported = false;
+    let end = args.duration.map(|duration| Instant::now() + duration);
     loop {
         let until = Instant::now() + interval;
         let (snapshot, why) = watch_until(&mut session, &mut signals, until, None, &mut is_reported).await;
         let written = write_stats(&snapshot, &TakenAt::here(), common);
-        if why != Enough::Time || written.is_err() {
-            return finish(written, &snapshot, tgids);
+        let is_over = end.is_some_and(|end| Instant::now() >= end);
+        if why != Enough::Time || is_over || written.is_err() {
+            return finish(written, &snapshot, selected);
         }
         if args.reset_peaks {
             session.reset_peaks_after(&snapshot);
         }
     }
+}
+
+/// PyTorch is there and nothing is known of its allocator: an empty list needs a reason.
+fn resting(snapshot: &Snapshot) -> Option<Failure> {
+    let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
+    if tensors.peek().is_none() || tensors.any(|tensors| !tensors.allocators.is_empty()) {
+        return None;
+    }
+    let why = "PyTorch is loaded, but made no allocation while memwatch watched: its counters are read at its next one";
+    Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
 /// Whether it is known of every allocator of PyTorch where its numbers begin.

@@ -59,7 +59,7 @@ pub(crate) fn write(
         }
     }
     if !any {
-        page.line(&Sentence::new(Tone::Plain, "No caching allocator of PyTorch has been seen."));
+        page.line(&Sentence::new(Tone::Plain, "No PyTorch allocator found."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -91,7 +91,7 @@ impl Page {
                 let moment = clock.moment(read_ns, snapshot.time_ns);
                 format!("counted from the allocator's own numbers, read at {moment}")
             }
-            _ => "the program was there before the watch: its own numbers are read with its next allocation".to_owned(),
+            _ => "the program started before attach: its own counters are read at its next allocation".to_owned(),
         };
         self.line(&Sentence::new(Tone::Faint, base));
         if let Some(begun_ns) = allocator.peaks_begun_ns {
@@ -129,7 +129,7 @@ impl Page {
 
 fn waste(allocator: &AllocatorView) -> String {
     format!(
-        "waste {}: rounding {}, free but not releasable {}; from before the watch {}",
+        "waste {}: rounding {}, free but not releasable {}; pre-existing {}",
         known(allocator.waste_bytes, bytes),
         known(allocator.rounding_bytes, bytes),
         known(allocator.inactive_split_bytes, bytes),
@@ -215,13 +215,13 @@ fn counters(allocator: &AllocatorView) -> String {
 /// Why a number is not exact.
 fn why(reason: &str) -> &str {
     match reason {
-        "not_read_yet" => "the program was there before the watch, and its own numbers were not read yet",
+        "not_read_yet" => "the program started before attach, and its own counters have not been read yet",
         "events_lost" => "events were lost; its own numbers are read with its next allocation",
         "out_of_step" => "an event did not fit; its own numbers are read with its next allocation",
-        "older_neighbours" => "what is next to memory from before the watch is not known",
-        "older_blocks" => "the sizes of blocks from before the watch are not all known",
-        "older_pools" => "private pools from before the watch, or a loss, are not known",
-        "older_segments" => "the pools of segments from before the watch are not all known",
+        "older_neighbours" => "the neighbours of pre-existing memory are not known",
+        "older_blocks" => "the sizes of pre-existing blocks are not all known",
+        "older_pools" => "pre-existing private pools, or those after dropped events, are not known",
+        "older_segments" => "the pools of pre-existing segments are not all known",
         "rounded_only" => "this build shows rounded sizes only",
         "streams_unseen" => "this build does not show whether a stream still uses what was freed",
         "segments_unseen" => "this build does not show how many segments were given back",

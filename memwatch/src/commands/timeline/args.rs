@@ -5,33 +5,33 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
-use crate::options::{Looks, values};
+use crate::options::{Checked, Looks, values};
 
 /// `memwatch timeline`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Timeline {
     #[command(flatten)]
     pub(crate) looks: Looks,
-    /// Time between two looks: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
+    /// Sampling interval: 100ms, 2s, 1m; a bare number is seconds; at least 100ms
     #[arg(short, long, value_name = "TIME", default_value = "100ms", help_heading = "Time")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
-    /// How it is written: svg, html, perfetto (for ui.perfetto.dev), json or parquet (default: as the file's name ends; without a file a table)
+    /// Format: svg, html, perfetto (for ui.perfetto.dev), json, csv or parquet (default: by the file name; a table without a file)
     #[arg(short, long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     pub(crate) format: Option<TimelineFormat>,
     /// The file; - for standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     pub(crate) force: bool,
-    /// Report allocations of this size and above: 500M, 2G; a bare number is bytes
+    /// List allocations of this size and above: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
-    /// Write so many points of each number at most into JSON: of neighbours the last, and the most that either was
+    /// Maximum number of points per series in JSON; neighbours are merged, and keep their maximum
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub(crate) points: usize,
-    /// Show so many of the last events at most in a table
+    /// Maximum number of events in the table (the last ones)
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub(crate) top: usize,
 }
@@ -86,6 +86,12 @@ impl Timeline {
 pub(crate) fn by_name(output: &std::path::Path) -> Option<TimelineFormat> {
     let name = output.file_name()?.to_string_lossy().to_ascii_lowercase();
     ENDS.iter().find(|(_, ends)| ends.iter().any(|end| name.ends_with(end))).map(|(format, _)| *format)
+}
+
+impl Checked for Timeline {
+    fn check(&self) -> Result<(), String> {
+        self.written().map(drop)
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use memwatch_core::snapshot::groups::By;
 
 fn text(snapshot: &Snapshot, options: TableOptions) -> String {
     let mut out = Vec::new();
-    write(&mut out, snapshot, &fixture::clock(), &options).expect("memory takes all");
+    write(&mut out, snapshot, &Shown::default(), &fixture::clock(), &options).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
@@ -36,15 +36,16 @@ fn instances_stand_in_their_gpus_place_with_their_profile() {
 #[test]
 fn a_machine_without_a_gpu_says_so() {
     let reported = text(&fixture::empty_node(), TableOptions::default());
-    assert!(reported.starts_with("No process uses GPU memory.\ncomplete"), "{reported}");
+    assert!(reported.starts_with("No process with GPU memory.\n"), "{reported}");
 }
 
 #[test]
 fn a_narrow_terminal_cuts_rows_and_a_pipe_does_not() {
     let narrow = text(&fixture::quiet_node(), TableOptions { columns: Some(100), ..TableOptions::default() });
-    let row = narrow.lines().nth(2).expect("a row");
-    assert_eq!(row.chars().count(), 100);
-    assert!(row.ends_with('…'));
+    assert!(narrow.lines().all(|line| line.chars().count() <= 100), "{narrow}");
+    assert!(narrow.contains("python3 train.py") && !narrow.contains("KINDS"), "{narrow}");
+    let eighty = text(&fixture::busy_node(), TableOptions { columns: Some(80), ..TableOptions::default() });
+    assert!(eighty.contains("COMMAND") && eighty.contains("python3 train.py --mod"), "{eighty}");
 }
 
 #[test]

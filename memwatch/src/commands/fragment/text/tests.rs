@@ -145,11 +145,11 @@ fn both_parts_stand_side_by_side_and_the_map_shows_where() {
     let found = Found { allocators: vec![reported()], ..Found::default() };
     write(&mut out, (&found, 10), &fixture::training_node(), &fixture::clock(), &options).expect("memory takes all");
     let wide = String::from_utf8(out).expect("text is UTF-8");
-    assert!(wide.contains("77.5 %     35.5 %"), "of 40 MiB 31 are unused, of 31 free 20 are one: {wide}");
+    assert!(wide.contains("77.5 %         35.5 %"), "of 40 MiB 31 are unused, of 31 free 20 are one: {wide}");
     assert!(wide.contains("31.0 MiB in 2 blocks"), "{wide}");
-    assert!(wide.contains("empty_cache() would give 20.0 MiB back"), "{wide}");
-    assert!(wide.contains("how 10.0 MiB lie that the allocator had before the watch is not known"), "{wide}");
-    assert!(wide.contains("11.0 MiB between blocks, 27.5 % of 40.0 MiB reserved"), "{wide}");
+    assert!(wide.contains("empty_cache() would release 20.0 MiB"), "{wide}");
+    assert!(wide.contains("the layout of 10.0 MiB reserved before attach is not known"), "{wide}");
+    assert!(wide.contains("11.0 MiB inactive split, 27.5 % of 40.0 MiB reserved"), "{wide}");
     let plain = text(reported(), true);
     assert!(plain.is_ascii(), "{plain}");
     assert!(plain.contains("####") && plain.contains("....") && plain.contains('|'), "{plain}");

@@ -43,9 +43,9 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
         CacheView { split_bytes: 3 * GIB, largest_free_bytes: GIB, reserved_bytes: 9 * GIB, ..CacheView::default() };
     let reported_of = |cache| reported(&[&failed(snapshot.clone(), tgid, Some(cache), 2 * GIB)]);
     let text = reported_of(cache);
-    assert!(text.contains("3.0 GiB lay free in pieces between blocks in use, the largest 1.0 GiB"), "{text}");
-    assert!(text.contains("says memwatch simulate"), "{text}");
-    assert!(text.contains("most held") && text.contains("and 3 more before these"), "{text}");
+    assert!(text.contains("3.0 GiB were free but split (inactive split), largest block 1.0 GiB"), "{text}");
+    assert!(text.contains("To find a setting that fits: memwatch simulate"), "{text}");
+    assert!(text.contains("\n  top         ") && text.contains("and 3 more before these"), "{text}");
     let text = reported_of(CacheView { is_expandable: true, ..cache });
     assert!(!text.contains("memwatch simulate"), "{text}");
 }
@@ -57,9 +57,9 @@ fn without_a_forecast_the_reason_is_stated() {
     for process in &mut snapshot.processes {
         process.ended_ns = Some(snapshot.time_ns);
     }
-    assert!(reported_at_end_of(&snapshot, &[]).contains("No forecast: what was watched has ended."));
+    assert!(reported_at_end_of(&snapshot, &[]).contains("No forecast: the program has ended."));
     snapshot.processes.clear();
-    assert!(reported_at_end_of(&snapshot, &[]).contains("or nothing was seen on them"));
+    assert!(reported_at_end_of(&snapshot, &[]).contains("or no process uses them"));
 }
 
 #[test]
@@ -79,5 +79,39 @@ fn more_than_the_gpu_has_is_stated_first_and_nothing_is_a_sentence_too() {
     let tgid = snapshot.processes[0].tgid;
     let text = reported(&[&failed(snapshot, tgid, None, u64::MAX)]);
     assert!(text.contains("is more than the whole GPU has"), "{text}");
-    assert!(reported(&[]).contains("No allocation has failed for want of memory.\n"));
+    assert!(reported(&[]).contains("No out-of-memory failure.\n"));
+}
+
+#[test]
+fn what_processes_outside_the_watch_held_is_compared_with_the_reading_that_it_is_from() {
+    let mut snapshot = fixture::training_node();
+    let (tgid, uuid) = (snapshot.processes[0].tgid, snapshot.gpus[0].uuid.clone());
+    snapshot.processes.truncate(1);
+    let own = snapshot.processes[0].gpus.iter_mut().find(|own| own.uuid.as_ref() == Some(&uuid)).expect("it trains");
+    // NVML was read before the process took 40 GiB more.
+    (own.used_bytes, own.attributed_bytes, own.live_bytes) = (Some(30 * GIB), 29 * GIB, 70 * GIB);
+    (snapshot.gpus[0].total_bytes, snapshot.gpus[0].used_bytes) = (Some(80 * GIB), Some(36 * GIB));
+    snapshot.gpus[0].unwatched_processes = Some(2);
+    snapshot.gpus.truncate(1);
+    let text = reported(&[&failed(snapshot.clone(), tgid, None, 5 * GIB)]);
+    assert!(text.contains("   6.0 GiB  2 processes outside this watch, and the driver\n"), "{text}");
+    assert!(text.contains("  free           4.0 GiB  at most, by the calls traced\n"), "{text}");
+    assert!(
+        text.contains("processes outside this watch held 6.0 GiB of this GPU: without them the request fits"),
+        "{text}"
+    );
+    assert!(!text.contains("the program itself uses the memory"), "{text}");
+    let text = reported(&[&failed(snapshot, tgid, None, 7 * GIB)]);
+    assert!(text.contains("the program itself uses the memory"), "{text}");
+}
+
+#[test]
+fn of_a_job_that_died_the_failure_comes_first_and_no_forecast_is_made() {
+    let mut snapshot = fixture::training_node();
+    for process in &mut snapshot.processes {
+        process.ended_ns = Some(snapshot.time_ns);
+    }
+    let oom = failed(fixture::training_node(), snapshot.processes[0].tgid, None, GIB);
+    let text = reported_at_end_of(&snapshot, &[&oom]);
+    assert!(text.starts_with("CUDA OUT OF MEMORY  ") && !text.contains("orecast"), "{text}");
 }

@@ -37,9 +37,24 @@ fn what_is_not_shown_is_in_the_last_row() {
 }
 
 #[test]
+fn a_program_that_has_ended_is_ranked_by_its_peak() {
+    let mut snapshot = fixture::training_node();
+    let process = &mut snapshot.processes[0];
+    process.ended_ns = Some(snapshot.time_ns);
+    let device = &mut process.tensors.as_mut().expect("it trains").places.devices[0];
+    for (at, site) in device.sites.iter_mut().enumerate() {
+        // The largest at the peak has freed everything; what is left at the exit is little.
+        (site.sum.live_bytes, site.sum.at_peak_bytes) = if at == 1 { (0, 70 << 30) } else { (1 << 20, 1 << 20) };
+    }
+    let reported = reported(&snapshot, Places::Sites, 1);
+    assert!(reported.lines().next().is_some_and(|line| line.ends_with("  ended: ranked AT PEAK")), "{reported}");
+    assert!(reported.lines().nth(2).is_some_and(|row| row.contains("0 B  70.0 GiB")), "{reported}");
+}
+
+#[test]
 fn a_machine_without_pytorch_says_so() {
     let reported = reported(&fixture::quiet_node(), Places::Stages, 20);
-    assert!(reported.starts_with("No memory of PyTorch has been seen.\n"), "{reported}");
+    assert!(reported.starts_with("No PyTorch allocator found.\n"), "{reported}");
 }
 
 fn frame(kind: &'static str, function: Option<&str>, file: &str) -> MergedFrameView {

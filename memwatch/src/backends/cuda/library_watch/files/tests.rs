@@ -84,7 +84,7 @@ fn a_file_is_in_use_as_long_as_a_process_maps_it_and_goes_when_nobody_does() {
     files.note_sweep(&machine.sweep(&[(7, &[1])]), 200);
     assert!(files.take_unused(200, |_| true).is_empty());
     assert!(files.behind(&inode(5)).is_some());
-    // Seen after the sweep began: it may have come too late for it.
+    // TimedSnapshot after the sweep began: it may have come too late for it.
     files.note_sweep(&machine.sweep(&[(7, &[])]), 140);
     files.note_user(&used, 7, 150);
     assert_eq!(in_use(&mut files), None, "it is in use still");

@@ -1,0 +1,83 @@
+//! The table of commands: a new one is a row here and a folder under `commands`. Those about the command line itself lie in `cli`.
+
+use crate::agent;
+use crate::cli::table::commands;
+use crate::cli::{advanced, completions, man};
+use crate::commands::{
+    diff, doctor, export, fragment, leak, monitor, oom, places, profile, ps, record, report, reset_peaks, run,
+    simulate, snapshot, stats, timeline,
+};
+
+commands! {
+    Watch {
+        /// List processes by GPU memory: used, allocated, peak, failed
+        Ps(ps::args::Ps) => awaited ps::run;
+        /// Find what holds PyTorch memory: lines, modules or phases
+        Where(places::args::Where) => awaited places::run;
+        /// Print torch.cuda.memory_stats() of a process, from outside
+        Stats(stats::args::Stats) => awaited stats::stats;
+    }
+    Check {
+        /// Explain out-of-memory failures, and forecast the next one
+        Oom(oom::args::Oom) => awaited oom::run;
+        /// Find memory leaks: what grows, how fast, and on which line
+        Leak(leak::args::Leak) => awaited leak::run;
+        /// Show cached memory that PyTorch cannot use: fragmentation
+        Fragment(fragment::args::Fragment) => awaited fragment::run;
+        /// Run every check at once
+        Monitor(monitor::args::Monitor) => awaited monitor::run;
+        /// Replay a program with other PYTORCH_CUDA_ALLOC_CONF settings
+        Simulate(simulate::args::Simulate) => awaited simulate::run;
+    }
+    Record {
+        /// Start a program, watch it from its first allocation, summarize
+        Run(run::args::Run) => awaited run::run_command;
+        /// Record to a file, for --in of other commands
+        Record(record::args::Record) => awaited record::record;
+        /// Summarize a recording
+        Report(report::args::Replayed) => awaited report::report;
+        /// Compare two recordings by line, module and phase
+        Diff(diff::args::Diff) => awaited diff::run;
+    }
+    Show {
+        /// Memory over time as numbers: average, peak, percentiles
+        Profile(profile::args::Profile) => awaited profile::run;
+        /// Memory over time as a table, chart or Perfetto trace
+        Timeline(timeline::args::Timeline) => awaited timeline::run;
+        /// Draw a flame graph of the Python stacks that hold memory
+        Flamegraph(export::args::Flamegraph) => awaited export::flamegraph;
+        /// Write a snapshot for pytorch.org/memory_viz, from outside
+        Snapshot(snapshot::args::Pickle) => awaited snapshot::snapshot;
+        /// Write the stacks for pprof, speedscope, csv, parquet and more
+        Export(export::args::Export) => awaited export::export;
+    }
+    Machine {
+        /// Watch the whole machine and serve memwatch and Prometheus
+        Agent(agent::args::Agent) => direct agent::run;
+        /// Check what works on this machine, and how to fix the rest
+        Doctor(doctor::Doctor) => direct doctor::command;
+    }
+    Hidden {
+        /// Options that few need, other names of commands, and exit codes
+        #[command(hide = true)]
+        Advanced(advanced::Advanced) => direct advanced::run;
+        /// Print a completion script: bash, zsh or fish
+        #[command(hide = true)]
+        Completions(completions::Completions) => direct completions::run;
+        /// Write the man pages into a directory, or the first of them to standard output
+        #[command(hide = true)]
+        Man(man::Man) => direct man::run;
+        /// The former name of `where --by line`
+        #[command(hide = true)]
+        Sites(places::args::Sites) => awaited places::lines;
+        /// The former name of `where --by phase`
+        #[command(hide = true)]
+        Stages(places::args::Places) => awaited places::phases;
+        /// The former name of `where --by module`
+        #[command(hide = true)]
+        Layers(places::args::Layers) => awaited places::modules;
+        /// The former name of `stats --reset-peaks`
+        #[command(hide = true)]
+        ResetPeaks(reset_peaks::args::ResetPeaks) => awaited reset_peaks::run;
+    }
+}

@@ -1,0 +1,43 @@
+//! `memwatch completions SHELL`: a completion script, made from the definition of the command line.
+
+use std::io;
+
+use clap_complete::Shell;
+
+use crate::cli::Args;
+use crate::exit::{Exit, Failure};
+use crate::options::{Checked, Common};
+use crate::render::output::unless_closed;
+
+/// Which shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Completions {
+    /// bash, zsh or fish
+    #[arg(value_name = "SHELL", value_parser = shell)]
+    pub(crate) shell: Shell,
+}
+
+impl Checked for Completions {}
+
+/// # Errors
+/// When there is no script for it.
+fn shell(text: &str) -> Result<Shell, String> {
+    match text {
+        "bash" => Ok(Shell::Bash),
+        "zsh" => Ok(Shell::Zsh),
+        "fish" => Ok(Shell::Fish),
+        _ => Err("bash, zsh or fish".to_owned()),
+    }
+}
+
+/// Writes the script to standard output.
+///
+/// # Errors
+/// When it cannot be written.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "all rows of the table of commands are alike")]
+pub(crate) fn run(args: &Completions, _common: &Common) -> Result<Exit, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Args::definition(), "memwatch", &mut script);
+    unless_closed(io::Write::write_all(&mut io::stdout().lock(), &script))?;
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,178 @@
+//! The configuration files: defaults for options of how things look. A typed option wins, then the user's file, then the machine's.
+//!
+//! They are TOML with few kinds of lines (`key = "text"`, `key = true`, `key = ["a", "b"]`, comments), so that each refusal names its line; a
+//! crate for all of TOML would bring five more for these four keys.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::Command;
+
+/// The machine's.
+const MACHINE: &str = "/etc/memwatch.toml";
+/// The user's, in the folder of configurations.
+const NAME: &str = "memwatch.toml";
+
+/// What can be set: the key, and the command that has the option, if it is not all of them.
+const KEYS: [(&str, Option<&str>); 4] =
+    [("ascii", None), ("color", None), ("columns", Some("ps")), ("sort", Some("ps"))];
+
+/// One line: a default for an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    key: &'static str,
+    values: Vec<String>,
+}
+
+/// The settings of both files, the machine's first.
+///
+/// # Errors
+/// With file, line and key, where a line is not understood, and where a file cannot be read.
+pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Setting>, String> {
+    let mut settings = Vec::new();
+    for path in [Some(PathBuf::from(MACHINE)), of_user(variable)].into_iter().flatten() {
+        match std::fs::read_to_string(&path) {
+            Ok(text) => settings.extend(parse(&path, &text)?),
+            // HOME may be another user's, as under sudo -u: their settings are not meant.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        }
+    }
+    Ok(settings)
+}
+
+fn of_user(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(folder.join(NAME))
+}
+
+/// Makes the settings defaults of their options.
+pub(crate) fn applied(mut definition: Command, settings: &[Setting]) -> Command {
+    for Setting { key, values } in settings {
+        // A definition keeps its defaults for as long as the program runs.
+        let values: Vec<&'static str> = values.iter().map(|value| &*value.clone().leak()).collect();
+        let with = |argument: clap::Arg| argument.default_values(values.clone());
+        let owner = KEYS.iter().find(|(known, _)| known == key).and_then(|(_, owner)| *owner);
+        definition = match owner {
+            None => definition.mut_arg(*key, with),
+            Some(command) => definition.mut_subcommand(command, |command| command.mut_arg(*key, with)),
+        };
+    }
+    definition
+}
+
+fn parse(path: &Path, text: &str) -> Result<Vec<Setting>, String> {
+    let mut settings = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = without_comment(line).trim();
+        if line.is_empty() {
+            continue;
+        }
+        let refused = |why: &str| format!("{}:{number}: {why}", path.display());
+        let (key, value) = line.split_once('=').ok_or_else(|| refused("a line is key = \"value\""))?;
+        let key = key.trim();
+        let known = KEYS.iter().find(|(known, _)| *known == key);
+        let Some((key, _)) = known else {
+            let names = KEYS.map(|(name, _)| name).join(", ");
+            return Err(refused(&format!("unknown key '{key}'; there is {names}")));
+        };
+        let values = values(value.trim())
+            .ok_or_else(|| refused(&format!("{key}: a value is \"text\", true, false or [\"a\", \"b\"]")))?;
+        let setting = Setting { key, values };
+        check(&setting).map_err(|why| refused(&format!("{key}: {why}")))?;
+        settings.push(setting);
+    }
+    Ok(settings)
+}
+
+/// A `#` begins a comment outside of quotes.
+fn without_comment(line: &str) -> &str {
+    let mut is_quoted = false;
+    for (at, letter) in line.char_indices() {
+        match letter {
+            '"' => is_quoted = !is_quoted,
+            '#' if !is_quoted => return &line[..at],
+            _ => {}
+        }
+    }
+    line
+}
+
+fn values(text: &str) -> Option<Vec<String>> {
+    if matches!(text, "true" | "false") {
+        return Some(vec![text.to_owned()]);
+    }
+    let quoted = |text: &str| {
+        let inner = text.trim().strip_prefix('"')?.strip_suffix('"')?;
+        (!inner.contains(['"', '\\'])).then(|| inner.to_owned())
+    };
+    match text.strip_prefix('[').and_then(|list| list.strip_suffix(']')) {
+        Some(list) => list.split(',').filter(|word| !word.trim().is_empty()).map(quoted).collect(),
+        None => quoted(text).map(|text| vec![text]),
+    }
+}
+
+/// # Errors
+/// With the sentence of the option, when it does not take the value.
+fn check(setting: &Setting) -> Result<(), String> {
+    let definition = applied(super::Args::definition(), std::slice::from_ref(setting));
+    let owner = KEYS.iter().find(|(known, _)| *known == setting.key).and_then(|(_, owner)| *owner);
+    let words = std::iter::once("memwatch").chain(owner);
+    definition.try_get_matches_from(words).map(drop).map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        first.strip_prefix("error: ").unwrap_or(first).to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Args, Command as Chosen};
+    use crate::options::ColorWhen;
+    use crate::render::text::columns::Sort;
+
+    fn settings(text: &str) -> Result<Vec<Setting>, String> {
+        parse(Path::new("/etc/memwatch.toml"), text)
+    }
+
+    #[test]
+    fn settings_are_defaults_and_a_typed_option_wins() {
+        let text =
+            "# looks\ncolor = \"never\"  # no colours\nascii = true\nsort = \"pid\"\ncolumns = [\"pid\", \"used\"]\n";
+        let settings = settings(text).expect("it is understood");
+        let read = |line: &str| Args::from_words_with(line.split(' '), &settings).expect("it is understood");
+        let args = read("memwatch ps --sort peak");
+        assert_eq!((args.common.color, args.common.ascii), (ColorWhen::Never, true));
+        let Some(Chosen::Ps(ps)) = args.command else { panic!() };
+        assert_eq!((ps.sort, &ps.columns[..]), (Sort::Peak, &["pid", "used"][..]));
+        let Some(Chosen::Ps(ps)) = read("memwatch ps --by user").command else { panic!() };
+        assert_eq!(ps.sort, Sort::Pid, "and that is no conflict with rows of owners");
+    }
+
+    #[test]
+    fn what_is_not_understood_names_file_line_and_key() {
+        for (text, sentence) in [
+            ("\nsizes = 3", "/etc/memwatch.toml:2: unknown key 'sizes'; there is ascii, color, columns, sort"),
+            ("color", "/etc/memwatch.toml:1: a line is key"),
+            ("color = never", "/etc/memwatch.toml:1: color: a value is"),
+            ("color = \"pink\"", "/etc/memwatch.toml:1: color: invalid value 'pink'"),
+            ("columns = [\"pid\", \"memory\"]", "/etc/memwatch.toml:1: columns: invalid value 'memory'"),
+            ("ascii = \"perhaps\"", "/etc/memwatch.toml:1: ascii: invalid value 'perhaps'"),
+        ] {
+            let refusal = settings(text).expect_err(text);
+            assert!(refusal.starts_with(sentence), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn the_users_file_lies_where_their_configurations_do() {
+        let of = |set: &'static [(&str, &str)]| {
+            of_user(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        };
+        assert_eq!(of(&[("HOME", "/home/a")]), Some(PathBuf::from("/home/a/.config/memwatch.toml")));
+        assert_eq!(of(&[("HOME", "/home/a"), ("XDG_CONFIG_HOME", "/c")]), Some(PathBuf::from("/c/memwatch.toml")));
+        assert_eq!(of(&[]), None);
+    }
+}

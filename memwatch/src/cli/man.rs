@@ -1,0 +1,51 @@
+//! `memwatch man [DIR]`: man pages, made from the definition of the command line.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use clap::Command;
+use clap_mangen::Man as Page;
+
+use crate::cli::Args;
+use crate::exit::{Exit, Failure};
+use crate::options::{ADVANCED, Checked, Common};
+use crate::render::output::unless_closed;
+
+/// Where they go.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Man {
+    /// The directory for all pages: memwatch.1, memwatch-ps.1 and so on; without it memwatch(1) goes to standard output
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: Option<PathBuf>,
+}
+
+impl Checked for Man {}
+
+/// Writes the pages.
+///
+/// # Errors
+/// When they cannot be written.
+pub(crate) fn run(args: &Man, _common: &Common) -> Result<Exit, Failure> {
+    let Some(directory) = &args.directory else {
+        unless_closed(io::Write::write_all(&mut io::stdout().lock(), &page(&definition())?))?;
+        return Ok(Exit::Ok);
+    };
+    let written = fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(definition(), directory));
+    written.map_err(|error| Failure::cannot_make(directory, &error))?;
+    Ok(Exit::Ok)
+}
+
+/// The program, with the options that its short help leaves out.
+fn definition() -> Command {
+    Args::definition().mut_args(|option| {
+        let is_advanced = option.get_help_heading() == Some(ADVANCED);
+        if is_advanced { option.hide(false) } else { option }
+    })
+}
+
+fn page(command: &Command) -> Result<Vec<u8>, Failure> {
+    let mut text = Vec::new();
+    Page::new(command.clone()).render(&mut text).map_err(anyhow::Error::from)?;
+    Ok(text)
+}

@@ -1,0 +1,215 @@
+//! The columns of `memwatch ps`: what each shows, which are left out where a terminal is narrow, and by which rows are sorted.
+
+use std::cmp::Reverse;
+
+use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
+
+use super::grid::Align;
+use crate::render::format::{UNKNOWN, bytes, count, known, printable, rate, signed_bytes, width};
+use crate::render::order::by_holding;
+use crate::render::{owners, sentences};
+
+/// A terminal shows at least this much of a command line before another column.
+const COMMAND_WIDTH: usize = 24;
+
+/// One row: a process on a GPU, or one without GPU memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cell<'a> {
+    /// What it is in.
+    pub(crate) snapshot: &'a Snapshot,
+    /// The process.
+    pub(crate) process: &'a ProcessView,
+    /// Its memory of one GPU.
+    pub(crate) gpu: Option<&'a ProcessGpuView>,
+    /// Without letters beyond ASCII.
+    pub(crate) ascii: bool,
+}
+
+/// One column.
+#[derive(Debug)]
+pub(crate) struct Column {
+    /// As `--columns` names it.
+    pub(crate) name: &'static str,
+    title: &'static str,
+    align: Align,
+    /// The least comes first on a narrow terminal: 0 always stays.
+    rank: u8,
+    text: fn(&Cell<'_>) -> String,
+}
+
+/// All columns, in the order of the screen.
+pub(crate) const COLUMNS: [Column; 14] = [
+    column(("pid", "PID", Align::Right, 0), |cell| cell.process.tgid.0.to_string()),
+    column(("user", "USER", Align::Left, 2), |cell| {
+        cell.process.user.as_deref().map_or(UNKNOWN.into(), printable).into_owned()
+    }),
+    column(("workload", "WORKLOAD", Align::Left, 4), |cell| known(owners::workload(&cell.process.owner), |text| text)),
+    column(("gpu", "GPU", Align::Right, 1), |cell| {
+        sentences::gpu_number(cell.snapshot, cell.gpu.and_then(|gpu| gpu.uuid.as_ref()))
+    }),
+    column(("used", "USED", Align::Right, 1), |cell| on_gpu(cell, |gpu| known(gpu.used_bytes, bytes))),
+    column(("driver", "DRIVER", Align::Right, 1), |cell| on_gpu(cell, |gpu| bytes(gpu.live_bytes))),
+    column(("peak", "PEAK", Align::Right, 3), |cell| on_gpu(cell, |gpu| bytes(gpu.peak_bytes))),
+    column(("pre-existing", "PRE-EXISTING", Align::Right, 6), |cell| {
+        on_gpu(cell, |gpu| sentences::preexisting(gpu, cell.ascii))
+    }),
+    column(("unattributed", "UNATTRIBUTED", Align::Right, 7), |cell| {
+        on_gpu(cell, |gpu| known(gpu.unattributed_bytes, signed_bytes))
+    }),
+    column(("kinds", "KINDS", Align::Left, 10), |cell| on_gpu(cell, sentences::kinds)),
+    column(("alloc", "ALLOC/s", Align::Right, 8), |cell| known(cell.process.allocations_per_second, rate)),
+    column(("free", "FREE/s", Align::Right, 9), |cell| known(cell.process.frees_per_second, rate)),
+    column(("failed", "FAILED", Align::Right, 5), |cell| on_gpu(cell, |gpu| count(gpu.failed_allocations))),
+    column(("command", "COMMAND", Align::Left, 0), |cell| sentences::command(cell.process)),
+];
+
+const fn column(
+    (name, title, align, rank): (&'static str, &'static str, Align, u8),
+    text: fn(&Cell<'_>) -> String,
+) -> Column {
+    Column { name, title, align, rank, text }
+}
+
+fn on_gpu(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
+    known(cell.gpu, text)
+}
+
+impl Column {
+    /// As a grid has it.
+    pub(crate) const fn head(&self) -> (&'static str, Align) {
+        (self.title, self.align)
+    }
+
+    /// What a row has in it.
+    pub(crate) fn text(&self, cell: &Cell<'_>) -> String {
+        (self.text)(cell)
+    }
+}
+
+/// By what rows are sorted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Sort {
+    /// Memory used on a GPU, the most first
+    #[default]
+    Used,
+    /// Allocated by driver calls
+    Driver,
+    /// Peak
+    Peak,
+    /// Failed allocations
+    Failed,
+    /// PID, the lowest first
+    Pid,
+    /// User name
+    User,
+    /// Command line
+    Command,
+}
+
+/// What of a table is shown, and in which order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shown {
+    /// Names of columns; all that fit, where none is named.
+    pub(crate) columns: Vec<&'static str>,
+    /// The order of rows.
+    pub(crate) sort: Sort,
+}
+
+impl Shown {
+    /// The processes in this order.
+    pub(crate) fn sorted<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a ProcessView> {
+        let mut all = by_holding(snapshot);
+        let most = |process: &ProcessView, of: fn(&ProcessGpuView) -> u64| {
+            Reverse(process.gpus.iter().map(of).max().unwrap_or(0))
+        };
+        match self.sort {
+            Sort::Used => {}
+            Sort::Driver => all.sort_by_key(|process| most(process, |gpu| gpu.live_bytes)),
+            Sort::Peak => all.sort_by_key(|process| most(process, |gpu| gpu.peak_bytes)),
+            Sort::Failed => all.sort_by_key(|process| most(process, |gpu| gpu.failed_allocations)),
+            Sort::Pid => all.sort_by_key(|process| process.tgid),
+            Sort::User => all.sort_by_key(|process| process.user.clone()),
+            Sort::Command => all.sort_by_key(|process| sentences::command(process)),
+        }
+        all
+    }
+
+    /// The columns for these rows, where a line is no wider than `wide`: the least important go, so that the command line can be read.
+    pub(crate) fn fitting(&self, rows: &[Cell<'_>], wide: Option<usize>) -> Vec<&'static Column> {
+        if !self.columns.is_empty() {
+            let named = self.columns.iter().filter_map(|name| COLUMNS.iter().find(|column| column.name == *name));
+            return named.collect();
+        }
+        let has_workloads = rows.iter().any(|cell| owners::workload(&cell.process.owner).is_some());
+        let mut columns: Vec<_> = COLUMNS.iter().filter(|column| has_workloads || column.name != "workload").collect();
+        let Some(wide) = wide else { return columns };
+        let width_of = |column: &Column| {
+            let own = rows.iter().map(|cell| width(&column.text(cell))).max().unwrap_or(0).max(width(column.title));
+            if column.name == "command" { own.min(COMMAND_WIDTH) } else { own }
+        };
+        let mut widths: Vec<usize> = columns.iter().map(|column| width_of(column)).collect();
+        while widths.iter().map(|own| own + 2).sum::<usize>() > wide + 2 {
+            let least = (0..columns.len()).filter(|at| columns[*at].rank > 1).max_by_key(|at| columns[*at].rank);
+            let Some(least) = least else { break };
+            columns.remove(least);
+            widths.remove(least);
+        }
+        columns
+    }
+}
+
+/// The name of a column, as the table spells it.
+///
+/// # Errors
+/// When there is none of this name.
+pub(crate) fn named(text: &str) -> Result<&'static str, String> {
+    let found = COLUMNS.iter().find(|column| column.name == text);
+    let names = || COLUMNS.iter().map(|column| column.name).collect::<Vec<_>>().join(", ");
+    found.map(|column| column.name).ok_or_else(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixture::busy_node;
+
+    fn rows(snapshot: &Snapshot) -> Vec<Cell<'_>> {
+        let of = |process| Cell { snapshot, process, gpu: process.gpus.first(), ascii: false };
+        snapshot.processes.iter().map(of).collect()
+    }
+
+    #[test]
+    fn at_eighty_columns_the_command_line_can_be_read() {
+        let snapshot = busy_node();
+        let rows = rows(&snapshot);
+        for wide in [80, 100, 120, 160] {
+            let columns = Shown::default().fitting(&rows, Some(wide));
+            let names: Vec<_> = columns.iter().map(|column| column.name).collect();
+            assert!(names.starts_with(&["pid"]) && names.ends_with(&["command"]), "{wide}: {names:?}");
+            assert!(names.contains(&"used") && names.contains(&"driver"), "{wide}: {names:?}");
+            let used: usize = columns[..columns.len() - 1]
+                .iter()
+                .map(|column| {
+                    rows.iter().map(|row| width(&column.text(row))).max().unwrap_or(0).max(width(column.title)) + 2
+                })
+                .sum();
+            assert!(used + COMMAND_WIDTH <= wide, "{wide}: {names:?}");
+        }
+        assert_eq!(Shown::default().fitting(&rows, None).len(), COLUMNS.len() - 1, "no workload, no column of them");
+    }
+
+    #[test]
+    fn columns_and_order_are_all_that_are_named() {
+        let snapshot = busy_node();
+        let shown = Shown { columns: vec!["command", "pid"], sort: Sort::Pid };
+        let names: Vec<_> = shown.fitting(&rows(&snapshot), Some(20)).iter().map(|column| column.name).collect();
+        assert_eq!(names, ["command", "pid"]);
+        let order = |sort| {
+            Shown { sort, ..Shown::default() }.sorted(&snapshot).iter().map(|one| one.tgid.0).collect::<Vec<_>>()
+        };
+        assert_eq!(order(Sort::Pid), [1234, 2002, 4321]);
+        assert_eq!(order(Sort::Failed)[0], 1234);
+        assert_eq!(order(Sort::Command), [4321, 1234, 2002]);
+        assert!(named("memory").expect_err("no such").contains("pre-existing"));
+    }
+}

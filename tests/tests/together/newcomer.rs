@@ -1,0 +1,93 @@
+//! Ten things that a newcomer wants to know, each by one command that `memwatch --help` names: the command, and lines of its answer.
+//! They read recordings of an H100, so they need neither a GPU nor root.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A question, the command, and what its answer has.
+struct Task {
+    question: &'static str,
+    words: &'static [&'static str],
+    answer: &'static [&'static str],
+}
+
+/// `{recordings}` and `{out}` stand for folders.
+const TASKS: [Task; 10] = [
+    Task {
+        question: "who holds GPU 0",
+        words: &["ps", "--gpu", "0", "--in", "{recordings}/hf.mwr"],
+        answer: &["GPU 0  NVIDIA H100", "COMMAND", "python"],
+    },
+    Task {
+        question: "which line holds it",
+        words: &["where", "--in", "{recordings}/sim.mwr"],
+        answer: &["ranked AT PEAK", "LINE", ".py:"],
+    },
+    Task {
+        question: "which modules hold it",
+        words: &["where", "--by", "module", "--in", "{recordings}/hf.mwr"],
+        answer: &["MODULE", "BACKWARD"],
+    },
+    Task {
+        question: "why did it fail",
+        words: &["oom", "--in", "{recordings}/oom.mwr"],
+        answer: &["CUDA OUT OF MEMORY  ", "requested", "cause"],
+    },
+    Task { question: "does it leak", words: &["leak", "--in", "{recordings}/hf.mwr"], answer: &["leaking", "steady"] },
+    Task {
+        question: "what does PyTorch itself count",
+        words: &["stats", "--in", "{recordings}/hf.mwr"],
+        answer: &["Allocated memory", "GPU reserved memory", "PEAK"],
+    },
+    Task {
+        question: "is memory cached that it cannot use",
+        words: &["fragment", "--in", "{recordings}/hf.mwr"],
+        answer: &["INACTIVE SPLIT", "FRAGMENTATION"],
+    },
+    Task {
+        question: "what is in a recording",
+        words: &["report", "{recordings}/hf.mwr"],
+        answer: &["peak allocated", "at peak"],
+    },
+    Task {
+        question: "record, then compare",
+        words: &["diff", "{recordings}/hf.mwr", "{recordings}/compile.mwr"],
+        answer: &["PEAK"],
+    },
+    Task {
+        question: "draw it",
+        words: &["flamegraph", "--in", "{recordings}/hf.mwr", "-o", "{out}/flame.html"],
+        answer: &["is written: ", "in use at the peak"],
+    },
+];
+
+fn recordings() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("replays/h100")
+}
+
+fn memwatch(words: &[String]) -> Option<Output> {
+    let memwatch = std::env::var_os("MEMWATCH_BIN")?;
+    Some(Command::new(memwatch).args(words).output().expect("memwatch starts"))
+}
+
+#[test]
+fn ten_tasks_of_a_newcomer_take_one_command_each_that_the_help_names() {
+    let out = tempfile::tempdir().expect("a folder");
+    let Some(help) = memwatch(&["--help".to_owned()]) else { return };
+    let help = String::from_utf8(help.stdout).expect("it is text");
+    for Task { question, words, answer } in TASKS {
+        let listed = format!("\n  {:<12}", words[0]);
+        assert!(help.contains(&listed), "{question}: {help}");
+        let folder = |word: &&str| {
+            let word = word.replace("{recordings}", &recordings().display().to_string());
+            word.replace("{out}", &out.path().display().to_string())
+        };
+        let words: Vec<String> = words.iter().map(folder).collect();
+        let output = memwatch(&words).expect("it is there");
+        let text = [output.stdout, output.stderr].map(|part| String::from_utf8_lossy(&part).into_owned()).concat();
+        assert_eq!(output.status.code(), Some(0), "{question}: {words:?}: {text}");
+        for line in answer {
+            assert!(text.contains(line), "{question}: {words:?} has no {line:?}: {text}");
+        }
+    }
+}
