@@ -95,7 +95,7 @@ pub struct Pipeline {
     logs_tensors: bool,
     #[serde(skip)]
     least_listed_bytes: Option<u64>,
-    /// Of whom a history is kept, and how long it may become.
+    /// Of which process a history is kept, and how long it may become.
     #[serde(skip)]
     keeps_history: Option<(Tgid, usize)>,
     /// What is looked for beyond the numbers.

@@ -28,7 +28,7 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&
         lines.push("memwatch: no process with GPU memory".to_owned());
     }
     let trust: Vec<_> = sentences::trust(snapshot, clock).into_iter().map(|part| part.text).collect();
-    lines.push(trust.join(", "));
+    lines.push(trust.join(" · "));
     lines.extend(next_step(snapshot, recording));
     lines.join("\n") + "\n"
 }
@@ -176,7 +176,7 @@ mod tests {
         process.failures.clear();
         process.ended_ns = Some(snapshot.time_ns);
         let reported = render(&snapshot, &fixture::clock(), None);
-        assert!(reported.contains("  calls       no GPU memory was allocated\n"), "{reported}");
+        assert!(reported.contains("  calls       no GPU memory allocated\n"), "{reported}");
         assert!(!reported.contains("memwatch ps"), "{reported}");
     }
 

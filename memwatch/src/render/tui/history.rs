@@ -12,7 +12,7 @@ use crate::render::order::by_holding;
 
 /// As many points are kept: a screen has no more columns for them.
 const POINTS: usize = 240;
-/// As many processes have a history: those that use most.
+/// As many processes have a history: the ones that use most.
 const PROCESSES: usize = 200;
 /// Rates are taken over so many of the last points.
 const RATE_POINTS: usize = 30;

@@ -30,7 +30,7 @@ struct Piece {
     text: String,
 }
 
-/// The GPUs of the page in at most so many lines; the last line counts those that are left out.
+/// The GPUs of the page in at most so many lines; the last line counts the ones that are left out.
 pub(crate) fn lines(shown: &Shown, process: Option<&ProcessView>, width: usize, most: usize) -> Vec<Line<'static>> {
     let snapshot = shown.snapshot;
     let look = shown.look;
@@ -69,7 +69,7 @@ fn without(snapshot: &Snapshot) -> Option<String> {
     }
 }
 
-/// All GPUs, or those that the process of the page is on.
+/// All GPUs, or the ones that the process of the page is on.
 pub(crate) fn of_page<'a>(snapshot: &'a Snapshot, process: Option<&ProcessView>) -> Vec<&'a GpuView> {
     let gpus = process.iter().flat_map(|process| &process.gpus);
     let uuids: BTreeSet<_> = gpus.filter_map(|gpu| gpu.uuid.as_ref()).collect();
