@@ -143,7 +143,7 @@ fn peaks_begin_again_for_the_owner_of_a_process_and_say_since_when() {
     let left = agent.ask(&gpu, ROOT, &[&words[..], &["--json"]].concat());
     assert_eq!(peak(&report(&left)), (4 * MIB, true));
     let table = agent.ask(&gpu, ANN, &["ps"]);
-    assert!(table.stdout.contains("when they were reset"), "{}", table.stdout);
+    assert!(table.stdout.contains("peaks since the reset at"), "{}", table.stdout);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
     let workload = holding(&gpu, ANN, "4M");
     let connect = || UnixStream::connect(agent.socket()).expect("the agent listens");
     let frame = |text: &str| [&u32::try_from(text.len()).expect("short").to_be_bytes(), text.as_bytes()].concat();
-    let hello = frame(r#"{"hello":{"protocol":{"major":1,"minor":0},"program":"slow"}}"#);
+    let hello = frame(r#"{"hello":{"protocol":{"major":2,"minor":0},"program":"slow"}}"#);
     let slow = [hello.clone(), frame(r#"{"follow":{"every_ms":100}}"#)].concat();
     let mut bad: Vec<UnixStream> = Vec::new();
     for words in [&slow[..], &slow, b"", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 64], &hello, &hello[..7]] {
@@ -192,7 +192,7 @@ fn clients_that_are_slow_mute_or_babble_stall_nobody() {
     }
     // Asked in another language, it answers in its own.
     let mut stream = connect();
-    stream.write_all(&frame(r#"{"hello":{"protocol":{"major":2,"minor":0},"program":"2.0"}}"#)).expect("it is short");
+    stream.write_all(&frame(r#"{"hello":{"protocol":{"major":3,"minor":0},"program":"2.0"}}"#)).expect("it is short");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers and hangs up");
     assert!(answer.contains("refused") && answer.contains("use the same version of both"), "{answer}");
@@ -384,7 +384,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("it is ours");
     let later = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("a client");
-        let text = br#"{"welcome":{"protocol":{"major":2,"minor":0},"program":"2.0.0","viewer":"everything"}}"#;
+        let text = br#"{"welcome":{"protocol":{"major":3,"minor":0},"program":"3.0.0","viewer":"everything"}}"#;
         stream.write_all(&u32::try_from(text.len()).expect("short").to_be_bytes()).expect("it reads");
         stream.write_all(text).expect("it reads");
         let _ = stream.read_to_end(&mut Vec::new());
@@ -392,7 +392,7 @@ fn an_agent_that_hangs_or_speaks_another_language_is_done_without_where_that_is_
     let mut command = as_user(&gpu, ANN, &["-d", "1s", "--agent"]);
     command.arg(&path);
     Outcome::of(command)
-        .assert_ended_with(4, &["it is memwatch 2.0.0 and speaks protocol 2", "use the same version of both"]);
+        .assert_ended_with(4, &["it is memwatch 3.0.0 and speaks protocol 3", "use the same version of both"]);
     later.join().expect("it was asked");
 }
 

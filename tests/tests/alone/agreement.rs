@@ -40,7 +40,7 @@ const ASKED: [Asked; 13] = [
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
 /// what a watch with fewer probes than a recording's does not see.
-const ITS_OWN: [&str; 25] = [
+const ITS_OWN: [&str; 26] = [
     "ages",
     "bytes_per_minute",
     "failure_time",
@@ -63,6 +63,7 @@ const ITS_OWN: [&str; 25] = [
     "seconds",
     "since",
     "time",
+    "time_ns",
     "total_rounding_bytes",
     "until",
     "used_bytes",

@@ -25,11 +25,11 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
     outcome.assert_ended_with(
         3,
         &[
-            "peak        64.0 MiB on GPU 0; by kind at most device 64.0 MiB",
+            "peak        64.0 MiB on GPU 0; by kind device 64.0 MiB",
             "calls       2 allocations, 1 freed, 1 failed",
-            "failed      out of memory: cuMemAlloc_v2 asked for 200.0 GiB on GPU 0",
-            "at its end  1 allocation left for the driver to free",
-            "exact, lost 0",
+            "failed      out of memory: cuMemAlloc_v2 requested 200.0 GiB on GPU 0",
+            "at its end  1 allocation not freed by the program",
+            "complete",
         ],
     );
     // Standard output is the command's alone.

@@ -40,7 +40,7 @@ async fn report_once(args: &Ps, common: &Common) -> Result<Exit, Failure> {
     let opened = Source::open(&session_options(targets, TensorRequest::default(), common), targets, common).await;
     let mut source = match opened {
         Ok(source) => source,
-        Err(failure) if failure.exit == Exit::NotPermitted && !common.json => {
+        Err(failure) if failure.exit == Exit::NotPermitted && targets.selected.is_everybody() && !common.json => {
             return driver_view::report(args, common, failure);
         }
         Err(failure) => return Err(failure),
