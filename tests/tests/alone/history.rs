@@ -218,7 +218,7 @@ fn a_directory_of_others_and_a_size_of_nothing_are_refused() {
     asked(&[]).assert_ended_with(1, &["others may write into"]);
     fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("it is ours");
     chown(&open, Some(ANN), None).expect("we are root");
-    asked(&[]).assert_ended_with(1, &["others may write into"]);
+    asked(&[]).assert_ended_with(1, &["takes a directory of root"]);
     let nowhere = gpu.directory().join("nobody.sock").display().to_string();
     let ask = |words: &[&str]| gpu.run_memwatch(&[words, &["leak", "--since", "10s"]].concat());
     ask(&["--agent", &nowhere]).assert_ended_with(1, &["no agent listens on", "--history"]);

@@ -30,7 +30,7 @@ fn a_quiet_program_is_traced_with_modules_and_lines() {
     let Some(job) = job(&gpu, &[SLOW]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
     let is_traced = |report: &Report| {
-        report.process(job.tgid()).is_some_and(|process| process.0["tensor"]["allocators"][0].is_object())
+        report.process(job.tgid()).is_some_and(|process| process.0["tensor"]["gpus"][0].is_object())
     };
     let chosen = level(&watch.until(is_traced), &job);
     assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"layers".into(), &"layers".into()), "{chosen}");
