@@ -29,9 +29,8 @@ fn a_quiet_program_is_traced_with_modules_and_lines() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(job) = job(&gpu, &[SLOW]) else { return };
     let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
-    let is_traced = |report: &Report| {
-        report.process(job.tgid()).is_some_and(|process| process.0["tensor"]["gpus"][0].is_object())
-    };
+    let is_traced =
+        |report: &Report| report.process(job.tgid()).is_some_and(|process| process.0["tensor"]["gpus"][0].is_object());
     let chosen = level(&watch.until(is_traced), &job);
     assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"layers".into(), &"layers".into()), "{chosen}");
     let price = chosen["predicted_seconds_per_second"].as_f64().expect("it is predicted");

@@ -238,13 +238,16 @@ fn what_cannot_be_written_is_stated_with_the_way_out() {
     let written = |words: &[&str], name: &str| Outcome::of(job.command(words, name).0);
     written(&["export"], "job.png").assert_ended_with(2, &["has no known format", "-f folded, speedscope"]);
     written(&["flamegraph"], "job.csv").assert_ended_with(2, &["an .svg or an .html"]);
-    written(&["flamegraph"], "job.svg").assert_ended_with(1, &["nothing to draw: 0 in use", "--weight"]);
+    let at_its_end = ["flamegraph", "--weight", "inuse"];
+    written(&at_its_end, "job.svg").assert_ended_with(1, &["nothing to draw: 0 in use", "--weight"]);
+    // What has ended is ranked at its peak.
+    written(&["flamegraph"], "job.svg").assert_ended_with(0, &["job.svg is written", "in use at the peak"]);
     written(&["export", "--weight", "peak"], "job.pb.gz").assert_ended_with(1, &["have no peak", "--weight"]);
     written(&["export", "--gpu", "7"], "job.csv").assert_ended_with(6, &["there is no GPU 7"]);
     written(&["export", "--pid", "1"], "job.csv").assert_ended_with(6, &["process 1 is not in"]);
     written(&["export"], "job.csv").assert_ended_with(0, &["job.csv is written"]);
     written(&["export"], "job.csv").assert_ended_with(1, &["is there already", "--force"]);
-    written(&["export", "--force"], "job.csv").assert_ended_with(0, &["job.csv is written", "nothing in use"]);
+    written(&["export", "--force"], "job.csv").assert_ended_with(0, &["job.csv is written", "in use at the peak"]);
     let same = |words: &[&str], name: &str| {
         let (command, output) = job.command(words, name);
         Outcome::of(command).assert_ended_with(0, &["is written"]);
