@@ -40,7 +40,7 @@ class Trainer:
 
 
 def main() -> None:
-    """Trains for as long as it is reported."""
+    """Trains for as long as asked."""
     options = parser(__doc__)
     options.add_argument("--seconds", type=float, default=20)
     arguments = begin(options)

@@ -1,4 +1,4 @@
-//! Back to the truth after records were lost: the kernel half's own allocation map say which addresses are live.
+//! Back to the truth after records were lost: the kernel half's own allocation map says which addresses are live.
 //!
 //! They cover what has an address and one free: linear, managed, pinned and stream-ordered memory. Physical memory, arrays, registered
 //! ranges and graphs stay as the records reported.

@@ -1,4 +1,4 @@
-//! NEW ROOM
+//! What the pipeline is beside its line: all detectors, losses, PyTorch's part, cache misses ahead, and its state as bytes.
 
 pub mod detectors;
 mod losses;

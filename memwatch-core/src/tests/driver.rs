@@ -81,7 +81,7 @@ pub(crate) struct Moment {
     pub(crate) pools: Vec<PoolTruth>,
     /// Reported only while no call is running: then they are exact.
     pub(crate) counts: Option<Counts>,
-    /// What the kernel half's allocation map say.
+    /// What the kernel half's allocation map says.
     pub(crate) allocation_map: Vec<Held>,
     /// The allocation map makes up for the loss of this record.
     pub(crate) losable: bool,

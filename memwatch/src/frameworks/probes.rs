@@ -1,4 +1,4 @@
-//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else the kernel half is reported and reports it.
+//! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else passes between it and the kernel half.
 
 mod count;
 

@@ -398,7 +398,7 @@ impl Session {
         self.pipeline.step(Input::Coverage(Coverage { libraries, libraries_over_limit, mechanism, discovery, moves }));
     }
 
-    /// Processes whose records were lost are taken back to what the kernel half's own allocation map say, at a moment between two of their calls.
+    /// Processes whose records were lost are taken back to what the kernel half's own allocation map says, at a moment between two of their calls.
     fn anchor_losers(&mut self) {
         for tgid in self.pipeline.to_anchor() {
             let Some(before) = self.allocation_map.sums(tgid.0) else { continue };

@@ -58,7 +58,7 @@ impl Crowd {
     /// Starts processes until there are so many.
     ///
     /// # Errors
-    /// When one cannot be started, or does not do as it is reported.
+    /// When one cannot be started, or does not do what it is asked.
     pub(super) fn grow(&mut self, processes: usize) -> Result<()> {
         while self.groups.len() * PER_GROUP < processes {
             let number = self.groups.len();
