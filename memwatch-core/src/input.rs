@@ -1,5 +1,6 @@
 //! All that may enter the pipeline. Whatever is not here cannot change a number.
 
+pub mod books;
 mod level;
 
 use memwatch_common::loss::Loss;

@@ -5,7 +5,7 @@ use super::imports::paths;
 use super::source::Source;
 
 /// The crates that ask the world nothing.
-const PURE: &[&str] = &["memwatch-core/src", "memwatch-common/src"];
+const PURE: &[&str] = &["memwatch-core/src", "memwatch-common/src", "memwatch-inspect/src"];
 /// Paths that ask the world something; each stands for everything below it.
 const WORLDLY: &[&str] = &[
     "std::fs",
@@ -44,6 +44,7 @@ const HOUSES: &[(&str, &[&str])] = &[
             "recording",
         ],
     ),
+    ("memwatch-inspect/src", &["memory", "pass", "types", "pytorch", "python", "holdings"]),
     (
         "memwatch/src",
         &[

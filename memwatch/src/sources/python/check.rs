@@ -9,9 +9,9 @@ use memwatch_common::tensor::StackFrame;
 
 use super::PythonError;
 use super::code::{Code, is_as_laid_out};
-use super::layout::Layout;
 use super::memory::{Memory, at};
 use super::walk::{self, Thread};
+use memwatch_inspect::python::layout::Layout;
 
 /// A process that runs moves its frames while they are read: how many times to look again, and how long apart.
 const LOOKS: usize = 50;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use memwatch_common::tensor::StackFrame;
 use memwatch_core::stack::PythonCode;
 
-use super::layout::{BYTES, Instructions, Layout, SIZE, TYPE};
 use super::memory::{Memory, at};
 use super::text::shown;
+use memwatch_inspect::python::layout::{BYTES, Instructions, Layout, SIZE, TYPE};
 
 /// A longer table of lines is none: that of a module of 100,000 lines has some 1 MB.
 const MOST_TABLE_BYTES: usize = 16 << 20;

@@ -5,17 +5,13 @@
 mod binary;
 mod check;
 mod code;
-mod layout;
 mod memory;
 mod modules;
-mod objects;
 mod resolver;
 mod text;
 mod walk;
 
-use std::fmt;
 use std::fs::File;
-use std::io;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,39 +21,10 @@ use memwatch_common::record::StackItem;
 use memwatch_core::stack::PythonStack;
 
 use binary::Binary;
-pub(crate) use layout::PythonVersion;
-use layout::{DEBUG_WORDS, Layout, TYPE_DEALLOC};
 use memory::{Memory, ProcessMemory, at};
+use memwatch_inspect::python::layout::{self, DEBUG_WORDS, Layout, TYPE_DEALLOC};
+pub(crate) use memwatch_inspect::python::{PythonError, PythonVersion};
 use resolver::Resolver;
-
-/// Why the Python stacks of a process cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum PythonError {
-    /// The process has gone, or this user may not look at it.
-    #[error("the process cannot be read: {0}")]
-    Unreadable(io::ErrorKind),
-    /// The file with the interpreter contradicts itself.
-    #[error("the interpreter's file is damaged")]
-    Damaged,
-    /// Older than 3.9, or newer than what is known.
-    #[error("Python {0} is not known: 3.9 to 3.14 are")]
-    UnknownVersion(PythonVersion),
-    /// A build without the global lock, whose objects lie otherwise.
-    #[error("free-threaded Python is not read")]
-    FreeThreaded,
-    /// The process does not look as its version should: a distribution's patch, or a build with other options.
-    #[error("this build of Python is not laid out as its version: {0}")]
-    UnexpectedLayout(&'static str),
-    /// No thread runs Python code now, so nothing could be checked. Another time it may be known.
-    #[error("no thread runs Python code")]
-    Idle,
-}
-
-impl fmt::Display for PythonVersion {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// Where in a file a function is, for a probe on it.
 #[derive(Clone, Debug)]

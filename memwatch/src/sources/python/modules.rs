@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use memwatch_core::stack::{PythonModule, wrapped_as};
 
 use super::code::first_local_is_plain;
-use super::layout::{MODULE_DICT, TYPE_DICT};
 use super::memory::{Memory, at};
-use super::objects::Objects;
 use super::walk;
 use crate::printable::printable;
+use memwatch_inspect::python::layout::{MODULE_DICT, TYPE_DICT};
+use memwatch_inspect::python::objects::Objects;
 
 /// Where PyTorch defines its modules: as `sys.modules` has it, and as the paths of files end.
 const PYTHON_MODULE: &str = "torch.nn.modules.module";
@@ -53,7 +53,7 @@ pub(super) fn wrapped<M: Memory>(objects: &Objects<'_, M>, wrapper: u64, class: 
     let (mut address, mut inner) = (wrapper, wrapped_as(class)?);
     for _ in 0..MOST_WRAPPERS {
         address = objects.item(objects.attribute(address, "_modules")?, inner)?;
-        let class = objects.class_name(address)?;
+        let class = printable(&objects.class_name(address)?).into_owned();
         match wrapped_as(&class) {
             Some(next) => inner = next,
             None => return Some(PythonModule { address, class: class.into(), name: Some("".into()), wraps: None }),

@@ -8,11 +8,12 @@ use memwatch_common::tensor::{FLAG_STACK_TRUNCATED, STACK_FRAMES, StackFrame};
 use memwatch_core::stack::{PythonFrame, PythonModule, PythonStack};
 
 use super::code::Code;
-use super::layout::Layout;
 use super::memory::Memory;
 use super::modules::{self, Modules, Pace};
-use super::objects::Objects;
+use crate::printable::printable;
 use crate::sources::clock::boottime_ns;
+use memwatch_inspect::python::layout::Layout;
+use memwatch_inspect::python::objects::Objects;
 
 /// What code objects may take here; above it all are forgotten, and read again when they are met.
 const MOST_BYTES: usize = 64 << 20;
@@ -172,7 +173,7 @@ impl<M: Memory> Resolver<M> {
             return None;
         }
         let objects = Objects { memory: &self.memory, layout: &self.layout };
-        let class = objects.class_name(address)?;
+        let class = printable(&objects.class_name(address)?).into_owned();
         let wraps = modules::wrapped(&objects, address, &class).map(Box::new);
         Some(PythonModule { address, class: class.into(), name: self.modules.name(&objects, root, address), wraps })
     }

@@ -12,11 +12,11 @@ use super::interpreters::{READ, Script, TIMEOUT, VERSIONS, interpreter};
 use super::script;
 use crate::sources::python::binary::Binary;
 use crate::sources::python::check::Subject;
-use crate::sources::python::layout::{self, DEBUG_WORDS, Layout, PythonVersion};
 use crate::sources::python::memory::{Memory, ProcessMemory};
 use crate::sources::python::resolver::{Resolver, Sent};
 use crate::sources::python::walk;
 use crate::sources::python::{PythonError, PythonProcess};
+use memwatch_inspect::python::layout::{self, DEBUG_WORDS, Layout, PythonVersion};
 
 /// A script at its first place.
 fn stopped(version: &str) -> Option<(Script, u64)> {

@@ -1,9 +1,8 @@
 //! Dicts, attributes and classes of Python objects in another process's memory.
 
 use super::layout::{Attributes, KeysLayout, Layout, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
-use super::memory::{Memory, at};
 use super::text::text;
-use crate::printable::printable;
+use crate::memory::{Memory, at};
 
 /// A dict with more entries is left alone: a large program has some 10,000 modules, and a model has fewer layers.
 const MOST_ENTRIES: usize = 1 << 17;
@@ -19,34 +18,39 @@ const DICT_VALUES: u32 = 40;
 
 /// An entry of a dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) key: u64,
-    pub(super) value: u64,
+pub struct Entry {
+    /// Its key.
+    pub key: u64,
+    /// Its value.
+    pub value: u64,
     /// Where the value stands.
-    pub(super) slot: u64,
+    pub slot: u64,
 }
 
 /// The objects of a process, by its layout.
 #[derive(Debug)]
-pub(super) struct Objects<'a, M> {
-    pub(super) memory: &'a M,
-    pub(super) layout: &'a Layout,
+pub struct Objects<'a, M> {
+    /// Their memory.
+    pub memory: &'a M,
+    /// Where things lie in it.
+    pub layout: &'a Layout,
 }
 
 impl<M: Memory> Objects<'_, M> {
-    pub(super) fn type_of(&self, object: u64) -> Option<u64> {
+    /// An object's class.
+    pub fn type_of(&self, object: u64) -> Option<u64> {
         self.memory.u64(at(object, TYPE)?)
     }
 
-    /// The name of an object's class without those of its modules, printable.
-    pub(super) fn class_name(&self, object: u64) -> Option<String> {
+    /// The name of an object's class without those of its modules.
+    pub fn class_name(&self, object: u64) -> Option<String> {
         let name = self.memory.u64(at(self.type_of(object)?, TYPE_NAME)?)?;
         let name = String::from_utf8_lossy(&self.memory.terminated(name)?).into_owned();
-        Some(printable(name.rsplit('.').next().unwrap_or(&name)).into_owned())
+        Some(name.rsplit('.').next().unwrap_or(&name).to_owned())
     }
 
     /// What a dict holds, in the order of its table; `None` where the object is no dict, or no readable one.
-    pub(super) fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
+    pub fn entries(&self, dict: u64) -> Option<Vec<Entry>> {
         if self.flags(self.type_of(dict)?)? & IS_DICT == 0 {
             return None;
         }
@@ -61,12 +65,12 @@ impl<M: Memory> Objects<'_, M> {
     }
 
     /// The value of a string key.
-    pub(super) fn item(&self, dict: u64, name: &str) -> Option<u64> {
+    pub fn item(&self, dict: u64, name: &str) -> Option<u64> {
         self.named(&self.entries(dict)?, name)
     }
 
     /// An attribute that an object has itself.
-    pub(super) fn attribute(&self, object: u64, name: &str) -> Option<u64> {
+    pub fn attribute(&self, object: u64, name: &str) -> Option<u64> {
         let class = self.type_of(object)?;
         let flags = self.flags(class)?;
         if self.layout.attributes == Attributes::Offset || flags & HAS_MANAGED_DICT == 0 {
@@ -90,7 +94,8 @@ impl<M: Memory> Objects<'_, M> {
         self.named(&entries, name)
     }
 
-    pub(super) fn text(&self, address: u64) -> Option<String> {
+    /// The string at an address.
+    pub fn text(&self, address: u64) -> Option<String> {
         text(self.memory, self.layout.text, address)
     }
 

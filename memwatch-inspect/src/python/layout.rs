@@ -10,53 +10,64 @@ use super::PythonError;
 
 /// A version, such as 3.11.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PythonVersion {
+pub struct PythonVersion {
     /// 3.
-    pub(crate) major: u8,
+    pub major: u8,
     /// 11.
-    pub(crate) minor: u8,
+    pub minor: u8,
 }
 
 /// What the kernel half and the resolver need.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub struct Layout {
     /// For the kernel half; in the table, `interpreters_head` is an offset in `_PyRuntime`.
-    pub(super) walk: PythonLayout,
+    pub walk: PythonLayout,
     /// In a thread: its number in the kernel (`gettid`), from 3.11 on.
-    pub(super) native_thread: Option<u32>,
+    pub native_thread: Option<u32>,
     /// In an interpreter: `sys.modules`.
-    pub(super) modules: u32,
-    pub(super) code: CodeLayout,
-    pub(super) instructions: Instructions,
-    pub(super) lines: LineTable,
-    pub(super) text: TextLayout,
+    pub modules: u32,
+    /// Of code objects.
+    pub code: CodeLayout,
+    /// What a frame keeps of its instruction.
+    pub instructions: Instructions,
+    /// How a code object keeps its lines.
+    pub lines: LineTable,
+    /// Of strings.
+    pub text: TextLayout,
     /// In a function: its code.
-    pub(super) function_code: u32,
-    pub(super) attributes: Attributes,
+    pub function_code: u32,
+    /// Where attributes are.
+    pub attributes: Attributes,
     /// In a class: the keys of values that are in no dict (3.11 and later).
-    pub(super) cached_keys: u32,
-    pub(super) keys: KeysLayout,
+    pub cached_keys: u32,
+    /// Of a dict's table of keys.
+    pub keys: KeysLayout,
 }
 
 /// Offsets in a code object.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CodeLayout {
-    pub(super) file: u32,
-    pub(super) name: u32,
-    pub(super) qualified_name: Option<u32>,
-    pub(super) first_line: u32,
-    pub(super) lines: u32,
+pub struct CodeLayout {
+    /// `co_filename`.
+    pub file: u32,
+    /// `co_name`.
+    pub name: u32,
+    /// `co_qualname`, from 3.11 on.
+    pub qualified_name: Option<u32>,
+    /// `co_firstlineno`.
+    pub first_line: u32,
+    /// `co_linetable`, `co_lnotab` in 3.9.
+    pub lines: u32,
     /// Where the instructions begin, from 3.11 on.
-    pub(super) adaptive: u32,
+    pub adaptive: u32,
     /// `co_localspluskinds` (bytes), or before 3.11 `co_cellvars` (a tuple).
-    pub(super) kinds: u32,
+    pub kinds: u32,
     /// `co_code` (bytes), before 3.11.
-    pub(super) bytes: u32,
+    pub bytes: u32,
 }
 
 /// What a frame keeps of its instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Instructions {
+pub enum Instructions {
     /// `f_lasti` in bytes (3.9).
     Bytes,
     /// `f_lasti` in units of two bytes (3.10).
@@ -67,16 +78,16 @@ pub(super) enum Instructions {
 
 /// How much stands before the letters of a string.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TextLayout {
+pub struct TextLayout {
     /// `sizeof(PyASCIIObject)`.
-    pub(super) ascii_bytes: u32,
+    pub ascii_bytes: u32,
     /// `sizeof(PyCompactUnicodeObject)`.
-    pub(super) compact_bytes: u32,
+    pub compact_bytes: u32,
 }
 
 /// Where an object without slots keeps its attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attributes {
+pub enum Attributes {
     /// A dict at its type's `tp_dictoffset` (3.9, 3.10).
     Offset,
     /// A dict 24 bytes before it, or values 32 bytes before it (3.11).
@@ -89,7 +100,7 @@ pub(super) enum Attributes {
 
 /// The table of keys in a dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeysLayout {
+pub enum KeysLayout {
     /// Size in a word at 8, entries of three words (3.9, 3.10).
     Sized,
     /// Logarithms of sizes from 8 on, entries of two or three words (3.11 and later).
@@ -97,19 +108,25 @@ pub(super) enum KeysLayout {
 }
 
 /// `ob_type`.
-pub(super) const TYPE: u32 = 8;
+pub const TYPE: u32 = 8;
 /// `ob_size`.
-pub(super) const SIZE: u32 = 16;
+pub const SIZE: u32 = 16;
 /// `ob_sval` of bytes.
-pub(super) const BYTES: u32 = 32;
-pub(super) const TYPE_NAME: u32 = 24;
-pub(super) const TYPE_BASIC_SIZE: u32 = 32;
-pub(super) const TYPE_DEALLOC: u32 = 48;
-pub(super) const TYPE_FLAGS: u32 = 168;
-pub(super) const TYPE_DICT: u32 = 264;
-pub(super) const TYPE_DICT_OFFSET: u32 = 288;
+pub const BYTES: u32 = 32;
+/// `tp_name`.
+pub const TYPE_NAME: u32 = 24;
+/// `tp_basicsize`.
+pub const TYPE_BASIC_SIZE: u32 = 32;
+/// `tp_dealloc`.
+pub const TYPE_DEALLOC: u32 = 48;
+/// `tp_flags`.
+pub const TYPE_FLAGS: u32 = 168;
+/// `tp_dict`.
+pub const TYPE_DICT: u32 = 264;
+/// `tp_dictoffset`.
+pub const TYPE_DICT_OFFSET: u32 = 288;
 /// `md_dict` of a module object.
-pub(super) const MODULE_DICT: u32 = 16;
+pub const MODULE_DICT: u32 = 16;
 /// Frames of this owner and above are the interpreter's own: `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14.
 const OWNER_INTERNAL: u32 = 3;
 
@@ -238,7 +255,7 @@ const V3_13: Layout = Layout {
 ///
 /// # Errors
 /// Another version.
-pub(super) fn of_version(version: PythonVersion) -> Result<Layout, PythonError> {
+pub fn of_version(version: PythonVersion) -> Result<Layout, PythonError> {
     match (version.major, version.minor) {
         (3, 9) => Ok(V3_9),
         (3, 10) => Ok(V3_10),
@@ -249,7 +266,7 @@ pub(super) fn of_version(version: PythonVersion) -> Result<Layout, PythonError> 
 }
 
 /// Words of `_Py_DebugOffsets` that are read at most.
-pub(super) const DEBUG_WORDS: usize = 80;
+pub const DEBUG_WORDS: usize = 80;
 /// Its first word.
 const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 
@@ -268,7 +285,7 @@ const SCHEMA_3_14: Schema = Schema { modules: 12, thread: 22, frame: 31, code: 3
 ///
 /// # Errors
 /// Another version; a free-threaded build; or no such statement, or one that cannot be true.
-pub(super) fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> Result<Layout, PythonError> {
+pub fn of_debug_offsets(version: PythonVersion, words: &[u64; DEBUG_WORDS]) -> Result<Layout, PythonError> {
     let schema = match (version.major, version.minor) {
         (3, 13) => SCHEMA_3_13,
         (3, 14) => SCHEMA_3_14,

@@ -1,0 +1,101 @@
+//! What a process's caching allocators have in their own books: all segments and blocks, read from its memory at one moment.
+
+use memwatch_common::tensor::STATISTICS_WORDS;
+use serde::{Deserialize, Serialize};
+
+use crate::words::{Ordinal, Tgid};
+
+/// All devices of a process.
+///
+/// Nothing happened in the allocators from the beginning of the reading to its end: what it says is true of that whole time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Books {
+    /// The process.
+    pub tgid: Tgid,
+    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    pub began_ns: u64,
+    /// When it ended, likewise.
+    pub time_ns: u64,
+    /// Those that the process has used.
+    pub devices: Vec<DeviceBooks>,
+}
+
+/// One device's allocator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceBooks {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// The allocator's address: the `this` of its methods.
+    pub allocator: u64,
+    /// The words from the beginning of its `DeviceStats` on: [`STATISTICS_WORDS`] of them.
+    pub words: Vec<u64>,
+    /// By address.
+    pub segments: Vec<BookSegment>,
+}
+
+impl DeviceBooks {
+    /// The words as an array; `None` where they are not so many.
+    pub fn words(&self) -> Option<&[u64; STATISTICS_WORDS]> {
+        self.words.as_slice().try_into().ok()
+    }
+
+    /// All blocks.
+    pub fn blocks(&self) -> impl Iterator<Item = &BookBlock> {
+        self.segments.iter().flat_map(|segment| &segment.blocks)
+    }
+}
+
+/// A piece of the driver's memory: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BookSegment {
+    /// Its first address.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The stream it is for.
+    pub stream: u64,
+    /// It serves requests of up to 1 MiB (`BlockPool::is_small`).
+    pub is_small: bool,
+    /// It grows and shrinks.
+    pub is_expandable: bool,
+    /// The private pool it is for; (0, 0) for none.
+    pub private_pool: (u64, u64),
+    /// What tiles it, by address.
+    pub blocks: Vec<BookBlock>,
+}
+
+/// A block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BookBlock {
+    /// Its first address.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// As the program asked for it, in bytes; of a free block what was asked for last.
+    pub requested_bytes: u64,
+    /// What it is used for.
+    pub state: BookState,
+}
+
+/// What a block is used for, by the names of `torch.cuda.memory._snapshot()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BookState {
+    /// The program has it.
+    ActiveAllocated,
+    /// The program has given it back, and a stream uses it still.
+    ActivePendingFree,
+    /// Nothing.
+    Inactive,
+}
+
+impl BookState {
+    /// Its name in `_snapshot()`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ActiveAllocated => "active_allocated",
+            Self::ActivePendingFree => "active_pending_free",
+            Self::Inactive => "inactive",
+        }
+    }
+}

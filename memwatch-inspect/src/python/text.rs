@@ -1,0 +1,38 @@
+//! A Python string in another process's memory.
+
+use super::layout::TextLayout;
+use crate::memory::{Memory, at};
+
+/// Letters of a string that are kept: the longest path of the kernel is as long.
+const MOST_LETTERS: u64 = 4096;
+/// A string says of itself that it is longer than any: then it is none.
+const LONGEST: u64 = 1 << 32;
+
+/// `length` and `state` of `PyASCIIObject` (Include/cpython/unicodeobject.h).
+const LENGTH: u32 = 16;
+const STATE: u32 = 32;
+
+/// The string at an address, cut at 4,096 letters; `None` where none is, or where it is not kept in one piece (legacy strings of C extensions).
+///
+/// What is no letter, such as half a surrogate pair, is replaced.
+pub fn text(memory: &impl Memory, layout: TextLayout, address: u64) -> Option<String> {
+    let length = memory.u64(at(address, LENGTH)?)?;
+    let state = memory.u32(at(address, STATE)?)?;
+    let (width, is_compact, is_ascii) = (state >> 2 & 7, state & 1 << 5 != 0, state & 1 << 6 != 0);
+    if !is_compact || length > LONGEST || is_ascii && width != 1 {
+        return None;
+    }
+    let count = length.min(MOST_LETTERS);
+    let start = at(address, if is_ascii { layout.ascii_bytes } else { layout.compact_bytes })?;
+    let bytes = memory.bytes(start, count * u64::from(width), 4 * 4096)?;
+    match width {
+        1 => Some(bytes.iter().map(|byte| char::from(*byte)).collect()),
+        2 => Some(bytes.as_chunks::<2>().0.iter().map(|unit| letter(u16::from_le_bytes(*unit).into())).collect()),
+        4 => Some(bytes.as_chunks::<4>().0.iter().map(|unit| letter(u32::from_le_bytes(*unit))).collect()),
+        _ => None,
+    }
+}
+
+fn letter(unit: u32) -> char {
+    char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
