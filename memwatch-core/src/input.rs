@@ -127,6 +127,8 @@ pub enum Input {
         /// `CLOCK_BOOTTIME`, nanoseconds.
         time_ns: u64,
     },
+    /// What a process's caching allocators have by their own books: before any record that is later than the reading.
+    Books(Box<books::Books>),
 }
 
 /// An address in the kernel half's allocation map.

@@ -173,6 +173,7 @@ impl Pipeline {
             Input::Coverage(coverage) => self.coverage = coverage,
             Input::PeaksReset { tgid, time_ns } => self.reset_peaks(tgid, time_ns),
             Input::Tick { time_ns } => self.tick(time_ns),
+            Input::Books(books) => self.learn_books(&books),
         }
     }
 

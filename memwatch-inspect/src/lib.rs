@@ -11,3 +11,4 @@
 pub mod memory;
 pub mod pass;
 pub mod python;
+pub mod pytorch;

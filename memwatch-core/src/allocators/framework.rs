@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::decode::TensorEvent;
+use crate::input::books::DeviceBooks;
 use crate::words::Ordinal;
 
 use super::pytorch::{DriverChange, Words};
@@ -32,6 +33,13 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// What the allocator at this address has counted itself, read right after its last report. Says whether it could be believed.
     fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool;
+
+    /// All segments and blocks of a device at this moment, as the allocator's own books have them; no event that came before is later. Says whether
+    /// they could be believed.
+    fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool;
+
+    /// Whether a reading of the allocators' own books would say more than is known.
+    fn wants_books(&self) -> bool;
 
     /// Whether an allocator's own counters are wanted, and there is a way to them.
     fn wants_counters(&self) -> bool;

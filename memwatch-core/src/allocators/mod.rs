@@ -27,6 +27,7 @@ use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
+use crate::input::books::{BookState, Books};
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
 use crate::words::{Ordinal, Tid, by_name};
@@ -115,6 +116,16 @@ pub struct TensorLedger<A = Allocators> {
     durations: Durations,
     high_waters: BTreeMap<Ordinal, HighWater>,
     window: Window,
+    course: Course,
+}
+
+/// Up to when things are in the ledger.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Course {
+    /// The time of the latest event so far: `CLOCK_BOOTTIME`, nanoseconds.
+    event_ns: u64,
+    /// What happened up to here is in the books that were read last, likewise.
+    books_ns: u64,
 }
 
 /// The time in which the least of each site is looked for.
@@ -160,6 +171,10 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         {
             self.places.spend(spent);
         }
+        if event.time_ns <= self.course.books_ns {
+            return;
+        }
+        self.course.event_ns = self.course.event_ns.max(event.time_ns);
         let Some(change) = self.allocators.apply(event) else { return };
         let now = reported_by(event);
         if let Some((ordinal, before_bytes, now)) = now {
@@ -202,6 +217,27 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// What the allocator at this address has counted, read right after its last report. Says whether it could be believed.
     pub fn learn_statistics(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
         self.allocators.learn_counters(allocator, time_ns, words)
+    }
+
+    /// What the allocators have by their own books. Nothing of it is taken where an event that came already is later than the reading's beginning, or
+    /// a device's books cannot be believed. Says whether it was.
+    pub fn learn_books(&mut self, books: &Books) -> bool {
+        if self.course.event_ns >= books.began_ns {
+            return false;
+        }
+        let mut learnt = !books.devices.is_empty();
+        for device in &books.devices {
+            learnt &= self.allocators.learn_books(device, books.time_ns);
+            let allocated = device.blocks().filter(|block| block.state == BookState::ActiveAllocated);
+            self.places.learn_books(device.ordinal, &allocated.map(|block| (block.address, block.bytes)).collect());
+        }
+        self.course.books_ns = books.time_ns;
+        learnt
+    }
+
+    /// Whether a reading of the allocators' own books would say more than is known.
+    pub fn wants_books(&self) -> bool {
+        self.allocators.wants_books()
     }
 
     /// Whether an allocator's own numbers are wanted, and there is a way to them.

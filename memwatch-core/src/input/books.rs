@@ -16,7 +16,7 @@ pub struct Books {
     pub began_ns: u64,
     /// When it ended, likewise.
     pub time_ns: u64,
-    /// Those that the process has used.
+    /// The ones that the process has used.
     pub devices: Vec<DeviceBooks>,
 }
 

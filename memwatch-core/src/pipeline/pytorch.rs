@@ -8,6 +8,7 @@ use crate::allocators::log::LogLine;
 use crate::allocators::pytorch::Words;
 use crate::decode::decode_tensor;
 use crate::input::LevelChoice;
+use crate::input::books::Books;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
@@ -127,6 +128,21 @@ impl Pipeline {
         if !self.has_ended_tensors(tgid) {
             self.tensors_mut(tgid).learn_statistics(allocator, time_ns, words);
         }
+    }
+
+    pub(crate) fn learn_books(&mut self, books: &Books) {
+        self.follow_time(books.time_ns);
+        if self.has_ended_tensors(books.tgid) || !self.tensors_mut(books.tgid).learn_books(books) {
+            return;
+        }
+        self.observe_fragments_at(books.tgid, books.time_ns);
+    }
+
+    /// Whether a reading of its allocators' own books would say more of this process than is known: nothing later than the attach is missing where they
+    /// were read once.
+    pub fn wants_books(&self, tgid: Tgid) -> bool {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.is_some_and(|tensors| tensors.wants_books())
     }
 
     /// From now on more or less of a process is traced.

@@ -1,5 +1,7 @@
 //! The outside world: each source turns what it sees into [`memwatch_core::input::Input`].
 
+pub(crate) mod address_space;
+pub(crate) mod binary;
 pub(crate) mod cgroup;
 pub(crate) mod clock;
 pub(crate) mod containers;

@@ -1,6 +1,7 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
 pub(crate) mod analysis;
+mod books;
 mod discovery;
 pub(crate) mod intake;
 pub(crate) mod life;

@@ -2,6 +2,7 @@
 //!
 //! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
 
+mod books;
 mod floor;
 mod live;
 mod sum;
@@ -172,8 +173,9 @@ impl Places {
     pub(super) fn free(&mut self, ordinal: Ordinal, address: u64, block_bytes: u64, time_ns: u64) {
         match self.live.remove(ordinal, address) {
             Some(block) => {
-                let age_ns = time_ns.saturating_sub(block.granted_ns);
-                self.device(ordinal).change(&block.whose, Step::Free(block.bytes, Some(age_ns)));
+                // Of one that is older than the watch, that is not known.
+                let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
+                self.device(ordinal).change(&block.whose, Step::Free(block.bytes, age_ns));
             }
             None => self.device(ordinal).change(&BEFORE_ATTACH, Step::Free(block_bytes, None)),
         }
@@ -228,6 +230,8 @@ enum Step {
     Grant(u64),
     Adopt(u64),
     Free(u64, Option<u64>),
+    /// It is not there, and never was.
+    Forget(u64),
 }
 
 impl Step {
@@ -236,6 +240,7 @@ impl Step {
             Self::Grant(bytes) => sum.grant(bytes, epoch),
             Self::Adopt(bytes) => sum.adopt(bytes, epoch),
             Self::Free(bytes, age_ns) => sum.free(bytes, age_ns, epoch),
+            Self::Forget(bytes) => sum.forget(bytes, epoch),
         }
     }
 }
@@ -282,7 +287,9 @@ impl DevicePlaces {
                 layer.total_by_stage[stage] = layer.total_by_stage[stage].saturating_add(bytes);
             }
             Step::Adopt(bytes) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_add(bytes),
-            Step::Free(bytes, _) => layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_sub(bytes),
+            Step::Free(bytes, _) | Step::Forget(bytes) => {
+                layer.live_by_stage[stage] = layer.live_by_stage[stage].saturating_sub(bytes);
+            }
         }
         let peak_bytes = self.total.peak_bytes;
         step.take(&mut self.total, epoch);

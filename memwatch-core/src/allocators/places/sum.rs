@@ -56,6 +56,12 @@ impl Sum {
         }
     }
 
+    /// Memory that was taken for there by mistake.
+    pub(super) fn forget(&mut self, bytes: u64, epoch: u64) {
+        self.see(epoch);
+        self.live_bytes = self.live_bytes.saturating_sub(bytes);
+    }
+
     /// Before it changes: what it had at the peaks since its last change is what it has now.
     fn see(&mut self, epoch: u64) {
         if self.epoch < epoch {

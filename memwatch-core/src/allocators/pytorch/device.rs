@@ -60,8 +60,8 @@ pub struct DeviceAllocator {
     pub(super) base: Base,
     pub(super) tail: Option<Tail>,
     pub(super) reported: Option<Reported>,
-    /// Nothing was lost since that.
-    is_reported_last: bool,
+    /// The totals are the ones of its last report, or of a reading after it.
+    pub(super) is_reported_last: bool,
     /// Nothing has happened since its own numbers were read.
     pub(super) is_just_read: bool,
     granting: Option<Granting>,
@@ -204,14 +204,14 @@ impl DeviceAllocator {
         self.check(now);
     }
 
+    /// What was under way is not waited for any more.
+    pub(super) const fn forget_course(&mut self) {
+        (self.granting, self.returning, self.early, self.is_fresh) = (None, None, None, false);
+    }
+
     /// Something happened that may have been its doing.
     pub(super) const fn may_have_changed(&mut self) {
         self.is_reported_last = false;
-    }
-
-    /// Whether the totals are those of its last report.
-    pub(super) const fn is_reported_last(&self) -> bool {
-        self.is_reported_last
     }
 
     pub(super) fn is_missing(&self, row: u16) -> bool {
@@ -220,7 +220,7 @@ impl DeviceAllocator {
 
     /// Events of it did not arrive.
     pub(super) fn lose(&mut self) {
-        (self.granting, self.returning, self.early, self.is_fresh) = (None, None, None, false);
+        self.forget_course();
         (self.is_reported_last, self.is_just_read) = (false, false);
         self.memory.forget_segments();
         self.history.forget();

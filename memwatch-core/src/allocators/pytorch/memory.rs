@@ -93,6 +93,14 @@ pub struct Memory {
 }
 
 impl Memory {
+    /// These segments, tiled by these blocks.
+    pub(super) fn new(segments: BTreeMap<u64, Segment>, cells: BTreeMap<u64, Cell>) -> Self {
+        let reserved_bytes = segments.values().map(|segment| segment.bytes).fold(0, u64::saturating_add);
+        let allocated = cells.values().filter(|cell| cell.state == BlockState::Allocated);
+        let allocated_bytes = allocated.map(|cell| cell.bytes).fold(0, u64::saturating_add);
+        Self { segments, cells, reserved_bytes, allocated_bytes }
+    }
+
     /// The segments known, by address.
     pub const fn segments(&self) -> &BTreeMap<u64, Segment> {
         &self.segments

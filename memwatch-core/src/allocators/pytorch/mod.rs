@@ -3,6 +3,7 @@
 //! What the events report decides, never a version. Under one lock, a device's allocator traces what it does and then reports; where it does not trace,
 //! what it reports and a `malloc`'s entry have to do.
 
+mod books;
 mod device;
 mod driver;
 mod history;
@@ -25,13 +26,14 @@ pub use driver::DriverChange;
 use driver::Mapped;
 pub use history::{History, Line, LineAction};
 pub use memory::{BlockState, Cell, Memory, Segment};
-pub use readout::Words;
+pub use readout::{Words, statistics_of};
 pub use statistics::{Counters, Family, PoolSize, Scope, Stat, Statistics};
 pub use trust::{Certainty, Doubt, Named, Trust};
 
 use super::threads::Stage;
 use super::{BlockChange, FrameworkAllocator, Reported};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
+use crate::input::books::DeviceBooks;
 use crate::words::{Ordinal, Tid};
 
 /// Events of an allocator that nobody has reported for yet are kept until it is known whose it is: so many at most.
@@ -282,6 +284,18 @@ impl FrameworkAllocator for Allocators {
     fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
         let device = self.places.get(&allocator).and_then(|ordinal| self.devices.get_mut(ordinal));
         device.is_some_and(|device| device.learn_statistics(time_ns, words))
+    }
+
+    fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
+        self.places.insert(books.allocator, books.ordinal);
+        let kept = self.unplaced.remove(&books.allocator).unwrap_or_default();
+        self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
+        self.device(books.ordinal).learn_books(books, time_ns)
+    }
+
+    fn wants_books(&self) -> bool {
+        let is_unknown = self.devices.is_empty() && !self.from_start;
+        is_unknown || self.devices.values().any(DeviceAllocator::wants_books)
     }
 
     fn begin_own_peaks(&mut self, now_ns: u64) {

@@ -92,7 +92,7 @@ impl DeviceAllocator {
     /// Bytes of the program's blocks that are older than the watch.
     pub fn preexisting_bytes(&self) -> Option<u64> {
         let reported = self.reported?;
-        Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()))
+        Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()).saturating_add(self.older_bytes()))
     }
 
     /// Every field of `torch.cuda.memory_stats()`, in the order of its keys.
@@ -177,10 +177,11 @@ impl DeviceAllocator {
     fn doubt_of(&self, family: Family, scope: Scope, side: &str) -> Option<Doubt> {
         let is_total = scope == Scope::All && side == "current";
         if is_total && matches!(family, Family::AllocatedBytes | Family::ReservedBytes) {
-            return if self.is_reported_last() { None } else { self.doubt_of_all() };
+            return if self.is_reported_last { None } else { self.doubt_of_all() };
         }
         let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
-        let streams = (!self.sight.trace && !self.sight.block_frees).then_some(Doubt::StreamsUnseen);
+        let sees_streams = self.sight.trace || self.sight.block_frees || self.is_just_read;
+        let streams = (!sees_streams).then_some(Doubt::StreamsUnseen);
         let row = match side {
             "peak" => Some(ROW_PEAKS_RESET),
             "allocated" | "freed" => Some(ROW_ACCUMULATED_RESET),

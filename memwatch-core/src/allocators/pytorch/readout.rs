@@ -109,6 +109,17 @@ impl DeviceAllocator {
     }
 }
 
+/// The numbers that these words are, whatever they were before; `None` where they are not what they should be.
+pub fn statistics_of(words: &Words) -> Option<Statistics> {
+    let (allocated_bytes, reserved_bytes) = totals(words);
+    read(words, allocated_bytes, reserved_bytes).map(|read| read.statistics)
+}
+
+/// What these words say is allocated and reserved, in bytes: both stand before the map.
+pub(super) const fn totals(words: &Words) -> (u64, u64) {
+    (words[Family::AllocatedBytes as usize * FAMILY_WORDS], words[Family::ReservedBytes as usize * FAMILY_WORDS])
+}
+
 /// Reads the words of an allocator that has just reported these totals; `None` where they are not what they should be.
 pub(super) fn read(words: &Words, allocated_bytes: u64, reserved_bytes: u64) -> Option<Readout> {
     let layout = |map_words| {

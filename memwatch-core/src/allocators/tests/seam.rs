@@ -1,6 +1,7 @@
 //! A framework that is not PyTorch, through the seam: what asks for places and totals needs no word of it.
 
 use super::*;
+use crate::input::books::DeviceBooks;
 
 /// An arena that reports each block and its total, keeps no cache, and has no counters to be read.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +40,14 @@ impl FrameworkAllocator for Arena {
     }
 
     fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &Words) -> bool {
+        false
+    }
+
+    fn learn_books(&mut self, _books: &DeviceBooks, _time_ns: u64) -> bool {
+        false
+    }
+
+    fn wants_books(&self) -> bool {
         false
     }
 

@@ -64,6 +64,14 @@ impl Pipeline {
         }
     }
 
+    /// The process's books were read.
+    pub(crate) fn observe_fragments_at(&mut self, tgid: Tgid, time_ns: u64) {
+        let Self { detectors, processes, .. } = self;
+        if let Some((fragments, process)) = detectors.fragments.as_mut().zip(processes.get(&tgid)) {
+            fragments.observe(process, time_ns);
+        }
+    }
+
     pub(crate) fn observe_fragments(&mut self) {
         let Self { detectors, processes, now_ns, .. } = self;
         let Some(fragments) = &mut detectors.fragments else { return };
@@ -151,7 +159,7 @@ impl Pipeline {
             device: ordinal.0,
             uuid,
             at_worst_ns: shown.map(|worst| worst.moment.time_ns),
-            traced: allocator.observed_by() != "reports",
+            traced: allocator.knows_segments(),
             reported_reserved_bytes: reported.map(|reported| reported.reserved_bytes),
             reported_allocated_bytes: reported.map(|reported| reported.allocated_bytes),
             small,
@@ -173,7 +181,7 @@ fn pin_views(
     allocator: &DeviceAllocator,
     shown: Option<&Pins>,
 ) -> (Vec<PinView>, Vec<PinView>) {
-    let Some(tensors) = process.tensors.as_ref().filter(|_| allocator.observed_by() != "reports") else {
+    let Some(tensors) = process.tensors.as_ref().filter(|_| allocator.knows_segments()) else {
         return (Vec::new(), Vec::new());
     };
     let now = shown.is_none().then(|| pinned(tensors, ordinal, allocator.memory()));

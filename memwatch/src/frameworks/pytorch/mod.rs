@@ -1,5 +1,6 @@
 //! PyTorch in a process: its libraries, the rows' functions in them, and the probes on those.
 
+mod books;
 mod counter;
 mod look;
 mod numbers;
@@ -7,6 +8,7 @@ mod price;
 mod symbols;
 mod watch;
 
+pub(crate) use books::{BooksError, BooksReader};
 pub(crate) use memwatch_core::input::TensorLevel;
 pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use symbols::TensorPoint;

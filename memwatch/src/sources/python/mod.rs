@@ -2,9 +2,9 @@
 //!
 //! Nothing here stops or changes the process. All that is read of it is a stranger's: bounded, and no panic whatever it is.
 
-mod binary;
 mod check;
 mod code;
+mod interpreter;
 mod memory;
 mod modules;
 mod resolver;
@@ -20,11 +20,13 @@ use memwatch_common::python::PythonLayout;
 use memwatch_common::record::StackItem;
 use memwatch_core::stack::PythonStack;
 
-use binary::Binary;
 use memory::{Memory, ProcessMemory, at};
 use memwatch_inspect::python::layout::{self, DEBUG_WORDS, Layout, TYPE_DEALLOC};
 pub(crate) use memwatch_inspect::python::{PythonError, PythonVersion};
 use resolver::Resolver;
+
+use super::address_space::AddressSpace;
+use super::binary::Binary;
 
 /// Where in a file a function is, for a probe on it.
 #[derive(Clone, Debug)]
@@ -62,7 +64,8 @@ impl PythonProcess {
     /// There is one, but its stacks cannot be read.
     pub(crate) fn attach(tgid: u32) -> Result<Option<Self>, PythonError> {
         let memory = ProcessMemory::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
-        let Some(binary) = Binary::of_process(tgid)? else { return Ok(None) };
+        let space = AddressSpace::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
+        let Some(binary) = interpreter::find(tgid, &space)? else { return Ok(None) };
         let version = version(&binary, &memory)?;
         let layout = layout(&binary, &memory, version)?;
         let code_type =
@@ -130,7 +133,7 @@ fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, Pytho
 
 /// The layout, with the address of the list of interpreters in it.
 fn layout(binary: &Binary, memory: &impl Memory, version: PythonVersion) -> Result<Layout, PythonError> {
-    let runtime = binary.address("_PyRuntime").ok_or(PythonError::Damaged)?;
+    let runtime = binary.address(interpreter::RUNTIME).ok_or(PythonError::Damaged)?;
     let mut layout = if version < (PythonVersion { major: 3, minor: 13 }) {
         layout::of_version(version)?
     } else {

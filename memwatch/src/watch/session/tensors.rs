@@ -14,6 +14,7 @@ use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
 use super::Session;
+use super::books::ProcessBooks;
 use super::intake::Intake;
 use super::price::{PriceGuard, Rate};
 use crate::frameworks::probes as tensor_probes;
@@ -58,6 +59,8 @@ struct Process {
     asked: Option<Instant>,
     /// Its allocators' numbers while it rests; `None` where its memory cannot be read.
     resting: Option<RestingNumbers>,
+    /// All that they have.
+    books: ProcessBooks,
     /// How many records of its tensors have come.
     records: u64,
     /// Its tensors that come and go.
@@ -174,6 +177,7 @@ impl Tensors {
         }
         for (tgid, process) in &mut self.processes {
             process.report(kernel, *tgid, pipeline);
+            process.books.read(*tgid, pipeline);
             process.rest(*tgid, self.fetches, pipeline);
             if pipeline.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
@@ -364,6 +368,7 @@ impl Process {
             python: Python::Without,
             asked: None,
             resting,
+            books: ProcessBooks::new(),
             records: 0,
             rate: Rate::new(),
             native: NativeProcess::new(tgid),

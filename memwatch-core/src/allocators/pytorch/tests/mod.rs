@@ -1,5 +1,6 @@
 //! The allocator's rules against what real PyTorch reported of itself, and against a naive allocator.
 
+mod books;
 pub(crate) mod naive;
 mod peaks;
 pub(crate) mod properties;

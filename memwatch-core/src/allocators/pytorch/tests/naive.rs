@@ -4,6 +4,7 @@ use memwatch_common::tensor::STATISTICS_WORDS;
 
 use crate::allocators::pytorch::{Family, PoolSize, Scope, Stat, Statistics};
 use crate::decode::{TensorChange, TraceAction, Traced};
+use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
 use crate::words::{Ordinal, Tid};
 
 const MIB: u64 = 1 << 20;
@@ -163,6 +164,35 @@ impl Naive {
     }
 
     /// Its numbers as they lie in memory, with a map of so many words before the active bytes.
+    /// All that it has, as its own books have it.
+    pub(crate) fn books(&self, map_words: usize) -> DeviceBooks {
+        let block = |block: &NaiveBlock| BookBlock {
+            address: block.address,
+            bytes: block.bytes,
+            requested_bytes: block.requested,
+            state: match block.used {
+                Use::Free => BookState::Inactive,
+                Use::Program => BookState::ActiveAllocated,
+                Use::Stream => BookState::ActivePendingFree,
+            },
+        };
+        let segment = |segment: &NaiveSegment| BookSegment {
+            address: segment.begin(),
+            bytes: segment.bytes(),
+            stream: segment.pool.1,
+            is_small: segment.pool.0 == PoolSize::Small,
+            is_expandable: segment.is_expandable,
+            private_pool: (segment.pool.2, 0),
+            blocks: segment.blocks.iter().map(block).collect(),
+        };
+        DeviceBooks {
+            ordinal: self.ordinal,
+            allocator: self.allocator,
+            words: self.words(map_words).to_vec(),
+            segments: self.segments.iter().map(segment).collect(),
+        }
+    }
+
     pub(crate) fn words(&self, map_words: usize) -> Box<[u64; STATISTICS_WORDS]> {
         let mut words = vec![0x7fff_1234_5678; STATISTICS_WORDS];
         let mut at = 0;

@@ -24,7 +24,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Events of all devices in their order, with the words of an allocator behind each report.
 pub(crate) struct History {
-    devices: [Naive; 2],
+    pub(super) devices: [Naive; 2],
     pub(crate) events: Vec<(TensorEvent, Option<Readable>)>,
     time_ns: u64,
     map_words: usize,

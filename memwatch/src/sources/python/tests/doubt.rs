@@ -10,8 +10,9 @@ use proptest::prelude::*;
 
 use super::interpreters::{READ, Script, TIMEOUT, VERSIONS, interpreter};
 use super::script;
-use crate::sources::python::binary::Binary;
+use crate::sources::address_space::AddressSpace;
 use crate::sources::python::check::Subject;
+use crate::sources::python::interpreter;
 use crate::sources::python::memory::{Memory, ProcessMemory};
 use crate::sources::python::resolver::{Resolver, Sent};
 use crate::sources::python::walk;
@@ -39,7 +40,8 @@ fn a_process_without_python_has_none() {
 fn a_process_that_is_laid_out_as_another_version_is_refused() {
     for version in VERSIONS {
         let Some((script, _)) = stopped(version) else { continue };
-        let binary = Binary::of_process(script.tgid()).expect("it is readable").expect("it is Python");
+        let space = AddressSpace::open(script.tgid()).expect("it is readable");
+        let binary = interpreter::find(script.tgid(), &space).expect("it is readable").expect("it is Python");
         let memory = ProcessMemory::open(script.tgid()).expect("it is readable");
         let own = crate::sources::python::version(&binary, &memory).expect("it says its version");
         for minor in 9..=12 {

@@ -1,0 +1,39 @@
+//! The blocks that an allocator has by its own books: one whose beginning was not traced is older than the watch, and one that is not there any more goes.
+
+use std::collections::BTreeMap;
+
+use super::live::LiveBlock;
+use super::{BEFORE_ATTACH, Places, Step};
+use crate::allocators::names::SiteKey;
+use crate::words::{Ordinal, Tid};
+
+impl Places {
+    /// The device's blocks at a moment, by address, with their sizes in bytes.
+    pub(in crate::allocators) fn learn_books(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
+        let has_gone =
+            |block: &&LiveBlock| block.ordinal == ordinal && blocks.get(&block.address) != Some(&block.bytes);
+        let gone: Vec<LiveBlock> = self.live.all().filter(has_gone).copied().collect();
+        for block in gone {
+            self.live.remove(ordinal, block.address);
+            self.device(ordinal).change(&block.whose, Step::Free(block.bytes, None));
+        }
+        let mut older_bytes = 0u64;
+        for (address, bytes) in blocks {
+            let whose = self.live.get(ordinal, *address).map_or(BEFORE_ATTACH, |block| block.whose);
+            if whose.site == SiteKey::BEFORE_ATTACH {
+                older_bytes = older_bytes.saturating_add(*bytes);
+                let (address, bytes) = (*address, *bytes);
+                self.live.insert(LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose });
+            }
+        }
+        let device = self.device(ordinal);
+        let site = device.sites.get(SiteKey::BEFORE_ATTACH.0 as usize);
+        let counted_bytes = site.map_or(0, |site| site.live_bytes);
+        if older_bytes > counted_bytes {
+            device.change(&BEFORE_ATTACH, Step::Adopt(older_bytes - counted_bytes));
+        } else if older_bytes < counted_bytes {
+            device.change(&BEFORE_ATTACH, Step::Forget(counted_bytes - older_bytes));
+        }
+        device.allocated_bytes = blocks.values().copied().fold(0, u64::saturating_add);
+    }
+}

@@ -1,0 +1,103 @@
+//! An allocator's own books, read from its process's memory: all of its segments and blocks at one moment, older ones included.
+
+use std::collections::BTreeMap;
+
+use super::device::{Base, DeviceAllocator};
+use super::memory::{BlockState, Cell, Memory, Segment};
+use super::pools::Pools;
+use super::readout;
+use super::statistics::{Family, PoolSize, Scope};
+use super::trust::Doubt;
+use crate::allocators::Reported;
+use crate::decode::StackRef;
+use crate::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
+use crate::words::Tid;
+
+impl DeviceAllocator {
+    /// Goes by the allocator's own books, which are of this moment, and of which no event has come yet that is later. Says whether they could be
+    /// believed.
+    pub(super) fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
+        let words = books.words().map(|words| (words, readout::totals(words)));
+        let read = words.and_then(|(words, (allocated, reserved))| readout::read(words, allocated, reserved));
+        let Some(mut read) = read else {
+            self.refused_readouts += 1;
+            return false;
+        };
+        self.keep_own_peaks(&mut read.statistics);
+        if read.tail.is_some_and(|tail| tail.pools == Some(0)) {
+            self.pools = Pools::new(true);
+        }
+        let current = |family| u64::try_from(read.statistics.get(family, Scope::All).current).unwrap_or(0);
+        let (allocated_bytes, reserved_bytes) = (current(Family::AllocatedBytes), current(Family::ReservedBytes));
+        self.forget_course();
+        self.memory = Memory::of_books(&books.segments, &self.memory);
+        self.statistics = read.statistics;
+        self.tail = read.tail;
+        self.base = Base::Read(time_ns);
+        self.doubts.clear();
+        self.reported = Some(Reported { allocated_bytes, reserved_bytes, time_ns });
+        (self.is_reported_last, self.is_just_read) = (true, true);
+        true
+    }
+
+    /// Whether its own books would say more than is known.
+    pub(super) fn wants_books(&self) -> bool {
+        self.base == Base::None || self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly)
+    }
+
+    /// Whether all of its segments are known: by its trace, by what it does, or by its own books.
+    pub fn knows_segments(&self) -> bool {
+        let reserved_bytes = self.statistics.get(Family::ReservedBytes, Scope::All).current;
+        let are_all = u64::try_from(reserved_bytes) == Ok(self.memory.reserved_bytes());
+        self.observed_by() != "reports" || (self.base != Base::None && are_all)
+    }
+
+    /// Bytes of the program's blocks that were granted before the watch, as far as they are known one by one.
+    pub(super) fn older_bytes(&self) -> u64 {
+        let is_older = |cell: &&Cell| cell.state == BlockState::Allocated && cell.time_ns == 0;
+        self.memory.cells().values().filter(is_older).map(|cell| cell.bytes).fold(0, u64::saturating_add)
+    }
+}
+
+impl Memory {
+    /// What the books have. A block that was known keeps where in the program it came from, and a segment why it became necessary.
+    fn of_books(segments: &[BookSegment], known: &Self) -> Self {
+        let cell = |block: &BookBlock| {
+            let before = known.cells().get(&block.address).filter(|cell| cell.bytes == block.bytes);
+            let before = before.filter(|cell| cell.state == BlockState::Allocated && cell.state == block.state.into());
+            Cell {
+                bytes: block.bytes,
+                requested_bytes: Some(block.requested_bytes),
+                state: block.state.into(),
+                stack: before.map_or(StackRef::NotAsked, |cell| cell.stack),
+                tid: before.map_or(Tid(0), |cell| cell.tid),
+                time_ns: before.map_or(0, |cell| cell.time_ns),
+            }
+        };
+        let segment = |segment: &BookSegment| {
+            let before = known.segments().get(&segment.address).filter(|before| before.bytes == segment.bytes);
+            let read = Segment {
+                bytes: segment.bytes,
+                pool: if segment.is_small { PoolSize::Small } else { PoolSize::Large },
+                is_expandable: segment.is_expandable,
+                stream: segment.stream,
+                private_pool: segment.private_pool,
+                stack: before.map_or(StackRef::NotAsked, |before| before.stack),
+            };
+            (segment.address, read)
+        };
+        let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+        let cells: BTreeMap<u64, Cell> = blocks.map(|block| (block.address, cell(block))).collect();
+        Self::new(segments.iter().map(segment).collect(), cells)
+    }
+}
+
+impl From<BookState> for BlockState {
+    fn from(state: BookState) -> Self {
+        match state {
+            BookState::ActiveAllocated => Self::Allocated,
+            BookState::ActivePendingFree => Self::Pending,
+            BookState::Inactive => Self::Inactive,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Books that were read in the middle: from then on it is as if everything had been followed from the start.
+
+use proptest::prelude::*;
+
+use super::properties::{History, steps};
+use super::{Allocators, Family, Scope};
+use crate::allocators::TensorLedger;
+use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
+use crate::input::books::Books;
+use crate::words::Tgid;
+
+/// Address, bytes, and what it is used for.
+type Block = (u64, u64, BlockState);
+
+/// All blocks and segments, without where in the program they came from.
+fn shape(device: &DeviceAllocator) -> (Vec<Block>, Vec<(u64, u64)>) {
+    let memory = device.memory();
+    (
+        memory.cells().iter().map(|(address, cell)| (*address, cell.bytes, cell.state)).collect(),
+        memory.segments().iter().map(|(begin, segment)| (*begin, segment.bytes)).collect(),
+    )
+}
+
+fn books(history: &History, map_words: usize, (began_ns, time_ns): (u64, u64)) -> Books {
+    let used = history.devices.iter().filter(|device| device.truth != super::super::Statistics::default());
+    let devices = used.map(|device| device.books(map_words)).collect();
+    Books { tgid: Tgid(7), began_ns, time_ns, devices }
+}
+
+fn apply(history: &mut History, ledgers: &mut [&mut TensorLedger]) {
+    for (event, _) in history.events.drain(..) {
+        for ledger in &mut *ledgers {
+            ledger.apply(&event);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn with_its_books_a_late_watch_knows_what_an_early_one_does(
+        before in steps(),
+        after in steps(),
+        expandable: bool,
+        maps in 0_usize..2,
+    ) {
+        let mut history = History::new(expandable, 4 * maps);
+        let (mut early, mut late) = (TensorLedger::<Allocators>::default(), TensorLedger::<Allocators>::default());
+        early.begin(true, &[]);
+        late.begin(false, &[]);
+        for step in before {
+            history.step(step);
+        }
+        let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
+        let read = books(&history, 4 * maps, (now_ns, now_ns + 20));
+        // The last of what came before is in the ring still, and comes after the reading.
+        let mut underway = history.events.split_off(history.events.len() / 2);
+        apply(&mut history, &mut [&mut early, &mut late]);
+        prop_assert_eq!(late.learn_books(&read), !read.devices.is_empty());
+        history.events.append(&mut underway);
+        apply(&mut history, &mut [&mut early, &mut late]);
+        for step in after {
+            history.step(step);
+            apply(&mut history, &mut [&mut early, &mut late]);
+        }
+        for naive in history.devices.iter().filter(|naive| read.devices.iter().any(|device| device.ordinal == naive.ordinal)) {
+            let [early, late] = [&early, &late].map(|ledger| &ledger.allocators()[&naive.ordinal]);
+            prop_assert_eq!(shape(late), shape(early));
+            prop_assert_eq!(late.statistics(), &naive.truth);
+            prop_assert_eq!((late.out_of_step(), late.base()), (0, Base::Read(now_ns + 20)));
+            for family in Family::ALL {
+                let certainty = late.number(family, Scope::All, "current").expect("it is one of the four").certainty();
+                prop_assert_eq!(certainty, Certainty::Exact, "{:?}", family);
+            }
+        }
+        for (ordinal, device) in late.places().devices() {
+            prop_assert_eq!(device.unplaced_bytes(), 0, "{:?}: every block has a place", ordinal);
+        }
+    }
+
+    #[test]
+    fn books_that_are_older_than_what_came_already_are_not_taken(before in steps()) {
+        let mut history = History::new(false, 0);
+        let mut late = TensorLedger::<Allocators>::default();
+        late.begin(false, &[]);
+        for step in before {
+            history.step(step);
+        }
+        let last_ns = history.events.last().map_or(0, |(event, _)| event.time_ns);
+        let read = books(&history, 0, (last_ns, last_ns + 5));
+        apply(&mut history, &mut [&mut late]);
+        prop_assert!(last_ns == 0 || !late.learn_books(&read));
+        prop_assert!(late.allocators().values().all(|device| device.base() == Base::None));
+    }
+}
+
+#[test]
+fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
+    let mut history = History::new(false, 0);
+    for step in [(50, 1, 4096), (51, 1, 8192), (52, 1, 40_000)] {
+        history.step(step);
+    }
+    let mut late = TensorLedger::<Allocators>::default();
+    late.begin(false, &[]);
+    history.events.clear();
+    // One came and went unseen, one came and was seen.
+    history.step((53, 1, 12_000));
+    apply(&mut history, &mut [&mut late]);
+    history.step((150, 1, 0));
+    history.events.clear();
+    let now_ns = 1_000_000_000;
+    assert!(late.learn_books(&books(&history, 0, (now_ns, now_ns + 1))));
+    let device = late.allocators().values().next().expect("it was read");
+    let naive = history.devices.iter().find(|naive| naive.blocks().next().is_some()).expect("one was used");
+    let held: u64 =
+        naive.blocks().filter(|block| block.used == super::naive::Use::Program).map(|block| block.bytes).sum();
+    let places = late.places().devices().values().next().expect("it has places");
+    assert_eq!((device.memory().allocated_bytes(), places.allocated_bytes()), (held, held));
+    assert_eq!(places.unplaced_bytes(), 0);
+    let older = device.preexisting_bytes().expect("it was read");
+    assert!(older > 0 && older <= held, "{older} of {held}");
+}

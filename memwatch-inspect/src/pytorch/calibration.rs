@@ -1,0 +1,215 @@
+//! Where things lie in a `Block` of this build, found by what must hold among all blocks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memwatch_core::allocators::pytorch::{Family, Scope, Statistics};
+use serde::{Deserialize, Serialize};
+
+use super::refusal::Refusal;
+use crate::memory::{Memory, at};
+use crate::pass::Pass;
+
+/// Sizes and addresses of blocks are multiples of this: `kMinBlockSize`, in bytes.
+const ROUNDING: u64 = 512;
+/// No block is as large as this, in bytes.
+const BELIEVABLE: u64 = 1 << 46;
+/// A layout is looked for in so many looks at a block at most: a real one is found with far fewer.
+const MOST_LOOKS: usize = 1 << 27;
+/// Words of a `Block` at least and at most; as many as the most are read where the C library does not say.
+const BLOCK_WORDS: std::ops::RangeInclusive<usize> = 13..=48;
+const UNSAID_WORDS: usize = 20;
+
+/// The words of a `Block` by their index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockLayout {
+    /// How many are read.
+    pub words: usize,
+    /// `size`.
+    pub size: usize,
+    /// `requested_size`.
+    pub requested: usize,
+    /// `pool`.
+    pub pool: usize,
+    /// `ptr`.
+    pub address: usize,
+    /// The word that begins with `allocated` and `mapped`.
+    pub flags: usize,
+    /// `prev`.
+    pub previous: usize,
+    /// `next`.
+    pub next: usize,
+}
+
+/// What one reading has proven, for later ones of the same build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// Of a block.
+    pub block: BlockLayout,
+}
+
+/// What is known of the blocks before their layout is.
+pub(super) struct Subject<'a> {
+    /// The allocator's own numbers.
+    pub(super) statistics: &'a Statistics,
+    /// The active blocks.
+    pub(super) active: &'a BTreeSet<u64>,
+    /// All in the trees.
+    pub(super) free: &'a BTreeSet<u64>,
+    /// The trees' headers.
+    pub(super) headers: &'a BTreeMap<u64, u64>,
+}
+
+type Rows = BTreeMap<u64, Vec<u64>>;
+
+impl Subject<'_> {
+    /// The layout; `None` where there is no block to learn it from.
+    pub(super) fn calibrate<M: Memory>(&self, pass: &Pass<'_, M>) -> Result<Option<Calibration>, Refusal> {
+        let unreadable = Refusal::NotRecognized("its blocks cannot be read");
+        let blocks: BTreeSet<u64> = self.active.union(self.free).copied().collect();
+        if blocks.is_empty() {
+            return Ok(None);
+        }
+        let widths = blocks.iter().map(|block| block_words(pass, *block));
+        let words = widths.collect::<Option<Vec<_>>>().and_then(|widths| widths.into_iter().min());
+        let words = words.unwrap_or(UNSAID_WORDS);
+        let rows = blocks.iter().map(|block| Some((*block, pass.words(at(*block, 0)?, words)?)));
+        let rows: Rows = rows.collect::<Option<_>>().ok_or(unreadable)?;
+        let pool = self.pool(&rows, words).ok_or(Refusal::NotRecognized("the pool of a block is not found"))?;
+        let layout = linked(&rows, words, pool).or_else(|| declared(&rows, words, pool));
+        let mut layout =
+            layout.ok_or(Refusal::NotRecognized("address, size and neighbours of a block are not found"))?;
+        if let Some(requested) = self.requested(&rows, &layout) {
+            layout.requested = requested;
+        }
+        let flags = (0..words).filter(|word| *word > 1 && !layout.names(*word));
+        let flags = flags.into_iter().find(|word| self.is_flags(&rows, &layout, *word));
+        layout.flags = flags.ok_or(Refusal::NotRecognized("whether a block is allocated is not found"))?;
+        Ok(Some(Calibration { block: layout }))
+    }
+
+    /// The one word that always is the address of a pool, whose first tree's header is one or two words behind.
+    fn pool(&self, rows: &Rows, words: usize) -> Option<usize> {
+        let is_pool = |pool: u64| [8, 16].iter().any(|front| self.headers.contains_key(&pool.wrapping_add(*front)));
+        let mut found = (0..words).filter(|word| rows.values().all(|row| is_pool(row[*word])));
+        found.next().filter(|_| found.next().is_none())
+    }
+
+    /// The word whose sum over the active blocks is what the allocator says was requested.
+    fn requested(&self, rows: &Rows, layout: &BlockLayout) -> Option<usize> {
+        let total = u64::try_from(self.statistics.get(Family::RequestedBytes, Scope::All).current).ok()?;
+        let sum = |word: usize| {
+            let active = self.active.iter().map(|block| rows.get(block));
+            active.into_iter().try_fold(0u64, |sum, row| {
+                let row = row.filter(|row| row[word] <= row[layout.size])?;
+                sum.checked_add(row[word])
+            })
+        };
+        let mut words = (0..layout.words).filter(|word| !layout.names(*word));
+        words.find(|word| total > 0 && sum(*word) == Some(total))
+    }
+
+    /// Whether this word begins with two flags, of which the first is set in as many blocks, and in as many bytes of them, as are allocated.
+    fn is_flags(&self, rows: &Rows, layout: &BlockLayout, word: usize) -> bool {
+        let current = |family| u64::try_from(self.statistics.get(family, Scope::All).current).ok();
+        let (mut count, mut allocated, mut mapped) = (0, 0u64, 0u64);
+        for row in rows.values() {
+            let [is_allocated, is_mapped, ..] = row[word].to_le_bytes();
+            if is_allocated > is_mapped || is_mapped > 1 {
+                return false;
+            }
+            count += u64::from(is_allocated);
+            allocated = allocated.saturating_add(u64::from(is_allocated) * row[layout.size]);
+            mapped = mapped.saturating_add(u64::from(is_mapped) * row[layout.size]);
+        }
+        Some(count) == current(Family::Allocation)
+            && Some(allocated) == current(Family::AllocatedBytes)
+            && Some(mapped) == current(Family::ReservedBytes)
+    }
+}
+
+impl BlockLayout {
+    /// Whether this word has another meaning.
+    fn names(&self, word: usize) -> bool {
+        [self.size, self.pool, self.address, self.previous, self.next].contains(&word)
+    }
+}
+
+/// How many words a block has by the size of its piece of the heap, which glibc keeps in the word before; `None` where that cannot be.
+fn block_words<M: Memory>(pass: &Pass<'_, M>, block: u64) -> Option<usize> {
+    heap_words(pass, block).filter(|words| BLOCK_WORDS.contains(words))
+}
+
+/// How many words the piece of glibc's heap at an address has (`mchunk_size` of malloc/malloc.c).
+pub(super) fn heap_words<M: Memory>(pass: &Pass<'_, M>, address: u64) -> Option<usize> {
+    let size = pass.u64(at(address, 0)?.checked_sub(8)?)?;
+    usize::try_from((size & !15).checked_sub(8)? / 8).ok()
+}
+
+/// The layout by neighbours: the next block begins where this one ends, and knows it.
+fn linked(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
+    let is_size = |word: usize| {
+        rows.values().all(|row| row[word].is_multiple_of(ROUNDING) && (1..BELIEVABLE).contains(&row[word]))
+    };
+    let is_address = |word: usize| {
+        let distinct: BTreeSet<u64> = rows.values().map(|row| row[word]).collect();
+        distinct.len() == rows.len() && distinct.iter().all(|value| *value != 0 && value.is_multiple_of(ROUNDING))
+    };
+    let others = |used: &[usize]| {
+        let used = used.to_vec();
+        (0..words).filter(move |word| !used.contains(word))
+    };
+    let sizes: Vec<usize> = others(&[pool]).filter(|word| is_size(*word)).collect();
+    let mut looks = 0;
+    for address in others(&[pool]).filter(|word| is_address(*word)) {
+        for size in sizes.iter().copied().filter(|size| *size != address) {
+            looks += words * rows.len();
+            if looks > MOST_LOOKS {
+                return None;
+            }
+            let next = others(&[pool, address, size]).find(|next| is_next(rows, address, size, *next));
+            let Some(next) = next else { continue };
+            let is_previous = |previous: &usize| {
+                let knows = |(block, row): (&u64, &Vec<u64>)| {
+                    row[next] == 0 || rows.get(&row[next]).is_some_and(|next| next[*previous] == *block)
+                };
+                rows.iter().all(knows)
+            };
+            if let Some(previous) = others(&[pool, address, size, next]).find(is_previous) {
+                let requested = pool.saturating_sub(1);
+                return Some(BlockLayout { words, size, requested, pool, address, flags: 0, previous, next });
+            }
+        }
+    }
+    None
+}
+
+fn is_next(rows: &Rows, address: usize, size: usize, next: usize) -> bool {
+    let follows = |row: &Vec<u64>| {
+        let end = row[address].checked_add(row[size]);
+        row[next] == 0 || rows.get(&row[next]).is_some_and(|next| Some(next[address]) == end)
+    };
+    rows.values().any(|row| row[next] != 0) && rows.values().all(follows)
+}
+
+/// The layout by the order in which the fields are declared around `pool` (2.1 to 2.15), where no block has a neighbour to learn it from.
+fn declared(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
+    let layout = BlockLayout {
+        words,
+        size: pool.checked_sub(2)?,
+        requested: pool - 1,
+        pool,
+        address: pool + 1,
+        flags: pool + 2,
+        previous: pool + 3,
+        next: pool + 4,
+    };
+    let is_alone = |row: &Vec<u64>| {
+        let [size, address] = [row[layout.size], row[layout.address]];
+        row[layout.next] == 0
+            && row[layout.previous] == 0
+            && size != 0
+            && address != 0
+            && (size | address) % ROUNDING == 0
+    };
+    (layout.next < words && rows.values().all(is_alone)).then_some(layout)
+}

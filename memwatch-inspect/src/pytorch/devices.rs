@@ -1,0 +1,82 @@
+//! The allocator of each device: where they are, and at which moment they stand.
+
+use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
+use memwatch_core::allocators::pytorch::{Statistics, statistics_of};
+
+use super::containers::trees_in;
+use super::refusal::Refusal;
+use crate::memory::{Memory, at};
+use crate::pass::{Pass, words_of};
+
+/// The vector of devices lies within so many bytes from the allocator's beginning.
+const OBJECT_BYTES: usize = 256 << 10;
+/// Words of it that are looked at in one piece.
+const PIECE_WORDS: usize = 512;
+/// No machine has more devices.
+const MOST_DEVICES: u64 = 64;
+/// Of a device's allocator, as many bytes hold all its trees and tables.
+pub(super) const DEVICE_BYTES: usize = 4096;
+/// The large and the small pool of free blocks have a tree each at least.
+const LEAST_TREES: usize = 2;
+
+/// The devices' allocators: `std::vector<std::unique_ptr<DeviceCachingAllocator>>`, somewhere in the object.
+pub(super) fn find<M: Memory>(pass: &Pass<'_, M>, object: u64) -> Result<Vec<u64>, Refusal> {
+    let mut words = Vec::new();
+    while words.len() * 8 < OBJECT_BYTES {
+        let Some(piece) = pass.words(object.wrapping_add(8 * words.len() as u64), PIECE_WORDS) else { break };
+        words.extend(piece);
+    }
+    words
+        .array_windows::<3>()
+        .find_map(|[begin, end, room]| devices(pass, *begin, *end, *room))
+        .ok_or(Refusal::NotRecognized("the vector of devices is not found"))
+}
+
+fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Option<Vec<u64>> {
+    let is_vector = begin != 0
+        && [begin, end, room].iter().all(|word| word.is_multiple_of(8))
+        && begin < end
+        && end <= room
+        && room - begin <= 2 * 8 * MOST_DEVICES
+        && end - begin <= 8 * MOST_DEVICES;
+    if !is_vector {
+        return None;
+    }
+    let devices = pass.words(at(begin, 0)?, usize::try_from((end - begin) / 8).ok()?)?;
+    devices.iter().all(|device| is_device(pass, *device).unwrap_or(false)).then_some(devices)
+}
+
+fn is_device<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
+    let device = at(device, 0).filter(|device| device.is_multiple_of(8))?;
+    let words = pass.words(device, STATISTICS_WORDS + 5)?;
+    let statistics = words.get(5..).and_then(|words| words.first_chunk::<STATISTICS_WORDS>())?;
+    statistics_of(statistics)?;
+    let words = pass.words(device, DEVICE_BYTES / 8)?;
+    Some(trees_in(pass, device, &words).len() >= LEAST_TREES)
+}
+
+/// Where an allocator stands: between which of its doings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    /// The words of its `DeviceStats` and behind.
+    pub(super) words: Box<[u64; STATISTICS_WORDS]>,
+    /// The numbers among them.
+    pub(super) statistics: Statistics,
+}
+
+impl Moment {
+    /// The moment now. Everything that an allocator does, it does with its mutex locked and counts.
+    pub(super) fn read(memory: &impl Memory, device: u64) -> Result<Self, Refusal> {
+        let gone = Refusal::Unreadable("an allocator");
+        let bytes = memory.array::<{ 8 * (STATISTICS_WORDS + 5) }>(device).ok_or(gone)?;
+        let words = words_of(&bytes);
+        // `std::recursive_mutex` begins with a word that is 0 while nobody has it (glibc's `__pthread_mutex_s`).
+        if words[0] & 0xffff_ffff != 0 {
+            return Err(Refusal::Busy);
+        }
+        debug_assert_eq!(STATISTICS_OFFSET_BYTES, 5 * 8);
+        let words: &[u64; STATISTICS_WORDS] = words[5..].first_chunk().expect("so many were read");
+        let statistics = statistics_of(words).ok_or(Refusal::Busy)?;
+        Ok(Self { words: Box::new(*words), statistics })
+    }
+}

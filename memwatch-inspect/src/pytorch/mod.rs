@@ -1,0 +1,83 @@
+//! PyTorch's CUDA caching allocators, by the books that they keep in their process's memory.
+//!
+//! No table of offsets: every place is found by what must hold there, and a reading is believed only where the allocators' own totals agree with it.
+//! The structures are those of c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.1 to 2.15, built with GCC's libstdc++ for x86-64.
+
+mod calibration;
+mod containers;
+mod devices;
+mod reading;
+mod refusal;
+pub mod rtti;
+#[cfg(test)]
+mod tests;
+
+use memwatch_core::input::books::DeviceBooks;
+use memwatch_core::words::Ordinal;
+
+use crate::memory::Memory;
+use crate::pass::Pass;
+
+pub use calibration::{BlockLayout, Calibration};
+use devices::Moment;
+pub use refusal::{Contradiction, Refusal};
+
+/// `c10::cuda::CUDACachingAllocator::allocator`, which `libc10_cuda.so` exports: the address of the process's allocator.
+pub const ALLOCATOR_SYMBOL: &str = "_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+
+/// The class whose books these are.
+const NATIVE: &str = "N3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocatorE";
+
+/// Bytes that one reading reads at most: a process with a million blocks has some 300 MB of them.
+pub const MOST_BYTES: u64 = 1 << 30;
+
+/// What was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The devices that the process has used, by their numbers there.
+    pub devices: Vec<DeviceBooks>,
+    /// Where things lie in this build; proven by this reading. `None` where no allocator had a block to learn it from.
+    pub calibration: Option<Calibration>,
+    /// Bytes read.
+    pub read_bytes: u64,
+}
+
+/// Reads the books of all devices. `symbol` is where [`ALLOCATOR_SYMBOL`] lies in the process; `known` is what an earlier reading of the same build
+/// found.
+///
+/// # Errors
+/// There is no such allocator, what is read contradicts itself, or the allocator worked meanwhile: [`Refusal::is_passing`] says whether to try again.
+pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Result<Found, Refusal> {
+    let addresses = allocators(memory, symbol)?;
+    let moments = || addresses.iter().map(|address| Moment::read(memory, *address)).collect::<Result<Vec<_>, _>>();
+    let before = moments()?;
+    // What is read from here on is of that moment, if that is still so at the end.
+    let pass = Pass::new(memory, MOST_BYTES);
+    let mut calibration = known;
+    let mut devices = Vec::new();
+    for ((ordinal, address), moment) in (0..).map(Ordinal).zip(&addresses).zip(&before) {
+        let read = reading::device(&pass, (ordinal, *address), moment, &mut calibration);
+        if pass.is_exhausted() {
+            return Err(Refusal::TooLarge);
+        }
+        devices.extend(read?);
+    }
+    if moments()? != before {
+        return Err(Refusal::Busy);
+    }
+    Ok(Found { devices, calibration, read_bytes: pass.read_bytes() })
+}
+
+/// The allocators of the process's devices, in the order of these.
+fn allocators(memory: &impl Memory, symbol: u64) -> Result<Vec<u64>, Refusal> {
+    let pass = Pass::new(memory, MOST_BYTES);
+    let object = pass.u64(symbol).ok_or(Refusal::Unreadable("the allocator's address"))?;
+    if object == 0 {
+        return Err(Refusal::NotInitialized);
+    }
+    let class = rtti::class_of(&pass, object).ok_or(Refusal::NotRecognized("the allocator's class"))?;
+    if class != NATIVE {
+        return Err(Refusal::Other(class.into()));
+    }
+    devices::find(&pass, object)
+}

@@ -1,0 +1,285 @@
+//! One device's segments and blocks, and whether they can be believed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memwatch_core::allocators::pytorch::{Family, Scope, Statistics};
+use memwatch_core::input::books::{BookBlock, BookSegment, BookState, DeviceBooks};
+use memwatch_core::words::Ordinal;
+
+use super::calibration::{BlockLayout, Calibration, Subject, heap_words};
+use super::containers::{HEADER_WORDS, HashTable, tree, tree_at, trees_in};
+use super::devices::{DEVICE_BYTES, Moment};
+use super::refusal::{Contradiction, Refusal};
+use crate::memory::{Memory, at};
+use crate::pass::Pass;
+
+/// Words before the tables and trees: the mutex, and the numbers of 2.1.
+const FRONT_WORDS: usize = 77;
+/// Words of a private pool that are looked through where the C library does not say how many it has.
+const POOL_WORDS: usize = 64;
+/// No private pool has more.
+const MOST_POOL_WORDS: usize = 512;
+/// Slots of the table of private pools, and of the set of active blocks, at most.
+const MOST_POOL_SLOTS: u64 = 1 << 12;
+const MOST_ACTIVE_SLOTS: u64 = 1 << 22;
+/// Free blocks of a device at most.
+const MOST_FREE: u64 = 1 << 22;
+/// A set of a pool: what compares, and the tree's header.
+const SET_BYTES: u64 = 8 * (1 + HEADER_WORDS as u64);
+/// No pool has more sets.
+const MOST_SETS: u64 = 6;
+/// An expandable segment says where its range begins within so many words.
+const EXPANDABLE_WORDS: usize = 16;
+
+/// A block as its words say.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    block: BookBlock,
+    stream: u64,
+    pool: u64,
+    is_mapped: bool,
+    previous: u64,
+    next: u64,
+    expandable: bool,
+}
+
+/// Reads one device's books; `None` where the process has never used the device.
+pub(super) fn device<M: Memory>(
+    pass: &Pass<'_, M>,
+    (ordinal, address): (Ordinal, u64),
+    moment: &Moment,
+    calibration: &mut Option<Calibration>,
+) -> Result<Option<DeviceBooks>, Refusal> {
+    if moment.statistics == Statistics::default() {
+        return Ok(None);
+    }
+    let device = Device::read(pass, address, &moment.statistics)?;
+    let segments = match *calibration {
+        Some(known) => device.segments(&known.block).or_else(|_stale| device.calibrated(calibration)),
+        None => device.calibrated(calibration),
+    };
+    Ok(Some(DeviceBooks { ordinal, allocator: address, words: moment.words.to_vec(), segments: segments? }))
+}
+
+/// What an allocator has its blocks in.
+struct Device<'p, 'm, M> {
+    pass: &'p Pass<'m, M>,
+    statistics: &'p Statistics,
+    /// Of trees, private pools' included, with their counts.
+    headers: BTreeMap<u64, u64>,
+    active: BTreeSet<u64>,
+    free: BTreeSet<u64>,
+}
+
+impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
+    fn read(pass: &'p Pass<'m, M>, address: u64, statistics: &'p Statistics) -> Result<Self, Refusal> {
+        let words = pass.words(address, DEVICE_BYTES / 8).ok_or(Refusal::Unreadable("an allocator"))?;
+        let mut headers = trees_in(pass, address, &words);
+        for pool in private_pools(pass, &words) {
+            headers.extend(trees_of_pool(pass, pool));
+        }
+        let active = active_blocks(pass, &words, statistics)?;
+        if headers.values().fold(0, |sum: u64, count| sum.saturating_add(*count)) > MOST_FREE {
+            return Err(Refusal::TooLarge);
+        }
+        let mut free = BTreeSet::new();
+        for header in headers.keys() {
+            free.extend(tree(pass, *header).map_err(Refusal::Contradiction)?);
+        }
+        Ok(Self { pass, statistics, headers, active, free })
+    }
+
+    /// The segments, by a layout that is found first, and remembered where it led to a reading that holds.
+    fn calibrated(&self, calibration: &mut Option<Calibration>) -> Result<Vec<BookSegment>, Refusal> {
+        let Self { statistics, active, free, headers, .. } = self;
+        let found = Subject { statistics, active, free, headers }.calibrate(self.pass)?;
+        let Some(found) = found else { return self.check(&[], &[]).map(|()| Vec::new()) };
+        let segments = self.segments(&found.block)?;
+        *calibration = Some(found);
+        Ok(segments)
+    }
+
+    fn segments(&self, layout: &BlockLayout) -> Result<Vec<BookSegment>, Refusal> {
+        let chains = chains(&self.rows(layout)?).map_err(Refusal::Contradiction)?;
+        let mut pools = BTreeMap::new();
+        let mut segments = Vec::new();
+        for chain in &chains {
+            for part in chain.chunk_by(|before, after| before.is_mapped == after.is_mapped) {
+                let Some(first) = part.first().filter(|first| first.is_mapped) else { continue };
+                let pool = match pools.get(&first.pool) {
+                    Some(pool) => *pool,
+                    None => self.pool(first.pool).ok_or(Refusal::Contradiction(Contradiction::Pool))?,
+                };
+                pools.insert(first.pool, pool);
+                segments.push(BookSegment {
+                    address: first.block.address,
+                    bytes: part.iter().map(|row| row.block.bytes).fold(0, u64::saturating_add),
+                    stream: first.stream,
+                    is_small: pool.0,
+                    is_expandable: chain.iter().any(|row| row.expandable),
+                    private_pool: pool.1,
+                    blocks: part.iter().map(|row| row.block).collect(),
+                });
+            }
+        }
+        let rows: Vec<Row> = chains.into_iter().flatten().collect();
+        segments.sort_by_key(|segment| segment.address);
+        self.check(&rows, &segments)?;
+        Ok(segments)
+    }
+
+    /// All blocks: those known, and their neighbours.
+    fn rows(&self, layout: &BlockLayout) -> Result<BTreeMap<u64, Row>, Refusal> {
+        let mut rows = BTreeMap::new();
+        let mut left: Vec<u64> = self.active.union(&self.free).copied().collect();
+        while let Some(block) = left.pop() {
+            if rows.contains_key(&block) {
+                continue;
+            }
+            let words = at(block, 0).and_then(|block| self.pass.words(block, layout.words));
+            let words = words.ok_or(Refusal::Contradiction(Contradiction::Links))?;
+            let row = self.row(layout, block, &words).ok_or(Refusal::Contradiction(Contradiction::Flags))?;
+            left.extend([row.previous, row.next].into_iter().filter(|neighbour| *neighbour != 0));
+            rows.insert(block, row);
+        }
+        Ok(rows)
+    }
+
+    fn row(&self, layout: &BlockLayout, block: u64, words: &[u64]) -> Option<Row> {
+        let word = |index: usize| words.get(index).copied();
+        let [is_allocated, is_mapped, ..] = word(layout.flags)?.to_le_bytes();
+        if is_allocated > is_mapped || is_mapped > 1 {
+            return None;
+        }
+        let state = match (is_allocated == 1, self.active.contains(&block)) {
+            (true, _) => BookState::ActiveAllocated,
+            (false, true) => BookState::ActivePendingFree,
+            (false, false) => BookState::Inactive,
+        };
+        let address = word(layout.address)?;
+        let previous = word(layout.previous)?;
+        let begins_range = |pointer: &u64| {
+            let words = at(*pointer, 0).and_then(|pointer| self.pass.words(pointer, EXPANDABLE_WORDS));
+            words.is_some_and(|words| words.contains(&address))
+        };
+        let behind = words.get(layout.next + 1..).unwrap_or_default();
+        let mut pointers = behind.iter().filter(|pointer| pointer.is_multiple_of(8));
+        Some(Row {
+            block: BookBlock { address, bytes: word(layout.size)?, requested_bytes: word(layout.requested)?, state },
+            stream: word(1)?,
+            pool: word(layout.pool)?,
+            is_mapped: is_mapped == 1,
+            previous,
+            next: word(layout.next)?,
+            expandable: previous == 0 && pointers.any(begins_range),
+        })
+    }
+
+    /// Whether a pool is the small one, and whose it is: both stand behind its sets, of which versions have one to three.
+    fn pool(&self, pool: u64) -> Option<(bool, (u64, u64))> {
+        let set = |index: u64| at(pool, 8).map(|first| first + SET_BYTES * index);
+        let sets = (0..MOST_SETS).take_while(|index| {
+            let words = set(*index).and_then(|set| Some((set, self.pass.words(set, HEADER_WORDS)?)));
+            words.is_some_and(|(set, words)| tree_at(self.pass, set, &words).is_some())
+        });
+        let behind = pool + SET_BYTES * sets.count() as u64;
+        let [is_small] = self.pass.array::<1>(behind)?;
+        let owner = self.pass.u64(behind + 8)?;
+        if is_small > 1 {
+            return None;
+        }
+        let id = if owner == 0 { vec![0, 0] } else { self.pass.words(at(owner, 0)?, 2)? };
+        Some((is_small == 1, (id[0], id[1])))
+    }
+
+    /// The allocator's own totals.
+    fn check(&self, rows: &[Row], segments: &[BookSegment]) -> Result<(), Refusal> {
+        let overlaps = |[before, after]: &[BookSegment; 2]| before.address.saturating_add(before.bytes) > after.address;
+        if segments.array_windows::<2>().any(overlaps) {
+            return Err(Refusal::Contradiction(Contradiction::Overlap));
+        }
+        let sum = |of: &dyn Fn(&Row) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
+        let is_allocated = |row: &Row| u64::from(row.block.state == BookState::ActiveAllocated);
+        let is_active = |row: &Row| u64::from(row.block.state != BookState::Inactive);
+        let sums = [
+            ("allocated blocks", Family::Allocation, sum(&is_allocated)),
+            ("active blocks", Family::Active, sum(&is_active)),
+            ("allocated bytes", Family::AllocatedBytes, sum(&|row| is_allocated(row) * row.block.bytes)),
+            ("active bytes", Family::ActiveBytes, sum(&|row| is_active(row) * row.block.bytes)),
+            ("requested bytes", Family::RequestedBytes, sum(&|row| is_active(row) * row.block.requested_bytes)),
+            ("reserved bytes", Family::ReservedBytes, sum(&|row| u64::from(row.is_mapped) * row.block.bytes)),
+        ];
+        for (what, family, read) in sums {
+            let counted = self.statistics.get(family, Scope::All).current;
+            let counted = u64::try_from(counted).map_err(|_negative| Refusal::Busy)?;
+            if read != counted {
+                return Err(Refusal::Contradiction(Contradiction::Sum { what, read, counted }));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The blocks of each piece of the driver's memory, in order.
+fn chains(rows: &BTreeMap<u64, Row>) -> Result<Vec<Vec<Row>>, Contradiction> {
+    let mut chains = Vec::new();
+    let mut count = 0;
+    for (first, row) in rows.iter().filter(|(_, row)| row.previous == 0) {
+        let mut chain = vec![*row];
+        let (mut block, mut row) = (*first, row);
+        while row.next != 0 {
+            let next = rows.get(&row.next).filter(|next| next.previous == block).ok_or(Contradiction::Links)?;
+            if row.block.address.checked_add(row.block.bytes) != Some(next.block.address) {
+                return Err(Contradiction::Gaps);
+            }
+            // Links that lead back would never end: no row is in two chains.
+            if chain.len() > rows.len() {
+                return Err(Contradiction::Links);
+            }
+            (block, row) = (row.next, next);
+            chain.push(*row);
+        }
+        count += chain.len();
+        chains.push(chain);
+    }
+    if count == rows.len() { Ok(chains) } else { Err(Contradiction::Links) }
+}
+
+/// The active blocks: the one set that has as many as the allocator counts.
+fn active_blocks<M: Memory>(
+    pass: &Pass<'_, M>,
+    words: &[u64],
+    statistics: &Statistics,
+) -> Result<BTreeSet<u64>, Refusal> {
+    let count = u64::try_from(statistics.get(Family::Active, Scope::All).current);
+    let count = count.map_err(|_negative| Refusal::Busy)?;
+    if count == 0 {
+        return Ok(BTreeSet::new());
+    }
+    let found = words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS).find_map(|words| {
+        let table = HashTable::of(words, MOST_ACTIVE_SLOTS).filter(|table| table.count == count)?;
+        let blocks: BTreeSet<u64> = table.values(pass, 2)?.iter().filter_map(|value| value.first().copied()).collect();
+        let are_blocks = blocks.iter().all(|block| block.is_multiple_of(8) && at(*block, 0).is_some());
+        (are_blocks && blocks.len() as u64 == count).then_some(blocks)
+    });
+    found.ok_or(Refusal::Contradiction(Contradiction::ActiveSet))
+}
+
+/// Private pools, by the table from their ids: a pool begins with its id.
+fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
+    let pools = |words: &[u64; HashTable::WORDS]| {
+        let table = HashTable::of(words, MOST_POOL_SLOTS).filter(|table| table.count > 0)?;
+        let pool = |value: Vec<u64>| {
+            let [first, second, pool] = *value.first_chunk::<3>()?;
+            (pass.words(at(pool, 0)?, 2)? == [first, second]).then_some(pool)
+        };
+        table.values(pass, 4)?.into_iter().map(pool).collect::<Option<Vec<u64>>>()
+    };
+    words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS).filter_map(pools).flatten().collect()
+}
+
+fn trees_of_pool<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> BTreeMap<u64, u64> {
+    let words = heap_words(pass, pool).filter(|words| *words <= MOST_POOL_WORDS).unwrap_or(POOL_WORDS);
+    let words = pass.words(pool, words).unwrap_or_default();
+    trees_in(pass, pool, &words)
+}

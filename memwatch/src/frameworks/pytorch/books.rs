@@ -1,0 +1,67 @@
+//! The books of a process's caching allocators, read from its memory: nothing is stopped, attached or written.
+
+use std::io;
+
+use memwatch_core::input::books::Books;
+use memwatch_core::words::Tgid;
+use memwatch_inspect::pytorch::{ALLOCATOR_SYMBOL, Calibration, Refusal, read};
+
+use crate::sources::address_space::AddressSpace;
+use crate::sources::binary::{Binary, BinaryError};
+use crate::sources::clock::boottime_ns;
+use crate::sources::library::is_library;
+
+/// The library that the allocators are in.
+const LIBRARY: &str = "libc10_cuda.so";
+
+/// Why the books of a process are not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BooksError {
+    /// It has gone, or this user may not look at it.
+    #[error("its memory cannot be read: {0}")]
+    Unreadable(io::ErrorKind),
+    /// The file that the allocators are in.
+    #[error("{LIBRARY}: {0}")]
+    Library(#[from] BinaryError),
+    /// It has no symbol that says where they are.
+    #[error("{LIBRARY} does not say where its allocator is: PyTorch before 1.12, or another library of this name")]
+    NoSymbol,
+    /// The books themselves.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// A process whose books can be read.
+#[derive(Debug)]
+pub(crate) struct BooksReader {
+    tgid: u32,
+    space: AddressSpace,
+    symbol: u64,
+    calibration: Option<Calibration>,
+}
+
+impl BooksReader {
+    /// Finds PyTorch's allocators in a process; `None` where it has not loaded them.
+    ///
+    /// # Errors
+    /// The process may not be read, or the library is damaged.
+    pub(crate) fn open(tgid: u32) -> Result<Option<Self>, BooksError> {
+        let space = AddressSpace::open(tgid).map_err(|error| BooksError::Unreadable(error.kind()))?;
+        let of_library = |path: &[u8]| is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), LIBRARY);
+        let Some(mapping) = space.mappings().iter().find(|mapping| of_library(&mapping.path)) else { return Ok(None) };
+        let binary = Binary::of(&space, mapping, &[ALLOCATOR_SYMBOL])?;
+        let symbol = binary.address(ALLOCATOR_SYMBOL).ok_or(BooksError::NoSymbol)?;
+        Ok(Some(Self { tgid, space, symbol, calibration: None }))
+    }
+
+    /// Reads them once.
+    ///
+    /// # Errors
+    /// The allocators worked meanwhile, or are not understood.
+    pub(crate) fn read(&mut self) -> Result<Books, BooksError> {
+        let began_ns = boottime_ns();
+        let found = read(&self.space, self.symbol, self.calibration)?;
+        self.calibration = found.calibration;
+        Ok(Books { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices: found.devices })
+    }
+}

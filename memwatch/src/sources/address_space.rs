@@ -1,0 +1,145 @@
+//! The memory of another process, read such that nothing changes in it: no page is made for the reader's sake.
+//!
+//! A page that the process has not touched since it mapped it would be made by reading it, and would stay in its page tables: `/proc/PID/pagemap` is
+//! asked first (Documentation/admin-guide/mm/pagemap.rst). What is not there yet is what its file has, or zero.
+//!
+//! The files `mem` and `pagemap` stand for the address space that the process had when they were opened (proc_pid_mem(5)): after an exec, or when the
+//! number is another process's, they read as nothing.
+
+mod mapping;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use memwatch_inspect::memory::Memory;
+
+pub(crate) use mapping::Mapping;
+
+use super::library::open_mapped_file;
+
+/// Bytes of a page.
+const PAGE_BYTES: u64 = 4096;
+/// Pages that one question to the page map is about, at most.
+const MOST_PAGES: usize = 64;
+/// Bits of an entry of the page map: the page is in memory.
+const IS_PRESENT: u64 = 1 << 63;
+/// It is swapped out: to read it would bring it back.
+const IS_SWAPPED: u64 = 1 << 62;
+
+/// The memory of a process.
+#[derive(Debug)]
+pub(crate) struct AddressSpace {
+    process: PathBuf,
+    memory: File,
+    pages: File,
+    mappings: Vec<Mapping>,
+    /// Files that untouched pages are of, by where they are mapped.
+    files: RefCell<BTreeMap<u64, Option<File>>>,
+}
+
+impl AddressSpace {
+    /// Opens it; that needs the right to trace the process (ptrace(2), `PTRACE_MODE_ATTACH`), but does not stop it.
+    ///
+    /// # Errors
+    /// The process has gone, or may not be read.
+    pub(crate) fn open(tgid: u32) -> io::Result<Self> {
+        let process = PathBuf::from(format!("/proc/{tgid}"));
+        let memory = File::open(process.join("mem"))?;
+        let pages = File::open(process.join("pagemap"))?;
+        let mappings = mapping::read(&process)?;
+        Ok(Self { process, memory, pages, mappings, files: RefCell::default() })
+    }
+
+    /// What is mapped where, as it was when this was opened; by address.
+    pub(crate) fn mappings(&self) -> &[Mapping] {
+        &self.mappings
+    }
+
+    /// The file of a mapping, opened with `O_PATH`.
+    pub(crate) fn file_of(&self, mapping: &Mapping) -> Option<File> {
+        open_mapped_file(&self.process, &mapping.range(), &mapping.path, mapping.inode)
+    }
+
+    fn mapping_at(&self, address: u64) -> Option<&Mapping> {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        self.mappings.get(after.checked_sub(1)?).filter(|mapping| address < mapping.end)
+    }
+
+    /// A page, or a part of it, that the process has not touched.
+    fn fill_untouched(&self, address: u64, into: &mut [u8]) -> bool {
+        let Some(mapping) = self.mapping_at(address).filter(|mapping| mapping.is_readable) else { return false };
+        if mapping.inode == 0 {
+            into.fill(0);
+            return true;
+        }
+        let mut files = self.files.borrow_mut();
+        let file = files.entry(mapping.start).or_insert_with(|| {
+            // It was opened for its name only, and a name is not read.
+            File::open(format!("/proc/self/fd/{}", self.file_of(mapping)?.as_raw_fd())).ok()
+        });
+        let offset = (address - mapping.start).checked_add(mapping.offset);
+        file.as_ref().zip(offset).is_some_and(|(file, offset)| read_zero_padded(file, offset, into).is_ok())
+    }
+
+    /// The entries of the page map for the pages that so many bytes from an address on lie in.
+    fn entries(&self, address: u64, bytes: usize) -> Option<Vec<u64>> {
+        let first = address / PAGE_BYTES;
+        let last = address.checked_add(bytes as u64)?.checked_sub(1)? / PAGE_BYTES;
+        let count = usize::try_from(last - first + 1).ok().filter(|count| *count <= MOST_PAGES)?;
+        let mut entries = vec![0; 8 * count];
+        self.pages.read_exact_at(&mut entries, first.checked_mul(8)?).ok()?;
+        Some(entries.as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect())
+    }
+
+    fn fill_some(&self, address: u64, into: &mut [u8]) -> bool {
+        let Some(entries) = self.entries(address, into.len()) else { return false };
+        if entries.iter().all(|entry| entry & IS_PRESENT != 0) {
+            return self.memory.read_exact_at(into, address).is_ok();
+        }
+        let (mut at, mut rest) = (address, into);
+        for entry in entries {
+            let in_page = usize::try_from(PAGE_BYTES - at % PAGE_BYTES).unwrap_or(usize::MAX);
+            let (part, behind) = rest.split_at_mut(in_page.min(rest.len()));
+            let is_filled = if entry & IS_PRESENT != 0 {
+                self.memory.read_exact_at(part, at).is_ok()
+            } else {
+                entry & IS_SWAPPED == 0 && self.fill_untouched(at, part)
+            };
+            if !is_filled {
+                return false;
+            }
+            (at, rest) = (at + part.len() as u64, behind);
+        }
+        true
+    }
+}
+
+impl Memory for AddressSpace {
+    fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+        let most = (MOST_PAGES - 1) * usize::try_from(PAGE_BYTES).unwrap_or(usize::MAX);
+        (address..).step_by(most).zip(into.chunks_mut(most)).all(|(address, part)| self.fill_some(address, part))
+    }
+}
+
+/// The file's bytes; behind its end a mapping has zeros up to its page's end.
+fn read_zero_padded(file: &File, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < into.len() {
+        match file.read_at(&mut into[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    into[filled..].fill(0);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! When the books of a process's caching allocators are read: at the attach, and whenever what was followed has become doubtful.
+//!
+//! It happens between two fetches of the ring: no event of the process that came before is later than the reading, so that the pipeline knows which
+//! of them the books have already. A reading takes a few milliseconds, which the ring holds a hundred times.
+
+use std::time::{Duration, Instant};
+
+use memwatch_core::input::Input;
+use memwatch_core::words::Tgid;
+use memwatch_inspect::pytorch::Refusal;
+
+use super::intake::Intake;
+use crate::frameworks::pytorch::{BooksError, BooksReader};
+
+/// Between two tries while the allocators are at work.
+const BETWEEN_TRIES: Duration = Duration::from_millis(20);
+/// After so many tries that met them at work, they are made less often.
+const QUICK_TRIES: u32 = 100;
+const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
+
+/// The books of a process.
+#[derive(Debug)]
+pub(super) struct ProcessBooks {
+    reader: Reader,
+    tries: u32,
+    tried: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum Reader {
+    NotOpened,
+    Open(Box<BooksReader>),
+    /// They cannot be read, which was reported.
+    Refused,
+}
+
+impl ProcessBooks {
+    /// Not read yet.
+    pub(super) const fn new() -> Self {
+        Self { reader: Reader::NotOpened, tries: 0, tried: None }
+    }
+
+    /// Reads them where they say more than is known, and the allocators rest.
+    pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
+        let between = if self.tries < QUICK_TRIES { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
+        let is_due = self.tried.is_none_or(|tried| tried.elapsed() >= between);
+        if !is_due || matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
+            return;
+        }
+        self.tried = Some(Instant::now());
+        match self.try_once(tgid) {
+            Ok(Some(books)) => {
+                self.tries = 0;
+                pipeline.step(books);
+            }
+            Ok(None) => self.tries = self.tries.saturating_add(1),
+            Err(error) => {
+                log::warn!("process {tgid}: what it held before is not known: {error}");
+                self.reader = Reader::Refused;
+            }
+        }
+    }
+
+    /// `None` where another try may do better.
+    fn try_once(&mut self, tgid: u32) -> Result<Option<Input>, BooksError> {
+        if matches!(self.reader, Reader::NotOpened) {
+            // The library is there: probes are on it. What it has mapped may change while it starts.
+            let Some(reader) = BooksReader::open(tgid)? else { return Ok(None) };
+            self.reader = Reader::Open(Box::new(reader));
+        }
+        let Reader::Open(reader) = &mut self.reader else { return Ok(None) };
+        match reader.read() {
+            Ok(books) if books.devices.is_empty() => Ok(None),
+            Ok(books) => Ok(Some(Input::Books(Box::new(books)))),
+            Err(BooksError::Refused(refusal)) if refusal.is_passing() || refusal == Refusal::NotInitialized => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Attached late to a program that rests: what it holds is read from its memory, and equals what PyTorch says itself in every field.
+
+use std::process::Command;
+
+use memwatch_tests::report::Report;
+use memwatch_tests::statistics::{compare_statistics, stats_of};
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob};
+use serde_json::Value;
+
+/// Of all states the ones that differ most.
+const STATES: [&str; 4] = ["pool", "pending", "holes", "emptied"];
+
+/// Goes on to a state of `late_books.py`.
+fn at_state(job: &mut TorchJob, label: &str) -> Value {
+    loop {
+        let checkpoint = job.next_checkpoint().expect("the state is on the way");
+        if checkpoint["label"] == label {
+            return checkpoint;
+        }
+        job.go_on();
+    }
+}
+
+/// What a script on the two says; it needs no PyTorch.
+fn compared(snapshot: &str, checkpoint: &str) -> Value {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/same_books.py");
+    let output = Command::new("python3").args([script, snapshot, checkpoint]).output().expect("Python is there");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("it prints JSON")
+}
+
+fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let gpu = gpu.with("GPUSIM_DEVICES", &gpus);
+    let Some(mut job) = gpu.torch(version, allocator, &["late_books.py", "--gpus", &gpus.to_string()]) else { return };
+    let tgid = job.tgid().to_string();
+    for label in STATES {
+        let checkpoint = at_state(&mut job, label);
+        let [snapshot, truth] =
+            ["late.pickle", "late.json"].map(|name| gpu.directory().join(name).display().to_string());
+        std::fs::write(&truth, checkpoint.to_string()).expect("a file in the temporary directory");
+        let words = ["--no-agent", "snapshot", &tgid, "--duration", "1s", "--force", "-o", &snapshot];
+        gpu.run_memwatch(&words).assert_ended_with(0, &["is written"]);
+        let compared = compared(&snapshot, &truth);
+        assert_eq!(compared["differ"], 0, "{version} {allocator:?} at {label}: {compared:#}");
+        assert!(compared["fields"].as_u64() > Some(20), "{compared}");
+        job.go_on();
+    }
+}
+
+#[test]
+fn segments_and_blocks_of_2_8_are_read_as_it_has_them() {
+    books_are_pytorchs_own("2.8", Allocator::Native, 1);
+    books_are_pytorchs_own("2.8", Allocator::Expandable, 1);
+}
+
+#[test]
+fn segments_and_blocks_of_2_9_2_10_and_2_11_are_read_as_they_have_them() {
+    for version in ["2.9", "2.10", "2.11"] {
+        books_are_pytorchs_own(version, Allocator::Native, 1);
+    }
+}
+
+#[test]
+fn segments_and_blocks_of_2_15_are_read_as_it_has_them() {
+    books_are_pytorchs_own("2.15", Allocator::Native, 1);
+    books_are_pytorchs_own("2.15", Allocator::Expandable, 1);
+}
+
+#[test]
+fn segments_and_blocks_on_two_gpus_are_read_as_they_are() {
+    books_are_pytorchs_own("2.8", Allocator::Native, 2);
+}
+
+/// The last report of a memwatch that has ended.
+fn last(ended: &Outcome) -> Report {
+    Report::parse(ended.stdout.lines().last().expect("it has reported"))
+}
+
+/// `memwatch stats` and `where` of a process that does nothing at all while they look.
+#[test]
+fn a_resting_process_says_at_once_what_it_holds() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py"]) else { return };
+    let checkpoint = at_state(&mut job, "holes");
+    let tgid = job.tgid();
+    let named = tgid.to_string();
+    let stats = gpu.run_memwatch(&["--no-agent", "--json", "stats", "--duration", "1s", "--pid", &named]);
+    stats.assert_ended_with(0, &[]);
+    let exact = compare_statistics(&last(&stats), &checkpoint, tgid);
+    assert!(exact > 100, "{exact} fields of {} are exact", checkpoint["devices"][0]["memory_stats"]);
+    let places = gpu.run_memwatch(&["--no-agent", "--json", "where", "--duration", "1s", "--pid", &named]);
+    let report = last(&places);
+    let device = &report.json()["data"]["processes"][0]["devices"][0];
+    assert_eq!(device["allocated_bytes"], checkpoint["devices"][0]["memory_allocated"]);
+    assert_eq!(device["unplaced_bytes"], 0, "{device:#}");
+    let fragments = gpu.run_memwatch(&["--no-agent", "fragment", "--duration", "1s", "--pid", &named]);
+    assert!(fragments.stdout.contains("torch.cuda.empty_cache() would release 40"), "{fragments:#?}");
+}
+
+/// Events that come after the reading are on top of what was read: a program that goes on is followed to its end.
+#[test]
+fn what_was_read_and_what_comes_after_are_one_ledger() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py"]) else { return };
+    at_state(&mut job, "pool");
+    let tgid = job.tgid();
+    let mut watch = stats_of(&gpu, &[&job]);
+    let read = |report: &Report| {
+        report.process(tgid).is_some_and(|process| process.0["devices"][0]["counted_from"] == "readout")
+    };
+    watch.until(read);
+    for label in ["pending", "holes", "emptied"] {
+        job.go_on();
+        let checkpoint = at_state(&mut job, label);
+        let exact = compare_statistics(&watch.next_fresh(), &checkpoint, tgid);
+        assert!(exact > 90, "{exact} fields are exact at {label}");
+    }
+}
