@@ -46,7 +46,7 @@ fn tone(pair: &Pair) -> Tone {
     if pair.change(Side::Peak) > 0 { Tone::Warning } else { Tone::Plain }
 }
 
-/// `peak 1.0 GiB, then 1.2 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
+/// `peak 1.00 GiB, then 1.20 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
 fn total(pair: &Pair) -> String {
     let side = |side: Side| [pair.before, pair.after].map(|sum| sum.map(|sum| side.of(&sum)));
     if pair.before.is_none() && pair.after.is_none() {

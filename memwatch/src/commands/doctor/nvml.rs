@@ -11,6 +11,7 @@ use super::check::{Barrier, Check, State, Topic};
 use super::library::count;
 use crate::backends::cuda::nvml::processes::{Lists, version};
 use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
+use crate::render::format::bytes;
 
 /// A driver in trouble can block NVML for ever; a diagnosis must end.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -179,8 +180,7 @@ fn judge_lists(report: &NvmlReport) -> Check {
 
 impl GpuReport {
     fn line(&self) -> String {
-        let gib = |bytes: u64| format!("{}.{} GiB, ", bytes >> 30, ((bytes & ((1 << 30) - 1)) * 10) >> 30);
-        let total = self.total_bytes.map_or_else(String::new, gib);
+        let total = self.total_bytes.map_or_else(String::new, |total| format!("{}, ", bytes(total)));
         let name: String = self.name.chars().filter(|character| !character.is_control()).collect();
         let processes = self.processes.map_or_else(String::new, |number| format!(", {}", count(number, "process")));
         format!("GPU {}: {name}, {total}{}{processes}", self.number(), self.uuid)
@@ -251,6 +251,6 @@ mod tests {
     #[test]
     fn a_name_from_the_driver_cannot_command_the_terminal() {
         let checks = checks(&Ok(report("595.45.04", Some(1))), None);
-        assert_eq!(checks[0].details, ["GPU 0: A[31mB, 6.2 GiB, GPU-1, 1 process"]);
+        assert_eq!(checks[0].details, ["GPU 0: A[31mB, 6.25 GiB, GPU-1, 1 process"]);
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
     page.line(&Sentence::new(Tone::Faint, text));
 }
 
-/// `GPU 0  NVIDIA H200: 12.0 % of 139.8 GiB used on average, 40.1 % at most`.
+/// `GPU 0  NVIDIA H200: 12.0 % of 139.80 GiB used on average, 40.1 % at most`.
 fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
     let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
     let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);

@@ -65,7 +65,7 @@ pub(crate) fn write(
     out.flush()
 }
 
-/// `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.0 GiB, 23.5 GiB of it for PyTorch`.
+/// `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.00 GiB, 23.50 GiB of it for PyTorch`.
 fn heading(view: &SimulationView, capacity_bytes: Option<u64>, snapshot: &Snapshot) -> String {
     let process = snapshot.process(view.tgid, view.observed_since_ns);
     let command = process.map(sentences::short_command).unwrap_or_default();
@@ -109,7 +109,7 @@ fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
     ]
 }
 
-/// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.4 GiB taken, 20.1 GiB of it in tensors`.
+/// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.40 GiB taken, 20.10 GiB of it in tensors`.
 fn failed(policy: &PolicyView, failure: &PredictedFailureView, clock: &WallClock) -> String {
     format!(
         "out of memory at {} with {}: {} wanted, {} taken, {} of it in tensors; what comes after is not replayed",

@@ -182,7 +182,7 @@ fn private_pool(key: &str) -> Option<&str> {
     key.strip_prefix(PRIVATE)?.split('.').next()
 }
 
-/// `1.0 GiB`, `~1.0 GiB` where it is derived, `-` where it is not known.
+/// `1.00 GiB`, `~1.00 GiB` where it is derived, `-` where it is not known.
 fn number(allocator: &AllocatorView, key: &str, is_bytes: bool) -> String {
     let Some(StatisticView { value: Some(value), certainty, .. }) = allocator.statistics.get(key) else {
         return UNKNOWN.to_owned();

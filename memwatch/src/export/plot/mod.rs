@@ -214,7 +214,7 @@ pub(crate) fn thinned_to(points: &[PointView], limit: usize) -> Vec<PointView> {
     joined.collect()
 }
 
-/// `PID 1234: 2.0 GiB not to be had, wanted by PyTorch at train.py:12 step`.
+/// `PID 1234: 2.00 GiB not to be had, wanted by PyTorch at train.py:12 step`.
 pub(crate) fn sentence(event: &EventView, snapshot: &Snapshot) -> String {
     let who = event.tgid.map_or_else(String::new, |tgid| format!("PID {}", tgid.0));
     let on = event.uuid.as_ref().map(|uuid| format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))));

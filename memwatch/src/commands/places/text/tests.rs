@@ -48,7 +48,7 @@ fn a_program_that_has_ended_is_ranked_by_its_peak() {
     }
     let reported = reported(&snapshot, Places::Sites, 1);
     assert!(reported.lines().next().is_some_and(|line| line.ends_with("  ended: ranked AT PEAK")), "{reported}");
-    assert!(reported.lines().nth(2).is_some_and(|row| row.contains("0 B  70.0 GiB")), "{reported}");
+    assert!(reported.lines().nth(2).is_some_and(|row| row.contains("0 B  70.00 GiB")), "{reported}");
 }
 
 #[test]
