@@ -19,7 +19,7 @@ const COLUMNS: [&str; 17] = [
     "file",
     "line",
     "function",
-    "live_bytes",
+    "allocated_bytes",
     "at_peak_bytes",
     "peak_bytes",
     "total_bytes",

@@ -155,7 +155,7 @@ fn coverage(coverage: &Coverage) -> Vec<Sentence> {
             parts.push(Sentence::new(Tone::Bad, format!("no probes on {path}: {}", printable(error))));
         }
         if let Some(gap_ns) = library.gap_ns {
-            let text = format!("probes came {} ms after {path} was mapped", gap_ns.div_ceil(1_000_000));
+            let text = format!("probes were attached {} ms after {path} was mapped", gap_ns.div_ceil(1_000_000));
             parts.push(Sentence::new(Tone::Faint, text));
         }
     }

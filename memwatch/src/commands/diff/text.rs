@@ -32,11 +32,11 @@ pub(crate) fn write(
     }
     for (number, _) in runs.iter().enumerate().filter(|(_, run)| !run.snapshot.complete) {
         let which = if number == 0 { &before } else { &after };
-        page.line(&Sentence::new(Tone::Warning, format!("{which} has lost records: its numbers may be wrong")));
+        page.line(&Sentence::new(Tone::Warning, format!("{which}: events were dropped, its numbers may be wrong")));
     }
     list(&mut page, ("LINE", top), &difference.sites, places::site);
-    list(&mut page, ("STAGE", top), &difference.stages, places::stage);
-    list(&mut page, ("LAYER", top), &difference.layers, places::layer);
+    list(&mut page, ("PHASE", top), &difference.stages, places::stage);
+    list(&mut page, ("MODULE", top), &difference.layers, places::layer);
     page.trust(&runs[1].snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
@@ -94,8 +94,8 @@ fn list<T>(page: &mut Page, (title, top): (&str, usize), rows: &[Row<T>], name: 
         ("AFTER", Align::Right),
         ("CHANGE", Align::Right),
         ("PART", Align::Right),
-        ("LIVE", Align::Right),
         ("ALLOCATED", Align::Right),
+        ("TOTAL ALLOCATED", Align::Right),
         ("COUNT", Align::Right),
         (title, Align::Left),
     ];

@@ -137,7 +137,7 @@ pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) 
 /// Without the kernel module no NVML would work, except one that is named because it needs none.
 fn judge_silence(reason: &str, driver: bool) -> Check {
     let fact =
-        format!("{reason}. Allocations are seen without it; used bytes of GPUs and memory older than memwatch are not");
+        format!("{reason}. Allocations are traced without it; used bytes of GPUs and pre-existing memory are unknown");
     let check = Check::new(Topic::Nvml, "nvml", State::Degraded, fact);
     let check = if driver {
         check.fix("install the libnvidia-ml.so.1 that belongs to the driver (nvidia-smi works once it is there)")
@@ -233,7 +233,7 @@ mod tests {
     fn without_nvml_watching_still_works() {
         let checks = checks(&Err("libnvidia-ml.so: not found".to_owned()), Some("595.45.04"));
         assert_eq!((checks[0].state, checks[1].state), (State::Degraded, State::NotChecked));
-        assert!(checks[0].fact.contains("Allocations are seen without it"));
+        assert!(checks[0].fact.contains("Allocations are traced without it"));
     }
 
     #[test]

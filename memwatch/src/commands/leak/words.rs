@@ -1,4 +1,4 @@
-//! Why a line is thought to grow, or not to.
+//! Why a line is judged to grow, or not to.
 
 use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::LeakView;

@@ -16,11 +16,11 @@ use crate::render::wall_clock::WallClock;
 const COLUMNS: [(&str, Align); 10] = [
     ("PEAK", Align::Right),
     ("CHANGE", Align::Right),
-    ("UNUSED THEN", Align::Right),
+    ("CACHED AT PEAK", Align::Right),
     ("AT END", Align::Right),
-    ("LARGEST FREE", Align::Right),
-    ("CACHED", Align::Right),
-    ("CALLS", Align::Right),
+    ("LARGEST FREE BLOCK", Align::Right),
+    ("CACHE HITS", Align::Right),
+    ("DRIVER CALLS", Align::Right),
     ("RETRIES", Align::Right),
     ("FAILED", Align::Right),
     ("SETTING", Align::Left),
@@ -58,7 +58,7 @@ pub(crate) fn write(
         }
     }
     if simulations.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch was seen at work."));
+        page.line(&Sentence::new(Tone::Plain, "No PyTorch process allocated anything."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -112,7 +112,7 @@ fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
 /// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.40 GiB taken, 20.10 GiB of it in tensors`.
 fn failed(policy: &PolicyView, failure: &PredictedFailureView, clock: &WallClock) -> String {
     format!(
-        "out of memory at {} with {}: {} wanted, {} taken, {} of it in tensors; what comes after is not replayed",
+        "out of memory at {} with {}: requested {}, reserved {}, allocated {}; the replay ends there",
         clock.time_of_day(failure.time_ns),
         name(policy),
         bytes(failure.wanted_bytes),

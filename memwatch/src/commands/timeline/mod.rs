@@ -80,7 +80,7 @@ pub(crate) fn rendered(
     let plot = || {
         let plot = Plot::new(timeline, snapshot, &taken_at.clock);
         if plot.is_empty() {
-            let nothing = "there is nothing to draw: no GPU was seen, and no process with GPU memory";
+            let nothing = "there is nothing to draw: no GPU, and no process with GPU memory";
             return Err(Failure::new(Exit::NoTarget, nothing));
         }
         Ok(plot)

@@ -97,7 +97,7 @@ fn a_library_that_was_mapped_before_its_probes_has_its_gap() {
     let mut snapshot = quiet_node();
     snapshot.coverage.libraries[0].gap_ns = Some(23_000_001);
     let line = trust_line(&snapshot);
-    assert!(line.starts_with("complete · probes came 24 ms after /usr/lib/"), "{line}");
+    assert!(line.starts_with("complete · probes were attached 24 ms after /usr/lib/"), "{line}");
     assert!(line.ends_with("libcuda.so.580.65.06 was mapped"), "{line}");
 }
 

@@ -300,7 +300,7 @@ impl Tensors {
             }
             Err(PythonError::Idle) => Python::Idle(Instant::now()),
             Err(error) => {
-                log::warn!("process {tgid}: lines of Python are not seen: {error}");
+                log::warn!("process {tgid}: Python lines are unknown: {error}");
                 Python::Without
             }
         };

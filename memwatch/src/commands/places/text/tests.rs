@@ -32,7 +32,7 @@ fn a_training_is_reported_by_line() {
 #[test]
 fn what_is_not_shown_is_in_the_last_row() {
     let reported = reported(&fixture::training_node(), Places::Sites, 1);
-    assert!(reported.contains("(before attach)\n") && reported.contains("(all others)\n"), "{reported}");
+    assert!(reported.contains("(pre-existing)\n") && reported.contains("(all others)\n"), "{reported}");
     assert!(!reported.contains("net.py:17 Attention.forward\n  "), "{reported}");
 }
 
