@@ -106,8 +106,8 @@ fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
     let view = snapshot.process(process.tgid, process.observed_since_ns);
     let has_ended = view.is_some_and(|view| view.ended_ns.is_some());
     let lines = plural(process.too_short, "line has", "lines have");
-    let advice = if has_ended { "the program ended before" } else { "watch longer, with --duration" };
-    let needed = "it takes 10 samples, one a second and step, or 20 steps";
+    let advice = if has_ended { "the program ended before that" } else { "watch longer, with --duration" };
+    let needed = "a verdict takes 10 samples (one per second and step), or 20 steps";
     (process.too_short > 0).then(|| format!("{lines} no verdict: {needed}; {advice}"))
 }
 

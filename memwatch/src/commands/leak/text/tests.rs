@@ -94,6 +94,7 @@ fn rows_beyond_the_wanted_are_counted_and_a_short_look_says_so() {
     assert!(reported(many, 2).contains("and 3 more\n"));
     let short = reported(Vec::new(), 2);
     assert!(short.contains(": no verdict yet; 30 samples in "), "{short}");
-    let sentence = "2 lines have no verdict: it takes 10 samples, one a second and step, or 20 steps; watch longer";
+    let sentence =
+        "2 lines have no verdict: a verdict takes 10 samples (one per second and step), or 20 steps; watch longer";
     assert!(short.contains(sentence), "{short}");
 }

@@ -50,7 +50,8 @@ fn a_process_has_its_largest_stages_layers_and_lines() {
         [("stages", listed.stages.len()), ("layers", listed.layers.len()), ("sites", listed.sites.len())]
     {
         assert_eq!(own[list].as_array().map(Vec::len), Some(rows.min(PLACES)), "{list}: {own:#}");
-        let live: u64 = own[list].as_array().into_iter().flatten().filter_map(|row| row["allocated_bytes"].as_u64()).sum();
+        let live: u64 =
+            own[list].as_array().into_iter().flatten().filter_map(|row| row["allocated_bytes"].as_u64()).sum();
         assert_eq!(live, listed.total.live_bytes, "{list} add up: {own:#}");
     }
 }
