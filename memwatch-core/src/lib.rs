@@ -230,10 +230,18 @@ impl Pipeline {
         listed.filter_map(|process| Some((process.tgid, device::is_unplaced(process, &self.reading.devices)?)))
     }
 
+    /// One process that is watched now, as [`Self::snapshot`] has it.
+    pub fn process(&self, tgid: Tgid) -> Option<ProcessView> {
+        Some(self.surroundings().process(self.processes.get(&tgid)?))
+    }
+
+    const fn surroundings(&self) -> Surroundings<'_> {
+        Surroundings { reading: &self.reading, reconciliation: &self.reconciliation, processes: &self.processes }
+    }
+
     /// The read model at the last tick.
     pub fn snapshot(&self) -> Snapshot {
-        let surroundings =
-            Surroundings { reading: &self.reading, reconciliation: &self.reconciliation, processes: &self.processes };
+        let surroundings = self.surroundings();
         let all = self.ended.iter().chain(self.processes.values());
         let mut processes: Vec<ProcessView> = all.map(|process| surroundings.process(process)).collect();
         processes.sort_by_key(|process| (process.tgid, process.observed_since_ns));

@@ -75,6 +75,9 @@ pub(crate) struct Common {
     /// Draw with ASCII characters only
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
+    /// Write amounts as binary (KiB, MiB, GiB), si (kB, MB, GB) or bytes; JSON and CSV always have bytes
+    #[arg(long, global = true, value_name = "UNITS", default_value = "binary", hide_possible_values = true)]
+    pub(crate) units: Units,
     /// Attach to this libcuda file, too; may be repeated
     #[arg(long, global = true, value_name = "FILE", hide = true, help_heading = ADVANCED)]
     pub(crate) libcuda: Vec<PathBuf>,
@@ -122,6 +125,18 @@ impl Sockets {
     pub(crate) fn places(&self) -> RuntimeSockets {
         RuntimeSockets { docker: self.docker.clone(), cri: self.cri.clone(), kubelet: self.kubelet.clone() }
     }
+}
+
+/// In which units screens write amounts of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Units {
+    /// KiB, MiB, GiB: powers of 1024
+    #[default]
+    Binary,
+    /// kB, MB, GB: powers of 1000
+    Si,
+    /// Bytes
+    Bytes,
 }
 
 /// When to use colours.

@@ -1,10 +1,11 @@
-//! Where `-o` writes to. A file is for its owner alone: it holds what root saw of everybody. `-` is standard output.
+//! Where `-o` writes to. A file is for its owner alone, since it holds what root saw of everybody; under sudo that is who called sudo. `-` is
+//! standard output.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, fchown};
 use std::path::Path;
 
 /// The permissions of a file that is made.
@@ -24,11 +25,36 @@ pub(crate) fn name(path: &Path) -> impl fmt::Display + '_ {
 }
 
 /// Opens what `-o` names. A file that exists is refused, or with `force` replaced by a new one, which has neither its permissions nor its
-/// owner nor its readers. A device or a pipe is written to as it is.
+/// owner nor its readers. It belongs to the user who called sudo, else to who runs this. A device or a pipe is written to as it is.
 ///
 /// # Errors
 /// `AlreadyExists` for a file that is not to be replaced; else those of the system.
 pub(crate) fn create(path: &Path, force: bool) -> io::Result<File> {
+    let file = create_own(path, force)?;
+    if let Some((uid, gid)) = caller(|name| std::env::var(name).ok())
+        && !is_stdout(path)
+        && file.metadata()?.is_file()
+    {
+        // It was made by this process just now, so it is nobody else's that is given away.
+        fchown(&file, Some(uid), Some(gid))?;
+    }
+    Ok(file)
+}
+
+/// Who called sudo, by the variables that sudo sets; `None` for who is not root, and for root itself.
+fn caller(variable: impl Fn(&str) -> Option<String>) -> Option<(u32, u32)> {
+    // SAFETY: it has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let number = |name| variable(name)?.parse().ok();
+    let (uid, gid) = (number("SUDO_UID")?, number("SUDO_GID")?);
+    (is_root && uid != 0).then_some((uid, gid))
+}
+
+/// The same for a service, whose files stay its own.
+///
+/// # Errors
+/// As of [`create`].
+pub(crate) fn create_own(path: &Path, force: bool) -> io::Result<File> {
     if is_stdout(path) {
         return Ok(File::from(io::stdout().as_fd().try_clone_to_owned()?));
     }
@@ -119,6 +145,21 @@ mod tests {
             fs::write(&path, "old").expect("it is ours");
         }
         assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+    }
+
+    #[test]
+    fn under_sudo_a_file_is_of_who_called_it() {
+        // SAFETY: it has no preconditions.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        let of = |set: &'static [(&str, &str)]| {
+            caller(move |name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+        };
+        let expected = is_root.then_some((1000, 1001));
+        assert_eq!(of(&[("SUDO_UID", "1000"), ("SUDO_GID", "1001")]), expected);
+        assert_eq!(of(&[("SUDO_UID", "0"), ("SUDO_GID", "0")]), None, "root called it");
+        assert_eq!(of(&[("SUDO_UID", "alice"), ("SUDO_GID", "1001")]), None);
+        assert_eq!(of(&[("SUDO_UID", "1000")]), None);
+        assert_eq!(of(&[]), None);
     }
 
     #[test]

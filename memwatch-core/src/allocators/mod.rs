@@ -116,6 +116,7 @@ pub struct TensorLedger<A = Allocators> {
     durations: Durations,
     high_waters: BTreeMap<Ordinal, HighWater>,
     window: Window,
+    step_window: Window,
     course: Course,
 }
 
@@ -140,6 +141,10 @@ struct Window {
 
 /// A window is closed after this at the latest, however long a step takes; nanoseconds.
 const LONGEST_WINDOW_NS: u64 = 60_000_000_000;
+/// A window of steps is no shorter than this: to look at all lines after it takes longer than many a short step. Nanoseconds.
+const SHORTEST_STEP_WINDOW_NS: u64 = 50_000_000;
+/// So many windows of steps are closed; by then there are enough windows of time.
+const STEP_WINDOWS: u64 = 256;
 
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Time passes: the window is closed where a step of training has ended in it, or there are no steps.
@@ -150,6 +155,21 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             self.high_waters.values_mut().for_each(HighWater::close);
             self.window = Window { closed: self.window.closed + 1, opened_ns: now_ns, steps };
         }
+    }
+
+    /// A window of steps is closed where a step has ended: a program that runs out of memory within seconds has many of them, and few of time.
+    fn follow_steps(&mut self, now_ns: u64) {
+        let (steps, Window { closed, opened_ns, .. }) = (self.threads.steps(), self.step_window);
+        let is_over = steps > self.step_window.steps && now_ns.saturating_sub(opened_ns) >= SHORTEST_STEP_WINDOW_NS;
+        if is_over && closed < STEP_WINDOWS {
+            self.places.close_step_window();
+            self.step_window = Window { closed: closed + 1, opened_ns: now_ns, steps };
+        }
+    }
+
+    /// How many windows of steps have been closed.
+    pub const fn step_windows(&self) -> u64 {
+        self.step_window.closed
     }
 
     /// How many windows have been closed.
@@ -165,6 +185,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Takes one event into account.
     pub fn apply(&mut self, event: &TensorEvent) {
         self.threads.apply(event, &mut self.names);
+        self.follow_steps(event.time_ns);
         self.marks.apply(event);
         if let TensorChange::NodeBegins { .. } = event.what
             && let Some(spent) = self.durations.begin_node(event.tid, event.time_ns)

@@ -103,6 +103,7 @@ impl Pipeline {
             }
             tensors.apply(&event);
             self.follow_tensors(&event);
+            self.observe_steps(event.tgid);
             self.note_tensor_oom(&event);
             self.observe_simulations(&event);
             self.observe_fragments_of(&event);

@@ -173,7 +173,7 @@ pub(crate) fn play(run: &Run) -> Played {
 }
 
 fn is_growing(finding: &LeakView) -> bool {
-    finding.verdict == "leak" || finding.verdict == "slow"
+    finding.verdict.grows()
 }
 
 fn verdicts(pipeline: &Pipeline) -> (BTreeMap<String, String>, usize) {
@@ -182,7 +182,7 @@ fn verdicts(pipeline: &Pipeline) -> (BTreeMap<String, String>, usize) {
     let (growing, quiet): (Vec<_>, Vec<_>) = findings.into_iter().partition(|finding| is_growing(finding));
     let named = growing.iter().map(|finding| {
         let function = finding.function.clone().unwrap_or_else(|| finding.level.clone().into_owned());
-        (function, finding.verdict.clone().into_owned())
+        (function, finding.verdict.word().to_owned())
     });
     (named.collect(), quiet.len())
 }

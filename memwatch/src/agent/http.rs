@@ -129,7 +129,7 @@ impl Server {
     /// What the watch knows; an error where it does not answer.
     async fn latest(&self) -> Result<Arc<Published>, Unable> {
         let answer = timeout(TIMEOUT, self.source.latest()).await.unwrap_or_default();
-        answer.ok_or((StatusCode::SERVICE_UNAVAILABLE, "the watch does not answer\n".into()))
+        answer.ok_or((StatusCode::SERVICE_UNAVAILABLE, "the agent does not answer\n".into()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The configuration files: defaults for options of how things look. A typed option wins, then the user's file, then the machine's.
 //!
 //! They are TOML with few kinds of lines (`key = "text"`, `key = true`, `key = ["a", "b"]`, comments), so that each refusal names its line; a
-//! crate for all of TOML would bring five more for these four keys.
+//! crate for all of TOML would bring five more for these five keys.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ const MACHINE: &str = "/etc/memwatch.toml";
 const NAME: &str = "memwatch.toml";
 
 /// What can be set: the key, and the command that has the option, if it is not all of them.
-const KEYS: [(&str, Option<&str>); 4] =
-    [("ascii", None), ("color", None), ("columns", Some("ps")), ("sort", Some("ps"))];
+const KEYS: [(&str, Option<&str>); 5] =
+    [("ascii", None), ("color", None), ("columns", Some("ps")), ("sort", Some("ps")), ("units", None)];
 
 /// One line: a default for an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +130,7 @@ fn check(setting: &Setting) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::cli::{Args, Command as Chosen};
-    use crate::options::ColorWhen;
+    use crate::options::{ColorWhen, Units};
     use crate::render::text::columns::Sort;
 
     fn settings(text: &str) -> Result<Vec<Setting>, String> {
@@ -139,12 +139,12 @@ mod tests {
 
     #[test]
     fn settings_are_defaults_and_a_typed_option_wins() {
-        let text =
-            "# looks\ncolor = \"never\"  # no colours\nascii = true\nsort = \"pid\"\ncolumns = [\"pid\", \"used\"]\n";
+        let text = "# looks\ncolor = \"never\"  # no colours\nascii = true\nsort = \"pid\"\ncolumns = [\"pid\", \"used\"]\nunits = \"si\"\n";
         let settings = settings(text).expect("it is understood");
         let read = |line: &str| Args::from_words_with(line.split(' '), &settings).expect("it is understood");
         let args = read("memwatch ps --sort peak");
         assert_eq!((args.common.color, args.common.ascii), (ColorWhen::Never, true));
+        assert_eq!(args.common.units, Units::Si);
         let Some(Chosen::Ps(ps)) = args.command else { panic!() };
         assert_eq!((ps.sort, &ps.columns[..]), (Sort::Peak, &["pid", "used"][..]));
         let Some(Chosen::Ps(ps)) = read("memwatch ps --by user").command else { panic!() };
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_names_file_line_and_key() {
         for (text, sentence) in [
-            ("\nsizes = 3", "/etc/memwatch.toml:2: unknown key 'sizes'; there is ascii, color, columns, sort"),
+            ("\nsizes = 3", "/etc/memwatch.toml:2: unknown key 'sizes'; there is ascii, color, columns, sort, units"),
             ("color", "/etc/memwatch.toml:1: a line is key"),
             ("color = never", "/etc/memwatch.toml:1: color: a value is"),
             ("color = \"pink\"", "/etc/memwatch.toml:1: color: invalid value 'pink'"),

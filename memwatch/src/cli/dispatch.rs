@@ -6,6 +6,7 @@ use crate::commands::live::watch;
 use crate::commands::ps;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
+use crate::render::units;
 use crate::sources::library::check_named;
 
 /// Does what the command line asks for.
@@ -14,6 +15,7 @@ use crate::sources::library::check_named;
 /// What the command answers.
 pub(crate) fn run(args: &Args) -> Result<Exit, Failure> {
     let common = &args.common;
+    units::choose(common.units);
     let is_run = matches!(args.command, Some(Command::Run(_)));
     // The command's exit code could be any other.
     let of_run = |failure| Failure { exit: Exit::Command(125), ..failure };

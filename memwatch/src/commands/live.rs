@@ -35,7 +35,7 @@ pub(crate) async fn watch(
     (targets, requested, pace): (&Targets, &Tensors, Pace),
     common: &Common,
 ) -> Result<Exit, Failure> {
-    let tensors = requested.request(!targets.selected.tgids.is_empty());
+    let tensors = requested.request(!targets.selected.is_everybody());
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
     options.tensors_by_default = requested.is_default();

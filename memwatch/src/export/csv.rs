@@ -1,10 +1,12 @@
-//! One row per site (RFC 4180, UTF-8), with units in the names of the columns; what is not known is empty.
+//! One row per line of code, or per point of a timeline (RFC 4180, UTF-8), with units in the names of the columns; what is not known is empty.
 
+use memwatch_core::features::timeline::view::{PointView, TimelineView, TrackView};
 use memwatch_core::snapshot::SiteView;
 
 use super::{Part, Profile};
 use crate::render::format::printable;
 use crate::render::places;
+use crate::render::wall_clock::WallClock;
 
 /// The columns.
 const COLUMNS: [&str; 17] = [
@@ -17,7 +19,7 @@ const COLUMNS: [&str; 17] = [
     "file",
     "line",
     "function",
-    "live_bytes",
+    "allocated_bytes",
     "at_peak_bytes",
     "peak_bytes",
     "total_bytes",
@@ -27,7 +29,10 @@ const COLUMNS: [&str; 17] = [
     "longest_lifetime_seconds",
 ];
 
-/// The sites of all parts, in the order of `memwatch sites`.
+/// The columns of a timeline: those of its Parquet file.
+const POINTS: [&str; 7] = ["time", "pid", "command", "gpu_uuid", "measure", "bytes", "most_bytes"];
+
+/// The lines of code of all parts, in the order of `memwatch where`.
 pub(crate) fn write(profile: &Profile) -> String {
     let mut text = COLUMNS.join(",") + "\r\n";
     for part in &profile.parts {
@@ -64,6 +69,30 @@ fn row(part: &Part, site: &SiteView) -> [String; COLUMNS.len()] {
         sum.frees.to_string(),
         seconds(sum.mean_lifetime_ns),
         seconds(sum.longest_lifetime_ns),
+    ]
+}
+
+/// The points of a timeline, a row for each.
+pub(crate) fn timeline(timeline: &TimelineView, clock: &WallClock) -> String {
+    let mut text = POINTS.join(",") + "\r\n";
+    for track in &timeline.tracks {
+        for point in &track.points {
+            text.push_str(&point_row(track, *point, clock).join(","));
+            text.push_str("\r\n");
+        }
+    }
+    text
+}
+
+fn point_row(track: &TrackView, point: PointView, clock: &WallClock) -> [String; POINTS.len()] {
+    [
+        clock.rfc3339(point.time_ns),
+        track.tgid.map_or_else(String::new, |tgid| tgid.0.to_string()),
+        track.tgid.map_or_else(String::new, |_| quoted(&track.command)),
+        track.uuid.as_ref().map_or_else(String::new, ToString::to_string),
+        track.measure.to_string(),
+        point.bytes.to_string(),
+        point.most_bytes.to_string(),
     ]
 }
 

@@ -235,7 +235,7 @@ pub(crate) fn leaking(
 ) -> Vec<DeviceCallPaths> {
     let own =
         leaks.iter().filter(|leaks| (leaks.tgid, leaks.observed_since_ns) == (process.tgid, process.observed_since_ns));
-    let grows = |finding: &&LeakView| finding.verdict == "leak" || finding.verdict == "slow";
+    let grows = |finding: &&LeakView| finding.verdict.grows();
     let suspects: Vec<&LeakView> = own.flat_map(|leaks| &leaks.findings).filter(grows).collect();
     let only = |device: DeviceCallPaths| {
         let is_of = |suspect: &&LeakView, site: &SiteView| {

@@ -31,7 +31,7 @@ pub(crate) fn write(profile: &Profile) -> io::Result<Vec<u8>> {
         ("file", text(&|_, site| site.file.clone())),
         ("line", Values::Number(rows().map(|(_, site)| site.line.map(i64::from)).collect())),
         ("function", text(&|_, site| site.function.clone())),
-        ("live_bytes", amount(&|sum| sum.live_bytes)),
+        ("allocated_bytes", amount(&|sum| sum.live_bytes)),
         ("at_peak_bytes", amount(&|sum| sum.at_peak_bytes)),
         ("peak_bytes", amount(&|sum| sum.peak_bytes)),
         ("total_bytes", amount(&|sum| sum.total_bytes)),

@@ -237,7 +237,7 @@ fn a_stack_of_which_nothing_could_be_read_is_one_frame_that_says_so() {
     let mut unread = call_path("outside", "unreadable", &[], sum([1, 1, 1], 1, 0));
     unread.frames = vec![UNREAD, UNREAD];
     let written = profile_of(&[unread]).write(Format::Folded, Weight::InUse).expect("text");
-    assert_eq!(String::from_utf8_lossy(&written), format!("(not known: the stack could not be read) {MIB}\n"));
+    assert_eq!(String::from_utf8_lossy(&written), format!("(unknown: the stack could not be read) {MIB}\n"));
 }
 
 #[test]

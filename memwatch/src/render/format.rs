@@ -5,26 +5,10 @@ use std::borrow::Cow;
 use ratatui::text::Span;
 
 pub(crate) use crate::printable::printable;
+pub(crate) use crate::render::units::bytes;
 
-/// Units of memory, each 1024 times the one before.
-const BYTE_UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 /// What stands for a number that is not known.
 pub(crate) const UNKNOWN: &str = "-";
-
-/// `12 B`, `512.0 MiB`, `78.9 GiB`.
-pub(crate) fn bytes(bytes: u64) -> String {
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let mut value = lossy(bytes);
-    let mut unit = 0;
-    // 1023.95 would be written as 1024.0 of the smaller unit.
-    while value >= 1023.95 && unit + 1 < BYTE_UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", BYTE_UNITS[unit])
-}
 
 /// [`bytes`] with a sign where it is negative.
 pub(crate) fn signed_bytes(value: i64) -> String {
@@ -185,20 +169,9 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_written_with_binary_units() {
-        for (number, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (1_048_575, "1.0 MiB"),
-            (2 << 20, "2.0 MiB"),
-            (85_899_345_920, "80.0 GiB"),
-            (u64::MAX, "16.0 EiB"),
-        ] {
-            assert_eq!(bytes(number), text);
-        }
+    fn a_negative_amount_has_its_sign() {
         assert_eq!(signed_bytes(-3 << 20), "-3.0 MiB");
-        assert_eq!(signed_bytes(i64::MIN), "-8.0 EiB");
+        assert_eq!(signed_bytes(i64::MIN), "-8.00 EiB");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_common::loss::Loss;
-use memwatch_core::input::{Coverage, MigFacts, NvmlState};
+use memwatch_core::input::{Coverage, MigFacts, NvmlState, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::groups::By;
 use memwatch_core::snapshot::{
@@ -150,6 +150,8 @@ struct GpuJson<'a> {
     unattributed_bytes: Option<i64>,
     context_bytes: Option<u64>,
     unwatched_processes: Option<u64>,
+    unwatched_bytes: Option<u64>,
+    sensors: Sensors,
     sampled_time: String,
 }
 
@@ -308,6 +310,8 @@ fn gpu_json<'a>(gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
         unattributed_bytes: gpu.unattributed_bytes,
         context_bytes: gpu.context_bytes,
         unwatched_processes: gpu.unwatched_processes,
+        unwatched_bytes: gpu.unwatched_bytes,
+        sensors: gpu.sensors,
         sampled_time: clock.rfc3339(gpu.sampled_ns),
     }
 }

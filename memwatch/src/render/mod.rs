@@ -14,6 +14,7 @@ pub(crate) mod order;
 pub(crate) mod owners;
 pub(crate) mod sentences;
 pub(crate) mod status;
+pub(crate) mod units;
 
 #[cfg(test)]
 pub(crate) mod fixture;

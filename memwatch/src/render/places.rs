@@ -44,8 +44,8 @@ pub(crate) fn stage(view: &StageView) -> String {
 /// A stage's name.
 pub(crate) fn stage_name(name: &str) -> &str {
     match name {
-        "not_known" => "(not known)",
-        "preexisting" => "(before attach)",
+        "not_known" => "(unknown)",
+        "preexisting" => "(pre-existing)",
         name => name,
     }
 }
@@ -119,13 +119,13 @@ pub(crate) fn phase(view: &PhaseView) -> String {
 fn row_without_name(kind: &str) -> String {
     match kind {
         "rest" => "(all others)",
-        "preexisting" => "(before attach)",
-        "not_known" => "(not known)",
+        "preexisting" => "(pre-existing)",
+        "not_known" => "(unknown)",
         "not_asked" => "(stacks are not asked for)",
         "differing" => "allocations here have different ones",
-        "over_budget" => "(not known: left out to keep the program fast)",
-        "unreadable" => "(not known: the stack could not be read)",
-        "missing" => "(not known: the stack did not arrive)",
+        "over_budget" => "(unknown: left out to keep the program fast)",
+        "unreadable" => "(unknown: the stack could not be read)",
+        "missing" => "(unknown: the stack did not arrive)",
         other => return printable(other).into_owned(),
     }
     .to_owned()
@@ -151,7 +151,9 @@ pub(crate) fn leak(leak: &LeakView) -> Option<String> {
 
 /// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.
 pub(crate) fn whose(view: &WhoseView) -> String {
-    let mut parts = vec![stage_name(&view.stage).to_owned(), format!("step {}", view.step)];
+    let stage = Some(stage_name(&view.stage)).filter(|stage| *stage != "outside").map(ToOwned::to_owned);
+    let step = (view.step > 0).then(|| format!("step {}", view.step));
+    let mut parts: Vec<String> = stage.into_iter().chain(step).collect();
     let names = [&view.layer, &view.site].map(|place| place.name.as_ref().map(|name| printable(name).into_owned()));
     parts.extend(names.into_iter().flatten());
     if view.site.name.is_none() {

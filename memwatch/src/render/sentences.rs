@@ -52,7 +52,7 @@ pub(crate) fn trust(snapshot: &Snapshot, clock: &WallClock) -> Vec<Sentence> {
     parts
 }
 
-/// `2 processes of other users use 3.0 GiB`; nothing where there are none, or all are shown.
+/// `2 processes of other users use 3.00 GiB`; nothing where there are none, or all are shown.
 fn hidden(snapshot: &Snapshot) -> Option<Sentence> {
     let hidden = snapshot.hidden.as_ref().filter(|hidden| hidden.processes > 0)?;
     let held = hidden.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or(0).max(gpu.live_bytes));
@@ -107,7 +107,7 @@ fn nvml(state: &NvmlState) -> Option<Sentence> {
 
 /// What of NVML's number the driver calls explain: of the whole GPU where all its processes are traced, else of the traced ones.
 ///
-/// `attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB`; `1 process traced: NVML used 1.3 GiB · attributed 710.0 MiB (54.0 %)`.
+/// `attributed 40.50 GiB (98.8 %) · unattributed 512.0 MiB`; `1 process traced: NVML used 1.30 GiB · attributed 710.0 MiB (54.0 %)`.
 pub(crate) fn attribution(snapshot: &Snapshot, gpu: &GpuView) -> Option<String> {
     if gpu.unwatched_processes == Some(0) {
         return Some(compared(gpu.used_bytes, gpu.attributed_bytes, gpu.unattributed_bytes));
@@ -130,7 +130,7 @@ fn compared(used: Option<u64>, attributed: u64, unattributed: Option<i64>) -> St
     format!("attributed {}{share}{}", bytes(attributed), rest.unwrap_or_default())
 }
 
-/// `PyTorch reserved 1.9 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part is not known.
+/// `PyTorch reserved 1.90 GiB, other libraries 128.2 MiB`: what the driver allocated for a process on a GPU, by who asked; `None` where PyTorch's part is not known.
 pub(crate) fn libraries(process: &ProcessView, gpu: &ProcessGpuView) -> Option<String> {
     let allocators = process.tensors.as_deref()?.allocators.iter().filter(|allocator| allocator.uuid == gpu.uuid);
     let reserved: Vec<Option<u64>> = allocators.map(|allocator| allocator.reserved_bytes).collect();
@@ -155,7 +155,7 @@ fn coverage(coverage: &Coverage) -> Vec<Sentence> {
             parts.push(Sentence::new(Tone::Bad, format!("no probes on {path}: {}", printable(error))));
         }
         if let Some(gap_ns) = library.gap_ns {
-            let text = format!("probes came {} ms after {path} was mapped", gap_ns.div_ceil(1_000_000));
+            let text = format!("probes were attached {} ms after {path} was mapped", gap_ns.div_ceil(1_000_000));
             parts.push(Sentence::new(Tone::Faint, text));
         }
     }
@@ -235,7 +235,7 @@ pub(crate) fn preexisting(gpu: &ProcessGpuView, ascii: bool) -> String {
     known(gpu.preexisting_bytes, |before| format!("{at_most}{}", bytes(before)))
 }
 
-/// Live bytes by kind: `device 38.0 GiB, pool 2.5 GiB + managed 3.0 GiB`.
+/// Live bytes by kind: `device 38.00 GiB, pool 2.50 GiB + managed 3.00 GiB`.
 pub(crate) fn kinds(gpu: &ProcessGpuView) -> String {
     let mut text = String::new();
     for name in KINDS {
@@ -251,7 +251,7 @@ pub(crate) fn kinds(gpu: &ProcessGpuView) -> String {
     if text.is_empty() { super::format::UNKNOWN.to_owned() } else { text }
 }
 
-/// `out of memory: cuMemAlloc_v2 requested 20.0 GiB on GPU 0 at 14:03:20`.
+/// `out of memory: cuMemAlloc_v2 requested 20.00 GiB on GPU 0 at 14:03:20`.
 pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallClock) -> Sentence {
     let on = match &failure.uuid {
         Some(uuid) => format!(" on GPU {}", gpu_number(snapshot, Some(uuid))),
@@ -262,7 +262,7 @@ pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallCl
     Sentence::new(Tone::Bad, text)
 }
 
-/// `pinned 2.0 GiB (peak 3.0 GiB), registered 1.0 GiB`; nothing where there never was any.
+/// `pinned 2.00 GiB (peak 3.00 GiB), registered 1.00 GiB`; nothing where there never was any.
 pub(crate) fn host(host: &HostView) -> Option<String> {
     let mut parts = Vec::new();
     if host.pinned_peak_bytes > 0 {
@@ -276,7 +276,7 @@ pub(crate) fn host(host: &HostView) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// `ended 14:03:05, peak 12.3 GiB on GPU 1`.
+/// `ended 14:03:05, peak 12.30 GiB on GPU 1`.
 pub(crate) fn end(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> Option<String> {
     let ended = clock.time_of_day(process.ended_ns?);
     let peak = |gpu: &ProcessGpuView| match &gpu.uuid {
@@ -324,7 +324,7 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
     texts.into_iter().map(|text| Sentence::new(Tone::Plain, text)).collect()
 }
 
-/// `pools reserve 3.0 GiB, 512.0 MiB of it unused`; nothing where they hold no more, or where that is not known.
+/// `pools reserve 3.00 GiB, 512.0 MiB of it unused`; nothing where they hold no more, or where that is not known.
 fn pool_cache(pool: &KindView) -> Option<String> {
     let backed = pool.backed_bytes.filter(|backed| *backed > pool.live_bytes)?;
     let about = if pool.backed_estimated { "about " } else { "" };

@@ -33,7 +33,7 @@ pub(crate) fn render(snapshot: &Snapshot, clock: &WallClock, recording: Option<&
     lines.join("\n") + "\n"
 }
 
-/// `PID 1234 train.py: peaks reset; peak was 12.3 GiB on GPU 0, now 2.0 GiB`.
+/// `PID 1234 train.py: peaks reset; peak was 12.30 GiB on GPU 0, now 2.00 GiB`.
 pub(crate) fn peaks_reset(snapshot: &Snapshot, process: &ProcessView) -> String {
     let on_gpu = |gpu: &ProcessGpuView| {
         let number = sentences::gpu_number(snapshot, gpu.uuid.as_ref());
@@ -90,7 +90,7 @@ fn observed(snapshot: &Snapshot, process: &ProcessView, clock: &WallClock) -> St
     )
 }
 
-/// `44.0 GiB on GPU 0; by kind device 40.0 GiB, pool 4.0 GiB; managed 3.0 GiB (not included)`.
+/// `44.00 GiB on GPU 0; by kind device 40.00 GiB, pool 4.00 GiB; managed 3.00 GiB (not included)`.
 fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
     let on = match &gpu.uuid {
         Some(uuid) => format!(" on GPU {}", sentences::gpu_number(snapshot, Some(uuid))),

@@ -49,8 +49,8 @@ pub(crate) async fn look<T>(
         let reported = report(&replay.pipeline, &snapshot);
         (snapshot, reported, TakenAt::of(&replay))
     } else {
-        // Nobody has reported whose PyTorch it should be.
-        let request = if targets.selected.tgids.is_empty() { TensorRequest::default() } else { request };
+        // PyTorch is traced in processes that were named: all others would pay for it, too.
+        let request = if targets.selected.is_everybody() { TensorRequest::default() } else { request };
         let mut session = Session::open(&session_options(targets, request, common))?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;

@@ -48,7 +48,7 @@ impl Drop for Progress {
     }
 }
 
-/// `watching 4/10 s · 6 steps · top: train.py:10 Net.forward 26.5 GiB`.
+/// `watching 4/10 s · 6 steps · top: train.py:10 Net.forward 26.50 GiB`.
 fn line(elapsed: Duration, length: Option<Duration>, snapshot: &Snapshot) -> String {
     let time = match length {
         Some(length) => format!("watching {}/{} s", elapsed.as_secs(), length.as_secs_f64().ceil()),
@@ -91,6 +91,6 @@ mod tests {
         assert!(training.starts_with("watching 4/10 s · "), "{training}");
         assert!(training.contains(" · top: ") && training.contains(".py:"), "{training}");
         let open = line(Duration::from_secs(61), None, &fixture::busy_node());
-        assert_eq!(open, "watching 61 s, Ctrl-C to stop · GPU 0: 78.0 GiB used · GPU 1: 21.0 GiB used");
+        assert_eq!(open, "watching 61 s, Ctrl-C to stop · GPU 0: 78.00 GiB used · GPU 1: 21.00 GiB used");
     }
 }

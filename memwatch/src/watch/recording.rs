@@ -127,7 +127,9 @@ impl Tape {
     /// When it cannot be made, or is there already.
     pub(crate) fn create(options: &TapeOptions) -> Result<Self, Failure> {
         let path = &options.path;
-        let made = output_file::create(path, options.force);
+        // A mode is a service's wish, whose files are its own.
+        let create = if options.mode.is_some() { output_file::create_own } else { output_file::create };
+        let made = create(path, options.force);
         let front = Encoder::front(&options.front);
         let made = made.and_then(|file| {
             let permissions = options.mode.map(Permissions::from_mode);

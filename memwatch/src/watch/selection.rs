@@ -34,7 +34,7 @@ impl Selection {
         if self.is_everybody() {
             return;
         }
-        snapshot.processes.retain(|process| self.holds(process));
+        snapshot.processes.retain(|process| self.chooses(process));
         for process in &mut snapshot.processes {
             process.target |= self.tgids.contains(&process.tgid);
         }
@@ -51,7 +51,8 @@ impl Selection {
         parts.join(", ")
     }
 
-    fn holds(&self, process: &ProcessView) -> bool {
+    /// Whether a process is one of them.
+    pub(crate) fn chooses(&self, process: &ProcessView) -> bool {
         let any =
             |words: &[String], holds: &dyn Fn(&str) -> bool| words.is_empty() || words.iter().any(|word| holds(word));
         let (choice, owner) = (&self.choice, &process.owner);

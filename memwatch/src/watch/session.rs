@@ -5,6 +5,7 @@ mod books;
 mod discovery;
 pub(crate) mod intake;
 pub(crate) mod life;
+mod named;
 pub(crate) mod peaks;
 mod price;
 pub(crate) mod recording;
@@ -50,6 +51,8 @@ use crate::sources::own::OwnProcesses;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::watch::recording::{Tape, TapeOptions};
+use crate::watch::selection::Selection;
+use crate::watch::session::named::Named;
 
 /// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
 const NVML_STALE: Duration = Duration::from_secs(10);
@@ -86,6 +89,8 @@ pub(crate) struct SessionOptions {
     pub(crate) diagnostics: bool,
     /// What of PyTorch is watched.
     pub(crate) tensors: TensorRequest,
+    /// And only in processes of this selection, where everybody is watched.
+    pub(crate) named: Option<Selection>,
     /// Nobody asked for that by name: it is lowered where it would cost a program much.
     pub(crate) tensors_by_default: bool,
     /// A screen shows what a line on standard error would say, and would destroy.
@@ -165,6 +170,7 @@ impl Session {
             tensors: Tensors::new(
                 torch.context("the thread that looks for PyTorch cannot be started")?,
                 PriceGuard::new(options),
+                Named::new(options.named.clone()),
             ),
             devices: nvml::start(options.nvml.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorRequest;
-use crate::options::{Common, DEFAULT_SOCKET, Targets};
+use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;
 use crate::watch::session::SessionOptions;
@@ -37,11 +37,18 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
         polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
         tensors,
+        named: selection_of(&targets.selected),
         tensors_by_default: false,
         is_screen: false,
         logs_tensors: false,
         tape: None,
     }
+}
+
+/// The processes that are named by something else than their number.
+fn selection_of(selected: &Selected) -> Option<Selection> {
+    let is_by_number = selected.choice.is_empty() || !selected.tgids.is_empty();
+    (!is_by_number).then(|| Selection::new(&selected.choice, &[]))
 }
 
 /// What of a snapshot is shown.

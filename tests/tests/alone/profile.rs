@@ -79,7 +79,7 @@ fn memory_older_than_the_watch_is_reported_by_nvml_alone_and_pytorch_is_absent()
     assert_eq!((allocated, fragmentation), (&Value::Null, &Value::Null), "PyTorch is not there");
     let text = Outcome::of(gpu.memwatch(&["--no-agent", "profile", "-d", "1s", "--pid", &job.tgid_word()]));
     text.assert_ended_with(0, &[]);
-    assert!(text.stdout.contains("used, by NVML") && text.stdout.contains("used on average"), "{}", text.stdout);
+    assert!(text.stdout.contains("used (NVML)") && text.stdout.contains("used on average"), "{}", text.stdout);
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu
         let labels = format!(",workload_kind=\"systemd\",unit=\"{unit}\",gpu=\"0\"{labels}");
         prometheus.until_is(&agent.selector(name, &labels), number);
     };
-    is("memwatch_workload_memory_driver_bytes", "", device.used_bytes);
+    is("memwatch_workload_memory_used_bytes", "", device.used_bytes);
     is("memwatch_workload_processes", "", 1);
     is("memwatch_workload_memory_peak_bytes", "", device.peak_owned_bytes);
     is("memwatch_workload_oom_events_total", "", 0);
@@ -148,7 +148,7 @@ fn assert_job_as_simulated(prometheus: &Prometheus, agent: &Agent, machine: &Gpu
     for (kind, balance) in kinds.into_iter().filter(|(_, balance)| balance.allocations > 0) {
         let Balance { live_bytes, allocations, frees, .. } = balance;
         let kind = format!(",kind=\"{kind}\"");
-        is("memwatch_workload_memory_live_bytes", &kind, live_bytes);
+        is("memwatch_workload_memory_driver_allocated_bytes", &kind, live_bytes);
         is("memwatch_workload_allocations_total", &kind, allocations);
         is("memwatch_workload_frees_total", &kind, frees);
     }
@@ -268,8 +268,11 @@ fn three_hundred_workloads_have_two_hundred_series_and_a_sum() {
     // Nobody else may use a GPU while tests run, but somebody may: no less than this.
     assert!(value("memwatch_agent_series_suppressed ", "") >= 100);
     assert!(value("memwatch_workload_processes{", "") >= 300);
-    assert!(value("memwatch_workload_memory_live_bytes{", "kind=\"device\"") >= (1..=300).map(|one| one * MIB).sum());
-    assert_eq!(value("memwatch_workload_memory_live_bytes{", "unit=\"job-299.service\""), 300 * MIB);
+    assert!(
+        value("memwatch_workload_memory_driver_allocated_bytes{", "kind=\"device\"")
+            >= (1..=300).map(|one| one * MIB).sum()
+    );
+    assert_eq!(value("memwatch_workload_memory_driver_allocated_bytes{", "unit=\"job-299.service\""), 300 * MIB);
     if let Some(promtool) = promtool(&["check", "metrics"]) {
         assert_accepted(&fed(promtool, &agent.metrics("").body));
     }
@@ -294,8 +297,9 @@ fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
     export(&["-o", &text]).assert_ended_with(1, &["job.openmetrics"]);
     let stated = fs::read_to_string(&text).expect("it was written");
     assert!(stated.ends_with("# EOF\n"), "{stated}");
-    let live =
-        |line: &&str| line.starts_with("memwatch_workload_memory_live_bytes{") && line.contains("kind=\"device\"");
+    let live = |line: &&str| {
+        line.starts_with("memwatch_workload_memory_driver_allocated_bytes{") && line.contains("kind=\"device\"")
+    };
     let sample: Vec<&str> = stated.lines().find(live).expect("it holds memory").rsplit(' ').take(2).collect();
     assert_eq!(sample[1], (64 * MIB).to_string(), "{stated}");
     let stamps: BTreeSet<&str> =
@@ -314,8 +318,9 @@ fn a_recording_as_openmetrics_is_taken_into_a_prometheus_at_its_own_time() {
     let dumped = String::from_utf8(dumped.stdout).expect("text");
     // Prometheus keeps milliseconds.
     let milliseconds = sample[0].replace('.', "")[..13].to_owned();
-    let of_live =
-        dumped.lines().find(|line| line.contains("workload_memory_live_bytes") && line.contains("\"device\""));
+    let of_live = dumped
+        .lines()
+        .find(|line| line.contains("workload_memory_driver_allocated_bytes") && line.contains("\"device\""));
     let of_live = of_live.unwrap_or_else(|| panic!("{dumped}"));
     let [when, bytes] = [0, 1].map(|place| of_live.rsplit(' ').nth(place).expect("a number and its time"));
     assert_eq!((when, bytes.parse()), (milliseconds.as_str(), Ok(67_108_864.0_f64)), "{of_live}, not {sample:?}");

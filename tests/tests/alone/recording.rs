@@ -259,7 +259,7 @@ fn a_training_is_distinguished_from_its_recording_as_the_program_itself_reports_
         let report: Value = serde_json::from_str(&report.stdout).expect("it is JSON");
         let device = &report["data"]["processes"][0]["devices"][0];
         let rows = device[list].as_array().unwrap_or_else(|| panic!("no {list} in {device}"));
-        let live: u64 = rows.iter().filter_map(|row| row["live_bytes"].as_u64()).sum();
+        let live: u64 = rows.iter().filter_map(|row| row["allocated_bytes"].as_u64()).sum();
         assert_eq!(live, current, "{list}: {rows:#?}");
     }
     let pickle = gpu.directory().join("snapshot.pickle");

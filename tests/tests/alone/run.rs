@@ -27,7 +27,7 @@ fn run_sees_the_first_allocation_and_reports_the_peak_and_the_refusal() {
         &[
             "peak        64.0 MiB on GPU 0; by kind device 64.0 MiB",
             "calls       2 allocations, 1 freed, 1 failed",
-            "failed      out of memory: cuMemAlloc_v2 requested 200.0 GiB on GPU 0",
+            "failed      out of memory: cuMemAlloc_v2 requested 200.00 GiB on GPU 0",
             "at its end  1 allocation not freed by the program",
             "complete",
         ],

@@ -196,11 +196,11 @@ fn strange_names_on_two_devices_are_read_by_everybody() {
     let files = names.map(|name| job.export("inuse", name));
     let tables = read(Command::new("python3"), "read_tables.py", None, &files[3..]);
     let rows = tables["job.csv"].as_array().expect("rows");
-    let is_second = |row: &&Value| row["gpu"] == "1" && row["live_bytes"] != "0";
+    let is_second = |row: &&Value| row["gpu"] == "1" && row["allocated_bytes"] != "0";
     let row = rows.iter().find(is_second).expect("the second device has a row");
     let (name, file) = (r#"f;"</script><b>&\r\n 5"#, r#"/srv/=a;"</script><b>&\n\x1b[2J\u{202e}.py"#);
     assert_eq!((&row["function"], &row["file"]), (&name.into(), &file.into()));
-    assert_eq!(row["live_bytes"], live[1].to_string());
+    assert_eq!(row["allocated_bytes"], live[1].to_string());
     let titles = tables["job.svg"].as_array().expect("titles");
     let title = format!("{name} ({file}:3)").replace(';', ":");
     let is_strange = |given: &&Value| given.as_str().is_some_and(|given| given.starts_with(&title));

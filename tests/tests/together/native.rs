@@ -68,7 +68,7 @@ fn a_thread_without_python_has_a_site() {
     let node = native.iter().find(|site| site["function"] == "torch::autograd::generated::AddmmBackward0::apply");
     let node = node.unwrap_or_else(|| panic!("{native:?}"));
     assert_eq!((&node["file"], &node["line"]), (&Value::from("libtorch_cpu.so"), &Value::Null));
-    assert!(node["live_bytes"].as_u64() > Some(0), "{node}");
+    assert!(node["allocated_bytes"].as_u64() > Some(0), "{node}");
     let stacks = process["devices"][0]["stacks"].as_array().expect("a list");
     let without_python = stacks.iter().filter(|stack| stack["frames"].as_array().is_some_and(Vec::is_empty));
     for stack in without_python {

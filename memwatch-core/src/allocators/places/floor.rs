@@ -34,6 +34,31 @@ impl Floor {
     }
 }
 
+/// The floors of all places of a device.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Floors {
+    /// How many windows have been closed.
+    window: u64,
+    of: Vec<Floor>,
+}
+
+impl Floors {
+    /// The open window ends, and the next one begins.
+    pub(super) const fn close(&mut self) {
+        self.window += 1;
+    }
+
+    /// As [`Floor::change`], of the place with this number.
+    pub(super) fn change(&mut self, place: usize, from_bytes: u64, to_bytes: u64) {
+        super::at(&mut self.of, place).change(self.window, from_bytes, to_bytes);
+    }
+
+    /// As [`Floor::of_closed`], of the place with this number.
+    pub(super) fn of_closed(&self, place: usize, live_bytes: u64) -> u64 {
+        self.of.get(place).map_or(live_bytes, |floor| floor.of_closed(self.window, live_bytes))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Floor;

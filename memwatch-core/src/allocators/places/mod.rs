@@ -21,7 +21,7 @@ use crate::words::Ordinal;
 pub use self::live::LiveBlock;
 pub use self::sum::Sum;
 
-use self::floor::Floor;
+use self::floor::Floors;
 use self::live::Live;
 
 /// How many call paths have sums of their own on a device; what comes after shares one for each stage.
@@ -90,11 +90,11 @@ pub struct DevicePlaces {
     allocated_bytes: u64,
     /// How many times `total` was higher than ever before.
     epoch: u64,
-    /// How many windows have been closed.
-    window: u64,
     sites: Vec<Sum>,
-    /// Of each site.
-    floors: Vec<Floor>,
+    /// Of each site, in windows of time.
+    floors: Floors,
+    /// The same in windows of a step.
+    step_floors: Floors,
     layers: Vec<LayerSum>,
     stages: Vec<Sum>,
     /// The first is for what is in no phase, the next for the rest.
@@ -196,7 +196,12 @@ impl Places {
 
     /// A window ends, and the next one begins: see [`DevicePlaces::floor_bytes`].
     pub(super) fn close_window(&mut self) {
-        self.devices.values_mut().for_each(|device| device.window += 1);
+        self.devices.values_mut().for_each(|device| device.floors.close());
+    }
+
+    /// A window of steps ends, and the next one begins: see [`DevicePlaces::step_floor_bytes`].
+    pub(super) fn close_step_window(&mut self) {
+        self.devices.values_mut().for_each(|device| device.step_floors.close());
     }
 
     /// Blocks of this size in bytes and above are listed one by one.
@@ -274,7 +279,9 @@ impl DevicePlaces {
         let before_bytes = site.live_bytes;
         step.take(site, epoch);
         let after_bytes = site.live_bytes;
-        at(&mut self.floors, whose.site.0 as usize).change(self.window, before_bytes, after_bytes);
+        for floors in [&mut self.floors, &mut self.step_floors] {
+            floors.change(whose.site.0 as usize, before_bytes, after_bytes);
+        }
         step.take(at_stage(&mut self.stages, row), epoch);
         step.take(at(&mut self.phases, phase), epoch);
         step.take(self.call_path(CallPath { stack: whose.stack, site: whose.site, row }), epoch);
@@ -314,9 +321,16 @@ impl DevicePlaces {
 
     /// What a site had at the least in the last window that was closed, in bytes.
     pub fn floor_bytes(&self, site: SiteKey) -> u64 {
-        let (sum, floor) = (self.sites.get(site.0 as usize), self.floors.get(site.0 as usize));
-        let live_bytes = sum.map_or(0, |sum| sum.live_bytes);
-        floor.map_or(live_bytes, |floor| floor.of_closed(self.window, live_bytes))
+        self.floors.of_closed(site.0 as usize, self.live_bytes(site))
+    }
+
+    /// What a site had at the least in the last window of steps that was closed, in bytes.
+    pub fn step_floor_bytes(&self, site: SiteKey) -> u64 {
+        self.step_floors.of_closed(site.0 as usize, self.live_bytes(site))
+    }
+
+    fn live_bytes(&self, site: SiteKey) -> u64 {
+        self.sites.get(site.0 as usize).map_or(0, |sum| sum.live_bytes)
     }
 
     /// All blocks together.

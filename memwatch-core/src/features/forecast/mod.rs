@@ -20,6 +20,7 @@ use crate::features::forecast::view::{
     EndView, ForecastChangeView, ForecastsView, GpuForecastView, GrowthView, OutlookView, ProcessForecastView,
     RangeView,
 };
+use crate::features::leak::model::Verdict;
 use crate::features::leak::view::LeakView;
 use crate::features::oom::cache;
 use crate::features::oom::view::CacheView;
@@ -94,7 +95,8 @@ impl Pipeline {
                 let own = leaks
                     .iter()
                     .find(|own| own.tgid == process.tgid && own.observed_since_ns == process.observed_since_ns);
-                let on_it = |leak: &&LeakView| leak.verdict == "leak" && leak.uuid.as_ref() == Some(&device.uuid);
+                let on_it =
+                    |leak: &&LeakView| leak.verdict == Verdict::Leak && leak.uuid.as_ref() == Some(&device.uuid);
                 let facts = process.facts.as_ref();
                 view.processes.push(ProcessForecastView {
                     tgid: process.tgid,

@@ -9,11 +9,11 @@ use crate::Pipeline;
 use crate::allocators::names::SiteKey;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
-use crate::features::leak::model::{Finding, Held, Verdict};
+use crate::features::leak::model::{Finding, Held};
 use crate::features::leak::view::{AgeView, LeakView, LeaksView};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::places::site_name;
-use crate::words::{Name, Ordinal};
+use crate::words::{Ordinal, Tgid};
 
 /// At these ages live memory is distinguished, nanoseconds: a second, ten, a minute, ten, an hour.
 const AGES_NS: [u64; 5] = [1_000_000_000, 10_000_000_000, 60_000_000_000, 600_000_000_000, 3_600_000_000_000];
@@ -39,7 +39,7 @@ impl Pipeline {
             let mut findings: Vec<LeakView> =
                 sure.iter().filter_map(|(_, finding)| Some(self.finding(process, finding.as_ref()?, &ages))).collect();
             findings.sort_by(|one, other| {
-                let order = rank(&one.verdict).cmp(&rank(&other.verdict));
+                let order = one.verdict.cmp(&other.verdict);
                 order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
             });
             let facts = process.facts.as_ref();
@@ -61,6 +61,14 @@ impl Pipeline {
         let Some(leaks) = &mut detectors.leaks else { return };
         for process in processes.values() {
             leaks.observe(process, *now_ns);
+        }
+    }
+
+    /// A step of a process may have ended.
+    pub(crate) fn observe_steps(&mut self, tgid: Tgid) {
+        let Self { detectors, processes, now_ns, .. } = self;
+        if let (Some(leaks), Some(process)) = (&mut detectors.leaks, processes.get(&tgid)) {
+            leaks.observe_steps(process, *now_ns);
         }
     }
 
@@ -103,7 +111,7 @@ impl Pipeline {
         let (kind, file, line, function) =
             site.map_or((None, None, None, None), |site| (Some(site.kind), site.file, site.line, site.function));
         LeakView {
-            verdict: word(finding.verdict),
+            verdict: finding.verdict,
             level: level.into(),
             device,
             uuid,
@@ -116,6 +124,7 @@ impl Pipeline {
             p: trend.whole.p,
             late_p: trend.late.p,
             points: trend.points,
+            steps: finding.by_steps.then_some(trend.points),
             first_ns: trend.first_ns,
             last_ns: trend.last_ns,
             first_bytes: trend.first_bytes,
@@ -124,22 +133,6 @@ impl Pipeline {
             ages,
         }
     }
-}
-
-const VERDICTS: [(Verdict, &str); 4] = [
-    (Verdict::Leak, "leak"),
-    (Verdict::Slow, "slow"),
-    (Verdict::LevelledOff, "levelled_off"),
-    (Verdict::Steady, "steady"),
-];
-
-fn word(verdict: Verdict) -> Name {
-    let found = VERDICTS.iter().find(|(own, _)| *own == verdict);
-    found.map_or("steady", |(_, word)| word).into()
-}
-
-fn rank(word: &str) -> usize {
-    VERDICTS.iter().position(|(_, own)| *own == word).unwrap_or(VERDICTS.len())
 }
 
 /// What a line has by age; of what is older than the watch nobody knows how old it is.

@@ -17,6 +17,9 @@ use crate::words::{Ordinal, Tgid};
 const SURE: f64 = 0.01;
 /// And its later half, which has fewer points, less often than this.
 const SURE_LATE: f64 = 0.05;
+/// So many steps are enough where the time was too short: more than there are points of time, since the first steps of a program are seldom
+/// like the others.
+const FEWEST_STEPS: usize = 20;
 /// A leak's later half grows by at least this part of the whole's rate.
 const STILL: f64 = 0.6;
 
@@ -42,8 +45,9 @@ pub enum Held {
     Pinned,
 }
 
-/// The verdict on a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// The verdict on a place, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// It grows all the time, and goes on.
     Leak,
@@ -55,6 +59,23 @@ pub enum Verdict {
     Steady,
 }
 
+impl Verdict {
+    /// Whether it grows, and goes on.
+    pub const fn grows(self) -> bool {
+        matches!(self, Self::Leak | Self::Slow)
+    }
+
+    /// On screens: `leak`, `slow`, `levelled off`, `steady`.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Leak => "leak",
+            Self::Slow => "slow",
+            Self::LevelledOff => "levelled off",
+            Self::Steady => "steady",
+        }
+    }
+}
+
 /// A place, and how it goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Finding {
@@ -64,6 +85,8 @@ pub struct Finding {
     pub verdict: Verdict,
     /// How it goes.
     pub trend: Trend,
+    /// It is from windows of steps: of windows of time there were too few.
+    pub by_steps: bool,
     /// Within how long what is held is replaced on average, nanoseconds; `None` where it is kept.
     pub turnover_ns: Option<u64>,
 }
@@ -76,6 +99,10 @@ pub struct Leaks {
     turnovers: BTreeMap<Place, [u64; 2]>,
     /// How many windows of a process have been taken in.
     windows: BTreeMap<(Tgid, u64), u64>,
+    /// What lines held at the least within a step, while that is short against what all windows of time take.
+    by_step: BTreeMap<Place, Series>,
+    /// How many windows of steps of a process have been taken in.
+    step_windows: BTreeMap<(Tgid, u64), u64>,
 }
 
 impl Leaks {
@@ -109,11 +136,29 @@ impl Leaks {
         self.series.entry(place(Held::Pinned)).or_default().push(now_ns, pinned_bytes);
     }
 
+    /// Takes in what the lines of a process held at the least within its last step, if one has ended since.
+    pub fn observe_steps(&mut self, process: &Process, now_ns: u64) {
+        let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
+        let Some(tensors) = process.current_tensors() else { return };
+        let closed = tensors.step_windows();
+        if closed == 0 || self.step_windows.insert((tgid, since_ns), closed) == Some(closed) {
+            return;
+        }
+        for (ordinal, device) in tensors.places().devices() {
+            for (site, _) in device.sites() {
+                let place = Place { tgid, since_ns, held: Held::Site(*ordinal, site) };
+                self.by_step.entry(place).or_default().push(now_ns, device.step_floor_bytes(site));
+            }
+        }
+    }
+
     /// Forgets processes that are not these any more, by number and [`Process::observed_since_ns`].
     pub fn keep(&mut self, is_known: impl Fn(Tgid, u64) -> bool) {
         self.series.retain(|place, _| is_known(place.tgid, place.since_ns));
         self.turnovers.retain(|place, _| is_known(place.tgid, place.since_ns));
         self.windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
+        self.by_step.retain(|place, _| is_known(place.tgid, place.since_ns));
+        self.step_windows.retain(|(tgid, since_ns), _| is_known(*tgid, *since_ns));
     }
 
     /// How many windows of a process have been seen.
@@ -128,6 +173,11 @@ impl Leaks {
         let own = self.series.iter().filter(|(place, _)| (place.tgid, place.since_ns) == (tgid, since_ns));
         let has_ended = process.ended.is_some();
         let finding = |(place, series): (&Place, &Series)| {
+            let by_step = || self.by_step.get(place).filter(|series| series.points().len() >= FEWEST_STEPS);
+            let (series, by_steps) = match (trend(series, has_ended), by_step()) {
+                (None, Some(by_step)) => (by_step, true),
+                _ => (series, false),
+            };
             let trend = trend(series, has_ended);
             // A program may have been about to end in the last one.
             let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
@@ -135,7 +185,7 @@ impl Leaks {
                 let replaced = self::trend(&series.apart(turnover_ns), has_ended);
                 let (verdict, trend) = judge_replaced(trend, replaced, threshold_bytes_per_minute)?;
                 let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
-                Some(Finding { place: *place, verdict, trend, turnover_ns })
+                Some(Finding { place: *place, verdict, trend, by_steps, turnover_ns })
             });
             (*place, found)
         };
@@ -173,9 +223,13 @@ fn judge(trend: &Trend, threshold_bytes_per_minute: f64) -> Verdict {
 mod tests {
     use std::collections::VecDeque;
 
-    use super::{Verdict, judge, judge_replaced};
+    use super::{Finding, Leaks, Verdict, judge, judge_replaced};
+    use crate::allocators::TensorLedger;
     use crate::allocators::places::Sum;
+    use crate::attribution::process::Process;
+    use crate::decode::{StackRef, TensorChange, TensorEvent};
     use crate::features::trend::Series;
+    use crate::words::{Ordinal, Tgid, Tid};
 
     const MIB: u64 = 1 << 20;
     /// A mebibyte a minute.
@@ -185,6 +239,44 @@ mod tests {
         let mut series = Series::default();
         (0..60).for_each(|second| series.push(second * 1_000_000_000, bytes(second)));
         judge(&series.trend().expect("a minute is long enough"), THRESHOLD)
+    }
+
+    /// The verdicts on a training of so many steps, 100 ms each, that keeps a block of each and gives another back.
+    fn of_training(steps: u64) -> Vec<Finding> {
+        let mut process = Process::new(Tgid(1), None, 0, 0);
+        process.tensors = Some(Box::new(TensorLedger::default()));
+        let (mut leaks, mut allocated_bytes) = (Leaks::default(), 0);
+        for step in 0..steps {
+            let mut event = |what| {
+                let (tid, time_ns, stack) = (Tid(1), step * 100_000_000, StackRef::NoPython);
+                let tensors = process.tensors.as_mut().expect("it has PyTorch");
+                tensors.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns, stack, what });
+                leaks.observe_steps(&process, time_ns);
+            };
+            for (address, block_bytes) in
+                [(1, MIB.cast_signed()), (2 + step, MIB.cast_signed()), (1, -MIB.cast_signed())]
+            {
+                allocated_bytes = u64::saturating_add_signed(allocated_bytes, block_bytes);
+                let (ordinal, reserved_bytes) = (Ordinal(0), 1 << 40);
+                event(TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes });
+            }
+            event(TensorChange::RangeBegins("Optimizer.step#AdamW.step".into()));
+            event(TensorChange::RangeEnds);
+        }
+        // Time has passed once: it is known which places there are, and no more.
+        process.tensors.as_mut().expect("it has PyTorch").tick(steps * 100_000_000);
+        leaks.observe(&process, steps * 100_000_000);
+        let findings = leaks.findings(&process, THRESHOLD).into_iter();
+        findings.filter_map(|(_, finding)| finding).collect()
+    }
+
+    #[test]
+    fn a_training_that_ends_within_seconds_is_judged_by_its_steps() {
+        let findings = of_training(35);
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!((findings[0].verdict, findings[0].by_steps), (Verdict::Leak, true));
+        assert!((findings[0].trend.whole.bytes_per_second - 10_485_760.0).abs() < 1.0, "{findings:?}");
+        assert!(of_training(15).is_empty(), "the first steps of a program are seldom like the others");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::features::leak::model::Verdict;
 use crate::words::{GpuUuid, Name, Tgid};
 
 /// What is known of the growth of one process.
@@ -26,8 +27,8 @@ pub struct LeaksView {
 /// One place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeakView {
-    /// `leak`, `slow`, `levelled_off` or `steady`.
-    pub verdict: Name,
+    /// How it goes.
+    pub verdict: Verdict,
     /// `tensor`, `driver` or `pinned_host`: whose memory it is.
     pub level: Name,
     /// The process's own number of the device; `None` for host memory, and where it is not known.
@@ -52,6 +53,8 @@ pub struct LeakView {
     pub late_p: f64,
     /// How many points that is from.
     pub points: usize,
+    /// The same where each point is a step of training, since the time was too short for points of time; `None` for those.
+    pub steps: Option<usize>,
     /// The time of the first: `CLOCK_BOOTTIME`, nanoseconds.
     pub first_ns: u64,
     /// And of the last.

@@ -107,22 +107,22 @@ pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
     "memwatch_gpu_seconds_to_full",
     "",
     GPU,
-    "When the GPU's memory is full if its use grows on as it has, by a straight line; absent where it does not grow, and until some twelve \
-     seconds were seen of the processes that are on it now.",
+    "Seconds until the GPU's memory is full if its use keeps growing as it does, by a straight line; absent where it does not grow, and in the \
+     first twelve seconds of the processes that are on it now.",
 );
 /// NVML's bytes of a workload.
 pub(crate) const WORKLOAD_DRIVER: Family = gauge(
-    "memwatch_workload_memory_driver_bytes",
+    "memwatch_workload_memory_used_bytes",
     "bytes",
     WORKLOAD,
     "Memory that NVML charges to the workload's processes; absent where NVML reports none.",
 );
 /// Live bytes.
 pub(crate) const WORKLOAD_LIVE: Family = gauge(
-    "memwatch_workload_memory_live_bytes",
+    "memwatch_workload_memory_driver_allocated_bytes",
     "bytes",
     WORKLOAD_KIND,
-    "Requested bytes of live allocations by kind, from traced calls. Managed and pinned memory is not part of the \
+    "Bytes that traced driver calls have allocated and not freed, by kind. Managed and pinned memory is not part of the \
      GPU's memory.",
 );
 /// The most of them.
@@ -130,7 +130,7 @@ pub(crate) const WORKLOAD_PEAK: Family = gauge(
     "memwatch_workload_memory_peak_bytes",
     "bytes",
     WORKLOAD,
-    "Maximum of the live bytes on the GPU since the workload or the agent started, sampled every second.",
+    "Maximum of the allocated bytes on the GPU since the workload or the agent started, sampled every second.",
 );
 /// What is older.
 pub(crate) const WORKLOAD_PREEXISTING: Family = gauge(
@@ -144,7 +144,7 @@ pub(crate) const WORKLOAD_GROWTH: Family = gauge(
     "memwatch_workload_growth_bytes_per_second",
     "",
     WORKLOAD,
-    "By how much the workload's live bytes on the GPU keep growing; absent where they do not, where they were seen for too short a time, \
+    "Growth of the workload's allocated bytes on the GPU, in bytes per second; absent where they do not grow, before there is enough data, \
      and for workloads beyond the first 512 at a time.",
 );
 /// Living processes.
@@ -185,17 +185,17 @@ pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
 );
 /// NVML's bytes of a process.
 pub(crate) const PROCESS_DRIVER: Family = gauge(
-    "memwatch_process_memory_driver_bytes",
+    "memwatch_process_memory_used_bytes",
     "bytes",
     PROCESS,
     "Memory that NVML charges to a process. Only with --process-metrics, for the largest.",
 );
 /// Live bytes of a process.
 pub(crate) const PROCESS_LIVE: Family = gauge(
-    "memwatch_process_memory_live_bytes",
+    "memwatch_process_memory_driver_allocated_bytes",
     "bytes",
     PROCESS,
-    "Requested bytes of live allocations of a process. Only with --process-metrics, for the largest.",
+    "Bytes that traced driver calls of a process have allocated and not freed. Only with --process-metrics, for the largest.",
 );
 /// Losses.
 pub(crate) const AGENT_DROPPED: Family = counter(
@@ -216,7 +216,7 @@ pub(crate) const AGENT_PROBE_FAILURES: Family = counter(
     "memwatch_agent_probe_failures",
     "",
     &["reason"],
-    "Driver libraries that got no probes (library_refused), and functions whose probe could not be attached (function_refused). A function that a library does not export is none: the driver is older than it.",
+    "Driver libraries that got no probes (library_refused), and functions whose probe could not be attached (function_refused). A function that an older driver does not have is not counted.",
 );
 /// Processes.
 pub(crate) const AGENT_PROCESSES: Family =
@@ -240,7 +240,7 @@ pub(crate) const AGENT_HISTORY_FAILURES: Family = counter(
     "memwatch_agent_history_failures",
     "",
     NONE,
-    "How often the history could not be written on or begun: it is tried again every 10 s. Absent without --history.",
+    "Failed attempts to write or begin the history; the next attempt follows after 10 s. Absent without --history.",
 );
 /// When the numbers were made.
 pub(crate) const AGENT_SNAPSHOT: Family = gauge(

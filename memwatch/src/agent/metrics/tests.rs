@@ -185,7 +185,7 @@ fn what_is_not_known_is_absent() {
     assert_eq!(lines("memwatch_gpu_memory_used_bytes", UUID_0), 0);
     assert_eq!(lines("memwatch_gpu_memory_unattributed_bytes", UUID_0), 0);
     assert_eq!(lines("memwatch_gpu_memory_limit_bytes", UUID_0), 1);
-    assert_eq!(lines("memwatch_workload_memory_driver_bytes", "slurm_job=\"4242\""), 1);
+    assert_eq!(lines("memwatch_workload_memory_used_bytes", "slurm_job=\"4242\""), 1);
     assert_eq!(lines("memwatch_workload_memory_preexisting_bytes", ""), 1);
     assert_eq!(lines("memwatch_workload_last_oom_timestamp_seconds", ""), 1);
     assert_eq!((lines("memwatch_process_", ""), lines("process_", "")), (0, 0));

@@ -32,11 +32,11 @@ pub(crate) fn write(
     }
     for (number, _) in runs.iter().enumerate().filter(|(_, run)| !run.snapshot.complete) {
         let which = if number == 0 { &before } else { &after };
-        page.line(&Sentence::new(Tone::Warning, format!("{which} has lost records: its numbers may be wrong")));
+        page.line(&Sentence::new(Tone::Warning, format!("{which}: events were dropped, its numbers may be wrong")));
     }
     list(&mut page, ("LINE", top), &difference.sites, places::site);
-    list(&mut page, ("STAGE", top), &difference.stages, places::stage);
-    list(&mut page, ("LAYER", top), &difference.layers, places::layer);
+    list(&mut page, ("PHASE", top), &difference.stages, places::stage);
+    list(&mut page, ("MODULE", top), &difference.layers, places::layer);
     page.trust(&runs[1].snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
@@ -46,7 +46,7 @@ fn tone(pair: &Pair) -> Tone {
     if pair.change(Side::Peak) > 0 { Tone::Warning } else { Tone::Plain }
 }
 
-/// `peak 1.0 GiB, then 1.2 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
+/// `peak 1.00 GiB, then 1.20 GiB: +204.8 MiB, +20.0 %; 1,234 allocations, then 1,300`.
 fn total(pair: &Pair) -> String {
     let side = |side: Side| [pair.before, pair.after].map(|sum| sum.map(|sum| side.of(&sum)));
     if pair.before.is_none() && pair.after.is_none() {
@@ -94,8 +94,8 @@ fn list<T>(page: &mut Page, (title, top): (&str, usize), rows: &[Row<T>], name: 
         ("AFTER", Align::Right),
         ("CHANGE", Align::Right),
         ("PART", Align::Right),
-        ("LIVE", Align::Right),
         ("ALLOCATED", Align::Right),
+        ("TOTAL ALLOCATED", Align::Right),
         ("COUNT", Align::Right),
         (title, Align::Left),
     ];

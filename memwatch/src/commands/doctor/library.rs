@@ -279,7 +279,7 @@ fn listed(names: &[impl AsRef<str>], shown: usize) -> String {
 
 fn usage(file: &LibraryReport) -> String {
     let users = match file.tgids.len() {
-        0 => "in use by nobody now".to_owned(),
+        0 => "not in use now".to_owned(),
         users => format!("in use by {}", count(users, "process")),
     };
     match &file.coverage.build_id {
@@ -370,9 +370,9 @@ fn ways_to_file(left_out: &LeftOut, privilege: &Privilege) -> Vec<String> {
 fn judge_processes(seen: usize, denied: usize, privilege: &Privilege) -> Check {
     let check = |state, fact| Check::new(Topic::Driver, "processes", state, fact);
     if denied == 0 {
-        return check(State::Ok, format!("the libraries of every process can be seen ({seen} now)"));
+        return check(State::Ok, format!("the libraries of every process are readable ({seen} now)"));
     }
-    let fact = format!("the libraries of {denied} of {} processes cannot be seen", seen + denied);
+    let fact = format!("the libraries of {denied} of {} processes are not readable", seen + denied);
     if privilege.has(SYS_PTRACE) {
         return check(State::Degraded, format!("{fact}, even with {}", SYS_PTRACE.name)).fix(security_module_line());
     }

@@ -11,6 +11,7 @@ use super::check::{Barrier, Check, State, Topic};
 use super::library::count;
 use crate::backends::cuda::nvml::processes::{Lists, version};
 use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
+use crate::render::format::bytes;
 
 /// A driver in trouble can block NVML for ever; a diagnosis must end.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -136,7 +137,7 @@ pub(crate) fn checks(answer: &Result<NvmlReport, String>, driver: Option<&str>) 
 /// Without the kernel module no NVML would work, except one that is named because it needs none.
 fn judge_silence(reason: &str, driver: bool) -> Check {
     let fact =
-        format!("{reason}. Allocations are seen without it; used bytes of GPUs and memory older than memwatch are not");
+        format!("{reason}. Allocations are traced without it; used bytes of GPUs and pre-existing memory are unknown");
     let check = Check::new(Topic::Nvml, "nvml", State::Degraded, fact);
     let check = if driver {
         check.fix("install the libnvidia-ml.so.1 that belongs to the driver (nvidia-smi works once it is there)")
@@ -179,8 +180,7 @@ fn judge_lists(report: &NvmlReport) -> Check {
 
 impl GpuReport {
     fn line(&self) -> String {
-        let gib = |bytes: u64| format!("{}.{} GiB, ", bytes >> 30, ((bytes & ((1 << 30) - 1)) * 10) >> 30);
-        let total = self.total_bytes.map_or_else(String::new, gib);
+        let total = self.total_bytes.map_or_else(String::new, |total| format!("{}, ", bytes(total)));
         let name: String = self.name.chars().filter(|character| !character.is_control()).collect();
         let processes = self.processes.map_or_else(String::new, |number| format!(", {}", count(number, "process")));
         format!("GPU {}: {name}, {total}{}{processes}", self.number(), self.uuid)
@@ -233,7 +233,7 @@ mod tests {
     fn without_nvml_watching_still_works() {
         let checks = checks(&Err("libnvidia-ml.so: not found".to_owned()), Some("595.45.04"));
         assert_eq!((checks[0].state, checks[1].state), (State::Degraded, State::NotChecked));
-        assert!(checks[0].fact.contains("Allocations are seen without it"));
+        assert!(checks[0].fact.contains("Allocations are traced without it"));
     }
 
     #[test]
@@ -251,6 +251,6 @@ mod tests {
     #[test]
     fn a_name_from_the_driver_cannot_command_the_terminal() {
         let checks = checks(&Ok(report("595.45.04", Some(1))), None);
-        assert_eq!(checks[0].details, ["GPU 0: A[31mB, 6.2 GiB, GPU-1, 1 process"]);
+        assert_eq!(checks[0].details, ["GPU 0: A[31mB, 6.25 GiB, GPU-1, 1 process"]);
     }
 }

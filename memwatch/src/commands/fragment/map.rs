@@ -124,7 +124,7 @@ fn title(reported: &FragmentReport, snapshot: &Snapshot) -> String {
     format!("PID {} {command} on GPU {gpu}", reported.view.tgid.0)
 }
 
-/// `1.2 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0 MiB`.
+/// `1.20 GiB in 60 segments, 540.0 MiB in tensors, 660.0 MiB free, the largest piece 9.0 MiB`.
 fn numbers(reported: &FragmentReport) -> String {
     let all = reported.all();
     let when = if reported.view.at_worst_ns.is_some() { "at its worst: " } else { "" };

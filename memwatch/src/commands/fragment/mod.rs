@@ -54,7 +54,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
     };
     if let (Some(path), true) = (&args.output, found.allocators.is_empty()) {
         eprintln!(
-            "memwatch: {} is not written: what is drawn are segments of PyTorch's allocator, and none was seen",
+            "memwatch: {} is not written: it shows the segments of PyTorch's allocator, and there are none",
             path.display()
         );
     } else if let (Some(path), Some(picture)) = (&args.output, picture) {

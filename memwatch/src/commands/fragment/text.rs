@@ -26,7 +26,7 @@ const COLUMNS: [(&str, Align); 10] = [
     ("FREE", Align::Right),
     ("INACTIVE SPLIT", Align::Right),
     ("FREE SEGMENTS", Align::Right),
-    ("LARGEST FREE", Align::Right),
+    ("LARGEST FREE BLOCK", Align::Right),
     ("CACHED", Align::Right),
     ("FRAGMENTATION", Align::Right),
 ];

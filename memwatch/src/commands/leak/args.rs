@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
+use memwatch_core::features::leak::model::Verdict;
 
 use crate::options::moment::PAST;
 use crate::options::{Checked, Subject, values};
@@ -38,8 +39,8 @@ pub(crate) enum FailOn {
 
 impl FailOn {
     /// Whether this verdict is meant.
-    pub(crate) fn is_of(self, verdict: &str) -> bool {
-        verdict == "leak" || (self == Self::Slow && verdict == "slow")
+    pub(crate) fn is_of(self, verdict: Verdict) -> bool {
+        verdict == Verdict::Leak || (self == Self::Slow && verdict == Verdict::Slow)
     }
 }
 

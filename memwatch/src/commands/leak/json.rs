@@ -2,6 +2,7 @@
 
 use std::io;
 
+use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{AgeView, LeakView, LeaksView};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
@@ -50,7 +51,7 @@ struct ProcessJson<'a> {
 /// A place, and how it grows.
 #[derive(Serialize)]
 pub(crate) struct FindingJson<'a> {
-    verdict: &'a str,
+    verdict: Verdict,
     level: &'a str,
     device: Option<i32>,
     uuid: Option<&'a str>,
@@ -63,6 +64,7 @@ pub(crate) struct FindingJson<'a> {
     p: f64,
     late_p: f64,
     points: usize,
+    steps: Option<usize>,
     since: String,
     until: String,
     first_bytes: u64,
@@ -93,7 +95,7 @@ fn process<'a>(leaks: &'a LeaksView, clock: &WallClock) -> ProcessJson<'a> {
 
 pub(crate) fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> FindingJson<'a> {
     FindingJson {
-        verdict: &finding.verdict,
+        verdict: finding.verdict,
         level: &finding.level,
         device: finding.device,
         uuid: finding.uuid.as_ref().map(GpuUuid::as_str),
@@ -106,6 +108,7 @@ pub(crate) fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> Find
         p: finding.p,
         late_p: finding.late_p,
         points: finding.points,
+        steps: finding.steps,
         since: clock.rfc3339(finding.first_ns),
         until: clock.rfc3339(finding.last_ns),
         first_bytes: finding.first_bytes,

@@ -49,7 +49,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     } else {
         text::write(&mut out, (&leaks, args.top), &snapshot, &taken_at.clock, &style(common, false))
     })?;
-    let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| &finding.verdict);
+    let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| finding.verdict);
     let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));
     Ok(if is_found { Exit::Found } else { Exit::Ok })
 }

@@ -2,12 +2,13 @@
 
 use std::io;
 
+use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::leak::words::{by_age, reason};
 use crate::render::Tone;
-use crate::render::format::{bytes, count, duration, percent_of_one, rate_per_minute};
+use crate::render::format::{bytes, count, duration, percent_of_one, plural, rate_per_minute};
 use crate::render::places;
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::grid::{Align, Grid};
@@ -47,14 +48,17 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
     for process in leaks {
         let (tone, text) = heading(process, snapshot);
         page.line(&Sentence::new(tone, text));
-        let rows: Vec<&LeakView> = process.findings.iter().filter(|finding| finding.verdict != "steady").collect();
+        let without = without_verdict(process, snapshot);
+        without.into_iter().for_each(|text| page.line(&Sentence::new(Tone::Faint, text)));
+        let rows: Vec<&LeakView> =
+            process.findings.iter().filter(|finding| finding.verdict != Verdict::Steady).collect();
         if !rows.is_empty() {
             let mut grid = Grid::new(&COLUMNS);
             for finding in rows.iter().take(top) {
                 grid.push(row(snapshot, finding));
             }
             page.grid(&grid);
-            let grow = |finding: &&&LeakView| finding.verdict == "leak" || finding.verdict == "slow";
+            let grow = |finding: &&&LeakView| finding.verdict.grows();
             for finding in rows.iter().take(top).filter(grow) {
                 let why = [Some(reason(finding)), by_age(finding)].into_iter().flatten().collect::<Vec<_>>().join("; ");
                 page.line(&Sentence::new(Tone::Plain, format!("why {}: {why}", place(snapshot, finding))));
@@ -69,34 +73,47 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
     }
 }
 
-/// `PID 1234  train.py: 1 leak, 0 slow, 3 levelled off, 12 steady; 2 places seen too short; 58 windows in 60 s`.
+/// `PID 1234  train.py: 1 leaking, 0 slowly, 3 levelled off, 12 steady; 58 samples in 60 s`.
 fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
-    let of = |verdict: &str| process.findings.iter().filter(|finding| finding.verdict == verdict).count() as u64;
-    let leaks = of("leak");
-    let watched = snapshot.time_ns.saturating_sub(process.observed_since_ns);
-    let windows = process.windows.map(|windows| format!("{} windows in ", count(windows))).unwrap_or_default();
-    let view = snapshot.process(process.tgid, process.observed_since_ns);
-    let command = view.map(sentences::short_command).unwrap_or_default();
+    let of = |verdict| process.findings.iter().filter(|finding| finding.verdict == verdict).count() as u64;
+    let leaks = of(Verdict::Leak);
     let verdicts = if process.findings.is_empty() {
-        "too little data: watch longer, with --duration".to_owned()
+        "no verdict yet".to_owned()
     } else {
         format!(
-            "{} leaking, {} slowly, {} levelled off, {} steady, {} with too little data",
+            "{} leaking, {} slowly, {} levelled off, {} steady",
             count(leaks),
-            count(of("slow")),
-            count(of("levelled_off")),
-            count(of("steady")),
-            count(process.too_short),
+            count(of(Verdict::Slow)),
+            count(of(Verdict::LevelledOff)),
+            count(of(Verdict::Steady)),
         )
     };
+    let view = snapshot.process(process.tgid, process.observed_since_ns);
+    let command = view.map(sentences::short_command).unwrap_or_default();
+    let watched = duration(snapshot.time_ns.saturating_sub(process.observed_since_ns));
+    let steps = process.findings.iter().filter_map(|finding| finding.steps).max();
+    let from = match (steps, process.windows) {
+        (Some(steps), _) => format!("{} in {watched}", plural(steps as u64, "step", "steps")),
+        (None, Some(windows)) => format!("{} in {watched}", plural(windows, "sample", "samples")),
+        (None, None) => watched,
+    };
     let tone = if leaks > 0 { Tone::Bad } else { Tone::Heading };
-    let text = format!("PID {}  {}: {verdicts}; {windows}{}", process.tgid.0, command, duration(watched));
-    (tone, text)
+    (tone, format!("PID {}  {command}: {verdicts}; {from}", process.tgid.0))
+}
+
+/// `68 lines have no verdict: …`; `None` where each has one.
+fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
+    let view = snapshot.process(process.tgid, process.observed_since_ns);
+    let has_ended = view.is_some_and(|view| view.ended_ns.is_some());
+    let lines = plural(process.too_short, "line has", "lines have");
+    let advice = if has_ended { "the program ended before that" } else { "watch longer, with --duration" };
+    let needed = "a verdict takes 10 samples (one per second and step), or 20 steps";
+    (process.too_short > 0).then(|| format!("{lines} no verdict: {needed}; {advice}"))
 }
 
 fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
     vec![
-        finding.verdict.replace('_', " "),
+        finding.verdict.word().to_owned(),
         rate_per_minute(finding.bytes_per_minute),
         rate_per_minute(finding.late_bytes_per_minute),
         bytes(finding.first_bytes),

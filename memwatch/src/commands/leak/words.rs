@@ -1,5 +1,6 @@
-//! Why a line is thought to grow, or not to.
+//! Why a line is judged to grow, or not to.
 
+use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::LeakView;
 
 use crate::render::format::{bytes, duration, percent_of_one, rate_per_minute};
@@ -8,22 +9,25 @@ use crate::render::format::{bytes, duration, percent_of_one, rate_per_minute};
 pub(crate) fn reason(finding: &LeakView) -> String {
     let (rate, late) = (rate_per_minute(finding.bytes_per_minute), rate_per_minute(finding.late_bytes_per_minute));
     let [sure, late_sure] = [finding.p, finding.late_p].map(|p| percent_of_one(1.0 - p));
-    let goes = match &*finding.verdict {
-        "leak" => {
+    let goes = match finding.verdict {
+        Verdict::Leak => {
             format!("it grows at {rate} (confidence {sure}), and goes on: {late} recently (confidence {late_sure})")
         }
-        "slow" => {
+        Verdict::Slow => {
             format!("it grows at {rate} (confidence {sure}), less than the threshold, and goes on: {late} recently")
         }
-        "levelled_off" => format!(
+        Verdict::LevelledOff => format!(
             "it has grown from {} to {}, and does not go on: {late} recently (confidence {late_sure})",
             bytes(finding.first_bytes),
             bytes(finding.last_bytes)
         ),
-        _ => format!("it does not grow: {rate} (confidence {sure})"),
+        Verdict::Steady => format!("it does not grow: {rate} (confidence {sure})"),
     };
     // What is replaced within a moment is a buffer of each step: it says nothing of what stays.
-    match finding.turnover_ns.filter(|turnover_ns| *turnover_ns >= SHORTEST_TURNOVER_NS && finding.verdict != "leak") {
+    match finding
+        .turnover_ns
+        .filter(|turnover_ns| *turnover_ns >= SHORTEST_TURNOVER_NS && finding.verdict != Verdict::Leak)
+    {
         Some(turnover_ns) => format!("{goes}; what it holds is replaced every {}", duration(turnover_ns)),
         None => goes,
     }

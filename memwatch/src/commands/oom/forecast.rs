@@ -63,7 +63,7 @@ fn ending(outlook: &OutlookView) -> String {
 
 fn growing(outlook: &OutlookView) -> String {
     match &outlook.growth {
-        None => "observed too briefly for a verdict".to_owned(),
+        None => "too little data for a verdict".to_owned(),
         Some(growth) if growth.grows => format!(
             "growing by {} a second ({} to {}, in {} windows)",
             rate(growth.bytes_per_second),

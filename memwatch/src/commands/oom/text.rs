@@ -80,7 +80,7 @@ fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// `1.9 GiB  backward of train.py:14 train_step, step 35`.
+/// `1.90 GiB  backward of train.py:14 train_step, step 35`.
 fn requested(oom: &OomView) -> String {
     let by = oom.symbol.as_ref().map_or_else(|| "by PyTorch".to_owned(), |symbol| format!("by {symbol}"));
     let whose = oom.whose.as_ref().map_or(by, places::whose);
@@ -93,7 +93,7 @@ fn requested(oom: &OomView) -> String {
     format!("{:>10}  {whose}{step}{more}", bytes(oom.wanted_bytes))
 }
 
-/// `409.6 MiB  (+ 1.7 GiB reserved but unallocated, largest block 1.5 GiB)`.
+/// `409.6 MiB  (+ 1.70 GiB reserved but unallocated, largest block 1.50 GiB)`.
 fn free(oom: &OomView, gpu: &GpuView) -> String {
     let (used, is_least) = used_bytes(oom, gpu);
     let free = gpu.total_bytes.map(|total| total.saturating_sub(used));
@@ -114,7 +114,7 @@ fn used_bytes(oom: &OomView, gpu: &GpuView) -> (u64, bool) {
     (read.max(least), least > read || gpu.used_bytes.is_none())
 }
 
-/// `79.6 GiB, NVML used 70.1 GiB 0.8 s before`.
+/// `79.60 GiB, NVML used 70.10 GiB 0.8 s before`.
 fn total(oom: &OomView, gpu: &GpuView) -> String {
     let before = duration(oom.time_ns.saturating_sub(gpu.sampled_ns));
     format!("{:>10}  NVML used {} {before} before", known(gpu.total_bytes, bytes), known(gpu.used_bytes, bytes))
@@ -148,7 +148,7 @@ fn holding(oom: &OomView) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// `allocated 75.0 GiB, cached 1.7 GiB, other 0.5 GiB`.
+/// `allocated 75.00 GiB, cached 1.70 GiB, other 0.50 GiB`.
 fn parts(held_bytes: u64, cache: &CacheView) -> String {
     let cached = cache.reserved_bytes.saturating_sub(cache.allocated_bytes);
     let other = match held_bytes.saturating_sub(cache.reserved_bytes) {

@@ -24,7 +24,7 @@ const COLUMNS: [(&str, Align); 11] = [
     ("P90", Align::Right),
     ("P95", Align::Right),
     ("P99", Align::Right),
-    ("MOST SEEN", Align::Right),
+    ("SAMPLED MAX", Align::Right),
     ("PEAK", Align::Right),
 ];
 
@@ -50,9 +50,9 @@ pub(crate) fn write(
 pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapshot, clock: &WallClock) {
     let length = duration(profile.last_ns.saturating_sub(profile.begun_ns));
     let every = seconds(profile.interval_ns);
-    page.line(&Sentence::new(Tone::Heading, format!("{length}, a look every {every}")));
+    page.line(&Sentence::new(Tone::Heading, format!("{length}, sampled every {every}")));
     if profile.interval_ns > profile.asked_interval_ns {
-        let text = format!("more looks than are kept: every {every} instead of {}", seconds(profile.asked_interval_ns));
+        let text = format!("the time is long: sampled every {every} instead of {}", seconds(profile.asked_interval_ns));
         page.line(&Sentence::new(Tone::Faint, text));
     }
     for gpu in &profile.gpus {
@@ -66,22 +66,22 @@ pub(crate) fn section(page: &mut Page, profile: &ProfileView, snapshot: &Snapsho
     let rows = gpus.chain(profile.processes.iter().flat_map(|process| process_rows(process, snapshot)));
     rows.for_each(|row| grid.push(row));
     if profile.gpus.is_empty() && profile.processes.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No GPU was seen, and no process with GPU memory."));
+        page.line(&Sentence::new(Tone::Plain, "No GPU, and no process with GPU memory."));
         return;
     }
     page.grid(&grid);
-    let text = "PEAK and AVERAGE are by every call and event, the others by the looks; what NVML says is known when it is read";
+    let text = "PEAK and AVERAGE count every call and event; the other columns, and all of NVML, are samples";
     page.line(&Sentence::new(Tone::Faint, text));
 }
 
-/// `GPU 0  NVIDIA H200: 12.0 % of 139.8 GiB used on average, 40.1 % at most`.
+/// `GPU 0  NVIDIA H200: 12.0 % of 139.80 GiB used on average, 40.1 % at most`.
 fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
     let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
     let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);
     let name = facts.map(|facts| format!("  {}", sentences::gpu_name(facts))).unwrap_or_default();
     let total = known(gpu.total_bytes, bytes);
     let used = utilization(gpu.used.as_ref(), gpu.total_bytes)
-        .map_or_else(|| "not known how much was used".to_owned(), |used| parts(&used));
+        .map_or_else(|| "used bytes are unknown".to_owned(), |used| parts(&used));
     format!("GPU {number}{name}  {total}: {used}")
 }
 
@@ -106,7 +106,7 @@ fn of_process(process: &ProcessProfileView, snapshot: &Snapshot, clock: &WallClo
         }
     }
     if !process.exact {
-        text += "; inexact, since records were lost";
+        text += "; inexact: events were dropped";
     }
     text
 }
@@ -117,7 +117,7 @@ fn name_of(process: &ProcessProfileView) -> &str {
 
 fn gpu_rows(gpu: &GpuProfileView, snapshot: &Snapshot) -> Vec<Vec<String>> {
     let number = sentences::gpu_number(snapshot, Some(&gpu.uuid));
-    let rows = [("used, by NVML", gpu.used), ("live, of all watched", gpu.live)];
+    let rows = [("used (NVML)", gpu.used), ("allocated by all traced processes", gpu.live)];
     rows.into_iter().filter_map(|(what, course)| Some(row("", &number, what, &course?))).collect()
 }
 
@@ -127,8 +127,8 @@ fn process_rows(process: &ProcessProfileView, snapshot: &Snapshot) -> Vec<Vec<St
     for gpu in &process.gpus {
         let number = sentences::gpu_number(snapshot, gpu.uuid.as_ref());
         let own = [
-            ("used, by NVML", gpu.used),
-            ("live", gpu.live),
+            ("used (NVML)", gpu.used),
+            ("allocated by driver calls", gpu.live),
             ("reserved by PyTorch", gpu.reserved),
             ("allocated by PyTorch", gpu.allocated),
         ];

@@ -34,7 +34,7 @@ fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
         None => "read until then".to_owned(),
         Some(Ending::Whole(mark)) => match mark.stopped {
             Stopped::Asked => "stopped as requested".to_owned(),
-            Stopped::NobodyLeft => "ended when nobody was left".to_owned(),
+            Stopped::NobodyLeft => "ended with its last process".to_owned(),
             Stopped::Limit => "ended when it was as large as --max-size allows".to_owned(),
         },
         Some(Ending::Cut) => "has no end: what its recorder had not written yet is missing".to_owned(),
@@ -50,7 +50,7 @@ fn front(facts: &Facts<'_>, snapshot: &Snapshot, clock: &WallClock) -> String {
     });
     let looked = facts.since_ns.map_or_else(String::new, |since_ns| {
         let since = clock.moment(since_ns, snapshot.time_ns);
-        format!("looked at from {since} on: peaks, and what came and went; calls and sums count all since {begin}\n")
+        format!("from {since}: peaks, allocations and frees; calls and sums count from {begin}\n")
     });
     format!(
         "{}: {begin} to {end} ({took}) on {}, {} in {} inputs, {ended}\n{kept}{looked}made by memwatch {}: {}\n\n",

@@ -30,7 +30,7 @@ pub(crate) async fn run(args: &ResetPeaks, common: &Common) -> Result<Exit, Fail
 pub(crate) async fn reset(selected: &Selected, common: &Common) -> Result<Exit, Failure> {
     let path = common.agent.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET));
     if common.no_agent {
-        return Err(without_agent("--no-agent leaves nobody to ask"));
+        return Err(without_agent("--no-agent excludes the agent, which keeps these peaks"));
     }
     let targets = Targets::of(selected);
     let mut agent = match AgentWatch::meet(path, &targets).await? {

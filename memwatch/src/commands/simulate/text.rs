@@ -16,11 +16,11 @@ use crate::render::wall_clock::WallClock;
 const COLUMNS: [(&str, Align); 10] = [
     ("PEAK", Align::Right),
     ("CHANGE", Align::Right),
-    ("UNUSED THEN", Align::Right),
+    ("CACHED AT PEAK", Align::Right),
     ("AT END", Align::Right),
-    ("LARGEST FREE", Align::Right),
-    ("CACHED", Align::Right),
-    ("CALLS", Align::Right),
+    ("LARGEST FREE BLOCK", Align::Right),
+    ("CACHE HITS", Align::Right),
+    ("DRIVER CALLS", Align::Right),
     ("RETRIES", Align::Right),
     ("FAILED", Align::Right),
     ("SETTING", Align::Left),
@@ -58,14 +58,14 @@ pub(crate) fn write(
         }
     }
     if simulations.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch was seen at work."));
+        page.line(&Sentence::new(Tone::Plain, "No PyTorch process allocated anything."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
-/// `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.0 GiB, 23.5 GiB of it for PyTorch`.
+/// `PID 1234  train.py on GPU 0: 23,184 requests and frees replayed, on a card of 24.00 GiB, 23.50 GiB of it for PyTorch`.
 fn heading(view: &SimulationView, capacity_bytes: Option<u64>, snapshot: &Snapshot) -> String {
     let process = snapshot.process(view.tgid, view.observed_since_ns);
     let command = process.map(sentences::short_command).unwrap_or_default();
@@ -109,10 +109,10 @@ fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
     ]
 }
 
-/// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.4 GiB taken, 20.1 GiB of it in tensors`.
+/// `out of memory at 14:05:20 with ...: 512.0 MiB wanted, 23.40 GiB taken, 20.10 GiB of it in tensors`.
 fn failed(policy: &PolicyView, failure: &PredictedFailureView, clock: &WallClock) -> String {
     format!(
-        "out of memory at {} with {}: {} wanted, {} taken, {} of it in tensors; what comes after is not replayed",
+        "out of memory at {} with {}: requested {}, reserved {}, allocated {}; the replay ends there",
         clock.time_of_day(failure.time_ns),
         name(policy),
         bytes(failure.wanted_bytes),

@@ -39,8 +39,7 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
     let mut advice = Vec::new();
     if !view.traced {
         return vec![
-            "this PyTorch does not say what its allocator does (2.4 and later do): nothing could be replayed"
-                .to_owned(),
+            "this PyTorch does not report its allocator's requests (2.4 and later do): nothing was replayed".to_owned(),
         ];
     }
     advice.extend(best(view));
@@ -48,19 +47,18 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
     if let Some(older) = view.older_reserved_bytes.filter(|bytes| *bytes > 0) {
         let held = bytes(view.older_allocated_bytes.unwrap_or(0));
         advice.push(format!(
-            "the allocator had {} of the driver before the watch, {held} of it in tensors: that is in the first row alone; \
-             a recording from the start has all",
+            "pre-existing: {} reserved, {held} of it allocated, is in the first row only; a recording from the start has all",
             bytes(older)
         ));
     }
     if let Some(available_bytes) = view.available_bytes.filter(|_| view.context_bytes.is_none()) {
         advice.push(format!(
-            "what its context takes was not seen (NVML shows it while a program that is watched from its start rests): PyTorch would have less than {}",
+            "the size of the CUDA context is unknown (NVML shows it for a process traced from its start): PyTorch would have less than {}",
             bytes(available_bytes)
         ));
     }
     if view.lost > 0 {
-        advice.push(format!("{} were lost, so what was replayed is not all", plural(view.lost, "event", "events")));
+        advice.push(format!("{} dropped: the replay is incomplete", plural(view.lost, "event", "events")));
     }
     advice
 }
@@ -91,7 +89,7 @@ fn best(view: &SimulationView) -> Option<String> {
 fn doubt(view: &SimulationView, policy: &PolicyView) -> Option<String> {
     let off = change(view, policy).filter(|off| policy.as_it_ran && off.abs() > BELIEVED)?;
     Some(format!(
-        "of the program's own setting, as far as it shows, the model says {:+.1} %: another setting is in force, or the model is wrong",
+        "for the program's own setting the replay differs from what was measured by {:+.1} %: another setting is in force, or the model is wrong",
         off * 100.0
     ))
 }

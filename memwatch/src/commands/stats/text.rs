@@ -140,13 +140,13 @@ fn waste(allocator: &AllocatorView) -> String {
 fn cache(allocator: &AllocatorView) -> String {
     let all = allocator.cache_hits + allocator.cache_misses;
     if all == 0 {
-        return "no allocation since the watch began".to_owned();
+        return "no allocation since attach".to_owned();
     }
     // A few misses of many are not rounded away.
     let share = percent(allocator.cache_hits, all);
     let share = if allocator.cache_misses > 0 && share == percent(1, 1) { "over 99.9 %".to_owned() } else { share };
     format!(
-        "cache hits {share}: {} of {} since the watch began",
+        "cache hits {share}: {} of {} since attach",
         count(allocator.cache_hits),
         plural(all, "allocation", "allocations"),
     )
@@ -182,7 +182,7 @@ fn private_pool(key: &str) -> Option<&str> {
     key.strip_prefix(PRIVATE)?.split('.').next()
 }
 
-/// `1.0 GiB`, `~1.0 GiB` where it is derived, `-` where it is not known.
+/// `1.00 GiB`, `~1.00 GiB` where it is derived, `-` where it is not known.
 fn number(allocator: &AllocatorView, key: &str, is_bytes: bool) -> String {
     let Some(StatisticView { value: Some(value), certainty, .. }) = allocator.statistics.get(key) else {
         return UNKNOWN.to_owned();

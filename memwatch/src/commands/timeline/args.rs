@@ -47,16 +47,19 @@ pub(crate) enum TimelineFormat {
     Perfetto,
     /// A report
     Json,
+    /// A table for spreadsheets
+    Csv,
     /// A table for data frames
     Parquet,
 }
 
 /// Formats with the ends of file names that say so.
-const ENDS: [(TimelineFormat, &[&str]); 5] = [
+const ENDS: [(TimelineFormat, &[&str]); 6] = [
     (TimelineFormat::Svg, &[".svg"]),
     (TimelineFormat::Html, &[".html", ".htm"]),
     (TimelineFormat::Perfetto, &[".pftrace", ".perfetto-trace", ".perfetto"]),
     (TimelineFormat::Json, &[".json"]),
+    (TimelineFormat::Csv, &[".csv"]),
     (TimelineFormat::Parquet, &[".parquet"]),
 ];
 
@@ -68,7 +71,7 @@ impl Timeline {
     pub(crate) fn written(&self) -> Result<Option<TimelineFormat>, String> {
         let Some(output) = &self.output else {
             return match self.format {
-                None | Some(TimelineFormat::Json) => Ok(self.format),
+                None | Some(TimelineFormat::Json | TimelineFormat::Csv) => Ok(self.format),
                 Some(_) => {
                     Err("a picture, a page or a trace goes into a file: -o FILE, or -o - for standard output"
                         .to_owned())
@@ -77,7 +80,7 @@ impl Timeline {
         };
         let found = self.format.or_else(|| by_name(output)).map(Some);
         found.ok_or_else(|| {
-            "the name of the file has no known format: -f svg, html, perfetto, json or parquet".to_owned()
+            "the name of the file has no known format: -f svg, html, perfetto, json, csv or parquet".to_owned()
         })
     }
 }
@@ -112,10 +115,12 @@ mod tests {
             ("-o a.svg", Some(TimelineFormat::Svg)),
             ("-o A.HTML", Some(TimelineFormat::Html)),
             ("-o a.parquet", Some(TimelineFormat::Parquet)),
+            ("-o a.csv", Some(TimelineFormat::Csv)),
             ("-o a.pftrace", Some(TimelineFormat::Perfetto)),
             ("-o a.svg -f perfetto", Some(TimelineFormat::Perfetto)),
             ("-o - -f svg", Some(TimelineFormat::Svg)),
             ("-f json", Some(TimelineFormat::Json)),
+            ("-f csv", Some(TimelineFormat::Csv)),
             ("-i 200ms", None),
         ] {
             assert_eq!(parsed(&format!("memwatch timeline --in j.mwr {words}")), Ok(format), "{words}");

@@ -14,7 +14,7 @@ use memwatch_core::words::GpuUuid;
 
 use crate::exit::{Exit, Failure};
 use crate::export::plot::Plot;
-use crate::export::{columns as parquet, perfetto};
+use crate::export::{columns as parquet, csv, perfetto};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Targets};
 use crate::output_file;
@@ -80,7 +80,7 @@ pub(crate) fn rendered(
     let plot = || {
         let plot = Plot::new(timeline, snapshot, &taken_at.clock);
         if plot.is_empty() {
-            let nothing = "there is nothing to draw: no GPU was seen, and no process with GPU memory";
+            let nothing = "there is nothing to draw: no GPU, and no process with GPU memory";
             return Err(Failure::new(Exit::NoTarget, nothing));
         }
         Ok(plot)
@@ -88,6 +88,7 @@ pub(crate) fn rendered(
     match format {
         TimelineFormat::Svg => Ok(plot()?.svg().into_bytes()),
         TimelineFormat::Html => plot()?.html().map_err(failed),
+        TimelineFormat::Csv => Ok(csv::timeline(timeline, &utc).into_bytes()),
         TimelineFormat::Parquet => parquet::timeline(timeline, &utc).map_err(failed),
         TimelineFormat::Perfetto => Ok(perfetto::write(timeline, snapshot, &utc)),
         TimelineFormat::Json => {

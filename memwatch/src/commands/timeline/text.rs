@@ -18,8 +18,8 @@ const COLUMNS: [(&str, Align); 6] = [
     ("GPU", Align::Right),
     ("WHAT", Align::Left),
     ("LAST", Align::Right),
-    ("MOST", Align::Right),
-    ("FROM BEGINNING TO END", Align::Left),
+    ("MAX", Align::Right),
+    ("OVER TIME", Align::Left),
 ];
 /// Letters of a curve, lowest first.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -40,20 +40,20 @@ pub(crate) fn write(
     let mut page = Page { text: String::new(), options: *options };
     let length = timeline.last_ns.saturating_sub(timeline.begun_ns);
     let from = clock.moment(timeline.begun_ns, timeline.last_ns);
-    page.line(&Sentence::new(Tone::Heading, format!("{} from {from} on", duration(length))));
+    page.line(&Sentence::new(Tone::Heading, format!("{} from {from}", duration(length))));
     let mut grid = Grid::new(&COLUMNS);
     for track in &timeline.tracks {
         grid.push(row(track, timeline, snapshot, options.ascii));
     }
     if timeline.tracks.is_empty() {
-        page.line(&Sentence::new(Tone::Plain, "No GPU was seen, and no process with GPU memory."));
+        page.line(&Sentence::new(Tone::Plain, "No GPU, and no process with GPU memory."));
     } else {
         page.grid(&grid);
     }
     let skipped = timeline.events.len().saturating_sub(top);
     let before = timeline.forgotten_events + skipped as u64;
     if before > 0 {
-        page.line(&Sentence::new(Tone::Faint, format!("{} more before these", count(before))));
+        page.line(&Sentence::new(Tone::Faint, format!("{} earlier events not shown", count(before))));
     }
     for event in timeline.events.iter().skip(skipped) {
         let tone = if event.kind == "failure" { Tone::Bad } else { Tone::Plain };
@@ -68,9 +68,9 @@ pub(crate) fn write(
 fn row(track: &TrackView, timeline: &TimelineView, snapshot: &Snapshot, ascii: bool) -> Vec<String> {
     let most = track.points.iter().map(|point| point.most_bytes).max().unwrap_or(0);
     let what = match (&*track.measure, track.tgid) {
-        ("used", _) => "used, by NVML",
-        ("live", None) => "live, of all watched",
-        ("live", _) => "live",
+        ("used", _) => "used (NVML)",
+        ("live", None) => "allocated by all traced processes",
+        ("live", _) => "allocated by driver calls",
         ("reserved", _) => "reserved by PyTorch",
         ("allocated", _) => "allocated by PyTorch",
         _ => "pinned host memory",

@@ -66,8 +66,8 @@ type Measure = (&'static str, &'static str);
 
 /// In the order in which they are drawn.
 const MEASURES: [Measure; 5] = [
-    ("used", "used, by NVML"),
-    ("live", "live: granted by the driver"),
+    ("used", "used (NVML)"),
+    ("live", "allocated by driver calls"),
     ("reserved", "reserved by PyTorch"),
     ("allocated", "allocated by PyTorch"),
     ("pinned", "pinned host memory"),
@@ -93,9 +93,8 @@ impl Plot {
         let more = groups.len().saturating_sub(PANELS);
         groups.truncate(PANELS);
         let panels = groups.iter().map(|(key, tracks)| panel(key, tracks, timeline, snapshot)).collect();
-        let mut notes = vec![
-            "A line is what it was at a look; the light band reaches up to the most between two looks.".to_owned(),
-        ];
+        let mut notes =
+            vec!["A line shows the samples; the light band reaches up to the maximum between two samples.".to_owned()];
         if more > 0 {
             notes.push(format!("{more} more, which held less, are not drawn."));
         }
@@ -214,7 +213,7 @@ pub(crate) fn thinned_to(points: &[PointView], limit: usize) -> Vec<PointView> {
     joined.collect()
 }
 
-/// `PID 1234: 2.0 GiB not to be had, wanted by PyTorch at train.py:12 step`.
+/// `PID 1234: 2.00 GiB not to be had, wanted by PyTorch at train.py:12 step`.
 pub(crate) fn sentence(event: &EventView, snapshot: &Snapshot) -> String {
     let who = event.tgid.map_or_else(String::new, |tgid| format!("PID {}", tgid.0));
     let on = event.uuid.as_ref().map(|uuid| format!("GPU {}", sentences::gpu_number(snapshot, Some(uuid))));
@@ -229,11 +228,11 @@ pub(crate) fn sentence(event: &EventView, snapshot: &Snapshot) -> String {
     match &*event.kind {
         "start" => format!("{who} starts"),
         "exit" => format!("{who} ends"),
-        "failure" => format!("{who_and_where}: {amount} could not be had{by}{whose}"),
+        "failure" => format!("{who_and_where}: allocation of {amount} failed{by}{whose}"),
         "large" => format!("{who_and_where}: {amount} allocated{by}{whose}"),
         _ => {
             let level = event.level.as_deref().unwrap_or_default();
-            format!("{who_and_where}: most {level}, {amount}")
+            format!("{who_and_where}: peak of {level}, {amount}")
         }
     }
 }

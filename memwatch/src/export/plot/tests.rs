@@ -51,11 +51,23 @@ fn plot() -> Plot {
 }
 
 #[test]
+fn a_csv_has_a_row_for_each_point_and_what_is_not_known_is_empty() {
+    let (timeline, snapshot) = timeline();
+    let text = crate::export::csv::timeline(&timeline, &fixture::clock());
+    let lines: Vec<_> = text.split_terminator("\r\n").collect();
+    assert_eq!(lines.len(), 21, "{text}");
+    assert_eq!(lines[0], "time,pid,command,gpu_uuid,measure,bytes,most_bytes");
+    let uuid = snapshot.gpus[0].uuid.as_str();
+    assert!(lines[1].ends_with(&format!(",1234,\"<b>&\\x1b[2J\",{uuid},live,1048576,67108864")), "{text}");
+    assert!(lines[20].ends_with(&format!(",,,{uuid},used,10485760,0")), "{text}");
+}
+
+#[test]
 fn a_panel_for_the_gpu_comes_before_those_of_processes_with_their_lines_and_failures() {
     let svg = plot().svg();
     let (gpu, process) = (svg.find(">GPU 0  ").expect("a panel"), svg.find(">PID ").expect("another"));
-    assert!(gpu < process && svg.contains("used, by NVML") && !svg.contains("reserved by PyTorch"), "{svg}");
-    assert!(svg.contains("1.0 GiB could not be had by cuMemAlloc_v2"), "{svg}");
+    assert!(gpu < process && svg.contains("used (NVML)") && !svg.contains("reserved by PyTorch"), "{svg}");
+    assert!(svg.contains("allocation of 1.00 GiB failed by cuMemAlloc_v2"), "{svg}");
     assert!(svg.contains("prefers-color-scheme:dark"));
     // The most between two looks is what the axis has room for.
     assert!(svg.contains(">64.0 MiB<"), "{svg}");

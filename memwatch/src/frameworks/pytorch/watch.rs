@@ -262,7 +262,7 @@ impl TorchWatch {
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) = match points {
             Ok(points) => points.into_iter().partition(|point| request.wants(point.row)),
             Err(error) => {
-                log::warn!("process {tgid}: {}: no tensors are seen in it: {error}", file.display);
+                log::warn!("process {tgid}: {}: its tensors are not traced: {error}", file.display);
                 (Vec::new(), Vec::new())
             }
         };
@@ -290,7 +290,7 @@ fn attach(kernel: &mut Kernel, tgid: u32, file: &LibraryFile, points: &[TensorPo
             Some(probes)
         }
         Err(error) => {
-            log::warn!("process {tgid}: {}: tensors are not seen: {error}", file.display);
+            log::warn!("process {tgid}: {}: tensors are not traced: {error}", file.display);
             None
         }
     }

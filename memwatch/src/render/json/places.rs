@@ -71,7 +71,7 @@ pub(crate) struct DeviceJson<'a> {
     allocated_bytes: u64,
     unplaced_bytes: i64,
     #[serde(flatten)]
-    total: SumJson,
+    total: DeviceSumJson,
     #[serde(flatten)]
     rows: Rows<'a>,
 }
@@ -86,9 +86,23 @@ enum Rows<'a> {
     All { stages: Vec<StageJson<'a>>, layers: Vec<LayerJson>, sites: Vec<SiteJson> },
 }
 
+/// Of a device that is what stands in the rows of each list; `allocated_bytes` is what its allocator reports.
+#[derive(Serialize)]
+struct DeviceSumJson {
+    attributed_bytes: u64,
+    #[serde(flatten)]
+    sum: HistoryJson,
+}
+
 #[derive(Serialize)]
 struct SumJson {
-    live_bytes: u64,
+    allocated_bytes: u64,
+    #[serde(flatten)]
+    sum: HistoryJson,
+}
+
+#[derive(Serialize)]
+struct HistoryJson {
     peak_bytes: u64,
     at_peak_bytes: u64,
     total_bytes: u64,
@@ -240,14 +254,17 @@ fn with_rows<'a>(device: &'a DevicePlacesView, rows: Rows<'a>) -> DeviceJson<'a>
         uuid: device.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),
         allocated_bytes: device.allocated_bytes,
         unplaced_bytes: device.unplaced_bytes,
-        total: sum_json(&device.total),
+        total: DeviceSumJson { attributed_bytes: device.total.live_bytes, sum: history_json(&device.total) },
         rows,
     }
 }
 
 fn sum_json(sum: &SumView) -> SumJson {
-    SumJson {
-        live_bytes: sum.live_bytes,
+    SumJson { allocated_bytes: sum.live_bytes, sum: history_json(sum) }
+}
+
+fn history_json(sum: &SumView) -> HistoryJson {
+    HistoryJson {
         peak_bytes: sum.peak_bytes,
         at_peak_bytes: sum.at_peak_bytes,
         total_bytes: sum.total_bytes,

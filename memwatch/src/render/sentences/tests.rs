@@ -97,23 +97,23 @@ fn a_library_that_was_mapped_before_its_probes_has_its_gap() {
     let mut snapshot = quiet_node();
     snapshot.coverage.libraries[0].gap_ns = Some(23_000_001);
     let line = trust_line(&snapshot);
-    assert!(line.starts_with("complete · probes came 24 ms after /usr/lib/"), "{line}");
+    assert!(line.starts_with("complete · probes were attached 24 ms after /usr/lib/"), "{line}");
     assert!(line.ends_with("libcuda.so.580.65.06 was mapped"), "{line}");
 }
 
 #[test]
 fn a_comparison_with_nvml_is_of_the_whole_gpu_or_of_the_traced_processes() {
     let mut snapshot = quiet_node();
-    let compared = "attributed 40.5 GiB (98.8 %) · unattributed 512.0 MiB";
+    let compared = "attributed 40.50 GiB (98.8 %) · unattributed 512.0 MiB";
     assert_eq!(attribution(&snapshot, &snapshot.gpus[0]).as_deref(), Some(compared));
     snapshot.gpus[0].unwatched_processes = Some(2);
     snapshot.gpus[0].used_bytes = Some(70 << 30);
     let own = attribution(&snapshot, &snapshot.gpus[0]);
-    assert_eq!(own, Some(format!("1 process traced: NVML used 41.0 GiB · {compared}")));
+    assert_eq!(own, Some(format!("1 process traced: NVML used 41.00 GiB · {compared}")));
     snapshot.processes[0].gpus[0].used_bytes = None;
     snapshot.processes[0].gpus[0].unattributed_bytes = None;
     let unknown = attribution(&snapshot, &snapshot.gpus[0]);
-    assert_eq!(unknown.as_deref(), Some("1 process traced: attributed 40.5 GiB"));
+    assert_eq!(unknown.as_deref(), Some("1 process traced: attributed 40.50 GiB"));
     snapshot.processes[0].ended_ns = Some(1);
     assert_eq!(attribution(&snapshot, &snapshot.gpus[0]), None);
 }
@@ -146,16 +146,16 @@ fn a_library_that_could_not_be_probed_is_bad() {
 fn a_refused_allocation_is_reported_with_its_size() {
     let snapshot = busy_node();
     let reported = failure(&snapshot, &snapshot.processes[0].failures[1], &clock()).text;
-    assert_eq!(reported, "out of memory: cuMemAlloc_v2 requested 40.0 GiB on GPU 0 at 14:03:20");
+    assert_eq!(reported, "out of memory: cuMemAlloc_v2 requested 40.00 GiB on GPU 0 at 14:03:20");
 }
 
 #[test]
 fn managed_memory_stands_apart_and_estimates_are_marked() {
     let mut snapshot = busy_node();
     let gpu = &mut snapshot.processes[0].gpus[0];
-    assert_eq!(kinds(gpu), "device 38.0 GiB, pool 2.5 GiB + managed 3.0 GiB");
+    assert_eq!(kinds(gpu), "device 38.00 GiB, pool 2.50 GiB + managed 3.00 GiB");
     gpu.kinds.get_mut("pool").expect("a pool").estimated = true;
-    assert!(kinds(gpu).contains("pool ~2.5 GiB"));
+    assert!(kinds(gpu).contains("pool ~2.50 GiB"));
     assert_eq!(kinds(&snapshot.processes[2].gpus[0]), "-");
 }
 
@@ -193,7 +193,7 @@ fn remarks_report_of_the_end_losses_and_older_memory() {
         reported(1),
         ["peak and totals may be wrong: 12 events dropped (ring full)", "3 frees of memory allocated before attach"]
     );
-    assert_eq!(reported(2), ["ended 14:03:05, peak 12.3 GiB on GPU 1", "17 allocations not freed by the program"]);
+    assert_eq!(reported(2), ["ended 14:03:05, peak 12.30 GiB on GPU 1", "17 allocations not freed by the program"]);
 }
 
 #[test]
@@ -209,8 +209,8 @@ fn what_a_process_holds_beside_its_live_bytes_is_reported() {
         texts,
         [
             "checkpointed: 4.0 MiB moved from the GPU to host memory",
-            "pools reserve about 3.0 GiB, 512.0 MiB of it unused",
-            "shares 3.0 GiB of PID 77, 1.0 GiB of it already freed there",
+            "pools reserve about 3.00 GiB, 512.0 MiB of it unused",
+            "shares 3.00 GiB of PID 77, 1.00 GiB of it already freed there",
         ]
     );
 }
@@ -230,7 +230,7 @@ fn the_trust_line_of_an_agent_says_so_and_what_it_hides() {
     let gpu = |used_bytes, live_bytes| HiddenGpuView { used_bytes, live_bytes, ..HiddenGpuView::default() };
     snapshot.hidden = Some(HiddenView { processes: 2, gpus: vec![gpu(Some(3 << 30), 1 << 30), gpu(None, 1 << 30)] });
     let shown = trust_line(&snapshot);
-    assert!(shown.contains("from the agent · 2 processes of other users use 4.0 GiB"), "{shown}");
+    assert!(shown.contains("from the agent · 2 processes of other users use 4.00 GiB"), "{shown}");
     snapshot.hidden = Some(HiddenView::default());
     assert!(!trust_line(&snapshot).contains("others"));
 }

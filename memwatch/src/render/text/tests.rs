@@ -25,11 +25,11 @@ fn instances_stand_in_their_gpus_place_with_their_profile() {
     let heads: Vec<_> = reported.lines().filter(|line| line.starts_with("GPU ")).collect();
     assert_eq!(heads.len(), 3, "{reported}");
     assert!(
-        heads[1].starts_with("GPU 1:0  NVIDIA H100 80GB HBM3 MIG 1g.10gb  MIG-30aa41c8  used 1.0 GiB of 10.0 GiB"),
+        heads[1].starts_with("GPU 1:0  NVIDIA H100 80GB HBM3 MIG 1g.10gb  MIG-30aa41c8  used 1.00 GiB of 10.00 GiB"),
         "{reported}"
     );
     assert!(reported.contains("1234  alice  1:1  "), "{reported}");
-    assert!(reported.contains("cuMemAlloc_v2 requested 38.0 GiB on GPU 1:1"), "{reported}");
+    assert!(reported.contains("cuMemAlloc_v2 requested 38.00 GiB on GPU 1:1"), "{reported}");
     assert!(reported.contains("PID 1234: MPS client"), "{reported}");
 }
 

@@ -6,6 +6,7 @@ use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::features::forecast::view::{
     EndView, ForecastsView, GrowthView, OutlookView, ProcessForecastView, RangeView,
 };
+use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::input::Sensors;
 use memwatch_core::owner::{Rank, SlurmJob};
@@ -203,8 +204,8 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
     let process = &snapshot.processes[0];
     let per_minute =
         |bytes: u64| f64::from(u32::try_from(bytes * STEPS_PER_SECOND * 60 / MIB).expect("few")) * 1_048_576.0;
-    let leak = |verdict: &str, line, function: &str, bytes| LeakView {
-        verdict: verdict.to_owned().into(),
+    let leak = |verdict, line, function: &str, bytes| LeakView {
+        verdict,
         level: "tensor".into(),
         device: Some(0),
         uuid: Some(GpuUuid::new(UUID_0)),
@@ -217,6 +218,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         p: 0.001,
         late_p: 0.001,
         points: 60,
+        steps: None,
         first_ns: at(14, 2, 12),
         last_ns: at(14, 3, 21),
         first_bytes: 0,
@@ -224,7 +226,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         turnover_ns: None,
         ages: None,
     };
-    let findings = vec![leak("leak", 10, "forward", STEP), leak("steady", 34, "train_step", 0)];
+    let findings = vec![leak(Verdict::Leak, 10, "forward", STEP), leak(Verdict::Steady, 34, "train_step", 0)];
     let leaks = LeaksView {
         tgid: process.tgid,
         comm: process.comm.clone(),

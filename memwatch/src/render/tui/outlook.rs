@@ -1,6 +1,7 @@
 //! What is expected of processes: leaks and the time at which memory runs out, in the words of the live view.
 
 use memwatch_core::features::forecast::view::{ForecastsView, ProcessForecastView};
+use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::{ProcessView, SiteView};
 use memwatch_core::words::GpuUuid;
@@ -51,7 +52,7 @@ impl Outlooks {
     /// What leaks in a process, the fastest first.
     pub(crate) fn leaking(&self, process: &ProcessView) -> impl Iterator<Item = &LeakView> {
         let leaks = self.leaks(process).into_iter().flat_map(|own| &own.findings);
-        leaks.filter(|leak| leak.verdict == "leak" && leak.bytes_per_minute >= WARNED_BYTES_PER_MINUTE)
+        leaks.filter(|leak| leak.verdict == Verdict::Leak && leak.bytes_per_minute >= WARNED_BYTES_PER_MINUTE)
     }
 
     /// The growth of a line in bytes a minute; `None` where it was not observed for long enough.
@@ -62,7 +63,7 @@ impl Outlooks {
                 && leak.uuid.as_ref() == uuid
         };
         let found = self.leaks(process)?.findings.iter().find(is_it)?;
-        Some(if found.verdict == "leak" || found.verdict == "slow" { found.bytes_per_minute } else { 0.0 })
+        Some(if found.verdict.grows() { found.bytes_per_minute } else { 0.0 })
     }
 
     /// When memory runs out for a process, where that is likely.

@@ -1,25 +1,44 @@
 //! Amounts, growth and times as the live view writes them.
 
+use crate::options::Units;
 use crate::render::format::ratio;
+use crate::render::units;
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
-const TIB: u64 = 1 << 40;
 /// From this value on, three digits before the point would become four.
 const FULL: f64 = 999.5;
 
+/// Units of one factor, smallest first, without bytes.
+#[derive(Clone, Copy)]
+struct Scale {
+    factor: u64,
+    names: [&'static str; 4],
+}
+
+impl Scale {
+    /// By `--units`; a table of the live view has no room for whole numbers of bytes.
+    fn chosen() -> Self {
+        match units::chosen() {
+            Units::Si => Self { factor: 1000, names: ["kB", "MB", "GB", "TB"] },
+            Units::Binary | Units::Bytes => Self { factor: 1024, names: ["KiB", "MiB", "GiB", "TiB"] },
+        }
+    }
+}
+
 /// `12 B`, `4.5 KiB`, `126 MiB`, `28.90 GiB`: never wider than ten columns.
 pub(crate) fn size(bytes: u64) -> String {
-    let in_unit = |unit| ratio(bytes, unit);
+    written(bytes, Scale::chosen())
+}
+
+fn written(bytes: u64, Scale { factor, names: [kilo, mega, giga, tera] }: Scale) -> String {
+    let in_unit = |power| ratio(bytes, factor.pow(power));
     let whole =
         |value: f64, unit| if value < 9.95 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") };
     match bytes {
-        0..KIB => format!("{bytes} B"),
-        _ if in_unit(KIB) < FULL => whole(in_unit(KIB), "KiB"),
-        _ if in_unit(MIB) < FULL => whole(in_unit(MIB), "MiB"),
-        _ if in_unit(GIB) < FULL => format!("{} GiB", gib(bytes)),
-        _ => format!("{:.2} TiB", in_unit(TIB)),
+        bytes if bytes < factor => format!("{bytes} B"),
+        _ if in_unit(1) < FULL => whole(in_unit(1), kilo),
+        _ if in_unit(2) < FULL => whole(in_unit(2), mega),
+        _ if in_unit(3) < FULL => format!("{:.2} {giga}", in_unit(3)),
+        _ => format!("{:.2} {tera}", in_unit(4)),
     }
 }
 
@@ -29,15 +48,20 @@ pub(crate) fn signed(bytes: i64) -> String {
     format!("{sign}{}", size(bytes.unsigned_abs()))
 }
 
-/// `28.90`: GiB where the unit stands elsewhere in the line.
-pub(crate) fn gib(bytes: u64) -> String {
-    format!("{:.2}", ratio(bytes, GIB))
+/// `28.90`: in [`giga_unit`], where that stands elsewhere in the line.
+pub(crate) fn giga(bytes: u64) -> String {
+    format!("{:.2}", ratio(bytes, Scale::chosen().factor.pow(3)))
 }
 
-/// [`gib`] with a sign where it is negative.
-pub(crate) fn signed_gib(bytes: i64) -> String {
+/// `GiB`, or `GB`.
+pub(crate) fn giga_unit() -> &'static str {
+    Scale::chosen().names[2]
+}
+
+/// [`giga`] with a sign where it is negative.
+pub(crate) fn signed_giga(bytes: i64) -> String {
     let sign = if bytes < 0 { "-" } else { "" };
-    format!("{sign}{}", gib(bytes.unsigned_abs()))
+    format!("{sign}{}", giga(bytes.unsigned_abs()))
 }
 
 /// `+126 MiB`, `-3.0 MiB`, `0`.
@@ -71,6 +95,16 @@ pub(crate) fn seconds(from_ns: u64, to_ns: u64) -> f64 {
 mod tests {
     use super::*;
 
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_size_in_powers_of_1000_has_their_names() {
+        let scale = Scale { factor: 1000, names: ["kB", "MB", "GB", "TB"] };
+        let sizes = [999, 1024, 999_600, 31_030_000_000, 2_000_000_000_000].map(|bytes| written(bytes, scale));
+        assert_eq!(sizes, ["999 B", "1.0 kB", "1.0 MB", "31.03 GB", "2.00 TB"]);
+    }
+
     #[test]
     fn a_size_has_at_most_ten_columns_and_gib_have_two_decimals() {
         for (bytes, text) in [
@@ -89,7 +123,7 @@ mod tests {
         for shift in 0..=40 {
             assert!(size((1 << shift) * 999).len() <= 10, "{}", size((1 << shift) * 999));
         }
-        assert_eq!([signed(-3 << 20), signed_gib(-(1 << 30)), gib(1 << 29)], ["-3.0 MiB", "-1.00", "0.50"]);
+        assert_eq!([signed(-3 << 20), signed_giga(-(1 << 30)), giga(1 << 29)], ["-3.0 MiB", "-1.00", "0.50"]);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -253,7 +253,11 @@ impl Writer {
         let left = fs::remove_file(new);
         left.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
-        file.set_permissions(self.file.metadata()?.permissions())?;
+        let (before, own) = (self.file.metadata()?, file.metadata()?);
+        if (before.uid(), before.gid()) != (own.uid(), own.gid()) {
+            fchown(&file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.set_permissions(before.permissions())?;
         file.write_all(&self.front)?;
         old.seek(SeekFrom::Start(byte))?;
         let copied = io::copy(&mut old.take(kept), &mut file)?;

@@ -16,6 +16,7 @@ use memwatch_core::{Pipeline, TensorLog};
 use super::Session;
 use super::books::ProcessBooks;
 use super::intake::Intake;
+use super::named::Named;
 use super::price::{PriceGuard, Rate};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
@@ -40,6 +41,7 @@ const MOST_SAME: usize = 4096;
 pub(crate) struct Tensors {
     torch: TorchWatch,
     prices: PriceGuard,
+    named: Named,
     processes: BTreeMap<u32, Process>,
     /// Processes that have ended, or have another image now.
     replaced: Vec<u32>,
@@ -117,10 +119,11 @@ impl Session {
 
 impl Tensors {
     /// None yet.
-    pub(crate) fn new(torch: TorchWatch, prices: PriceGuard) -> Self {
+    pub(crate) fn new(torch: TorchWatch, prices: PriceGuard, named: Named) -> Self {
         Self {
             torch,
             prices,
+            named,
             processes: BTreeMap::new(),
             replaced: Vec::new(),
             corrected: Vec::new(),
@@ -155,7 +158,8 @@ impl Tensors {
             self.forget(kernel, tgid);
         }
         let arrival = |tgid| if pipeline.is_from_start(tgid) { Arrival::Start } else { Arrival::Late };
-        let wanted: BTreeMap<u32, Arrival> = pipeline.watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
+        let mut wanted: BTreeMap<u32, Arrival> = pipeline.watched().map(|tgid| (tgid.0, arrival(tgid))).collect();
+        self.named.retain(pipeline, &mut wanted);
         let gone: Vec<u32> = self.processes.keys().copied().filter(|tgid| !wanted.contains_key(tgid)).collect();
         for tgid in gone {
             self.forget(kernel, tgid);
@@ -300,7 +304,7 @@ impl Tensors {
             }
             Err(PythonError::Idle) => Python::Idle(Instant::now()),
             Err(error) => {
-                log::warn!("process {tgid}: lines of Python are not seen: {error}");
+                log::warn!("process {tgid}: Python lines are unknown: {error}");
                 Python::Without
             }
         };
@@ -434,7 +438,7 @@ mod tests {
     fn remembered_ends(level: TensorLevel) -> usize {
         let version = KernelVersion::from_release("6.18.0").expect("a release");
         let torch = TorchWatch::new(version, TensorRequest { level, reports_only: false }).expect("a thread");
-        let mut tensors = Tensors::new(torch, PriceGuard::new(&SessionOptions::default()));
+        let mut tensors = Tensors::new(torch, PriceGuard::new(&SessionOptions::default()), super::Named::default());
         for tgid in 1..=100 {
             tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });
         }

@@ -135,7 +135,7 @@ fn processes_that_cannot_be_seen_are_counted_and_the_way_is_reported() {
     let check = judge_processes(2, 7, &user());
     assert_eq!(
         (check.state, check.fact.as_str()),
-        (State::Degraded, "the libraries of 7 of 9 processes cannot be seen")
+        (State::Degraded, "the libraries of 7 of 9 processes are not readable")
     );
     assert!(check.fixes[0].starts_with("sudo "));
     let as_root = judge_processes(2, 7, &root());

@@ -127,7 +127,7 @@ fn lines_and_layers_that_hold_memory_together_are_reported_where_they_are_known(
     let found = Found { allocators: vec![reported()], ..Found::default() };
     let text = of_driver(&found);
     assert!(text.contains("11.0 MiB  11.0 MiB  9.0 MiB  train.py:36 Trainer.step"), "{text}");
-    assert!(text.contains("(before attach)") && !text.contains("BY LAYER"), "{text}");
+    assert!(text.contains("(pre-existing)") && !text.contains("BY LAYER"), "{text}");
 }
 
 fn text(reported: FragmentReport, ascii: bool) -> String {

@@ -3,9 +3,9 @@ use memwatch_core::features::leak::view::AgeView;
 use super::*;
 use crate::render::fixture;
 
-fn finding(verdict: &'static str, line: u32, per_minute: f64) -> LeakView {
+fn finding(verdict: Verdict, line: u32, per_minute: f64) -> LeakView {
     LeakView {
-        verdict: verdict.into(),
+        verdict,
         level: "tensor".into(),
         device: Some(0),
         uuid: None,
@@ -18,6 +18,7 @@ fn finding(verdict: &'static str, line: u32, per_minute: f64) -> LeakView {
         p: 0.002,
         late_p: 0.01,
         points: 30,
+        steps: None,
         first_ns: 0,
         last_ns: 60_000_000_000,
         first_bytes: 0,
@@ -49,12 +50,13 @@ fn reported(findings: Vec<LeakView>, top: usize) -> String {
 
 #[test]
 fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() {
-    let all = vec![finding("leak", 12, 67_108_864.0), finding("levelled_off", 7, 0.0), finding("steady", 3, 0.0)];
+    let all = vec![
+        finding(Verdict::Leak, 12, 67_108_864.0),
+        finding(Verdict::LevelledOff, 7, 0.0),
+        finding(Verdict::Steady, 3, 0.0),
+    ];
     let reported = reported(all, 10);
-    assert!(
-        reported.contains("1 leaking, 0 slowly, 1 levelled off, 1 steady, 2 with too little data; 30 windows in "),
-        "{reported}"
-    );
+    assert!(reported.contains("1 leaking, 0 slowly, 1 levelled off, 1 steady; 30 samples in "), "{reported}");
     assert!(reported.contains("leak          +64.0 MiB/min  +32.0 MiB/min"), "{reported}");
     assert!(
         reported.contains("train.py:12 step") && reported.contains("levelled off") && !reported.contains("train.py:3 "),
@@ -65,23 +67,34 @@ fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() 
 
 #[test]
 fn why_something_is_reported_to_grow_is_stated_with_how_old_it_is_and_whether_it_is_replaced() {
-    let text = reported(vec![finding("leak", 12, 67_108_864.0), finding("levelled_off", 7, 0.0)], 10);
+    let text = reported(vec![finding(Verdict::Leak, 12, 67_108_864.0), finding(Verdict::LevelledOff, 7, 0.0)], 10);
     let why = "why GPU -: train.py:12 step\\x1b[2J: it grows at +64.0 MiB/min (confidence 99.8 %), and goes on: \
                +32.0 MiB/min recently (confidence 99.0 %); now held: 1.0 MiB below 1 s, 63.0 MiB older";
     assert!(text.contains(why), "{text}");
     assert!(!text.contains("why GPU -: train.py:7"), "{text}");
-    let replaced = LeakView { turnover_ns: Some(12_000_000_000), ages: None, ..finding("slow", 12, 9.0) };
+    let replaced = LeakView { turnover_ns: Some(12_000_000_000), ages: None, ..finding(Verdict::Slow, 12, 9.0) };
     let text = reported(vec![replaced], 10);
     assert!(text.contains("; what it holds is replaced every 12 s\n"), "{text}");
-    let at_once = LeakView { turnover_ns: Some(20_000_000), ages: None, ..finding("slow", 12, 9.0) };
+    let at_once = LeakView { turnover_ns: Some(20_000_000), ages: None, ..finding(Verdict::Slow, 12, 9.0) };
     assert!(!reported(vec![at_once], 10).contains("replaced"));
-    let leaking = LeakView { turnover_ns: Some(12_000_000_000), ages: None, ..finding("leak", 12, 9.0) };
+    let leaking = LeakView { turnover_ns: Some(12_000_000_000), ages: None, ..finding(Verdict::Leak, 12, 9.0) };
     assert!(!reported(vec![leaking], 10).contains("replaced"));
 }
 
 #[test]
+fn a_run_of_few_seconds_is_judged_by_its_steps() {
+    let by_steps = LeakView { steps: Some(35), ..finding(Verdict::Leak, 12, 9.0) };
+    let text = reported(vec![by_steps], 10);
+    assert!(text.contains("1 leaking, 0 slowly, 0 levelled off, 0 steady; 35 steps in "), "{text}");
+}
+
+#[test]
 fn rows_beyond_the_wanted_are_counted_and_a_short_look_says_so() {
-    let many = (0..5).map(|line| finding("slow", line, 9.0)).collect();
+    let many = (0..5).map(|line| finding(Verdict::Slow, line, 9.0)).collect();
     assert!(reported(many, 2).contains("and 3 more\n"));
-    assert!(reported(Vec::new(), 2).contains("too little data: watch longer"));
+    let short = reported(Vec::new(), 2);
+    assert!(short.contains(": no verdict yet; 30 samples in "), "{short}");
+    let sentence =
+        "2 lines have no verdict: a verdict takes 10 samples (one per second and step), or 20 steps; watch longer";
+    assert!(short.contains(sentence), "{short}");
 }

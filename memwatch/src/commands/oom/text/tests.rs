@@ -43,7 +43,7 @@ fn pieces_that_would_have_been_enough_lead_to_the_setting_that_joins_them() {
         CacheView { split_bytes: 3 * GIB, largest_free_bytes: GIB, reserved_bytes: 9 * GIB, ..CacheView::default() };
     let reported_of = |cache| reported(&[&failed(snapshot.clone(), tgid, Some(cache), 2 * GIB)]);
     let text = reported_of(cache);
-    assert!(text.contains("3.0 GiB were free but split (inactive split), largest block 1.0 GiB"), "{text}");
+    assert!(text.contains("3.00 GiB were free but split (inactive split), largest block 1.00 GiB"), "{text}");
     assert!(text.contains("To find a setting that fits: memwatch simulate"), "{text}");
     assert!(text.contains("\n  top         ") && text.contains("and 3 more before these"), "{text}");
     let text = reported_of(CacheView { is_expandable: true, ..cache });
@@ -94,10 +94,10 @@ fn what_processes_outside_the_watch_held_is_compared_with_the_reading_that_it_is
     snapshot.gpus[0].unwatched_processes = Some(2);
     snapshot.gpus.truncate(1);
     let text = reported(&[&failed(snapshot.clone(), tgid, None, 5 * GIB)]);
-    assert!(text.contains("   6.0 GiB  2 processes outside this watch, and the driver\n"), "{text}");
-    assert!(text.contains("  free           4.0 GiB  at most, by the calls traced\n"), "{text}");
+    assert!(text.contains("  6.00 GiB  2 processes outside this watch, and the driver\n"), "{text}");
+    assert!(text.contains("  free          4.00 GiB  at most, by the calls traced\n"), "{text}");
     assert!(
-        text.contains("processes outside this watch held 6.0 GiB of this GPU: without them the request fits"),
+        text.contains("processes outside this watch held 6.00 GiB of this GPU: without them the request fits"),
         "{text}"
     );
     assert!(!text.contains("the program itself uses the memory"), "{text}");

@@ -32,7 +32,7 @@ fn a_training_is_reported_by_line() {
 #[test]
 fn what_is_not_shown_is_in_the_last_row() {
     let reported = reported(&fixture::training_node(), Places::Sites, 1);
-    assert!(reported.contains("(before attach)\n") && reported.contains("(all others)\n"), "{reported}");
+    assert!(reported.contains("(pre-existing)\n") && reported.contains("(all others)\n"), "{reported}");
     assert!(!reported.contains("net.py:17 Attention.forward\n  "), "{reported}");
 }
 
@@ -48,7 +48,7 @@ fn a_program_that_has_ended_is_ranked_by_its_peak() {
     }
     let reported = reported(&snapshot, Places::Sites, 1);
     assert!(reported.lines().next().is_some_and(|line| line.ends_with("  ended: ranked AT PEAK")), "{reported}");
-    assert!(reported.lines().nth(2).is_some_and(|row| row.contains("0 B  70.0 GiB")), "{reported}");
+    assert!(reported.lines().nth(2).is_some_and(|row| row.contains("0 B  70.00 GiB")), "{reported}");
 }
 
 #[test]

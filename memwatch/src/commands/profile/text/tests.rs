@@ -58,21 +58,21 @@ fn reported(profile: &ProfileView) -> String {
 #[test]
 fn what_is_exact_has_a_peak_and_what_was_looked_at_has_none() {
     let reported = reported(&profile());
-    assert!(reported.contains("1 min 0 s, a look every 2.0 s\n"), "{reported}");
+    assert!(reported.contains("1 min 0 s, sampled every 2.0 s\n"), "{reported}");
     assert!(reported.contains("every 2.0 s instead of 1.0 s"), "{reported}");
-    assert!(reported.contains("80.0 GiB: 25.0 % used on average, 50.0 % at most"), "{reported}");
+    assert!(reported.contains("80.00 GiB: 25.0 % used on average, 50.0 % at most"), "{reported}");
     assert!(
         reported.contains("reserved and not allocated: 25.0 % now, 10.0 % on average, 50.0 % at most; inexact"),
         "{reported}"
     );
     let line =
         |what: &str| reported.lines().find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what}: {reported}"));
-    assert!(line("used, by NVML").ends_with("40.0 GiB        -"), "{reported}");
-    assert!(line("  live ").ends_with("8.0 GiB  9.0 GiB"), "{reported}");
-    assert!(!reported.contains('\u{1b}') && !reported.contains("live, of all watched"), "{reported}");
+    assert!(line("used (NVML)").ends_with("40.00 GiB         -"), "{reported}");
+    assert!(line("allocated by driver calls").ends_with(" 8.00 GiB  9.00 GiB"), "{reported}");
+    assert!(!reported.contains('\u{1b}') && !reported.contains("allocated by all traced processes"), "{reported}");
 }
 
 #[test]
 fn where_nothing_was_seen_it_says_so() {
-    assert!(reported(&ProfileView::default()).contains("No GPU was seen, and no process with GPU memory.\n"));
+    assert!(reported(&ProfileView::default()).contains("No GPU, and no process with GPU memory.\n"));
 }

@@ -63,7 +63,7 @@ fn the_setting_that_takes_least_is_named_as_one_sets_it_with_what_it_costs() {
     let text = reported(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", GIB)]), None);
     assert!(text.contains("12,345 requests and frees replayed"), "{text}");
     assert!(text.contains("-50.0 %"), "{text}");
-    let advice = "so  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have taken 1.0 GiB less at the peak, for 12 more calls";
+    let advice = "so  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have taken 1.00 GiB less at the peak, for 12 more calls";
     assert!(text.contains(advice), "{text}");
     let text = reported(view(vec![policy("", 2 * GIB), policy("expandable_segments:True", 2 * GIB - 1)]), None);
     assert!(text.contains("none of these settings would have taken 1 % less"), "{text}");
@@ -72,7 +72,7 @@ fn the_setting_that_takes_least_is_named_as_one_sets_it_with_what_it_costs() {
 #[test]
 fn a_model_that_does_not_say_what_was_measured_is_not_believed() {
     let text = reported(view(vec![policy("", 2 * GIB + GIB / 10)]), None);
-    assert!(text.contains("the model says +5.0 %"), "{text}");
+    assert!(text.contains("differs from what was measured by +5.0 %"), "{text}");
 }
 
 #[test]
@@ -85,10 +85,10 @@ fn what_was_not_replayed_is_compared_with_nothing_and_reported() {
     };
     let text = reported(older, None);
     assert!(!text.contains('%') || !text.contains("-50.0 %"), "{text}");
-    assert!(text.contains("had 1.0 GiB of the driver before the watch, 512.0 MiB of it in tensors"), "{text}");
-    assert!(text.contains("3 events were lost"), "{text}");
+    assert!(text.contains("pre-existing: 1.00 GiB reserved, 512.0 MiB of it allocated"), "{text}");
+    assert!(text.contains("3 events dropped"), "{text}");
     let blind = reported(SimulationView { traced: false, ..view(vec![policy("", 0)]) }, None);
-    assert!(blind.contains("nothing could be replayed") && !blind.contains("SETTING"), "{blind}");
+    assert!(blind.contains("nothing was replayed") && !blind.contains("SETTING"), "{blind}");
 }
 
 #[test]
@@ -101,15 +101,15 @@ fn where_a_smaller_card_ends_it_is_stated_with_time_and_size() {
     };
     let ended = PolicyView { failure: Some(failure), ..policy("", GIB) };
     let text = reported(view(vec![ended]), Some(24 * GIB));
-    assert!(text.contains("on a card of 24.0 GiB, 20.0 GiB of it for PyTorch"), "{text}");
-    let sentence = "with PyTorch's default: 512.0 MiB wanted, 1.0 GiB taken, 512.0 MiB of it in tensors";
+    assert!(text.contains("on a card of 24.00 GiB, 20.00 GiB of it for PyTorch"), "{text}");
+    let sentence = "with PyTorch's default: requested 512.0 MiB, reserved 1.00 GiB, allocated 512.0 MiB";
     assert!(text.contains("out of memory at ") && text.contains(sentence), "{text}");
 }
 
 #[test]
 fn a_room_from_which_no_context_was_taken_is_reported_to_be_too_large() {
     let text = reported(SimulationView { context_bytes: None, ..view(vec![policy("", GIB)]) }, Some(24 * GIB));
-    assert!(text.contains("what its context takes was not seen"), "{text}");
+    assert!(text.contains("the size of the CUDA context is unknown"), "{text}");
     let text = reported(view(vec![policy("", GIB)]), Some(24 * GIB));
     assert!(!text.contains("context"), "{text}");
 }

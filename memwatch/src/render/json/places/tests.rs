@@ -28,8 +28,8 @@ fn each_list_has_its_schema_and_what_it_adds_up_to() {
         assert!(report["coverage"].is_object() && report["losses"].is_object() && report["complete"].is_boolean());
         let device = device(&report);
         let sum: u64 =
-            device[list].as_array().expect("a list").iter().map(|row| row["live_bytes"].as_u64().unwrap()).sum();
-        assert_eq!(Some(sum), device["live_bytes"].as_u64(), "{list}");
+            device[list].as_array().expect("a list").iter().map(|row| row["allocated_bytes"].as_u64().unwrap()).sum();
+        assert_eq!(Some(sum), device["attributed_bytes"].as_u64(), "{list}");
         assert_eq!(device["unplaced_bytes"], -512);
         assert_eq!(report["data"]["processes"][0]["optimizers"]["SGD.step"], 617);
     }

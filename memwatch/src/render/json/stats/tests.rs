@@ -45,12 +45,13 @@ fn a_process_has_its_largest_stages_layers_and_lines() {
     let tensors = snapshot.processes.iter().find_map(|process| process.tensors.as_deref()).expect("it trains");
     let field = serde_json::to_value(tensor(tensors)).expect("it is JSON");
     let (own, listed) = (&field["places"][0], &tensors.places.devices[0]);
-    assert_eq!(own["live_bytes"], listed.total.live_bytes);
+    assert_eq!(own["attributed_bytes"], listed.total.live_bytes);
     for (list, rows) in
         [("stages", listed.stages.len()), ("layers", listed.layers.len()), ("sites", listed.sites.len())]
     {
         assert_eq!(own[list].as_array().map(Vec::len), Some(rows.min(PLACES)), "{list}: {own:#}");
-        let live: u64 = own[list].as_array().into_iter().flatten().filter_map(|row| row["live_bytes"].as_u64()).sum();
+        let live: u64 =
+            own[list].as_array().into_iter().flatten().filter_map(|row| row["allocated_bytes"].as_u64()).sum();
         assert_eq!(live, listed.total.live_bytes, "{list} add up: {own:#}");
     }
 }

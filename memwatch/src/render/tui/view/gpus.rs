@@ -12,7 +12,7 @@ use crate::render::Tone;
 use crate::render::format::{count, fit, known, percent, plural, printable, wrap};
 use crate::render::sentences::place;
 use crate::render::tui::parts::beyond_driver;
-use crate::render::tui::size::{gib, signed_gib};
+use crate::render::tui::size::{giga, giga_unit, signed_giga};
 use crate::render::tui::state::ProcessKey;
 
 /// The shortest bar that says something.
@@ -85,8 +85,8 @@ fn bar_line(look: Look, gpu: &GpuView, pieces: &[Piece], width: usize) -> Line<'
     let left = vec![
         look.span(Tone::Heading, format!("GPU {} ", place(gpu))),
         Span::raw(format!("{name}  ")),
-        look.span(Tone::Heading, known(used, gib)),
-        Span::raw(format!("/{} GiB ", known(gpu.total_bytes, gib))),
+        look.span(Tone::Heading, known(used, giga)),
+        Span::raw(format!("/{} {} ", known(gpu.total_bytes, giga), giga_unit())),
     ];
     let mut right = Vec::new();
     if let Some((used, total)) = used.zip(gpu.total_bytes) {
@@ -152,7 +152,7 @@ fn pieces(snapshot: &Snapshot, gpu: &GpuView, process: Option<&ProcessView>, asc
         None => by_origin(snapshot, gpu, ascii),
     };
     if let Some(free) = gpu.total_bytes.zip(gpu.used_bytes).and_then(|(total, used)| total.checked_sub(used)) {
-        pieces.push(Piece { fill: Fill::Free, bytes: Some(free), text: format!("free {}", gib(free)) });
+        pieces.push(Piece { fill: Fill::Free, bytes: Some(free), text: format!("free {}", giga(free)) });
     }
     pieces
 }
@@ -170,14 +170,14 @@ fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) ->
     let number = gpu.unwatched_processes? + hidden_processes + u64::try_from(shown.len()).unwrap_or(u64::MAX);
     let known = shown.into_iter().chain(hidden.iter().map(|row| row.used_bytes)).chain([gpu.unwatched_bytes]);
     let others: Option<u64> = known.sum();
-    let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(own), text: format!("this {}", gib(own)) }];
+    let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(own), text: format!("this {}", giga(own)) }];
     if number > 0 {
-        let text = format!("other processes {} ({})", others.map_or_else(|| "-".to_owned(), gib), count(number));
+        let text = format!("other processes {} ({})", others.map_or_else(|| "-".to_owned(), giga), count(number));
         pieces.push(Piece { fill: Fill::Others, bytes: others, text });
     }
     let rest = others.zip(gpu.used_bytes).and_then(|(others, used)| used.checked_sub(own)?.checked_sub(others));
     if let Some(rest) = rest.filter(|rest| *rest >= SHOWN_BYTES) {
-        let text = format!("of no process {}", gib(rest));
+        let text = format!("of no process {}", giga(rest));
         pieces.push(Piece { fill: Fill::Unattributed, bytes: Some(rest), text });
     }
     Some(pieces)
@@ -186,7 +186,7 @@ fn this_and_others(snapshot: &Snapshot, gpu: &GpuView, process: &ProcessView) ->
 /// Used = attributed + pre-existing + unattributed, all as of NVML's last reading.
 fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<Piece> {
     let attributed = gpu.attributed_bytes;
-    let text = format!("attributed {}", gib(attributed));
+    let text = format!("attributed {}", giga(attributed));
     let mut pieces = vec![Piece { fill: Fill::Own, bytes: Some(attributed), text }];
     let Some(left) = gpu.unattributed_bytes else { return pieces };
     let rows = snapshot.processes.iter().filter(|process| process.ended_ns.is_none()).flat_map(|process| &process.gpus);
@@ -200,10 +200,10 @@ fn by_origin(snapshot: &Snapshot, gpu: &GpuView, ascii: bool) -> Vec<Piece> {
             (true, false) => "≤",
             (true, true) => "<=",
         };
-        let text = format!("pre-existing {sign}{}", gib(bytes));
+        let text = format!("pre-existing {sign}{}", giga(bytes));
         pieces.push(Piece { fill: Fill::PreExisting, bytes: Some(bytes), text });
     }
-    let text = format!("unattributed {}", signed_gib(rest));
+    let text = format!("unattributed {}", signed_giga(rest));
     pieces.push(Piece { fill: Fill::Unattributed, bytes: u64::try_from(rest).ok(), text });
     pieces
 }

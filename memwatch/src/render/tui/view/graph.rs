@@ -8,7 +8,7 @@ use ratatui::widgets::{RenderDirection, Sparkline};
 use super::look::{Fill, Look};
 use crate::render::Tone;
 use crate::render::tui::history::Series;
-use crate::render::tui::size::{gib, seconds, size, time};
+use crate::render::tui::size::{giga, seconds, size, time};
 
 /// The fewest columns and rows for bars and axes.
 const LEAST: (u16, u16) = (24, 3);
@@ -55,7 +55,7 @@ pub(crate) fn draw(frame: &mut Frame, area: Rect, series: &Series, (look, whole)
     frame.render_widget(line, Rect { y: bars.bottom(), height: 1, ..bars });
 }
 
-/// GiB where the numbers are such.
+/// Without its unit where that is the one of the page.
 fn label(bytes: u64) -> String {
-    if bytes == 0 || bytes >= 1 << 30 { gib(bytes) } else { size(bytes) }
+    if bytes == 0 || bytes >= 1 << 30 { giga(bytes) } else { size(bytes) }
 }

@@ -12,7 +12,7 @@ use crate::render::sentences;
 use crate::render::tui::history::steps;
 use crate::render::tui::outlook::Pace;
 use crate::render::tui::parts::beyond_driver;
-use crate::render::tui::size::{gib, seconds, signed_gib, size, time};
+use crate::render::tui::size::{giga, seconds, signed_giga, size, time};
 use crate::render::tui::state::ProcessKey;
 use crate::render::tui::tables::at_most;
 use crate::render::tui::words::{short_command, short_path};
@@ -173,29 +173,29 @@ impl Numbers<'_> {
             // What PyTorch had before memwatch attached is in its own number, and in no driver call.
             Some(reserved) if before != Some(0) => {
                 let rest = i128::from(used) - i128::from(reserved);
-                parts.push(format!("PyTorch {}", gib(reserved)));
+                parts.push(format!("PyTorch {}", giga(reserved)));
                 let rest = i64::try_from(rest).unwrap_or(i64::MAX);
-                parts.push(format!("other libraries, context and code {}", signed_gib(rest)));
+                parts.push(format!("other libraries, context and code {}", signed_giga(rest)));
                 return Some((format!("used = {}", parts.join(" + ")), String::new()));
             }
             Some(reserved) => {
                 let others = gpu.live_bytes.checked_sub(reserved);
                 match others.and_then(|others| Some((others, gpu.attributed_bytes.checked_sub(others)?))) {
                     Some((others, pytorch)) => {
-                        parts.push(format!("PyTorch {}", gib(pytorch)));
-                        parts.push(format!("other libraries {}", gib(others)));
+                        parts.push(format!("PyTorch {}", giga(pytorch)));
+                        parts.push(format!("other libraries {}", giga(others)));
                     }
-                    None => parts.push(format!("driver {}", gib(gpu.attributed_bytes))),
+                    None => parts.push(format!("driver {}", giga(gpu.attributed_bytes))),
                 }
             }
-            None => parts.push(format!("driver {}", gib(gpu.attributed_bytes))),
+            None => parts.push(format!("driver {}", giga(gpu.attributed_bytes))),
         }
         let (before, rest) = beyond_driver(left, before);
         if let Some(bytes) = before {
             let at_most = at_most(gpu, self.look.ascii);
-            parts.push(format!("pre-existing {at_most}{}", gib(bytes)));
+            parts.push(format!("pre-existing {at_most}{}", giga(bytes)));
         }
-        parts.push(format!("unattributed {}", signed_gib(rest)));
+        parts.push(format!("unattributed {}", signed_giga(rest)));
         let attributed = percent(gpu.attributed_bytes.min(used), used);
         Some((format!("used = {}", parts.join(" + ")), format!(" (attributed {attributed})")))
     }
