@@ -192,7 +192,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         {
             self.places.spend(spent);
         }
-        if event.time_ns <= self.course.books_ns {
+        if event.time_ns < self.course.books_ns {
             return;
         }
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
