@@ -129,6 +129,8 @@ pub enum Input {
     },
     /// What a process's caching allocators have by their own books: before any record that is later than the reading.
     Books(Box<books::Books>),
+    /// What blocks they have while they work: before any record that is later than the reading's end.
+    MovingBooks(Box<books::MovingBooks>),
 }
 
 /// An address in the kernel half's allocation map.

@@ -1,12 +1,14 @@
 """Puts the caching allocator into many states, and says at each what PyTorch's own books have: `torch.cuda.memory._snapshot()`.
 
-    late_books.py [--gpus 2]
+    late_books.py [--gpus 2] [--training]
 
-Several streams, private pools, blocks that a stream still uses, holes, a pool that has gone, an emptied cache. A checkpoint has
+With --training it trains a small model without a pause, from the checkpoint "training" on, until it reads a line; then it rests. Else: several streams, private pools, blocks that a stream still uses, holes, a pool that has gone, an emptied cache. A checkpoint has
 `segments` beside the usual.
 """
 
 import gc
+import select
+import sys
 
 import torch
 from checkpoint import begin, checkpoint, parser
@@ -56,14 +58,39 @@ def states(gpus: int) -> None:
     state("emptied", gpus)
 
 
+def train() -> None:
+    """Without a pause, until there is a line on standard input."""
+    layer = torch.nn.TransformerEncoderLayer(128, nhead=2, dim_feedforward=256, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch, target = (torch.randn(4, 32, 128, device="cuda") for _ in range(2))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(batch), target).backward()
+        optimizer.step()
+
+    for _ in range(20):
+        step()
+    print('{"label": "training"}', flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        step()
+    sys.stdin.readline()
+    state("stopped", 1)
+
+
 def main() -> None:
-    """All states."""
+    """All states, or a training."""
     options = parser(__doc__)
     options.add_argument("--gpus", type=int, default=1)
+    options.add_argument("--training", action="store_true")
     arguments = begin(options)
     torch.zeros(1, device="cuda")
     torch.cuda.empty_cache()
-    states(arguments.gpus)
+    if arguments.training:
+        train()
+    else:
+        states(arguments.gpus)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::decode::TensorEvent;
-use crate::input::books::DeviceBooks;
+use crate::input::books::{BookBlock, DeviceBooks};
 use crate::words::Ordinal;
 
 use super::pytorch::{DriverChange, Words};
@@ -40,6 +40,13 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// Whether a reading of the allocators' own books would say more than is known.
     fn wants_books(&self) -> bool;
+
+    /// Of these blocks, which were read, the ones that are known from no event are older than the watch, if with them all blocks add up to what the
+    /// allocator reports. Says which it took.
+    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock>;
+
+    /// Whether not all blocks that the program has are known one by one.
+    fn wants_blocks(&self) -> bool;
 
     /// Whether an allocator's own counters are wanted, and there is a way to them.
     fn wants_counters(&self) -> bool;

@@ -15,6 +15,7 @@ mod framework;
 mod high_water;
 pub mod log;
 mod marks;
+mod moving;
 #[cfg(test)]
 #[path = "tests/stacks.rs"]
 pub(crate) mod test_stacks;
@@ -36,6 +37,7 @@ use self::durations::Durations;
 use self::high_water::HighWater;
 use self::log::Log;
 use self::marks::Marks;
+use self::moving::Moving;
 use self::names::Names;
 use self::places::{Places, Refusal};
 use self::pytorch::{Allocators, DeviceAllocator, DriverChange, Words};
@@ -118,6 +120,8 @@ pub struct TensorLedger<A = Allocators> {
     window: Window,
     step_window: Window,
     course: Course,
+    /// Blocks that were read while the allocators worked, and are not settled yet.
+    moving: Option<Moving>,
 }
 
 /// Up to when things are in the ledger.
@@ -149,6 +153,7 @@ const STEP_WINDOWS: u64 = 256;
 impl<A: FrameworkAllocator> TensorLedger<A> {
     /// Time passes: the window is closed where a step of training has ended in it, or there are no steps.
     pub fn tick(&mut self, now_ns: u64) {
+        self.settle_at(now_ns);
         let (steps, opened_ns) = (self.threads.steps(), self.window.opened_ns);
         if steps == 0 || steps > self.window.steps || now_ns.saturating_sub(opened_ns) >= LONGEST_WINDOW_NS {
             self.places.close_window();
@@ -196,6 +201,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             return;
         }
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
+        self.settle_before(event);
         let Some(change) = self.allocators.apply(event) else { return };
         let now = reported_by(event);
         if let Some((ordinal, before_bytes, now)) = now {
@@ -205,6 +211,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
         match change {
             BlockChange::Granted(block) => {
+                if let Some(moving) = &mut self.moving {
+                    moving.settle_block(block.ordinal, block.address);
+                }
                 let whose = self.threads.attribute(block.tid, block.stack);
                 self.places.grant(&block, whose);
                 if let Some(spent) = self.durations.grant(&block, &whose) {
@@ -216,6 +225,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 }
             }
             BlockChange::Freed { ordinal, address, block_bytes } => {
+                if let Some(moving) = &mut self.moving {
+                    moving.settle_block(ordinal, address);
+                }
                 self.places.free(ordinal, address, block_bytes, event.time_ns);
             }
             BlockChange::Refused { ordinal, wanted_bytes } => {
@@ -253,6 +265,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             self.places.learn_books(device.ordinal, &allocated.map(|block| (block.address, block.bytes)).collect());
         }
         self.course.books_ns = books.time_ns;
+        self.moving = None;
         learnt
     }
 

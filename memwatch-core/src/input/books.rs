@@ -45,6 +45,21 @@ impl DeviceBooks {
     }
 }
 
+/// The blocks that a process had while its allocators worked: each was read as it was at some moment between the two.
+///
+/// What happened to their addresses in that time is in the records that come after this, or came before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovingBooks {
+    /// The process.
+    pub tgid: Tgid,
+    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    pub began_ns: u64,
+    /// When it ended, likewise.
+    pub time_ns: u64,
+    /// The active blocks of each device that has any.
+    pub devices: Vec<(Ordinal, Vec<BookBlock>)>,
+}
+
 /// A piece of the driver's memory: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BookSegment {

@@ -8,7 +8,7 @@ use crate::allocators::log::LogLine;
 use crate::allocators::pytorch::Words;
 use crate::decode::decode_tensor;
 use crate::input::LevelChoice;
-use crate::input::books::Books;
+use crate::input::books::{Books, MovingBooks};
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
@@ -137,6 +137,19 @@ impl Pipeline {
             return;
         }
         self.observe_fragments_at(books.tgid, books.time_ns);
+    }
+
+    pub(crate) fn learn_moving_books(&mut self, books: &MovingBooks) {
+        self.follow_time(books.time_ns);
+        if !self.has_ended_tensors(books.tgid) {
+            self.tensors_mut(books.tgid).learn_moving_books(books);
+        }
+    }
+
+    /// Whether not all blocks of a process are known one by one, and none that were read wait for what happened meanwhile.
+    pub fn wants_blocks(&self, tgid: Tgid) -> bool {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.is_some_and(|tensors| tensors.wants_blocks())
     }
 
     /// Whether a reading of its allocators' own books would say more of this process than is known: nothing later than the attach is missing where they

@@ -26,6 +26,8 @@ pub struct AllocatorView {
     pub peaks_begun_ns: Option<u64>,
     /// What the program has from before the watch.
     pub preexisting_bytes: Option<u64>,
+    /// Bytes of the program's blocks that are known one by one: all, where this equals `allocated_bytes`.
+    pub known_block_bytes: u64,
     /// What was rounded up of blocks in use.
     pub rounding_bytes: Option<u64>,
     /// Free blocks that cannot be given back, since others of their segment are in use.

@@ -128,6 +128,20 @@ impl Subject<'_> {
 }
 
 impl BlockLayout {
+    /// The order in which the fields are declared around `pool` (2.1 to 2.15).
+    pub(super) const fn declared_around(pool: usize) -> Self {
+        Self {
+            words: pool + 5,
+            size: pool - 2,
+            requested: pool - 1,
+            pool,
+            address: pool + 1,
+            flags: pool + 2,
+            previous: pool + 3,
+            next: pool + 4,
+        }
+    }
+
     /// Whether this word has another meaning.
     fn names(&self, word: usize) -> bool {
         [self.size, self.pool, self.address, self.previous, self.next].contains(&word)
@@ -193,16 +207,7 @@ fn is_next(rows: &Rows, address: usize, size: usize, next: usize) -> bool {
 
 /// The layout by the order in which the fields are declared around `pool` (2.1 to 2.15), where no block has a neighbour to learn it from.
 fn declared(rows: &Rows, words: usize, pool: usize) -> Option<BlockLayout> {
-    let layout = BlockLayout {
-        words,
-        size: pool.checked_sub(2)?,
-        requested: pool - 1,
-        pool,
-        address: pool + 1,
-        flags: pool + 2,
-        previous: pool + 3,
-        next: pool + 4,
-    };
+    let layout = BlockLayout { words, ..BlockLayout::declared_around(pool.max(2)) };
     let is_alone = |row: &Vec<u64>| {
         let [size, address] = [row[layout.size], row[layout.address]];
         row[layout.next] == 0

@@ -86,18 +86,29 @@ impl HashTable {
         is_table.then_some(table)
     }
 
+    /// The addresses in its entries, as many as there are now, in the order of addresses.
+    pub(super) fn addresses<M: Memory>(&self, pass: &Pass<'_, M>) -> Option<Vec<u64>> {
+        let mut found: Vec<u64> =
+            self.entries(pass, 2)?.into_iter().filter_map(|value| value.first().copied()).collect();
+        found.sort_unstable();
+        found.dedup();
+        Some(found)
+    }
+
     /// What its entries hold behind the byte that says how far they are from their slot; each has so many words with it.
     pub(super) fn values<M: Memory>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
         if self.count == 0 {
             return Some(Vec::new());
         }
+        self.entries(pass, entry_words).filter(|values| values.len() as u64 == self.count)
+    }
+
+    fn entries<M: Memory>(&self, pass: &Pass<'_, M>, entry_words: usize) -> Option<Vec<Vec<u64>>> {
         // One entry at the end only marks it.
         let entries = usize::try_from(self.slots + self.most_lookups - 1).ok()?;
         let words = pass.words(at(self.entries, 0)?, entries.checked_mul(entry_words)?)?;
         let is_full = |entry: &&[u64]| entry[0].to_le_bytes()[0].cast_signed() >= 0;
-        let values: Vec<Vec<u64>> =
-            words.chunks_exact(entry_words).filter(is_full).map(|entry| entry[1..].to_vec()).collect();
-        (values.len() as u64 == self.count).then_some(values)
+        Some(words.chunks_exact(entry_words).filter(is_full).map(|entry| entry[1..].to_vec()).collect())
     }
 }
 

@@ -6,13 +6,14 @@
 mod calibration;
 mod containers;
 mod devices;
+mod moving;
 mod reading;
 mod refusal;
 pub mod rtti;
 #[cfg(test)]
 mod tests;
 
-use memwatch_core::input::books::DeviceBooks;
+use memwatch_core::input::books::{BookBlock, DeviceBooks};
 use memwatch_core::words::Ordinal;
 
 use crate::memory::Memory;
@@ -66,6 +67,22 @@ pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Re
         return Err(Refusal::Busy);
     }
     Ok(Found { devices, calibration, read_bytes: pass.read_bytes() })
+}
+
+/// Reads the active blocks of all devices while the allocators work: each block by itself, as it was at some moment of the reading.
+///
+/// # Errors
+/// There is no such allocator, or nothing that could be one.
+pub fn read_moving(
+    memory: &impl Memory,
+    symbol: u64,
+    known: Option<Calibration>,
+) -> Result<Vec<(Ordinal, Vec<BookBlock>)>, Refusal> {
+    let addresses = allocators(memory, symbol)?;
+    let pass = Pass::new(memory, MOST_BYTES);
+    let found: Vec<_> =
+        (0..).map(Ordinal).zip(addresses).filter_map(|device| moving::active(&pass, device, known)).collect();
+    if pass.is_exhausted() { Err(Refusal::TooLarge) } else { Ok(found) }
 }
 
 /// The allocators of the process's devices, in the order of these.

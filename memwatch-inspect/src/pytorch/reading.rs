@@ -14,14 +14,14 @@ use crate::memory::{Memory, at};
 use crate::pass::Pass;
 
 /// Words before the tables and trees: the mutex, and the numbers of 2.1.
-const FRONT_WORDS: usize = 77;
+pub(super) const FRONT_WORDS: usize = 77;
 /// Words of a private pool that are looked through where the C library does not say how many it has.
 const POOL_WORDS: usize = 64;
 /// No private pool has more.
 const MOST_POOL_WORDS: usize = 512;
 /// Slots of the table of private pools, and of the set of active blocks, at most.
 const MOST_POOL_SLOTS: u64 = 1 << 12;
-const MOST_ACTIVE_SLOTS: u64 = 1 << 22;
+pub(super) const MOST_ACTIVE_SLOTS: u64 = 1 << 22;
 /// Free blocks of a device at most.
 const MOST_FREE: u64 = 1 << 22;
 /// A set of a pool: what compares, and the tree's header.

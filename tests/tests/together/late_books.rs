@@ -4,7 +4,7 @@ use std::process::Command;
 
 use memwatch_tests::report::Report;
 use memwatch_tests::statistics::{compare_statistics, stats_of};
-use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob};
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob, Watch};
 use serde_json::Value;
 
 /// Of all states the ones that differ most.
@@ -116,4 +116,29 @@ fn what_was_read_and_what_comes_after_are_one_ledger() {
         let exact = compare_statistics(&watch.next_fresh(), &checkpoint, tgid);
         assert!(exact > 90, "{exact} fields are exact at {label}");
     }
+}
+
+/// A training that allocates some ten thousand times a second is never found at rest: its blocks are read while they change, and settled by the events
+/// of that time.
+#[test]
+fn blocks_of_a_program_that_never_rests_are_all_known() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py", "--training"]) else { return };
+    at_state(&mut job, "training");
+    let tgid = job.tgid();
+    let mut command = gpu.memwatch(&["--no-agent", "stats"]);
+    command.arg("--pid").arg(tgid.to_string());
+    let mut watch = Watch::start(command);
+    let knows_all = |report: &Report| {
+        report.process(tgid).is_some_and(|process| {
+            let device = &process.0["devices"][0];
+            device["allocated_bytes"].as_u64() > Some(0) && device["known_block_bytes"] == device["allocated_bytes"]
+        })
+    };
+    let report = watch.until(knows_all);
+    let device = &report.process(tgid).expect("it is reported").0["devices"][0];
+    assert!(device["preexisting_bytes"].as_u64() > Some(0), "its model is older than the watch: {device:#}");
+    job.go_on();
+    let stopped = at_state(&mut job, "stopped");
+    compare_statistics(&watch.until(|report| report.is_complete() && knows_all(report)), &stopped, tgid);
 }

@@ -5,9 +5,18 @@ use std::collections::BTreeMap;
 use super::live::LiveBlock;
 use super::{BEFORE_ATTACH, Places, Step};
 use crate::allocators::names::SiteKey;
+use crate::input::books::BookBlock;
 use crate::words::{Ordinal, Tid};
 
 impl Places {
+    /// Blocks that were counted as older than the watch are known one by one from now on.
+    pub(in crate::allocators) fn list_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) {
+        for block in blocks {
+            let (address, bytes, whose) = (block.address, block.bytes, BEFORE_ATTACH);
+            self.live.insert(LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose });
+        }
+    }
+
     /// The device's blocks at a moment, by address, with their sizes in bytes.
     pub(in crate::allocators) fn learn_books(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
         let has_gone =

@@ -40,6 +40,28 @@ impl DeviceAllocator {
         true
     }
 
+    /// Whether all of the program's blocks are known one by one: they add up to what was reported last.
+    pub fn knows_blocks(&self) -> bool {
+        self.reported.is_none_or(|reported| reported.allocated_bytes == self.memory.allocated_bytes())
+    }
+
+    /// Takes of these blocks the ones that no event speaks of, if with them all adds up; says which.
+    pub(super) fn adopt_older(&mut self, blocks: &[BookBlock]) -> Vec<BookBlock> {
+        let is_unknown = |block: &&BookBlock| !self.memory.has_cell_within(block.address, block.bytes);
+        let older: Vec<BookBlock> = blocks.iter().filter(is_unknown).copied().collect();
+        let ends = |[before, after]: &[BookBlock; 2]| before.address.saturating_add(before.bytes) <= after.address;
+        let older_bytes = older.iter().map(|block| block.bytes).fold(0, u64::saturating_add);
+        let all_bytes = self.memory.allocated_bytes().saturating_add(older_bytes);
+        let add_up = self.reported.is_some_and(|reported| reported.allocated_bytes == all_bytes);
+        if !add_up || !older.array_windows::<2>().all(ends) {
+            return Vec::new();
+        }
+        for block in &older {
+            self.memory.add_older(block.address, cell_of(block, None));
+        }
+        older
+    }
+
     /// Whether its own books would say more than is known.
     pub(super) fn wants_books(&self) -> bool {
         self.base == Base::None || self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly)
@@ -64,15 +86,8 @@ impl Memory {
     fn of_books(segments: &[BookSegment], known: &Self) -> Self {
         let cell = |block: &BookBlock| {
             let before = known.cells().get(&block.address).filter(|cell| cell.bytes == block.bytes);
-            let before = before.filter(|cell| cell.state == BlockState::Allocated && cell.state == block.state.into());
-            Cell {
-                bytes: block.bytes,
-                requested_bytes: Some(block.requested_bytes),
-                state: block.state.into(),
-                stack: before.map_or(StackRef::NotAsked, |cell| cell.stack),
-                tid: before.map_or(Tid(0), |cell| cell.tid),
-                time_ns: before.map_or(0, |cell| cell.time_ns),
-            }
+            let is_same = |cell: &&Cell| cell.state == BlockState::Allocated && cell.state == block.state.into();
+            cell_of(block, before.filter(is_same))
         };
         let segment = |segment: &BookSegment| {
             let before = known.segments().get(&segment.address).filter(|before| before.bytes == segment.bytes);
@@ -99,5 +114,17 @@ impl From<BookState> for BlockState {
             BookState::ActivePendingFree => Self::Pending,
             BookState::Inactive => Self::Inactive,
         }
+    }
+}
+
+/// A block as it was read, with where it came from where that is known.
+fn cell_of(block: &BookBlock, before: Option<&Cell>) -> Cell {
+    Cell {
+        bytes: block.bytes,
+        requested_bytes: Some(block.requested_bytes),
+        state: block.state.into(),
+        stack: before.map_or(StackRef::NotAsked, |cell| cell.stack),
+        tid: before.map_or(Tid(0), |cell| cell.tid),
+        time_ns: before.map_or(0, |cell| cell.time_ns),
     }
 }

@@ -280,6 +280,17 @@ impl Memory {
         Some(Effect { cell, pool, splits, split_bytes, is_known: true })
     }
 
+    /// Whether a block that is known lies at these addresses, or on some of them.
+    pub(super) fn has_cell_within(&self, address: u64, bytes: u64) -> bool {
+        self.cell_of(address).is_some() || self.cells.range(address..address.saturating_add(bytes)).next().is_some()
+    }
+
+    /// A block that the program has had since before the watch.
+    pub(super) fn add_older(&mut self, address: u64, cell: Cell) {
+        self.allocated_bytes = self.allocated_bytes.saturating_add(cell.bytes);
+        self.cells.insert(address, cell);
+    }
+
     /// The segment around an address.
     pub fn segment_of(&self, address: u64) -> Option<(u64, Segment)> {
         let (&begin, segment) = self.segments.range(..=address).next_back()?;

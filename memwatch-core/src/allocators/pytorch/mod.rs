@@ -33,7 +33,7 @@ pub use trust::{Certainty, Doubt, Named, Trust};
 use super::threads::Stage;
 use super::{BlockChange, FrameworkAllocator, Reported};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
-use crate::input::books::DeviceBooks;
+use crate::input::books::{BookBlock, DeviceBooks};
 use crate::words::{Ordinal, Tid};
 
 /// Events of an allocator that nobody has reported for yet are kept until it is known whose it is: so many at most.
@@ -291,6 +291,15 @@ impl FrameworkAllocator for Allocators {
         let kept = self.unplaced.remove(&books.allocator).unwrap_or_default();
         self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
         self.device(books.ordinal).learn_books(books, time_ns)
+    }
+
+    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock> {
+        self.devices.get_mut(&ordinal).map_or_else(Vec::new, |device| device.adopt_older(blocks))
+    }
+
+    fn wants_blocks(&self) -> bool {
+        let is_unknown = self.devices.is_empty() && !self.from_start;
+        is_unknown || self.devices.values().any(|device| !device.knows_blocks())
     }
 
     fn wants_books(&self) -> bool {

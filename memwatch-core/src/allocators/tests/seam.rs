@@ -1,7 +1,7 @@
 //! A framework that is not PyTorch, through the seam: what asks for places and totals needs no word of it.
 
 use super::*;
-use crate::input::books::DeviceBooks;
+use crate::input::books::{BookBlock, DeviceBooks};
 
 /// An arena that reports each block and its total, keeps no cache, and has no counters to be read.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,14 @@ impl FrameworkAllocator for Arena {
     }
 
     fn wants_books(&self) -> bool {
+        false
+    }
+
+    fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[BookBlock]) -> Vec<BookBlock> {
+        Vec::new()
+    }
+
+    fn wants_blocks(&self) -> bool {
         false
     }
 

@@ -46,6 +46,7 @@ fn view(device: &DeviceAllocator, ordinal: Ordinal, uuid: Option<GpuUuid>) -> Al
         peak_cached_bytes: device.peak_cached_bytes(),
         peaks_begun_ns: device.peaks_begun_ns(),
         preexisting_bytes: device.preexisting_bytes(),
+        known_block_bytes: device.memory().allocated_bytes(),
         rounding_bytes,
         inactive_split_bytes,
         waste_bytes: rounding_bytes.zip(inactive_split_bytes).map(|(rounding, splits)| rounding + splits),

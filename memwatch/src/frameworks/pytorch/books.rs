@@ -2,9 +2,9 @@
 
 use std::io;
 
-use memwatch_core::input::books::Books;
+use memwatch_core::input::books::{Books, MovingBooks};
 use memwatch_core::words::Tgid;
-use memwatch_inspect::pytorch::{ALLOCATOR_SYMBOL, Calibration, Refusal, read};
+use memwatch_inspect::pytorch::{ALLOCATOR_SYMBOL, Calibration, Refusal, read, read_moving};
 
 use crate::sources::address_space::AddressSpace;
 use crate::sources::binary::{Binary, BinaryError};
@@ -52,6 +52,16 @@ impl BooksReader {
         let binary = Binary::of(&space, mapping, &[ALLOCATOR_SYMBOL])?;
         let symbol = binary.address(ALLOCATOR_SYMBOL).ok_or(BooksError::NoSymbol)?;
         Ok(Some(Self { tgid, space, symbol, calibration: None }))
+    }
+
+    /// Reads the blocks that they have while they work: which of them count is for whoever has the events of that time.
+    ///
+    /// # Errors
+    /// The allocators are not understood.
+    pub(crate) fn read_moving(&self) -> Result<MovingBooks, BooksError> {
+        let began_ns = boottime_ns();
+        let devices = read_moving(&self.space, self.symbol, self.calibration)?;
+        Ok(MovingBooks { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices })
     }
 
     /// Reads them once.

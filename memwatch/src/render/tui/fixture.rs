@@ -96,6 +96,7 @@ fn allocator(reserved: u64) -> AllocatorView {
         peak_cached_bytes: reserved - allocated,
         peaks_begun_ns: None,
         preexisting_bytes: Some(0),
+        known_block_bytes: allocated,
         rounding_bytes: Some(0),
         inactive_split_bytes: Some(0),
         waste_bytes: Some(0),

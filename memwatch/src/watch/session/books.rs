@@ -40,7 +40,7 @@ impl ProcessBooks {
         Self { reader: Reader::NotOpened, tries: 0, tried: None }
     }
 
-    /// Reads them where they say more than is known, and the allocators rest.
+    /// Reads them where they say more than is known: whole while the allocators rest, else the blocks that they have while they work.
     pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
         let between = if self.tries < QUICK_TRIES { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
         let is_due = self.tried.is_none_or(|tried| tried.elapsed() >= between);
@@ -48,9 +48,9 @@ impl ProcessBooks {
             return;
         }
         self.tried = Some(Instant::now());
-        match self.try_once(tgid) {
+        match self.try_once(tgid, pipeline.wants_blocks(Tgid(tgid))) {
             Ok(Some(books)) => {
-                self.tries = 0;
+                self.tries = if matches!(books, Input::Books(_)) { 0 } else { self.tries.saturating_add(1) };
                 pipeline.step(books);
             }
             Ok(None) => self.tries = self.tries.saturating_add(1),
@@ -62,7 +62,7 @@ impl ProcessBooks {
     }
 
     /// `None` where another try may do better.
-    fn try_once(&mut self, tgid: u32) -> Result<Option<Input>, BooksError> {
+    fn try_once(&mut self, tgid: u32, wants_blocks: bool) -> Result<Option<Input>, BooksError> {
         if matches!(self.reader, Reader::NotOpened) {
             // The library is there: probes are on it. What it has mapped may change while it starts.
             let Some(reader) = BooksReader::open(tgid)? else { return Ok(None) };
@@ -72,7 +72,11 @@ impl ProcessBooks {
         match reader.read() {
             Ok(books) if books.devices.is_empty() => Ok(None),
             Ok(books) => Ok(Some(Input::Books(Box::new(books)))),
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() || refusal == Refusal::NotInitialized => Ok(None),
+            Err(BooksError::Refused(Refusal::NotInitialized)) => Ok(None),
+            Err(BooksError::Refused(refusal)) if refusal.is_passing() && wants_blocks => {
+                Ok(reader.read_moving().ok().map(|books| Input::MovingBooks(Box::new(books))))
+            }
+            Err(BooksError::Refused(refusal)) if refusal.is_passing() => Ok(None),
             Err(error) => Err(error),
         }
     }

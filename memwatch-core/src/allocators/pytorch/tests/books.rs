@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 
+use super::naive::Naive;
 use super::properties::{History, steps};
 use super::{Allocators, Family, Scope};
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
-use crate::input::books::Books;
+use crate::input::books::{BookBlock, Books, MovingBooks};
 use crate::words::Tgid;
 
 /// Address, bytes, and what it is used for.
@@ -25,6 +26,11 @@ fn books(history: &History, map_words: usize, (began_ns, time_ns): (u64, u64)) -
     let used = history.devices.iter().filter(|device| device.truth != super::super::Statistics::default());
     let devices = used.map(|device| device.books(map_words)).collect();
     Books { tgid: Tgid(7), began_ns, time_ns, devices }
+}
+
+/// The blocks at some of the addresses, as they are now.
+fn blocks_of(device: &Naive, is_read: impl Fn(u64) -> bool) -> Vec<BookBlock> {
+    device.books(0).blocks().filter(|block| is_read(block.address)).copied().collect()
 }
 
 fn apply(history: &mut History, ledgers: &mut [&mut TensorLedger]) {
@@ -76,6 +82,41 @@ proptest! {
         }
         for (ordinal, device) in late.places().devices() {
             prop_assert_eq!(device.unplaced_bytes(), 0, "{:?}: every block has a place", ordinal);
+        }
+    }
+
+    #[test]
+    fn blocks_that_were_read_while_the_allocator_worked_are_taken_only_where_they_are_all(
+        before in steps(),
+        meanwhile in steps(),
+        parity: u64,
+    ) {
+        let mut history = History::new(false, 0);
+        let (mut early, mut late) = (TensorLedger::<Allocators>::default(), TensorLedger::<Allocators>::default());
+        early.begin(true, &[]);
+        late.begin(false, &[]);
+        before.into_iter().for_each(|step| history.step(step));
+        apply(&mut history, &mut [&mut early]);
+        let began_ns = early.course.event_ns + 1;
+        // Half of the blocks are read at the beginning, half at the end, and some in the middle of both.
+        let is_early = |address: u64| address / 512 % 2 == parity % 2;
+        let mut read: Vec<_> = history.devices.iter().map(|device| (device.ordinal, blocks_of(device, is_early))).collect();
+        meanwhile.into_iter().for_each(|step| history.step(step));
+        for (device, (_, blocks)) in history.devices.iter().zip(&mut read) {
+            blocks.extend(blocks_of(device, |address| !is_early(address)));
+        }
+        let time_ns = history.events.last().map_or(began_ns, |(event, _)| event.time_ns) + 1;
+        late.learn_moving_books(&MovingBooks { tgid: Tgid(7), began_ns, time_ns, devices: read });
+        apply(&mut history, &mut [&mut early, &mut late]);
+        late.tick(time_ns + 1_000_000_000);
+        for (ordinal, device) in late.allocators().iter().filter(|(_, device)| device.reported().is_some()) {
+            // It never had a block that its events do not show, and a reading that is not of one moment either: half of it is right all the same.
+            prop_assert!(device.knows_blocks(), "{:?}", ordinal);
+            let allocated = |ledger: &TensorLedger| {
+                let cells = ledger.allocators()[ordinal].memory().cells().clone().into_iter();
+                cells.filter(|(_, cell)| cell.state == BlockState::Allocated).map(|(at, cell)| (at, cell.bytes)).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(allocated(&late), allocated(&early));
         }
     }
 

@@ -1,0 +1,76 @@
+//! Blocks that were read while the allocators worked, as a fuzzy checkpoint of a database is: what happened meanwhile is in the log, which settles them.
+//!
+//! A block of which no event comes was there all the time, and is older than the watch. One that was granted or freed meanwhile goes by its events. When
+//! all events up to the end of the reading have come, the blocks that are left and those of the events must add up to what the allocator itself reports:
+//! else the reading is not taken.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{FrameworkAllocator, TensorLedger};
+use crate::decode::TensorEvent;
+use crate::input::books::{BookBlock, BookState, MovingBooks};
+use crate::words::Ordinal;
+
+/// A quiet process has no event behind the reading's end: then it is settled this long after it, nanoseconds.
+const SETTLED_AFTER_NS: u64 = 200_000_000;
+
+/// A reading that waits for the events of its time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Moving {
+    end_ns: u64,
+    devices: BTreeMap<Ordinal, BTreeMap<u64, BookBlock>>,
+}
+
+impl Moving {
+    /// An event says what became of a block.
+    pub(super) fn settle_block(&mut self, ordinal: Ordinal, address: u64) {
+        if let Some(blocks) = self.devices.get_mut(&ordinal) {
+            blocks.remove(&address);
+        }
+    }
+}
+
+impl<A: FrameworkAllocator> TensorLedger<A> {
+    /// Blocks that were read while the allocators worked. They count as soon as the events of that time have come, and all adds up.
+    pub fn learn_moving_books(&mut self, books: &MovingBooks) {
+        if self.moving.is_some() {
+            return;
+        }
+        let allocated = |blocks: &[BookBlock]| {
+            let allocated = blocks.iter().filter(|block| block.state == BookState::ActiveAllocated);
+            allocated.map(|block| (block.address, *block)).collect()
+        };
+        let devices = books.devices.iter().map(|(ordinal, blocks)| (*ordinal, allocated(blocks))).collect();
+        self.moving = Some(Moving { end_ns: books.time_ns, devices });
+    }
+
+    /// Whether not all blocks are known one by one, and no reading waits to be settled.
+    pub fn wants_blocks(&self) -> bool {
+        self.moving.is_none() && self.allocators.wants_blocks()
+    }
+
+    /// Before an event is taken in: all that happened until the reading's end has come.
+    pub(super) fn settle_before(&mut self, event: &TensorEvent) {
+        if self.moving.as_ref().is_some_and(|moving| event.time_ns > moving.end_ns) {
+            self.settle();
+        }
+    }
+
+    /// Time passes without an event.
+    pub(super) fn settle_at(&mut self, now_ns: u64) {
+        if self.moving.as_ref().is_some_and(|moving| now_ns.saturating_sub(moving.end_ns) > SETTLED_AFTER_NS) {
+            self.settle();
+        }
+    }
+
+    fn settle(&mut self) {
+        let Some(moving) = self.moving.take() else { return };
+        for (ordinal, blocks) in moving.devices {
+            let blocks: Vec<BookBlock> = blocks.into_values().collect();
+            let older = self.allocators.adopt_older(ordinal, &blocks);
+            self.places.list_older(ordinal, &older);
+        }
+    }
+}

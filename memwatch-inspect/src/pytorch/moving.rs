@@ -1,0 +1,79 @@
+//! The active blocks of allocators that work while they are read.
+//!
+//! No two words need to be of one moment: a block is taken where it is what a block is by itself, and whoever has the events of that time decides which
+//! of them count. What is looked for is found by what most of the words say, since some have changed meanwhile.
+
+use memwatch_core::input::books::{BookBlock, BookState};
+use memwatch_core::words::Ordinal;
+
+use super::calibration::{BlockLayout, Calibration};
+use super::containers::{HEADER_WORDS, HashTable, tree_at};
+use super::devices::DEVICE_BYTES;
+use super::reading::{FRONT_WORDS, MOST_ACTIVE_SLOTS};
+use crate::memory::{Memory, at};
+use crate::pass::Pass;
+
+/// Sizes and addresses of blocks are multiples of this, in bytes; no block is as large as the other.
+const ROUNDING: u64 = 512;
+const BELIEVABLE: u64 = 1 << 46;
+/// So many words of a block are looked at for its pool.
+const POOL_WORDS: std::ops::Range<usize> = 5..16;
+
+/// The blocks of one device's set of active ones; `None` where the set is not found, or most of it is no block.
+pub(super) fn active<M: Memory>(
+    pass: &Pass<'_, M>,
+    (ordinal, address): (Ordinal, u64),
+    known: Option<Calibration>,
+) -> Option<(Ordinal, Vec<BookBlock>)> {
+    let words = pass.words(address, DEVICE_BYTES / 8)?;
+    let sets = words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS);
+    let tables = sets.filter_map(|words| HashTable::of(words, MOST_ACTIVE_SLOTS)).filter(|table| table.count > 0);
+    tables
+        .filter_map(|table| blocks(pass, &table, known))
+        .find(|blocks| !blocks.is_empty())
+        .map(|blocks| (ordinal, blocks))
+}
+
+fn blocks<M: Memory>(pass: &Pass<'_, M>, table: &HashTable, known: Option<Calibration>) -> Option<Vec<BookBlock>> {
+    let addresses = table.addresses(pass)?;
+    let layout = known.map(|known| known.block).or_else(|| layout(pass, &addresses))?;
+    let found: Vec<BookBlock> = addresses.iter().filter_map(|address| block(pass, *address, &layout)).collect();
+    is_most(found.len(), addresses.len()).then_some(found)
+}
+
+/// What most of the blocks agree on: where their pool stands; the rest is declared around it in one order.
+fn layout<M: Memory>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<BlockLayout> {
+    let rows: Vec<Vec<u64>> =
+        addresses.iter().take(256).filter_map(|address| pass.words(at(*address, 0)?, POOL_WORDS.end)).collect();
+    let is_pool = |pool: u64| {
+        let header = at(pool, 8).filter(|header| header.is_multiple_of(8));
+        let words = header.and_then(|header| Some((header, pass.words(header, HEADER_WORDS)?)));
+        words.is_some_and(|(header, words)| tree_at(pass, header, &words).is_some())
+    };
+    let agree = |word: &usize| is_most(rows.iter().filter(|row| is_pool(row[*word])).count(), rows.len());
+    let pool = POOL_WORDS.clone().find(agree)?;
+    Some(BlockLayout::declared_around(pool))
+}
+
+fn block<M: Memory>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> Option<BookBlock> {
+    let words = pass.words(at(address, 0)?, layout.next + 1)?;
+    let [is_allocated, is_mapped, ..] = words[layout.flags].to_le_bytes();
+    let block = BookBlock {
+        address: words[layout.address],
+        bytes: words[layout.size],
+        requested_bytes: words[layout.requested],
+        state: if is_allocated == 1 { BookState::ActiveAllocated } else { BookState::ActivePendingFree },
+    };
+    let is_block = is_allocated <= is_mapped
+        && is_mapped <= 1
+        && block.address != 0
+        && (block.address | block.bytes).is_multiple_of(ROUNDING)
+        && (1..BELIEVABLE).contains(&block.bytes)
+        && block.requested_bytes <= block.bytes;
+    is_block.then_some(block)
+}
+
+/// Nine of ten.
+const fn is_most(some: usize, all: usize) -> bool {
+    all > 0 && some * 10 >= all * 9
+}
