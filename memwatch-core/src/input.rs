@@ -129,6 +129,13 @@ pub enum Input {
     },
     /// What a process's caching allocators have by their own books: before any record that is later than the reading.
     Books(Box<books::Books>),
+    /// They cannot be read.
+    BooksRefused {
+        /// The process.
+        tgid: Tgid,
+        /// Why, for people.
+        reason: Name,
+    },
     /// What blocks they have while they work: before any record that is later than the reading's end.
     MovingBooks(Box<books::MovingBooks>),
 }

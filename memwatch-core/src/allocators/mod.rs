@@ -31,7 +31,7 @@ use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
 use crate::input::books::{BookState, Books};
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
-use crate::words::{Ordinal, Tid, by_name};
+use crate::words::{Name, Ordinal, Tid, by_name};
 
 use self::durations::Durations;
 use self::high_water::HighWater;
@@ -122,6 +122,8 @@ pub struct TensorLedger<A = Allocators> {
     course: Course,
     /// Blocks that were read while the allocators worked, and are not settled yet.
     moving: Option<Moving>,
+    /// Why their own books cannot be read.
+    books_refused: Option<Name>,
 }
 
 /// Up to when things are in the ledger.
@@ -267,6 +269,16 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.course.books_ns = books.time_ns;
         self.moving = None;
         learnt
+    }
+
+    /// The allocators' own books cannot be read.
+    pub fn refuse_books(&mut self, reason: Name) {
+        self.books_refused = Some(reason);
+    }
+
+    /// Why the allocators' own books cannot be read, for people; `None` where they can, or were not wanted.
+    pub const fn books_refused(&self) -> Option<&Name> {
+        self.books_refused.as_ref()
     }
 
     /// Whether a reading of the allocators' own books would say more than is known.

@@ -142,3 +142,13 @@ fn blocks_of_a_program_that_never_rests_are_all_known() {
     let stopped = at_state(&mut job, "stopped");
     compare_statistics(&watch.until(|report| report.is_complete() && knows_all(report)), &stopped, tgid);
 }
+
+#[test]
+fn an_allocator_that_keeps_other_books_is_named() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Async, &["idle_hold.py"]) else { return };
+    job.next_checkpoint().expect("it holds something");
+    let stats = gpu.run_memwatch(&["--no-agent", "stats", "--duration", "1s", "--pid", &job.tgid().to_string()]);
+    let sentence = "CudaMallocAsyncAllocatorE, which keeps other books";
+    assert!(stats.stdout.contains(sentence), "{stats:#?}");
+}

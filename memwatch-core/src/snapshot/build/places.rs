@@ -67,6 +67,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         allocators: allocators(ledger, &uuid),
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
+        books_refused: ledger.books_refused().cloned(),
         places: PlacesView {
             steps: Some(threads.steps()).filter(|steps| *steps > 0),
             optimizers: steps.into_iter().map(|(name, steps)| (name.to_owned(), steps)).collect(),

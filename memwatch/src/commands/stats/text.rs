@@ -53,6 +53,10 @@ pub(crate) fn write(
             page.line(&Sentence::new(Tone::Heading, heading(snapshot, process, allocator)));
             page.allocator(snapshot, allocator, clock);
         }
+        if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.books_refused.as_ref()) {
+            let text = format!("PID {}: what it held before the attach is not known: {why}", process.tgid.0);
+            page.line(&Sentence::new(Tone::Warning, text));
+        }
         for (name, lost) in process.tensors.iter().flat_map(|tensors| &tensors.losses) {
             let text = format!("PID {}: lost {} ({})", process.tgid.0, count(*lost), name.replace('_', " "));
             page.line(&Sentence::new(Tone::Warning, text));

@@ -38,6 +38,7 @@ struct ProcessJson<'a> {
     observed_since: String,
     exact: bool,
     losses: &'a BTreeMap<Name, u64>,
+    books_refused: Option<&'a str>,
     overhead: Option<OverheadJson>,
     devices: Vec<DeviceJson<'a>>,
 }
@@ -110,6 +111,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> Option<Proce
         observed_since: clock.rfc3339(process.observed_since_ns),
         exact: tensors.losses.is_empty(),
         losses: &tensors.losses,
+        books_refused: tensors.books_refused.as_deref(),
         overhead: process.overhead.as_ref().map(overhead::json),
         devices: tensors.allocators.iter().map(|allocator| device_json(allocator, clock)).collect(),
     })

@@ -11,6 +11,7 @@ use memwatch_inspect::pytorch::Refusal;
 
 use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, BooksReader};
+use crate::printable::printable;
 
 /// Between two tries while the allocators are at work.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
@@ -55,7 +56,11 @@ impl ProcessBooks {
             }
             Ok(None) => self.tries = self.tries.saturating_add(1),
             Err(error) => {
-                log::warn!("process {tgid}: what it held before is not known: {error}");
+                log::info!("process {tgid}: what it held before is not known: {error}");
+                pipeline.step(Input::BooksRefused {
+                    tgid: Tgid(tgid),
+                    reason: printable(&error.to_string()).into_owned().into(),
+                });
                 self.reader = Reader::Refused;
             }
         }
