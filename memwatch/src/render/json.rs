@@ -27,8 +27,8 @@ use self::groups::GroupsJson;
 use self::level::LevelJson;
 use self::overhead::OverheadJson;
 use self::stats::TensorJson;
-use super::status;
 use super::wall_clock::WallClock;
+use crate::backends::backend;
 use crate::printable::write_json;
 
 /// The kinds of device memory that stand in every report, seen or not.
@@ -379,7 +379,7 @@ fn failure_json<'a>(failure: &'a FailureView, clock: &WallClock) -> FailureJson<
         symbol: &failure.symbol,
         requested_bytes: failure.requested_bytes,
         status: failure.status,
-        error: status::name(failure.status),
+        error: backend().error_name(failure.status),
         uuid: failure.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),
     }
 }
