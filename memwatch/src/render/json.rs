@@ -1,6 +1,9 @@
 //! JSON for programs: one envelope per line, whose fields are only ever added to.
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
+//!
+//! A view stands in it as it is where it has no times. One that has them is of another form here: views keep nanoseconds of the kernel's clock,
+//! which the agent's protocol and keyframes carry exactly, and only a reader's clock makes dates and seconds of them.
 
 pub(crate) mod groups;
 mod level;
