@@ -51,6 +51,11 @@ use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};
 /// How many failed allocations of a process are kept with their details; all are counted.
 pub const FAILURES_KEPT: usize = 16;
 
+/// Answers that say nothing of memory: `CUDA_ERROR_INVALID_CONTEXT`, for which the CUDA runtime makes a context current and asks again, and
+/// `CUDA_ERROR_NOT_PERMITTED` and `CUDA_ERROR_NOT_SUPPORTED`, by which PyTorch and NCCL find out which kinds of memory there are (cuda.h;
+/// seen with PyTorch 2.11 on an H100, docs/gpu-runs).
+const UNRELATED: [i32; 3] = [201, 800, 801];
+
 /// An allocation the driver refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailedAllocation {
@@ -314,7 +319,8 @@ impl ProcessLedger {
         if let Action::EndCapture { stream, .. } = call.action {
             self.graphs.end_capture(StreamKey::new(stream, call.tid), 0);
         }
-        let Some(requested_bytes) = call.action.requested_bytes() else { return };
+        let requested_bytes = call.action.requested_bytes().filter(|_| !UNRELATED.contains(&call.status));
+        let Some(requested_bytes) = requested_bytes else { return };
         let device = match call.action {
             Action::CreatePhysical { location: Location::Device(ordinal), .. } => Some(DeviceRef::Ordinal(ordinal)),
             Action::CreatePhysical { location: Location::Host, .. }

@@ -2,7 +2,8 @@
 //!
 //! The values stand in one list, in which a new one takes the place that was left last: it is in the caches still. An index by hash says
 //! where they are. It is made of lines of memory of eight entries, and nearly every key is found in, or missed in, the line that its hash
-//! names; a key that finds it full goes to the next one. An entry holds enough of the hash to be moved without a look at its value.
+//! names; a key that finds it full goes to the next one. An entry holds enough of the hash to be moved without a look at its value. The crate hashbrown
+//! has no way to have a key's line fetched before it is looked up.
 
 use std::hash::BuildHasher;
 use std::hint::select_unpredictable;

@@ -4,7 +4,7 @@ use super::{Deed, GRANULE, Hold, Running, Space, State, Thing, What, World};
 use crate::ledger::totals::Kind;
 use crate::test_calls::*;
 
-const NO_CONTEXT: i32 = 201;
+pub(super) const NO_CONTEXT: i32 = 201;
 
 impl World {
     /// The status, and the hold that came of it.

@@ -314,7 +314,7 @@ fn one_process_on_two_gpus_has_an_exact_peak_on_each() {
         ]
         .map(|call| call.process(7)),
     );
-    watch.calls([mem_create(0x40, 7, (ON_DEVICE, 0)).process(7)]);
+    watch.calls([mem_create(0x40, 7, (1, 0)).process(7)]);
     watch.reading(vec![device(GPU_A, 600, [(7, 600)]), device(GPU_B, 700, [(7, 700)])]);
     let row = |gpu| watch.on(7, Some(gpu)).map(|row| (row.live_bytes, row.peak_bytes));
     assert_eq!((row(GPU_A), row(GPU_B)), (Some((7, 100)), Some((1, 71))));
@@ -361,6 +361,16 @@ fn a_refused_allocation_is_shown_with_the_gpu_it_asked_on() {
     let shown: Vec<_> = watch.running(7).failures.into_iter().map(|kept| (kept.requested_bytes, kept.uuid)).collect();
     assert_eq!(shown, [(90 << 30, Some(uuid(GPU_A))), (5, None)]);
     assert_eq!(watch.on(7, Some(GPU_A)).map(|row| row.failed_allocations), Some(1));
+}
+
+#[test]
+fn what_a_program_asks_to_find_out_which_memory_there_is_is_no_failed_allocation() {
+    let mut watch = Watch::begin();
+    watch.starts(7).calls(on_gpu_a(7)).calls([201, 800, 801].map(|status| mem_alloc(0, 1).process(7).failing(status)));
+    watch.calls([mem_create(0, 2 << 20, (ON_DEVICE, 0)).process(7).failing(800)]);
+    watch.reading(vec![device(GPU_A, 600, [(7, 600)])]);
+    assert_eq!(watch.on(7, Some(GPU_A)).map(|row| row.failed_allocations), Some(0));
+    assert_eq!(watch.running(7).failures.len(), 0);
 }
 
 #[test]

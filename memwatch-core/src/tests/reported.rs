@@ -2,6 +2,7 @@
 
 use memwatch_common::probes::PROBES;
 
+use super::effects::NO_CONTEXT;
 use super::{Counts, DEVICES, Deed, Moment, Running, Space, State, Sums, What, World};
 use crate::input::Held;
 use crate::ledger::totals::Kind;
@@ -17,7 +18,7 @@ impl World {
             Deed::Make(What::Pooled { .. }, _) => true,
             _ => false,
         };
-        self.history.refused += u64::from(asked && status != 0);
+        self.history.refused += u64::from(asked && status != 0 && status != NO_CONTEXT);
         if let Some(made) = made {
             self.holds[made].state = State::Idle;
             self.things[self.holds[made].thing].since.get_or_insert(self.history.moments.len());

@@ -1,4 +1,6 @@
 //! What the agent reports to systemd: that it is ready, how it is, and that it is alive. sd_notify(3), sd_watchdog_enabled(3).
+//!
+//! The crate sd-notify reads the environment with each message, which tests cannot replace; here it is read once, by a function that they can.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt as _;

@@ -1,7 +1,8 @@
 //! What the agent may do, and nothing beyond it: given up before the first thread is there, since capabilities are a thread's.
 //!
 //! capabilities(7), prctl(2). What each is for stands in `doctor/privilege.rs`; CAP_SYS_ADMIN is for classic uprobes alone (Linux
-//! ba677dbe77af, "perf: Revert to requiring CAP_SYS_ADMIN for uprobes").
+//! ba677dbe77af, "perf: Revert to requiring CAP_SYS_ADMIN for uprobes"). The crate caps has the sets, but not
+//! PR_SET_NO_NEW_PRIVS.
 
 use std::io;
 

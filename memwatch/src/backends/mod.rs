@@ -1,3 +1,41 @@
-//! The drivers whose memory is watched: libraries, probes on demand, device readings.
+//! The drivers whose memory is watched: what a session asks of one, and CUDA's, which is the only one.
 
 pub(crate) mod cuda;
+
+use memwatch_common::probes::Probe;
+use memwatch_core::input::DeviceReading;
+use tokio::sync::mpsc;
+
+use self::cuda::Cuda;
+use self::cuda::nvml::NvmlLibrary;
+use crate::sources::library::LibraryScan;
+
+/// A driver: which files it is, which of its functions are probed, who reads its devices, and what its answers are called.
+pub(crate) trait Backend: Sync {
+    /// How the names of its library files begin, such as `libcuda.so`.
+    fn libraries(&self) -> &'static [&'static str];
+
+    /// Its functions: rows of the table that the kernel half knows by their numbers.
+    fn probes(&self) -> &'static [Probe];
+
+    /// Begins to read its devices, until the receiver is dropped.
+    fn readings(&self, library: NvmlLibrary) -> mpsc::Receiver<DeviceReading>;
+
+    /// What a status means that one of its functions answers; `None` for numbers that say nothing about memory.
+    fn error_name(&self, status: i32) -> Option<&'static str>;
+}
+
+/// The driver of this machine's GPUs.
+pub(crate) fn backend() -> &'static dyn Backend {
+    &Cuda
+}
+
+/// Where its libraries are looked for.
+pub(crate) fn scan() -> LibraryScan {
+    LibraryScan::new("/proc").with_stems(backend().libraries()).with_probes(backend().probes())
+}
+
+/// What a status means, or its number.
+pub(crate) fn error_words(status: i32) -> String {
+    backend().error_name(status).map_or_else(|| format!("error {status}"), str::to_owned)
+}

@@ -1,4 +1,5 @@
-//! The values behind the options, each with a sentence for what it refuses.
+//! The values behind the options, each with a sentence for what it refuses. The crate humantime takes no number without a unit and no fraction, and
+//! for bytesize 1K is 1000.
 
 use std::time::Duration;
 

@@ -1,6 +1,9 @@
 //! JSON for programs: one envelope per line, whose fields are only ever added to.
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
+//!
+//! A view stands in it as it is where it has no times. One that has them is of another form here: views keep nanoseconds of the kernel's clock,
+//! which the agent's protocol and keyframes carry exactly, and only a reader's clock makes dates and seconds of them.
 
 pub(crate) mod groups;
 mod level;
@@ -27,8 +30,8 @@ use self::groups::GroupsJson;
 use self::level::LevelJson;
 use self::overhead::OverheadJson;
 use self::stats::TensorJson;
-use super::status;
 use super::wall_clock::WallClock;
+use crate::backends::backend;
 use crate::printable::write_json;
 
 /// The kinds of device memory that stand in every report, seen or not.
@@ -379,7 +382,7 @@ fn failure_json<'a>(failure: &'a FailureView, clock: &WallClock) -> FailureJson<
         symbol: &failure.symbol,
         requested_bytes: failure.requested_bytes,
         status: failure.status,
-        error: status::name(failure.status),
+        error: backend().error_name(failure.status),
         uuid: failure.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),
     }
 }

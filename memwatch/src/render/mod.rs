@@ -13,7 +13,6 @@ pub(crate) mod format;
 pub(crate) mod order;
 pub(crate) mod owners;
 pub(crate) mod sentences;
-pub(crate) mod status;
 pub(crate) mod units;
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use memwatch_core::words::{GpuUuid, Name};
 
 use super::Tone;
 use super::format::{bytes, count, known, percent, plural, printable, signed_bytes};
-use super::status;
 use super::wall_clock::WallClock;
+use crate::backends::error_words;
 
 /// The kinds in the order of the screen; managed memory is in no GPU's sum and stands apart.
 pub(crate) const KINDS: [&str; 5] = ["device", "pool", "physical", "array", MANAGED];
@@ -258,7 +258,7 @@ pub(crate) fn failure(snapshot: &Snapshot, failure: &FailureView, clock: &WallCl
         None => String::new(),
     };
     let asked = format!("{} requested {}{on}", failure.symbol, bytes(failure.requested_bytes));
-    let text = format!("{}: {asked} at {}", status::words(failure.status), clock.time_of_day(failure.time_ns));
+    let text = format!("{}: {asked} at {}", error_words(failure.status), clock.time_of_day(failure.time_ns));
     Sentence::new(Tone::Bad, text)
 }
 

@@ -1,4 +1,4 @@
-//! The unit in which screens write amounts of memory: chosen once, by `--units`.
+//! The unit in which screens write amounts of memory: chosen once, by `--units`. The crate bytesize has one number of decimals for all units.
 
 use std::sync::OnceLock;
 

@@ -19,6 +19,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use memwatch_common::probes::{PROBES, Probe};
+
 use crate::printable::printable;
 pub(crate) use identity::FileIdentity;
 use limits::{Owner, Shares};
@@ -117,6 +119,7 @@ pub(crate) struct LibraryScan {
     proc_root: PathBuf,
     host_root: PathBuf,
     stems: Vec<&'static str>,
+    probes: &'static [Probe],
     named: Vec<PathBuf>,
 }
 
@@ -127,6 +130,7 @@ impl LibraryScan {
             proc_root: proc_root.into(),
             host_root: PathBuf::from("/"),
             stems: vec![LIBRARY_STEM],
+            probes: PROBES,
             named: Vec::new(),
         }
     }
@@ -136,6 +140,18 @@ impl LibraryScan {
     pub(crate) fn with_stems(mut self, stems: &[&'static str]) -> Self {
         self.stems = stems.to_vec();
         self
+    }
+
+    /// Looks for these functions in them.
+    #[must_use]
+    pub(crate) const fn with_probes(mut self, probes: &'static [Probe]) -> Self {
+        self.probes = probes;
+        self
+    }
+
+    /// The functions that are looked for.
+    pub(crate) const fn probes(&self) -> &'static [Probe] {
+        self.probes
     }
 
     /// Looks for the host's own files below `root` instead of `/`.

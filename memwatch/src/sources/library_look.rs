@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use memwatch_common::probes::When;
+use memwatch_common::probes::{Probe, When};
 use tokio::sync::Notify;
 
 use super::kernel::attach::{Plan, PlanError, plan};
@@ -136,14 +136,18 @@ impl Eyes {
             }
             Subject::Swept(begun_ns, found) => (Looking::Swept(begun_ns), found),
         };
-        let new = new_files(&found, &known, self.version);
+        let new = new_files(&found, &known, (self.version, self.scan.probes()));
         Looked { subject, found, new }
     }
 }
 
 /// The files that are not known, each with where its functions are.
-pub(crate) fn new_files(found: &Discovery, known: &[FileIdentity], version: KernelVersion) -> Vec<NewFile> {
+pub(crate) fn new_files(
+    found: &Discovery,
+    known: &[FileIdentity],
+    (version, table): (KernelVersion, &[Probe]),
+) -> Vec<NewFile> {
     let is_new = |file: &&LibraryFile| !known.iter().any(|known| known.is_same_file(&file.identity));
     let new = found.files.iter().filter(is_new);
-    new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, When::Always) }).collect()
+    new.map(|file| NewFile { file: file.clone(), plan: plan(file, version, (table, When::Always)) }).collect()
 }

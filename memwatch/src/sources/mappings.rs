@@ -18,7 +18,7 @@ use super::library::{LIBRARY_STEM, is_library};
 const RING_BYTES: usize = 64 << 10;
 
 /// Libraries of NVIDIA's and PyTorch that load the driver's, or are loaded with what does.
-const HERALDS: [&str; 4] = ["libcudart.so", "libc10.so", "libcublas.so", "libnvrtc.so"];
+pub(crate) const HERALDS: [&str; 4] = ["libcudart.so", "libc10.so", "libcublas.so", "libnvrtc.so"];
 
 /// `struct perf_event_header`.
 const HEADER_BYTES: usize = 8;

@@ -31,10 +31,11 @@ use self::intake::Intake;
 use self::life::Life;
 use self::price::PriceGuard;
 use self::tensors::Tensors;
+use crate::backends;
 use crate::backends::cuda::context_probes::ContextProbes;
 use crate::backends::cuda::graph_probes::GraphProbes;
 use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
-use crate::backends::cuda::nvml::{self, NvmlLibrary};
+use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::Failure;
 use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
 use crate::sources::cgroup::Groups;
@@ -150,7 +151,7 @@ impl Session {
             KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
         let mut rhythm = interval(RHYTHM);
         rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let scan = options.libraries.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
+        let scan = options.libraries.iter().fold(backends::scan(), LibraryScan::with_named);
         let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
         let torch = TorchWatch::new(version, options.tensors);
         let mut session = Self {
@@ -172,7 +173,7 @@ impl Session {
                 PriceGuard::new(options),
                 Named::new(options.named.clone()),
             ),
-            devices: nvml::start(options.nvml.clone()),
+            devices: backends::backend().readings(options.nvml.clone()),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
             everybody,
@@ -185,6 +186,7 @@ impl Session {
         }
         session.prepare_recording(options);
         session.attach_first(options)?;
+        session.meet_earlier();
         Ok(session)
     }
 

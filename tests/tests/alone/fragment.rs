@@ -154,3 +154,18 @@ fn what_the_driver_gave_and_nobody_uses_is_what_nvml_has_beyond_the_context() {
         assert!(text.stdout.contains(words), "{words}: {}", text.stdout);
     }
 }
+
+#[test]
+fn where_a_watch_begins_late_no_setting_is_advised_by_what_it_has_replayed() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(|gpu| gpu.with("GPUSIM_TOTAL_MB", &2_100)) else { return };
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &["fragments.py"]) else { return };
+    job.go_on();
+    job.next_checkpoint().expect("it comes so far");
+    let words = ["--no-agent", "fragment", "-d", "10m", "--pid", &job.tgid().to_string()];
+    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    job.go_on();
+    job.next_checkpoint().expect("it survives");
+    let text = watch.stop();
+    assert!(text.contains(&format!("PID {}", job.tgid())), "{text}");
+    assert!(!text.contains("would have taken") && !text.contains("less at the peak"), "{text}");
+}

@@ -16,6 +16,7 @@ mod history;
 mod jobs;
 mod libraries;
 mod loader;
+mod named;
 mod oom;
 mod owners;
 mod price;

@@ -52,6 +52,15 @@ impl Agent {
     }
 }
 
+/// The driver's library as a version before 13.1 has it: without one of its functions.
+fn without_newest_function(gpu: &Gpu) {
+    let mut bytes = fs::read(gpu.libcuda()).expect("it is a copy of ours");
+    let name = b"\0cuMulticastBindMem_v2\0";
+    let at = bytes.windows(name.len()).position(|window| window == name).expect("the simulator exports it");
+    bytes[at + 1..at + 3].copy_from_slice(b"no");
+    fs::write(gpu.libcuda(), bytes).expect("it is a copy of ours");
+}
+
 /// Runs a program on a text.
 fn fed(mut command: Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -85,6 +94,26 @@ fn the_shipped_rules_fire_when_they_should_and_only_then() {
     let text = fs::read_to_string(shipped().join("rules_test.yaml")).expect("it is in the tree");
     for line in hurried_rules().lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         assert!(text.contains(&format!("alertname: {line}\n")), "{line} has no test");
+    }
+}
+
+#[test]
+fn an_agent_prints_where_it_serves_and_counts_no_function_that_its_driver_is_too_old_for() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    without_newest_function(&gpu);
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc a 4M"]);
+    let socket = gpu.directory().join("memwatch.sock");
+    let words = ["agent", "--listen", "127.0.0.1:0", "--socket", &socket.to_string_lossy()];
+    let mut agent = Program::start_with_errors(gpu.memwatch(&words));
+    let line = agent.until_line_with("serving metrics on http://");
+    let address = line.lines().last().and_then(|line| line.split("http://").nth(1)?.strip_suffix("/metrics"));
+    let address: SocketAddr = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
+    let metrics = || http::get(address, "/metrics", "").filter(|answer| answer.status == 200);
+    until("the library has its probes", || metrics().filter(|answer| answer.body.contains("probes_attached{library=")));
+    let body = metrics().expect("it answers").body;
+    for reason in ["function_refused", "library_refused"] {
+        assert!(body.contains(&format!("probe_failures_total{{reason=\"{reason}\"}} 0\n")), "{body}");
     }
 }
 

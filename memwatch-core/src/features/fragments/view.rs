@@ -48,6 +48,7 @@ pub struct FragmentsView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PinView {
     /// The line or the layer; of kind `pending` for blocks that were given back and a stream uses still.
+    #[serde(flatten)]
     pub place: PlaceNameView,
     /// Its blocks' own bytes in segments that are not full.
     pub held_bytes: u64,

@@ -1,7 +1,7 @@
 //! The text that a Prometheus reads: OpenMetrics 1.0 or its own older form 0.0.4, from the same samples. It knows no metric.
 //!
 //! OpenMetrics: <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>. The older form:
-//! <https://prometheus.io/docs/instrumenting/exposition_formats/>.
+//! <https://prometheus.io/docs/instrumenting/exposition_formats/>. The crate prometheus-client writes OpenMetrics only, and keeps its counters itself.
 
 use std::fmt::Write as _;
 

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use memwatch_common::probes::Probe;
 use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::clock;
@@ -151,7 +152,7 @@ impl LibraryWatch {
     /// Probes the files in the host's usual places and those the user named, before anybody maps them.
     pub(crate) fn attach_host(&mut self, kernel: &mut Kernel) {
         let found = self.scan.scan_host();
-        for NewFile { file, plan } in new_files(&found, &self.files.identities(), self.version) {
+        for NewFile { file, plan } in new_files(&found, &self.files.identities(), (self.version, self.scan.probes())) {
             let (coverage, probes) = attach(kernel, &file, plan.as_ref());
             let mut met = Met::new(file.identity, (coverage, probes), clock::boottime_ns(), None);
             met.is_usual = true;
@@ -164,7 +165,7 @@ impl LibraryWatch {
     pub(crate) fn attach_machine(&mut self, kernel: &mut Kernel) {
         self.swept_ns = clock::boottime_ns();
         let found = self.scan.scan_all();
-        let new = new_files(&found, &self.files.identities(), self.version);
+        let new = new_files(&found, &self.files.identities(), (self.version, self.scan.probes()));
         self.take_in(kernel, &found, (new, None));
     }
 
@@ -172,7 +173,7 @@ impl LibraryWatch {
     pub(crate) fn attach_processes(&mut self, kernel: &mut Kernel, tgids: &BTreeSet<u32>) {
         for &tgid in tgids {
             let found = self.scan.scan_process(tgid);
-            let new = new_files(&found, &self.files.identities(), self.version);
+            let new = new_files(&found, &self.files.identities(), (self.version, self.scan.probes()));
             self.take_in(kernel, &found, (new, None));
             if !found.files.is_empty() || !found.left_out.is_empty() {
                 self.expected.remove(&tgid);
@@ -333,6 +334,11 @@ impl LibraryWatch {
     /// The files that a process has mapped now.
     pub(crate) fn files_of(&self, tgid: u32) -> Vec<LibraryFile> {
         self.scan.scan_process(tgid).files
+    }
+
+    /// The functions that are probed.
+    pub(crate) const fn probes(&self) -> &'static [Probe] {
+        self.scan.probes()
     }
 
     /// The kernel that the probes are chosen for.

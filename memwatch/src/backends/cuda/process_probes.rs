@@ -14,7 +14,7 @@ pub(crate) fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32, w
     let version = libraries.version();
     let mut probes = Vec::new();
     for file in libraries.files_of(tgid) {
-        match attach_to_process(kernel, &file, version, (scope, when)) {
+        match attach_to_process(kernel, &file, version, (scope, (libraries.probes(), when))) {
             Ok(attached) => probes.push(attached),
             Err(error) => log::warn!("process {tgid} is not watched for {when:?}: {}: {error}", file.display),
         }

@@ -1,4 +1,4 @@
-//! `memwatch diff` in JSON: every place of both runs.
+//! `memwatch diff` in JSON: every place of both runs. A pair of sums becomes what changed and by how much, which no view has.
 
 use std::io;
 use std::path::Path;

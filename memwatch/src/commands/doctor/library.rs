@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use memwatch_common::probes::{PROBES, When};
+use memwatch_common::probes::When;
 use memwatch_core::input::LibraryCoverage;
 use serde::Serialize;
 
@@ -11,6 +11,7 @@ use super::check::{Barrier, Check, State, Topic};
 use super::nvml::Traces;
 use super::permission::{security_module_line, ways};
 use super::privilege::{CHECKPOINT_RESTORE, DAC_READ_SEARCH, Privilege, SYS_PTRACE};
+use crate::backends::{backend, scan};
 use crate::sources::kernel::attach::{self, Plan, PlannedProbe, attach, chain, plan};
 use crate::sources::kernel::exports::{Export, LeftOut as LeftOutExport};
 use crate::sources::kernel::load::{Kernel, Mechanism};
@@ -84,7 +85,7 @@ pub(crate) struct MissingFunction {
 
 /// Scans the machine, plans every file, and attaches to it for a moment where that is quick.
 pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut Kernel>, version: Option<KernelVersion>) -> Libraries {
-    let scan = named.iter().fold(LibraryScan::new("/proc"), LibraryScan::with_named);
+    let scan = named.iter().fold(scan(), LibraryScan::with_named);
     let Discovery { files, left_out, processes, processes_denied, .. } = scan.scan_all();
     // Classic uprobes take a tenth of a second each to detach: a diagnosis must not.
     let mut kernel = kernel.filter(|kernel| kernel.mechanism == Mechanism::UprobeMulti);
@@ -104,13 +105,14 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
         left_out_exports: BTreeMap::new(),
         coverage: LibraryCoverage { path: file.display.clone(), ..LibraryCoverage::default() },
     };
-    let planned = plan(file, version, When::Always);
+    let planned = plan(file, version, (backend().probes(), When::Always));
     match &planned {
         Ok(plan @ Plan { probes, missing, exports, build_id }) => {
             report.sort_exports(exports.clone());
             report.functions = probes.iter().map(function).collect();
             report.coverage.build_id.clone_from(build_id);
-            let since = |symbol| PROBES.iter().find(|probe| probe.symbol == symbol).map_or("", |probe| probe.since);
+            let since =
+                |symbol| backend().probes().iter().find(|probe| probe.symbol == symbol).map_or("", |probe| probe.since);
             report.missing = missing.iter().map(|&symbol| MissingFunction { symbol, since: since(symbol) }).collect();
             let odd = plan.older_than_others();
             let newer = missing.iter().filter(|symbol| !odd.contains(symbol));

@@ -6,7 +6,7 @@ use memwatch_core::features::fragments::view::{
     DriverFragmentsView, DriverGpuView, FitView, MomentView, PinView, SegmentView, ShapeView,
 };
 use memwatch_core::ledger::layout::{GRANULE_BYTES, Holes};
-use memwatch_core::snapshot::{PlaceNameView, Snapshot};
+use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
@@ -89,15 +89,6 @@ struct RequestJson {
 }
 
 #[derive(Serialize)]
-struct PinJson<'a> {
-    #[serde(flatten)]
-    place: &'a PlaceNameView,
-    held_bytes: u64,
-    share_bytes: u64,
-    alone_bytes: Option<u64>,
-}
-
-#[derive(Serialize)]
 struct DeviceJson<'a> {
     #[serde(rename = "pid")]
     tgid: u32,
@@ -121,8 +112,8 @@ struct DeviceJson<'a> {
     moments: Vec<MomentJson>,
     segments: &'a [SegmentView],
     /// Whose lines' blocks hold free memory between blocks.
-    sites: Vec<PinJson<'a>>,
-    layers: Vec<PinJson<'a>>,
+    sites: &'a [PinView],
+    layers: &'a [PinView],
     remarks: Vec<String>,
 }
 
@@ -195,21 +186,10 @@ fn device<'a>(reported: &'a FragmentReport, snapshot: &'a Snapshot, clock: &Wall
         worst: view.worst.as_ref().map(moment),
         moments: view.moments.iter().map(moment).collect(),
         segments: &view.segments,
-        sites: pins(&view.sites),
-        layers: pins(&view.layers),
+        sites: &view.sites,
+        layers: &view.layers,
         remarks: remarks(reported),
     }
-}
-
-impl<'a> PinJson<'a> {
-    const fn of(pin: &'a PinView) -> Self {
-        let PinView { place, held_bytes, share_bytes, alone_bytes } = pin;
-        Self { place, held_bytes: *held_bytes, share_bytes: *share_bytes, alone_bytes: *alone_bytes }
-    }
-}
-
-fn pins(all: &[PinView]) -> Vec<PinJson<'_>> {
-    all.iter().map(PinJson::of).collect()
 }
 
 fn driver<'a>(view: &'a DriverFragmentsView, wanted_bytes: Option<u64>, clock: &WallClock) -> DriverJson<'a> {

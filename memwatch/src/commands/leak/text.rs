@@ -48,8 +48,9 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
     for process in leaks {
         let (tone, text) = heading(process, snapshot);
         page.line(&Sentence::new(tone, text));
-        let without = without_verdict(process, snapshot);
-        without.into_iter().for_each(|text| page.line(&Sentence::new(Tone::Faint, text)));
+        if let Some(text) = without_verdict(process, snapshot) {
+            page.line(&Sentence::new(Tone::Faint, text));
+        }
         let rows: Vec<&LeakView> =
             process.findings.iter().filter(|finding| finding.verdict != Verdict::Steady).collect();
         if !rows.is_empty() {

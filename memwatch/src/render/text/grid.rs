@@ -1,4 +1,4 @@
-//! Cells in columns.
+//! Cells in columns. The crate comfy-table breaks cells into lines where there is too little room; here whole columns go into a second line.
 
 use crate::render::format::{fit, width};
 

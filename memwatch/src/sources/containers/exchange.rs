@@ -1,7 +1,8 @@
 //! One question to a socket of this machine and its answer, within a time and a size.
 //!
 //! Whoever listens may hang, send garbage or never stop sending: that costs the answer and nothing else. Each question has a connection of
-//! its own, which is closed with the answer.
+//! its own, which is closed with the answer. The crate bollard has all of Docker's interface for the one request that is made here, and none of
+//! the kubelet's.
 
 use std::future::Future;
 use std::io::ErrorKind;

@@ -7,7 +7,7 @@ use std::path::Path;
 use aya::maps::{HashMap, MapData};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use memwatch_common::plan::ONLY_LISTED;
-use memwatch_common::probes::{PROBES, When};
+use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_core::input::LibraryCoverage;
 use object::ReadCache;
 
@@ -61,8 +61,12 @@ pub(crate) enum PlanError {
 /// A driver library of 2025 has 110 MB.
 const LARGEST_FILE_BYTES: u64 = 1 << 30;
 
-/// Finds the function of every row that is probed at such times, and chooses its site.
-pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion, when: When) -> Result<Plan, PlanError> {
+/// Finds the function of every row of the table that is probed at such times, and chooses its site.
+pub(crate) fn plan(
+    file: &LibraryFile,
+    kernel: KernelVersion,
+    (table, when): (&[Probe], When),
+) -> Result<Plan, PlanError> {
     let opened = File::open(file.path()).map_err(PlanError::Open)?;
     if opened.metadata().map_err(PlanError::Open)?.len() > LARGEST_FILE_BYTES {
         return Err(PlanError::TooLarge);
@@ -75,7 +79,7 @@ pub(crate) fn plan(file: &LibraryFile, kernel: KernelVersion, when: When) -> Res
         exports: symbols.names().filter_map(|name| Some((name.to_owned(), classify(name)?))).collect(),
         build_id: symbols.build_id().map(str::to_owned),
     };
-    for probe in PROBES.iter().filter(|probe| probe.when == when) {
+    for probe in table.iter().filter(|probe| probe.when == when) {
         let Some(function) = symbols.function(probe.symbol) else {
             plan.missing.push(probe.symbol);
             continue;
@@ -173,9 +177,9 @@ pub(crate) fn attach_to_process(
     kernel: &mut Kernel,
     file: &LibraryFile,
     version: KernelVersion,
-    (tgid, when): (NonZeroU32, When),
+    (tgid, rows): (NonZeroU32, (&[Probe], When)),
 ) -> Result<ProcessProbes, String> {
-    let plan = plan(file, version, when).map_err(|error| chain(&error))?;
+    let plan = plan(file, version, rows).map_err(|error| chain(&error))?;
     let one_process = kernel.mechanism.attaches_to_processes();
     attach_to(kernel, file, &plan, (tgid, one_process))
 }

@@ -1,7 +1,8 @@
 //! Native frames from copies of a thread's stack, from outside: `.eh_frame` says how to find the caller of each instruction, since neither PyTorch
 //! nor CPython keeps frame pointers. Where it does not say, the stack ends, and the reason is reported: nothing is guessed.
 //!
-//! All that is read is a stranger's: bounded, and no panic whatever it is.
+//! All that is read is a stranger's: bounded, and no panic whatever it is. The crate framehop goes on by frame pointers where there is no unwind
+//! information, which would be a guess here.
 
 mod image;
 mod maps;

@@ -1,4 +1,5 @@
-//! What functions are called: the symbols of a file, and what a C++ compiler made their names from.
+//! What functions are called: the symbols of a file, and what a C++ compiler made their names from. The crate blazesym maps whole files, which kills
+//! the reader of one that is cut meanwhile.
 
 use std::collections::HashMap;
 use std::fmt;

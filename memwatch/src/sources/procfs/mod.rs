@@ -1,4 +1,5 @@
-//! What `/proc` says of a process. Names and command lines are data of strangers: bounded, and valid UTF-8 before they leave here.
+//! What `/proc` says of a process. Names and command lines are data of strangers: bounded, and valid UTF-8 before they leave here. The crate procfs
+//! reads such files to their end, whatever a process has put into them.
 
 mod environment;
 mod stat;

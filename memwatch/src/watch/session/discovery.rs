@@ -1,11 +1,15 @@
 //! What has to be watched besides: libraries that have appeared, and processes in which more is of interest.
 
+use std::collections::BTreeSet;
+
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
 use super::Session;
 use crate::backends::cuda::library_watch::Latecomer;
+use crate::sources::library::LibraryScan;
 use crate::sources::library_sweep::Among;
+use crate::sources::mappings::HERALDS;
 
 impl Session {
     /// Looks for libraries that have appeared, and for processes in which more has to be watched.
@@ -32,6 +36,20 @@ impl Session {
         for tgid in self.libraries.take_heralded() {
             let is_new = !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid));
             if self.everybody && self.tensors.is_wanted() && is_new {
+                self.learn(tgid, false);
+            }
+        }
+    }
+
+    /// The same for the processes that had loaded it before the watch began.
+    pub(super) fn meet_earlier(&mut self) {
+        if !self.everybody || !self.tensors.is_wanted() {
+            return;
+        }
+        let found = LibraryScan::new("/proc").with_stems(&HERALDS).scan_all();
+        let early: BTreeSet<u32> = found.files.into_iter().flat_map(|file| file.mapped_by).collect();
+        for tgid in early {
+            if !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid)) {
                 self.learn(tgid, false);
             }
         }

@@ -62,7 +62,7 @@ mod tests {
     }
 
     fn left(named: &mut Named, pipeline: &Pipeline) -> Vec<u32> {
-        let mut wanted: BTreeMap<u32, ()> = pipeline.watched().map(|tgid| (tgid.0, ())).collect();
+        let mut wanted: BTreeMap<u32, u32> = pipeline.watched().map(|tgid| (tgid.0, tgid.0)).collect();
         named.retain(pipeline, &mut wanted);
         wanted.into_keys().collect()
     }

@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 use memwatch_core::snapshot::{FailureView, ProcessView, RefusalView};
 
 use super::Facts;
+use crate::backends::error_words;
 use crate::render::Tone;
 use crate::render::format::{count, printable};
 use crate::render::places;
 use crate::render::sentences;
-use crate::render::status;
 use crate::render::tui::grid::{Cell, Column, Grid, Row};
 use crate::render::tui::size::size;
 use crate::render::tui::state::RowKey;
@@ -99,7 +99,7 @@ fn failed_call(facts: &Facts, failure: &FailureView) -> Happened {
         .map_or_else(String::new, |uuid| format!(" on GPU {}", sentences::gpu_number(facts.snapshot, Some(uuid))));
     let requested = format!("{} requested {}{on}", printable(&failure.symbol), size(failure.requested_bytes));
     let is_oom = failure.status == OUT_OF_MEMORY;
-    let why = if is_oom { String::new() } else { format!(": {}", status::words(failure.status)) };
+    let why = if is_oom { String::new() } else { format!(": {}", error_words(failure.status)) };
     let what = if is_oom { "OOM" } else { "failed" };
     Happened { time_ns: failure.time_ns, tone: Tone::Bad, what, text: format!("{requested}{why}") }
 }

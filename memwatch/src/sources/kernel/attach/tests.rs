@@ -82,7 +82,7 @@ fn version() -> KernelVersion {
 }
 
 fn getters(program: &Program) -> Plan {
-    plan(&program.library(), version(), When::DeviceUnknown).unwrap()
+    plan(&program.library(), version(), (PROBES, When::DeviceUnknown)).unwrap()
 }
 
 /// The threads whose calls have come since the last look, with how many they are.

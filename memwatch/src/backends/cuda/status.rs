@@ -32,11 +32,6 @@ pub(crate) fn name(status: i32) -> Option<&'static str> {
     Some(NAMES[position].1)
 }
 
-/// What a status means, or its number.
-pub(crate) fn words(status: i32) -> String {
-    name(status).map_or_else(|| format!("error {status}"), str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +40,6 @@ mod tests {
     fn the_list_is_in_order_so_that_every_number_is_found() {
         assert!(NAMES.windows(2).all(|pair| pair[0].0 < pair[1].0));
         assert_eq!(name(2), Some("out of memory"));
-        assert_eq!(words(12_345), "error 12345");
+        assert_eq!(name(12_345), None);
     }
 }

@@ -1,0 +1,40 @@
+//! PyTorch in processes that are named by something else than their number: traced as if the PID had been typed.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::statistics::held_job;
+use memwatch_tests::{Allocator, Gpu, Shape};
+
+#[test]
+fn pytorch_is_traced_in_a_process_that_is_named_by_its_script_as_by_its_pid() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let words = ["keeps_tensors.py", "--seconds", "2"];
+    let Some(mut job) = held_job(&gpu, "2.15", Allocator::Native, &words) else { return };
+    let watch = PlacesWatch::of(gpu.memwatch(&["--no-agent", "profile", "--json", "-i", "100ms", "keeps_tensors.py"]));
+    job.go_on();
+    let trained = job.next_checkpoint().expect("it trains to its end");
+    let report = watch.interrupt();
+    let processes = report["data"]["processes"].as_array().expect("a list");
+    assert_eq!(processes.len(), 1, "{report:#}");
+    let (row, statistics) = (&processes[0]["gpus"][0], &trained["devices"][0]["memory_stats"]);
+    assert_eq!(row["allocated"]["peak_bytes"], statistics["allocated_bytes.all.peak"], "{row:#}");
+    assert_eq!(row["reserved"]["peak_bytes"], statistics["reserved_bytes.all.peak"], "{row:#}");
+}
+
+#[test]
+fn of_a_program_that_starts_after_its_name_was_typed_no_allocation_is_missing() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let mut watch = gpu.watch(&["--name", "grow_free.py"]);
+    let words = ["grow_free.py", "--tensors", "50"];
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &words) else { return };
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.settled();
+        let process = report.process(job.tgid()).unwrap_or_else(|| panic!("at {checkpoint}: {report:#?}"));
+        let (own, statistics) = (&process.0["tensor"]["gpus"][0], &checkpoint["devices"][0]["memory_stats"]);
+        for (field, key) in [("allocations", "allocated"), ("frees", "freed")] {
+            assert_eq!(own[field], statistics[format!("allocation.all.{key}")], "{field} at {checkpoint}: {own:#}");
+        }
+        let placed = &process.0["tensor"]["places"][0];
+        assert_eq!(placed["attributed_bytes"], statistics["allocated_bytes.all.current"], "{placed:#}");
+        job.go_on();
+    }
+}
