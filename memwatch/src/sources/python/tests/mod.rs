@@ -1,6 +1,7 @@
 //! Real interpreters, stopped at places that they print themselves.
 
 mod doubt;
+mod heap;
 mod interpreters;
 mod kernel;
 
