@@ -53,13 +53,20 @@ pub struct Paths {
     references: Vec<u32>,
     /// Places that are no way: modules, and the dicts of their globals.
     is_closed: Vec<bool>,
+    /// Places at which paths begin though nothing leads to them; empty while there are none.
+    is_begun: Vec<bool>,
 }
 
 impl Paths {
     /// Looks through all that can be reached.
     pub fn search(heap: &Heap<'_, impl Memory>) -> Self {
         let count = heap.len();
-        let mut paths = Self { steps: vec![None; count], references: vec![0; count], is_closed: vec![false; count] };
+        let mut paths = Self {
+            steps: vec![None; count],
+            references: vec![0; count],
+            is_closed: vec![false; count],
+            is_begun: Vec::new(),
+        };
         let (own, others) = globals(heap, &mut paths.is_closed);
         let mut queue = VecDeque::new();
         let first: Vec<_> = heap.thread_edges().into_iter().chain(own).collect();
@@ -86,7 +93,7 @@ impl Paths {
                 continue;
             }
             self.references[target] = self.references[target].saturating_add(1);
-            if self.steps[target].is_none() {
+            if self.steps[target].is_none() && !self.is_begun.get(target).copied().unwrap_or(false) {
                 self.steps[target] = Some(Step { from, label: edge.label, slot: edge.slot });
                 queue.push_back(edge.target);
             }
@@ -106,6 +113,8 @@ impl Paths {
     /// Follows on from objects that nothing leads to: what only they refer to is reached then, by paths that begin at them.
     pub fn begin_at(&mut self, heap: &Heap<'_, impl Memory>, places: impl IntoIterator<Item = u32>) {
         let mut queue: VecDeque<_> = places.into_iter().collect();
+        self.is_begun = vec![false; heap.len()];
+        queue.iter().for_each(|place| self.is_begun[*place as usize] = true);
         self.spread(heap, &mut queue);
     }
 

@@ -2,6 +2,7 @@
 
 mod doubt;
 mod heap;
+mod holdings;
 mod interpreters;
 mod kernel;
 
