@@ -107,7 +107,8 @@ impl<M: Memory> GraphReader<'_, M> {
                 let (node, owner) = (Rc::clone(by.0), by.1);
                 graphs.saved.entry(word).or_insert(Saved { node, owner });
             }
-            Some(CppKind::Node) => nodes.push((word, by.1)),
+            // What adds to a gradient keeps the tensor that it is of.
+            Some(CppKind::Node | CppKind::Accumulate) => nodes.push((word, by.1)),
             _ => {}
         }
     }

@@ -105,14 +105,14 @@ impl<'a, M: Memory> Namer<'a, M> {
                 let chain = self.dict_chain(before, dict);
                 for entry in self.entries(dict) {
                     let name = self.joined(&prefix, entry.key);
-                    let chain = self.chains.link(chain, [entry.slot, entry.value + u64::from(TYPE)]);
+                    let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
                     self.found.push(NamedTensor { kind, object: entry.value, name, chain });
                 }
             }
             let chain = self.dict_chain(before, dicts.modules);
             for entry in self.entries(dicts.modules).into_iter().rev().filter(|_| depth < MOST_DEPTH) {
                 let name = self.joined(&prefix, entry.key);
-                let chain = self.chains.link(chain, [entry.slot, entry.value + u64::from(TYPE)]);
+                let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
                 if name.len() < MOST_LETTERS {
                     waiting.push((entry.value, Some(chain), name + ".", depth + 1));
                 }
@@ -126,14 +126,14 @@ impl<'a, M: Memory> Namer<'a, M> {
         let chain = self.dict_chain(None, state);
         for (index, parameter) in self.entries(state).into_iter().enumerate() {
             let inner = self.heap.objects().entries(parameter.value).unwrap_or_default();
-            let chain = self.chains.link(chain, [parameter.slot, parameter.value + u64::from(TYPE)]);
+            let chain = self.chains.link(chain, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
             let owner = by_parameter.get(&parameter.key).cloned().unwrap_or_else(|| format!("parameter {index}"));
             for entry in inner {
                 // Its keys are strings; hyper-parameters and steps on the host are no tensors on a device.
                 let is_tensor = self.heap.class_of(entry.value).is_some_and(|class| class.role == Role::Tensor);
                 let Some(key) = self.heap.objects().text(entry.key).filter(|_| is_tensor) else { continue };
                 let name = format!("{key} of {owner}");
-                let chain = self.chains.link(Some(chain), [entry.slot, entry.value + u64::from(TYPE)]);
+                let chain = self.chains.link(Some(chain), [entry.slot, entry.value.wrapping_add(TYPE.into())]);
                 self.found.push(NamedTensor { kind: PartKind::OptimizerState, object: entry.value, name, chain });
             }
         }
@@ -144,7 +144,7 @@ impl<'a, M: Memory> Namer<'a, M> {
     }
 
     fn dict_chain(&mut self, before: Option<ChainEnd>, dict: Option<Entry>) -> Option<ChainEnd> {
-        dict.map(|dict| self.chains.link(before, [dict.slot, dict.value + u64::from(TYPE)]))
+        dict.map(|dict| self.chains.link(before, [dict.slot, dict.value.wrapping_add(TYPE.into())]))
     }
 
     fn entries(&self, dict: Option<Entry>) -> Vec<Entry> {

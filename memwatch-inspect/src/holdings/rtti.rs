@@ -25,7 +25,7 @@ pub(super) enum CppKind {
     Meta,
     /// A node of an autograd graph.
     Node,
-    /// The node that adds to the gradient of a parameter: it leads to that, and saves nothing.
+    /// The node that adds to the gradient of a tensor. A tensor has it beside its graph, and does not keep it.
     Accumulate,
     Other,
 }

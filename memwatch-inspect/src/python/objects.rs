@@ -86,7 +86,7 @@ impl<M: Memory> Objects<'_, M> {
         }
         let dict = self.memory.u64(at(object, 0)?.checked_sub(24)?)?;
         let values = match self.layout.attributes {
-            Attributes::Tagged if dict & 1 == 1 => Some(dict + 1),
+            Attributes::Tagged if dict & 1 == 1 => Some(dict.wrapping_add(1)),
             _ if dict != 0 => None,
             Attributes::Two => Some(self.memory.u64(at(object, 0)?.checked_sub(32)?)?),
             Attributes::Inline if flags & HAS_INLINE_VALUES != 0 => Some(self.inline_values(object, class)?),
