@@ -7,5 +7,6 @@ pub mod elf_prologue;
 mod history;
 pub mod ledger_ops;
 pub mod proc_files;
+pub mod process_image;
 pub mod read_recording;
 mod sources;

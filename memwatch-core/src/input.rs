@@ -1,6 +1,7 @@
 //! All that may enter the pipeline. Whatever is not here cannot change a number.
 
 pub mod books;
+pub mod holdings;
 mod level;
 
 use memwatch_common::loss::Loss;

@@ -5,9 +5,10 @@
 //!
 //! ```text
 //! Memory ▶ pass (each piece once, bounded) ▶ pytorch (the caching allocators' books) ▶ Books
-//!                                          └▶ python (objects, frames, names)
+//!                                          └▶ python (objects, frames, paths) ▶ holdings (tensors, names) ▶ Holdings
 //! ```
 
+pub mod holdings;
 pub mod memory;
 pub mod pass;
 pub mod python;

@@ -24,6 +24,7 @@ struct Target {
 const TARGETS: &[Target] = &[
     Target { name: "ledger_ops", longest_bytes: 6_144 },
     Target { name: "elf_prologue", longest_bytes: 4_096 },
+    Target { name: "process_image", longest_bytes: 4_096 },
     Target { name: "read_recording", longest_bytes: 4_096 },
     Target { name: "proc_files", longest_bytes: 2_048 },
     Target { name: "decode_record", longest_bytes: 136 },

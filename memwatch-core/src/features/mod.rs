@@ -5,6 +5,7 @@ pub mod diff;
 pub mod forecast;
 pub mod fragments;
 pub mod growth;
+pub mod holdings;
 pub mod leak;
 pub mod oom;
 pub mod profile;

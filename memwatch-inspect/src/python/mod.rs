@@ -1,7 +1,14 @@
 //! CPython's objects: where they lie, by version, and what they hold.
 
+pub mod classes;
+mod collector;
+pub mod edges;
+mod frames;
+pub mod heap;
 pub mod layout;
 pub mod objects;
+mod path_text;
+pub mod paths;
 pub mod text;
 
 use std::fmt;

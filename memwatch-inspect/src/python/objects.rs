@@ -71,27 +71,32 @@ impl<M: Memory> Objects<'_, M> {
 
     /// An attribute that an object has itself.
     pub fn attribute(&self, object: u64, name: &str) -> Option<u64> {
+        self.named(&self.attributes(object)?, name)
+    }
+
+    /// The attributes that an object has itself, by their names; `None` where its class has none, or they cannot be read.
+    pub fn attributes(&self, object: u64) -> Option<Vec<Entry>> {
         let class = self.type_of(object)?;
         let flags = self.flags(class)?;
         if self.layout.attributes == Attributes::Offset || flags & HAS_MANAGED_DICT == 0 {
             let offset = self.memory.u64(at(class, TYPE_DICT_OFFSET)?)?;
             // A negative one counts from the end of an object of variable size: a module is none.
             let offset = u32::try_from(offset).ok().filter(|offset| (1..1 << 16).contains(offset))?;
-            return self.item(self.memory.u64(at(object, offset)?)?, name);
+            return self.entries(self.memory.u64(at(object, offset)?)?);
         }
         let dict = self.memory.u64(at(object, 0)?.checked_sub(24)?)?;
         let values = match self.layout.attributes {
-            Attributes::Tagged if dict & 1 == 1 => Some(dict + 1),
+            Attributes::Tagged if dict & 1 == 1 => Some(dict.wrapping_add(1)),
             _ if dict != 0 => None,
             Attributes::Two => Some(self.memory.u64(at(object, 0)?.checked_sub(32)?)?),
             Attributes::Inline if flags & HAS_INLINE_VALUES != 0 => Some(self.inline_values(object, class)?),
             _ => return None,
         };
-        let Some(values) = values else { return self.item(dict, name) };
+        let Some(values) = values else { return self.entries(dict) };
         let mut entries = self.keys(self.memory.u64(at(class, self.layout.cached_keys)?)?)?;
         self.put_values(&mut entries, self.values_start(values)?)?;
         entries.retain(|entry| entry.key != 0 && entry.value != 0);
-        self.named(&entries, name)
+        Some(entries)
     }
 
     /// The string at an address.

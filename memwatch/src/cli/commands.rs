@@ -4,8 +4,8 @@ use crate::agent;
 use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
-    diff, doctor, export, fragment, leak, monitor, oom, places, profile, ps, record, report, reset_peaks, run,
-    simulate, snapshot, stats, timeline,
+    diff, doctor, export, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report, reset_peaks,
+    run, simulate, snapshot, stats, timeline,
 };
 
 commands! {
@@ -14,6 +14,8 @@ commands! {
         Ps(ps::args::Ps) => awaited ps::run;
         /// Find what holds PyTorch memory: lines, modules or phases
         Where(places::args::Where) => awaited places::run;
+        /// Name what a PyTorch process holds: parameters, gradients, caches
+        Holdings(holdings::args::Names) => awaited holdings::run;
         /// Print torch.cuda.memory_stats() of a process, from outside
         Stats(stats::args::Stats) => awaited stats::stats;
     }

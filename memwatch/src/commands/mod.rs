@@ -4,6 +4,7 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod export;
 pub(crate) mod fragment;
+pub(crate) mod holdings;
 pub(crate) mod leak;
 pub(crate) mod live;
 pub(crate) mod monitor;

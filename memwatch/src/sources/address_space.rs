@@ -79,8 +79,9 @@ impl AddressSpace {
         }
         let mut files = self.files.borrow_mut();
         let file = files.entry(mapping.start).or_insert_with(|| {
-            // It was opened for its name only, and a name is not read.
-            File::open(format!("/proc/self/fd/{}", self.file_of(mapping)?.as_raw_fd())).ok()
+            // It was opened for its name only, and a name is not read. It stays open until it is opened by that.
+            let named = self.file_of(mapping)?;
+            File::open(format!("/proc/self/fd/{}", named.as_raw_fd())).ok()
         });
         let offset = (address - mapping.start).checked_add(mapping.offset);
         file.as_ref().zip(offset).is_some_and(|(file, offset)| read_zero_padded(file, offset, into).is_ok())

@@ -2,6 +2,7 @@
 
 mod diff;
 mod export;
+mod holdings;
 mod late_books;
 mod leak;
 mod native;

@@ -2,6 +2,7 @@
 
 mod books;
 mod counter;
+mod holdings;
 mod look;
 mod numbers;
 mod price;
@@ -9,6 +10,7 @@ mod symbols;
 mod watch;
 
 pub(crate) use books::{BooksError, BooksReader};
+pub(crate) use holdings::HoldingsReader;
 pub(crate) use memwatch_core::input::TensorLevel;
 pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use symbols::TensorPoint;

@@ -65,12 +65,8 @@ impl PythonProcess {
     pub(crate) fn attach(tgid: u32) -> Result<Option<Self>, PythonError> {
         let memory = ProcessMemory::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
         let space = AddressSpace::open(tgid).map_err(|error| PythonError::Unreadable(error.kind()))?;
-        let Some(binary) = interpreter::find(tgid, &space)? else { return Ok(None) };
-        let version = version(&binary, &memory)?;
-        let layout = layout(&binary, &memory, version)?;
-        let code_type =
-            binary.address("PyCode_Type").ok_or(PythonError::UnexpectedLayout("there is no symbol PyCode_Type"))?;
-        check::Subject { tgid, memory: &memory, layout: &layout, code_type }.check()?;
+        let Some(found) = find(tgid, &space, &memory)? else { return Ok(None) };
+        let Found { binary, version, layout, code_type } = found;
         Ok(Some(Self {
             version,
             display: binary.display.clone(),
@@ -114,6 +110,33 @@ impl PythonProcess {
     pub(crate) fn forget_code(&mut self, address: u64, end_ns: u64) -> Vec<(u64, PythonStack)> {
         self.resolver.forget_code(address, end_ns)
     }
+}
+
+/// What is known of the interpreter of a process.
+struct Found {
+    binary: Binary,
+    version: PythonVersion,
+    layout: Layout,
+    code_type: u64,
+}
+
+/// The layout of a process's Python, with the address of the list of interpreters in it; none where it runs none.
+///
+/// # Errors
+/// There is one, but it cannot be read, or is not laid out as its version.
+pub(crate) fn layout_of(tgid: u32, space: &AddressSpace) -> Result<Option<Layout>, PythonError> {
+    Ok(find(tgid, space, space)?.map(|found| found.layout))
+}
+
+/// Finds the interpreter, and makes sure that the memory is laid out as its version says.
+fn find(tgid: u32, space: &AddressSpace, memory: &impl Memory) -> Result<Option<Found>, PythonError> {
+    let Some(binary) = interpreter::find(tgid, space)? else { return Ok(None) };
+    let version = version(&binary, memory)?;
+    let layout = layout(&binary, memory, version)?;
+    let code_type =
+        binary.address("PyCode_Type").ok_or(PythonError::UnexpectedLayout("there is no symbol PyCode_Type"))?;
+    check::Subject { tgid, memory, layout: &layout, code_type }.check()?;
+    Ok(Some(Found { binary, version, layout, code_type }))
 }
 
 fn version(binary: &Binary, memory: &impl Memory) -> Result<PythonVersion, PythonError> {

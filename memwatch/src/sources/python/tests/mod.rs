@@ -1,6 +1,8 @@
 //! Real interpreters, stopped at places that they print themselves.
 
 mod doubt;
+mod heap;
+mod holdings;
 mod interpreters;
 mod kernel;
 

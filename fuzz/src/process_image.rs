@@ -1,0 +1,120 @@
+//! The memory of a process, as hostile as can be: whatever it holds, reading what its Python and its PyTorch hold ends, and contradicts nothing.
+
+use memwatch_core::input::holdings::HoldingClass;
+use memwatch_core::words::Ordinal;
+use memwatch_inspect::holdings::{Block, Blocks, Options, read};
+use memwatch_inspect::memory::Memory;
+use memwatch_inspect::python::layout::{Layout, PythonVersion, of_version};
+
+/// Where the image begins, where the names that classes may have, and where the blocks.
+const BASE: u64 = 0x10_0000;
+const NAMES_BASE: u64 = 0x20_0000;
+const BLOCKS_BASE: u64 = 0x30_0000;
+/// Bytes of a name with its end, and of a block.
+const NAME_BYTES: u64 = 64;
+const BLOCK_BYTES: u64 = 512;
+const BLOCKS: u64 = 8;
+/// What the readers look for by name.
+const NAMES: [&str; 24] = [
+    "type",
+    "torch._C.TensorBase",
+    "Module",
+    "Optimizer",
+    "module",
+    "set",
+    "collections.deque",
+    "generator",
+    "frame",
+    "traceback",
+    "code",
+    "cell",
+    "functools._lru_cache_wrapper",
+    "function",
+    "int",
+    "N3c1010TensorImplE",
+    "N3c1011StorageImplE",
+    "N5torch8autograd12AutogradMetaE",
+    "N5torch8autograd9generated12MulBackward0E",
+    "N5torch8autograd6PyNodeE",
+    "N3c1019UndefinedTensorImplE",
+    "__closure__",
+    "_modules",
+    "state",
+];
+
+/// Two bytes of the input are a word of the image: small ones are places in it, flags, names and blocks.
+struct Image {
+    words: Vec<u64>,
+}
+
+impl Image {
+    fn of(data: &[u8]) -> Self {
+        let word = |pair: &[u8; 2]| {
+            let unit = u64::from(u16::from_le_bytes(*pair));
+            let low = unit & 0xff;
+            match unit >> 12 {
+                0..=7 => BASE + 8 * unit,
+                8 => 1 << (low & 63),
+                9 => NAMES_BASE + NAME_BYTES * (low % NAMES.len() as u64),
+                10 => BLOCKS_BASE + BLOCK_BYTES * (low % BLOCKS),
+                11 => u64::MAX - low,
+                _ => unit & 0xfff,
+            }
+        };
+        Self { words: data.as_chunks::<2>().0.iter().map(word).collect() }
+    }
+
+    fn byte(&self, address: u64) -> Option<u8> {
+        if let Some(into) = address.checked_sub(NAMES_BASE) {
+            let name = NAMES.get(usize::try_from(into / NAME_BYTES).ok()?)?;
+            return Some(name.as_bytes().get(usize::try_from(into % NAME_BYTES).ok()?).copied().unwrap_or(0));
+        }
+        let into = address.checked_sub(BASE)?;
+        let word = self.words.get(usize::try_from(into / 8).ok()?)?;
+        word.to_le_bytes().get(usize::try_from(into % 8).ok()?).copied()
+    }
+}
+
+impl Memory for Image {
+    fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+        // A page is there as a whole, behind the image with zeros.
+        let is_there = address >> 12 == BASE >> 12 || self.byte(address).is_some();
+        into.iter_mut().zip(address..).for_each(|(byte, at)| *byte = self.byte(at).unwrap_or(0));
+        is_there
+    }
+}
+
+/// The first byte chooses Python's version.
+fn layout(choice: u8) -> Option<Layout> {
+    let mut layout = of_version(PythonVersion { major: 3, minor: 9 + choice % 4 }).ok()?;
+    layout.walk.interpreters_head = BASE;
+    Some(layout)
+}
+
+/// Reads what an arbitrary process holds.
+///
+/// # Panics
+/// When what is read contradicts itself, or two readings of the same memory differ.
+pub fn run(data: &[u8]) {
+    let Some((choice, data)) = data.split_first() else { return };
+    let Some(layout) = layout(*choice) else { return };
+    let image = Image::of(data);
+    let block = |index| Block {
+        ordinal: Ordinal(0),
+        address: BLOCKS_BASE + BLOCK_BYTES * index,
+        bytes: BLOCK_BYTES,
+        requested_bytes: BLOCK_BYTES - 8 * index,
+    };
+    let blocks = Blocks::new((0..BLOCKS).map(block).collect());
+    let options =
+        Options { most_read_bytes: 4 << 20, most_objects: 1000, workspaces: Some(BASE), ..Options::default() };
+    let holdings = read(&image, Some(&layout), &blocks, &options);
+    assert_eq!(holdings.rows.len(), usize::try_from(BLOCKS).unwrap_or(usize::MAX));
+    assert!(holdings.objects <= 1000 && holdings.read_bytes <= (4 << 20) + (64 << 10));
+    assert_eq!(holdings.dropped_names, 0, "the memory does not change");
+    for row in &holdings.rows {
+        assert!(row.class != HoldingClass::NoPythonObject || row.name.is_none(), "{row:?}");
+        assert!(row.name.is_some() || row.other_names.is_empty(), "{row:?}");
+    }
+    assert_eq!(read(&image, Some(&layout), &blocks, &options), holdings, "the same memory holds the same");
+}

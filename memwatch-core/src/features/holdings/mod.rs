@@ -1,0 +1,178 @@
+//! What a process holds by name: its blocks, summed up by class, name, type or module.
+
+pub mod view;
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::input::books::Books;
+use crate::input::holdings::{Holding, HoldingClass, Holdings};
+
+use view::{By, ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingsView};
+
+/// The view of a process, with so many groups at most.
+pub fn view(holdings: &Holdings, books: &Books, by: By, top: usize) -> HoldingsView {
+    let allocated_bytes = holdings.rows.iter().map(|row| row.block_bytes).sum();
+    let named = holdings.rows.iter().filter(|row| row.class.is_named());
+    let mut groups = groups(&holdings.rows, by);
+    let more_groups = groups.len().saturating_sub(top) as u64;
+    groups.truncate(top);
+    HoldingsView {
+        tgid: holdings.tgid,
+        by,
+        devices: devices(holdings, books),
+        allocated_bytes,
+        named_bytes: named.map(|row| row.block_bytes).sum(),
+        without_names: holdings.without_names.clone(),
+        dropped_names: holdings.dropped_names,
+        is_partial: holdings.is_partial,
+        objects: holdings.objects,
+        tensors: holdings.tensors,
+        read_bytes: holdings.read_bytes,
+        classes: classes(&holdings.rows),
+        groups,
+        more_groups,
+        advice: holdings.advice.clone(),
+    }
+}
+
+fn devices(holdings: &Holdings, books: &Books) -> Vec<DeviceHoldingsView> {
+    let device = |device: &crate::input::books::DeviceBooks| DeviceHoldingsView {
+        ordinal: device.ordinal,
+        allocated_bytes: holdings
+            .rows
+            .iter()
+            .filter(|row| row.ordinal == device.ordinal)
+            .map(|row| row.block_bytes)
+            .sum(),
+        reserved_bytes: device.segments.iter().map(|segment| segment.bytes).sum(),
+    };
+    books.devices.iter().map(device).collect()
+}
+
+fn classes(rows: &[Holding]) -> Vec<ClassSumView> {
+    let sum = |class: HoldingClass| {
+        let of_class = || rows.iter().filter(move |row| row.class == class);
+        ClassSumView { class, bytes: of_class().map(|row| row.block_bytes).sum(), count: of_class().count() as u64 }
+    };
+    HoldingClass::ALL.into_iter().map(sum).filter(|sum| sum.count > 0).collect()
+}
+
+/// All groups, the largest first.
+fn groups(rows: &[Holding], by: By) -> Vec<HoldingGroupView> {
+    let mut members = BTreeMap::<(Option<HoldingClass>, Option<String>), Vec<&Holding>>::new();
+    for row in rows {
+        members.entry(key(row, by)).or_default().push(row);
+    }
+    let mut groups: Vec<_> = members.into_iter().map(|((_, name), rows)| group(name, &rows)).collect();
+    groups.sort_by_key(|group| Reverse(group.bytes));
+    groups
+}
+
+fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
+    match by {
+        By::Name => (Some(row.class), row.pattern()),
+        By::Class => (Some(row.class), Some(row.class.label().to_owned())),
+        By::Dtype => (None, row.dtype.clone()),
+        // What belongs to no module is distinguished by its class.
+        By::Module => match row.module() {
+            Some(module) => (None, Some(module.to_owned())),
+            None => (Some(row.class), None),
+        },
+    }
+}
+
+fn group(name: Option<String>, rows: &[&Holding]) -> HoldingGroupView {
+    let largest = rows.iter().max_by_key(|row| row.block_bytes);
+    let text = |text: Option<&String>| text.map(|text| Arc::from(text.as_str()));
+    HoldingGroupView {
+        name: text(name.as_ref()),
+        class: same(rows, |row| Some(row.class)),
+        bytes: rows.iter().map(|row| row.block_bytes).sum(),
+        storage_bytes: rows.iter().filter_map(|row| row.storage_bytes).sum(),
+        count: rows.len() as u64,
+        shape: same(rows, |row| row.shape.as_ref()).cloned(),
+        dtype: text(same(rows, |row| row.dtype.as_ref())),
+        tensor_type: text(same(rows, |row| row.tensor_type.as_ref())),
+        kept_by: text(same(rows, |row| row.kept_by.as_ref())),
+        example: text(largest.and_then(|row| row.name.as_ref())),
+        other_names: rows.iter().map(|row| row.other_names.len() as u64).sum(),
+    }
+}
+
+/// What all rows have, where it is the same.
+fn same<'r, T: PartialEq>(rows: &[&'r Holding], of: impl Fn(&'r Holding) -> Option<T>) -> Option<T> {
+    let first = of(rows.first()?)?;
+    rows.iter().all(|row| of(row).as_ref() == Some(&first)).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::Ordinal;
+
+    fn row(class: HoldingClass, name: Option<&str>, bytes: u64, shape: &[u64]) -> Holding {
+        Holding {
+            class,
+            name: name.map(str::to_owned),
+            shape: Some(shape.to_vec()),
+            dtype: Some("float32".to_owned()),
+            ..Holding::unknown(Ordinal(0), bytes, bytes)
+        }
+    }
+
+    fn holdings() -> Holdings {
+        let rows = vec![
+            row(HoldingClass::Parameter, Some("h.0.attn.weight"), 100, &[2, 3]),
+            row(HoldingClass::Parameter, Some("h.1.attn.weight"), 100, &[2, 3]),
+            row(HoldingClass::Gradient, Some("h.1.attn.weight"), 100, &[2, 3]),
+            row(HoldingClass::OptimizerState, Some("exp_avg of h.1.attn.weight"), 100, &[2, 3]),
+            row(HoldingClass::Tensor, Some("main.py:main: kept[1]"), 300, &[4]),
+            row(HoldingClass::Tensor, Some("main.py:main: kept[22]"), 400, &[5]),
+            Holding::unknown(Ordinal(0), 1, 50),
+        ];
+        Holdings { rows, ..Holdings::default() }
+    }
+
+    fn names(by: By) -> Vec<(Option<String>, u64, u64)> {
+        let view = view(&holdings(), &Books::default(), by, 10);
+        view.groups.iter().map(|group| (group.name.as_deref().map(str::to_owned), group.bytes, group.count)).collect()
+    }
+
+    fn named(name: &str, bytes: u64, count: u64) -> (Option<String>, u64, u64) {
+        (Some(name.to_owned()), bytes, count)
+    }
+
+    #[test]
+    fn names_that_differ_in_indices_are_one_group_of_their_class() {
+        let expected = vec![
+            named("main.py:main: kept[*]", 700, 2),
+            named("h.*.attn.weight", 200, 2),
+            named("h.*.attn.weight", 100, 1),
+            named("exp_avg of h.*.attn.weight", 100, 1),
+            (None, 50, 1),
+        ];
+        assert_eq!(names(By::Name), expected);
+    }
+
+    #[test]
+    fn a_module_has_its_parameters_with_their_gradients_and_state() {
+        let expected = [(None, 700, 2), named("h.1.attn", 300, 3), named("h.0.attn", 100, 1), (None, 50, 1)];
+        assert_eq!(names(By::Module), expected);
+    }
+
+    #[test]
+    fn a_group_has_a_shape_only_where_all_of_it_has_it() {
+        let view = view(&holdings(), &Books::default(), By::Name, 2);
+        assert_eq!((view.groups[0].shape.as_deref(), view.groups[1].shape.as_deref()), (None, Some(&[2, 3][..])));
+        assert_eq!((view.more_groups, view.allocated_bytes, view.named_bytes), (3, 1150, 1100));
+    }
+
+    #[test]
+    fn every_byte_is_in_one_group_whatever_they_are_summed_by() {
+        for by in [By::Name, By::Class, By::Dtype, By::Module] {
+            assert_eq!(names(by).iter().map(|(_, bytes, _)| bytes).sum::<u64>(), 1150, "{by:?}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What speaks for a block: each tensor in it that has a name or a class. The first class that holds is the block's.
+
+use memwatch_core::input::holdings::{Holding, HoldingClass};
+
+use super::chains::{ChainEnd, Chains};
+use super::elements;
+use super::tensors::Tensor;
+use crate::memory::Memory;
+use crate::pass::Pass;
+
+/// Names of a block that are kept.
+const MOST_NAMES: usize = 32;
+
+/// One that speaks for a block.
+#[derive(Clone, Debug)]
+pub(super) struct Claim {
+    pub(super) class: HoldingClass,
+    pub(super) name: Option<String>,
+    /// The number of the tensor.
+    pub(super) tensor: usize,
+    /// Its class in Python.
+    pub(super) tensor_type: Option<String>,
+    pub(super) kept_by: Option<String>,
+    /// What it rests on.
+    pub(super) chain: ChainEnd,
+}
+
+/// Gives a block the class and the names that hold. Returned is how many did not.
+pub(super) fn settle<M: Memory>(
+    row: &mut Holding,
+    mut claims: Vec<Claim>,
+    tensors: &[Tensor],
+    chains: &mut Chains,
+    pass: &Pass<'_, M>,
+) -> u64 {
+    claims.sort_by_key(|claim| claim.class);
+    let mut dropped = 0;
+    for claim in claims {
+        let is_settled = row.class != HoldingClass::NoPythonObject;
+        if is_settled && row.class != claim.class {
+            break;
+        }
+        if !chains.holds(pass, claim.chain) {
+            dropped += 1;
+            continue;
+        }
+        if is_settled {
+            let is_known = |name: &String| row.name.as_ref() == Some(name) || row.other_names.contains(name);
+            if row.other_names.len() < MOST_NAMES {
+                row.other_names.extend(claim.name.filter(|name| !is_known(name)));
+            }
+            continue;
+        }
+        row.class = claim.class;
+        row.name = claim.name;
+        row.kept_by = claim.kept_by;
+        row.tensor_type = claim.tensor_type;
+        if let Some(tensor) = tensors.get(claim.tensor) {
+            row.storage_bytes = Some(tensor.storage_bytes);
+            row.shape = Some(tensor.shape.clone());
+            row.dtype = Some(elements::name(tensor.element).map_or_else(|| tensor.element.to_string(), str::to_owned));
+        }
+    }
+    dropped
+}

@@ -1,0 +1,177 @@
+//! Names that PyTorch itself would give: parameters and buffers as `named_parameters()` and `named_buffers()` write them, and the state of optimizers.
+
+use std::collections::{HashMap, HashSet};
+
+use foldhash::fast::FixedState;
+
+use super::chains::{ChainEnd, Chains};
+use crate::memory::Memory;
+use crate::python::classes::Role;
+use crate::python::heap::Heap;
+use crate::python::layout::TYPE;
+use crate::python::objects::Entry;
+
+/// Modules in modules.
+const MOST_DEPTH: usize = 256;
+/// Letters of a name.
+const MOST_LETTERS: usize = 1024;
+
+/// What a name is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum PartKind {
+    Parameter,
+    Buffer,
+    OptimizerState,
+}
+
+/// A Python tensor with its name.
+#[derive(Clone, Debug)]
+pub(super) struct NamedTensor {
+    pub(super) kind: PartKind,
+    pub(super) object: u64,
+    pub(super) name: String,
+    pub(super) chain: ChainEnd,
+}
+
+/// The attributes of a module or an optimizer in which tensors are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Modules,
+    Parameters,
+    Buffers,
+    State,
+    Other,
+}
+
+/// Finds the names.
+pub(super) struct Namer<'a, M> {
+    heap: &'a Heap<'a, M>,
+    chains: &'a mut Chains,
+    /// Names of attributes are the same few strings in all modules.
+    parts: HashMap<u64, Part, FixedState>,
+    found: Vec<NamedTensor>,
+}
+
+/// The dicts of a module.
+#[derive(Clone, Copy, Debug, Default)]
+struct Dicts {
+    modules: Option<Entry>,
+    parameters: Option<Entry>,
+    buffers: Option<Entry>,
+    state: Option<Entry>,
+}
+
+impl<'a, M: Memory> Namer<'a, M> {
+    pub(super) fn new(heap: &'a Heap<'a, M>, chains: &'a mut Chains) -> Self {
+        Self { heap, chains, parts: HashMap::default(), found: Vec::new() }
+    }
+
+    /// All names: parameters, buffers, then the state of optimizers, which is named by its parameter.
+    pub(super) fn names(mut self) -> Vec<NamedTensor> {
+        let of_role =
+            |role: Role| self.heap.iter().filter(move |(_, class)| class.role == role).map(|(object, _)| object);
+        let (modules, optimizers): (Vec<_>, Vec<_>) =
+            (of_role(Role::Module).collect(), of_role(Role::Optimizer).collect());
+        let dicts: HashMap<_, _, FixedState> = modules.iter().map(|module| (*module, self.dicts(*module))).collect();
+        let children: HashSet<_, FixedState> =
+            dicts.values().flat_map(|dicts| self.entries(dicts.modules)).map(|entry| entry.value).collect();
+        for root in modules.iter().filter(|module| !children.contains(module)) {
+            let mut known = HashSet::default();
+            self.descend(*root, None, String::new(), &dicts, &mut known);
+        }
+        let mut by_parameter = HashMap::<u64, String, FixedState>::default();
+        for named in self.found.iter().filter(|named| named.kind == PartKind::Parameter) {
+            by_parameter.entry(named.object).or_insert_with(|| named.name.clone());
+        }
+        for optimizer in optimizers {
+            self.put_state(optimizer, &by_parameter);
+        }
+        self.found
+    }
+
+    /// A module and those in it, in the order of `named_modules()`.
+    fn descend(
+        &mut self,
+        module: u64,
+        before: Option<ChainEnd>,
+        prefix: String,
+        dicts: &HashMap<u64, Dicts, FixedState>,
+        known: &mut HashSet<u64, FixedState>,
+    ) {
+        let mut waiting = vec![(module, before, prefix, 0)];
+        while let Some((module, before, prefix, depth)) = waiting.pop() {
+            let Some(dicts) = dicts.get(&module).filter(|_| known.insert(module)) else { continue };
+            for (kind, dict) in [(PartKind::Parameter, dicts.parameters), (PartKind::Buffer, dicts.buffers)] {
+                let chain = self.dict_chain(before, dict);
+                for entry in self.entries(dict) {
+                    let name = self.joined(&prefix, entry.key);
+                    let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
+                    self.found.push(NamedTensor { kind, object: entry.value, name, chain });
+                }
+            }
+            let chain = self.dict_chain(before, dicts.modules);
+            for entry in self.entries(dicts.modules).into_iter().rev().filter(|_| depth < MOST_DEPTH) {
+                let name = self.joined(&prefix, entry.key);
+                let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
+                if name.len() < MOST_LETTERS {
+                    waiting.push((entry.value, Some(chain), name + ".", depth + 1));
+                }
+            }
+        }
+    }
+
+    /// `state[parameter][key]` of an optimizer.
+    fn put_state(&mut self, optimizer: u64, by_parameter: &HashMap<u64, String, FixedState>) {
+        let state = self.dicts(optimizer).state;
+        let chain = self.dict_chain(None, state);
+        for (index, parameter) in self.entries(state).into_iter().enumerate() {
+            let inner = self.heap.objects().entries(parameter.value).unwrap_or_default();
+            let chain = self.chains.link(chain, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
+            let owner = by_parameter.get(&parameter.key).cloned().unwrap_or_else(|| format!("parameter {index}"));
+            for entry in inner {
+                // Its keys are strings; hyper-parameters and steps on the host are no tensors on a device.
+                let is_tensor = self.heap.class_of(entry.value).is_some_and(|class| class.role == Role::Tensor);
+                let Some(key) = self.heap.objects().text(entry.key).filter(|_| is_tensor) else { continue };
+                let name = format!("{key} of {owner}");
+                let chain = self.chains.link(Some(chain), [entry.slot, entry.value.wrapping_add(TYPE.into())]);
+                self.found.push(NamedTensor { kind: PartKind::OptimizerState, object: entry.value, name, chain });
+            }
+        }
+    }
+
+    fn joined(&self, prefix: &str, key: u64) -> String {
+        format!("{prefix}{}", self.heap.objects().text(key).as_deref().unwrap_or("?"))
+    }
+
+    fn dict_chain(&mut self, before: Option<ChainEnd>, dict: Option<Entry>) -> Option<ChainEnd> {
+        dict.map(|dict| self.chains.link(before, [dict.slot, dict.value.wrapping_add(TYPE.into())]))
+    }
+
+    fn entries(&self, dict: Option<Entry>) -> Vec<Entry> {
+        dict.and_then(|dict| self.heap.objects().entries(dict.value)).unwrap_or_default()
+    }
+
+    fn dicts(&mut self, object: u64) -> Dicts {
+        let mut dicts = Dicts::default();
+        for entry in self.heap.objects().attributes(object).unwrap_or_default() {
+            let heap = self.heap;
+            let part =
+                *self.parts.entry(entry.key).or_insert_with(|| match heap.objects().text(entry.key).as_deref() {
+                    Some("_modules") => Part::Modules,
+                    Some("_parameters") => Part::Parameters,
+                    Some("_buffers") => Part::Buffers,
+                    Some("state") => Part::State,
+                    _ => Part::Other,
+                });
+            let place = match part {
+                Part::Modules => &mut dicts.modules,
+                Part::Parameters => &mut dicts.parameters,
+                Part::Buffers => &mut dicts.buffers,
+                Part::State => &mut dicts.state,
+                Part::Other => continue,
+            };
+            *place = Some(entry);
+        }
+        dicts
+    }
+}

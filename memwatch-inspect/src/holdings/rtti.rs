@@ -1,0 +1,144 @@
+//! The classes of C++ objects by their own names: the word before a table of virtual functions leads to its `type_info`, and that to the mangled name
+//! (Itanium C++ ABI, 2.5.2 and 2.9.4).
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use foldhash::fast::FixedState;
+
+use crate::memory::{Memory, at};
+
+/// Tables of virtual functions that are remembered.
+const MOST_TABLES: usize = 1 << 16;
+
+/// What an object of C++ is to PyTorch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CppKind {
+    /// A tensor of any sort.
+    Tensor,
+    /// The one that stands for none.
+    NoTensor,
+    Storage,
+    /// What autograd knows of a tensor.
+    Meta,
+    /// A node of an autograd graph.
+    Node,
+    /// The node that adds to the gradient of a tensor. A tensor has it beside its graph, and does not keep it.
+    Accumulate,
+    Other,
+}
+
+/// A class of C++.
+#[derive(Debug)]
+pub(super) struct CppClass {
+    pub(super) kind: CppKind,
+    /// Without its namespaces.
+    pub(super) name: String,
+}
+
+/// The classes of a process.
+#[derive(Debug)]
+pub(super) struct CppClasses<'a, M> {
+    memory: &'a M,
+    /// Where tables of virtual functions may stand; anywhere, if there are none.
+    ranges: &'a [Range<u64>],
+    tables: RefCell<HashMap<u64, Option<Rc<CppClass>>, FixedState>>,
+}
+
+impl<'a, M: Memory> CppClasses<'a, M> {
+    pub(super) fn new(memory: &'a M, ranges: &'a [Range<u64>]) -> Self {
+        Self { memory, ranges, tables: RefCell::default() }
+    }
+
+    /// The class of the object at an address; `None` where none is.
+    pub(super) fn of(&self, object: u64) -> Option<Rc<CppClass>> {
+        if object % 8 != 0 {
+            return None;
+        }
+        let table = self.memory.u64(at(object, 0)?)?;
+        let is_possible = table % 8 == 0
+            && table > 0x1_0000
+            && (self.ranges.is_empty() || self.ranges.iter().any(|range| range.contains(&table)));
+        if !is_possible {
+            return None;
+        }
+        if let Some(class) = self.tables.borrow().get(&table) {
+            return class.clone();
+        }
+        let class = self.read(table).map(Rc::new);
+        let mut tables = self.tables.borrow_mut();
+        if tables.len() < MOST_TABLES {
+            tables.insert(table, class.clone());
+        }
+        class
+    }
+
+    /// What the object at an address is to PyTorch.
+    pub(super) fn kind(&self, object: u64) -> Option<CppKind> {
+        Some(self.of(object)?.kind)
+    }
+
+    fn read(&self, table: u64) -> Option<CppClass> {
+        let info = self.memory.u64(table.checked_sub(8)?)?;
+        let mangled = self.memory.terminated(self.memory.u64(at(info, 8)?)?)?;
+        let mangled = String::from_utf8(mangled).ok()?;
+        let name = last_name(mangled.trim_start_matches('*'))?;
+        Some(CppClass { kind: kind_of(&mangled, &name), name })
+    }
+}
+
+fn kind_of(mangled: &str, name: &str) -> CppKind {
+    if name == "UndefinedTensorImpl" {
+        CppKind::NoTensor
+    } else if name.ends_with("TensorImpl") {
+        CppKind::Tensor
+    } else if name == "StorageImpl" {
+        CppKind::Storage
+    } else if name == "AutogradMeta" || name == "DifferentiableViewMeta" {
+        CppKind::Meta
+    } else if name == "AccumulateGrad" {
+        CppKind::Accumulate
+    } else if mangled.contains("8autograd") {
+        CppKind::Node
+    } else {
+        CppKind::Other
+    }
+}
+
+/// `N5torch8autograd9generated14AddmmBackward0E` → `AddmmBackward0`.
+fn last_name(mangled: &str) -> Option<String> {
+    let mut rest = mangled.strip_prefix('N').unwrap_or(mangled);
+    let mut last = None;
+    while let Some(digits) = rest.find(|letter: char| !letter.is_ascii_digit()).filter(|digits| *digits > 0) {
+        let length: usize = rest[..digits].parse().ok()?;
+        last = Some(rest.get(digits..digits.checked_add(length)?)?);
+        rest = &rest[digits + length..];
+    }
+    last.map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mangled_name_ends_with_the_class() {
+        assert_eq!(last_name("N5torch8autograd9generated14AddmmBackward0E").as_deref(), Some("AddmmBackward0"));
+        assert_eq!(last_name("N3c1011StorageImplE").as_deref(), Some("StorageImpl"));
+        assert_eq!(last_name("7PyClass").as_deref(), Some("PyClass"));
+        for damaged in ["", "N", "N99E", "N3c1999999999999999999999E", "St9exception", "3ä"] {
+            assert_eq!(last_name(damaged), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn what_stands_for_no_tensor_is_none() {
+        let kind = |mangled: &str| kind_of(mangled, &last_name(mangled).expect("a name"));
+        assert_eq!(kind("N3c1019UndefinedTensorImplE"), CppKind::NoTensor);
+        assert_eq!(kind("N3c1010TensorImplE"), CppKind::Tensor);
+        assert_eq!(kind("N5torch8autograd14AccumulateGradE"), CppKind::Accumulate);
+        assert_eq!(kind("N5torch8autograd6PyNodeE"), CppKind::Node);
+    }
+}

@@ -1,0 +1,41 @@
+//! The workspaces of cuBLAS that PyTorch keeps: a `std::map` from handle and stream to an address (aten/src/ATen/cuda/CublasHandlePool.cpp).
+
+use memwatch_core::input::holdings::{Holding, HoldingClass};
+
+use super::Blocks;
+use super::tensors::words;
+use crate::memory::{Memory, at};
+
+/// Nodes of the map that are looked at.
+const MOST_NODES: usize = 4096;
+/// `_M_header._M_parent` of a map; `_M_left` and `_M_right` of a node, and where its pair begins (libstdc++, bits/stl_tree.h).
+const ROOT: u32 = 16;
+const CHILDREN: u32 = 16;
+const PAIR: u32 = 32;
+/// Words of a pair: stream, handle, address and more.
+const PAIR_WORDS: usize = 5;
+
+/// Marks what nothing else names; `instance` holds the address of the map.
+pub(super) fn mark(memory: &impl Memory, instance: Option<u64>, blocks: &Blocks, rows: &mut [Holding]) {
+    for address in instance.map(|instance| addresses(memory, instance)).unwrap_or_default() {
+        let Some(row) = blocks.index(address).and_then(|index| rows.get_mut(index)) else { continue };
+        if row.address == address && row.class == HoldingClass::NoPythonObject {
+            row.class = HoldingClass::CublasWorkspace;
+        }
+    }
+}
+
+/// All words of all pairs: what of them is a block's address is a workspace.
+fn addresses(memory: &impl Memory, instance: u64) -> Vec<u64> {
+    let (mut found, mut nodes) = (Vec::new(), Vec::new());
+    let root = || memory.u64(at(memory.u64(at(instance, 0)?)?, ROOT)?);
+    nodes.extend(root());
+    for _ in 0..MOST_NODES {
+        let Some(node) = nodes.pop() else { break };
+        if let Some(pair) = at(node, PAIR).and_then(|pair| words(memory, pair, PAIR_WORDS)) {
+            found.extend(pair);
+            nodes.extend(at(node, CHILDREN).and_then(|children| words(memory, children, 2)).unwrap_or_default());
+        }
+    }
+    found
+}

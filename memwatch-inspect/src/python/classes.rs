@@ -1,0 +1,238 @@
+//! The classes of a process's objects: each is read once, and what kind of object its instances are is decided then.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use foldhash::fast::FixedState;
+
+use super::layout::{TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
+use crate::memory::{Memory, at};
+
+/// `tp_itemsize`, `tp_members`, `tp_base` (Include/cpython/object.h).
+const TYPE_ITEM_SIZE: u32 = 40;
+const TYPE_MEMBERS: u32 = 240;
+const TYPE_BASE: u32 = 256;
+/// Bytes of a `PyMemberDef`, and where its offset stands (Include/descrobject.h).
+const MEMBER_BYTES: u32 = 40;
+const MEMBER_OFFSET: u32 = 16;
+/// Slots of one class that are looked at, and bases of a class.
+const MOST_MEMBERS: u32 = 512;
+const MOST_BASES: usize = 64;
+/// Classes of a process: PyTorch and transformers together have some 30,000.
+const MOST_CLASSES: usize = 1 << 20;
+
+/// How the instances of a class keep what they refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `dict` and its subclasses.
+    Dict,
+    /// `list`.
+    List,
+    /// `tuple`.
+    Tuple,
+    /// `set` and `frozenset`.
+    Set,
+    /// `collections.deque`.
+    Deque,
+    /// A class.
+    Class,
+    /// A module.
+    Module,
+    /// A generator, a coroutine or an asynchronous generator.
+    Generator,
+    /// A frame object: of a traceback, or taken by `sys._getframe`.
+    Frame,
+    /// A traceback.
+    Traceback,
+    /// A weak reference, which keeps nothing.
+    Weak,
+    /// A code object.
+    Code,
+    /// A variable that several functions share.
+    Cell,
+    /// A function behind `functools.lru_cache`.
+    Cache,
+    /// Anything else: references stand in its body, and in its attributes.
+    Other,
+}
+
+/// What PyTorch makes of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Nothing.
+    None,
+    /// `torch.Tensor` and its subclasses.
+    Tensor,
+    /// `torch.nn.Module` and its subclasses.
+    Module,
+    /// `torch.optim.Optimizer` and its subclasses.
+    Optimizer,
+}
+
+/// A class.
+#[derive(Debug)]
+pub struct Class {
+    /// Where it is.
+    pub address: u64,
+    /// `tp_name`: of those made in Python, their name; of others, with their module.
+    pub name: String,
+    /// `tp_basicsize` in bytes.
+    pub basic_bytes: u32,
+    /// `tp_itemsize` in bytes.
+    pub item_bytes: u32,
+    /// `tp_flags`.
+    pub flags: u64,
+    /// `tp_dictoffset`, where that is behind the head.
+    pub dict_offset: u32,
+    /// How its instances keep what they refer to.
+    pub kind: Kind,
+    /// What PyTorch makes of it.
+    pub role: Role,
+    base: Option<Rc<Class>>,
+}
+
+impl Class {
+    /// Itself and its bases along `tp_base`, the nearest first.
+    pub fn chain(&self) -> impl Iterator<Item = &Class> {
+        std::iter::successors(Some(self), |class| class.base.as_deref())
+    }
+
+    /// Its name without that of its module.
+    pub fn short_name(&self) -> &str {
+        self.name.rsplit('.').next().unwrap_or(&self.name)
+    }
+}
+
+/// All classes that were met.
+#[derive(Debug, Default)]
+pub struct Classes {
+    numbers: RefCell<HashMap<u64, Option<u32>, FixedState>>,
+    all: RefCell<Vec<Rc<Class>>>,
+}
+
+impl Classes {
+    /// The number of the class at an address; `None` where none is.
+    pub fn number(&self, memory: &impl Memory, address: u64) -> Option<u32> {
+        if let Some(number) = self.numbers.borrow().get(&address) {
+            return *number;
+        }
+        if self.all.borrow().len() >= MOST_CLASSES {
+            return None;
+        }
+        let number = self.read(memory, address);
+        self.numbers.borrow_mut().insert(address, number);
+        number
+    }
+
+    /// The class of a number from [`Self::number`].
+    pub fn get(&self, number: u32) -> Option<Rc<Class>> {
+        self.all.borrow().get(number as usize).map(Rc::clone)
+    }
+
+    /// The class at an address.
+    pub fn at(&self, memory: &impl Memory, address: u64) -> Option<Rc<Class>> {
+        self.get(self.number(memory, address)?)
+    }
+
+    /// Reads a class and those of its bases that are not known yet, the furthest first: a chain of any length takes no more stack.
+    fn read(&self, memory: &impl Memory, address: u64) -> Option<u32> {
+        let mut chain = vec![address];
+        let mut base = None;
+        while let Some(above) = memory.u64(at(*chain.last()?, TYPE_BASE)?).filter(|above| *above != 0) {
+            let known = self.numbers.borrow().get(&above).copied();
+            if let Some(number) = known {
+                base = self.get(number?);
+                break;
+            }
+            if chain.len() == MOST_BASES || chain.contains(&above) {
+                return None;
+            }
+            chain.push(above);
+        }
+        let mut number = None;
+        for address in chain.into_iter().rev() {
+            let class = Rc::new(read_one(memory, address, base.take())?);
+            base = Some(Rc::clone(&class));
+            let mut all = self.all.borrow_mut();
+            number = u32::try_from(all.len()).ok();
+            all.push(class);
+            self.numbers.borrow_mut().insert(address, number);
+        }
+        number
+    }
+}
+
+fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Option<Class> {
+    let field = |offset: u32| memory.u64(at(address, offset)?);
+    // A name that is longer than any that matters here is none.
+    let name = field(TYPE_NAME).and_then(|name| memory.terminated(name)).unwrap_or_default();
+    let name = String::from_utf8_lossy(&name).into_owned();
+    let flags = field(TYPE_FLAGS)?;
+    let size = |offset: u32| field(offset).and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0);
+    let dict_offset = field(TYPE_DICT_OFFSET).and_then(|offset| u32::try_from(offset).ok());
+    let kind = kind_of(&name, flags, base.as_deref());
+    let role = role_of(&name, base.as_deref());
+    Some(Class {
+        address,
+        basic_bytes: size(TYPE_BASIC_SIZE),
+        item_bytes: size(TYPE_ITEM_SIZE),
+        flags,
+        dict_offset: dict_offset.filter(|offset| *offset < 1 << 16).unwrap_or(0),
+        kind,
+        role,
+        base,
+        name,
+    })
+}
+
+/// By `tp_flags` (Include/object.h), by the name of a class of C, or as its base.
+fn kind_of(name: &str, flags: u64, base: Option<&Class>) -> Kind {
+    const FLAGS: [(u32, Kind); 4] = [(29, Kind::Dict), (25, Kind::List), (26, Kind::Tuple), (31, Kind::Class)];
+    if let Some((_, kind)) = FLAGS.iter().find(|(bit, _)| flags >> bit & 1 == 1) {
+        return *kind;
+    }
+    match name {
+        "set" | "frozenset" => Kind::Set,
+        "collections.deque" => Kind::Deque,
+        "module" => Kind::Module,
+        "generator" | "coroutine" | "async_generator" => Kind::Generator,
+        "frame" => Kind::Frame,
+        "traceback" => Kind::Traceback,
+        "weakref"
+        | "weakref.ReferenceType"
+        | "weakproxy"
+        | "weakref.ProxyType"
+        | "weakcallableproxy"
+        | "weakref.CallableProxyType" => Kind::Weak,
+        "code" => Kind::Code,
+        "cell" => Kind::Cell,
+        "functools._lru_cache_wrapper" => Kind::Cache,
+        _ => base.map_or(Kind::Other, |base| base.kind),
+    }
+}
+
+fn role_of(name: &str, base: Option<&Class>) -> Role {
+    match name {
+        // The second is the former name, of 2.0 and before.
+        "torch._C.TensorBase" | "torch._C._TensorBase" => Role::Tensor,
+        "Module" => Role::Module,
+        "Optimizer" => Role::Optimizer,
+        _ => base.map_or(Role::None, |base| base.role),
+    }
+}
+
+/// The name of the member at an offset in the instances of a class: a slot of Python, or what a class of C offers.
+pub fn member_name(memory: &impl Memory, class: &Class, offset: u32) -> Option<String> {
+    class.chain().take(MOST_BASES).find_map(|class| {
+        let table = memory.u64(at(class.address, TYPE_MEMBERS)?)?;
+        for index in 0..MOST_MEMBERS {
+            let member = at(table, index * MEMBER_BYTES)?;
+            let name = memory.u64(member).filter(|name| *name != 0)?;
+            if memory.u64(at(member, MEMBER_OFFSET)?)? == u64::from(offset) {
+                return String::from_utf8(memory.terminated(name)?).ok();
+            }
+        }
+        None
+    })
+}

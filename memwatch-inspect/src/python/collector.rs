@@ -1,0 +1,92 @@
+//! Where the garbage collector of CPython has its lists of objects: found in the interpreter by what such a list is, with no table of offsets.
+//!
+//! A generation is the head of a circular list, doubly linked, with a threshold and a count behind it: 24 bytes. Three follow one another, in 3.14 as
+//! the young and the two old ones; the permanent one stands right behind them or after a pointer (Include/internal/pycore_gc.h, 3.9 to 3.14).
+
+use super::layout::{TYPE, TYPE_FLAGS};
+use crate::memory::{Memory, at};
+
+/// Bytes of an interpreter in which the lists are looked for: at 7,424 in 3.13.
+const SCANNED_BYTES: u64 = 32 << 10;
+/// From one place to the next at which a generation may begin: in 3.13.5 of Debian 13 they are aligned to 4 bytes.
+const STEP: usize = 4;
+/// Bytes from one generation to the next.
+const GENERATION_BYTES: usize = 24;
+/// Bytes from the first generation to the permanent one: 3.14, 3.9 to 3.13, and the latter where the first is not aligned to 8 bytes.
+const PERMANENT_BYTES: [usize; 3] = [72, 80, 84];
+/// The collector keeps flags in the lowest bits of both links.
+pub(super) const LINK: u64 = !3;
+/// An object stands behind its links.
+pub(super) const LINKS_BYTES: u32 = 16;
+/// `Py_TPFLAGS_TYPE_SUBCLASS`.
+const IS_CLASS: u64 = 1 << 31;
+
+/// A head of a list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Head {
+    Empty,
+    Full,
+}
+
+/// The addresses of the heads of all generations of an interpreter; `None` where none are found, as in a free-threaded build.
+pub(super) fn generations(memory: &impl Memory, interpreter: u64) -> Option<Vec<u64>> {
+    let bytes = readable_bytes(memory, interpreter);
+    let address = |offset: usize| interpreter + offset as u64;
+    let head = |offset: usize| head_at(memory, &bytes, offset, address(offset));
+    (0..bytes.len()).step_by(STEP).find_map(|offset| {
+        let heads = [head(offset)?, head(offset + GENERATION_BYTES)?, head(offset + 2 * GENERATION_BYTES)?];
+        let first = (0..3).find(|number| heads[*number] == Head::Full)?;
+        let object = word(&bytes, offset + first * GENERATION_BYTES)? & LINK;
+        if !is_object(memory, at(object, LINKS_BYTES)?) {
+            return None;
+        }
+        let permanent =
+            PERMANENT_BYTES.into_iter().map(|behind| offset + behind).find(|offset| head(*offset).is_some());
+        let all = (0..3).map(|number| offset + number * GENERATION_BYTES).chain(permanent);
+        Some(all.map(address).collect())
+    })
+}
+
+/// As much of the interpreter as is there.
+fn readable_bytes(memory: &impl Memory, interpreter: u64) -> Vec<u8> {
+    const PAGE_BYTES: u64 = 4096;
+    let mut bytes = Vec::new();
+    let mut at = interpreter;
+    while at < interpreter.saturating_add(SCANNED_BYTES) {
+        let Some(piece) = memory.bytes(at, PAGE_BYTES - at % PAGE_BYTES, 4096) else { break };
+        at += piece.len() as u64;
+        bytes.extend(piece);
+    }
+    bytes
+}
+
+fn word(bytes: &[u8], offset: usize) -> Option<u64> {
+    bytes.get(offset..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
+}
+
+fn head_at(memory: &impl Memory, bytes: &[u8], offset: usize, address: u64) -> Option<Head> {
+    let (next, previous) = (word(bytes, offset)? & LINK, word(bytes, offset + 8)? & LINK);
+    if next == address && previous == address {
+        return Some(Head::Empty);
+    }
+    let is_place = |link: u64| link % 8 == 0 && link >= 0x1_0000;
+    if !is_place(next) || !is_place(previous) || next == address || previous == address {
+        return None;
+    }
+    let is_linked = |node: u64, offset: u32| Some(memory.u64(at(node, offset)?)? & LINK == address);
+    (is_linked(next, 8)? && is_linked(previous, 0)?).then_some(Head::Full)
+}
+
+/// Whether an object stands at an address: its class is one, and so is the class of that.
+fn is_object(memory: &impl Memory, object: u64) -> bool {
+    let class = |object: u64| {
+        let class = memory.u64(at(object, TYPE)?)?;
+        (memory.u64(at(class, TYPE)?).is_some()).then_some(class)
+    };
+    let is_class = |class: u64| Some(memory.u64(at(class, TYPE_FLAGS)?)? & IS_CLASS != 0);
+    let checked = || {
+        let own = class(object)?;
+        is_class(class(own)?)
+    };
+    checked() == Some(true)
+}

@@ -1,0 +1,231 @@
+//! What an object refers to, and by what: an item, a key, an attribute, a variable. No text is made here; `path_text` writes what is printed.
+
+use super::classes::{Class, Kind, Role};
+use super::heap::Heap;
+use super::layout::{MODULE_DICT, SIZE, TYPE_DICT};
+use super::objects::Entry;
+use crate::memory::{Memory, at};
+use crate::pass::words_of;
+
+/// Items of a list, a tuple or a set that are looked at.
+const MOST_ITEMS: u64 = 1 << 22;
+/// Bytes of an object's body that are looked at, and items behind it.
+const MOST_BODY_BYTES: u32 = 2048;
+const MOST_BODY_ITEMS: u64 = 4096;
+/// The head of an object: its count and its class.
+const HEAD_BYTES: u32 = 16;
+/// `ob_item` of a list, and where the items of a tuple begin.
+const LIST_ITEMS: u32 = 24;
+const TUPLE_ITEMS: u32 = 24;
+/// `mask` of a set, before `table`; an entry of the table has a key and a hash (Include/cpython/setobject.h).
+const SET_MASK: u32 = 32;
+const SET_TABLE: u32 = 40;
+/// `leftblock` and `leftindex` of a deque, and the items of its blocks between two links (Modules/_collectionsmodule.c).
+const DEQUE_BLOCK: u32 = 24;
+const DEQUE_INDEX: u32 = 40;
+const DEQUE_ITEMS: u64 = 64;
+/// `next`, `key` and `result` of an entry of `functools.lru_cache` (Modules/_functoolsmodule.c).
+const CACHE_NEXT: u32 = 24;
+const CACHE_KEY: u32 = 40;
+const CACHE_RESULT: u32 = 48;
+/// Bytes of a dict and of a list themselves; what a subclass has stands behind them.
+const DICT_BYTES: u32 = 48;
+const LIST_BYTES: u32 = 40;
+
+/// By what an object is referred to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// An item of a sequence.
+    Item(u32),
+    /// The value of a key: the object at this address.
+    Key(u64),
+    /// A key of a dict.
+    KeyItself,
+    /// A member of a set.
+    Member,
+    /// An attribute by its name: the string at this address.
+    Attribute(u64),
+    /// What stands in the body of an instance of a class (its number) at an offset.
+    Body {
+        /// The class, by its address.
+        class: u64,
+        /// The offset.
+        offset: u32,
+    },
+    /// The value of a shared variable.
+    Cell,
+    /// A variable of a frame: the code object, and its place among the variables.
+    Variable {
+        /// The code object.
+        code: u64,
+        /// Its place.
+        index: u32,
+    },
+    /// A global variable of a module: the strings with the names of both.
+    Global {
+        /// The name of the module.
+        module: u64,
+        /// Its own name.
+        name: u64,
+    },
+    /// The exception that a thread handles.
+    Handled,
+    /// The state of a thread.
+    Thread,
+}
+
+/// A reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// By what.
+    pub label: Label,
+    /// The place in the heap of what is referred to.
+    pub target: u32,
+    /// Where its address stands.
+    pub slot: u64,
+}
+
+impl<M: Memory> Heap<'_, M> {
+    /// A reference to an object that the collector knows.
+    pub(super) fn edge(&self, label: Label, object: u64, slot: u64) -> Option<Edge> {
+        Some(Edge { label, target: self.place(object)?, slot })
+    }
+
+    /// Appends what the object of a place refers to.
+    pub fn put_edges(&self, place: u32, edges: &mut Vec<Edge>) {
+        if let (Some(object), Some(class)) = (self.address(place), self.class(place)) {
+            // What cannot be read is not there.
+            self.put_contents(object, &class, edges);
+            if !matches!(class.kind, Kind::Class | Kind::Module | Kind::Weak) {
+                let attributes = self.objects.attributes(object).unwrap_or_default();
+                self.put_entries(&attributes, Label::Attribute, edges);
+            }
+        }
+    }
+
+    fn put_contents(&self, object: u64, class: &Class, edges: &mut Vec<Edge>) -> Option<()> {
+        let memory = self.objects.memory;
+        let field = |offset: u32| memory.u64(at(object, offset)?);
+        match class.kind {
+            Kind::Weak | Kind::Code => {}
+            Kind::Dict => {
+                let entries = self.objects.entries(object)?;
+                self.put_entries(&entries, Label::Key, edges);
+                for entry in &entries {
+                    edges.extend(self.edge(Label::KeyItself, entry.key, entry.slot.wrapping_sub(8)));
+                }
+                self.put_body(object, class, DICT_BYTES, edges)?;
+            }
+            Kind::List => {
+                self.put_items(field(LIST_ITEMS)?, field(SIZE)?, edges)?;
+                self.put_body(object, class, LIST_BYTES, edges)?;
+            }
+            Kind::Tuple => self.put_items(at(object, TUPLE_ITEMS)?, field(SIZE)?, edges)?,
+            Kind::Set => self.put_set(field(SET_TABLE)?, field(SET_MASK)?, edges)?,
+            Kind::Deque => self.put_deque(object, edges)?,
+            Kind::Module => {
+                let entries = self.objects.entries(field(MODULE_DICT)?)?;
+                self.put_entries(&entries, Label::Attribute, edges);
+            }
+            Kind::Class => {
+                let entries = self.objects.entries(field(TYPE_DICT)?)?;
+                self.put_entries(&entries, Label::Attribute, edges);
+            }
+            Kind::Cell => edges.extend(self.edge(Label::Cell, field(HEAD_BYTES)?, at(object, HEAD_BYTES)?)),
+            Kind::Generator => {
+                self.put_generator(object, class.basic_bytes, edges);
+                self.put_body(object, class, HEAD_BYTES, edges)?;
+            }
+            Kind::Frame => {
+                self.put_frame_object(object, edges);
+                self.put_body(object, class, HEAD_BYTES, edges)?;
+            }
+            Kind::Cache => {
+                self.put_body(object, class, HEAD_BYTES, edges);
+                self.put_cache(object, edges)?;
+            }
+            Kind::Traceback | Kind::Other => self.put_body(object, class, HEAD_BYTES, edges)?,
+        }
+        Some(())
+    }
+
+    fn put_entries(&self, entries: &[Entry], label: fn(u64) -> Label, edges: &mut Vec<Edge>) {
+        edges.extend(entries.iter().filter_map(|entry| self.edge(label(entry.key), entry.value, entry.slot)));
+    }
+
+    /// What `functools.lru_cache` keeps: a circle of entries that the collector does not know, begun by the wrapper itself.
+    fn put_cache(&self, wrapper: u64, edges: &mut Vec<Edge>) -> Option<()> {
+        let memory = self.objects.memory;
+        let mut entry = memory.u64(at(wrapper, CACHE_NEXT)?)?;
+        for _ in 0..MOST_ITEMS {
+            if entry == wrapper {
+                break;
+            }
+            let slot = at(entry, CACHE_RESULT)?;
+            let key = memory.u64(at(entry, CACHE_KEY)?)?;
+            edges.extend(self.edge(Label::Key(key), memory.u64(slot)?, slot));
+            entry = memory.u64(at(entry, CACHE_NEXT)?)?;
+        }
+        Some(())
+    }
+
+    fn put_items(&self, start: u64, count: u64, edges: &mut Vec<Edge>) -> Option<()> {
+        if count == 0 {
+            return Some(());
+        }
+        let words = self.words(start, count, MOST_ITEMS)?;
+        for (index, word) in (0u32..).zip(words) {
+            edges.extend(self.edge(Label::Item(index), word, start + 8 * u64::from(index)));
+        }
+        Some(())
+    }
+
+    fn put_set(&self, table: u64, mask: u64, edges: &mut Vec<Edge>) -> Option<()> {
+        let words = self.words(table, mask.checked_add(1)?.checked_mul(2)?, 2 * MOST_ITEMS)?;
+        for (slot, pair) in (table..).step_by(16).zip(words.as_chunks::<2>().0) {
+            edges.extend(self.edge(Label::Member, pair[0], slot));
+        }
+        Some(())
+    }
+
+    fn put_deque(&self, object: u64, edges: &mut Vec<Edge>) -> Option<()> {
+        let memory = self.objects.memory;
+        let mut block = memory.u64(at(object, DEQUE_BLOCK)?)?;
+        let mut index = memory.u64(at(object, DEQUE_INDEX)?)?;
+        let count = memory.u64(at(object, SIZE)?)?.min(MOST_ITEMS);
+        for number in 0..u32::try_from(count).ok()? {
+            if index >= DEQUE_ITEMS {
+                (block, index) = (memory.u64(at(block, 8 * 65)?)?, 0);
+            }
+            let slot = at(block, 8 + 8 * u32::try_from(index).ok()?)?;
+            edges.extend(self.edge(Label::Item(number), memory.u64(slot)?, slot));
+            index += 1;
+        }
+        Some(())
+    }
+
+    /// Every word of an object's body from an offset on that is the address of an object: closures, methods, partials and slots need no table.
+    fn put_body(&self, object: u64, class: &Class, from: u32, edges: &mut Vec<Edge>) -> Option<()> {
+        let memory = self.objects.memory;
+        let mut end = class.basic_bytes.min(MOST_BODY_BYTES);
+        // An instance whose size varies keeps its items behind its body.
+        if class.item_bytes != 0 && class.role == Role::None {
+            let count = memory.u64(at(object, SIZE)?)?.min(MOST_BODY_ITEMS);
+            end += u32::try_from(count * u64::from(class.item_bytes.min(16))).ok()?;
+        }
+        let start = at(object, from)?;
+        let count = u64::from(end.saturating_sub(from) / 8);
+        for (offset, word) in (from..).step_by(8).zip(self.words(start, count, MOST_ITEMS)?) {
+            if offset != class.dict_offset {
+                let label = Label::Body { class: class.address, offset };
+                edges.extend(self.edge(label, word, object + u64::from(offset)));
+            }
+        }
+        Some(())
+    }
+
+    fn words(&self, start: u64, count: u64, most: u64) -> Option<Vec<u64>> {
+        let bytes = count.checked_mul(8).filter(|_| count <= most)?;
+        Some(words_of(&self.objects.memory.bytes(start, bytes, usize::try_from(8 * most).ok()?)?))
+    }
+}

@@ -1,0 +1,123 @@
+//! Paths as text: as Python would write them, as far as it can.
+
+use super::classes::member_name;
+use super::edges::Label;
+use super::frames::{place_of, variable_name};
+use super::heap::Heap;
+use super::layout::SIZE;
+use crate::memory::{Memory, at};
+
+/// Letters of a key that are written.
+const MOST_LETTERS: usize = 64;
+/// Letters of a path that are written.
+const MOST_PATH_LETTERS: usize = 400;
+/// What a module of PyTorch keeps its parts in: its attributes are found there.
+const PARTS: [&str; 3] = ["_modules", "_parameters", "_buffers"];
+
+/// A path from its first reference on. `begin` is the class of the object at which it begins, where no name leads to that.
+pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: &[Label]) -> String {
+    let mut text = begin.map(|class| format!("<{class}>")).unwrap_or_default();
+    let mut is_part = false;
+    for label in labels {
+        let word = |address: u64| heap.objects.text(address);
+        let was_part = std::mem::take(&mut is_part);
+        match *label {
+            Label::Item(index) => text += &format!("[{index}]"),
+            Label::Key(key) if was_part => text += &format!(".{}", word(key).unwrap_or_else(|| "?".to_owned())),
+            Label::Key(key) => text += &format!("[{}]", key_text(heap, key)),
+            Label::KeyItself => text += ".keys()",
+            Label::Member => text += "{*}",
+            Label::Attribute(name) => match word(name) {
+                Some(name) if PARTS.contains(&name.as_str()) => is_part = true,
+                name => text += &format!(".{}", name.as_deref().unwrap_or("?")),
+            },
+            Label::Body { class, offset } => text += &format!(".{}", body_text(heap, class, offset)),
+            Label::Cell => text += ".cell_contents",
+            Label::Variable { code, index } => {
+                let place = place_of(heap, code).unwrap_or_else(|| "?".to_owned());
+                let name = variable_name(heap, code, index).unwrap_or_else(|| "?".to_owned());
+                // The frame of a generator or a traceback: who keeps that stands before.
+                let keeper = if text.is_empty() { String::new() } else { format!("{text} → ") };
+                text = format!("{keeper}{place}: {name}");
+            }
+            Label::Global { module, name } => {
+                let module = word(module).filter(|module| module != "__main__");
+                text = module.map(|module| module + ".").unwrap_or_default();
+                text += word(name).as_deref().unwrap_or("?");
+            }
+            Label::Handled => text = "exception being handled".to_owned(),
+            Label::Thread => text = "state of a thread".to_owned(),
+        }
+        if text.len() > 4 * MOST_PATH_LETTERS {
+            break;
+        }
+    }
+    shortened(&text, MOST_PATH_LETTERS)
+}
+
+fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A key as Python writes it: strings and numbers; of others, their class.
+fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
+    let class = heap.class_of(key);
+    let name = class.as_deref().map_or("?", |class| class.short_name());
+    let written = match name {
+        "str" => heap.objects.text(key).map(|text| format!("'{}'", shortened(&text, MOST_LETTERS))),
+        "int" => number(heap, key).map(|number| number.to_string()),
+        _ => None,
+    };
+    written.unwrap_or_else(|| format!("<{name}>"))
+}
+
+/// A number of one digit of 30 bits; from 3.12 on the count of digits stands above three bits with the sign (Include/cpython/longintrepr.h).
+fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
+    const DIGITS: u32 = 24;
+    let memory = heap.objects.memory;
+    let head = memory.u64(at(object, SIZE)?)?;
+    let digit = i64::from(memory.u32(at(object, DIGITS)?)?);
+    if heap.objects.layout.text.ascii_bytes == 40 {
+        return match (head >> 3, head & 3) {
+            (_, 1) => Some(0),
+            (1, 0) => Some(digit),
+            (1, 2) => Some(-digit),
+            _ => None,
+        };
+    }
+    match head.cast_signed() {
+        0 => Some(0),
+        1 => Some(digit),
+        -1 => Some(-digit),
+        _ => None,
+    }
+}
+
+/// What stands at an offset in the instances of a class: its member there, what is known of functions and exceptions, else the class.
+fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
+    /// `Py_TPFLAGS_BASE_EXC_SUBCLASS`.
+    const IS_EXCEPTION: u64 = 1 << 30;
+    let memory = heap.objects.memory;
+    let Some(class) = heap.classes.at(memory, class) else { return "?".to_owned() };
+    let member = |offset: u32| member_name(memory, &class, offset);
+    let known = || {
+        // Both are properties, and stand right before the member __closure__ (Include/cpython/funcobject.h).
+        let behind = |bytes: u32| member(offset + bytes).is_some_and(|name| name == "__closure__");
+        match class.name.as_str() {
+            "function" if behind(16) => return Some("__defaults__"),
+            "function" if behind(8) => return Some("__kwdefaults__"),
+            "traceback" if offset == 16 => return Some("tb_next"),
+            _ if class.flags & IS_EXCEPTION == 0 => return None,
+            _ => {}
+        }
+        // PyException_HEAD, which has __notes__ from 3.11 on (Include/cpython/pyerrors.h).
+        let notes = if heap.objects.layout.code.adaptive == 0 { 0 } else { 8 };
+        let names =
+            [(24, "args"), (32 + notes, "__traceback__"), (40 + notes, "__context__"), (48 + notes, "__cause__")];
+        names.into_iter().find(|(at, _)| *at == offset).map(|(_, name)| name)
+    };
+    member(offset).or_else(|| known().map(str::to_owned)).unwrap_or_else(|| format!("<{}>", class.short_name()))
+}

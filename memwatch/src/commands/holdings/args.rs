@@ -1,0 +1,51 @@
+//! What `memwatch holdings` takes.
+
+use clap::ValueEnum;
+use memwatch_core::features::holdings::view;
+
+use crate::options::recording::WHICH;
+use crate::options::{Checked, Selected};
+
+/// What a row of `memwatch holdings` is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum By {
+    /// Names that differ only in their indices
+    #[default]
+    Name,
+    /// Parameters, gradients, optimizer state and so on
+    Class,
+    /// Types of elements
+    Dtype,
+    /// Modules of the model
+    Module,
+}
+
+impl From<By> for view::By {
+    fn from(by: By) -> Self {
+        match by {
+            By::Name => Self::Name,
+            By::Class => Self::Class,
+            By::Dtype => Self::Dtype,
+            By::Module => Self::Module,
+        }
+    }
+}
+
+/// `memwatch holdings`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Names {
+    #[command(flatten)]
+    pub(crate) selected: Selected,
+    /// What a row is: name (with * for indices), class, dtype or module
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
+    pub(crate) by: By,
+    /// Maximum number of rows
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    pub(crate) top: usize,
+}
+
+impl Checked for Names {
+    fn check(&self) -> Result<(), String> {
+        if self.selected.is_everybody() { Err(WHICH.to_owned()) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,77 @@
+//! The objects of real interpreters, and the ways to them.
+
+use std::collections::BTreeMap;
+
+use memwatch_inspect::pass::Pass;
+use memwatch_inspect::python::heap::Heap;
+use memwatch_inspect::python::paths::Paths;
+use serde::Deserialize;
+
+use super::interpreters::{Script, VERSIONS, interpreter};
+use super::script;
+use crate::sources::python::PythonProcess;
+
+/// What `keepers.py` says of itself.
+#[derive(Deserialize)]
+struct Truth {
+    paths: BTreeMap<String, String>,
+    objects: usize,
+    tid: u32,
+}
+
+/// What was found.
+struct Found {
+    paths: BTreeMap<String, Option<String>>,
+    objects: usize,
+}
+
+fn truth_and_found(version: &str) -> Option<(Truth, Found)> {
+    let mut script = Script::run(&interpreter(version)?, &script("keepers.py"), None);
+    let truth: Truth = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
+    script.wait_for_stop(truth.tid);
+    let python = PythonProcess::attach(script.tgid()).expect("it is readable").expect("it is Python");
+    let pass = Pass::new(python.resolver.memory(), u64::MAX);
+    let heap = Heap::read(&pass, python.resolver.layout(), 1 << 20).expect("it has lists");
+    assert!(!heap.is_partial(), "{version}");
+    let paths = Paths::search(&heap);
+    let kept = heap.iter().filter(|(_, class)| class.name == "Kept").map(|(object, _)| object);
+    let found = kept.map(|object| {
+        let name = heap.objects().attribute(object, "name").and_then(|text| heap.objects().text(text));
+        let place = heap.place(object).expect("it is in the heap");
+        (name.expect("it has a name"), paths.path(&heap, place).map(|path| path.text))
+    });
+    let found = Found { paths: found.collect(), objects: heap.len() };
+    Some((truth, found))
+}
+
+#[test]
+fn what_keeps_an_object_is_found_in_every_version() {
+    for version in VERSIONS {
+        let Some((truth, found)) = truth_and_found(version) else { continue };
+        for (name, path) in &truth.paths {
+            let found = found.paths.get(name).unwrap_or_else(|| panic!("{version}: {name} is not in the heap"));
+            let found = found.as_deref().unwrap_or_default();
+            assert_eq!(found, path, "{version}: {name}");
+        }
+    }
+}
+
+#[test]
+fn what_nothing_keeps_has_no_path() {
+    for version in VERSIONS {
+        let Some((_, found)) = truth_and_found(version) else { continue };
+        assert_eq!(found.paths.get("in a cycle"), Some(&None), "{version}");
+        assert_eq!(found.paths.get("weakly"), None, "{version}: it has gone");
+        assert_eq!(found.paths.get("in a generator that has ended"), None, "{version}: it has gone");
+    }
+}
+
+#[test]
+fn all_objects_that_the_collector_lists_are_read() {
+    for version in VERSIONS {
+        let Some((truth, found)) = truth_and_found(version) else { continue };
+        // From 3.12 on what is frozen is listed, too: get_objects leaves the permanent generation out.
+        assert!(found.objects + 8 >= truth.objects, "{version}: {} of {}", found.objects, truth.objects);
+        assert!(found.objects <= truth.objects + 1024, "{version}: {} of {}", found.objects, truth.objects);
+    }
+}

@@ -1,0 +1,155 @@
+//! `memwatch holdings` of real PyTorch at rest: what it says is what the process says itself, afterwards.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memwatch_tests::{Allocator, Gpu, Shape, TorchJob, until};
+use serde_json::Value;
+
+/// A job at its first checkpoint.
+fn held(gpu: &Gpu, version: &str, allocator: Allocator) -> Option<(TorchJob, Value)> {
+    let mut job = gpu.torch(version, allocator, &["holdings.py"])?;
+    let checkpoint = job.next_checkpoint().expect("it holds something");
+    Some((job, checkpoint))
+}
+
+/// What memwatch says of it.
+fn report(gpu: &Gpu, job: &TorchJob, words: &[&str]) -> Value {
+    let tgid = job.tgid().to_string();
+    let all = [&["--json", "holdings", "--pid", &tgid], words].concat();
+    let ended = gpu.run_memwatch(&all);
+    ended.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&ended.stdout).expect("it prints JSON");
+    assert_eq!(report["schema"], "memwatch.holdings/1");
+    assert_eq!(report["data"]["processes"].as_array().map(Vec::len), Some(1));
+    report["data"]["processes"][0].clone()
+}
+
+/// What the process says, asked after the reading.
+fn truth(job: &mut TorchJob) -> Value {
+    job.go_on();
+    job.next_checkpoint().expect("it says what it held")
+}
+
+fn block_at(process: &Value, address: u64) -> &Value {
+    let mut blocks = process["blocks"].as_array().expect("blocks").iter();
+    blocks.find(|block| block["address"] == address).unwrap_or_else(|| panic!("no block is at {address:#x}"))
+}
+
+fn names(block: &Value) -> BTreeSet<String> {
+    let others = block["other_names"].as_array().into_iter().flatten();
+    others.chain([&block["name"]]).filter_map(|name| name.as_str().map(str::to_owned)).collect()
+}
+
+fn names_are_pytorchs_own(version: &str, allocator: Allocator) {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some((mut job, checkpoint)) = held(&gpu, version, allocator) else { return };
+    let process = report(&gpu, &job, &[]);
+    let truth = truth(&mut job);
+    assert_eq!((&process["without_names"], &process["dropped_names"]), (&Value::Null, &0.into()));
+    assert_eq!(process["allocated_bytes"], checkpoint["devices"][0]["memory_allocated"]);
+    assert_eq!(process["devices"][0]["reserved_bytes"], checkpoint["devices"][0]["memory_reserved"]);
+    let mut expected = BTreeMap::<u64, (&str, BTreeSet<String>)>::new();
+    for row in truth["names"].as_array().expect("names") {
+        let (address, class, name) = (row[0].as_u64(), row[1].as_str(), row[2].as_str());
+        let (address, class, name) = (address.expect("one"), class.expect("one"), name.expect("one"));
+        let block = block_at(&process, address);
+        assert_eq!((&block["shape"], &block["dtype"]), (&row[3], &row[4]), "{version}: {name}: {block:#}");
+        expected.entry(address).or_insert_with(|| (class, BTreeSet::new())).1.insert(name.to_owned());
+    }
+    for (address, (class, expected)) in &expected {
+        let block = block_at(&process, *address);
+        assert_eq!((&block["class"], &names(block)), (&(*class).into(), expected), "{version}: {block:#}");
+    }
+    for block in process["blocks"].as_array().expect("blocks") {
+        let is_pytorchs =
+            ["parameter", "gradient", "buffer", "optimizer_state"].iter().any(|class| block["class"] == *class);
+        let address = block["address"].as_u64().expect("an address");
+        assert!(!is_pytorchs || expected.contains_key(&address), "{version}: PyTorch does not know this: {block:#}");
+    }
+    for saved in truth["saved"].as_array().expect("what autograd has") {
+        let block = block_at(&process, saved[0].as_u64().expect("an address"));
+        assert_eq!((&block["class"], &block["name"]), (&"saved_for_backward".into(), &saved[1]));
+        assert_eq!(block["kept_by"], "holdings.py:main: graph");
+    }
+    assert_eq!(process["named_bytes"], process["allocated_bytes"], "{version}: every byte has a class: {process:#}");
+}
+
+#[test]
+fn everything_that_2_8_holds_has_the_name_that_the_process_gives_it() {
+    names_are_pytorchs_own("2.8", Allocator::Native);
+    names_are_pytorchs_own("2.8", Allocator::Expandable);
+}
+
+#[test]
+fn everything_that_2_9_2_10_and_2_11_hold_has_the_name_that_the_process_gives_it() {
+    for version in ["2.9", "2.10", "2.11"] {
+        names_are_pytorchs_own(version, Allocator::Native);
+    }
+}
+
+#[test]
+fn everything_that_2_15_holds_has_the_name_that_the_process_gives_it() {
+    names_are_pytorchs_own("2.15", Allocator::Native);
+}
+
+/// The first word of a line of `/proc/PID/status`.
+fn status_text(job: &TorchJob, key: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", job.tgid())).expect("the job is there");
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).expect("the kernel says it");
+    line.split_whitespace().next().expect("a word").to_owned()
+}
+
+/// The same as a number, in its unit.
+fn status(job: &TorchJob, key: &str) -> u64 {
+    status_text(job, key).parse().expect("a number")
+}
+
+#[test]
+fn a_reading_of_names_changes_nothing_in_the_process() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some((job, _)) = held(&gpu, "2.8", Allocator::Native) else { return };
+    let keys =
+        ["VmRSS", "RssAnon", "VmPTE", "VmSwap", "Threads", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"];
+    // It has said that it rests a moment before it does.
+    until("the job rests", || (status_text(&job, "State") == "S").then_some(()));
+    let before = keys.map(|key| status(&job, key));
+    let process = report(&gpu, &job, &[]);
+    assert_eq!(keys.map(|key| status(&job, key)), before);
+    let read = process["read_bytes"].as_u64().expect("a number");
+    assert!((1..200 << 20).contains(&read), "{read} bytes are read");
+}
+
+#[test]
+fn groups_are_printed_with_a_star_for_every_index() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some((job, _)) = held(&gpu, "2.8", Allocator::Native) else { return };
+    let tgid = job.tgid().to_string();
+    let shown = gpu.run_memwatch(&["holdings", &tgid, "--top", "100"]);
+    shown.assert_ended_with(0, &[]);
+    for part in [
+        "holdings.py:main: history[*]",
+        "server.requests[*].layers[*][*]",
+        "h.*.query.weight",
+        "exp_avg_sq of h.*.query.weight",
+        "cuda:0 allocated",
+        "100.0 % named",
+    ] {
+        assert!(shown.stdout.contains(part), "{part} is not in {}", shown.stdout);
+    }
+    let by_module = report(&gpu, &job, &["--by", "module"]);
+    let modules = by_module["groups"].as_array().expect("groups").iter();
+    let query = modules.filter(|group| group["name"] == "h.1.query").map(|group| &group["count"]);
+    // Weight and bias, each with its gradient and two moments.
+    assert_eq!(query.collect::<Vec<_>>(), [&Value::from(8)]);
+    let by_class = gpu.run_memwatch(&["holdings", &tgid, "--by", "class"]);
+    by_class.assert_ended_with(0, &[]);
+    assert!(by_class.stdout.contains("optimizer state"), "{}", by_class.stdout);
+}
+
+#[test]
+fn a_process_without_pytorch_is_refused_with_a_sentence() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let workload = gpu.workload();
+    let tgid = workload.tgid().to_string();
+    gpu.run_memwatch(&["holdings", &tgid]).assert_ended_with(6, &["no PyTorch with CUDA"]);
+}
