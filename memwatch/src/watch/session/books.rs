@@ -24,6 +24,8 @@ const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 pub(super) struct ProcessBooks {
     reader: Reader,
     tries: u32,
+    /// The last try has read all of them.
+    was_read: bool,
     tried: Option<Instant>,
 }
 
@@ -38,12 +40,14 @@ enum Reader {
 impl ProcessBooks {
     /// Not read yet.
     pub(super) const fn new() -> Self {
-        Self { reader: Reader::NotOpened, tries: 0, tried: None }
+        Self { reader: Reader::NotOpened, tries: 0, was_read: false, tried: None }
     }
 
     /// Reads them where they say more than is known: whole while the allocators rest, else the blocks that they have while they work.
     pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
-        let between = if self.tries < QUICK_TRIES { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
+        // What has become doubtful since a reading may become so again with the next event.
+        let is_quick = self.tries < QUICK_TRIES && !self.was_read;
+        let between = if is_quick { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
         let is_due = self.tried.is_none_or(|tried| tried.elapsed() >= between);
         if !is_due || matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
             return;
@@ -51,7 +55,8 @@ impl ProcessBooks {
         self.tried = Some(Instant::now());
         match self.try_once(tgid, pipeline.wants_blocks(Tgid(tgid))) {
             Ok(Some(books)) => {
-                self.tries = if matches!(books, Input::Books(_)) { 0 } else { self.tries.saturating_add(1) };
+                self.was_read = matches!(books, Input::Books(_));
+                self.tries = self.tries.saturating_add(1);
                 pipeline.step(books);
             }
             Ok(None) => self.tries = self.tries.saturating_add(1),
