@@ -107,7 +107,7 @@ pub fn run(data: &[u8]) {
     };
     let blocks = Blocks::new((0..BLOCKS).map(block).collect());
     let options =
-        Options { most_read_bytes: 4 << 20, most_objects: 1000, workspaces: Some(BASE), ..Options::default() };
+        Options { most_read_bytes: 4 << 20, most_objects: 1000, workspaces: vec![BASE], ..Options::default() };
     let holdings = read(&image, Some(&layout), &blocks, &options);
     assert_eq!(holdings.rows.len(), usize::try_from(BLOCKS).unwrap_or(usize::MAX));
     assert!(holdings.objects <= 1000 && holdings.read_bytes <= (4 << 20) + (64 << 10));

@@ -112,7 +112,10 @@ fn indexed(name: &str) -> String {
     let mut rest = name;
     while let Some((before, behind)) = rest.split_once('[') {
         // A key may hold a bracket of its own.
-        let end = if behind.starts_with('\'') { behind[1..].find("']").map(|end| end + 2) } else { behind.find(']') };
+        let end = match behind.strip_prefix('\'') {
+            Some(key) => key.find("']").map(|end| end + 2),
+            None => behind.find(']'),
+        };
         pattern += before;
         pattern += "[*]";
         rest = end.and_then(|end| behind.get(end + 1..)).unwrap_or("");

@@ -134,7 +134,7 @@ impl<M: Memory> GraphReader<'_, M> {
     /// The size of the piece of glibc's heap that begins at an address: the word before it, whose lowest bits are flags (malloc/malloc.c).
     fn piece_bytes(&self, address: u64) -> Option<u64> {
         const HEAD_BYTES: u64 = 8;
-        if address % 8 != 0 || address < 0x1_0000 {
+        if !address.is_multiple_of(8) || address < 0x1_0000 {
             return None;
         }
         let bytes = (self.memory.u64(address - HEAD_BYTES)? & !15).checked_sub(HEAD_BYTES)?;

@@ -87,13 +87,13 @@ pub struct Options {
     pub most_objects: usize,
     /// Where PyTorch's libraries are mapped: no class of C++ is looked for elsewhere. None: anywhere.
     pub libraries: Vec<Range<u64>>,
-    /// The address of PyTorch's map of cuBLAS workspaces (`cublas_handle_stream_to_workspace()::instance`), where that is known.
-    pub workspaces: Option<u64>,
+    /// The addresses of PyTorch's maps of workspaces (`cublas_handle_stream_to_workspace()::instance`, and the same of cuBLASLt), where they are known.
+    pub workspaces: Vec<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { most_read_bytes: 1 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: None }
+        Self { most_read_bytes: 1 << 30, most_objects: 10_000_000, libraries: Vec::new(), workspaces: Vec::new() }
     }
 }
 
@@ -118,7 +118,7 @@ pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, opt
         }
         Err(why) => holdings.without_names = Some(why.to_owned()),
     }
-    workspaces::mark(&pass, options.workspaces, blocks, &mut holdings.rows);
+    workspaces::mark(&pass, &options.workspaces, blocks, &mut holdings.rows);
     holdings.is_partial |= pass.is_exhausted();
     holdings.read_bytes = pass.read_bytes();
     holdings

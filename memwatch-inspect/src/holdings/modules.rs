@@ -76,8 +76,7 @@ impl<'a, M: Memory> Namer<'a, M> {
         let children: HashSet<_, FixedState> =
             dicts.values().flat_map(|dicts| self.entries(dicts.modules)).map(|entry| entry.value).collect();
         for root in modules.iter().filter(|module| !children.contains(module)) {
-            let mut known = HashSet::default();
-            self.descend(*root, None, String::new(), &dicts, &mut known);
+            self.descend(*root, &dicts);
         }
         let mut by_parameter = HashMap::<u64, String, FixedState>::default();
         for named in self.found.iter().filter(|named| named.kind == PartKind::Parameter) {
@@ -90,15 +89,9 @@ impl<'a, M: Memory> Namer<'a, M> {
     }
 
     /// A module and those in it, in the order of `named_modules()`.
-    fn descend(
-        &mut self,
-        module: u64,
-        before: Option<ChainEnd>,
-        prefix: String,
-        dicts: &HashMap<u64, Dicts, FixedState>,
-        known: &mut HashSet<u64, FixedState>,
-    ) {
-        let mut waiting = vec![(module, before, prefix, 0)];
+    fn descend(&mut self, root: u64, dicts: &HashMap<u64, Dicts, FixedState>) {
+        let mut known = HashSet::<_, FixedState>::default();
+        let mut waiting = vec![(root, None, String::new(), 0)];
         while let Some((module, before, prefix, depth)) = waiting.pop() {
             let Some(dicts) = dicts.get(&module).filter(|_| known.insert(module)) else { continue };
             for (kind, dict) in [(PartKind::Parameter, dicts.parameters), (PartKind::Buffer, dicts.buffers)] {

@@ -54,11 +54,11 @@ impl<'a, M: Memory> CppClasses<'a, M> {
 
     /// The class of the object at an address; `None` where none is.
     pub(super) fn of(&self, object: u64) -> Option<Rc<CppClass>> {
-        if object % 8 != 0 {
+        if !object.is_multiple_of(8) {
             return None;
         }
         let table = self.memory.u64(at(object, 0)?)?;
-        let is_possible = table % 8 == 0
+        let is_possible = table.is_multiple_of(8)
             && table > 0x1_0000
             && (self.ranges.is_empty() || self.ranges.iter().any(|range| range.contains(&table)));
         if !is_possible {

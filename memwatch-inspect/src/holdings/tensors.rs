@@ -126,10 +126,13 @@ impl TensorLayout {
         }
         let fields = words(memory, storage, STORAGE_WORDS)?;
         let dimensions = row[self.dimensions];
-        let shape = match dimensions {
-            0..=INLINE_SIZES => row[self.dimensions + 1..][..usize::try_from(dimensions).ok()?].to_vec(),
-            ..=MOST_DIMENSIONS => words(memory, row[self.dimensions + 1], usize::try_from(dimensions).ok()?)?,
-            _ => return None,
+        let sizes = usize::try_from(dimensions).ok()?;
+        let shape = if dimensions <= INLINE_SIZES {
+            row[self.dimensions + 1..][..sizes].to_vec()
+        } else if dimensions <= MOST_DIMENSIONS {
+            words(memory, row[self.dimensions + 1], sizes)?
+        } else {
+            return None;
         };
         Some(Tensor {
             address,

@@ -1,4 +1,4 @@
-//! The workspaces of cuBLAS that PyTorch keeps: a `std::map` from handle and stream to an address (aten/src/ATen/cuda/CublasHandlePool.cpp).
+//! The workspaces of cuBLAS and cuBLASLt that PyTorch keeps: for each a `std::map` from handle and stream to an address (aten/src/ATen/cuda/CublasHandlePool.cpp).
 
 use memwatch_core::input::holdings::{Holding, HoldingClass};
 
@@ -15,9 +15,9 @@ const PAIR: u32 = 32;
 /// Words of a pair: stream, handle, address and more.
 const PAIR_WORDS: usize = 5;
 
-/// Marks what nothing else names; `instance` holds the address of the map.
-pub(super) fn mark(memory: &impl Memory, instance: Option<u64>, blocks: &Blocks, rows: &mut [Holding]) {
-    for address in instance.map(|instance| addresses(memory, instance)).unwrap_or_default() {
+/// Marks what nothing else names; each of `instances` holds the address of a map.
+pub(super) fn mark(memory: &impl Memory, instances: &[u64], blocks: &Blocks, rows: &mut [Holding]) {
+    for address in instances.iter().flat_map(|instance| addresses(memory, *instance)) {
         let Some(row) = blocks.index(address).and_then(|index| rows.get_mut(index)) else { continue };
         if row.address == address && row.class == HoldingClass::NoPythonObject {
             row.class = HoldingClass::CublasWorkspace;

@@ -69,7 +69,7 @@ fn head_at(memory: &impl Memory, bytes: &[u8], offset: usize, address: u64) -> O
     if next == address && previous == address {
         return Some(Head::Empty);
     }
-    let is_place = |link: u64| link % 8 == 0 && link >= 0x1_0000;
+    let is_place = |link: u64| link.is_multiple_of(8) && link >= 0x1_0000;
     if !is_place(next) || !is_place(previous) || next == address || previous == address {
         return None;
     }

@@ -142,7 +142,7 @@ impl<M: Memory> Heap<'_, M> {
         let frame = offsets.map(|offset| generator + u64::from(offset)).find(|frame| {
             let code = || memory.u64(at(*frame, walk.frame_code)?);
             let is_code = |code: u64| {
-                let is_place = code % 8 == 0 && memory.u64(at(code, TYPE)?).is_some();
+                let is_place = code.is_multiple_of(8) && memory.u64(at(code, TYPE)?).is_some();
                 (is_place && self.class_of(code)?.kind == Kind::Code).then_some(())
             };
             code().and_then(|code| is_code(code & walk.pointer_mask)).is_some()

@@ -1,5 +1,7 @@
 //! Paths as text: as Python would write them, as far as it can.
 
+use std::fmt::{self, Write as _};
+
 use super::classes::member_name;
 use super::edges::Label;
 use super::frames::{place_of, variable_name};
@@ -22,16 +24,18 @@ pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: 
         let word = |address: u64| heap.objects.text(address);
         let was_part = std::mem::take(&mut is_part);
         match *label {
-            Label::Item(index) => text += &format!("[{index}]"),
-            Label::Key(key) if was_part => text += &format!(".{}", word(key).unwrap_or_else(|| "?".to_owned())),
-            Label::Key(key) => text += &format!("[{}]", key_text(heap, key)),
+            Label::Item(index) => put(&mut text, format_args!("[{index}]")),
+            Label::Key(key) if was_part => {
+                put(&mut text, format_args!(".{}", word(key).unwrap_or_else(|| "?".to_owned())));
+            }
+            Label::Key(key) => put(&mut text, format_args!("[{}]", key_text(heap, key))),
             Label::KeyItself => text += ".keys()",
             Label::Member => text += "{*}",
             Label::Attribute(name) => match word(name) {
                 Some(name) if PARTS.contains(&name.as_str()) => is_part = true,
-                name => text += &format!(".{}", name.as_deref().unwrap_or("?")),
+                name => put(&mut text, format_args!(".{}", name.as_deref().unwrap_or("?"))),
             },
-            Label::Body { class, offset } => text += &format!(".{}", body_text(heap, class, offset)),
+            Label::Body { class, offset } => put(&mut text, format_args!(".{}", body_text(heap, class, offset))),
             Label::Cell => text += ".cell_contents",
             Label::Variable { code, index } => {
                 let place = place_of(heap, code).unwrap_or_else(|| "?".to_owned());
@@ -45,14 +49,18 @@ pub(super) fn text(heap: &Heap<'_, impl Memory>, begin: Option<String>, labels: 
                 text = module.map(|module| module + ".").unwrap_or_default();
                 text += word(name).as_deref().unwrap_or("?");
             }
-            Label::Handled => text = "exception being handled".to_owned(),
-            Label::Thread => text = "state of a thread".to_owned(),
+            Label::Handled => text = String::from("exception being handled"),
+            Label::Thread => text = String::from("state of a thread"),
         }
         if text.len() > 4 * MOST_PATH_LETTERS {
             break;
         }
     }
     shortened(&text, MOST_PATH_LETTERS)
+}
+
+fn put(text: &mut String, part: fmt::Arguments<'_>) {
+    text.write_fmt(part).expect("a string takes any text");
 }
 
 fn shortened(text: &str, most: usize) -> String {
@@ -78,17 +86,17 @@ fn key_text(heap: &Heap<'_, impl Memory>, key: u64) -> String {
 fn number(heap: &Heap<'_, impl Memory>, object: u64) -> Option<i64> {
     const DIGITS: u32 = 24;
     let memory = heap.objects.memory;
-    let head = memory.u64(at(object, SIZE)?)?;
+    let size = memory.u64(at(object, SIZE)?)?;
     let digit = i64::from(memory.u32(at(object, DIGITS)?)?);
     if heap.objects.layout.text.ascii_bytes == 40 {
-        return match (head >> 3, head & 3) {
+        return match (size >> 3, size & 3) {
             (_, 1) => Some(0),
             (1, 0) => Some(digit),
             (1, 2) => Some(-digit),
             _ => None,
         };
     }
-    match head.cast_signed() {
+    match size.cast_signed() {
         0 => Some(0),
         1 => Some(digit),
         -1 => Some(-digit),

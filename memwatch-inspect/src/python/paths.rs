@@ -114,7 +114,9 @@ impl Paths {
     pub fn begin_at(&mut self, heap: &Heap<'_, impl Memory>, places: impl IntoIterator<Item = u32>) {
         let mut queue: VecDeque<_> = places.into_iter().collect();
         self.is_begun = vec![false; heap.len()];
-        queue.iter().for_each(|place| self.is_begun[*place as usize] = true);
+        for place in &queue {
+            self.is_begun[*place as usize] = true;
+        }
         self.spread(heap, &mut queue);
     }
 

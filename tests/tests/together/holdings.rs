@@ -110,7 +110,7 @@ fn a_reading_of_names_changes_nothing_in_the_process() {
     let Some((job, _)) = held(&gpu, "2.8", Allocator::Native) else { return };
     let keys =
         ["VmRSS", "RssAnon", "VmPTE", "VmSwap", "Threads", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"];
-    // It reports that it rests a moment before it does.
+    // The checkpoint is printed a moment before the job rests.
     until("the job rests", || (status_text(&job, "State") == "S").then_some(()));
     let before = keys.map(|key| status(&job, key));
     let process = report(&gpu, &job, &[]);

@@ -65,7 +65,7 @@ fn groups(rows: &[Holding], by: By) -> Vec<HoldingGroupView> {
     for row in rows {
         members.entry(key(row, by)).or_default().push(row);
     }
-    let mut groups: Vec<_> = members.into_iter().map(|((_, name), rows)| group(name, &rows)).collect();
+    let mut groups: Vec<_> = members.into_iter().map(|((_, name), rows)| group(name.as_ref(), &rows)).collect();
     groups.sort_by_key(|group| Reverse(group.bytes));
     groups
 }
@@ -83,11 +83,11 @@ fn key(row: &Holding, by: By) -> (Option<HoldingClass>, Option<String>) {
     }
 }
 
-fn group(name: Option<String>, rows: &[&Holding]) -> HoldingGroupView {
+fn group(name: Option<&String>, rows: &[&Holding]) -> HoldingGroupView {
     let largest = rows.iter().max_by_key(|row| row.block_bytes);
     let text = |text: Option<&String>| text.map(|text| Arc::from(text.as_str()));
     HoldingGroupView {
-        name: text(name.as_ref()),
+        name: text(name),
         class: same(rows, |row| Some(row.class)),
         bytes: rows.iter().map(|row| row.block_bytes).sum(),
         storage_bytes: rows.iter().filter_map(|row| row.storage_bytes).sum(),

@@ -25,9 +25,13 @@ const CLASSES: [&str; 7] = [
     "libtorch_python.so",
     "libtorch_cuda_linalg.so",
 ];
-/// The library with the map of cuBLAS workspaces, and that map: a variable of a function, in the static table of symbols only.
+/// The library with the maps of workspaces, and those maps: variables of functions, in the static table of symbols only. The second is there from
+/// PyTorch 2.9 on.
 const WORKSPACES_LIBRARY: &str = "libtorch_cuda.so";
-const WORKSPACES: &str = "_ZZN2at4cuda33cublas_handle_stream_to_workspaceEvE8instance";
+const WORKSPACES: [&str; 2] = [
+    "_ZZN2at4cuda33cublas_handle_stream_to_workspaceEvE8instance",
+    "_ZZN2at4cuda35cublaslt_handle_stream_to_workspaceEvE8instance",
+];
 
 /// A process of which it can be read what it holds.
 #[derive(Debug)]
@@ -80,8 +84,9 @@ fn libraries(space: &AddressSpace) -> Vec<Range<u64>> {
     of_classes.map(|mapping| mapping.start..mapping.end).collect()
 }
 
-/// Where the map of cuBLAS workspaces is, where the library says so.
-fn workspaces(space: &AddressSpace) -> Option<u64> {
-    let mapping = space.mappings().iter().find(|mapping| is_one(mapping, WORKSPACES_LIBRARY))?;
-    Binary::of(space, mapping, &[WORKSPACES]).ok()?.address(WORKSPACES)
+/// Where the maps of workspaces are, as far as the library says so.
+fn workspaces(space: &AddressSpace) -> Vec<u64> {
+    let mapping = space.mappings().iter().find(|mapping| is_one(mapping, WORKSPACES_LIBRARY));
+    let binary = mapping.and_then(|mapping| Binary::of(space, mapping, &WORKSPACES).ok());
+    binary.iter().flat_map(|binary| WORKSPACES.iter().filter_map(|name| binary.address(name))).collect()
 }

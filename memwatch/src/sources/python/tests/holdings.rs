@@ -82,9 +82,9 @@ fn every_tensor_of_a_training_has_the_name_that_pytorch_gives_it() {
             let row = row_at(*address).expect("it is there");
             assert_eq!((row.class, &all_names(row)), (*class, expected), "{}", environment.display());
         }
-        let named =
+        let classes =
             [HoldingClass::Parameter, HoldingClass::Gradient, HoldingClass::Buffer, HoldingClass::OptimizerState];
-        for row in holdings.rows.iter().filter(|row| named.contains(&row.class)) {
+        for row in holdings.rows.iter().filter(|row| classes.contains(&row.class)) {
             assert!(names.contains_key(&row.address), "{row:?} has a name that PyTorch does not know");
         }
         assert_eq!(names.values().filter(|(class, _)| *class == HoldingClass::Parameter).count(), 13);
