@@ -154,7 +154,8 @@ struct GpuJson<'a> {
     context_bytes: Option<u64>,
     unwatched_processes: Option<u64>,
     unwatched_bytes: Option<u64>,
-    sensors: Sensors,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sensors: Option<Sensors>,
     sampled_time: String,
 }
 
@@ -290,7 +291,7 @@ fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, origin
 pub(crate) fn data<'a>(report: Report, snapshot: &'a Snapshot, clock: &WallClock) -> Data<'a> {
     let by = if let Report::Ps(by) = report { by } else { None };
     Data {
-        gpus: snapshot.gpus.iter().map(|gpu| gpu_json(gpu, clock)).collect(),
+        gpus: snapshot.gpus.iter().map(|gpu| gpu_json(report, gpu, clock)).collect(),
         processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
         hidden: snapshot.hidden.as_ref(),
         promised: &snapshot.promised,
@@ -299,7 +300,9 @@ pub(crate) fn data<'a>(report: Report, snapshot: &'a Snapshot, clock: &WallClock
     }
 }
 
-fn gpu_json<'a>(gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
+fn gpu_json<'a>(report: Report, gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
+    // What a recording has not stands in no report that is also made of one.
+    let is_of_now = matches!(report, Report::Ps(_) | Report::Watch);
     GpuJson {
         uuid: gpu.uuid.as_str(),
         nvml_index: gpu.nvml_index,
@@ -314,7 +317,7 @@ fn gpu_json<'a>(gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
         context_bytes: gpu.context_bytes,
         unwatched_processes: gpu.unwatched_processes,
         unwatched_bytes: gpu.unwatched_bytes,
-        sensors: gpu.sensors,
+        sensors: is_of_now.then_some(gpu.sensors),
         sampled_time: clock.rfc3339(gpu.sampled_ns),
     }
 }

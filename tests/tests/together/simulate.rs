@@ -225,5 +225,5 @@ fn what_is_older_than_a_watch_is_reported_and_not_guessed() {
     assert_eq!(device["older_reserved_bytes"], held["memory_reserved"], "{device:#}");
     assert_eq!(device["older_allocated_bytes"], held["memory_allocated"], "{device:#}");
     let sentences = device["advice"].to_string();
-    assert!(sentences.contains("before the watch"), "{sentences}");
+    assert!(sentences.contains("pre-existing"), "{sentences}");
 }
