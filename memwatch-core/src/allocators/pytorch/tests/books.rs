@@ -95,13 +95,17 @@ proptest! {
         let (mut early, mut late) = (TensorLedger::<Allocators>::default(), TensorLedger::<Allocators>::default());
         early.begin(true, &[]);
         late.begin(false, &[]);
-        before.into_iter().for_each(|step| history.step(step));
+        for step in before {
+            history.step(step);
+        }
         apply(&mut history, &mut [&mut early]);
         let began_ns = early.course.event_ns + 1;
         // Half of the blocks are read at the beginning, half at the end, and some in the middle of both.
         let is_early = |address: u64| address / 512 % 2 == parity % 2;
         let mut read: Vec<_> = history.devices.iter().map(|device| (device.ordinal, blocks_of(device, is_early))).collect();
-        meanwhile.into_iter().for_each(|step| history.step(step));
+        for step in meanwhile {
+            history.step(step);
+        }
         for (device, (_, blocks)) in history.devices.iter().zip(&mut read) {
             blocks.extend(blocks_of(device, |address| !is_early(address)));
         }
