@@ -45,7 +45,7 @@ pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> 
         match holdings(*tgid, args) {
             Ok(Some((view, blocks))) => {
                 let command = processes.facts(*tgid, false).map(|facts| facts.command).unwrap_or_default();
-                found.push(Found { command: command, view, blocks });
+                found.push(Found { command, view, blocks });
             }
             Ok(None) => {}
             Err(error) => failures.push((*tgid, error)),
