@@ -42,7 +42,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             let allocated = blocks.iter().filter(|block| block.state == BookState::ActiveAllocated);
             allocated.map(|block| (block.address, *block)).collect()
         };
-        let devices = books.devices.iter().map(|(ordinal, blocks)| (*ordinal, allocated(blocks))).collect();
+        let devices = books.devices.iter().map(|device| (device.ordinal, allocated(&device.blocks))).collect();
         self.moving = Some(Moving { end_ns: books.time_ns, devices });
     }
 

@@ -56,8 +56,21 @@ pub struct MovingBooks {
     pub began_ns: u64,
     /// When it ended, likewise.
     pub time_ns: u64,
-    /// The active blocks of each device that has any.
-    pub devices: Vec<(Ordinal, Vec<BookBlock>)>,
+    /// The devices that have any.
+    pub devices: Vec<MovingDevice>,
+}
+
+/// One device's allocator while it works.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovingDevice {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// What the program has by the allocator's own count, as it was when the reading began, in bytes.
+    pub allocated_bytes: u64,
+    /// What the allocator has of the driver, likewise.
+    pub reserved_bytes: u64,
+    /// Its active blocks.
+    pub blocks: Vec<BookBlock>,
 }
 
 /// A piece of the driver's memory: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.

@@ -15,7 +15,7 @@ mod workspaces;
 
 use std::ops::Range;
 
-use memwatch_core::input::books::{BookState, Books};
+use memwatch_core::input::books::{BookBlock, BookState, Books, MovingBooks};
 use memwatch_core::input::holdings::{Holding, Holdings};
 use memwatch_core::words::Ordinal;
 
@@ -50,15 +50,25 @@ impl Blocks {
 
     /// What the books say the program has.
     pub fn of_books(books: &Books) -> Self {
-        let blocks = books.devices.iter().flat_map(|device| {
-            device.blocks().filter(|block| block.state == BookState::ActiveAllocated).map(|block| Block {
-                ordinal: device.ordinal,
-                address: block.address,
-                bytes: block.bytes,
-                requested_bytes: block.requested_bytes,
-            })
-        });
-        Self::new(blocks.collect())
+        let blocks = books.devices.iter().flat_map(|device| device.blocks().map(|block| (device.ordinal, block)));
+        Self::allocated(blocks)
+    }
+
+    /// The same of allocators that worked while they were read.
+    pub fn of_moving(books: &MovingBooks) -> Self {
+        let blocks = books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| (device.ordinal, block)));
+        Self::allocated(blocks)
+    }
+
+    fn allocated<'b>(blocks: impl Iterator<Item = (Ordinal, &'b BookBlock)>) -> Self {
+        let allocated = blocks.filter(|(_, block)| block.state == BookState::ActiveAllocated);
+        let block = |(ordinal, block): (Ordinal, &BookBlock)| Block {
+            ordinal,
+            address: block.address,
+            bytes: block.bytes,
+            requested_bytes: block.requested_bytes,
+        };
+        Self::new(allocated.map(block).collect())
     }
 
     /// All of them.

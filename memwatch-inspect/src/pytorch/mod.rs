@@ -13,7 +13,7 @@ pub mod rtti;
 #[cfg(test)]
 mod tests;
 
-use memwatch_core::input::books::{BookBlock, DeviceBooks};
+use memwatch_core::input::books::{DeviceBooks, MovingDevice};
 use memwatch_core::words::Ordinal;
 
 use crate::memory::Memory;
@@ -77,7 +77,7 @@ pub fn read_moving(
     memory: &impl Memory,
     symbol: u64,
     known: Option<Calibration>,
-) -> Result<Vec<(Ordinal, Vec<BookBlock>)>, Refusal> {
+) -> Result<Vec<MovingDevice>, Refusal> {
     let addresses = allocators(memory, symbol)?;
     let pass = Pass::new(memory, MOST_BYTES);
     let found: Vec<_> =

@@ -3,7 +3,9 @@
 //! No two words need to be of one moment: a block is taken where it is what a block is by itself, and whoever has the events of that time decides which
 //! of them count. What is looked for is found by what most of the words say, since some have changed meanwhile.
 
-use memwatch_core::input::books::{BookBlock, BookState};
+use memwatch_common::tensor::STATISTICS_OFFSET_BYTES;
+use memwatch_core::allocators::pytorch::Family;
+use memwatch_core::input::books::{BookBlock, BookState, MovingDevice};
 use memwatch_core::words::Ordinal;
 
 use super::calibration::{BlockLayout, Calibration};
@@ -16,6 +18,9 @@ use crate::pass::Pass;
 /// Sizes and addresses of blocks are multiples of this, in bytes; no block is as large as the other.
 const ROUNDING: u64 = 512;
 const BELIEVABLE: u64 = 1 << 46;
+/// Where the allocator's numbers begin, and how many words each family of them has; the two totals stand before all that differs by version.
+const STATISTICS_WORD: usize = (STATISTICS_OFFSET_BYTES / 8) as usize;
+const FAMILY_WORDS: usize = 12;
 /// So many words of a block are looked at for its pool.
 const POOL_WORDS: std::ops::Range<usize> = 5..16;
 
@@ -24,14 +29,14 @@ pub(super) fn active<M: Memory>(
     pass: &Pass<'_, M>,
     (ordinal, address): (Ordinal, u64),
     known: Option<Calibration>,
-) -> Option<(Ordinal, Vec<BookBlock>)> {
+) -> Option<MovingDevice> {
     let words = pass.words(address, DEVICE_BYTES / 8)?;
+    let total = |family: Family| words.get(STATISTICS_WORD + FAMILY_WORDS * family as usize).copied();
+    let (allocated_bytes, reserved_bytes) = (total(Family::AllocatedBytes)?, total(Family::ReservedBytes)?);
     let sets = words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS);
     let tables = sets.filter_map(|words| HashTable::of(words, MOST_ACTIVE_SLOTS)).filter(|table| table.count > 0);
-    tables
-        .filter_map(|table| blocks(pass, &table, known))
-        .find(|blocks| !blocks.is_empty())
-        .map(|blocks| (ordinal, blocks))
+    let blocks = tables.filter_map(|table| blocks(pass, &table, known)).find(|blocks| !blocks.is_empty())?;
+    Some(MovingDevice { ordinal, allocated_bytes, reserved_bytes, blocks })
 }
 
 fn blocks<M: Memory>(pass: &Pass<'_, M>, table: &HashTable, known: Option<Calibration>) -> Option<Vec<BookBlock>> {

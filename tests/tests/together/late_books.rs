@@ -152,3 +152,24 @@ fn an_allocator_that_keeps_other_books_is_named() {
     let sentence = "CudaMallocAsyncAllocatorE, which keeps other books";
     assert!(stats.stdout.contains(sentence), "{stats:#?}");
 }
+
+/// The same without a probe: what stands still while everything else comes and goes has its name.
+#[test]
+fn a_program_that_never_rests_has_names_for_what_stands_still() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["late_books.py", "--training"]) else { return };
+    at_state(&mut job, "training");
+    let holdings = gpu.run_memwatch(&["--no-agent", "--json", "holdings", "--pid", &job.tgid().to_string()]);
+    holdings.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&holdings.stdout).expect("it prints JSON");
+    let process = &report["data"]["processes"][0];
+    // On a busy machine the program may lie still for long enough, and is read as a whole.
+    let (device, changing) = (&process["devices"][0], &process["devices"][0]["changing_bytes"]);
+    assert!(changing.is_u64() || changing.is_null(), "{device:#}");
+    let names = |class: &str| {
+        let blocks = process["blocks"].as_array().expect("a list").iter();
+        blocks.filter(|block| block["class"] == class).filter_map(|block| block["name"].as_str()).count()
+    };
+    // Four layers have twelve parameters each; small ones share no block.
+    assert_eq!((names("parameter"), names("optimizer_state")), (48, 96), "{:#}", process["classes"]);
+}

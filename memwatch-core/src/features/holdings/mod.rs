@@ -6,13 +6,37 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::input::books::Books;
+use crate::input::books::{Books, DeviceBooks};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
+use crate::words::Ordinal;
 
 use view::{By, ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingsView};
 
+/// What the allocator of a device says itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTotals {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// What it has of the driver, in bytes.
+    pub reserved_bytes: u64,
+    /// What of the program's memory came and went while it was read, so that it is in no row, in bytes; `None` where everything is in one.
+    pub changing_bytes: Option<u64>,
+}
+
+impl DeviceTotals {
+    /// Of books that were read as a whole.
+    pub fn of_books(books: &Books) -> Vec<Self> {
+        let totals = |device: &DeviceBooks| Self {
+            ordinal: device.ordinal,
+            reserved_bytes: device.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add),
+            changing_bytes: None,
+        };
+        books.devices.iter().map(totals).collect()
+    }
+}
+
 /// The view of a process, with so many groups at most.
-pub fn view(holdings: &Holdings, books: &Books, by: By, top: usize) -> HoldingsView {
+pub fn view(holdings: &Holdings, totals: &[DeviceTotals], by: By, top: usize) -> HoldingsView {
     let allocated_bytes = holdings.rows.iter().map(|row| row.block_bytes).sum();
     let named = holdings.rows.iter().filter(|row| row.class.is_named());
     let mut groups = groups(&holdings.rows, by);
@@ -21,7 +45,7 @@ pub fn view(holdings: &Holdings, books: &Books, by: By, top: usize) -> HoldingsV
     HoldingsView {
         tgid: holdings.tgid,
         by,
-        devices: devices(holdings, books),
+        devices: devices(holdings, totals),
         allocated_bytes,
         named_bytes: named.map(|row| row.block_bytes).sum(),
         without_names: holdings.without_names.clone(),
@@ -37,18 +61,17 @@ pub fn view(holdings: &Holdings, books: &Books, by: By, top: usize) -> HoldingsV
     }
 }
 
-fn devices(holdings: &Holdings, books: &Books) -> Vec<DeviceHoldingsView> {
-    let device = |device: &crate::input::books::DeviceBooks| DeviceHoldingsView {
-        ordinal: device.ordinal,
-        allocated_bytes: holdings
-            .rows
-            .iter()
-            .filter(|row| row.ordinal == device.ordinal)
-            .map(|row| row.block_bytes)
-            .sum(),
-        reserved_bytes: device.segments.iter().map(|segment| segment.bytes).sum(),
+fn devices(holdings: &Holdings, totals: &[DeviceTotals]) -> Vec<DeviceHoldingsView> {
+    let device = |totals: &DeviceTotals| {
+        let rows = holdings.rows.iter().filter(|row| row.ordinal == totals.ordinal);
+        DeviceHoldingsView {
+            ordinal: totals.ordinal,
+            allocated_bytes: rows.map(|row| row.block_bytes).sum(),
+            reserved_bytes: totals.reserved_bytes,
+            changing_bytes: totals.changing_bytes,
+        }
     };
-    books.devices.iter().map(device).collect()
+    totals.iter().map(device).collect()
 }
 
 fn classes(rows: &[Holding]) -> Vec<ClassSumView> {
@@ -110,7 +133,6 @@ fn same<'r, T: PartialEq>(rows: &[&'r Holding], of: impl Fn(&'r Holding) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::Ordinal;
 
     fn row(class: HoldingClass, name: Option<&str>, bytes: u64, shape: &[u64]) -> Holding {
         Holding {
@@ -136,7 +158,7 @@ mod tests {
     }
 
     fn names(by: By) -> Vec<(Option<String>, u64, u64)> {
-        let view = view(&holdings(), &Books::default(), by, 10);
+        let view = view(&holdings(), &[], by, 10);
         view.groups.iter().map(|group| (group.name.as_deref().map(str::to_owned), group.bytes, group.count)).collect()
     }
 
@@ -164,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_group_has_a_shape_only_where_all_of_it_has_it() {
-        let view = view(&holdings(), &Books::default(), By::Name, 2);
+        let view = view(&holdings(), &[], By::Name, 2);
         assert_eq!((view.groups[0].shape.as_deref(), view.groups[1].shape.as_deref()), (None, Some(&[2, 3][..])));
         assert_eq!((view.more_groups, view.allocated_bytes, view.named_bytes), (3, 1150, 1100));
     }

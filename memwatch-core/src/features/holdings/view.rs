@@ -67,6 +67,8 @@ pub struct DeviceHoldingsView {
     pub allocated_bytes: u64,
     /// Bytes that PyTorch has of the driver.
     pub reserved_bytes: u64,
+    /// What of the program's memory came and went while it was read, so that it is in no row, in bytes; `null` where everything is in one.
+    pub changing_bytes: Option<u64>,
 }
 
 /// What a class has.

@@ -20,8 +20,8 @@ use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TakenAt, tgids_of};
 use args::Names;
 
-/// For how long a reading is tried of a process whose allocator is at work.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// For how long a whole reading is tried of a process whose allocator is at work; then the blocks that stand still are read.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two tries.
 const BETWEEN: Duration = Duration::from_millis(10);
 
@@ -71,18 +71,19 @@ pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> 
 fn holdings(tgid: u32, args: &Names) -> Result<Option<(HoldingsView, Vec<Holding>)>, BooksError> {
     let Some(mut reader) = HoldingsReader::open(tgid)? else { return Ok(None) };
     let until = Instant::now() + PATIENCE;
-    loop {
-        match reader.read() {
-            Ok((books, holdings)) => {
-                let view = view(&holdings, &books, args.by.into(), args.top);
-                return Ok(Some((view, holdings.rows)));
-            }
+    let (holdings, totals) = loop {
+        break match reader.read() {
+            Ok(read) => read,
             Err(BooksError::Refused(refusal)) if refusal.is_passing() && Instant::now() < until => {
                 std::thread::sleep(BETWEEN);
+                continue;
             }
+            Err(BooksError::Refused(refusal)) if refusal.is_passing() => reader.read_standing()?,
             Err(error) => return Err(error),
-        }
-    }
+        };
+    };
+    let view = view(&holdings, &totals, args.by.into(), args.top);
+    Ok(Some((view, holdings.rows)))
 }
 
 fn failure(failure: Option<(u32, BooksError)>) -> Failure {

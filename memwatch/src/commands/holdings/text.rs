@@ -51,7 +51,8 @@ fn heading(found: &Found) -> String {
         .iter()
         .map(|device| {
             let (allocated, reserved) = (bytes(device.allocated_bytes), bytes(device.reserved_bytes));
-            format!("cuda:{} allocated {allocated} of {reserved} reserved", device.ordinal.0)
+            let at_least = if device.changing_bytes.is_some() { "at least " } else { "" };
+            format!("cuda:{} allocated {at_least}{allocated} of {reserved} reserved", device.ordinal.0)
         })
         .collect();
     let named = percent(view.named_bytes, view.allocated_bytes);
@@ -138,6 +139,11 @@ fn advised(advice: &Advice) -> String {
 fn doubts(view: &HoldingsView) -> Vec<String> {
     let mut doubts = Vec::new();
     doubts.extend(view.without_names.as_ref().map(|why| format!("no names: {}", printable(why))));
+    let changing: u64 = view.devices.iter().filter_map(|device| device.changing_bytes).sum();
+    if view.devices.iter().any(|device| device.changing_bytes.is_some()) {
+        let text = "the program allocates without a pause: these are the blocks that stood still for 80 ms";
+        doubts.push(format!("{text}; {} more came and went", bytes(changing)));
+    }
     if view.dropped_names > 0 {
         let names = plural(view.dropped_names, "name was", "names were");
         doubts.push(format!("{names} left out: what leads to them changed while it was read"));

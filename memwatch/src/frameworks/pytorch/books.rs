@@ -1,8 +1,11 @@
 //! The books of a process's caching allocators, read from its memory: nothing is stopped, attached or written.
 
+use std::collections::HashMap;
 use std::io;
+use std::thread::sleep;
+use std::time::Duration;
 
-use memwatch_core::input::books::{Books, MovingBooks};
+use memwatch_core::input::books::{BookBlock, Books, MovingBooks};
 use memwatch_core::words::Tgid;
 use memwatch_inspect::pytorch::{ALLOCATOR_SYMBOL, Calibration, Refusal, read, read_moving};
 
@@ -13,6 +16,13 @@ use crate::sources::library::is_library;
 
 /// The library that the allocators are in.
 const LIBRARY: &str = "libc10_cuda.so";
+
+/// How often blocks are read to see which stand still, and how long after another.
+const STANDING_READINGS: usize = 5;
+const BETWEEN_STANDING: Duration = Duration::from_millis(20);
+/// How often a reading that finds no blocks is repeated, and how long after another.
+const MOVING_TRIES: usize = 100;
+const BETWEEN_MOVING: Duration = Duration::from_millis(1);
 
 /// Why the books of a process are not read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +72,44 @@ impl BooksReader {
         let began_ns = boottime_ns();
         let devices = read_moving(&self.space, self.symbol, self.calibration)?;
         Ok(MovingBooks { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), devices })
+    }
+
+    /// The blocks that stand still while they work: the ones that several readings have in common.
+    ///
+    /// # Errors
+    /// The allocators are not understood, or no reading found a block.
+    pub(crate) fn read_standing(&self) -> Result<MovingBooks, BooksError> {
+        let mut standing = self.read_moving_some()?;
+        for _ in 1..STANDING_READINGS {
+            sleep(BETWEEN_STANDING);
+            let next = self.read_moving_some()?;
+            for device in &mut standing.devices {
+                let again = next.devices.iter().find(|again| again.ordinal == device.ordinal);
+                // An allocator that is not found this once says nothing of its blocks.
+                let Some(again) = again else { continue };
+                let found: HashMap<u64, &BookBlock> = again.blocks.iter().map(|block| (block.address, block)).collect();
+                device.blocks.retain(|block| found.get(&block.address) == Some(&block));
+                (device.allocated_bytes, device.reserved_bytes) = (again.allocated_bytes, again.reserved_bytes);
+            }
+            standing.time_ns = next.time_ns;
+        }
+        Ok(standing)
+    }
+
+    /// A reading that has found blocks: one may meet the allocators just when nothing is in its place.
+    fn read_moving_some(&self) -> Result<MovingBooks, BooksError> {
+        let mut read = self.read_moving();
+        for _ in 1..MOVING_TRIES {
+            match read {
+                Ok(books) if !books.devices.is_empty() => return Ok(books),
+                Ok(_) => {}
+                Err(BooksError::Refused(refusal)) if refusal.is_passing() => {}
+                Err(error) => return Err(error),
+            }
+            sleep(BETWEEN_MOVING);
+            read = self.read_moving();
+        }
+        read.and_then(|books| if books.devices.is_empty() { Err(Refusal::Busy.into()) } else { Ok(books) })
     }
 
     /// Reads them once.

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use memwatch_core::input::books::Books;
+use memwatch_core::features::holdings::DeviceTotals;
+use memwatch_core::input::books::{BookState, MovingDevice};
 use memwatch_core::input::holdings::Holdings;
 use memwatch_core::words::Tgid;
 use memwatch_inspect::holdings::{Blocks, Options, read};
@@ -65,13 +66,35 @@ impl HoldingsReader {
     ///
     /// # Errors
     /// The allocators worked meanwhile, or their books are not understood.
-    pub(crate) fn read(&mut self) -> Result<(Books, Holdings), BooksError> {
+    pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let books = self.books.read()?;
+        Ok((self.named(&Blocks::of_books(&books)), DeviceTotals::of_books(&books)))
+    }
+
+    /// Reads the blocks that stand still while the allocators work.
+    ///
+    /// # Errors
+    /// Their books are not understood.
+    pub(crate) fn read_standing(&self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+        let standing = self.books.read_standing()?;
+        let totals = |device: &MovingDevice| {
+            let allocated = device.blocks.iter().filter(|block| block.state == BookState::ActiveAllocated);
+            let standing_bytes = allocated.map(|block| block.bytes).fold(0, u64::saturating_add);
+            DeviceTotals {
+                ordinal: device.ordinal,
+                reserved_bytes: device.reserved_bytes,
+                changing_bytes: Some(device.allocated_bytes.saturating_sub(standing_bytes)),
+            }
+        };
+        Ok((self.named(&Blocks::of_moving(&standing)), standing.devices.iter().map(totals).collect()))
+    }
+
+    fn named(&self, blocks: &Blocks) -> Holdings {
         let time_ns = boottime_ns();
         let layout = self.layout.as_ref();
-        let named = read(&self.space, layout.ok(), &Blocks::of_books(&books), &self.options);
+        let named = read(&self.space, layout.ok(), blocks, &self.options);
         let without_names = layout.err().cloned().or(named.without_names);
-        Ok((books, Holdings { tgid: Tgid(self.tgid), time_ns, without_names, ..named }))
+        Holdings { tgid: Tgid(self.tgid), time_ns, without_names, ..named }
     }
 }
 

@@ -7,7 +7,7 @@ use super::properties::{History, steps};
 use super::{Allocators, Family, Scope};
 use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
-use crate::input::books::{BookBlock, Books, MovingBooks};
+use crate::input::books::{BookBlock, Books, MovingBooks, MovingDevice};
 use crate::words::Tgid;
 
 /// Address, bytes, and what it is used for.
@@ -102,12 +102,18 @@ proptest! {
         let began_ns = early.course.event_ns + 1;
         // Half of the blocks are read at the beginning, half at the end, and some in the middle of both.
         let is_early = |address: u64| address / 512 % 2 == parity % 2;
-        let mut read: Vec<_> = history.devices.iter().map(|device| (device.ordinal, blocks_of(device, is_early))).collect();
+        let moving = |device: &Naive| MovingDevice {
+            ordinal: device.ordinal,
+            allocated_bytes: 0,
+            reserved_bytes: 0,
+            blocks: blocks_of(device, is_early),
+        };
+        let mut read: Vec<_> = history.devices.iter().map(moving).collect();
         for step in meanwhile {
             history.step(step);
         }
-        for (device, (_, blocks)) in history.devices.iter().zip(&mut read) {
-            blocks.extend(blocks_of(device, |address| !is_early(address)));
+        for (device, moving) in history.devices.iter().zip(&mut read) {
+            moving.blocks.extend(blocks_of(device, |address| !is_early(address)));
         }
         let time_ns = history.events.last().map_or(began_ns, |(event, _)| event.time_ns) + 1;
         late.learn_moving_books(&MovingBooks { tgid: Tgid(7), began_ns, time_ns, devices: read });
