@@ -174,7 +174,7 @@ impl Pipeline {
             Input::PeaksReset { tgid, time_ns } => self.reset_peaks(tgid, time_ns),
             Input::Tick { time_ns } => self.tick(time_ns),
             Input::Books(books) => self.learn_books(&books),
-            Input::BooksRefused { tgid, reason } => self.tensors_mut(tgid).refuse_books(reason),
+            Input::BooksRefused { tgid, reason } => self.refuse_books(tgid, reason),
             Input::MovingBooks(books) => self.learn_moving_books(&books),
         }
     }

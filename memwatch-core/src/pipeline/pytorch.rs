@@ -133,17 +133,28 @@ impl Pipeline {
 
     pub(crate) fn learn_books(&mut self, books: &Books) {
         self.follow_time(books.time_ns);
-        if self.has_ended_tensors(books.tgid) || !self.tensors_mut(books.tgid).learn_books(books) {
-            return;
+        if self.watched_tensors(books.tgid).is_some_and(|tensors| tensors.learn_books(books)) {
+            self.observe_fragments_at(books.tgid, books.time_ns);
         }
-        self.observe_fragments_at(books.tgid, books.time_ns);
     }
 
     pub(crate) fn learn_moving_books(&mut self, books: &MovingBooks) {
         self.follow_time(books.time_ns);
-        if !self.has_ended_tensors(books.tgid) {
-            self.tensors_mut(books.tgid).learn_moving_books(books);
+        if let Some(tensors) = self.watched_tensors(books.tgid) {
+            tensors.learn_moving_books(books);
         }
+    }
+
+    pub(crate) fn refuse_books(&mut self, tgid: Tgid, reason: Name) {
+        if let Some(tensors) = self.watched_tensors(tgid) {
+            tensors.refuse_books(reason);
+        }
+    }
+
+    /// The tensors of a process that is there, and in which they are watched.
+    fn watched_tensors(&mut self, tgid: Tgid) -> Option<&mut TensorLedger> {
+        let process = self.processes.get_mut(&tgid)?;
+        if process.tensors_ended_ns().is_some() { None } else { process.tensors.as_deref_mut() }
     }
 
     /// Whether not all blocks of a process are known one by one, and none that were read wait for what happened meanwhile.

@@ -18,6 +18,8 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// After so many tries that met them at work, they are made less often.
 const QUICK_TRIES: u32 = 100;
 const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
+/// So many readings of blocks that change are settled by events, or never: each is in a recording with all its blocks.
+const MOVING_TRIES: u32 = 150;
 
 /// The books of a process.
 #[derive(Debug)]
@@ -53,7 +55,7 @@ impl ProcessBooks {
             return;
         }
         self.tried = Some(Instant::now());
-        match self.try_once(tgid, pipeline.wants_blocks(Tgid(tgid))) {
+        match self.try_once(tgid, self.tries < MOVING_TRIES && pipeline.wants_blocks(Tgid(tgid))) {
             Ok(Some(books)) => {
                 self.was_read = matches!(books, Input::Books(_));
                 self.tries = self.tries.saturating_add(1);
@@ -62,11 +64,12 @@ impl ProcessBooks {
             Ok(None) => self.tries = self.tries.saturating_add(1),
             Err(error) => {
                 log::info!("process {tgid}: what it held before is not known: {error}");
-                pipeline.step(Input::BooksRefused {
-                    tgid: Tgid(tgid),
-                    reason: printable(&error.to_string()).into_owned().into(),
-                });
                 self.reader = Reader::Refused;
+                // One that is ending has nothing to be read.
+                if !matches!(error, BooksError::Unreadable(_) | BooksError::Refused(Refusal::Unreadable(_))) {
+                    let reason = printable(&error.to_string()).into_owned().into();
+                    pipeline.step(Input::BooksRefused { tgid: Tgid(tgid), reason });
+                }
             }
         }
     }
