@@ -264,7 +264,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         for device in &books.devices {
             learnt &= self.allocators.learn_books(device, books.time_ns);
             let allocated = device.blocks().filter(|block| block.state == BookState::ActiveAllocated);
-            self.places.learn_books(device.ordinal, &allocated.map(|block| (block.address, block.bytes)).collect());
+            let blocks = allocated.map(|block| (block.address, block.bytes)).collect();
+            self.places.drop_gone(device.ordinal, &blocks);
+            if !self.has_lost_events() {
+                self.places.adopt_older(device.ordinal, &blocks);
+            }
         }
         self.course.books_ns = books.time_ns;
         self.moving = None;
@@ -386,6 +390,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             self.marks.lose();
             self.durations.lose();
         }
+    }
+
+    /// Whether a block of which no event has come may be younger than the watch.
+    fn has_lost_events(&self) -> bool {
+        self.losses.contains_key(&Loss::TensorEventLost)
     }
 
     /// What did not arrive.

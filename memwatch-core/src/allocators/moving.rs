@@ -66,7 +66,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
     }
 
     fn settle(&mut self) {
-        let Some(moving) = self.moving.take() else { return };
+        let Some(moving) = self.moving.take().filter(|_| !self.has_lost_events()) else { return };
         for (ordinal, blocks) in moving.devices {
             let blocks: Vec<BookBlock> = blocks.into_values().collect();
             let older = self.allocators.adopt_older(ordinal, &blocks);

@@ -17,8 +17,8 @@ impl Places {
         }
     }
 
-    /// The device's blocks at a moment, by address, with their sizes in bytes.
-    pub(in crate::allocators) fn learn_books(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
+    /// Of the device's blocks, by address with their sizes in bytes, what is not there any more has gone unseen.
+    pub(in crate::allocators) fn drop_gone(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
         let has_gone =
             |block: &&LiveBlock| block.ordinal == ordinal && blocks.get(&block.address) != Some(&block.bytes);
         let gone: Vec<LiveBlock> = self.live.all().filter(has_gone).copied().collect();
@@ -26,6 +26,11 @@ impl Places {
             self.live.remove(ordinal, block.address);
             self.device(ordinal).change(&block.whose, Step::Free(block.bytes, None));
         }
+        self.device(ordinal).allocated_bytes = blocks.values().copied().fold(0, u64::saturating_add);
+    }
+
+    /// Of the same, what no event has granted is older than the watch: none was lost.
+    pub(in crate::allocators) fn adopt_older(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
         let mut older_bytes = 0u64;
         for (address, bytes) in blocks {
             let whose = self.live.get(ordinal, *address).map_or(BEFORE_ATTACH, |block| block.whose);
@@ -43,6 +48,5 @@ impl Places {
         } else if older_bytes < counted_bytes {
             device.change(&BEFORE_ATTACH, Step::Forget(counted_bytes - older_bytes));
         }
-        device.allocated_bytes = blocks.values().copied().fold(0, u64::saturating_add);
     }
 }

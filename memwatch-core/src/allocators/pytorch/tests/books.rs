@@ -5,7 +5,10 @@ use proptest::prelude::*;
 use super::naive::Naive;
 use super::properties::{History, steps};
 use super::{Allocators, Family, Scope};
+use memwatch_common::loss::Loss;
+
 use crate::allocators::TensorLedger;
+use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
 use crate::input::books::{BookBlock, Books, MovingBooks, MovingDevice};
 use crate::words::Tgid;
@@ -171,4 +174,24 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
     assert_eq!(places.unplaced_bytes(), 0);
     let older = device.preexisting_bytes().expect("it was read");
     assert!(older > 0 && older <= held, "{older} of {held}");
+}
+
+#[test]
+fn after_lost_events_a_block_that_nobody_saw_come_is_not_called_older() {
+    let mut history = History::new(false, 0);
+    let mut ledger = TensorLedger::<Allocators>::default();
+    ledger.begin(true, &[]);
+    history.step((50, 1, 4096));
+    apply(&mut history, &mut [&mut ledger]);
+    history.step((51, 1, 8192));
+    let lost = history.events.drain(..).count();
+    ledger.lose(Loss::TensorEventLost, u64::try_from(lost).expect("a small number"));
+    let now_ns = 1_000_000_000;
+    assert!(ledger.learn_books(&books(&history, 0, (now_ns, now_ns + 1))));
+    let places = ledger.places().devices().values().next().expect("it has places");
+    let device = ledger.allocators().values().next().expect("it was read");
+    assert!(device.knows_blocks(), "the allocator's side has all of them");
+    let older = places.sites().find(|(site, _)| *site == SiteKey::BEFORE_ATTACH);
+    assert!(older.is_none_or(|(_, sum)| sum.live_bytes == 0), "{older:?}");
+    assert!(places.unplaced_bytes() > 0, "it is in no place");
 }
