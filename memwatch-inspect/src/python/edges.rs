@@ -208,8 +208,10 @@ impl<M: Memory> Heap<'_, M> {
     fn put_body(&self, object: u64, class: &Class, from: u32, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
         let mut end = class.basic_bytes.min(MOST_BODY_BYTES);
-        // An instance whose size varies keeps its items behind its body.
-        if class.item_bytes != 0 && class.role == Role::None {
+        // An instance whose size varies keeps its items behind its body. Generators and frames have items, but no number of them: where others have it
+        // stands their code.
+        let has_count = !matches!(class.kind, Kind::Generator | Kind::Frame);
+        if class.item_bytes != 0 && class.role == Role::None && has_count {
             let count = memory.u64(at(object, SIZE)?)?.min(MOST_BODY_ITEMS);
             end += u32::try_from(count * u64::from(class.item_bytes.min(16))).ok()?;
         }
