@@ -3,6 +3,7 @@
 use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
 use memwatch_core::allocators::pytorch::{Statistics, statistics_of};
 
+use super::calibration::heap_words;
 use super::containers::trees_in;
 use super::refusal::Refusal;
 use crate::memory::{Memory, at};
@@ -15,7 +16,9 @@ const PIECE_WORDS: usize = 512;
 /// No machine has more devices.
 const MOST_DEVICES: u64 = 64;
 /// Of a device's allocator, as many bytes hold all its trees and tables.
-pub(super) const DEVICE_BYTES: usize = 4096;
+const DEVICE_BYTES: usize = 4096;
+/// It has this many words at least: the mutex, the numbers, and the trees behind them.
+const LEAST_WORDS: usize = 128;
 /// The large and the small pool of free blocks have a tree each at least.
 const LEAST_TREES: usize = 2;
 
@@ -53,6 +56,15 @@ fn is_device<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
     statistics_of(statistics)?;
     let words = pass.words(device, DEVICE_BYTES / 8)?;
     Some(trees_in(pass, device, &words).len() >= LEAST_TREES)
+}
+
+/// Words of one device's allocator: no more than its piece of the heap has, or than there are up to the next one's, which may lie right behind it.
+pub(super) fn words<M: Memory>(pass: &Pass<'_, M>, device: u64, all: &[u64]) -> Option<Vec<u64>> {
+    let most = DEVICE_BYTES / 8;
+    let by_heap = heap_words(pass, device).filter(|words| (LEAST_WORDS..most).contains(words)).unwrap_or(most);
+    let next = all.iter().filter(|other| **other > device).min();
+    let by_next = next.and_then(|next| usize::try_from((next - device) / 8).ok()).unwrap_or(most);
+    pass.words(device, most.min(by_heap).min(by_next))
 }
 
 /// Where an allocator stands: between which of its doings.

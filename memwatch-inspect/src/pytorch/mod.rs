@@ -57,7 +57,7 @@ pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Re
     let mut calibration = known;
     let mut devices = Vec::new();
     for ((ordinal, address), moment) in (0..).map(Ordinal).zip(&addresses).zip(&before) {
-        let read = reading::device(&pass, (ordinal, *address), moment, &mut calibration);
+        let read = reading::device(&pass, (ordinal, *address, &addresses), moment, &mut calibration);
         if pass.is_exhausted() {
             return Err(Refusal::TooLarge);
         }
@@ -80,8 +80,11 @@ pub fn read_moving(
 ) -> Result<Vec<MovingDevice>, Refusal> {
     let addresses = allocators(memory, symbol)?;
     let pass = Pass::new(memory, MOST_BYTES);
-    let found: Vec<_> =
-        (0..).map(Ordinal).zip(addresses).filter_map(|device| moving::active(&pass, device, known)).collect();
+    let found: Vec<_> = (0..)
+        .map(Ordinal)
+        .zip(&addresses)
+        .filter_map(|(ordinal, device)| moving::active(&pass, (ordinal, *device, &addresses), known))
+        .collect();
     if pass.is_exhausted() { Err(Refusal::TooLarge) } else { Ok(found) }
 }
 

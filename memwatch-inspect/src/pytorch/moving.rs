@@ -10,7 +10,7 @@ use memwatch_core::words::Ordinal;
 
 use super::calibration::{BlockLayout, Calibration};
 use super::containers::{HEADER_WORDS, HashTable, tree_at};
-use super::devices::DEVICE_BYTES;
+use super::devices;
 use super::reading::{FRONT_WORDS, MOST_ACTIVE_SLOTS};
 use crate::memory::{Memory, at};
 use crate::pass::Pass;
@@ -27,10 +27,10 @@ const POOL_WORDS: std::ops::Range<usize> = 5..16;
 /// The blocks of one device's set of active ones; `None` where the set is not found, or most of it is no block.
 pub(super) fn active<M: Memory>(
     pass: &Pass<'_, M>,
-    (ordinal, address): (Ordinal, u64),
+    (ordinal, address, all): (Ordinal, u64, &[u64]),
     known: Option<Calibration>,
 ) -> Option<MovingDevice> {
-    let words = pass.words(address, DEVICE_BYTES / 8)?;
+    let words = devices::words(pass, address, all)?;
     let total = |family: Family| words.get(STATISTICS_WORD + FAMILY_WORDS * family as usize).copied();
     let (allocated_bytes, reserved_bytes) = (total(Family::AllocatedBytes)?, total(Family::ReservedBytes)?);
     let sets = words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS);

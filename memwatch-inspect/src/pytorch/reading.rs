@@ -8,7 +8,7 @@ use memwatch_core::words::Ordinal;
 
 use super::calibration::{BlockLayout, Calibration, Subject, heap_words};
 use super::containers::{HEADER_WORDS, HashTable, tree, tree_at, trees_in};
-use super::devices::{DEVICE_BYTES, Moment};
+use super::devices::{self, Moment};
 use super::refusal::{Contradiction, Refusal};
 use crate::memory::{Memory, at};
 use crate::pass::Pass;
@@ -24,6 +24,8 @@ const MOST_POOL_SLOTS: u64 = 1 << 12;
 pub(super) const MOST_ACTIVE_SLOTS: u64 = 1 << 22;
 /// Free blocks of a device at most.
 const MOST_FREE: u64 = 1 << 22;
+/// Expandable segments of a device at most: there are two for each stream.
+const MOST_LISTED: u64 = 1 << 12;
 /// A set of a pool: what compares, and the tree's header.
 const SET_BYTES: u64 = 8 * (1 + HEADER_WORDS as u64);
 /// No pool has more sets.
@@ -43,17 +45,17 @@ struct Row {
     expandable: bool,
 }
 
-/// Reads one device's books; `None` where the process has never used the device.
+/// Reads the books of one of all devices; `None` where the process has never used the device.
 pub(super) fn device<M: Memory>(
     pass: &Pass<'_, M>,
-    (ordinal, address): (Ordinal, u64),
+    (ordinal, address, all): (Ordinal, u64, &[u64]),
     moment: &Moment,
     calibration: &mut Option<Calibration>,
 ) -> Result<Option<DeviceBooks>, Refusal> {
     if moment.statistics == Statistics::default() {
         return Ok(None);
     }
-    let device = Device::read(pass, address, &moment.statistics)?;
+    let device = Device::read(pass, (address, all), &moment.statistics)?;
     let segments = match *calibration {
         Some(known) => device.segments(&known.block).or_else(|_stale| device.calibrated(calibration)),
         None => device.calibrated(calibration),
@@ -69,11 +71,13 @@ struct Device<'p, 'm, M> {
     headers: BTreeMap<u64, u64>,
     active: BTreeSet<u64>,
     free: BTreeSet<u64>,
+    /// What stands in the allocator's vectors: its expandable segments are in one of them.
+    listed: BTreeSet<u64>,
 }
 
 impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
-    fn read(pass: &'p Pass<'m, M>, address: u64, statistics: &'p Statistics) -> Result<Self, Refusal> {
-        let words = pass.words(address, DEVICE_BYTES / 8).ok_or(Refusal::Unreadable("an allocator"))?;
+    fn read(pass: &'p Pass<'m, M>, (address, all): (u64, &[u64]), statistics: &'p Statistics) -> Result<Self, Refusal> {
+        let words = devices::words(pass, address, all).ok_or(Refusal::Unreadable("an allocator"))?;
         let mut headers = trees_in(pass, address, &words);
         for pool in private_pools(pass, &words) {
             headers.extend(trees_of_pool(pass, pool));
@@ -86,7 +90,8 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         for header in headers.keys() {
             free.extend(tree(pass, *header).map_err(Refusal::Contradiction)?);
         }
-        Ok(Self { pass, statistics, headers, active, free })
+        let listed = vectors(pass, &words);
+        Ok(Self { pass, statistics, headers, active, free, listed })
     }
 
     /// The segments, by a layout that is found first, and remembered where it led to a reading that holds.
@@ -159,6 +164,9 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         let address = word(layout.address)?;
         let previous = word(layout.previous)?;
         let begins_range = |pointer: &u64| {
+            if !self.listed.contains(pointer) {
+                return false;
+            }
             let words = at(*pointer, 0).and_then(|pointer| self.pass.words(pointer, EXPANDABLE_WORDS));
             words.is_some_and(|words| words.contains(&address))
         };
@@ -276,6 +284,19 @@ fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> 
         table.values(pass, 4)?.into_iter().map(pool).collect::<Option<Vec<u64>>>()
     };
     words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS).filter_map(pools).flatten().collect()
+}
+
+/// The words in all vectors of pointers among an allocator's words: {begin, end, room}.
+fn vectors<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
+    let items = |[begin, end, room]: &[u64; 3]| {
+        let is_vector = [begin, end, room].iter().all(|word| word.is_multiple_of(8))
+            && begin < end
+            && end <= room
+            && room - begin <= 8 * MOST_LISTED;
+        let count = usize::try_from(end.wrapping_sub(*begin) / 8).ok()?;
+        if is_vector { pass.words(at(*begin, 0)?, count) } else { None }
+    };
+    words.array_windows::<3>().filter_map(items).flatten().collect()
 }
 
 fn trees_of_pool<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> BTreeMap<u64, u64> {

@@ -29,16 +29,16 @@ fn compared(snapshot: &str, checkpoint: &str) -> Value {
     serde_json::from_slice(&output.stdout).expect("it prints JSON")
 }
 
-/// On a busy machine a second may be too short to find PyTorch in a process: the same again, until it says what it should, ten times at most.
+/// For a second; on a busy machine that may be too short to find PyTorch in a process: then for longer, until it says what it should.
 fn run_until(gpu: &Gpu, words: &[&str], is_there: impl Fn(&Outcome) -> bool) -> Outcome {
-    let mut ended = gpu.run_memwatch(words);
-    for _ in 1..10 {
-        if is_there(&ended) {
-            break;
+    let mut durations = ["1s", "2s", "4s", "8s", "16s"].into_iter();
+    loop {
+        let duration = durations.next();
+        let ended = gpu.run_memwatch(&[words, &["--duration", duration.unwrap_or("16s")]].concat());
+        if duration.is_none() || is_there(&ended) {
+            return ended;
         }
-        ended = gpu.run_memwatch(words);
     }
-    ended
 }
 
 fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
@@ -51,7 +51,7 @@ fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
         let [snapshot, truth] =
             ["late.pickle", "late.json"].map(|name| gpu.directory().join(name).display().to_string());
         std::fs::write(&truth, checkpoint.to_string()).expect("a file in the temporary directory");
-        let words = ["--no-agent", "snapshot", &tgid, "--duration", "1s", "--force", "-o", &snapshot];
+        let words = ["--no-agent", "snapshot", &tgid, "--force", "-o", &snapshot];
         // The job rests: what is read is always the same, as soon as PyTorch was found in that second.
         let found = |ended: &Outcome| ended.code == 0 && compared(&snapshot, &truth)["differ"] == 0;
         let ended = run_until(&gpu, &words, found);
@@ -106,19 +106,19 @@ fn a_resting_process_says_at_once_what_it_holds() {
             report.process(tgid).is_some_and(|one| one.0["devices"][0]["counted_from"] == "readout")
         })
     };
-    let stats = run_until(&gpu, &["--no-agent", "--json", "stats", "--duration", "1s", "--pid", &named], has_read);
+    let stats = run_until(&gpu, &["--no-agent", "--json", "stats", "--pid", &named], has_read);
     stats.assert_ended_with(0, &[]);
     let exact = compare_statistics(&last(&stats), &checkpoint, tgid);
     assert!(exact > 100, "{exact} fields of {} are exact", checkpoint["devices"][0]["memory_stats"]);
     let has_places = |ended: &Outcome| ended.code == 0 && ended.stdout.contains("allocated_bytes");
-    let words = ["--no-agent", "--json", "where", "--duration", "1s", "--pid", &named];
+    let words = ["--no-agent", "--json", "where", "--pid", &named];
     let places = run_until(&gpu, &words, has_places);
     let report = last(&places);
     let device = &report.json()["data"]["processes"][0]["devices"][0];
     assert_eq!(device["allocated_bytes"], checkpoint["devices"][0]["memory_allocated"]);
     assert_eq!(device["unplaced_bytes"], 0, "{device:#}");
     let is_mapped = |ended: &Outcome| ended.stdout.contains("SEGMENTS");
-    let fragments = run_until(&gpu, &["--no-agent", "fragment", "--duration", "1s", "--pid", &named], is_mapped);
+    let fragments = run_until(&gpu, &["--no-agent", "fragment", "--pid", &named], is_mapped);
     assert!(fragments.stdout.contains("torch.cuda.empty_cache() would release 40"), "{fragments:#?}");
 }
 
@@ -173,7 +173,7 @@ fn an_allocator_that_keeps_other_books_is_named() {
     let Some(mut job) = gpu.torch("2.8", Allocator::Async, &["idle_hold.py"]) else { return };
     job.next_checkpoint().expect("it holds something");
     let sentence = "CudaMallocAsyncAllocatorE, which keeps other books";
-    let words = ["--no-agent", "stats", "--duration", "1s", "--pid", &job.tgid().to_string()];
+    let words = ["--no-agent", "stats", "--pid", &job.tgid().to_string()];
     let stats = run_until(&gpu, &words, |ended| ended.stdout.contains(sentence));
     assert!(stats.stdout.contains(sentence), "{stats:#?}");
 }
