@@ -82,7 +82,8 @@ fn version() -> KernelVersion {
 }
 
 fn getters(program: &Program) -> Plan {
-    plan(&program.library(), version(), (PROBES, When::DeviceUnknown)).unwrap()
+    let file = Program::library(program);
+    plan(&file, version(), (PROBES, When::DeviceUnknown)).unwrap()
 }
 
 /// The threads whose calls have come since the last look, with how many they are.
