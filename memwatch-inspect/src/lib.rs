@@ -13,3 +13,4 @@ pub mod memory;
 pub mod pass;
 pub mod python;
 pub mod pytorch;
+mod rtti;

@@ -53,3 +53,11 @@ pub fn at(base: u64, offset: u32) -> Option<u64> {
     // What no object lies at: the first page, and the kernel's half.
     (0x1000..1 << 56).contains(&base).then(|| base + u64::from(offset))
 }
+
+/// How many bytes the piece of glibc's heap at an address has, by the word before it, whose lowest bits are flags (`mchunk_size` of malloc/malloc.c). Of
+/// another heap it may be any number.
+pub fn heap_bytes(memory: &impl Memory, address: u64) -> Option<u64> {
+    const HEAD_BYTES: u64 = 8;
+    let size = memory.u64(at(address, 0)?.checked_sub(HEAD_BYTES)?)?;
+    (size & !15).checked_sub(HEAD_BYTES)
+}

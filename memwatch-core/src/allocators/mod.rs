@@ -262,7 +262,10 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
         let mut learnt = !books.devices.is_empty();
         for device in &books.devices {
-            learnt &= self.allocators.learn_books(device, books.time_ns);
+            if !self.allocators.learn_books(device, books.time_ns) {
+                learnt = false;
+                continue;
+            }
             let allocated = device.blocks().filter(|block| block.state == BookState::ActiveAllocated);
             let blocks = allocated.map(|block| (block.address, block.bytes)).collect();
             self.places.drop_gone(device.ordinal, &blocks);
@@ -270,8 +273,10 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 self.places.adopt_older(device.ordinal, &blocks);
             }
         }
-        self.course.books_ns = books.time_ns;
-        self.moving = None;
+        if learnt {
+            self.course.books_ns = books.time_ns;
+            self.moving = None;
+        }
         learnt
     }
 

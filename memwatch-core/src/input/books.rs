@@ -116,14 +116,3 @@ pub enum BookState {
     /// Nothing.
     Inactive,
 }
-
-impl BookState {
-    /// Its name in `_snapshot()`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::ActiveAllocated => "active_allocated",
-            Self::ActivePendingFree => "active_pending_free",
-            Self::Inactive => "inactive",
-        }
-    }
-}

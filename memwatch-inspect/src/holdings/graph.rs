@@ -11,7 +11,7 @@ use foldhash::fast::FixedState;
 
 use super::rtti::{CppClass, CppClasses, CppKind};
 use super::tensors::words;
-use crate::memory::Memory;
+use crate::memory::{Memory, heap_bytes};
 use crate::python::heap::Heap;
 
 /// Nodes that are looked at.
@@ -131,13 +131,10 @@ impl<M: Memory> GraphReader<'_, M> {
         (Rc::from(python.short_name()), body)
     }
 
-    /// The size of the piece of glibc's heap that begins at an address: the word before it, whose lowest bits are flags (malloc/malloc.c).
+    /// The size of the piece of the heap that begins at an address, where one may.
     fn piece_bytes(&self, address: u64) -> Option<u64> {
-        const HEAD_BYTES: u64 = 8;
-        if !address.is_multiple_of(8) || address < 0x1_0000 {
-            return None;
-        }
-        let bytes = (self.memory.u64(address - HEAD_BYTES)? & !15).checked_sub(HEAD_BYTES)?;
+        let is_place = address.is_multiple_of(8) && address >= 0x1_0000;
+        let bytes = if is_place { heap_bytes(self.memory, address)? } else { return None };
         (16..=1 << 16).contains(&bytes).then_some(bytes)
     }
 }

@@ -1,5 +1,4 @@
-//! The classes of C++ objects by their own names: the word before a table of virtual functions leads to its `type_info`, and that to the mangled name
-//! (Itanium C++ ABI, 2.5.2 and 2.9.4).
+//! What the objects of C++ are to PyTorch, by the names of their classes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,6 +8,7 @@ use std::rc::Rc;
 use foldhash::fast::FixedState;
 
 use crate::memory::{Memory, at};
+use crate::rtti::class_of_table;
 
 /// Tables of virtual functions that are remembered.
 const MOST_TABLES: usize = 1 << 16;
@@ -81,10 +81,8 @@ impl<'a, M: Memory> CppClasses<'a, M> {
     }
 
     fn read(&self, table: u64) -> Option<CppClass> {
-        let info = self.memory.u64(table.checked_sub(8)?)?;
-        let mangled = self.memory.terminated(self.memory.u64(at(info, 8)?)?)?;
-        let mangled = String::from_utf8(mangled).ok()?;
-        let name = last_name(mangled.trim_start_matches('*'))?;
+        let mangled = class_of_table(self.memory, table)?;
+        let name = last_name(&mangled)?;
         Some(CppClass { kind: kind_of(&mangled, &name), name })
     }
 }

@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::allocators::pytorch::{Family, Scope, Statistics};
-use serde::{Deserialize, Serialize};
 
 use super::refusal::Refusal;
-use crate::memory::{Memory, at};
+use crate::memory::{Memory, at, heap_bytes};
 use crate::pass::Pass;
 
 /// Sizes and addresses of blocks are multiples of this: `kMinBlockSize`, in bytes.
-const ROUNDING: u64 = 512;
+pub(super) const ROUNDING: u64 = 512;
 /// No block is as large as this, in bytes.
-const BELIEVABLE: u64 = 1 << 46;
+pub(super) const BELIEVABLE: u64 = 1 << 46;
 /// A layout is looked for in so many looks at a block at most: a real one is found with far fewer.
 const MOST_LOOKS: usize = 1 << 27;
 /// Words of a `Block` at least and at most; as many as the most are read where the C library does not say.
@@ -20,7 +19,7 @@ const BLOCK_WORDS: std::ops::RangeInclusive<usize> = 13..=48;
 const UNSAID_WORDS: usize = 20;
 
 /// The words of a `Block` by their index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockLayout {
     /// How many are read.
     pub words: usize,
@@ -41,7 +40,7 @@ pub struct BlockLayout {
 }
 
 /// What one reading has proven, for later ones of the same build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calibration {
     /// Of a block.
     pub block: BlockLayout,
@@ -153,10 +152,9 @@ fn block_words<M: Memory>(pass: &Pass<'_, M>, block: u64) -> Option<usize> {
     heap_words(pass, block).filter(|words| BLOCK_WORDS.contains(words))
 }
 
-/// How many words the piece of glibc's heap at an address has (`mchunk_size` of malloc/malloc.c).
+/// How many words the piece of glibc's heap at an address has.
 pub(super) fn heap_words<M: Memory>(pass: &Pass<'_, M>, address: u64) -> Option<usize> {
-    let size = pass.u64(at(address, 0)?.checked_sub(8)?)?;
-    usize::try_from((size & !15).checked_sub(8)? / 8).ok()
+    usize::try_from(heap_bytes(pass, address)? / 8).ok()
 }
 
 /// The layout by neighbours: the next block begins where this one ends, and knows it.

@@ -17,8 +17,10 @@ const PIECE_WORDS: usize = 512;
 const MOST_DEVICES: u64 = 64;
 /// Of a device's allocator, as many bytes hold all its trees and tables.
 const DEVICE_BYTES: usize = 4096;
-/// It has this many words at least: the mutex, the numbers, and the trees behind them.
-const LEAST_WORDS: usize = 128;
+/// Where its numbers begin, in words: behind the mutex.
+pub(super) const STATISTICS_WORD: usize = (STATISTICS_OFFSET_BYTES / 8) as usize;
+/// It has this many words at least.
+const LEAST_WORDS: usize = STATISTICS_WORD + STATISTICS_WORDS;
 /// The large and the small pool of free blocks have a tree each at least.
 const LEAST_TREES: usize = 2;
 
@@ -51,8 +53,8 @@ fn devices<M: Memory>(pass: &Pass<'_, M>, begin: u64, end: u64, room: u64) -> Op
 
 fn is_device<M: Memory>(pass: &Pass<'_, M>, device: u64) -> Option<bool> {
     let device = at(device, 0).filter(|device| device.is_multiple_of(8))?;
-    let words = pass.words(device, STATISTICS_WORDS + 5)?;
-    let statistics = words.get(5..).and_then(|words| words.first_chunk::<STATISTICS_WORDS>())?;
+    let words = pass.words(device, STATISTICS_WORD + STATISTICS_WORDS)?;
+    let statistics = words.get(STATISTICS_WORD..).and_then(|words| words.first_chunk::<STATISTICS_WORDS>())?;
     statistics_of(statistics)?;
     let words = pass.words(device, DEVICE_BYTES / 8)?;
     Some(trees_in(pass, device, &words).len() >= LEAST_TREES)
@@ -80,14 +82,13 @@ impl Moment {
     /// The moment now. Everything that an allocator does, it does with its mutex locked and counts.
     pub(super) fn read(memory: &impl Memory, device: u64) -> Result<Self, Refusal> {
         let gone = Refusal::Unreadable("an allocator");
-        let bytes = memory.array::<{ 8 * (STATISTICS_WORDS + 5) }>(device).ok_or(gone)?;
+        let bytes = memory.array::<{ 8 * (STATISTICS_WORD + STATISTICS_WORDS) }>(device).ok_or(gone)?;
         let words = words_of(&bytes);
         // `std::recursive_mutex` begins with a word that is 0 while nobody has it (glibc's `__pthread_mutex_s`).
         if words[0] & 0xffff_ffff != 0 {
             return Err(Refusal::Busy);
         }
-        debug_assert_eq!(STATISTICS_OFFSET_BYTES, 5 * 8);
-        let words: &[u64; STATISTICS_WORDS] = words[5..].first_chunk().expect("so many were read");
+        let words: &[u64; STATISTICS_WORDS] = words[STATISTICS_WORD..].first_chunk().expect("so many were read");
         let statistics = statistics_of(words).ok_or(Refusal::Busy)?;
         Ok(Self { words: Box::new(*words), statistics })
     }

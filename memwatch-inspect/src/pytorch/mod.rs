@@ -9,7 +9,6 @@ mod devices;
 mod moving;
 mod reading;
 mod refusal;
-pub mod rtti;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +17,7 @@ use memwatch_core::words::Ordinal;
 
 use crate::memory::Memory;
 use crate::pass::Pass;
+use crate::rtti;
 
 pub use calibration::{BlockLayout, Calibration};
 use devices::Moment;
@@ -39,8 +39,6 @@ pub struct Found {
     pub devices: Vec<DeviceBooks>,
     /// Where things lie in this build; proven by this reading. `None` where no allocator had a block to learn it from.
     pub calibration: Option<Calibration>,
-    /// Bytes read.
-    pub read_bytes: u64,
 }
 
 /// Reads the books of all devices. `symbol` is where [`ALLOCATOR_SYMBOL`] lies in the process; `known` is what an earlier reading of the same build
@@ -66,7 +64,7 @@ pub fn read(memory: &impl Memory, symbol: u64, known: Option<Calibration>) -> Re
     if moments()? != before {
         return Err(Refusal::Busy);
     }
-    Ok(Found { devices, calibration, read_bytes: pass.read_bytes() })
+    Ok(Found { devices, calibration })
 }
 
 /// Reads the active blocks of all devices while the allocators work: each block by itself, as it was at some moment of the reading.

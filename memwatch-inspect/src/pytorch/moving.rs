@@ -3,24 +3,17 @@
 //! No two words need to be of one moment: a block is taken where it is what a block is by itself, and whoever has the events of that time decides which
 //! of them count. What is looked for is found by what most of the words say, since some have changed meanwhile.
 
-use memwatch_common::tensor::STATISTICS_OFFSET_BYTES;
-use memwatch_core::allocators::pytorch::Family;
+use memwatch_core::allocators::pytorch::totals;
 use memwatch_core::input::books::{BookBlock, BookState, MovingDevice};
 use memwatch_core::words::Ordinal;
 
-use super::calibration::{BlockLayout, Calibration};
+use super::calibration::{BELIEVABLE, BlockLayout, Calibration, ROUNDING};
 use super::containers::{HEADER_WORDS, HashTable, tree_at};
-use super::devices;
+use super::devices::{self, STATISTICS_WORD};
 use super::reading::{FRONT_WORDS, MOST_ACTIVE_SLOTS};
 use crate::memory::{Memory, at};
 use crate::pass::Pass;
 
-/// Sizes and addresses of blocks are multiples of this, in bytes; no block is as large as the other.
-const ROUNDING: u64 = 512;
-const BELIEVABLE: u64 = 1 << 46;
-/// Where the allocator's numbers begin, and how many words each family of them has; the two totals stand before all that differs by version.
-const STATISTICS_WORD: usize = (STATISTICS_OFFSET_BYTES / 8) as usize;
-const FAMILY_WORDS: usize = 12;
 /// So many words of a block are looked at for its pool.
 const POOL_WORDS: std::ops::Range<usize> = 5..16;
 
@@ -31,8 +24,7 @@ pub(super) fn active<M: Memory>(
     known: Option<Calibration>,
 ) -> Option<MovingDevice> {
     let words = devices::words(pass, address, all)?;
-    let total = |family: Family| words.get(STATISTICS_WORD + FAMILY_WORDS * family as usize).copied();
-    let (allocated_bytes, reserved_bytes) = (total(Family::AllocatedBytes)?, total(Family::ReservedBytes)?);
+    let (allocated_bytes, reserved_bytes) = totals(words.get(STATISTICS_WORD..)?.first_chunk()?);
     let sets = words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS);
     let tables = sets.filter_map(|words| HashTable::of(words, MOST_ACTIVE_SLOTS)).filter(|table| table.count > 0);
     let blocks = tables.filter_map(|table| blocks(pass, &table, known)).find(|blocks| !blocks.is_empty())?;

@@ -44,7 +44,7 @@ const HOUSES: &[(&str, &[&str])] = &[
             "recording",
         ],
     ),
-    ("memwatch-inspect/src", &["memory", "pass", "types", "pytorch", "python", "holdings"]),
+    ("memwatch-inspect/src", &["memory", "pass", "rtti", "pytorch", "python", "holdings"]),
     (
         "memwatch/src",
         &[

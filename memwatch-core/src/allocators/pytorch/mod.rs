@@ -26,7 +26,7 @@ pub use driver::DriverChange;
 use driver::Mapped;
 pub use history::{History, Line, LineAction};
 pub use memory::{BlockState, Cell, Memory, Segment};
-pub use readout::{Words, statistics_of};
+pub use readout::{Words, statistics_of, totals};
 pub use statistics::{Counters, Family, PoolSize, Scope, Stat, Statistics};
 pub use trust::{Certainty, Doubt, Named, Trust};
 

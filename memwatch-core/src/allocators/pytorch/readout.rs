@@ -116,7 +116,7 @@ pub fn statistics_of(words: &Words) -> Option<Statistics> {
 }
 
 /// What these words say is allocated and reserved, in bytes: both stand before the map.
-pub(super) const fn totals(words: &Words) -> (u64, u64) {
+pub const fn totals(words: &Words) -> (u64, u64) {
     (words[Family::AllocatedBytes as usize * FAMILY_WORDS], words[Family::ReservedBytes as usize * FAMILY_WORDS])
 }
 

@@ -1,14 +1,14 @@
-//! The class of a C++ object, by the Itanium ABI: the word before its table of virtual functions leads to the name.
+//! The class of a C++ object, by the Itanium C++ ABI, 2.5.2 and 2.9.4: the word before its table of virtual functions leads to the name.
 
 use crate::memory::{Memory, at};
 
 /// The mangled name of a class without its `_Z…` prefix, such as `N3c1010TensorImplE`; `None` where the object has no such table.
-pub fn class_of(memory: &impl Memory, object: u64) -> Option<String> {
+pub(crate) fn class_of(memory: &impl Memory, object: u64) -> Option<String> {
     class_of_table(memory, memory.u64(at(object, 0)?)?)
 }
 
 /// The same, of a table of virtual functions.
-pub fn class_of_table(memory: &impl Memory, table: u64) -> Option<String> {
+pub(crate) fn class_of_table(memory: &impl Memory, table: u64) -> Option<String> {
     if !table.is_multiple_of(8) {
         return None;
     }
