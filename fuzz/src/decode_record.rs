@@ -3,7 +3,12 @@
 use memwatch_common::native::COPY_BYTES;
 use memwatch_common::probes;
 use memwatch_common::record::{CALL_RECORD_BYTES, Item, PROCESS_RECORD_BYTES, Record};
+use memwatch_common::rm::RmRecord;
 use memwatch_core::decode::{Action, DecodeError, decode, decode_tensor};
+use memwatch_core::input::rm::RmCall;
+use memwatch_core::kernel_driver::KernelDriver;
+use memwatch_core::kernel_driver::books::Books;
+use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::stack::lines::LineTable;
 
 /// What is longer than a record and read where it lies.
@@ -11,8 +16,21 @@ fn long(data: &[u8]) {
     match Item::from_bytes(data) {
         Ok(Item::Stack(stack)) => assert_eq!(stack.frames().count(), usize::from(stack.record.frames)),
         Ok(Item::Native(copy)) => assert!(copy.stack.len() <= COPY_BYTES),
+        Ok(Item::Rm(record)) => request(&record),
         Ok(Item::Statistics(_) | Item::Record(_)) | Err(_) => {}
     }
+}
+
+/// A request to the kernel driver, made twice: what it makes the second time takes the place of what it made first.
+fn request(record: &RmRecord) {
+    let call = RmCall::from(record);
+    let mut books = KernelDriver::default();
+    books.apply(&call, None);
+    books.apply(&call, None);
+    let video = books.memory(call.tgid).filter(|(.., memory)| memory.lies == Lies::Video);
+    let bytes: u64 = video.map(|(.., memory)| memory.granted_bytes).sum();
+    let live: u64 = books.books(call.tgid).into_iter().flat_map(Books::live).map(|(_, bytes)| bytes).sum();
+    assert_eq!(bytes, live);
 }
 
 /// Reads and decodes the bytes.

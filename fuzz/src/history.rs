@@ -137,6 +137,7 @@ fn reading(step: &[u8; STEP_BYTES], now_ns: u64) -> DeviceReading {
             let mps_client = step[4] & 4 != 0;
             listed.map(|tgid| ProcessUse { tgid: Tgid(tgid), used_bytes, mps_client }).collect()
         }),
+        cores: None,
         sensors: Sensors::default(),
     };
     let state = if step[3] % 8 == 7 { NvmlState::Unavailable(String::new()) } else { NvmlState::Ok };

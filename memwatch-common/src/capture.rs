@@ -441,4 +441,4 @@ fn argument(args: &[u64; 6], index: u8) -> u64 {
 
 #[cfg(test)]
 #[path = "capture_tests.rs"]
-mod tests;
+pub(crate) mod tests;

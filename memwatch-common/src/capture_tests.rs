@@ -9,23 +9,28 @@ use super::{Booked, InFlight, Kernel, NESTING, Thread, on_enter, on_return};
 use crate::loss::Loss;
 use crate::plan::{Book, CapturePlan, ON_STACK, ONLY_LISTED};
 use crate::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADABLE};
+use crate::rm::RmRecord;
+use crate::rm::capture::RmInFlight;
 
-const THREAD: Thread = Thread { tgid: 100, tid: 101 };
-const STACK: u64 = 0x7fff_0000;
+pub(crate) const THREAD: Thread = Thread { tgid: 100, tid: 101 };
+pub(crate) const STACK: u64 = 0x7fff_0000;
 const OUT: CapturePlan = CapturePlan::registers().out(0);
 
 #[derive(Default)]
-struct FakeKernel {
-    clock_ns: Cell<u64>,
-    memory: RefCell<HashMap<u64, u64>>,
+pub(crate) struct FakeKernel {
+    pub(crate) clock_ns: Cell<u64>,
+    pub(crate) memory: RefCell<HashMap<u64, u64>>,
     calls: RefCell<HashMap<u32, InFlight>>,
     emitted: RefCell<Vec<CallRecord>>,
-    lost: RefCell<Vec<Loss>>,
-    unwatched: Cell<bool>,
+    pub(crate) ioctls: RefCell<HashMap<u32, RmInFlight>>,
+    pub(crate) emitted_ioctls: RefCell<Vec<RmRecord>>,
+    pub(crate) stacks_copied: Cell<u64>,
+    pub(crate) lost: RefCell<Vec<Loss>>,
+    pub(crate) unwatched: Cell<bool>,
     listed: Cell<bool>,
-    ring_full: Cell<bool>,
-    in_flight_full: Cell<bool>,
-    armed_ns: Cell<u64>,
+    pub(crate) ring_full: Cell<bool>,
+    pub(crate) in_flight_full: Cell<bool>,
+    pub(crate) armed_ns: Cell<u64>,
     files: RefCell<HashMap<u32, u64>>,
     allocation_map: RefCell<HashMap<u64, Booked>>,
     teardowns: Cell<u64>,
@@ -91,7 +96,7 @@ impl Kernel for FakeKernel {
 }
 
 impl FakeKernel {
-    fn with_memory(words: &[(u64, u64)]) -> Self {
+    pub(crate) fn with_memory(words: &[(u64, u64)]) -> Self {
         Self { memory: RefCell::new(words.iter().copied().collect()), ..Self::default() }
     }
     fn call(&self, plan: CapturePlan, args: [u64; 6], status: u64) {

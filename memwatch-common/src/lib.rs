@@ -13,4 +13,5 @@ pub mod plan;
 pub mod probes;
 pub mod python;
 pub mod record;
+pub mod rm;
 pub mod tensor;

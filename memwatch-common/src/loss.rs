@@ -28,11 +28,17 @@ pub enum Loss {
     TensorEventLost = 9,
     /// The ring buffer was full when a new Python stack was ready: the events that name it have no site until it is sent again.
     StackLost = 10,
+    /// A record of an ioctl to the kernel driver went missing: the ring or the table of those in flight was full, or a thread ended inside one.
+    RmRecordLost = 11,
+    /// What an ioctl to the kernel driver was given or gave back could not be read.
+    RmUnreadable = 12,
+    /// An ioctl to the kernel driver has a size that no known version of it has.
+    RmLayout = 13,
 }
 
 impl Loss {
     /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::RingFull,
         Self::InFlightFull,
         Self::NestedTooDeep,
@@ -44,6 +50,9 @@ impl Loss {
         Self::ProcessTableFull,
         Self::TensorEventLost,
         Self::StackLost,
+        Self::RmRecordLost,
+        Self::RmUnreadable,
+        Self::RmLayout,
     ];
 
     /// The cause with this number, as it stands in the kernel's counters.
@@ -54,6 +63,11 @@ impl Loss {
     /// Whether it touches the tensors of a process alone: its driver allocations are complete all the same.
     pub const fn is_of_tensors(self) -> bool {
         matches!(self, Self::TensorEventLost | Self::StackLost)
+    }
+
+    /// Whether it touches what the kernel driver was asked for alone: the calls of libcuda are complete all the same.
+    pub const fn is_of_kernel_driver(self) -> bool {
+        matches!(self, Self::RmRecordLost | Self::RmUnreadable | Self::RmLayout)
     }
 
     /// The name in JSON and on screen.
@@ -70,6 +84,9 @@ impl Loss {
             Self::ProcessTableFull => "process_table_full",
             Self::TensorEventLost => "tensor_event_lost",
             Self::StackLost => "stack_lost",
+            Self::RmRecordLost => "rm_record_lost",
+            Self::RmUnreadable => "rm_unreadable",
+            Self::RmLayout => "rm_layout",
         }
     }
 }

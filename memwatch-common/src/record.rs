@@ -1,6 +1,7 @@
 //! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
 
 use crate::native::{NATIVE_RECORD_BYTES, NativeItem, read_native};
+use crate::rm::{RM_RECORD_BYTES, RmRecord, read_rm};
 use crate::tensor::{
     STACK_FRAME_BYTES, STACK_RECORD_BYTES, STATISTICS_RECORD_BYTES, STATISTICS_WORDS, StackFrame, StackRecord,
     TENSOR_RECORD_BYTES, TEXT_RECORD_BYTES, TensorRecord, TextRecord,
@@ -24,6 +25,8 @@ pub enum RecordKind {
     Statistics = 6,
     /// A [`crate::native::NativeRecord`].
     Native = 7,
+    /// A [`RmRecord`].
+    Rm = 8,
 }
 
 /// An out-pointer was not readable when the call returned; the affected word is 0.
@@ -168,6 +171,8 @@ pub enum Item<'a> {
     Statistics(StatisticsItem<'a>),
     /// A copy of a thread's stack.
     Native(NativeItem<'a>),
+    /// An ioctl to the kernel driver.
+    Rm(RmRecord),
 }
 
 /// A Python stack in the ring.
@@ -223,6 +228,9 @@ impl<'a> Item<'a> {
             }
             Some(&kind) if kind == RecordKind::Native as u8 => {
                 Words::of::<NATIVE_RECORD_BYTES>(bytes).map(|words| Self::Native(read_native(words)))
+            }
+            Some(&kind) if kind == RecordKind::Rm as u8 => {
+                Words::of::<RM_RECORD_BYTES>(bytes).map(|words| Self::Rm(read_rm(words)))
             }
             _ => Record::from_bytes(bytes).map(Self::Record),
         }
@@ -280,7 +288,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    fn take<const N: usize>(&mut self) -> [u8; N] {
+    pub(crate) fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut word = [0; N];
         if let Some((head, tail)) = self.0.split_at_checked(N) {
             word.copy_from_slice(head);
@@ -299,7 +307,7 @@ impl<'a> Words<'a> {
     pub(crate) fn u32(&mut self) -> u32 {
         u32::from_ne_bytes(self.take())
     }
-    fn i32(&mut self) -> i32 {
+    pub(crate) fn i32(&mut self) -> i32 {
         i32::from_ne_bytes(self.take())
     }
     pub(crate) fn u64(&mut self) -> u64 {

@@ -3,6 +3,7 @@
 pub mod books;
 pub mod holdings;
 mod level;
+pub mod rm;
 
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
@@ -14,7 +15,7 @@ use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Name, Tgid, by_name};
 
-pub use level::{LevelChoice, TensorLevel};
+pub use level::{LevelChoice, TensorLevel, Windows};
 
 /// One thing that happened outside. The order of inputs decides everything.
 ///
@@ -139,6 +140,26 @@ pub enum Input {
     },
     /// What blocks they have while they work: before any record that is later than the reading's end.
     MovingBooks(Box<books::MovingBooks>),
+    /// What they have counted, where no event is traced.
+    Numbers(Box<books::Numbers>),
+    /// A window begins or ends in which all events of a process are traced, of which else its memory is read alone.
+    TraceWindow {
+        /// The process.
+        tgid: Tgid,
+        /// `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+        /// Whether it begins.
+        is_open: bool,
+    },
+    /// What a process holds, by name.
+    Holdings(Box<holdings::Holdings>),
+    /// What a process asked the kernel driver for.
+    Rm(Box<rm::RmCall>),
+    /// NVIDIA's kernel driver as it is loaded: what `/sys/module/nvidia/version` says, such as `580.159.04`; `None` where it is not there.
+    KernelDriver {
+        /// The version.
+        version: Option<String>,
+    },
 }
 
 /// An address in the kernel half's allocation map.
@@ -244,11 +265,14 @@ impl Input {
             Self::Record(Record::Text(record)) => Some(record.time_ns),
             Self::Devices(reading) => Some(reading.end_ns),
             Self::TensorLevel(choice) => Some(choice.time_ns),
+            Self::Rm(call) => Some(call.returned_ns),
+            Self::Numbers(numbers) => Some(numbers.time_ns),
             Self::Attached { time_ns }
             | Self::Statistics { time_ns, .. }
             | Self::ObservedFrom { time_ns, .. }
             | Self::ProcessEnded { time_ns, .. }
             | Self::PeaksReset { time_ns, .. }
+            | Self::TraceWindow { time_ns, .. }
             | Self::Tick { time_ns } => Some(*time_ns),
             _ => None,
         }
@@ -307,9 +331,21 @@ pub struct DeviceFacts {
     pub used_bytes: Option<u64>,
     /// Processes with memory on the device; `None` where NVML gives no list (then absence means nothing).
     pub processes: Option<Vec<ProcessUse>>,
+    /// How many cores of which kind it has; `None` where NVML does not say.
+    #[serde(default)]
+    pub cores: Option<Cores>,
     /// What the device does beside holding memory. Recordings do not keep it.
     #[serde(skip)]
     pub sensors: Sensors,
+}
+
+/// The cores of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cores {
+    /// Their number (`nvmlDeviceGetNumGpuCores`).
+    pub count: u32,
+    /// Compute capability, major and minor.
+    pub capability: (i32, i32),
 }
 
 /// What NVML reports of a device beside its memory; each is `None` where NVML does not report it.
@@ -404,6 +440,27 @@ pub struct LibraryCoverage {
     /// From the first mapping of the file to its last probe: calls of those who had it mapped went unseen so long, nanoseconds.
     /// `None` where nobody had mapped it, or nobody knows when.
     pub gap_ns: Option<u64>,
+    /// Whether what it asks the kernel driver for is seen; `None` where nobody has looked.
+    #[serde(default)]
+    pub kernel_calls: Option<KernelCalls>,
+}
+
+/// The probes on the stubs through which a library calls `ioctl`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelCalls {
+    /// They are on all of them.
+    Probed {
+        /// How many there are.
+        stubs: usize,
+    },
+    /// It makes none: it does not import the function.
+    None,
+    /// There are none, for this reason.
+    Refused {
+        /// For people.
+        reason: String,
+    },
 }
 
 /// Recordings of memwatch 0.1 do not say it, and no library was kept quiet about.

@@ -10,6 +10,7 @@ pub mod attribution;
 pub mod decode;
 pub mod features;
 pub mod input;
+pub mod kernel_driver;
 pub mod ledger;
 pub mod owner;
 pub mod pipeline;
@@ -36,24 +37,19 @@ pub use pipeline::state::{NoState, STATE};
 use attribution::device::{self, Unplaced};
 use attribution::losses::Losses;
 use attribution::names::Names;
-use attribution::process::{Ended, Process};
+use attribution::process::Process;
 use attribution::reconcile::Reconciliation;
 use attribution::sharing::Sharing;
 use attribution::workload::Workloads;
 use decode::{Action, Call};
 use input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
+use kernel_driver::KernelDriver;
 use ledger::EndedAddress;
 use owner::{CgroupMemory, ContainerNames, Promise};
 use pipeline::detectors::Detectors;
 use snapshot::build::Surroundings;
 use snapshot::{ProcessView, Snapshot};
 use words::{Tgid, Tid};
-
-/// How many ended processes stay in the snapshots at most: a target may start children without end.
-const ENDED_KEPT: usize = 4096;
-
-/// How long an ended process stays in the snapshots, nanoseconds.
-const ENDED_KEPT_NS: u64 = 10_000_000_000;
 
 /// Addresses of a process that the kernel half's allocation map has to drop: see [`EndedAddress`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +78,7 @@ pub struct Pipeline {
     /// Whose graphs had memory when they were last heard of.
     with_graphs: BTreeSet<Tgid>,
     reconciliation: Reconciliation,
+    kernel_driver: KernelDriver,
     coverage: Coverage,
     losses: Losses,
     sharing: Sharing,
@@ -116,6 +113,7 @@ impl Pipeline {
             on_several: BTreeSet::new(),
             with_graphs: BTreeSet::new(),
             reconciliation: Reconciliation::default(),
+            kernel_driver: KernelDriver::default(),
             coverage: Coverage::default(),
             losses: Losses::default(),
             sharing: Sharing::default(),
@@ -150,7 +148,7 @@ impl Pipeline {
             }
             Input::Process(facts) => self.learn(facts),
             Input::ObservedFrom { tgid, time_ns } => {
-                self.reconciliation.forget(tgid);
+                self.forget_readings(tgid);
                 self.process_mut(tgid, time_ns).observe_from(time_ns);
             }
             Input::ProcessEnded { tgid, time_ns } => {
@@ -158,13 +156,7 @@ impl Pipeline {
                 self.losses.forget(tgid);
             }
             Input::Devices(reading) => self.devices(reading),
-            Input::Held(held) => {
-                let now_ns = self.now_ns;
-                if let Some(process) = self.processes.get_mut(&held.tgid) {
-                    process.anchor(&held, now_ns);
-                    self.follow_process(held.tgid, now_ns);
-                }
-            }
+            Input::Held(held) => self.anchor(&held),
             Input::Cgroups { tgid, cgroups } => self.move_to(tgid, &cgroups),
             Input::Names(names) => self.name(&names),
             Input::Promised(promised) => self.promised = promised,
@@ -176,6 +168,11 @@ impl Pipeline {
             Input::Books(books) => self.learn_books(&books),
             Input::BooksRefused { tgid, reason } => self.refuse_books(tgid, reason),
             Input::MovingBooks(books) => self.learn_moving_books(&books),
+            Input::Numbers(numbers) => self.learn_numbers(&numbers),
+            Input::TraceWindow { tgid, time_ns, is_open } => self.trace_window(tgid, time_ns, is_open),
+            Input::Holdings(holdings) => self.learn_holdings(holdings),
+            Input::Rm(call) => self.follow_rm(&call),
+            Input::KernelDriver { version } => self.kernel_driver.learn_version(version),
         }
     }
 
@@ -238,7 +235,8 @@ impl Pipeline {
     }
 
     const fn surroundings(&self) -> Surroundings<'_> {
-        Surroundings { reading: &self.reading, reconciliation: &self.reconciliation, processes: &self.processes }
+        let Self { reading, reconciliation, processes, kernel_driver, .. } = self;
+        Surroundings { reading, reconciliation, processes, kernel_driver }
     }
 
     /// The read model at the last tick.
@@ -298,8 +296,8 @@ impl Pipeline {
         if !addresses.is_empty() {
             self.unnamed.push(Unnamed { tgid: call.tgid, life: None, addresses, incomplete: false });
         }
+        self.note_outcome(call);
         if call.status != 0 {
-            self.note_call_oom(call);
             return;
         }
         match call.action {
@@ -330,12 +328,15 @@ impl Pipeline {
         let tgid = Tgid(record.tgid);
         match record.event() {
             Some(ProcessEvent::Exit) => {
+                self.forget_fork(tgid);
                 self.end(tgid, record.time_ns);
                 self.losses.forget(tgid);
                 self.note_life(record);
             }
             Some(ProcessEvent::Exec) => {
+                self.forget_fork(tgid);
                 self.show_end(tgid, record.time_ns);
+                self.kernel_driver.end(tgid, record.time_ns);
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.exec(record.time_ns);
                     self.reconciliation.forget(tgid);
@@ -348,8 +349,9 @@ impl Pipeline {
                 self.process_mut(tgid, record.time_ns).started_at(record.start_ns, record.time_ns);
             }
             // A child starts with nothing: CUDA's memory does not survive a fork. It appears with its own first call.
+            Some(ProcessEvent::Fork) => self.note_fork(Tgid(record.parent_tgid), tgid),
             // Where it was moved to is asked of `/proc`.
-            Some(ProcessEvent::Fork | ProcessEvent::Move) => {}
+            Some(ProcessEvent::Move) => {}
             Some(ProcessEvent::ThreadEnd) => {
                 if let Some(process) = self.processes.get_mut(&tgid) {
                     process.end_thread(Tid(record.parent_tgid));
@@ -432,6 +434,8 @@ impl Pipeline {
 
     fn end(&mut self, tgid: Tgid, time_ns: u64) {
         self.show_end(tgid, time_ns);
+        self.keep_explained(tgid);
+        self.kernel_driver.end(tgid, time_ns);
         if let Some(mut process) = self.processes.remove(&tgid) {
             self.names.leave(&process.owner);
             process.end(time_ns);
@@ -450,7 +454,9 @@ impl Pipeline {
             self.reconciliation.compare(process, &reading);
         }
         self.on_several = device::on_several(&reading.devices);
+        self.compare_kernel_driver();
         self.reading = reading;
+        self.kernel_driver.await_comparison();
         self.show_reading();
     }
 
@@ -459,14 +465,8 @@ impl Pipeline {
         self.now_ns = self.now_ns.max(time_ns);
         let now_ns = self.now_ns;
         self.losses.tick(now_ns);
-        let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
-        let kept = |process: &Process| self.keep_ended && process.is_memorable();
-        let remembered = self.ended.len();
-        self.ended.retain(|process| kept(process) || process.ended.is_some_and(fresh));
-        self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
-        if self.ended.len() < remembered {
-            self.forget_leaks();
-        }
+        self.tick_kernel_driver();
+        self.forget_ended();
         let processes = &self.processes;
         self.with_graphs.retain(|tgid| processes.get(tgid).is_some_and(|process| process.ledger.has_graph_memory()));
         let mut changed = BTreeSet::new();

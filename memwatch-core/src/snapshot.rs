@@ -10,12 +10,16 @@ mod places;
 mod rows;
 mod viewer;
 
+pub use crate::kernel_driver::view::{
+    ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, LeftOnGpu, PIECES_KEPT, PartView, PieceView,
+    RefusedView, RemainderView, Summand, UsedView,
+};
 pub use allocators::{AllocatorView, StatisticView};
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
     CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, MergedFrameView, NativeView,
     PhaseView, PlaceNameView, PlacesView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView,
-    TensorsView, WhoseView,
+    TensorsView, WhoseView, WindowsView,
 };
 pub(crate) use rows::add;
 pub use rows::{Row, largest, largest_at_peak};
@@ -26,6 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
+use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
 use crate::words::{GpuUuid, Name, Tgid};
 
@@ -97,6 +102,9 @@ pub struct GpuView {
     pub attributed_bytes: u64,
     /// `used - accounted`.
     pub unattributed_bytes: Option<i64>,
+    /// What is in use and charged to no process: page tables, channels, managed pages.
+    #[serde(default)]
+    pub remainder: Option<RemainderView>,
     /// What a context takes on this GPU, where a process was seen from its start.
     pub context_bytes: Option<u64>,
     /// When NVML was read: `CLOCK_BOOTTIME`, nanoseconds.
@@ -189,9 +197,21 @@ pub struct ProcessView {
     pub level: Option<LevelChoice>,
     /// Its PyTorch's memory, where that is watched.
     pub tensors: Option<Box<TensorsView>>,
+    /// What it has by the kernel driver's own books, believed or not; `None` where no request of it was seen.
+    #[serde(default)]
+    pub explained: Option<Box<Explained>>,
+    /// What NVML charges it although it has ended; `None` of what lives, and where it lists it no more.
+    #[serde(default)]
+    pub left_behind: Option<Box<LeftBehindView>>,
 }
 
 impl ProcessView {
+    /// What the kernel driver's books explain of what NVML charges it on a GPU; `None` where they are not believed.
+    pub fn explained_on(&self, uuid: Option<&GpuUuid>) -> Option<&ExplainedUse> {
+        let all = self.explained.iter().flat_map(|explained| &explained.gpus);
+        all.filter(|own| own.trust == Trust::Trusted).find(|own| own.uuid.as_ref() == uuid)
+    }
+
     /// Whether it ever had anything to do with GPU memory, or may have had.
     pub fn has_touched_gpu(&self) -> bool {
         !self.gpus.is_empty()
@@ -372,12 +392,18 @@ pub struct WorkloadGpuView {
     pub last_oom_ns: Option<u64>,
     /// By kind; kinds never seen are left out.
     pub kinds: BTreeMap<Name, WorkloadKindView>,
+    /// What its processes' used bytes are for, by [`crate::kernel_driver::labels::Label::name`] or [`PREEXISTING`]; of those alone whose books of the kernel driver are believed.
+    #[serde(default)]
+    pub parts: BTreeMap<Name, u64>,
     /// By how much its live bytes keep growing; `None` where they do not, were seen for too short a time, or where nobody asked for it
     /// (`Pipeline::watch_growth`).
     /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub growth_bytes_per_second: Option<f64>,
 }
+
+/// The part of used memory that is older than the watch.
+pub const PREEXISTING: &str = "preexisting";
 
 /// One kind of memory of a workload on one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

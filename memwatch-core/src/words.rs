@@ -28,7 +28,7 @@ pub fn sum_of_known(first: Option<u64>, second: Option<u64>) -> Option<u64> {
 pub struct Tgid(pub u32);
 
 /// Thread id in the initial pid namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tid(pub u32);
 
 /// A device number inside one process (`CUdevice`): it follows `CUDA_VISIBLE_DEVICES` and is not an NVML index.

@@ -21,6 +21,10 @@ use memwatch_common::record::CallRecord;
 #[map]
 static RECORDS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
+/// 1: the reader of [`RECORDS`] sleeps until it is woken. It sets this and then looks once more whether there are records.
+#[map]
+static READER_SLEEPS: Array<u64> = Array::with_max_entries(1, 0);
+
 /// Calls between entry and return, by `tgid << 32 | tid`.
 #[map]
 static IN_FLIGHT: HashMap<u64, InFlight> = HashMap::with_max_entries(16_384, 0);
@@ -88,6 +92,14 @@ impl Bpf {
         KNOWN.get_ptr(&tgid).is_some()
     }
 
+    /// Reports a process before its first record.
+    #[inline(always)]
+    pub(crate) fn introduce(tgid: u32) {
+        if Self::make_known(tgid) {
+            crate::process::announce(tgid);
+        }
+    }
+
     /// Marks a process as known; true when it was not before.
     #[inline(always)]
     fn make_known(tgid: u32) -> bool {
@@ -146,12 +158,14 @@ impl Bpf {
 
     /// Puts a record in the ring; false when it is full.
     ///
-    /// The reader polls, so a wake-up (an interrupt) is asked for only where waiting would cost: the first record of a process, whose
-    /// `/proc` entry may be gone soon, a new stack, whose objects may be, and a ring that fills.
+    /// While there are records the reader polls, so a wake-up (an interrupt) is asked for only where waiting would cost: the first record of a
+    /// process, whose `/proc` entry may be gone soon, a new stack, whose objects may be, and a ring that fills; and where the reader sleeps.
     #[inline(always)]
     pub(crate) fn output<T: ?Sized>(record: &T, urgent: bool) -> bool {
         let bytes = size_of_val(record) as u64;
-        RECORDS.output(record, wake_up(urgent, fill() + bytes, bytes)).is_ok()
+        let has_room = RECORDS.output(record, wake_up(urgent, fill() + bytes, bytes)).is_ok();
+        wake_sleeper();
+        has_room
     }
 
     /// Room for a record in the ring itself, where nobody else can write to it; `None` when it is full. It must be submitted.
@@ -166,10 +180,30 @@ impl Bpf {
         fill() < RECORDS.query(BPF_RB_RING_SIZE.into()) / 4
     }
 
-    /// Hands over a record that was made in the ring; nobody waits for it.
+    /// Hands over a record that was made in the ring; nobody waits for it but a reader that sleeps.
     #[inline(always)]
     pub(crate) fn submit<T>(entry: RingBufEntry<T>) {
         entry.submit(wake_up(false, fill(), size_of::<T>() as u64));
+        wake_sleeper();
+    }
+}
+
+/// Wakes the reader if it sleeps, after a record was handed over.
+///
+/// After, and not with it: a reader that says that it sleeps looks at the ring once more, and the kernel hands a record over with a full barrier. So
+/// either that look finds the record, or this finds the reader asleep. The kernel has no wake-up without a record, but takes one back with a wake-up.
+#[inline(always)]
+fn wake_sleeper() {
+    let Some(sleeps) = READER_SLEEPS.get_ptr_mut(0) else { return };
+    // SAFETY: map values are aligned to eight bytes and live as long as the program runs. Two processors that both find 1 wake the reader twice.
+    if unsafe { sleeps.read_volatile() } == 0 {
+        return;
+    }
+    // A ring without room for it has woken the reader long ago.
+    if let Some(nothing) = RECORDS.reserve::<u64>(0) {
+        // SAFETY: as above.
+        unsafe { sleeps.write_volatile(0) };
+        nothing.discard(BPF_RB_FORCE_WAKEUP.into());
     }
 }
 
@@ -190,8 +224,9 @@ fn wake_up(urgent: bool, filled: u64, bytes: u64) -> u64 {
     flags.into()
 }
 
+/// A thread as the key of a map.
 #[inline(always)]
-fn key(thread: Thread) -> u64 {
+pub(crate) fn key(thread: Thread) -> u64 {
     u64::from(thread.tgid) << 32 | u64::from(thread.tid)
 }
 
@@ -308,9 +343,7 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn emit(&self, record: &CallRecord) -> bool {
-        if Self::make_known(record.tgid) {
-            crate::process::announce(record.tgid);
-        }
+        Self::introduce(record.tgid);
         Self::output(record, false)
     }
 

@@ -1,7 +1,7 @@
 //! memwatch's kernel half: it copies what a probed call did, and knows nothing of what the call means.
 //!
-//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), each in
-//! two sections: one for `uprobe_multi` links, one for classic uprobes. Four raw tracepoints report process life; they need no tracefs.
+//! Two programs serve each probe table, that of the driver and that of PyTorch's allocator (the capture plan travels in the attach cookie), and two the
+//! driver's way to the kernel (`rm`), each in two sections: one for `uprobe_multi` links, one for classic uprobes. Four raw tracepoints report process life; they need no tracefs.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -12,6 +12,7 @@ mod kernel;
 mod native;
 mod process;
 mod python;
+mod rm;
 mod statistics;
 mod tensor;
 mod threads;
@@ -46,6 +47,26 @@ fn mw_enter_classic(context: ProbeContext) -> u32 {
 #[uretprobe]
 fn mw_return_classic(context: RetProbeContext) -> u32 {
     leave(&context)
+}
+
+#[uprobe(multi)]
+fn mw_ioctl_enter(context: ProbeContext) -> u32 {
+    ioctl_enter(&context)
+}
+
+#[uretprobe(multi)]
+fn mw_ioctl_return(context: RetProbeContext) -> u32 {
+    ioctl_leave(&context)
+}
+
+#[uprobe]
+fn mw_ioctl_enter_classic(context: ProbeContext) -> u32 {
+    ioctl_enter(&context)
+}
+
+#[uretprobe]
+fn mw_ioctl_return_classic(context: RetProbeContext) -> u32 {
+    ioctl_leave(&context)
 }
 
 #[uprobe(multi)]
@@ -114,6 +135,23 @@ fn leave(context: &RetProbeContext) -> u32 {
     // SAFETY: a uretprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
     on_return(&Bpf, cookie(context), return_value(registers), stack_pointer(registers));
+    0
+}
+
+#[inline(always)]
+fn ioctl_enter(context: &ProbeContext) -> u32 {
+    // SAFETY: a uprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    let [_, request, argument, ..] = arguments(registers);
+    rm::on_enter(request, argument, &kept(registers));
+    0
+}
+
+#[inline(always)]
+fn ioctl_leave(context: &RetProbeContext) -> u32 {
+    // SAFETY: a uretprobe's context is a pt_regs.
+    let registers = unsafe { &*context.regs };
+    rm::on_return(return_value(registers), stack_pointer(registers));
     0
 }
 

@@ -3,7 +3,7 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
+use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
@@ -16,12 +16,17 @@ use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
 
 use crate::kernel::{Bpf, add};
+use crate::process::ProbedReturn;
 use crate::python::{OfProcess, Walked, mix};
 use crate::threads::{SENT, notes};
 
 /// Processes whose native frames are wanted.
 #[map]
 static COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// Processes that have taken memory of the kernel driver: their stacks are copied there, with a budget of its own.
+#[map]
+static RM_COPIES: HashMap<u32, CopyState> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
 
 /// Python stacks that were copied. One that is forgotten is copied again.
 #[map]
@@ -30,6 +35,11 @@ static COPIED_STACKS: LruHashMap<OfProcess, u8> = LruHashMap::with_max_entries(3
 /// Allocations of this size in bytes and above are copied each; 0 for none.
 #[map]
 static LARGE_BYTES: Array<u64> = Array::with_max_entries(1, 0);
+
+/// Calls with return probes that a thread is inside of, as far as they are looked at.
+const MOST_RETURNS: usize = 4;
+
+static NOTHING_COPIED: CopyState = CopyState { window_start_ns: 0, window_copies: 0 };
 
 /// An allocation.
 #[derive(Clone, Copy)]
@@ -49,7 +59,6 @@ impl Grant {
 /// Copies the stack where that is due, and says what came of the walk: of a thread without Python the copy has a number.
 #[inline(always)]
 pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walked {
-    let Grant { thread, time_ns: now_ns, .. } = grant;
     if walked.id != 0 {
         let lost = copy_once(grant, walked.id, registers);
         return Walked { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
@@ -57,7 +66,49 @@ pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walke
     if walked.flags & !FLAG_NO_PYTHON != 0 {
         return walked;
     }
-    let Some(state) = COPIES.get_ptr_mut(&thread.tgid) else { return walked };
+    match copy_alone(COPIES.get_ptr_mut(&grant.thread.tgid), grant, registers) {
+        Alone::Unwanted => walked,
+        Alone::Copied(id) => Walked { id, flags: FLAG_NO_PYTHON },
+        Alone::OverBudget => Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_OVER_BUDGET },
+        Alone::Lost => Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_LOST },
+    }
+}
+
+/// What came of a copy that has a number of its own.
+#[derive(Clone, Copy)]
+enum Alone {
+    /// Nobody wants copies of this process.
+    Unwanted,
+    /// Its number.
+    Copied(u64),
+    OverBudget,
+    Lost,
+}
+
+/// Copies the stack of a request to the kernel driver under a number of its own; 0 where there is no room, or the machine is of another kind than user
+/// space can unwind.
+#[inline(always)]
+pub(crate) fn copy_request(thread: Thread, now_ns: u64, registers: &Registers) -> u64 {
+    if !cfg!(bpf_target_arch = "x86_64") {
+        return 0;
+    }
+    let grant = Grant { thread, time_ns: now_ns, bytes: 0 };
+    let state = RM_COPIES.get_ptr_mut(&thread.tgid).or_else(|| {
+        // A racing thread may have been first.
+        let _ = RM_COPIES.insert(&thread.tgid, &NOTHING_COPIED, BPF_NOEXIST.into());
+        RM_COPIES.get_ptr_mut(&thread.tgid)
+    });
+    match copy_alone(state, grant, registers) {
+        Alone::Copied(id) => id,
+        Alone::Unwanted | Alone::OverBudget | Alone::Lost => 0,
+    }
+}
+
+/// Copies the stack under a number of its own, within the budget of the process.
+#[inline(always)]
+fn copy_alone(state: Option<*mut CopyState>, grant: Grant, registers: &Registers) -> Alone {
+    let Grant { thread, time_ns: now_ns, .. } = grant;
+    let Some(state) = state else { return Alone::Unwanted };
     // SAFETY: map values live as long as the program runs.
     let state = unsafe { &mut *state };
     // Two threads may both begin a window; the copies of the first are not counted then.
@@ -66,17 +117,13 @@ pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walke
         state.window_copies = 0;
     }
     if state.window_copies >= WINDOW_COPIES && !grant.is_large() {
-        return Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_OVER_BUDGET };
+        return Alone::OverBudget;
     }
     // SAFETY: the counter is aligned to eight bytes and lives in a map.
     unsafe { add(&raw mut state.window_copies, 1) };
     // A thread makes no two copies at one time.
     let id = mix(mix(now_ns, thread.tid.into()), thread.tgid.into()) | 1;
-    if send(grant, (id, FLAG_WITHOUT_PYTHON), registers) {
-        Walked { id, flags: FLAG_NO_PYTHON }
-    } else {
-        Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_LOST }
-    }
+    if send(grant, (id, FLAG_WITHOUT_PYTHON), registers) { Alone::Copied(id) } else { Alone::Lost }
 }
 
 /// Copies the stack that is of this Python stack, unless that was done before; whether it was to be and was not.
@@ -143,13 +190,34 @@ fn send(grant: Grant, (id, flags): (u64, u8), registers: &Registers) -> bool {
         {
             (*record).bytes = bytes as u32;
         }
+        mend((&raw mut (*record).stack).cast::<u8>(), registers.rsp);
     }
     Bpf::submit(entry);
     true
+}
+
+/// Puts the return addresses back into a copy that return probes have hidden: without them it ends at the innermost function that has one.
+///
+/// # Safety
+/// The copy has room for [`COPY_BYTES`].
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "less than the copy's length")]
+unsafe fn mend(copy: *mut u8, stack_pointer: u64) {
+    let mut probed = ProbedReturn::innermost();
+    for _ in 0..MOST_RETURNS {
+        let Some(found) = probed else { return };
+        let at = found.stack.wrapping_sub(stack_pointer);
+        if at <= (COPY_BYTES - 8) as u64 {
+            // SAFETY: the caller's.
+            unsafe { copy.add(at as usize).cast::<u64>().write_unaligned(found.address) };
+        }
+        probed = found.next();
+    }
 }
 
 /// Nothing is copied any more in a process that has ended or has another program.
 #[inline(always)]
 pub(crate) fn forget(tgid: u32) {
     let _ = COPIES.remove(&tgid);
+    let _ = RM_COPIES.remove(&tgid);
 }

@@ -11,7 +11,7 @@ use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKin
 
 use crate::kernel::Bpf;
 use crate::threads::drop_notes;
-use crate::{native, python, statistics, tensor};
+use crate::{native, python, rm, statistics, tensor};
 
 /// Offset of `tgid` in `task_struct`, from the running kernel's BTF.
 #[unsafe(no_mangle)]
@@ -56,6 +56,22 @@ static SIGNAL_EXEC_OFFSET: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static TASK_POINTER_OFFSET: Global<u32> = Global::new(0);
 
+/// Offset of `utask` in `task_struct`, from the running kernel's BTF; 0 where it does not say.
+#[unsafe(no_mangle)]
+static TASK_UPROBES_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `return_instances` in `uprobe_task`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static UPROBES_RETURNS_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `stack` in `return_instance`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static RETURN_STACK_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `orig_ret_vaddr` in `return_instance`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static RETURN_ADDRESS_OFFSET: Global<u32> = Global::new(0);
+/// Offset of `next` in `return_instance`, from the running kernel's BTF.
+#[unsafe(no_mangle)]
+static RETURN_NEXT_OFFSET: Global<u32> = Global::new(0);
+
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h: the whole process is ending.
 const SIGNAL_GROUP_EXIT: u32 = 4;
 
@@ -85,8 +101,10 @@ pub(crate) fn on_exec(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
     // The thread that called exec has the leader's tid from here on: what it was inside of under its old one is gone as well.
     let old_tid: u32 = context.arg(1);
-    Bpf::drop_in_flight(thread);
-    Bpf::drop_in_flight(Thread { tid: old_tid, ..thread });
+    for tid in [thread.tid, old_tid] {
+        Bpf::drop_in_flight(Thread { tid, ..thread });
+        rm::drop_in_flight(Thread { tid, ..thread });
+    }
     if Bpf::is_known(thread.tgid) {
         forget_tensors(thread);
         drop_notes(old_tid);
@@ -102,6 +120,7 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
     let thread = Bpf.thread();
     // Also of a process not known yet: it may end inside its first call.
     let calls = Bpf::drop_in_flight(thread);
+    let inside_ioctl = rm::drop_in_flight(thread);
     if !Bpf::is_known(thread.tgid) {
         return 0;
     }
@@ -115,8 +134,14 @@ pub(crate) fn on_exit(context: &RawTracePointContext) -> i32 {
         report(context, ProcessEvent::Exit, thread.tgid, 0, closed);
         Bpf::forget(thread.tgid);
         forget_tensors(thread);
-    } else if let Some(inside_call) = calls {
-        if inside_call && !signal.is_some_and(loses_all_memory) {
+        return 0;
+    }
+    let goes_on = !signal.is_some_and(loses_all_memory);
+    if inside_ioctl && goes_on {
+        Bpf.lose(thread.tgid, Loss::RmRecordLost);
+    }
+    if let Some(inside_call) = calls {
+        if inside_call && goes_on {
             Bpf.lose(thread.tgid, Loss::ThreadEndedInCall);
         }
         send(ProcessEvent::ThreadEnd, thread.tgid, thread.tid, 0, 0);
@@ -186,6 +211,46 @@ pub(crate) fn open_file(descriptor: u32) -> Option<u64> {
     }
     let all = field::<*const u8>(table, TABLE_FILES_OFFSET.load())?;
     field::<u64>(all.wrapping_add(descriptor as usize * 8), 0)
+}
+
+/// A call with a return probe that the running thread is inside of: the kernel has put an address of its own in the place of the return address.
+#[derive(Clone, Copy)]
+pub(crate) struct ProbedReturn {
+    /// Where on the stack.
+    pub(crate) stack: u64,
+    /// The return address.
+    pub(crate) address: u64,
+    next: *const u8,
+}
+
+impl ProbedReturn {
+    /// Of the innermost such call.
+    #[inline(always)]
+    pub(crate) fn innermost() -> Option<Self> {
+        if TASK_UPROBES_OFFSET.load() == 0 {
+            return None;
+        }
+        let uprobes = field::<*const u8>(current(), TASK_UPROBES_OFFSET.load()).filter(|found| !found.is_null())?;
+        Self::at(field(uprobes, UPROBES_RETURNS_OFFSET.load())?)
+    }
+
+    /// Of the one that it is inside of.
+    #[inline(always)]
+    pub(crate) fn next(self) -> Option<Self> {
+        Self::at(self.next)
+    }
+
+    #[inline(always)]
+    fn at(instance: *const u8) -> Option<Self> {
+        if instance.is_null() {
+            return None;
+        }
+        Some(Self {
+            stack: field(instance, RETURN_STACK_OFFSET.load())?,
+            address: field(instance, RETURN_ADDRESS_OFFSET.load())?,
+            next: field(instance, RETURN_NEXT_OFFSET.load())?,
+        })
+    }
 }
 
 /// The running thread's thread pointer; `None` where the kernel does not report.

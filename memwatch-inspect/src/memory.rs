@@ -5,6 +5,11 @@ pub trait Memory {
     /// Fills the whole of `into` from `address` on, or says that it cannot.
     fn fill(&self, address: u64, into: &mut [u8]) -> bool;
 
+    /// How much of what the reading may take is over, in thousandths: 1,000 when it has to end. 0 where it may take as long as it does.
+    fn spent(&self) -> u32 {
+        0
+    }
+
     /// So many bytes, all of them.
     fn array<const BYTES: usize>(&self, address: u64) -> Option<[u8; BYTES]> {
         let mut bytes = [0; BYTES];
@@ -28,6 +33,12 @@ pub trait Memory {
         self.fill(address, &mut bytes).then_some(bytes)
     }
 
+    /// `count` words from an address on, all of them.
+    fn words(&self, address: u64, count: usize) -> Option<Vec<u64>> {
+        let mut bytes = vec![0; count.checked_mul(8)?];
+        self.fill(at(address, 0)?, &mut bytes).then(|| words_of(&bytes))
+    }
+
     /// What stands before the next NUL byte; none where that is longer than 255 bytes.
     fn terminated(&self, address: u64) -> Option<Vec<u8>> {
         const PIECE_BYTES: u64 = 32;
@@ -46,6 +57,18 @@ pub trait Memory {
         }
         None
     }
+}
+
+/// When a search among objects ends, so that there is time to read what it has found: in thousandths, as of [`Memory::spent`].
+pub const SEARCH_SPENT: u32 = 500;
+/// When paths are no longer looked for: the rest is for what is settled at the end.
+pub const PATHS_SPENT: u32 = 850;
+/// All of the time.
+pub const ALL_SPENT: u32 = 1000;
+
+/// Bytes as words.
+pub fn words_of(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
 /// `base + offset`, where that is an address.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
 
-use crate::memory::Memory;
+use crate::memory::{ALL_SPENT, Memory, SEARCH_SPENT};
 
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 64 << 10;
@@ -26,13 +26,15 @@ pub struct Pass<'m, M> {
     read_bytes: Cell<u64>,
     reads: Cell<u64>,
     most_bytes: u64,
+    /// What the memory reported of its time when it was last asked, and how often it was asked since.
+    spent: Cell<(u32, u32)>,
 }
 
 impl<'m, M: Memory> Pass<'m, M> {
     /// Over this memory, reading so many bytes at most.
     pub fn new(memory: &'m M, most_bytes: u64) -> Self {
         let pieces = RefCell::new(HashMap::with_hasher(FixedState::default()));
-        Self { memory, pieces, read_bytes: Cell::new(0), reads: Cell::new(0), most_bytes }
+        Self { memory, pieces, read_bytes: Cell::new(0), reads: Cell::new(0), most_bytes, spent: Cell::new((0, 0)) }
     }
 
     /// How many bytes were read so far.
@@ -45,9 +47,19 @@ impl<'m, M: Memory> Pass<'m, M> {
         self.reads.get()
     }
 
-    /// Whether the limit was met: what is missing may be there.
+    /// Whether a limit was met: what is missing may be there.
     pub fn is_exhausted(&self) -> bool {
-        self.read_bytes.get() >= self.most_bytes
+        self.read_bytes.get() >= self.most_bytes || self.is_late()
+    }
+
+    /// Whether so much time was over that a search has to end.
+    pub fn is_hurried(&self) -> bool {
+        self.spent.get().0 >= SEARCH_SPENT
+    }
+
+    /// Whether the time is over.
+    pub fn is_late(&self) -> bool {
+        self.spent.get().0 >= ALL_SPENT
     }
 
     /// The memory itself, as it is now.
@@ -55,13 +67,9 @@ impl<'m, M: Memory> Pass<'m, M> {
         self.memory
     }
 
-    /// `count` words from an address on; `None` where one is not there.
-    pub fn words(&self, address: u64, count: usize) -> Option<Vec<u64>> {
-        let mut bytes = vec![0; count.checked_mul(8)?];
-        self.fill(address, &mut bytes).then(|| words_of(&bytes))
-    }
-
     fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        // What has been read stays, however late it is.
+        self.ask();
         if self.is_exhausted() {
             return false;
         }
@@ -71,6 +79,10 @@ impl<'m, M: Memory> Pass<'m, M> {
             self.read_bytes.set(self.read_bytes.get() + into.len() as u64);
         }
         is_read
+    }
+
+    fn ask(&self) {
+        self.spent.set((self.memory.spent().max(self.spent.get().0), 0));
     }
 
     fn piece(&self, start: u64) -> Piece {
@@ -105,6 +117,20 @@ impl<'m, M: Memory> Pass<'m, M> {
 }
 
 impl<M: Memory> Memory for Pass<'_, M> {
+    /// Of the time, or of the bytes that may be read, whichever is more. The memory is asked now and then only: to look at a clock may take longer than
+    /// what is done in between.
+    fn spent(&self) -> u32 {
+        const BETWEEN: u32 = 64;
+        let (spent, asked) = self.spent.get();
+        if asked >= BETWEEN {
+            self.ask();
+        } else {
+            self.spent.set((spent, asked + 1));
+        }
+        let of_bytes = self.read_bytes.get().saturating_mul(1000) / self.most_bytes.max(1);
+        self.spent.get().0.max(u32::try_from(of_bytes).unwrap_or(u32::MAX))
+    }
+
     fn fill(&self, address: u64, into: &mut [u8]) -> bool {
         let mut at = address;
         let mut rest = into;
@@ -119,11 +145,6 @@ impl<M: Memory> Memory for Pass<'_, M> {
         }
         true
     }
-}
-
-/// Bytes as words.
-pub fn words_of(bytes: &[u8]) -> Vec<u64> {
-    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
 #[cfg(test)]
@@ -172,6 +193,47 @@ mod tests {
         assert!(pass.array::<1>(0).is_some());
         assert!(pass.array::<1>(PIECE_BYTES as u64).is_none(), "the next piece is beyond it");
         assert!(pass.is_exhausted() && pass.array::<1>(7).is_some(), "what was read stays");
+    }
+
+    /// A memory whose time is over from some moment on.
+    struct Hurried {
+        image: Image,
+        spent: Cell<u32>,
+    }
+
+    impl Memory for Hurried {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            self.image.fill(address, into)
+        }
+
+        fn spent(&self) -> u32 {
+            self.spent.get()
+        }
+    }
+
+    #[test]
+    fn a_pass_ends_with_its_time_and_what_was_read_stays() {
+        let hurried = Hurried { image: Image { holes: Vec::new() }, spent: Cell::new(0) };
+        let pass = Pass::new(&hurried, u64::MAX);
+        assert!(pass.array::<1>(0).is_some() && !pass.is_hurried());
+        hurried.spent.set(SEARCH_SPENT);
+        assert!(pass.array::<1>(PIECE_BYTES as u64).is_some(), "what was found may be read");
+        assert!(pass.is_hurried() && !pass.is_late());
+        hurried.spent.set(ALL_SPENT);
+        assert!(pass.array::<1>(2 * PIECE_BYTES as u64).is_none());
+        assert!(pass.is_late() && pass.is_exhausted() && pass.array::<1>(7).is_some());
+        assert!(pass.spent() >= ALL_SPENT);
+    }
+
+    #[test]
+    fn bytes_are_spent_as_time_is() {
+        let image = Image { holes: Vec::new() };
+        let pass = Pass::new(&image, 4 * PIECE_BYTES as u64);
+        for (piece, spent) in [(0, 250), (1, 500), (1, 500), (2, 750)] {
+            assert!(pass.array::<1>(piece * PIECE_BYTES as u64).is_some());
+            assert_eq!(pass.spent(), spent);
+        }
+        assert!(!pass.is_hurried(), "that is of the time");
     }
 
     #[test]

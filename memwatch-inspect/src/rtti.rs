@@ -19,3 +19,37 @@ pub(crate) fn class_of_table(memory: &impl Memory, table: u64) -> Option<String>
     let is_name = name.len() > 1 && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
     is_name.then(|| String::from_utf8_lossy(name).into_owned())
 }
+
+/// A mangled name as C++ writes it, where it is one of classes in namespaces: `N5torch4cuda5ClassE` → `torch::cuda::Class`. Any other stays as it is.
+pub(crate) fn readable(mangled: &str) -> String {
+    parts(mangled.strip_prefix('N').and_then(|name| name.strip_suffix('E')).unwrap_or(mangled))
+        .map_or_else(|| mangled.to_owned(), |parts| parts.join("::"))
+}
+
+/// Each part has its length before it.
+fn parts(mut rest: &str) -> Option<Vec<&str>> {
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        let digits = rest.find(|letter: char| !letter.is_ascii_digit())?;
+        let end = digits.checked_add(rest.get(..digits)?.parse().ok()?)?;
+        parts.push(rest.get(digits..end)?);
+        rest = &rest[end..];
+    }
+    Some(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_in_namespaces_is_written_as_in_the_source() {
+        let class = "N3c104cuda20CUDACachingAllocator15CudaMallocAsync24CudaMallocAsyncAllocatorE";
+        let expected = "c10::cuda::CUDACachingAllocator::CudaMallocAsync::CudaMallocAsyncAllocator";
+        assert_eq!(readable(class), expected);
+        assert_eq!(readable("7PyClass"), "PyClass");
+        for other in ["", "N", "NSt6vectorE", "N99E", "N3c1E", "N3c1999999999999999999999E", "St9exception"] {
+            assert_eq!(readable(other), other);
+        }
+    }
+}

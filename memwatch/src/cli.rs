@@ -80,7 +80,7 @@ impl Args {
             let sentence = format!("'{option}' does not belong before '{command}': see 'memwatch {command} --help'");
             return Err(definition.error(ErrorKind::ArgumentConflict, sentence));
         }
-        let checked = args.command.as_ref().map_or(Ok(()), Command::check);
+        let checked = args.command.as_ref().map_or_else(|| args.tensors.check(), Command::check);
         checked.map(|()| args).map_err(|sentence| definition.error(ErrorKind::ArgumentConflict, sentence))
     }
 }

@@ -74,6 +74,13 @@ impl Gpu {
         self
     }
 
+    /// The same with a build of libcuda that calls the kernel driver otherwise: `noplt`, without a stub for `ioctl`, or `two`, with two.
+    #[must_use]
+    pub fn with_variant(mut self, variant: &str) -> Self {
+        self.libraries = self.driver.join("lib").join(variant);
+        self
+    }
+
     /// The same with another NVML library for memwatch.
     #[must_use]
     pub fn with_nvml(mut self, path: impl Into<PathBuf>) -> Self {
@@ -138,7 +145,11 @@ impl Gpu {
         }
         match newer {
             None => Some(command),
-            Some(newer) => newer.inside(&[&scripts, &self.libraries, &runtime, self.directory()], &command),
+            Some(newer) => {
+                // What the driver library is linked with.
+                let device = self.driver.join("device");
+                newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
+            }
         }
     }
 
@@ -192,6 +203,8 @@ impl Gpu {
         command
             .env("LD_LIBRARY_PATH", &self.libraries)
             .env("GPUSIM_LEDGER", self.ledger_path())
+            // What memwatch keeps for later runs of it.
+            .env("STATE_DIRECTORY", self.directory.path())
             .envs(self.settings.iter().map(|(name, value)| (*name, value)));
     }
 
@@ -203,6 +216,7 @@ impl Gpu {
 /// What the simulated driver must say of itself to fit a PyTorch version.
 fn versions_of(version: &str) -> Vec<(&'static str, &'static str)> {
     match version {
+        "2.6" => vec![("GPUSIM_DRIVER_VERSION", "12040")],
         "2.8" | "2.9" | "2.10" => vec![("GPUSIM_DRIVER_VERSION", "12080")],
         "2.11" => vec![("GPUSIM_DRIVER_VERSION", "13000")],
         _ => vec![("GPUSIM_DRIVER_VERSION", "13020"), ("GPUSIM_CUDNN_VERSION", "92600")],

@@ -1,6 +1,6 @@
 //! The simulated GPU's ledger, read from outside: what every simulated process really holds, to compare memwatch with.
 //!
-//! The layout is that of `tests/gpusim/driver/ledger.h`, version 1; every number stands at a fixed offset in the machine's
+//! The layout is that of `tests/gpusim/driver/ledger.h`, version 2; every number stands at a fixed offset in the machine's
 //! byte order. Only living processes are answered for: the driver empties a slot at exit, and a slot whose process was
 //! killed, or replaced by exec, is passed over here.
 
@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GPUSIM01");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const DEVICES: usize = 8;
 const SLOTS: usize = 256;
 const TOTAL_BYTES_OFFSET: usize = 24;

@@ -18,6 +18,7 @@ pub mod places;
 pub mod prometheus;
 pub mod real_drivers;
 pub mod report;
+pub mod requests;
 pub mod rootfs;
 pub mod scenarios;
 pub mod slurm;

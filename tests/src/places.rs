@@ -33,7 +33,7 @@ impl PlacesWatch {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("memwatch starts");
         let mut errors = BufReader::new(child.stderr.take().expect("standard error is piped"));
         let mut line = String::new();
-        while !line.contains("traced from now on") {
+        while !line.contains("PyTorch is traced from now on") && !line.contains("PyTorch is read from now on") {
             line.clear();
             assert!(errors.read_line(&mut line).expect("text") > 0, "memwatch has ended");
         }
@@ -48,6 +48,15 @@ impl PlacesWatch {
     /// When it has failed.
     pub fn wait(mut self) {
         assert!(self.child.wait().expect("it is ours").success(), "memwatch failed");
+    }
+
+    /// What it says when it ends by itself.
+    ///
+    /// # Panics
+    /// When it has failed or says no JSON.
+    pub fn ended(self) -> Value {
+        let text = self.written(0);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
 
     /// What it says when it is asked to end.
@@ -75,10 +84,15 @@ impl PlacesWatch {
         self.stop_with(0)
     }
 
-    fn stop_with(mut self, code: i32) -> String {
+    fn stop_with(self, code: i32) -> String {
         let tgid = i32::try_from(self.child.id()).expect("a process id");
         // SAFETY: the child has not been waited for, so the number is its own.
         unsafe { libc::kill(tgid, libc::SIGINT) };
+        self.written(code)
+    }
+
+    /// What it has written once it has ended with this code.
+    fn written(mut self, code: i32) -> String {
         let mut text = String::new();
         let mut out = self.child.stdout.take().expect("standard output is piped");
         out.read_to_string(&mut text).expect("text");

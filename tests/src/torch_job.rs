@@ -74,6 +74,14 @@ impl TorchJob {
         }
     }
 
+    /// Ends it at once.
+    ///
+    /// # Panics
+    /// When it has ended by itself.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+    }
+
     /// Lets it go on from the checkpoint.
     pub fn go_on(&mut self) {
         if let Some(input) = &mut self.input {

@@ -1,8 +1,9 @@
-"""Trains a small transformer as fast as the processor lets it: the worst case for whoever watches each tensor.
+"""Trains a small transformer as fast as the processor lets it: the worst case for whoever watches each tensor. With --decode a small model generates
+tokens with a cache of keys and values instead, one in each step.
 
 It reads orders from standard input, a line each, and answers with a line of JSON:
 
-    run N        trains N steps      {"step_ns": [...], "allocations_per_step": ...}
+    run N        makes N steps       {"step_ns": [...], "allocations_per_step": ...}
     history on   PyTorch records Python stacks of allocations and frees itself (torch.cuda.memory._record_memory_history)
     history off  and no more         {"history": ...}
 
@@ -41,14 +42,33 @@ class Trainer:
         self.optimizer.step()
 
 
+class Decoder:
+    """A model that makes one token after the other, and what it remembers of the last ones."""
+
+    def __init__(self) -> None:
+        self.layers = [torch.nn.MultiheadAttention(WIDTH, 2, batch_first=True, device="cuda") for _ in range(LAYERS)]
+        self.head = torch.nn.Linear(WIDTH, WIDTH, device="cuda")
+        self.caches = [torch.randn(1, LENGTH, WIDTH, device="cuda") for _ in range(LAYERS)]
+        self.token = torch.randn(1, 1, WIDTH, device="cuda")
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One token: it looks at the ones before it, and takes the place of the oldest."""
+        token = self.token
+        for index, layer in enumerate(self.layers):
+            self.caches[index] = torch.cat((self.caches[index][:, 1:], token), dim=1)
+            token = token + layer(token, self.caches[index], self.caches[index], need_weights=False)[0]
+        self.token = torch.nn.functional.layer_norm(self.head(token), (WIDTH,))
+
+
 def events() -> int:
     """Tensors granted and taken back so far."""
     stats = torch.cuda.memory_stats()
     return stats["allocation.all.allocated"] + stats["allocation.all.freed"]
 
 
-def run(trainer: Trainer, steps: int) -> dict[str, object]:
-    """Trains, and says how long each step took."""
+def run(trainer: Trainer | Decoder, steps: int) -> dict[str, object]:
+    """Works, and says how long each step took."""
     gc.disable()
     before, times = events(), []
     for _ in range(steps):
@@ -71,7 +91,7 @@ def history(on: bool) -> dict[str, object]:
 def main() -> None:
     """Obeys until standard input ends."""
     torch.set_num_threads(1)
-    trainer = Trainer()
+    trainer = Decoder() if "--decode" in sys.argv[1:] else Trainer()
     run(trainer, WARM_STEPS)
     print(json.dumps({"label": "ready", "pid": os.getpid()}), flush=True)
     for order in sys.stdin:

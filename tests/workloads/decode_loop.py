@@ -3,7 +3,7 @@
     decode_loop.py 50 0     fifty a second, and then as fast as the processor lets it
 
 At the beginning of each part it prints a line of JSON, {"label": "rate 50", ...}, and goes on to the next when it reads a line from standard input.
-It never waits: the first tensors of a part come right after its line.
+The first tensors of a part come right after its line. With --rest it has a checkpoint, at which it rests, at the end of each part.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import time
 
 import torch
-from checkpoint import begin, parser
+from checkpoint import begin, checkpoint, parser
 
 # How many tensors are made between two looks at standard input, in a part without a rate.
 BURST = 256
@@ -41,11 +41,14 @@ def main() -> None:
     """One part after the other."""
     options = parser(__doc__)
     options.add_argument("rates", type=int, nargs="+", metavar="RATE", help="tensors per second; 0: as many as it can")
+    options.add_argument("--rest", action="store_true", help="rest at the end of each part")
     arguments = begin(options)
     torch.empty(1024, device="cuda")
     for rate in arguments.rates:
         print(json.dumps({"label": f"rate {rate}", "pid": os.getpid()}), flush=True)
         run(rate)
+        if arguments.rest:
+            checkpoint(f"rest after {rate}")
 
 
 if __name__ == "__main__":

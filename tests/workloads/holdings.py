@@ -40,6 +40,7 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(64)
         self.head = torch.nn.Linear(64, 500, bias=False)
         self.head.weight = self.embed.weight
+        self.frozen = torch.nn.Linear(64, 96, dtype=torch.bfloat16)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Scores of the next token."""
@@ -128,6 +129,12 @@ def steps(model: Net, optimizer: torch.optim.Optimizer, history: list) -> None:
         history.append(torch.full((21,), loss.item(), device=CUDA))
 
 
+def unreachable() -> None:
+    """Leaves a cycle behind."""
+    kept = [made(24)]
+    kept.append(kept)
+
+
 def result(saved: list) -> torch.Tensor:
     """A number whose graph alone has two tensors."""
     weight = made(22, 23).requires_grad_()
@@ -187,11 +194,15 @@ def main() -> None:
     history, saved = [], []
     steps(model, optimizer, history)
     graph = result(saved)
+    masters = [parameter.detach().float() for parameter in model.frozen.parameters()]
     gc.collect()
+    gc.disable()
+    unreachable()
     checkpoint("held")
     names = [row(*part) for part in of_model(model, optimizer)]
     names += [row("tensor", *part) for part in of_keepers(history)]
     names.append(row("tensor", "holdings.py:main: graph", graph))
+    names += [row("tensor", f"holdings.py:main: masters[{index}]", master) for index, master in enumerate(masters)]
     checkpoint("truth", names=names, saved=saved)
 
 

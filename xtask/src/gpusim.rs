@@ -4,6 +4,7 @@
 //! instructions have the shape of a real driver's, and they jump to the C implementation without touching a register or the
 //! stack, so arguments past the sixth and structs by value arrive as the caller left them.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -33,30 +34,55 @@ impl Prologue {
 
 /// C files that the driver and NVML both contain.
 const SHARED_SOURCES: [&str; 5] = ["ledger.c", "liveness.c", "log.c", "model.c", "settings.c"];
+/// The library that is the kernel driver, in a folder without a libcuda: memwatch looks for one wherever a program's libraries lie.
+const DEVICE: &str = "device/libgpusim-device.so";
 /// C files of NVML alone; every other file of `driver/` belongs to the driver.
 const NVML_SOURCES: [&str; 4] = ["nvml.c", "nvml_memory.c", "nvml_mig.c", "nvml_processes.c"];
+
+/// The one file of the driver that calls `ioctl`: it is compiled for each variant.
+const CALLER: &str = "rm_call.c";
+
+/// The driver's name for the loader, and its file's.
+const LIBCUDA: &str = "libcuda.so.1";
+
+/// A libcuda that differs in how it calls `ioctl`.
+struct Variant {
+    folder: &'static str,
+    flags: &'static [&'static str],
+}
+
+/// One stub that is bound at its first call, as real drivers have; none; two.
+const VARIANTS: &[Variant] = &[
+    Variant { folder: "lib", flags: &["-fplt"] },
+    Variant { folder: "lib/noplt", flags: &["-fno-plt"] },
+    Variant { folder: "lib/two", flags: &["-fplt", "-DGPUSIM_TWO_STUBS"] },
+];
 
 const COMPILER_FLAGS: [&str; 8] =
     ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-fcf-protection=none"];
 
-/// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link), `out/lib/libnvidia-ml.so.1` and `out/bin/gpusim-workload` with
-/// the C compiler `cc`. Does nothing when they are newer than every source and were built with the same prologue.
+/// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link, and its [`VARIANTS`] below), the `libgpusim-device.so` that it is linked with,
+/// `out/lib/libnvidia-ml.so.1` and `out/bin/gpusim-workload` with the C compiler `cc`. Does nothing when they are newer than every source and were
+/// built with the same prologue.
 ///
 /// # Errors
 /// When a source is missing or malformed, or the C compiler is missing or refuses it.
 pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
     let driver = repo.join("tests/gpusim/driver");
+    let device = repo.join("tests/gpusim/device");
     let workload = repo.join("tests/gpusim/workload");
     let stamp = out.join("build/stamp");
     let generator = vec![repo.join("xtask/src/gpusim.rs")];
-    let sources = [files_of(&driver)?, files_of(&workload)?, generator].concat();
+    let sources = [files_of(&driver)?, files_of(&device)?, files_of(&workload)?, generator].concat();
     if is_fresh(&stamp, prologue, &sources)? {
         return Ok(());
     }
-    for directory in ["lib", "bin", "build"] {
+    let variants = VARIANTS.iter().map(|variant| variant.folder);
+    for directory in variants.chain(["bin", "build", "device"]) {
         fs::create_dir_all(out.join(directory))?;
     }
-    build_driver(&driver, out, prologue)?;
+    build_device(&device, out)?;
+    build_driver(&driver, &device, out, prologue)?;
     build_nvml(&driver, out)?;
     build_workload(&workload, out)?;
     fs::write(&stamp, prologue.name()).context("writing the build stamp")
@@ -94,7 +120,17 @@ fn is_named(file: &Path, names: &[&str]) -> bool {
     names.iter().any(|name| file.ends_with(name))
 }
 
-fn build_driver(driver: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
+/// The device library: what a kernel driver does, behind an `ioctl` that only libcuda is linked with.
+fn build_device(device: &Path, out: &Path) -> anyhow::Result<()> {
+    let mut script = OsString::from("-Wl,--version-script=");
+    script.push(device.join("device.map"));
+    let mut command = Command::new("cc");
+    command.args(COMPILER_FLAGS).args(library_flags("libgpusim-device.so")).arg(script);
+    compile(&mut command, &c_files(device)?, &out.join(DEVICE))
+}
+
+/// All of it is compiled once, and linked once per variant.
+fn build_driver(driver: &Path, device: &Path, out: &Path, prologue: Prologue) -> anyhow::Result<()> {
     let table = fs::read_to_string(driver.join("driver-exports.tsv")).context("reading driver-exports.tsv")?;
     let exports = parse_exports(&table)?;
     let trampolines = out.join("build/trampolines.S");
@@ -103,20 +139,36 @@ fn build_driver(driver: &Path, out: &Path, prologue: Prologue) -> anyhow::Result
     fs::write(&proc_table, proc_addresses(&exports))?;
 
     let mut sources = c_files(driver)?;
-    sources.retain(|source| !is_named(source, &NVML_SOURCES));
+    sources.retain(|source| !is_named(source, &NVML_SOURCES) && !is_named(source, &[CALLER]));
     sources.extend([trampolines, proc_table]);
-    let library = out.join("lib/libcuda.so.1");
-    compile(
-        Command::new("cc").args(COMPILER_FLAGS).args(library_flags("libcuda.so.1")).arg("-I").arg(driver),
-        &sources,
-        &library,
-    )?;
-
+    let whole = out.join("build/driver.o");
+    let mut command = Command::new("cc");
+    command
+        .args(COMPILER_FLAGS)
+        .args(["-r", "-nostdlib", "-fvisibility=hidden"])
+        .arg("-I")
+        .arg(driver)
+        .arg("-I")
+        .arg(device);
+    compile(&mut command, &sources, &whole)?;
+    for variant in VARIANTS {
+        link_driver(variant, &[whole.clone(), driver.join(CALLER)], out)?;
+    }
     let link = out.join("lib/libcuda.so");
     if link.symlink_metadata().is_ok() {
         fs::remove_file(&link)?;
     }
-    symlink("libcuda.so.1", &link).context("linking libcuda.so")
+    symlink(LIBCUDA, &link).context("linking libcuda.so")
+}
+
+/// A copy of libcuda finds the device library beside itself, or where it was built.
+fn link_driver(variant: &Variant, parts: &[PathBuf], out: &Path) -> anyhow::Result<()> {
+    let mut places = OsString::from("-Wl,--enable-new-dtags,-rpath,$ORIGIN:");
+    places.push(out.join("device"));
+    let mut command = Command::new("cc");
+    command.args(COMPILER_FLAGS).args(variant.flags).args(library_flags(LIBCUDA)).args(["-Wl,-z,lazy"]).arg(places);
+    let parts = [parts, &[out.join(DEVICE)]].concat();
+    compile(&mut command, &parts, &out.join(variant.folder).join(LIBCUDA))
 }
 
 fn build_nvml(driver: &Path, out: &Path) -> anyhow::Result<()> {
@@ -128,12 +180,12 @@ fn build_nvml(driver: &Path, out: &Path) -> anyhow::Result<()> {
 
 fn build_workload(workload: &Path, out: &Path) -> anyhow::Result<()> {
     let program = out.join("bin/gpusim-workload");
-    let driver = workload.with_file_name("driver");
-    compile(
-        Command::new("cc").args(COMPILER_FLAGS).arg("-pthread").arg("-I").arg(driver),
-        &c_files(workload)?,
-        &program,
-    )
+    let mut command = Command::new("cc");
+    command.args(COMPILER_FLAGS).arg("-pthread");
+    for folder in ["driver", "device"] {
+        command.arg("-I").arg(workload.with_file_name(folder));
+    }
+    compile(&mut command, &c_files(workload)?, &program)
 }
 
 /// A library calls its own functions, whoever else exports their names, and can be distinguished by its build id.

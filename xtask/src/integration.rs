@@ -1,5 +1,6 @@
 //! What the integration tests need, and where they find it.
 
+use crate::args::Args;
 use crate::gpusim::{self, Prologue};
 use crate::profile_readers;
 use crate::repo::{Profile, Repo};
@@ -19,6 +20,16 @@ const SHAPES: &[(Prologue, &str, &str)] =
 pub(crate) fn simulator(repo: &Repo, prologue: Prologue) -> PathBuf {
     let shape = SHAPES.iter().find(|(shape, ..)| *shape == prologue);
     repo.made(shape.expect("every shape is in the table").2)
+}
+
+/// `cargo xtask gpusim`.
+pub(crate) fn simulators_task(repo: &Repo, args: Args) -> Result<()> {
+    args.finish()?;
+    build_simulators(repo)?;
+    for (prologue, ..) in SHAPES {
+        println!("{}", simulator(repo, *prologue).display());
+    }
+    Ok(())
 }
 
 /// Builds both shapes of the simulated driver.
@@ -44,7 +55,8 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
 /// # Errors
 /// When a wheel cannot be had or the stand-in runtime does not build.
 pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
-    torch::VERSIONS.iter().try_for_each(|version| torch_environment(repo, version).map(drop))?;
+    let own_python = torch::VERSIONS.iter().chain(torch::EARLIER);
+    own_python.clone().try_for_each(|version| torch_environment(repo, version).map(drop))?;
     for version in torch::BETWEEN {
         if let Err(error) = torch::ensure_newer(repo.root(), &repo.made("torch"), version) {
             eprintln!("set-up: the tests with PyTorch {version} in a newer system are SKIPPED. {error:#}");
@@ -72,7 +84,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         variables.push(((*variable).to_owned(), simulator(repo, *prologue).into()));
     }
     variables.push(("PROFILE_READERS".to_owned(), repo.made(profile_readers::FOLDER).into()));
-    for version in torch::VERSIONS {
+    for version in torch::VERSIONS.iter().chain(torch::EARLIER) {
         let environment = torch_environment(repo, version)?;
         let name = variable_part(version);
         variables.push((format!("TORCH_{name}_PYTHON"), environment.python.into()));
@@ -95,7 +107,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
             format!("sudo --preserve-env={}", names.join(",")),
         );
     }
-    cargo.args(["test", "--package", "memwatch-tests"]).envs(variables);
+    cargo.args(["test", "--no-fail-fast", "--package", "memwatch-tests"]).envs(variables);
     Ok(cargo)
 }
 

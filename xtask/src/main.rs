@@ -66,6 +66,12 @@ const TASKS: &[Task] = &[
         run: demo::task,
     },
     Task {
+        name: "gpusim",
+        usage: "",
+        summary: "build the simulated GPU of tests/gpusim, in both shapes",
+        run: integration::simulators_task,
+    },
+    Task {
         name: "test",
         usage: "[PART] [FILTER]",
         summary: "all checks; PART is quick, fmt, tidy, clippy, unit, fuzz or integration, FILTER a test's name",

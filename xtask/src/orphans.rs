@@ -1,6 +1,7 @@
 //! Processes that outlive the program that started them: they become ours, so that nothing of a task is left running.
 
 use anyhow::{Context as _, Result};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -51,7 +52,7 @@ fn reap() {
     while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
 }
 
-/// Our living children, with their names.
+/// Our living children, with their command lines, or names where they have none.
 fn children() -> Vec<(i32, String)> {
     let us = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -65,7 +66,16 @@ fn children() -> Vec<(i32, String)> {
         let (head, tail) = stat.rsplit_once(") ")?;
         let mut fields = tail.split(' ');
         let is_ours = fields.next()? != "Z" && fields.next()? == us;
-        is_ours.then(|| (tgid, head.split_once('(').map_or("", |(_, name)| name).to_owned()))
+        let name = || head.split_once('(').map_or("", |(_, name)| name).to_owned();
+        is_ours.then(|| (tgid, command(&entry.path()).unwrap_or_else(name)))
     };
     processes.filter_map(child).collect()
+}
+
+/// What a process was started with: by it a test is found that left the process running.
+fn command(folder: &Path) -> Option<String> {
+    let words = std::fs::read(folder.join("cmdline")).ok()?;
+    let words = words.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let text = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    (!text.is_empty()).then_some(text)
 }

@@ -199,14 +199,17 @@ fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
     binary::compile(session.repo, Profile::Release).map(drop)
 }
 
+/// All programs run, whatever becomes of the ones before.
 fn integration_tests(session: &mut Session<'_>) -> Result<()> {
+    let mut first_failure = Ok(());
     for (programs, at_once) in integration::PROGRAMS {
         let mut cargo = integration::cargo_test(session.repo)?;
         cargo.args(programs).args(&session.filter).args(["--", &format!("--test-threads={at_once}")]);
         print!("{}", std::mem::take(&mut session.closing_lines));
-        run_tests(&mut cargo, &mut session.closing_lines)?;
+        let ended = run_tests(&mut cargo, &mut session.closing_lines);
+        first_failure = first_failure.and(ended);
     }
-    Ok(())
+    first_failure
 }
 
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! memwatch's own modules, compiled from where they lie. Each is used in part.
 
 #[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
+#[path = "../../../memwatch/src/sources/build_id.rs"]
+pub(crate) mod build_id;
+
+#[allow(dead_code, unreachable_pub, reason = "the program uses what the targets do not")]
 #[path = "../../../memwatch/src/sources/kernel"]
 pub(crate) mod kernel {
     pub(crate) mod resolve;

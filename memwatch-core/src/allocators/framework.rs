@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::decode::TensorEvent;
-use crate::input::books::{BookBlock, DeviceBooks};
+use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::words::Ordinal;
 
 use super::pytorch::{DriverChange, Words};
@@ -37,6 +37,18 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     /// All segments and blocks of a device at this moment, as the allocator's own books have them; no event that came before is later. Says whether
     /// they could be believed.
     fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool;
+
+    /// What a device's allocator has counted by now, read while no event is traced. Says whether it could be believed.
+    fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool;
+
+    /// How many bytes each device's allocator has granted in all, by its own count, where that is known.
+    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64>;
+
+    /// No event of it is traced from now on: what is known is as it was read last.
+    fn stop(&mut self);
+
+    /// Events are traced again: what came meanwhile was missed.
+    fn resume(&mut self);
 
     /// Whether a reading of the allocators' own books would say more than is known.
     fn wants_books(&self) -> bool;

@@ -12,10 +12,13 @@ pub mod threads;
 
 mod durations;
 mod framework;
+mod held;
 mod high_water;
 pub mod log;
 mod marks;
 mod moving;
+mod read_only;
+pub mod sampling;
 #[cfg(test)]
 #[path = "tests/stacks.rs"]
 pub(crate) mod test_stacks;
@@ -29,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::decode::{Action, StackRef, TensorChange, TensorEvent};
 use crate::input::books::{BookState, Books};
+use crate::input::holdings::Holdings;
 use crate::stack::native::NativeStack;
 use crate::stack::{PythonStack, Stacks};
 use crate::words::{Name, Ordinal, Tid, by_name};
@@ -41,6 +45,7 @@ use self::moving::Moving;
 use self::names::Names;
 use self::places::{Places, Refusal};
 use self::pytorch::{Allocators, DeviceAllocator, DriverChange, Words};
+use self::sampling::Sampling;
 use self::threads::Threads;
 
 pub use self::framework::FrameworkAllocator;
@@ -124,6 +129,10 @@ pub struct TensorLedger<A = Allocators> {
     moving: Option<Moving>,
     /// Why their own books cannot be read.
     books_refused: Option<Name>,
+    /// What the process held when that was read last.
+    held: Option<Box<Holdings>>,
+    /// The windows in which it is traced, where that is not done all the time.
+    sampling: Option<Box<Sampling>>,
 }
 
 /// Up to when things are in the ledger.
@@ -217,6 +226,9 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                     moving.settle_block(block.ordinal, block.address);
                 }
                 let whose = self.threads.attribute(block.tid, block.stack);
+                if let Some(sampling) = &mut self.sampling {
+                    sampling.grant(block.ordinal, block.block_bytes, &whose);
+                }
                 self.places.grant(&block, whose);
                 if let Some(spent) = self.durations.grant(&block, &whose) {
                     self.places.spend(spent);
@@ -277,6 +289,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             self.course.books_ns = books.time_ns;
             self.moving = None;
         }
+        self.name_older();
         learnt
     }
 
@@ -399,7 +412,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Whether a block of which no event has come may be younger than the watch.
     fn has_lost_events(&self) -> bool {
-        self.losses.contains_key(&Loss::TensorEventLost)
+        self.lost_events() > self.sampling.as_ref().map_or(0, |sampling| sampling.lost_before())
+    }
+
+    fn lost_events(&self) -> u64 {
+        self.losses.get(&Loss::TensorEventLost).copied().unwrap_or(0)
     }
 
     /// What did not arrive.

@@ -70,7 +70,15 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         for (ordinal, blocks) in moving.devices {
             let blocks: Vec<BookBlock> = blocks.into_values().collect();
             let older = self.allocators.adopt_older(ordinal, &blocks);
-            self.places.list_older(ordinal, &older);
+            match self.sampling.as_ref().and_then(|sampling| sampling.opened_ns()) {
+                Some(opened_ns) if !older.is_empty() => {
+                    let older = older.iter().map(|block| (block.address, block.bytes)).collect();
+                    self.places.settle_window(ordinal, opened_ns, older);
+                }
+                Some(_) => {}
+                None => self.places.list_older(ordinal, &older),
+            }
         }
+        self.name_older();
     }
 }

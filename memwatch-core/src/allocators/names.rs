@@ -10,6 +10,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::decode::StackRef;
+use crate::input::holdings::HoldingClass;
 use crate::stack::PythonCode;
 
 /// How many sites are distinguished.
@@ -36,6 +37,27 @@ pub enum Site {
     BackwardOf(PythonCode),
     /// A function, in a thread that runs no Python.
     Native(NativeCode),
+    /// Older than the watch: what it is was read from the process's memory.
+    Held(HeldAs),
+}
+
+/// What a block is, and who keeps it, by the process's memory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct HeldAs {
+    /// Its class.
+    pub class: HoldingClass,
+    /// The name, with `*` for every index; `None` where it has none.
+    pub name: Option<Arc<str>>,
+}
+
+impl HeldAs {
+    /// `parameters h.*.attn.weight`, `cuBLAS workspaces`.
+    pub fn text(&self) -> String {
+        match &self.name {
+            Some(name) => format!("{} {name}", self.class.label()),
+            None => self.class.label().to_owned(),
+        }
+    }
 }
 
 /// A place in native code.

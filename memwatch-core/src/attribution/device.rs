@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::input::{DeviceFacts, DeviceReading};
+use crate::kernel_driver::books::Books;
+use crate::kernel_driver::objects::Place;
 use crate::ledger::context::DeviceAnswers;
 use crate::ledger::pool::Backed;
 use crate::ledger::totals::{DeviceRef, DeviceTotals, Refusals};
@@ -74,6 +76,46 @@ pub fn held_during(process: &Process, gpu: &GpuUuid, reading: &DeviceReading) ->
         }
     }
     Some(sum_bytes)
+}
+
+/// The video memory in bytes that a process had of the kernel driver on a GPU all through a reading; `None` where it changed while it was made, or
+/// where memory of which the GPU is not known may be among it.
+pub fn charged_during(books: &Books, tgid: Tgid, gpu: &GpuUuid, reading: &DeviceReading) -> Option<u64> {
+    let mut sum_bytes = 0_u64;
+    for (place, held_bytes) in books.held_over(reading.begin_ns, reading.end_ns) {
+        match resolve_place(place, tgid, &reading.devices) {
+            Some(uuid) if uuid == *gpu => sum_bytes = sum_bytes.saturating_add(held_bytes?),
+            Some(_) => {}
+            None if held_bytes == Some(0) => {}
+            None => return None,
+        }
+    }
+    Some(sum_bytes)
+}
+
+/// The GPU that a device of the kernel driver is: by what its own ioctls say, the instance among those of that GPU; else the only one of the machine, or
+/// the only one on which NVML lists the process.
+pub fn resolve_place(place: &Place, tgid: Tgid, devices: &[DeviceFacts]) -> Option<GpuUuid> {
+    if place.contradictory {
+        return None;
+    }
+    let candidates: Vec<_> = match &place.uuid {
+        Some(uuid) if devices.iter().any(|device| device.uuid == *uuid) => return Some(uuid.clone()),
+        Some(uuid) => devices.iter().filter(|device| is_instance(device, uuid, place)).collect(),
+        None => devices.iter().collect(),
+    };
+    // NVML may not be there; then the GPU's own name is all there is.
+    let unlisted = || place.uuid.clone().filter(|_| candidates.is_empty());
+    only(&candidates).or_else(|| listed_on(tgid, &candidates)).or_else(unlisted)
+}
+
+fn is_instance(device: &DeviceFacts, parent: &GpuUuid, place: &Place) -> bool {
+    let is_same = |own: Option<u32>, seen: Option<u32>| own.zip(seen).is_none_or(|(own, seen)| own == seen);
+    device.mig.as_ref().is_some_and(|mig| {
+        mig.parent_uuid == *parent
+            && is_same(mig.gpu_instance_id, place.gpu_instance)
+            && is_same(mig.compute_instance_id, place.compute_instance)
+    })
 }
 
 /// The GPUs behind a living process's devices are kept for when it has ended, and nothing lists it any more.

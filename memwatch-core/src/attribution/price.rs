@@ -1,20 +1,100 @@
-//! What tracing a program's tensors will cost it, before it is paid: events per second times what one was measured to cost.
+//! What tracing a program's tensors will cost it, before it is paid: events per second times what one costs on this machine.
 
-use crate::input::{LevelChoice, TensorLevel};
+use std::num::NonZeroU64;
+
+use crate::input::{LevelChoice, TensorLevel, Windows};
 use crate::words::Tgid;
 
-/// The most that a level may cost that nobody asked for by name: 5 % of one processor, nanoseconds per second.
-pub const MOST_NS_PER_SECOND: u64 = 50_000_000;
-
-/// What a tensor that is allocated or freed costs the program, in nanoseconds: docs/overhead.md, "The price guard".
-const BLOCKS_NS: u64 = 3_100;
-const SITES_NS: u64 = 3_870;
-const LAYERS_NS: u64 = 5_410;
+/// What one probe costs where nobody has measured it: as on the slowest machine that was measured (docs/overhead.md), nanoseconds.
+const DEFAULT_TRAP_NS: u64 = 1_400;
+/// What one event costs at a level, in hundredths of a probe that only counts: docs/overhead.md, "The price of a level".
+const BLOCKS_PERCENT: u64 = 305;
+const SITES_PERCENT: u64 = 415;
+const LAYERS_PERCENT: u64 = 580;
 /// The same where one probe reports each tensor and no others are in place.
-const REPORTED_NS: u64 = 3_140;
-const REPORTED_LAYERS_NS: u64 = 4_570;
+const REPORTED_PERCENT: u64 = 290;
+const REPORTED_LAYERS_PERCENT: u64 = 345;
 
 const SECOND_NS: u128 = 1_000_000_000;
+/// A level is raised only where it will take no more than this part of the budget, in percent: it must not be lowered again at once.
+const ROOM_PERCENT: u64 = 70;
+/// So long a higher level must have fitted before it is taken, nanoseconds; twice as long after each time that it had to be lowered again.
+const CALM_NS: u64 = 3_000_000_000;
+const LONGEST_CALM_NS: u64 = 300_000_000_000;
+
+/// What one probe costs on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// A probe that does nothing but count, nanoseconds.
+    pub trap_ns: NonZeroU64,
+}
+
+impl Default for Prices {
+    fn default() -> Self {
+        Self { trap_ns: NonZeroU64::new(DEFAULT_TRAP_NS).expect("it is not 0") }
+    }
+}
+
+impl Prices {
+    /// What a tensor that is allocated or freed costs the program at a level, nanoseconds.
+    pub const fn event_ns(self, level: TensorLevel, reports_only: bool) -> u64 {
+        let percent = match (level, reports_only) {
+            (TensorLevel::Off | TensorLevel::Read, _) => 0,
+            (TensorLevel::Blocks, false) => BLOCKS_PERCENT,
+            (TensorLevel::Sites, false) => SITES_PERCENT,
+            (TensorLevel::Layers, false) => LAYERS_PERCENT,
+            (TensorLevel::Layers, true) => REPORTED_LAYERS_PERCENT,
+            (_, true) => REPORTED_PERCENT,
+        };
+        self.trap_ns.get().saturating_mul(percent) / 100
+    }
+}
+
+/// What tracing may take of a program's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// As much as it takes.
+    None,
+    /// So many nanoseconds of each second of one processor; 0 where nothing may be traced.
+    Part(u64),
+}
+
+impl Default for Budget {
+    /// 2 %.
+    fn default() -> Self {
+        Self::Part(20_000_000)
+    }
+}
+
+impl Budget {
+    /// Nanoseconds per second; `None` without a limit.
+    pub const fn ns_per_second(self) -> Option<u64> {
+        match self {
+            Self::None => None,
+            Self::Part(ns_per_second) => Some(ns_per_second),
+        }
+    }
+
+    /// Whether no probe may be placed at all.
+    pub const fn is_nothing(self) -> bool {
+        matches!(self, Self::Part(0))
+    }
+
+    fn has_room(self, price_ns: u64, percent: u64) -> bool {
+        match self {
+            Self::None => true,
+            Self::Part(most_ns) => u128::from(price_ns) * 100 <= u128::from(most_ns) * u128::from(percent),
+        }
+    }
+}
+
+/// A window of tracing lasts no longer, nanoseconds, and a cycle of a window and what is not traced after it neither, where that can be had.
+const LONGEST_WINDOW_NS: u64 = 200_000_000;
+const LONGEST_CYCLE_NS: u64 = 10_000_000_000;
+/// Nor shorter: probes are put in and taken out by the rhythm at which records are fetched.
+const SHORTEST_WINDOW_NS: u64 = 20_000_000;
+/// What may be spent on windows, in percent of the budget: to put probes in and to take them out costs as well.
+const WINDOWS_PERCENT: u64 = 80;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,39 +105,134 @@ pub struct Asked {
     pub reports_only: bool,
     /// Nobody asked for the level by name: it may be lowered.
     pub by_default: bool,
+    /// What it may cost.
+    pub budget: Budget,
+    /// What things cost here.
+    pub prices: Prices,
+    /// Probes are put in and taken out fast enough for windows.
+    pub has_windows: bool,
 }
 
 impl Asked {
     /// What a level is predicted to take of one processor at so many tensor events per second, nanoseconds per second.
-    fn price_ns(self, level: TensorLevel, events_per_second: u64) -> u64 {
-        let event_ns = match (level, self.reports_only) {
-            (TensorLevel::Off, _) => 0,
-            (TensorLevel::Blocks, false) => BLOCKS_NS,
-            (TensorLevel::Sites, false) => SITES_NS,
-            (TensorLevel::Layers, false) => LAYERS_NS,
-            (TensorLevel::Layers, true) => REPORTED_LAYERS_NS,
-            (_, true) => REPORTED_NS,
-        };
-        events_per_second.saturating_mul(event_ns)
+    pub const fn price_ns(self, level: TensorLevel, events_per_second: u64) -> u64 {
+        events_per_second.saturating_mul(self.prices.event_ns(level, self.reports_only))
     }
 
-    /// The level at which a process is traced that has so many tensor events per second: the highest up to `ceiling` that costs no more than
-    /// [`MOST_NS_PER_SECOND`], or what was asked for by name.
-    pub fn choose(self, (tgid, time_ns): (Tgid, u64), ceiling: TensorLevel, events_per_second: u64) -> LevelChoice {
-        let price_ns = |level| self.price_ns(level, events_per_second);
-        let ceiling = ceiling.min(self.level);
-        let fits = |level: &TensorLevel| *level <= ceiling && price_ns(*level) <= MOST_NS_PER_SECOND;
-        let cheapest = || TensorLevel::ALL.into_iter().rfind(fits).unwrap_or_default();
-        let chosen = if self.by_default { cheapest() } else { ceiling };
+    /// The level at which a process is traced that has so many tensor events per second: the highest that fits the budget, or what was asked for by
+    /// name.
+    pub fn choose(self, moment: (Tgid, u64), events_per_second: u64) -> LevelChoice {
+        let chosen = self.highest(events_per_second, 100);
+        self.choice(moment, chosen, events_per_second)
+    }
+
+    /// The windows in which everything can be traced where no level with lines fits; `None` where nothing may be spent, or no lines are asked for.
+    pub fn windows(self, events_per_second: u64) -> Option<Windows> {
+        let most_ns = self.budget.ns_per_second().filter(|_| self.has_windows && self.by_default)?;
+        if self.level < TensorLevel::Sites {
+            return None;
+        }
+        let most_ns = u128::from(most_ns) * u128::from(WINDOWS_PERCENT) / 100;
+        let price_ns = u128::from(events_per_second) * u128::from(self.prices.event_ns(self.level, true));
+        let nanoseconds = |value: u128| u64::try_from(value).unwrap_or(u64::MAX);
+        let open_ns = nanoseconds((u128::from(LONGEST_CYCLE_NS) * most_ns).checked_div(price_ns)?);
+        let open_ns = open_ns.clamp(SHORTEST_WINDOW_NS, LONGEST_WINDOW_NS);
+        let every_ns = nanoseconds((u128::from(open_ns) * price_ns).checked_div(most_ns)?).max(open_ns);
+        Some(Windows { open_ns, every_ns })
+    }
+
+    /// So many events a level may have in a second; no end of them where there is no limit, or it was asked for by name.
+    pub const fn most_events(self, level: TensorLevel) -> u64 {
+        let most_ns = self.budget.ns_per_second();
+        match (most_ns, self.prices.event_ns(level, self.reports_only)) {
+            (Some(most_ns), event_ns @ 1..) if self.by_default => most_ns / event_ns,
+            _ => u64::MAX,
+        }
+    }
+
+    /// Whether a level is within the budget at so many tensor events per second.
+    pub fn fits(self, level: TensorLevel, events_per_second: u64) -> bool {
+        self.has_room(level, events_per_second, 100)
+    }
+
+    fn has_room(self, level: TensorLevel, events_per_second: u64, percent: u64) -> bool {
+        self.budget.has_room(self.price_ns(level, events_per_second), percent)
+    }
+
+    fn highest(self, events_per_second: u64, percent: u64) -> TensorLevel {
+        let fits = |level: &TensorLevel| *level <= self.level && self.has_room(*level, events_per_second, percent);
+        let nothing = self.budget.is_nothing();
+        match self.level {
+            TensorLevel::Off => TensorLevel::Off,
+            level if !self.by_default => level,
+            level if nothing => level.min(TensorLevel::Read),
+            _ => TensorLevel::ALL.into_iter().rfind(fits).unwrap_or(TensorLevel::Read),
+        }
+    }
+
+    fn choice(self, (tgid, time_ns): (Tgid, u64), chosen: TensorLevel, events_per_second: u64) -> LevelChoice {
         LevelChoice {
             tgid,
             time_ns,
             asked: self.level,
             chosen,
             events_per_second,
-            asked_ns_per_second: price_ns(self.level),
-            chosen_ns_per_second: price_ns(chosen),
+            asked_ns_per_second: self.price_ns(self.level, events_per_second),
+            chosen_ns_per_second: self.price_ns(chosen, events_per_second),
+            budget_ns_per_second: self.budget.ns_per_second(),
+            windows: if chosen == TensorLevel::Read { self.windows(events_per_second) } else { None },
         }
+    }
+}
+
+/// Watches over the level of one process: lowers it at once where it costs too much, and raises it again once a higher one has fitted for a while.
+#[derive(Clone, Copy, Debug)]
+pub struct Governor {
+    present: TensorLevel,
+    /// Since when a higher level has fitted: `CLOCK_BOOTTIME`, nanoseconds.
+    calm_since_ns: Option<u64>,
+    /// For how long it has to.
+    calm_ns: u64,
+    /// When it was raised last, likewise.
+    raised_ns: Option<u64>,
+}
+
+impl Governor {
+    /// Of a process that is traced at this level.
+    pub const fn new(present: TensorLevel) -> Self {
+        Self { present, calm_since_ns: None, calm_ns: CALM_NS, raised_ns: None }
+    }
+
+    /// The level now.
+    pub const fn present(&self) -> TensorLevel {
+        self.present
+    }
+
+    /// The process has so many tensor events per second now. Returns another level where it is to be traced at one from now on.
+    pub fn look(&mut self, asked: Asked, moment: (Tgid, u64), events_per_second: u64) -> Option<LevelChoice> {
+        let (_, now_ns) = moment;
+        let most = asked.highest(events_per_second, 100);
+        if most < self.present {
+            let is_soon = self.raised_ns.is_some_and(|raised_ns| now_ns.saturating_sub(raised_ns) < 2 * self.calm_ns);
+            self.calm_ns = if is_soon { self.calm_ns.saturating_mul(2).min(LONGEST_CALM_NS) } else { CALM_NS };
+            return Some(self.take(asked.choice(moment, most, events_per_second)));
+        }
+        let higher = asked.highest(events_per_second, ROOM_PERCENT);
+        if higher <= self.present {
+            self.calm_since_ns = None;
+            return None;
+        }
+        let since_ns = *self.calm_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) < self.calm_ns {
+            return None;
+        }
+        self.raised_ns = Some(now_ns);
+        Some(self.take(asked.choice(moment, higher, events_per_second)))
+    }
+
+    const fn take(&mut self, choice: LevelChoice) -> LevelChoice {
+        (self.present, self.calm_since_ns) = (choice.chosen, None);
+        choice
     }
 }
 
@@ -70,47 +245,114 @@ pub fn per_second(events: u64, elapsed_ns: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use TensorLevel::{Blocks, Layers, Off, Sites};
+    use TensorLevel::{Blocks, Layers, Off, Read, Sites};
+    use proptest::prelude::*;
 
-    const DEFAULT: Asked = Asked { level: Layers, reports_only: false, by_default: true };
+    const SECOND: u64 = 1_000_000_000;
 
-    fn chosen(asked: Asked, ceiling: TensorLevel, events_per_second: u64) -> TensorLevel {
-        asked.choose((Tgid(7), 5), ceiling, events_per_second).chosen
+    fn default() -> Asked {
+        let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
+        Asked {
+            level: Layers,
+            reports_only: false,
+            by_default: true,
+            budget: Budget::default(),
+            prices,
+            has_windows: true,
+        }
+    }
+
+    fn chosen(asked: Asked, events_per_second: u64) -> TensorLevel {
+        asked.choose((Tgid(7), 5), events_per_second).chosen
     }
 
     #[test]
-    fn the_highest_level_is_chosen_that_takes_no_more_than_a_twentieth_of_a_processor() {
-        let rates = [0, 1_000, 9_242, 9_243, 12_919, 12_920, 16_129, 16_130, 120_000, u64::MAX];
-        let levels = rates.map(|rate| chosen(DEFAULT, Layers, rate));
-        assert_eq!(levels, [Layers, Layers, Layers, Sites, Sites, Blocks, Blocks, Off, Off, Off]);
+    fn the_highest_level_is_chosen_that_fits_the_budget() {
+        let rates = [0, 1_000, 3_448, 3_449, 4_819, 4_820, 6_557, 6_558, 120_000, u64::MAX];
+        let levels = rates.map(|rate| chosen(default(), rate));
+        assert_eq!(levels, [Layers, Layers, Layers, Sites, Sites, Blocks, Blocks, Read, Read, Read]);
+        assert_eq!(chosen(Asked { level: Sites, ..default() }, 10), Sites);
+        assert_eq!(chosen(Asked { level: Off, ..default() }, 10), Off);
+        let fitting = TensorLevel::ALL.map(|level| default().fits(level, 4_820));
+        assert_eq!(fitting, [true, true, true, false, false]);
+    }
+
+    #[test]
+    fn without_a_limit_all_is_traced_and_with_nothing_to_spend_nothing() {
+        assert_eq!(chosen(Asked { budget: Budget::None, ..default() }, u64::MAX), Layers);
+        assert_eq!(chosen(Asked { budget: Budget::Part(0), ..default() }, 0), Read);
     }
 
     #[test]
     fn a_level_that_was_asked_for_by_name_is_obeyed_and_its_price_is_known_all_the_same() {
         for level in TensorLevel::ALL {
-            let asked = Asked { level, by_default: false, ..DEFAULT };
-            let choice = asked.choose((Tgid(7), 5), Layers, 120_000);
+            let choice = Asked { level, by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
             assert_eq!((choice.asked, choice.chosen), (level, level));
             assert_eq!(choice.asked_ns_per_second, choice.chosen_ns_per_second);
         }
-        let choice = Asked { by_default: false, ..DEFAULT }.choose((Tgid(7), 5), Layers, 120_000);
-        assert_eq!(choice.asked_ns_per_second, 649_200_000, "65 % of a processor, as it was measured on an H100");
+        let choice = Asked { by_default: false, ..default() }.choose((Tgid(7), 5), 120_000);
+        assert_eq!(choice.asked_ns_per_second, 696_000_000, "70 % of a processor");
+        assert_eq!(choice.budget_ns_per_second, Some(20_000_000));
     }
 
     #[test]
-    fn a_lowered_level_is_never_raised_and_what_was_asked_for_is_remembered() {
-        assert_eq!(chosen(DEFAULT, Blocks, 10), Blocks);
-        assert_eq!(chosen(DEFAULT, Blocks, 120_000), Off);
-        assert_eq!(chosen(Asked { level: Sites, ..DEFAULT }, Layers, 10), Sites);
-        let choice = DEFAULT.choose((Tgid(7), 5), Blocks, 120_000);
-        assert_eq!((choice.asked, choice.chosen, choice.chosen_ns_per_second), (Layers, Off, 0));
-        assert_eq!(choice.asked_ns_per_second, 649_200_000);
+    fn fewer_probes_cost_less_and_a_slower_machine_more() {
+        let reported = Asked { reports_only: true, ..default() };
+        assert_eq!((chosen(reported, 5_000), chosen(default(), 5_000)), (Layers, Blocks));
+        let slow = Asked { prices: Prices { trap_ns: NonZeroU64::new(3_000).expect("a price") }, ..default() };
+        assert_eq!((chosen(slow, 2_000), chosen(default(), 2_000)), (Blocks, Layers));
     }
 
     #[test]
-    fn fewer_probes_cost_less() {
-        let reported = Asked { reports_only: true, ..DEFAULT };
-        assert_eq!((chosen(reported, Layers, 10_900), chosen(DEFAULT, Layers, 10_900)), (Layers, Sites));
+    fn a_level_is_lowered_at_once_and_raised_once_it_was_calm_for_a_while() {
+        let mut governor = Governor::new(Layers);
+        let mut look =
+            |second: u64, rate| governor.look(default(), (Tgid(7), second * SECOND), rate).map(|choice| choice.chosen);
+        assert_eq!(look(1, 1_000), None);
+        assert_eq!(look(2, 200_000), Some(Read));
+        assert_eq!([look(3, 1_000), look(4, 1_000), look(5, 1_000)], [None; 3]);
+        assert_eq!(look(6, 1_000), Some(Layers));
+        assert_eq!(look(7, 200_000), Some(Read), "it comes and goes");
+        assert_eq!((8..14).find_map(|second| look(second, 1_000)), None, "so it is waited longer");
+        assert_eq!(look(14, 1_000), Some(Layers));
+    }
+
+    #[test]
+    fn windows_are_as_long_and_as_far_apart_as_the_budget_allows() {
+        let windows = |rate| default().windows(rate).map(|windows| (windows.open_ns, windows.every_ns));
+        assert_eq!(windows(20_000), Some((200_000_000, 862_500_000)), "69 ms of a second, where 16 may be spent");
+        assert_eq!(windows(400_000), Some((115_942_028, 9_999_999_915)));
+        assert_eq!(windows(100_000_000), Some((20_000_000, 431_250_000_000)), "so seldom, but never more");
+        assert_eq!(windows(0), None, "all of it fits");
+        assert_eq!(Asked { budget: Budget::None, ..default() }.windows(400_000), None);
+        assert_eq!(Asked { budget: Budget::Part(0), ..default() }.windows(400_000), None);
+        assert_eq!(Asked { level: Blocks, ..default() }.windows(400_000), None);
+        assert_eq!(default().choose((Tgid(7), 5), 20_000).windows, default().windows(20_000));
+        assert_eq!(default().choose((Tgid(7), 5), 100).windows, None);
+    }
+
+    #[test]
+    fn what_fits_only_just_is_not_raised_to() {
+        let mut governor = Governor::new(Read);
+        let mut look = |second: u64| governor.look(default(), (Tgid(7), second * SECOND), 3_300).map(|one| one.chosen);
+        assert_eq!((0..3).find_map(&mut look), None);
+        assert_eq!(look(3), Some(Sites), "layers would take 96 % of the budget, lines 68 %");
+        assert_eq!((4..60).find_map(&mut look), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_level_ever_costs_more_than_the_budget_at_the_rate_it_was_chosen_by(
+            rates in prop::collection::vec(0_u64..500_000, 1..60), budget in 0_u64..100_000_000
+        ) {
+            let asked = Asked { budget: Budget::Part(budget), ..default() };
+            let mut governor = Governor::new(Layers);
+            for (second, rate) in (1..).zip(rates) {
+                governor.look(asked, (Tgid(7), second * SECOND), rate);
+                let price_ns = asked.price_ns(governor.present(), rate);
+                prop_assert!(price_ns <= budget && governor.present() >= Read);
+            }
+        }
     }
 
     #[test]

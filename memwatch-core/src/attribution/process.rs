@@ -1,6 +1,6 @@
 //! One process: its identity, what `/proc` has of it, its ledger, and whether that is complete.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
@@ -9,6 +9,8 @@ use super::overhead::Overhead;
 use crate::allocators::TensorLedger;
 use crate::decode::Call;
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
+use crate::kernel_driver::Watched;
+use crate::kernel_driver::view::Explained;
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
@@ -48,6 +50,9 @@ pub struct Process {
     /// Records of it that did not arrive.
     #[serde(with = "by_name::losses")]
     pub losses: BTreeMap<Loss, u64>,
+    /// Those of its ioctls to the kernel driver: its calls are complete all the same.
+    #[serde(with = "by_name::losses")]
+    pub kernel_driver_losses: BTreeMap<Loss, u64>,
     /// Its memory was taken off the devices by a checkpoint, and is in host memory meanwhile.
     pub checkpointed: bool,
     /// When its totals were last taken from the kernel half's allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
@@ -64,9 +69,17 @@ pub struct Process {
     pub level: Option<LevelChoice>,
     /// Its ledger has changed since the last tick.
     pub changed: bool,
+    /// What it had last by the kernel driver's own books, once it has ended.
+    pub last_explained: Option<Box<Explained>>,
+    /// The last children that it forked while it had memory of the kernel driver, and that were not seen to end or to become another program: they have
+    /// its open files.
+    pub forked: VecDeque<Tgid>,
     /// Set once it has ended.
     pub ended: Option<Ended>,
 }
+
+/// How many of them are remembered.
+const FORKED_KEPT: usize = 8;
 
 impl Process {
     /// A process first heard of at `now_ns`, when memwatch was attached at `attached_ns`.
@@ -82,6 +95,7 @@ impl Process {
             tensors: None,
             tensors_watched_ns: 0,
             losses: BTreeMap::new(),
+            kernel_driver_losses: BTreeMap::new(),
             checkpointed: false,
             anchored_ns: None,
             peaks_begun_ns: None,
@@ -90,6 +104,8 @@ impl Process {
             overhead: Overhead::default(),
             level: None,
             changed: false,
+            last_explained: None,
+            forked: VecDeque::new(),
             ended: None,
         }
     }
@@ -98,6 +114,14 @@ impl Process {
     pub fn comes_after(&mut self, before: Option<&Self>) {
         let ended = before.and_then(|before| before.ended);
         self.observed_since_ns = self.observed_since_ns.max(ended.map_or(0, |ended| ended.time_ns));
+    }
+
+    /// It has a child that goes on as a copy of it.
+    pub fn forks(&mut self, child: Tgid) {
+        if self.forked.len() == FORKED_KEPT {
+            self.forked.pop_front();
+        }
+        self.forked.push_back(child);
     }
 
     /// Its library was probed only at `time_ns`: what it did before is unknown.
@@ -142,7 +166,8 @@ impl Process {
             }
             return self.tensors.get_or_insert_default().lose(loss, count);
         }
-        *self.losses.entry(loss).or_insert(0) += count;
+        let losses = if loss.is_of_kernel_driver() { &mut self.kernel_driver_losses } else { &mut self.losses };
+        *losses.entry(loss).or_insert(0) += count;
     }
 
     /// Time has come to `now_ns`.
@@ -184,7 +209,28 @@ impl Process {
         if let Some(tensors) = self.tensors.as_mut().filter(|_| choice.chosen < TensorLevel::Layers) {
             tensors.forget_threads();
         }
+        let was_read = self.level.is_some_and(|before| before.chosen == TensorLevel::Read);
         self.level = Some(choice);
+        if let Some(tensors) = &mut self.tensors {
+            match (was_read, choice.chosen) {
+                (false, TensorLevel::Read) => tensors.stop(),
+                (true, level) if level > TensorLevel::Read => tensors.resume(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether no event of its PyTorch is traced: its memory is read.
+    pub fn is_read_only(&self) -> bool {
+        let is_in_window = || self.tensors.as_ref().is_some_and(|tensors| tensors.is_in_window());
+        self.level.is_some_and(|choice| choice.chosen == TensorLevel::Read) && !is_in_window()
+    }
+
+    /// A window of tracing begins or ends.
+    pub fn trace_window(&mut self, time_ns: u64, is_open: bool) {
+        let is_read = self.level.is_some_and(|choice| choice.chosen == TensorLevel::Read);
+        let Some(tensors) = self.tensors.as_mut().filter(|_| is_read) else { return };
+        if is_open { tensors.open_window(time_ns) } else { tensors.close_window(time_ns) }
     }
 
     /// Since when nothing of its PyTorch is traced any more, to keep it fast: `CLOCK_BOOTTIME`, nanoseconds.
@@ -242,6 +288,13 @@ impl Process {
         self.losses.is_empty()
     }
 
+    /// What decides whether the kernel driver's books of it are believed.
+    pub fn watched(&self) -> Watched {
+        let losses = &self.kernel_driver_losses;
+        let odd_layout = losses.contains_key(&Loss::RmLayout);
+        Watched { from_start: self.from_start, complete: losses.is_empty(), odd_layout }
+    }
+
     /// Its image was replaced: everything it held is freed, and nothing of the new one was missed.
     pub fn exec(&mut self, time_ns: u64) {
         self.ledger.end(time_ns);
@@ -250,6 +303,7 @@ impl Process {
         self.tensors_watched_ns = 0;
         self.level = None;
         self.last_gpus.clear();
+        self.kernel_driver_losses.clear();
         self.from_start = true;
     }
 

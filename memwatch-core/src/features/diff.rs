@@ -95,7 +95,10 @@ impl Pair {
 /// changed file can be compared.
 pub fn difference(before: &Snapshot, after: &Snapshot, side: Side, by_function: bool) -> Difference {
     let named = |site: &SiteView| SiteView { line: site.line.filter(|_| !by_function), ..site.clone() };
-    let site_key = |site: &SiteView| (site.kind.clone(), site.file.clone(), site.line, site.function.clone());
+    let site_key = |site: &SiteView| {
+        let SiteView { kind, file, line, function, held, sum: _ } = site.clone();
+        (kind, file, line, function, held)
+    };
     let stage_key = |stage: &StageView| (stage.stage.clone(), stage.recomputed, stage.captured);
     let layer_key =
         |layer: &LayerView| (layer.kind.clone(), layer.model.clone(), layer.name.clone(), layer.class.clone());
@@ -142,6 +145,7 @@ fn added(one: &SumView, other: &SumView) -> SumView {
         frees: one.frees + other.frees,
         mean_lifetime_ns: None,
         longest_lifetime_ns: one.longest_lifetime_ns.max(other.longest_lifetime_ns),
+        sampled: None,
     }
 }
 
@@ -170,7 +174,7 @@ mod tests {
     fn site(line: u32, peak_bytes: u64) -> SiteView {
         let sum = SumView { peak_bytes, live_bytes: peak_bytes / 2, allocations: 1, ..SumView::default() };
         let (file, function) = (Some("train.py".to_owned()), Some("step".to_owned()));
-        SiteView { kind: "line".into(), file, line: Some(line), function, sum }
+        SiteView { kind: "line".into(), file, line: Some(line), function, held: None, sum }
     }
 
     fn rows(before: Vec<SiteView>, after: Vec<SiteView>) -> Vec<(Option<u32>, &'static str, i64)> {

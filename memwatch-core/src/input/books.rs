@@ -73,6 +73,35 @@ pub struct MovingDevice {
     pub blocks: Vec<BookBlock>,
 }
 
+/// What a process's caching allocators have counted, read at a moment at which their numbers agreed with each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Numbers {
+    /// The process.
+    pub tgid: Tgid,
+    /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    pub time_ns: u64,
+    /// The devices that the process has used.
+    pub devices: Vec<DeviceNumbers>,
+}
+
+/// What one device's allocator has counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceNumbers {
+    /// The device.
+    pub ordinal: Ordinal,
+    /// The allocator's address: the `this` of its methods.
+    pub allocator: u64,
+    /// The words from the beginning of its `DeviceStats` on: [`STATISTICS_WORDS`] of them.
+    pub words: Vec<u64>,
+}
+
+impl DeviceNumbers {
+    /// The words as an array; `None` where they are not so many.
+    pub fn words(&self) -> Option<&[u64; STATISTICS_WORDS]> {
+        self.words.as_slice().try_into().ok()
+    }
+}
+
 /// A piece of the driver's memory: of one `cudaMalloc`, or what is mapped without a gap in an expandable segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BookSegment {

@@ -1,5 +1,7 @@
 //! What a PyTorch process holds, by name: every block that it has, with the tensor in it and who keeps that, read from its memory.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Ordinal, Tgid};
@@ -9,7 +11,7 @@ use crate::words::{Ordinal, Tgid};
 pub struct Holdings {
     /// The process.
     pub tgid: Tgid,
-    /// When the reading began: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When the reading of its blocks began: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
     /// One per block, by device and address.
     pub rows: Vec<Holding>,
@@ -19,8 +21,10 @@ pub struct Holdings {
     pub tensors: u64,
     /// Names that were left out, because what leads to them had changed when it was read again.
     pub dropped_names: u64,
-    /// Objects or tensors may be missing: the process changed them meanwhile, or has more than are looked at.
+    /// Objects or tensors may be missing: the process changed them meanwhile, has more than are looked at, or the time was over.
     pub is_partial: bool,
+    /// Why the reading ended before it was through; `None` where it was.
+    pub cut_by: Option<Cut>,
     /// Why there are no names at all.
     pub without_names: Option<String>,
     /// How many bytes of the process were read for the names.
@@ -59,6 +63,23 @@ pub struct Holding {
     pub tensor_type: Option<String>,
     /// Of what is saved for backward: the tensor whose graph it belongs to.
     pub kept_by: Option<String>,
+    /// The module whose parameter or buffer it is, or the gradient or state of one.
+    pub owner: Option<OwnerModule>,
+}
+
+/// A `torch.nn.Module` that a tensor belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerModule {
+    /// The address of its object.
+    pub address: u64,
+    /// Its class.
+    pub class: Arc<str>,
+    /// Its name, as `named_modules()` of the outermost module has it; empty for that itself.
+    pub name: Arc<str>,
+    /// The address of the outermost module that it is in.
+    pub root_address: u64,
+    /// The class of that.
+    pub root_class: Arc<str>,
 }
 
 impl Holding {
@@ -78,6 +99,7 @@ impl Holding {
             dtype: None,
             tensor_type: None,
             kept_by: None,
+            owner: None,
         }
     }
 
@@ -95,7 +117,25 @@ impl Holding {
     /// The name with `*` for every index and number in it: of many of a kind, one.
     pub fn pattern(&self) -> Option<String> {
         let name = self.name.as_deref()?;
-        Some(if self.module().is_some() { numbered_parts(name) } else { indexed(name) })
+        Some(match (self.class, name.split_once(" of ")) {
+            (HoldingClass::OptimizerState, Some((key, parameter))) => format!("{key} of {}", numbered_parts(parameter)),
+            _ if self.module().is_some() => numbered_parts(name),
+            _ => indexed(name),
+        })
+    }
+
+    /// Whether something leads to it. In a reading that was made in the middle of a change, nothing may seem to.
+    pub const fn is_found(&self) -> bool {
+        match self.class {
+            HoldingClass::Unreachable | HoldingClass::CppOnly | HoldingClass::NoPythonObject => false,
+            HoldingClass::SavedForBackward => self.kept_by.is_some(),
+            _ => true,
+        }
+    }
+
+    /// What keeps it, for what is saved for backward, with `*` for every index: of many of a kind, one.
+    pub fn keeper_pattern(&self) -> Option<String> {
+        self.kept_by.as_deref().map(indexed)
     }
 }
 
@@ -187,6 +227,16 @@ impl HoldingClass {
     }
 }
 
+/// Why a reading ended before it was through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// The time that it may take was over.
+    Time,
+    /// The process has more than is looked at.
+    Size,
+}
+
 /// What could be held with less.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Advice {
@@ -236,6 +286,8 @@ mod tests {
         assert_eq!(tensor("cut[1"), "cut[*]");
         assert_eq!(tensor("cut['1"), "cut[*]");
         assert_eq!(pattern(HoldingClass::Parameter, "h.10.ln_1.weight").as_deref(), Some("h.*.ln_1.weight"));
+        let state = pattern(HoldingClass::OptimizerState, "exp_avg of 0.layers.3.weight");
+        assert_eq!(state.as_deref(), Some("exp_avg of *.layers.*.weight"));
     }
 
     #[test]

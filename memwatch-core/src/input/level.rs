@@ -11,6 +11,8 @@ pub enum TensorLevel {
     /// Nothing: driver calls only.
     #[default]
     Off,
+    /// No event: what its allocators have counted is read from the process's memory now and then, with no probe.
+    Read,
     /// What its allocators do.
     Blocks,
     /// And from which lines of Python.
@@ -21,12 +23,13 @@ pub enum TensorLevel {
 
 impl TensorLevel {
     /// All of them, the cheapest first.
-    pub const ALL: [Self; 4] = [Self::Off, Self::Blocks, Self::Sites, Self::Layers];
+    pub const ALL: [Self; 5] = [Self::Off, Self::Read, Self::Blocks, Self::Sites, Self::Layers];
 
     /// The name on the command line and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
+            Self::Read => "read",
             Self::Blocks => "blocks",
             Self::Sites => "sites",
             Self::Layers => "layers",
@@ -51,4 +54,19 @@ pub struct LevelChoice {
     pub asked_ns_per_second: u64,
     /// The same of the level that is traced.
     pub chosen_ns_per_second: u64,
+    /// What tracing may take of one processor, nanoseconds per second; `None` where there is no limit, and in recordings that do not say it.
+    #[serde(default)]
+    pub budget_ns_per_second: Option<u64>,
+    /// Windows in which everything is traced, where no more than reading fits.
+    #[serde(default)]
+    pub windows: Option<Windows>,
+}
+
+/// Windows of tracing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Windows {
+    /// How long one is, nanoseconds.
+    pub open_ns: u64,
+    /// From the beginning of one to that of the next, nanoseconds.
+    pub every_ns: u64,
 }

@@ -3,7 +3,7 @@
 use super::alias::{Origin, SharedObject};
 use super::context::DeviceAnswers;
 use super::pool::Backed;
-use super::totals::{DeviceRef, DeviceTotals, Totals};
+use super::totals::{DeviceRef, DeviceTotals, Kind, Totals};
 use super::{FailedAllocation, ProcessLedger};
 use crate::words::Ordinal;
 
@@ -100,6 +100,14 @@ impl ProcessLedger {
                 self.physical.get(id).is_some_and(|physical| physical.created_ns == created_ns)
             }
         }
+    }
+
+    /// What was requested of a device by address and is live, in bytes, of `cuMemAlloc` and of pools; by address.
+    pub fn requests(&self) -> Vec<(u64, u64)> {
+        let own = self.addresses.own().filter(|(_, own)| matches!(own.kind, Kind::Device | Kind::Pool));
+        let mut requests: Vec<_> = own.map(|(address, own)| (address, own.bytes)).collect();
+        requests.sort_unstable();
+        requests
     }
 
     /// Whether it is known of every living thread that has allocated on which device it does; `None` before any has.

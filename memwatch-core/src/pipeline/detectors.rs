@@ -85,5 +85,6 @@ impl Pipeline {
         self.observe_needs();
         self.observe_fragments();
         self.observe_growth();
+        self.settle_refused();
     }
 }

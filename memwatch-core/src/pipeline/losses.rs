@@ -4,6 +4,7 @@ use memwatch_common::loss::Loss;
 
 use crate::Pipeline;
 use crate::attribution::process::Process;
+use crate::input::HeldAddresses;
 use crate::words::Tgid;
 
 impl Pipeline {
@@ -26,6 +27,15 @@ impl Pipeline {
             let ended = self.ended.iter_mut().filter(lately);
             self.processes.values_mut().chain(ended).for_each(|process| process.lose(loss, count));
             self.losses.keep_for_everybody(loss, count);
+        }
+    }
+
+    /// A process whose records were lost goes by the kernel half's own allocation map.
+    pub(crate) fn anchor(&mut self, held: &HeldAddresses) {
+        let now_ns = self.now_ns;
+        if let Some(process) = self.processes.get_mut(&held.tgid) {
+            process.anchor(held, now_ns);
+            self.follow_process(held.tgid, now_ns);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What the pipeline is beside its line: all detectors, losses, PyTorch's part, cache misses ahead, and its state as bytes.
 
 pub mod detectors;
+mod ended;
+mod kernel_driver;
 mod losses;
 pub mod prefetch;
 pub mod pytorch;

@@ -6,9 +6,11 @@ use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::log::LogLine;
 use crate::allocators::pytorch::Words;
+use crate::attribution::process::Process;
 use crate::decode::decode_tensor;
 use crate::input::LevelChoice;
-use crate::input::books::{Books, MovingBooks};
+use crate::input::books::{Books, MovingBooks, Numbers};
+use crate::input::holdings::Holdings;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
@@ -94,7 +96,7 @@ impl Pipeline {
             let now_ns = self.now_ns;
             let process = self.process_mut(event.tgid, now_ns);
             process.overhead.count_event(record);
-            if process.tensors_ended_ns().is_some() {
+            if process.tensors_ended_ns().is_some() || process.is_read_only() {
                 return;
             }
             let tensors = process.tensors.get_or_insert_default();
@@ -120,28 +122,54 @@ impl Pipeline {
     }
 
     pub(crate) fn learn_native(&mut self, tgid: Tgid, id: u64, stack: NativeStack) {
-        if !self.has_ended_tensors(tgid) {
+        self.kernel_driver.learn_stack(tgid, id, &stack);
+        // A request to the kernel driver has one as well, also in a process without PyTorch.
+        let has_tensors = self.processes.get(&tgid).is_some_and(|process| process.tensors.is_some());
+        if has_tensors && !self.has_ended_tensors(tgid) {
             self.tensors_mut(tgid).learn_native(id, stack);
         }
     }
 
     pub(crate) fn learn_statistics(&mut self, (tgid, allocator): (Tgid, u64), time_ns: u64, words: &Words) {
-        if !self.has_ended_tensors(tgid) {
+        let is_read_only = self.processes.get(&tgid).is_some_and(Process::is_read_only);
+        if !is_read_only && !self.has_ended_tensors(tgid) {
             self.tensors_mut(tgid).learn_statistics(allocator, time_ns, words);
         }
     }
 
     pub(crate) fn learn_books(&mut self, books: &Books) {
         self.follow_time(books.time_ns);
+        // What comes after them would not be seen.
+        if self.is_read_only(books.tgid) {
+            return;
+        }
         if self.watched_tensors(books.tgid).is_some_and(|tensors| tensors.learn_books(books)) {
+            self.begin_simulations(books);
             self.observe_fragments_at(books.tgid, books.time_ns);
         }
+    }
+
+    /// What is traced is surer than what is read while a program works.
+    pub(crate) fn learn_numbers(&mut self, numbers: &Numbers) {
+        self.follow_time(numbers.time_ns);
+        let Some(process) = self.processes.get_mut(&numbers.tgid).filter(|process| process.is_read_only()) else {
+            return;
+        };
+        process.tensors.get_or_insert_default().learn_numbers(numbers);
+        self.follow_numbers(numbers);
     }
 
     pub(crate) fn learn_moving_books(&mut self, books: &MovingBooks) {
         self.follow_time(books.time_ns);
         if let Some(tensors) = self.watched_tensors(books.tgid) {
             tensors.learn_moving_books(books);
+        }
+    }
+
+    pub(crate) fn learn_holdings(&mut self, holdings: Box<Holdings>) {
+        self.follow_time(holdings.time_ns);
+        if let Some(tensors) = self.watched_tensors(holdings.tgid) {
+            tensors.learn_holdings(holdings);
         }
     }
 
@@ -170,6 +198,14 @@ impl Pipeline {
         tensors.is_some_and(|tensors| tensors.wants_books())
     }
 
+    /// A window in which all events of a process are traced begins or ends.
+    pub(crate) fn trace_window(&mut self, tgid: Tgid, time_ns: u64, is_open: bool) {
+        self.follow_time(time_ns);
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.trace_window(time_ns, is_open);
+        }
+    }
+
     /// From now on more or less of a process is traced.
     pub(crate) fn choose_level(&mut self, choice: LevelChoice) {
         self.follow_time(choice.time_ns);
@@ -182,6 +218,11 @@ impl Pipeline {
     /// The level at which a process is traced, where its price was predicted.
     pub fn level_of(&self, tgid: Tgid) -> Option<LevelChoice> {
         self.processes.get(&tgid).and_then(|process| process.level)
+    }
+
+    /// Whether no event of its PyTorch is traced: what its allocators have counted is read.
+    pub fn is_read_only(&self, tgid: Tgid) -> bool {
+        self.processes.get(&tgid).is_some_and(Process::is_read_only)
     }
 
     /// Whether nothing of this process was missed: it started after the attach.

@@ -40,7 +40,8 @@ pub struct AllocatorView {
     pub cache_misses: u64,
     /// Hits of both, 0 to 1.
     pub hit_rate: Option<f64>,
-    /// What is seen of it: `trace` (everything), `blocks` (what is granted and freed) or `reports` (of that rounded sizes alone).
+    /// What is seen of it: `trace` (everything), `blocks` (what is granted and freed), `reports` (of that rounded sizes alone) or `numbers` (nothing: what
+    /// it has counted is read from memory).
     pub observed_by: Name,
     /// Where its numbers count from: `start`, `readout` (its own numbers were read) or `unknown`.
     pub counted_from: Name,

@@ -1,6 +1,7 @@
 //! From the pipeline's state to the snapshot: names, sums and differences, no new facts.
 
 mod allocators;
+pub(crate) mod explained;
 mod fragmentation;
 mod history;
 mod native;
@@ -15,6 +16,7 @@ use crate::attribution::device::{OnGpu, by_gpu, resolve};
 use crate::attribution::overhead::Cost;
 use crate::attribution::process::Process;
 use crate::input::{DeviceFacts, DeviceReading, ProcessUse};
+use crate::kernel_driver::KernelDriver;
 use crate::ledger::FailedAllocation;
 use crate::ledger::alias::Origin;
 use crate::ledger::pool::Backed;
@@ -34,6 +36,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) reconciliation: &'a Reconciliation,
     /// All that are alive: memory may be shared between them.
     pub(crate) processes: &'a BTreeMap<Tgid, Process>,
+    /// What they asked the kernel driver for.
+    pub(crate) kernel_driver: &'a KernelDriver,
 }
 
 /// Whether the owner of shared memory still holds it.
@@ -108,6 +112,8 @@ impl Surroundings<'_> {
                 let uuid = |ordinal| resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices);
                 Box::new(places::tensors(ledger, uuid))
             }),
+            explained: explained::process(self, process).map(Box::new),
+            left_behind: explained::left_behind(self, process).map(Box::new),
         }
     }
 
@@ -194,7 +200,7 @@ impl Surroundings<'_> {
             gpus.filter(|gpu| gpu.uuid.as_ref() == Some(&device.uuid))
         };
         let accounted = on_it().map(|gpu| gpu.attributed_bytes).sum();
-        let watched = |tgid| processes.iter().any(|process| process.tgid == tgid && process.ended_ns.is_none());
+        let watched = |tgid| processes.iter().any(|process| process.tgid == tgid);
         let unwatched: Option<Vec<&ProcessUse>> =
             device.processes.as_ref().map(|list| list.iter().filter(|entry| !watched(entry.tgid)).collect());
         GpuView {
@@ -208,6 +214,7 @@ impl Surroundings<'_> {
             live_bytes: on_it().map(|gpu| gpu.live_bytes).sum(),
             attributed_bytes: accounted,
             unattributed_bytes: device.used_bytes.map(|used| difference(used, accounted)),
+            remainder: explained::remainder(self, device),
             context_bytes: self.reconciliation.context_bytes(&device.uuid),
             sampled_ns: self.reading.end_ns,
             unwatched_processes: unwatched.as_ref().and_then(|list| u64::try_from(list.len()).ok()),

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::allocators::AllocatorView;
+use crate::allocators::names::HeldAs;
+use crate::allocators::sampling::Estimate;
 use crate::words::{GpuUuid, Name};
 
 /// What memwatch knows of a process's PyTorch.
@@ -20,8 +22,21 @@ pub struct TensorsView {
     pub native_stacks: BTreeMap<Name, u64>,
     /// Why what it held before the attach could not be read from its memory; `None` where it could, or was not wanted.
     pub books_refused: Option<Name>,
+    /// The windows in which it was traced; `None` where it is all the time, or never.
+    pub windows: Option<WindowsView>,
     /// Whose its memory is.
     pub places: PlacesView,
+}
+
+/// Windows of tracing: what lines, stages and layers have is what was seen in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowsView {
+    /// How many there were.
+    pub windows: u64,
+    /// How many more were not counted, since events of them were lost.
+    pub discarded: u64,
+    /// How long they were in all, nanoseconds.
+    pub open_ns: u64,
 }
 
 /// Whose the memory of one process is.
@@ -85,6 +100,8 @@ pub struct SumView {
     pub mean_lifetime_ns: Option<u64>,
     /// And the longest.
     pub longest_lifetime_ns: Option<u64>,
+    /// What all its blocks have come to, by the windows in which it was traced; `None` where all of it is traced.
+    pub sampled: Option<Estimate>,
 }
 
 /// A stage.
@@ -147,6 +164,8 @@ pub struct SiteView {
     pub line: Option<u32>,
     /// The function.
     pub function: Option<String>,
+    /// Of what is pre-existing: what it is by the process's memory; `None` where that does not say it.
+    pub held: Option<HeldAs>,
     /// What it has.
     pub sum: SumView,
 }

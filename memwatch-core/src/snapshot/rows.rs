@@ -42,13 +42,14 @@ impl Row for SiteView {
     }
 
     fn become_rest(&mut self) {
-        *self = Self { kind: REST, file: None, line: None, function: None, sum: self.sum };
+        *self = Self { kind: REST, file: None, line: None, function: None, held: None, sum: self.sum };
     }
 
     fn take_over(&mut self, _: &Self) {}
 
     fn names(&self) -> [Option<&str>; 3] {
-        [self.file.as_deref(), self.function.as_deref(), None]
+        let held = self.held.as_ref().and_then(|held| held.name.as_deref());
+        [self.file.as_deref(), self.function.as_deref(), held]
     }
 
     fn line(&self) -> Option<u32> {
@@ -161,6 +162,7 @@ pub(crate) fn add(sum: &mut SumView, other: &SumView) {
         frees: sum.frees.saturating_add(other.frees),
         mean_lifetime_ns: mean_lifetime_ns(sum, other),
         longest_lifetime_ns: sum.longest_lifetime_ns.max(other.longest_lifetime_ns),
+        sampled: sum.sampled.zip(other.sampled).map(|(one, other)| one.plus(other)).or(sum.sampled).or(other.sampled),
     };
 }
 
@@ -185,6 +187,7 @@ mod tests {
             file: Some("train.py".to_owned()),
             line: Some(line),
             function: None,
+            held: None,
             sum: SumView { live_bytes: 512, ..SumView::default() },
         };
         let lines = |rows: Vec<SiteView>| largest(rows, 3).iter().map(|row| row.line).collect::<Vec<_>>();

@@ -146,5 +146,6 @@ fn public(library: &LibraryCoverage) -> LibraryCoverage {
         return library.clone();
     }
     let error = library.error.as_ref().map(|_| "the reason is for its owner".to_owned());
-    LibraryCoverage { path: ELSEWHERE.to_owned(), build_id: None, error, ..library.clone() }
+    let all = library.clone();
+    LibraryCoverage { path: ELSEWHERE.to_owned(), build_id: None, error, kernel_calls: None, ..all }
 }

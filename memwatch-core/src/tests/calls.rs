@@ -1,5 +1,8 @@
 //! Calls for tests, as the kernel half would report them. Each function is named after the driver's, without its prefix.
 
+#[path = "rm.rs"]
+pub(crate) mod rm;
+
 use memwatch_common::probes::PROBES;
 use memwatch_common::record::{CallRecord, Record, RecordKind};
 

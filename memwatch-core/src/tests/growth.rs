@@ -15,6 +15,7 @@ fn gpu_a(used_bytes: u64, processes: &[u32]) -> DeviceFacts {
         total_bytes: Some(1000 * MIB),
         used_bytes: Some(used_bytes),
         processes: Some(list),
+        cores: None,
         sensors: Sensors::default(),
         ..device(GPU_A, 0, [])
     }

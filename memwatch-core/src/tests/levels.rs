@@ -3,9 +3,13 @@
 use memwatch_common::tensor::TensorRecord;
 
 use super::*;
+use crate::allocators::names::SiteKey;
+use crate::allocators::pytorch::{Doubt, Family, Scope};
 use crate::attribution::price::Asked;
 use crate::input::TensorLevel;
+use crate::input::books::{DeviceNumbers, Numbers};
 use crate::recording::{Encoder, Front, Part, Reader};
+use crate::words::Ordinal;
 
 const MIB: u64 = 1 << 20;
 
@@ -18,9 +22,27 @@ fn report(watch: &mut Watch, address: u64, allocated_bytes: u64) {
 }
 
 fn lower(watch: &mut Watch, events_per_second: u64) {
-    let asked = Asked { level: TensorLevel::Layers, reports_only: false, by_default: true };
+    choose(watch, TensorLevel::Layers, events_per_second);
+}
+
+/// At most this level is traced, by what its events cost.
+fn choose(watch: &mut Watch, level: TensorLevel, events_per_second: u64) {
+    let asked = Asked { level, by_default: true, ..Asked::default() };
     let moment = (Tgid(7), watch.later());
-    watch.pipeline.step(Input::TensorLevel(asked.choose(moment, TensorLevel::Layers, events_per_second)));
+    watch.pipeline.step(Input::TensorLevel(asked.choose(moment, events_per_second)));
+}
+
+/// What PyTorch 2.15's allocator has counted, as `words-2.15.0.txt` has it.
+fn words() -> Vec<u64> {
+    let text = include_str!("../allocators/pytorch/tests/words-2.15.0.txt");
+    let words = text.lines().next().expect("a line").split(' ');
+    words.map(|word| word.parse().expect("a word")).collect()
+}
+
+fn read(watch: &mut Watch, words: Vec<u64>) {
+    let device = DeviceNumbers { ordinal: Ordinal(0), allocator: 0x5000, words };
+    let numbers = Numbers { tgid: Tgid(7), time_ns: watch.later(), devices: vec![device] };
+    watch.pipeline.step(Input::Numbers(Box::new(numbers)));
 }
 
 /// A process with two tensors, and what its allocator has granted to it by its tensors' view.
@@ -42,15 +64,12 @@ fn allocated(watch: &Watch) -> Option<u64> {
 fn tensors_that_are_switched_off_stay_as_they_were_and_no_analysis_takes_them_for_new() {
     let mut watch = traced();
     assert_eq!((allocated(&watch), watch.running(7).level), (Some(2 * MIB), None));
-    lower(&mut watch, 120_000);
+    choose(&mut watch, TensorLevel::Off, 120_000);
     report(&mut watch, 0x3000, 3 * MIB);
     watch.lost(Some(7), Loss::TensorEventLost, 5);
     assert_eq!(allocated(&watch), Some(2 * MIB), "an event that was on its way");
     let choice = watch.running(7).level.expect("it was chosen");
-    assert_eq!(
-        (choice.asked, choice.chosen, choice.events_per_second),
-        (TensorLevel::Layers, TensorLevel::Off, 120_000)
-    );
+    assert_eq!((choice.asked, choice.chosen, choice.events_per_second), (TensorLevel::Off, TensorLevel::Off, 120_000));
     let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
     assert!(process.current_tensors().is_none() && process.tensors_ended_ns() == Some(choice.time_ns));
     watch.event(7, ProcessEvent::Exec);
@@ -60,7 +79,7 @@ fn tensors_that_are_switched_off_stay_as_they_were_and_no_analysis_takes_them_fo
 #[test]
 fn a_lower_level_goes_on_with_what_it_has() {
     let mut watch = traced();
-    lower(&mut watch, 14_000);
+    lower(&mut watch, 4_500);
     report(&mut watch, 0x3000, 3 * MIB);
     assert_eq!(allocated(&watch), Some(3 * MIB));
     assert_eq!(watch.running(7).level.map(|choice| choice.chosen), Some(TensorLevel::Blocks));
@@ -70,14 +89,14 @@ fn a_lower_level_goes_on_with_what_it_has() {
 fn a_choice_for_a_process_that_has_ended_makes_no_ghost() {
     let mut watch = traced();
     watch.event(7, ProcessEvent::Exit);
-    lower(&mut watch, 14_000);
+    lower(&mut watch, 4_500);
     assert!(!watch.pipeline.knows(Tgid(7)));
 }
 
 #[test]
 fn a_choice_is_recorded_and_replayed() {
-    let asked = Asked { level: TensorLevel::Sites, reports_only: true, by_default: true };
-    let input = Input::TensorLevel(asked.choose((Tgid(7), 900), TensorLevel::Sites, 120_000));
+    let asked = Asked { level: TensorLevel::Sites, by_default: true, ..Asked::default() };
+    let input = Input::TensorLevel(asked.choose((Tgid(7), 900), 120_000));
     let mut encoder = Encoder::default();
     encoder.push(&input);
     let mut bytes = Encoder::front(&Front { format: crate::recording::FORMAT, ..Front::default() });
@@ -87,4 +106,77 @@ fn a_choice_is_recorded_and_replayed() {
     let mut read = Vec::new();
     chunk.for_each(|input| read.push(input)).expect("what was written is read");
     assert_eq!((&read[..], read[0].time_ns()), (&[input][..], Some(900)));
+}
+
+#[test]
+fn what_is_read_alone_has_the_allocators_own_totals_and_no_line_of_anything() {
+    let mut watch = traced();
+    lower(&mut watch, 120_000);
+    report(&mut watch, 0x3000, 3 * MIB);
+    assert_eq!(allocated(&watch), Some(2 * MIB), "an event that was on its way");
+    read(&mut watch, words());
+    let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+    let tensors = process.current_tensors().expect("they are read");
+    let allocator = &tensors.allocators()[&Ordinal(0)];
+    let number = |side| allocator.number(Family::AllocatedBytes, Scope::All, side).expect("a side");
+    assert_eq!((number("current").value, number("peak").value), (43_561_472, 45_449_216));
+    assert_eq!(number("peak").doubt, Some(Doubt::AsRead), "it goes on");
+    let places = &tensors.places().devices()[&Ordinal(0)];
+    let of_lines = places.sites().filter(|(site, _)| *site != SiteKey::BEFORE_ATTACH).map(|(_, sum)| sum.live_bytes);
+    assert_eq!((of_lines.sum::<u64>(), places.total().live_bytes), (0, 43_561_472));
+    assert_eq!((places.unplaced_bytes(), tensors.places().blocks().count()), (0, 0));
+}
+
+#[test]
+fn numbers_that_cannot_be_are_not_taken_and_those_of_a_traced_process_neither() {
+    let mut watch = traced();
+    read(&mut watch, words());
+    assert_eq!(allocated(&watch), Some(2 * MIB), "its events are surer");
+    lower(&mut watch, 120_000);
+    let torn = words().into_iter().enumerate().map(|(index, word)| if index == 1 { 0 } else { word });
+    read(&mut watch, torn.collect());
+    read(&mut watch, vec![1; 3]);
+    assert_eq!(allocated(&watch), Some(2 * MIB));
+}
+
+#[test]
+fn a_level_that_is_raised_again_follows_events_and_knows_that_it_missed_some() {
+    let mut watch = traced();
+    lower(&mut watch, 120_000);
+    read(&mut watch, words());
+    lower(&mut watch, 100);
+    assert_eq!(watch.running(7).level.map(|choice| choice.chosen), Some(TensorLevel::Layers));
+    report(&mut watch, 0x9000, 4 * MIB);
+    assert_eq!(allocated(&watch), Some(4 * MIB), "by its own report");
+    let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+    let tensors = process.current_tensors().expect("they are traced");
+    let number = tensors.allocators()[&Ordinal(0)].number(Family::Allocation, Scope::All, "peak").expect("a side");
+    assert_eq!(number.doubt, Some(Doubt::EventsLost));
+    assert!(tensors.wants_books(), "they say what came meanwhile");
+}
+
+#[test]
+fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
+    let mut watch = traced();
+    lower(&mut watch, 120_000);
+    read(&mut watch, words());
+    for is_open in [true, false] {
+        let time_ns = watch.later();
+        watch.pipeline.step(Input::TraceWindow { tgid: Tgid(7), time_ns, is_open });
+        // Without a trace, the size that was asked for is not in a report.
+        report(&mut watch, 0x9000, 43_561_472 + MIB);
+    }
+    let doubt = |watch: &Watch| {
+        let process = watch.pipeline.processes.get(&Tgid(7)).expect("it runs");
+        let tensors = process.current_tensors().expect("they are read");
+        tensors.allocators()[&Ordinal(0)].number(Family::RequestedBytes, Scope::All, "current").expect("a side").doubt
+    };
+    read(&mut watch, words());
+    assert_eq!(doubt(&watch), Some(Doubt::AsRead));
+    lower(&mut watch, 100);
+    assert_eq!(doubt(&watch), Some(Doubt::EventsLost), "what came meanwhile was missed");
+    let words = words().try_into().expect("so many");
+    let time_ns = watch.later();
+    watch.pipeline.step(Input::Statistics { tgid: Tgid(7), allocator: 0x5000, time_ns, words: Box::new(words) });
+    assert_eq!(doubt(&watch), None, "its own numbers say it");
 }

@@ -11,11 +11,13 @@ use crate::words::{GpuUuid, Tgid};
 
 mod churn;
 mod growth;
+mod kernel_driver;
 mod levels;
 mod lifetime;
 mod peaks;
 mod profile;
 mod properties;
+mod refused;
 mod state;
 mod tensors;
 mod timeline;
@@ -147,6 +149,7 @@ fn device<const N: usize>(gpu: u8, used_bytes: u64, processes: [(u32, u64); N]) 
         total_bytes: Some(80 << 30),
         used_bytes: Some(used_bytes),
         processes: Some(processes.map(entry).to_vec()),
+        cores: None,
         sensors: Sensors::default(),
     }
 }
@@ -390,7 +393,7 @@ fn rates_are_calls_per_second_between_ticks_however_often_one_looks() {
 }
 
 #[test]
-fn processes_that_only_nvml_knows_are_counted() {
+fn processes_that_only_nvml_knows_are_counted_and_one_that_has_ended_is_none_of_them() {
     let mut watch = Watch::begin();
     watch.runs_already(7).starts(8).event(8, ProcessEvent::Exit).reading(vec![device(
         GPU_A,
@@ -398,7 +401,7 @@ fn processes_that_only_nvml_knows_are_counted() {
         [(7, 1), (8, 2), (9, 3), (10, 3)],
     )]);
     let gpu = watch.gpu(GPU_A);
-    assert_eq!((gpu.unwatched_processes, gpu.unwatched_bytes), (Some(3), Some(8)));
+    assert_eq!((gpu.unwatched_processes, gpu.unwatched_bytes), (Some(2), Some(6)));
     let sensors = Sensors { utilization_percent: Some(97), ..Sensors::default() };
     let mut silent = DeviceFacts { sensors, ..device(GPU_A, 9, [(9, 3), (10, 3)]) };
     silent.processes.as_mut().expect("a list")[1].used_bytes = None;

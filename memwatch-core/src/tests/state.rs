@@ -14,11 +14,13 @@ use crate::allocators::pytorch::tests::properties::{History, Step, steps as tens
 use crate::allocators::test_stacks::stack;
 use crate::attribution::price::Asked;
 use crate::decode::{NodeWords, StackRef, TensorChange, TensorEvent};
+use crate::input::holdings::{Holding, Holdings, OwnerModule};
 use crate::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts, TensorLevel};
 use crate::pipeline::state::STATE;
 use crate::stack::PythonStack;
+use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 use crate::test_calls::*;
-use crate::words::{Tgid, Tid};
+use crate::words::{Ordinal, Tgid, Tid};
 
 /// Everything that can be asked of a pipeline.
 fn answers(pipeline: &Pipeline) -> String {
@@ -31,7 +33,8 @@ fn answers(pipeline: &Pipeline) -> String {
         write!(all, "{:#?}", (pipeline.call_paths(process), pipeline.history(tgid, true)))
             .expect("a String takes any text");
         let wants = (pipeline.wants_statistics(tgid), pipeline.drifting_allocators(tgid), pipeline.lacks_trace(tgid));
-        write!(all, "{wants:#?} {}", pipeline.has_trace(tgid)).expect("a String takes any text");
+        write!(all, "{wants:#?} {} {:#?}", pipeline.has_trace(tgid), pipeline.explain(tgid))
+            .expect("a String takes any text");
     }
     let unplaced: Vec<_> = pipeline.unplaced().collect();
     let others = (pipeline.to_anchor(), unplaced, pipeline.with_graph_memory().collect::<Vec<_>>());
@@ -83,6 +86,43 @@ fn same(inputs: &[Input], breaks: &[prop::sample::Index]) -> Result<(), TestCase
     equal(&whole, &kept_and_loaded(&broken))
 }
 
+/// What the two processes ask the kernel driver for first.
+fn driver_begins() -> Vec<Input> {
+    let mut inputs = vec![Input::KernelDriver { version: Some("580.159.04".to_owned()) }];
+    for (tgid, client) in [(7, 0xc1d0_0007), (8, 0xc1d0_0008)] {
+        let requests = [
+            rm::client(rm::NEWEST, client),
+            rm::made(rm::NEWEST, (client, client, 2), 0x80),
+            rm::made(rm::NEWEST, (client, 2, 3), 0x2080),
+            rm::named(client, 3, [GPU_A; 16]),
+        ];
+        inputs.extend(requests.map(|rm| rm.process(tgid).at(3, 4).input()));
+    }
+    inputs
+}
+
+/// Memory of the kernel driver, an import of it, refusals, and an end now and then.
+fn driver_goes_on(place: u32) -> Vec<Input> {
+    let (object, time_ns) = (0x5c00_0000 + place, u64::from(place) * SECOND_NS / 16);
+    let names = (0xc1d0_0007, 2, object);
+    let stack = || NativeStack::new(vec![frame("libcuda.so.1"), frame("libnccl.so.2")], NativeEnd::CopyEnds);
+    let request = match place % 8 {
+        0..3 => rm::video(rm::NEWEST, names, 4096 * 511, 4096 * 512).inside("cuMemAlloc_v2", time_ns).stack(5),
+        3 => rm::duplicate((0xc1d0_0008, 2, object), (0xc1d0_0007, object - 1)).process(8),
+        4 => rm::video(rm::NEWEST, names, 4096, 0).refused(rm::NEWEST, 0x51),
+        5 => rm::mapped((0xc1d0_0007, object - 3), 0x7f00_0000 + u64::from(place) * 4096, 4096 * 512),
+        6 => rm::pinned(names, 8192),
+        _ => rm::free(0xc1d0_0007, object - 5),
+    };
+    let tgid = request.0.tgid;
+    vec![Input::NativeStack { tgid, id: 5, stack: stack() }, request.at(time_ns + 1, time_ns + 2).input()]
+}
+
+fn frame(library: &str) -> NativeFrame {
+    let name = Some("cuMemAlloc_v2".into());
+    NativeFrame { function: name.clone(), name, library: library.into(), address: 1, role: NativeRole::Code }
+}
+
 /// Two processes, with ticks, readings, losses, an end and all else that is not of the ring.
 fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     let process = |tgid| ProcessFacts { tgid, start_ns: 2, comm: format!("job{tgid}"), ..ProcessFacts::default() };
@@ -94,8 +134,11 @@ fn with_the_world(records: Vec<Input>) -> Vec<Input> {
         Input::Lost { tgid: None, loss: Loss::RingFull, count: 1 },
     ];
     let half = records.len() / 2;
-    for (place, record) in records.into_iter().enumerate() {
+    inputs.extend(driver_begins());
+    for (place, record) in (0_u32..).zip(records) {
         inputs.push(record);
+        inputs.extend(driver_goes_on(place));
+        let place = place as usize;
         if (place + 1).is_multiple_of(16) {
             inputs.push(Input::Tick { time_ns: (place as u64) * SECOND_NS });
         }
@@ -108,6 +151,8 @@ fn with_the_world(records: Vec<Input>) -> Vec<Input> {
     }
     let state = NvmlState::Unavailable("gone".to_owned());
     inputs.push(Input::Devices(DeviceReading { begin_ns: 1, end_ns: 2, state, devices: Vec::new() }));
+    let gone = rm::free(0xc1d0_0007, 0x5c00_0100).process(7).at(399 * SECOND_NS, 399 * SECOND_NS + 9);
+    inputs.push(gone.input());
     inputs.push(Input::ProcessEnded { tgid: Tgid(8), time_ns: 400 * SECOND_NS });
     inputs.push(Input::Tick { time_ns: 401 * SECOND_NS });
     inputs
@@ -258,10 +303,12 @@ fn some_of_everything() -> Pipeline {
     let mut watch = Watch::of(begun());
     watch.runs_already(7).starts(8).lost(Some(8), Loss::RingFull, 1);
     watch.calls([device_get_uuid(0, GPU_A).process(7)]);
+    let asked = driver_begins().into_iter().chain((0..16).flat_map(driver_goes_on));
+    asked.for_each(|input| watch.pipeline.step(input));
     watch.reading(vec![device(GPU_A, 90_000, [(7, 50_000)])]).tick();
     let mut pipeline = watch.pipeline;
-    let asked = Asked { level: TensorLevel::Layers, reports_only: false, by_default: false };
-    pipeline.step(Input::TensorLevel(asked.choose((Tgid(7), ATTACHED_NS), TensorLevel::Layers, 1_000)));
+    let asked = Asked { level: TensorLevel::Layers, ..Asked::default() };
+    pipeline.step(Input::TensorLevel(asked.choose((Tgid(7), ATTACHED_NS), 1_000)));
     let mut history = History::new(false, 0);
     for step in 0..200_u32 {
         let byte = (step * 37).to_le_bytes()[0];
@@ -276,6 +323,21 @@ fn some_of_everything() -> Pipeline {
         let what = deed((index % 256).to_le_bytes()[0], index);
         train(&mut pipeline, &TensorEvent { stack, what, ..event.clone() }, None);
     }
+    let owner = OwnerModule {
+        address: 4096,
+        class: "Linear".into(),
+        name: "fc1".into(),
+        root_address: 8192,
+        root_class: "Net".into(),
+    };
+    let row = Holding { owner: Some(owner), ..Holding::unknown(Ordinal(0), 1 << 20, 512) };
+    let time_ns = ATTACHED_NS + SECOND_NS;
+    pipeline.step(Input::Holdings(Box::new(Holdings {
+        tgid: Tgid(7),
+        time_ns,
+        rows: vec![row],
+        ..Holdings::default()
+    })));
     pipeline
 }
 
@@ -293,7 +355,7 @@ fn the_layout_of_a_state_is_the_one_that_its_number_says() {
         sum.update(format!("{word} ").as_bytes());
     }
     let layout = (STATE, sum.finalize(), pipeline.state().len());
-    assert_eq!(layout, (4, 3_448_124_801, 23_072), "another layout has another number in `state.rs`");
+    assert_eq!(layout, (7, 199_485_089, 24_570), "another layout has another number in `state.rs`");
 }
 
 #[test]

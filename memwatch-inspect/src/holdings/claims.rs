@@ -1,6 +1,6 @@
 //! What speaks for a block: each tensor in it that has a name or a class. The first class that holds is the block's.
 
-use memwatch_core::input::holdings::{Holding, HoldingClass};
+use memwatch_core::input::holdings::{Holding, HoldingClass, OwnerModule};
 
 use super::chains::{ChainEnd, Chains};
 use super::elements;
@@ -21,6 +21,7 @@ pub(super) struct Claim {
     /// Its class in Python.
     pub(super) tensor_type: Option<String>,
     pub(super) kept_by: Option<String>,
+    pub(super) owner: Option<OwnerModule>,
     /// What it rests on.
     pub(super) chain: ChainEnd,
 }
@@ -54,6 +55,7 @@ pub(super) fn settle<M: Memory>(
         row.class = claim.class;
         row.name = claim.name;
         row.kept_by = claim.kept_by;
+        row.owner = claim.owner;
         row.tensor_type = claim.tensor_type;
         if let Some(tensor) = tensors.get(claim.tensor) {
             row.storage_bytes = Some(tensor.storage_bytes);

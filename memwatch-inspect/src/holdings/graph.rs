@@ -10,8 +10,7 @@ use std::rc::Rc;
 use foldhash::fast::FixedState;
 
 use super::rtti::{CppClass, CppClasses, CppKind};
-use super::tensors::words;
-use crate::memory::{Memory, heap_bytes};
+use crate::memory::{ALL_SPENT, Memory, heap_bytes};
 use crate::python::heap::Heap;
 
 /// Nodes that are looked at.
@@ -58,7 +57,7 @@ impl<M: Memory> GraphReader<'_, M> {
         let rows: Vec<_> = metas
             .iter()
             .filter(|(_, meta)| self.classes.kind(*meta) == Some(CppKind::Meta))
-            .filter_map(|(owner, meta)| Some((*owner, *meta, words(self.memory, *meta, META_WORDS)?)))
+            .filter_map(|(owner, meta)| Some((*owner, *meta, self.memory.words(*meta, META_WORDS)?)))
             .collect();
         let kind = |word: u64| self.classes.kind(word);
         let is_tensor = |word| matches!(kind(word), Some(CppKind::Tensor | CppKind::NoTensor));
@@ -82,7 +81,10 @@ impl<M: Memory> GraphReader<'_, M> {
     fn follow(&self, mut nodes: Vec<(u64, u64)>, graphs: &mut Graphs) {
         let mut known = HashSet::<_, FixedState>::default();
         while let Some((node, owner)) = nodes.pop() {
-            if known.len() == MOST_NODES || !known.insert(node) {
+            if known.len() == MOST_NODES || self.memory.spent() >= ALL_SPENT {
+                break;
+            }
+            if !known.insert(node) {
                 continue;
             }
             let Some(class) = self.classes.of(node) else { continue };
@@ -93,7 +95,7 @@ impl<M: Memory> GraphReader<'_, M> {
                     continue;
                 }
                 let piece = self.piece_bytes(word).filter(|bytes| *bytes <= MOST_PIECE_BYTES);
-                let inner = piece.and_then(|bytes| words(self.memory, word, bytes_to_words(bytes)));
+                let inner = piece.and_then(|bytes| self.memory.words(word, bytes_to_words(bytes)));
                 for word in inner.unwrap_or_default() {
                     self.take(word, (&name, owner), &mut nodes, graphs);
                 }
@@ -119,7 +121,7 @@ impl<M: Memory> GraphReader<'_, M> {
         let own = self.piece_bytes(node);
         let shared = || Some(self.piece_bytes(node.checked_sub(COUNTS_BYTES)?)?.saturating_sub(COUNTS_BYTES));
         let bytes = own.or_else(shared).unwrap_or(UNKNOWN_BYTES).min(MOST_NODE_BYTES);
-        let mut body = words(self.memory, node, bytes_to_words(bytes)).unwrap_or_default();
+        let mut body = self.memory.words(node, bytes_to_words(bytes)).unwrap_or_default();
         let object = body.iter().find_map(|word| self.heap.place(*word)).filter(|_| class.name == "PyNode");
         let Some(class_and_object) = object.and_then(|place| self.heap.class(place).zip(self.heap.address(place)))
         else {
@@ -127,7 +129,7 @@ impl<M: Memory> GraphReader<'_, M> {
         };
         let (python, object) = class_and_object;
         let count = bytes_to_words(u64::from(python.basic_bytes).min(MOST_NODE_BYTES));
-        body.extend(words(self.memory, object, count).unwrap_or_default());
+        body.extend(self.memory.words(object, count).unwrap_or_default());
         (Rc::from(python.short_name()), body)
     }
 

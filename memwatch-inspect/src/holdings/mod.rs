@@ -16,7 +16,7 @@ mod workspaces;
 use std::ops::Range;
 
 use memwatch_core::input::books::{BookBlock, BookState, Books, MovingBooks};
-use memwatch_core::input::holdings::{Holding, Holdings};
+use memwatch_core::input::holdings::{Cut, Holding, Holdings};
 use memwatch_core::words::Ordinal;
 
 use crate::memory::Memory;
@@ -109,7 +109,8 @@ impl Default for Options {
 
 /// What the process holds, without its number and the time. `layout` is that of its Python; `None` where it has none.
 ///
-/// It never fails: blocks of which nothing is known are there without a name, and [`Holdings::without_names`] says why.
+/// It never fails: blocks of which nothing is known are there without a name, and [`Holdings::without_names`] says why. Where the memory's time is over
+/// ([`Memory::spent`]) or a limit is met, what was found by then is there, and [`Holdings::cut_by`] says so.
 pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, options: &Options) -> Holdings {
     let pass = Pass::new(memory, options.most_read_bytes);
     let rows = blocks.iter().map(|block| Holding::unknown(block.ordinal, block.address, block.bytes)).collect();
@@ -117,19 +118,26 @@ pub fn read<M: Memory>(memory: &M, layout: Option<&Layout>, blocks: &Blocks, opt
     let heap = layout.ok_or("the process runs no Python that can be read").and_then(|layout| {
         Heap::read(&pass, layout, options.most_objects).ok_or("the lists of Python's garbage collector were not found")
     });
+    let mut is_cut = false;
     match heap {
         Ok(heap) => {
             holdings.objects = heap.len() as u64;
             holdings.is_partial = heap.is_partial();
-            match survey::Survey::new(&pass, &heap, blocks, options) {
+            is_cut = match survey::Survey::new(&pass, &heap, blocks, options) {
                 Ok(survey) => survey.fill(&mut holdings),
-                Err(why) => holdings.without_names = Some(why.to_owned()),
-            }
+                Err(why) => {
+                    holdings.without_names = Some(why.to_owned());
+                    heap.is_cut()
+                }
+            };
         }
         Err(why) => holdings.without_names = Some(why.to_owned()),
     }
     workspaces::mark(&pass, &options.workspaces, blocks, &mut holdings.rows);
-    holdings.is_partial |= pass.is_exhausted();
+    if is_cut || pass.is_exhausted() {
+        holdings.cut_by = Some(if pass.is_hurried() { Cut::Time } else { Cut::Size });
+    }
+    holdings.is_partial |= holdings.cut_by.is_some();
     holdings.read_bytes = pass.read_bytes();
     holdings
 }

@@ -1,8 +1,10 @@
 //! Names that PyTorch itself would give: parameters and buffers as `named_parameters()` and `named_buffers()` write them, and the state of optimizers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
+use memwatch_core::input::holdings::OwnerModule;
 
 use super::chains::{ChainEnd, Chains};
 use crate::memory::Memory;
@@ -17,7 +19,7 @@ const MOST_DEPTH: usize = 256;
 const MOST_LETTERS: usize = 1024;
 
 /// What a name is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum PartKind {
     Parameter,
     Buffer,
@@ -29,8 +31,41 @@ pub(super) enum PartKind {
 pub(super) struct NamedTensor {
     pub(super) kind: PartKind,
     pub(super) object: u64,
-    pub(super) name: String,
+    /// In its model; of an optimizer's state, that of the parameter.
+    name: String,
+    /// The key of an optimizer's state.
+    key: Option<String>,
+    /// The module that it belongs to. Not known of the state of a parameter that is in none.
+    pub(super) owner: Option<OwnerModule>,
     pub(super) chain: ChainEnd,
+}
+
+impl NamedTensor {
+    /// The model: the module that is in no other.
+    fn root(&self) -> Option<u64> {
+        self.owner.as_ref().map(|owner| owner.root_address)
+    }
+
+    /// As it is shown, where a model that is not alone with such names is called as `models` says.
+    pub(super) fn full_name(&self, models: &HashMap<u64, String, FixedState>) -> String {
+        let model = self.root().and_then(|root| models.get(&root));
+        let key = self.key.iter().map(|key| format!("{key} of "));
+        key.chain(model.map(|model| format!("{model}."))).chain([self.name.clone()]).collect()
+    }
+}
+
+/// The models that have a name for something else than another model has it for: two of one class, mostly.
+pub(super) fn ambiguous_models<'n>(named: impl Iterator<Item = &'n NamedTensor>) -> BTreeSet<u64> {
+    let mut owners = HashMap::<_, (u64, u64), FixedState>::default();
+    let mut ambiguous = BTreeSet::new();
+    for one in named.filter(|one| one.kind != PartKind::OptimizerState) {
+        let Some(root) = one.root() else { continue };
+        let (other, object) = *owners.entry((one.kind, one.name.as_str())).or_insert((root, one.object));
+        if other != root && object != one.object {
+            ambiguous.extend([other, root]);
+        }
+    }
+    ambiguous
 }
 
 /// The attributes of a module or an optimizer in which tensors are found.
@@ -78,9 +113,9 @@ impl<'a, M: Memory> Namer<'a, M> {
         for root in modules.iter().filter(|module| !children.contains(module)) {
             self.descend(*root, &dicts);
         }
-        let mut by_parameter = HashMap::<u64, String, FixedState>::default();
+        let mut by_parameter = HashMap::<u64, (String, Option<OwnerModule>), FixedState>::default();
         for named in self.found.iter().filter(|named| named.kind == PartKind::Parameter) {
-            by_parameter.entry(named.object).or_insert_with(|| named.name.clone());
+            by_parameter.entry(named.object).or_insert_with(|| (named.name.clone(), named.owner.clone()));
         }
         for optimizer in optimizers {
             self.put_state(optimizer, &by_parameter);
@@ -91,15 +126,24 @@ impl<'a, M: Memory> Namer<'a, M> {
     /// A module and those in it, in the order of `named_modules()`.
     fn descend(&mut self, root: u64, dicts: &HashMap<u64, Dicts, FixedState>) {
         let mut known = HashSet::<_, FixedState>::default();
+        let root_class = self.class_name(root);
         let mut waiting = vec![(root, None, String::new(), 0)];
         while let Some((module, before, prefix, depth)) = waiting.pop() {
             let Some(dicts) = dicts.get(&module).filter(|_| known.insert(module)) else { continue };
+            let owner = OwnerModule {
+                address: module,
+                class: self.class_name(module),
+                name: prefix.trim_end_matches('.').into(),
+                root_address: root,
+                root_class: root_class.clone(),
+            };
             for (kind, dict) in [(PartKind::Parameter, dicts.parameters), (PartKind::Buffer, dicts.buffers)] {
                 let chain = self.dict_chain(before, dict);
                 for entry in self.entries(dict) {
                     let name = self.joined(&prefix, entry.key);
                     let chain = self.chains.link(chain, [entry.slot, entry.value.wrapping_add(TYPE.into())]);
-                    self.found.push(NamedTensor { kind, object: entry.value, name, chain });
+                    let owner = Some(owner.clone());
+                    self.found.push(NamedTensor { kind, object: entry.value, name, key: None, owner, chain });
                 }
             }
             let chain = self.dict_chain(before, dicts.modules);
@@ -114,22 +158,33 @@ impl<'a, M: Memory> Namer<'a, M> {
     }
 
     /// `state[parameter][key]` of an optimizer.
-    fn put_state(&mut self, optimizer: u64, by_parameter: &HashMap<u64, String, FixedState>) {
+    fn put_state(&mut self, optimizer: u64, by_parameter: &HashMap<u64, (String, Option<OwnerModule>), FixedState>) {
         let state = self.dicts(optimizer).state;
         let chain = self.dict_chain(None, state);
         for (index, parameter) in self.entries(state).into_iter().enumerate() {
             let inner = self.heap.objects().entries(parameter.value).unwrap_or_default();
             let chain = self.chains.link(chain, [parameter.slot, parameter.value.wrapping_add(TYPE.into())]);
-            let owner = by_parameter.get(&parameter.key).cloned().unwrap_or_else(|| format!("parameter {index}"));
+            let known = by_parameter.get(&parameter.key).cloned();
+            let (name, owner) = known.unwrap_or_else(|| (format!("parameter {index}"), None));
             for entry in inner {
                 // Its keys are strings; hyper-parameters and steps on the host are no tensors on a device.
                 let is_tensor = self.heap.class_of(entry.value).is_some_and(|class| class.role == Role::Tensor);
                 let Some(key) = self.heap.objects().text(entry.key).filter(|_| is_tensor) else { continue };
-                let name = format!("{key} of {owner}");
                 let chain = self.chains.link(Some(chain), [entry.slot, entry.value.wrapping_add(TYPE.into())]);
-                self.found.push(NamedTensor { kind: PartKind::OptimizerState, object: entry.value, name, chain });
+                self.found.push(NamedTensor {
+                    kind: PartKind::OptimizerState,
+                    object: entry.value,
+                    name: name.clone(),
+                    key: Some(key),
+                    owner: owner.clone(),
+                    chain,
+                });
             }
         }
+    }
+
+    fn class_name(&self, object: u64) -> Arc<str> {
+        self.heap.class_of(object).map_or_else(|| "?".into(), |class| class.short_name().into())
     }
 
     fn joined(&self, prefix: &str, key: u64) -> String {

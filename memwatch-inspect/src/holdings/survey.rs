@@ -3,23 +3,28 @@
 use std::collections::HashMap;
 
 use foldhash::fast::FixedState;
-use memwatch_core::input::holdings::{HoldingClass, Holdings};
+use memwatch_core::input::holdings::{HoldingClass, Holdings, OwnerModule};
 
 use super::advice;
 use super::chains::{ChainEnd, Chains};
 use super::claims::{Claim, settle};
 use super::graph::{GraphReader, Graphs};
-use super::modules::{Namer, PartKind};
+use super::modules::{NamedTensor, Namer, PartKind, ambiguous_models};
 use super::rtti::CppClasses;
 use super::tensors::{Tensor, TensorLayout};
 use super::{Blocks, Options};
-use crate::memory::Memory;
+use crate::memory::{ALL_SPENT, Memory};
 use crate::pass::Pass;
 use crate::python::classes::Role;
+use crate::python::edges::Edge;
 use crate::python::heap::Heap;
 use crate::python::layout::TYPE;
-use crate::python::paths::{Path, Paths};
+use crate::python::paths::{Path, Paths, reference_text};
 
+/// Tensors that stand for themselves only. What these have as attributes is not them: FSDP keeps gathered parameters there.
+const PLAIN: [&str; 3] = ["Tensor", "Parameter", "Buffer"];
+/// Tensors that another one stands for, at most.
+const MOST_PARTS: usize = 8;
 /// Tensors of one block whose paths are compared.
 const MOST_COMPARED: usize = 8;
 
@@ -32,6 +37,14 @@ struct PythonTensor {
     tensor: usize,
     /// The block that it lies in.
     block: Option<usize>,
+}
+
+/// A parameter, for what belongs to it.
+#[derive(Clone, Debug)]
+struct Owner {
+    name: String,
+    module: Option<OwnerModule>,
+    chain: ChainEnd,
 }
 
 /// The tensors of a process.
@@ -97,8 +110,8 @@ impl<'a, M: Memory> Survey<'a, M> {
         Some(())
     }
 
-    /// Names the blocks.
-    pub(super) fn fill(mut self, holdings: &mut Holdings) {
+    /// Names the blocks. Returned is whether something was left out, because there is too much of it.
+    pub(super) fn fill(mut self, holdings: &mut Holdings) -> bool {
         let metas: Vec<_> = self
             .objects
             .iter()
@@ -107,12 +120,20 @@ impl<'a, M: Memory> Survey<'a, M> {
             .collect();
         let graphs = GraphReader { memory: self.pass, classes: &self.classes, heap: self.heap }.read(&metas);
         let has_gradient = |object: u64| graphs.gradients.contains_key(&object);
-        let without_gradient = self.claim_names(&graphs).into_iter().filter(|(object, _)| !has_gradient(*object));
-        let without_gradient: Vec<_> = without_gradient.map(|(_, block)| block).collect();
+        let names = Namer::new(self.heap, &mut self.chains).names();
         let mut paths = Paths::search(self.heap);
+        let parameters = self.claim_names(names, &graphs, &paths);
+        let without_gradient = parameters.into_iter().filter(|(object, _)| !has_gradient(*object));
+        let without_gradient: Vec<_> = without_gradient.map(|(_, block)| block).collect();
         let tracebacks = self.claim_paths(&mut paths);
         self.claim_saved(&graphs, &paths);
+        let mut is_cut = self.heap.is_cut() || paths.is_cut();
         for (row, claims) in holdings.rows.iter_mut().zip(std::mem::take(&mut self.claims)) {
+            // What could not be looked at once more is no name.
+            if self.pass.spent() >= ALL_SPENT {
+                is_cut = true;
+                break;
+            }
             holdings.dropped_names += settle(row, claims, &self.tensors, &mut self.chains, self.pass);
         }
         for found in &self.objects {
@@ -126,6 +147,7 @@ impl<'a, M: Memory> Survey<'a, M> {
         let in_block = reached.filter_map(|found| Some((found.block?, &self.tensors[found.tensor])));
         let without_gradient = if graphs.gradients.is_empty() { Vec::new() } else { without_gradient };
         holdings.advice = advice::advice(&holdings.rows, in_block, &tracebacks, &without_gradient);
+        is_cut
     }
 
     /// The words that make a Python tensor lie in its block, after what lead to it.
@@ -145,12 +167,10 @@ impl<'a, M: Memory> Survey<'a, M> {
     }
 
     /// Parameters, buffers, gradients and the state of optimizers. Returned are the parameters with their blocks.
-    fn claim_names(&mut self, graphs: &Graphs) -> Vec<(u64, usize)> {
-        let mut chains = std::mem::take(&mut self.chains);
-        let names = Namer::new(self.heap, &mut chains).names();
-        self.chains = chains;
+    fn claim_names(&mut self, names: Vec<NamedTensor>, graphs: &Graphs, paths: &Paths) -> Vec<(u64, usize)> {
+        let models = self.model_names(names.iter().filter(|named| self.is_in_block(named.object)), paths);
         let mut parameters = Vec::new();
-        let mut owners = HashMap::<u64, (String, ChainEnd), FixedState>::default();
+        let mut owners = HashMap::<u64, Owner, FixedState>::default();
         for named in names {
             let Some(found) = self.numbers.get(&named.object).map(|number| self.objects[*number]) else { continue };
             let class = match named.kind {
@@ -158,24 +178,87 @@ impl<'a, M: Memory> Survey<'a, M> {
                 PartKind::Buffer => HoldingClass::Buffer,
                 PartKind::OptimizerState => HoldingClass::OptimizerState,
             };
+            let owner = Owner { name: named.full_name(&models), module: named.owner, chain: named.chain };
             if class == HoldingClass::Parameter {
-                owners.entry(named.object).or_insert_with(|| (named.name.clone(), named.chain));
+                owners.entry(named.object).or_insert_with(|| owner.clone());
                 parameters.extend(found.block.map(|block| (named.object, block)));
             }
-            let chain = self.tensor_chain(Some(named.chain), found.object, found.tensor);
-            let tensor_type = self.type_name(found.object);
-            let name = Some(named.name);
-            self.claim(found.block, Claim { class, name, tensor: found.tensor, tensor_type, kept_by: None, chain });
+            self.claim_named(class, &owner, found);
         }
+        let by_address: HashMap<u64, PythonTensor, FixedState> =
+            self.objects.iter().map(|found| (self.tensors[found.tensor].address, *found)).collect();
         for (object, (slot, gradient)) in &graphs.gradients {
             let owner = owners.get(object);
+            let wrapper = by_address.get(gradient).copied().filter(|found| found.block.is_none());
+            if let Some((wrapper, owner)) = wrapper.zip(owner) {
+                self.claim_named(HoldingClass::Gradient, owner, wrapper);
+            }
             self.claim_gradient(*object, (*slot, *gradient), owner);
         }
         parameters
     }
 
+    /// The block of a tensor that has a name. A tensor that only stands for others, such as a `DTensor` for the part of it that is here, has no block of
+    /// its own: the name is theirs.
+    fn claim_named(&mut self, class: HoldingClass, owner: &Owner, found: PythonTensor) {
+        let parts = self.parts(found);
+        let is_alone = parts.len() == 1;
+        for (part, edge) in parts {
+            let Owner { mut name, mut chain, module } = owner.clone();
+            if let Some(edge) = edge {
+                chain = self.chains.link(Some(chain), [edge.slot, found.object + u64::from(TYPE)]);
+                if !is_alone {
+                    name += &reference_text(self.heap, edge.label);
+                }
+            }
+            let chain = self.tensor_chain(Some(chain), part.object, part.tensor);
+            let tensor_type = self.type_name(found.object);
+            let (name, tensor) = (Some(name), part.tensor);
+            let claim = Claim { class, name, tensor, tensor_type, kept_by: None, owner: module, chain };
+            self.claim(part.block, claim);
+        }
+    }
+
+    /// What of a tensor is in blocks: itself, or the tensors that it stands for, with the reference to each.
+    fn parts(&self, found: PythonTensor) -> Vec<(PythonTensor, Option<Edge>)> {
+        let is_plain = || self.type_name(found.object).is_none_or(|name| PLAIN.contains(&name.as_str()));
+        if found.block.is_some() || is_plain() {
+            return vec![(found, None)];
+        }
+        let mut edges = Vec::new();
+        self.heap.put_edges(found.place, &mut edges);
+        let part = |edge: Edge| {
+            let number = self.numbers.get(&self.heap.address(edge.target)?)?;
+            let part = self.objects.get(*number).copied().filter(|part| part.block.is_some())?;
+            Some((part, Some(edge)))
+        };
+        edges.into_iter().filter_map(part).take(MOST_PARTS).collect()
+    }
+
+    fn is_in_block(&self, object: u64) -> bool {
+        let found = self.numbers.get(&object).map(|number| self.objects[*number]);
+        found.is_some_and(|found| self.parts(found).iter().any(|(part, _)| part.block.is_some()))
+    }
+
+    /// What models are called that have the same names as others: by the way to them, else by their class.
+    fn model_names<'n>(
+        &self,
+        names: impl Iterator<Item = &'n NamedTensor>,
+        paths: &Paths,
+    ) -> HashMap<u64, String, FixedState> {
+        let mut known = HashMap::<String, u32, FixedState>::default();
+        let called = ambiguous_models(names).into_iter().map(|model| {
+            let path = self.heap.place(model).and_then(|place| paths.path(self.heap, place));
+            let name = path.map(|path| path.text).or_else(|| self.type_name(model)).unwrap_or_default();
+            let count = known.entry(name.clone()).or_default();
+            *count += 1;
+            (model, if *count == 1 { name } else { format!("{name} ({count})") })
+        });
+        called.collect()
+    }
+
     /// The gradient of a tensor, whether or not Python has an object for it.
-    fn claim_gradient(&mut self, object: u64, gradient: (u64, u64), owner: Option<&(String, ChainEnd)>) -> Option<()> {
+    fn claim_gradient(&mut self, object: u64, gradient: (u64, u64), owner: Option<&Owner>) -> Option<()> {
         let (slot, address) = gradient;
         let tensor = self.layout.read(self.pass, &self.classes, address)?;
         let block = self.blocks.index(tensor.data);
@@ -185,12 +268,19 @@ impl<'a, M: Memory> Survey<'a, M> {
         let meta = self.objects.get(*self.numbers.get(&object)?).map(|found| self.tensors[found.tensor].address)?;
         let chain = self
             .chains
-            .link(owner.map(|(_, chain)| *chain), [self.layout.object_slot(object), self.layout.meta_slot(meta)?]);
+            .link(owner.map(|owner| owner.chain), [self.layout.object_slot(object), self.layout.meta_slot(meta)?]);
         let chain = self.chains.link(Some(chain), [slot, slots[0]]);
         let chain = self.chains.link(Some(chain), slots);
-        let name = owner.map(|(name, _)| name.clone());
-        let class = HoldingClass::Gradient;
-        self.claim(block, Claim { class, name, tensor: number, tensor_type: None, kept_by: None, chain });
+        let claim = Claim {
+            class: HoldingClass::Gradient,
+            name: owner.map(|owner| owner.name.clone()),
+            tensor: number,
+            tensor_type: None,
+            kept_by: None,
+            owner: owner.and_then(|owner| owner.module.clone()),
+            chain,
+        };
+        self.claim(block, claim);
         Some(())
     }
 
@@ -215,6 +305,13 @@ impl<'a, M: Memory> Survey<'a, M> {
             }
             None => true,
         });
+        // Where not all was looked through, nobody knows what leads to the rest: it is a tensor, without a path.
+        if self.heap.is_cut() || paths.is_cut() {
+            for (_, found) in by_block {
+                self.claim_path(HoldingClass::Tensor, found[0], None);
+            }
+            return tracebacks;
+        }
         if by_block.is_empty() {
             return tracebacks;
         }
@@ -245,7 +342,8 @@ impl<'a, M: Memory> Survey<'a, M> {
         }
         let chain = self.tensor_chain(before, found.object, found.tensor);
         let tensor_type = self.type_name(found.object);
-        self.claim(found.block, Claim { class, name, tensor: found.tensor, tensor_type, kept_by: None, chain });
+        let claim = Claim { class, name, tensor: found.tensor, tensor_type, kept_by: None, owner: None, chain };
+        self.claim(found.block, claim);
     }
 
     /// What nodes of autograd's graphs have saved.
@@ -271,6 +369,7 @@ impl<'a, M: Memory> Survey<'a, M> {
                 tensor: self.tensors.len(),
                 tensor_type: None,
                 kept_by: kept_by.clone(),
+                owner: None,
                 chain,
             };
             self.tensors.push(tensor);

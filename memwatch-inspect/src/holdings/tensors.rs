@@ -6,8 +6,7 @@ use foldhash::fast::FixedState;
 
 use super::Blocks;
 use super::rtti::{CppClasses, CppKind};
-use crate::memory::{Memory, at};
-use crate::pass::words_of;
+use crate::memory::Memory;
 use crate::python::layout::TYPE;
 
 /// Tensors by which offsets are found.
@@ -59,11 +58,6 @@ pub(super) struct TensorLayout {
     bytes: usize,
 }
 
-/// Reads words from an address on.
-pub(super) fn words(memory: &impl Memory, address: u64, count: usize) -> Option<Vec<u64>> {
-    Some(words_of(&memory.bytes(at(address, 0)?, 8 * count as u64, 8 * count)?))
-}
-
 /// The number that most of the counted have.
 fn most_frequent(numbers: impl Iterator<Item = usize>) -> Option<usize> {
     let mut counts = HashMap::<_, usize, FixedState>::default();
@@ -82,19 +76,19 @@ impl TensorLayout {
     ) -> Option<Self> {
         let tried = || objects.iter().take(MOST_TRIED);
         let is = |address: u64, kind: CppKind| classes.kind(address) == Some(kind);
-        let heads: Vec<_> = tried().filter_map(|object| words(memory, *object, OBJECT_WORDS)).collect();
+        let heads: Vec<_> = tried().filter_map(|object| memory.words(*object, OBJECT_WORDS)).collect();
         let object = most_frequent(heads.iter().flat_map(|head| {
             let first = usize::try_from(TYPE).expect("a small number") / 8 + 1;
             (first..OBJECT_WORDS).filter(|index| is(head[*index], CppKind::Tensor))
         }))?;
         let tensors = heads.iter().map(|head| head[object]).filter(|address| is(*address, CppKind::Tensor));
-        let rows: Vec<_> = tensors.filter_map(|address| words(memory, address, TENSOR_WORDS)).collect();
+        let rows: Vec<_> = tensors.filter_map(|address| memory.words(address, TENSOR_WORDS)).collect();
         let place_of =
             |kind: CppKind| most_frequent(rows.iter().flat_map(|row| (1..12).filter(|index| is(row[*index], kind))));
         let storage = place_of(CppKind::Storage)?;
         let meta = place_of(CppKind::Meta);
         let (dimensions, count) = shape_places(&rows)?;
-        let storages: Vec<_> = rows.iter().filter_map(|row| words(memory, row[storage], STORAGE_WORDS)).collect();
+        let storages: Vec<_> = rows.iter().filter_map(|row| memory.words(row[storage], STORAGE_WORDS)).collect();
         let is_first = |address: u64| blocks.at(address).is_some_and(|block| block.address == address);
         let data = most_frequent(storages.iter().flat_map(|row| (1..8).filter(|index| is_first(row[*index]))))?;
         let bytes = most_frequent(storages.iter().flat_map(|row| {
@@ -119,18 +113,18 @@ impl TensorLayout {
         if classes.kind(address)? != CppKind::Tensor {
             return None;
         }
-        let row = words(memory, address, TENSOR_WORDS)?;
+        let row = memory.words(address, TENSOR_WORDS)?;
         let storage = row[self.storage];
         if classes.kind(storage)? != CppKind::Storage {
             return None;
         }
-        let fields = words(memory, storage, STORAGE_WORDS)?;
+        let fields = memory.words(storage, STORAGE_WORDS)?;
         let dimensions = row[self.dimensions];
         let sizes = usize::try_from(dimensions).ok()?;
         let shape = if dimensions <= INLINE_SIZES {
             row[self.dimensions + 1..][..sizes].to_vec()
         } else if dimensions <= MOST_DIMENSIONS {
-            words(memory, row[self.dimensions + 1], sizes)?
+            memory.words(row[self.dimensions + 1], sizes)?
         } else {
             return None;
         };
@@ -146,22 +140,27 @@ impl TensorLayout {
     }
 }
 
-/// Where the number of dimensions stands, its sizes behind it, and where the number of elements: their product in every tensor.
+/// Where the number of dimensions stands, its sizes behind it, and where the number of elements: their product in most tensors, since one may be made or
+/// end while it is read.
 fn shape_places(rows: &[Vec<u64>]) -> Option<(usize, usize)> {
-    let is_count = |dimensions: usize, count: usize| {
+    let fitting = |dimensions: usize, count: usize| {
         let mut shaped = 0;
-        let is_true = rows.iter().all(|row| match row[dimensions] {
+        let is_true = |row: &&Vec<u64>| match row[dimensions] {
             number @ 0..=INLINE_SIZES => {
                 let sizes = row[dimensions + 1..].iter().take(usize::try_from(number).unwrap_or(0));
                 shaped += usize::from(number > 0);
                 sizes.fold(1u64, |product, size| product.wrapping_mul(*size)) == row[count]
             }
             number => number <= MOST_DIMENSIONS,
-        });
-        is_true && shaped > 0
+        };
+        let fitting = rows.iter().filter(is_true).count();
+        if shaped > 0 { fitting } else { 0 }
     };
     // Sizes and strides stand inline between them, and a word behind the number of elements.
-    (2..TENSOR_WORDS - 12)
-        .flat_map(|dimensions| (dimensions + 8..TENSOR_WORDS - 1).map(move |count| (dimensions, count)))
-        .find(|(dimensions, count)| is_count(*dimensions, *count))
+    let places = (2..TENSOR_WORDS - 12)
+        .flat_map(|dimensions| (dimensions + 8..TENSOR_WORDS - 1).map(move |count| (dimensions, count)));
+    let fitting = places.map(|(dimensions, count)| (fitting(dimensions, count), (dimensions, count)));
+    // Of equals the first.
+    let (most, found) = fitting.rev().max_by_key(|(fitting, _)| *fitting)?;
+    (most * 4 >= rows.len() * 3 && most > 0).then_some(found)
 }

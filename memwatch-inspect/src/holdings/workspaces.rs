@@ -3,7 +3,6 @@
 use memwatch_core::input::holdings::{Holding, HoldingClass};
 
 use super::Blocks;
-use super::tensors::words;
 use crate::memory::{Memory, at};
 
 /// Nodes of the map that are looked at.
@@ -32,9 +31,9 @@ fn addresses(memory: &impl Memory, instance: u64) -> Vec<u64> {
     nodes.extend(root());
     for _ in 0..MOST_NODES {
         let Some(node) = nodes.pop() else { break };
-        if let Some(pair) = at(node, PAIR).and_then(|pair| words(memory, pair, PAIR_WORDS)) {
+        if let Some(pair) = at(node, PAIR).and_then(|pair| memory.words(pair, PAIR_WORDS)) {
             found.extend(pair);
-            nodes.extend(at(node, CHILDREN).and_then(|children| words(memory, children, 2)).unwrap_or_default());
+            nodes.extend(at(node, CHILDREN).and_then(|children| memory.words(children, 2)).unwrap_or_default());
         }
     }
     found

@@ -6,13 +6,14 @@ use std::rc::Rc;
 
 use foldhash::fast::FixedState;
 
-use super::layout::{TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
+use super::layout::{SIZE, TYPE, TYPE_BASIC_SIZE, TYPE_DICT_OFFSET, TYPE_FLAGS, TYPE_NAME};
 use crate::memory::{Memory, at};
 
-/// `tp_itemsize`, `tp_members`, `tp_base` (Include/cpython/object.h).
+/// `tp_itemsize`, `tp_members`, `tp_base`, `tp_mro` (Include/cpython/object.h).
 const TYPE_ITEM_SIZE: u32 = 40;
 const TYPE_MEMBERS: u32 = 240;
 const TYPE_BASE: u32 = 256;
+const TYPE_MRO: u32 = 344;
 /// Bytes of a `PyMemberDef`, and where its offset stands (Include/descrobject.h).
 const MEMBER_BYTES: u32 = 40;
 const MEMBER_OFFSET: u32 = 16;
@@ -98,6 +99,12 @@ impl Class {
         std::iter::successors(Some(self), |class| class.base.as_deref())
     }
 
+    /// Where the items of a tuple begin: what the class `tuple` says of its own size. From 3.14 on a tuple keeps its hash before them
+    /// (Include/cpython/tupleobject.h).
+    pub fn tuple_items(&self) -> Option<u32> {
+        self.chain().find(|class| class.name == "tuple").map(|class| class.basic_bytes)
+    }
+
     /// Its name without that of its module.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
@@ -172,7 +179,7 @@ fn read_one(memory: &impl Memory, address: u64, base: Option<Rc<Class>>) -> Opti
     let size = |offset: u32| field(offset).and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(0);
     let dict_offset = field(TYPE_DICT_OFFSET).and_then(|offset| u32::try_from(offset).ok());
     let kind = kind_of(&name, flags, base.as_deref());
-    let role = role_of(&name, base.as_deref());
+    let role = role_of(memory, address, &name, base.as_deref());
     Some(Class {
         address,
         basic_bytes: size(TYPE_BASIC_SIZE),
@@ -212,14 +219,37 @@ fn kind_of(name: &str, flags: u64, base: Option<&Class>) -> Kind {
     }
 }
 
-fn role_of(name: &str, base: Option<&Class>) -> Role {
+/// By its own name, or that of a class that it inherits from. `tp_base` is only the one that decides how instances are laid out: of a class with a mixin
+/// before `Module` it is the mixin.
+fn role_of(memory: &impl Memory, address: u64, name: &str, base: Option<&Class>) -> Role {
+    let of_base = || base.map(|base| base.role).filter(|role| *role != Role::None);
+    role_of_name(name).or_else(of_base).or_else(|| role_by_bases(memory, address)).unwrap_or(Role::None)
+}
+
+fn role_of_name(name: &str) -> Option<Role> {
     match name {
         // The second is the former name, of 2.0 and before.
-        "torch._C.TensorBase" | "torch._C._TensorBase" => Role::Tensor,
-        "Module" => Role::Module,
-        "Optimizer" => Role::Optimizer,
-        _ => base.map_or(Role::None, |base| base.role),
+        "torch._C.TensorBase" | "torch._C._TensorBase" => Some(Role::Tensor),
+        "Module" => Some(Role::Module),
+        "Optimizer" => Some(Role::Optimizer),
+        _ => None,
     }
+}
+
+/// Where the items of a tuple begin that is of no other class: [`Class::tuple_items`].
+pub(super) fn tuple_items(memory: &impl Memory, tuple: u64) -> Option<u64> {
+    let class = memory.u64(at(tuple, TYPE)?)?;
+    tuple.checked_add(memory.u64(at(class, TYPE_BASIC_SIZE)?)?)
+}
+
+fn role_by_bases(memory: &impl Memory, address: u64) -> Option<Role> {
+    let order = memory.u64(at(address, TYPE_MRO)?)?;
+    let count = usize::try_from(memory.u64(at(order, SIZE)?)?).ok()?.min(MOST_BASES);
+    let classes = memory.words(tuple_items(memory, order)?, count)?;
+    classes.into_iter().find_map(|class| {
+        let name = memory.terminated(memory.u64(at(class, TYPE_NAME)?)?)?;
+        role_of_name(&String::from_utf8_lossy(&name))
+    })
 }
 
 /// The name of the member at an offset in the instances of a class: a slot of Python, or what a class of C offers.
@@ -235,4 +265,53 @@ pub fn member_name(memory: &impl Memory, class: &Class, offset: u32) -> Option<S
         }
         None
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Words from address 0x1000 on: a class `tuple`, a class whose base it is, and their names.
+    struct Image(Vec<u64>);
+
+    const BASE: u64 = 0x1000;
+    const DERIVED: u64 = BASE + 400;
+    const NAMES: u64 = BASE + 800;
+
+    impl Memory for Image {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let start = address.checked_sub(BASE).and_then(|start| usize::try_from(start).ok());
+            let part = start.and_then(|start| bytes.get(start..start + into.len()));
+            part.is_some_and(|part| {
+                into.copy_from_slice(part);
+                true
+            })
+        }
+    }
+
+    fn image(tuple_bytes: u64) -> Image {
+        let mut words = vec![0; 128];
+        let mut set = |address: u64, word: u64| words[usize::try_from((address - BASE) / 8).expect("small")] = word;
+        for (class, name, bytes) in [(BASE, NAMES, tuple_bytes), (DERIVED, NAMES + 32, tuple_bytes + 8)] {
+            set(class + u64::from(TYPE_NAME), name);
+            set(class + u64::from(TYPE_BASIC_SIZE), bytes);
+        }
+        set(DERIVED + u64::from(TYPE_BASE), BASE);
+        set(NAMES, u64::from_le_bytes(*b"tuple\0\0\0"));
+        set(NAMES + 32, u64::from_le_bytes(*b"Point\0\0\0"));
+        // An object of the class itself.
+        set(NAMES + 64 + u64::from(TYPE), BASE);
+        Image(words)
+    }
+
+    #[test]
+    fn the_items_of_a_tuple_begin_where_its_class_ends_in_every_version() {
+        for tuple_bytes in [24, 32] {
+            let (memory, classes) = (image(tuple_bytes), Classes::default());
+            let items = |class| classes.at(&memory, class).and_then(|class| class.tuple_items()).map(u64::from);
+            assert_eq!((items(BASE), items(DERIVED)), (Some(tuple_bytes), Some(tuple_bytes)));
+            assert_eq!(tuple_items(&memory, NAMES + 64), Some(NAMES + 64 + tuple_bytes));
+        }
+    }
 }

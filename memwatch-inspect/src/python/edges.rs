@@ -5,7 +5,6 @@ use super::heap::Heap;
 use super::layout::{MODULE_DICT, SIZE, TYPE_DICT};
 use super::objects::Entry;
 use crate::memory::{Memory, at};
-use crate::pass::words_of;
 
 /// Items of a list, a tuple or a set that are looked at.
 const MOST_ITEMS: u64 = 1 << 22;
@@ -14,9 +13,8 @@ const MOST_BODY_BYTES: u32 = 2048;
 const MOST_BODY_ITEMS: u64 = 4096;
 /// The head of an object: its count and its class.
 const HEAD_BYTES: u32 = 16;
-/// `ob_item` of a list, and where the items of a tuple begin.
+/// `ob_item` of a list.
 const LIST_ITEMS: u32 = 24;
-const TUPLE_ITEMS: u32 = 24;
 /// `mask` of a set, before `table`; an entry of the table has a key and a hash (Include/cpython/setobject.h).
 const SET_MASK: u32 = 32;
 const SET_TABLE: u32 = 40;
@@ -28,6 +26,8 @@ const DEQUE_ITEMS: u64 = 64;
 const CACHE_NEXT: u32 = 24;
 const CACHE_KEY: u32 = 40;
 const CACHE_RESULT: u32 = 48;
+/// Its `cache` (`lru_cache_object`): a dict, whose values are the results themselves where there is no limit to their number.
+const CACHE_DICT: u32 = 72;
 /// Bytes of a dict and of a list themselves; what a subclass has stands behind them.
 const DICT_BYTES: u32 = 48;
 const LIST_BYTES: u32 = 40;
@@ -120,7 +120,7 @@ impl<M: Memory> Heap<'_, M> {
                 self.put_items(field(LIST_ITEMS)?, field(SIZE)?, edges)?;
                 self.put_body(object, class, LIST_BYTES, edges)?;
             }
-            Kind::Tuple => self.put_items(at(object, TUPLE_ITEMS)?, field(SIZE)?, edges)?,
+            Kind::Tuple => self.put_items(at(object, class.tuple_items()?)?, field(SIZE)?, edges)?,
             Kind::Set => self.put_set(field(SET_TABLE)?, field(SET_MASK)?, edges)?,
             Kind::Deque => self.put_deque(object, edges)?,
             Kind::Module => {
@@ -153,9 +153,11 @@ impl<M: Memory> Heap<'_, M> {
         edges.extend(entries.iter().filter_map(|entry| self.edge(label(entry.key), entry.value, entry.slot)));
     }
 
-    /// What `functools.lru_cache` keeps: a circle of entries that the collector does not know, begun by the wrapper itself.
+    /// What `functools.lru_cache` keeps: all in a dict, or a circle of entries that the collector does not know, begun by the wrapper itself.
     fn put_cache(&self, wrapper: u64, edges: &mut Vec<Edge>) -> Option<()> {
         let memory = self.objects.memory;
+        let results = memory.u64(at(wrapper, CACHE_DICT)?).and_then(|dict| self.objects.entries(dict));
+        self.put_entries(&results.unwrap_or_default(), Label::Key, edges);
         let mut entry = memory.u64(at(wrapper, CACHE_NEXT)?)?;
         for _ in 0..MOST_ITEMS {
             if entry == wrapper {
@@ -227,7 +229,6 @@ impl<M: Memory> Heap<'_, M> {
     }
 
     fn words(&self, start: u64, count: u64, most: u64) -> Option<Vec<u64>> {
-        let bytes = count.checked_mul(8).filter(|_| count <= most)?;
-        Some(words_of(&self.objects.memory.bytes(start, bytes, usize::try_from(8 * most).ok()?)?))
+        self.objects.memory.words(start, usize::try_from(count).ok().filter(|_| count <= most)?)
     }
 }

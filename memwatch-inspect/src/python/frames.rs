@@ -1,20 +1,17 @@
 //! The variables of frames: of the frames that threads run, and of what generators and frame objects keep.
 
-use super::classes::Kind;
+use super::classes::{Kind, tuple_items};
 use super::edges::{Edge, Label};
 use super::heap::Heap;
 use super::layout::{Layout, SIZE, TYPE};
 use crate::memory::{Memory, at};
-use crate::pass::words_of;
 
 /// Threads, frames of a thread and variables of a frame that are looked at.
 const MOST_THREADS: usize = 4096;
 const MOST_FRAMES: usize = 4096;
 const MOST_VARIABLES: u64 = 4096;
-/// Bytes of a thread's state in which objects that it keeps are looked for: an exception that is handled, and `threading.local`.
-const STATE_BYTES: u64 = 512;
-/// Items of a tuple begin here.
-const TUPLE_ITEMS: u32 = 24;
+/// Words of a thread's state in which objects that it keeps are looked for: an exception that is handled, and `threading.local`.
+const STATE_WORDS: usize = 64;
 /// `co_varnames`, `co_freevars` and `co_cellvars` before 3.11 (Include/cpython/code.h of 3.9 and 3.10).
 const NAMES_BEFORE_3_11: [u32; 3] = [72, 88, 80];
 /// `f_frame` of a frame object from 3.11 on (Include/internal/pycore_frame.h).
@@ -53,7 +50,7 @@ pub(super) fn variable_name(heap: &Heap<'_, impl Memory>, code: u64, index: u32)
         let tuple = memory.u64(at(code, offset)?)?;
         let count = memory.u64(at(tuple, SIZE)?)?;
         if index < count {
-            let item = at(tuple, TUPLE_ITEMS + 8 * u32::try_from(index).ok()?)?;
+            let item = tuple_items(memory, tuple)?.checked_add(8 * index)?;
             return heap.objects.text(memory.u64(item)?);
         }
         index -= count;
@@ -80,7 +77,7 @@ impl<M: Memory> Heap<'_, M> {
             self.put_frames(*thread, &mut edges);
         }
         for thread in threads {
-            let words = memory.bytes(thread, STATE_BYTES, 512).map(|bytes| words_of(&bytes)).unwrap_or_default();
+            let words = memory.words(thread, STATE_WORDS).unwrap_or_default();
             let slots = (0..).map(|index| thread + 8 * index);
             edges.extend(words.into_iter().zip(slots).filter_map(|(word, slot)| {
                 let label = if self.is_exception(word) { Label::Handled } else { Label::Thread };
@@ -124,7 +121,7 @@ impl<M: Memory> Heap<'_, M> {
             count += memory.u64(at(memory.u64(at(code, offset)?)?, SIZE)?)?.min(MOST_VARIABLES);
         }
         let start = at(frame, layout.walk.frame_local0)?;
-        let values = words_of(&memory.bytes(start, 8 * count, 8 * 3 * 4096)?);
+        let values = memory.words(start, usize::try_from(count).ok()?)?;
         for (index, value) in (0u32..).zip(values) {
             let slot = start + 8 * u64::from(index);
             edges.extend(self.edge(Label::Variable { code, index }, value & layout.walk.pointer_mask, slot));

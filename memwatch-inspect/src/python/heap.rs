@@ -11,10 +11,13 @@ use super::collector::{self, LINK, LINKS_BYTES};
 use super::frames;
 use super::layout::Layout;
 use super::objects::Objects;
-use crate::memory::{Memory, at};
+use crate::memory::{Memory, SEARCH_SPENT, at};
 
 /// Interpreters of a process that are looked at.
 const MOST_INTERPRETERS: usize = 64;
+/// The words of a link: `_gc_next` and `_gc_prev`.
+const NEXT: u32 = 0;
+const PREVIOUS: u32 = 8;
 
 /// The objects of a process.
 #[derive(Debug)]
@@ -26,6 +29,7 @@ pub struct Heap<'a, M> {
     numbers: Vec<u32>,
     places: HashMap<u64, u32, FixedState>,
     is_partial: bool,
+    is_cut: bool,
 }
 
 impl<'a, M: Memory> Heap<'a, M> {
@@ -46,6 +50,7 @@ impl<'a, M: Memory> Heap<'a, M> {
             numbers: Vec::new(),
             places: HashMap::with_hasher(FixedState::default()),
             is_partial: false,
+            is_cut: false,
         };
         let heads: Vec<_> = heap
             .interpreters
@@ -54,19 +59,26 @@ impl<'a, M: Memory> Heap<'a, M> {
             .flatten()
             .collect();
         for head in &heads {
-            heap.is_partial |= heap.follow(*head, most_objects.min(u32::MAX as usize)).is_none();
+            let most_objects = most_objects.min(u32::MAX as usize);
+            if heap.follow(*head, NEXT, most_objects).is_none() {
+                heap.is_partial = true;
+                // What is behind the place where it broke is reached from the other end.
+                heap.follow(*head, PREVIOUS, most_objects);
+            }
         }
         (!heads.is_empty()).then_some(heap)
     }
 
-    /// Takes the objects of a list; `None` where it does not lead back to its head, because it changes while it is read, or is too long.
-    fn follow(&mut self, head: u64, most_objects: usize) -> Option<()> {
+    /// Takes the objects of a list, along its links of one direction; `None` where it does not lead back to its head, because it changes while it is
+    /// read, or is too long.
+    fn follow(&mut self, head: u64, direction: u32, most_objects: usize) -> Option<()> {
         let memory = self.objects.memory;
-        let mut links = memory.u64(at(head, 0)?)? & LINK;
+        let mut links = memory.u64(at(head, direction)?)? & LINK;
         while links != head {
             let object = at(links, LINKS_BYTES)?;
-            let [next, _, _, class] = words(memory, links)?;
-            if self.addresses.len() >= most_objects {
+            let [next, previous, _, class] = *memory.words(links, 4)?.first_chunk()?;
+            if self.addresses.len() >= most_objects || memory.spent() >= SEARCH_SPENT {
+                self.is_cut = true;
                 return None;
             }
             let Place::Vacant(place) = self.places.entry(object) else { return None };
@@ -74,7 +86,7 @@ impl<'a, M: Memory> Heap<'a, M> {
             place.insert(u32::try_from(self.addresses.len()).ok()?);
             self.addresses.push(object);
             self.numbers.push(number);
-            links = next & LINK;
+            links = if direction == NEXT { next } else { previous } & LINK;
         }
         Some(())
     }
@@ -92,6 +104,11 @@ impl<'a, M: Memory> Heap<'a, M> {
     /// Whether objects may be missing: a list changed while it was read, or has more than are looked at.
     pub fn is_partial(&self) -> bool {
         self.is_partial
+    }
+
+    /// Whether there are more than are looked at, or than there is time for.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// The place of an object among them.
@@ -131,12 +148,4 @@ impl<'a, M: Memory> Heap<'a, M> {
     pub fn interpreters(&self) -> &[u64] {
         &self.interpreters
     }
-}
-
-/// Four words from an address on.
-fn words(memory: &impl Memory, address: u64) -> Option<[u64; 4]> {
-    let bytes = memory.array::<32>(address)?;
-    let mut words = [0; 4];
-    words.iter_mut().zip(bytes.as_chunks::<8>().0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
-    Some(words)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use super::classes::member_name;
+use super::classes::{Class, Role, member_name};
 use super::edges::Label;
 use super::frames::{place_of, variable_name};
 use super::heap::Heap;
@@ -127,5 +127,16 @@ fn body_text(heap: &Heap<'_, impl Memory>, class: u64, offset: u32) -> String {
             [(24, "args"), (32 + notes, "__traceback__"), (40 + notes, "__context__"), (48 + notes, "__cause__")];
         names.into_iter().find(|(at, _)| *at == offset).map(|(_, name)| name)
     };
-    member(offset).or_else(|| known().map(str::to_owned)).unwrap_or_else(|| format!("<{}>", class.short_name()))
+    let known = || known().or_else(|| hooks(&class, offset)).map(str::to_owned);
+    member(offset).or_else(known).unwrap_or_else(|| format!("<{}>", class.short_name()))
+}
+
+/// The hooks of a tensor: the last two words of what PyTorch's own class has (`THPVariable` in torch/csrc/autograd/python_variable.h, 2.1 to 2.15).
+fn hooks(class: &Class, offset: u32) -> Option<&'static str> {
+    let base = class.chain().filter(|class| class.role == Role::Tensor).last()?;
+    match base.basic_bytes.checked_sub(offset)? {
+        16 => Some("_backward_hooks"),
+        8 => Some("_post_accumulate_grad_hooks"),
+        _ => None,
+    }
 }

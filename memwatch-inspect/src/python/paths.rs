@@ -10,7 +10,7 @@ use super::heap::Heap;
 use super::layout::MODULE_DICT;
 use super::objects::Entry;
 use super::path_text::text;
-use crate::memory::{Memory, at};
+use crate::memory::{Memory, PATHS_SPENT, at};
 
 /// Steps of a path that are followed: what is further is a chain of its own making.
 const MOST_STEPS: usize = 4096;
@@ -55,6 +55,7 @@ pub struct Paths {
     is_closed: Vec<bool>,
     /// Places at which paths begin though nothing leads to them; empty while there are none.
     is_begun: Vec<bool>,
+    is_cut: bool,
 }
 
 impl Paths {
@@ -66,6 +67,7 @@ impl Paths {
             references: vec![0; count],
             is_closed: vec![false; count],
             is_begun: Vec::new(),
+            is_cut: false,
         };
         let (own, others) = globals(heap, &mut paths.is_closed);
         let mut queue = VecDeque::new();
@@ -80,6 +82,10 @@ impl Paths {
     fn spread(&mut self, heap: &Heap<'_, impl Memory>, queue: &mut VecDeque<u32>) {
         let mut edges = Vec::new();
         while let Some(place) = queue.pop_front() {
+            if heap.objects().memory.spent() >= PATHS_SPENT {
+                self.is_cut = true;
+                break;
+            }
             edges.clear();
             heap.put_edges(place, &mut edges);
             self.put(Some(place), &edges, queue);
@@ -98,6 +104,11 @@ impl Paths {
                 queue.push_back(edge.target);
             }
         }
+    }
+
+    /// Whether the time was over before all was looked through.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// Whether an object was reached.
@@ -138,6 +149,11 @@ impl Paths {
         let begin = current.and_then(|place| heap.class(place)).map(|class| class.short_name().to_owned());
         (!labels.is_empty()).then(|| Path { text: text(heap, begin, &labels), links, is_through_traceback })
     }
+}
+
+/// A reference as Python writes it behind the object that has it: `._local_tensor`, `[3]`.
+pub fn reference_text(heap: &Heap<'_, impl Memory>, label: Label) -> String {
+    text(heap, None, &[label])
 }
 
 /// The globals of the program's own modules, `__main__` first, and those of libraries. Modules and their dicts are closed.

@@ -127,6 +127,22 @@ impl Subject<'_> {
 }
 
 impl BlockLayout {
+    /// The layout as numbers, for whoever keeps it: words in all, then the index of each field in the order of their declaration here.
+    pub const fn numbers(&self) -> [usize; 8] {
+        [self.words, self.size, self.requested, self.pool, self.address, self.flags, self.previous, self.next]
+    }
+
+    /// The layout of such numbers; `None` where no block is laid out like that.
+    pub fn of_numbers(numbers: [usize; 8]) -> Option<Self> {
+        let [words, size, requested, pool, address, flags, previous, next] = numbers;
+        let mut fields: Vec<usize> = numbers[1..].to_vec();
+        fields.sort_unstable();
+        fields.dedup();
+        let is_possible =
+            BLOCK_WORDS.contains(&words) && fields.len() == 7 && fields.last().is_some_and(|last| *last < words);
+        is_possible.then_some(Self { words, size, requested, pool, address, flags, previous, next })
+    }
+
     /// The order in which the fields are declared around `pool` (2.1 to 2.15).
     pub(super) const fn declared_around(pool: usize) -> Self {
         Self {

@@ -6,8 +6,8 @@ use memwatch_core::allocators::pytorch::{Statistics, statistics_of};
 use super::calibration::heap_words;
 use super::containers::trees_in;
 use super::refusal::Refusal;
-use crate::memory::{Memory, at};
-use crate::pass::{Pass, words_of};
+use crate::memory::{Memory, at, words_of};
+use crate::pass::Pass;
 
 /// The vector of devices lies within so many bytes from the allocator's beginning.
 const OBJECT_BYTES: usize = 256 << 10;

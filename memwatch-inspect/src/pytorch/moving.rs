@@ -33,9 +33,13 @@ pub(super) fn active<M: Memory>(
 
 fn blocks<M: Memory>(pass: &Pass<'_, M>, table: &HashTable, known: Option<Calibration>) -> Option<Vec<BookBlock>> {
     let addresses = table.addresses(pass)?;
-    let layout = known.map(|known| known.block).or_else(|| layout(pass, &addresses))?;
-    let found: Vec<BookBlock> = addresses.iter().filter_map(|address| block(pass, *address, &layout)).collect();
-    is_most(found.len(), addresses.len()).then_some(found)
+    let read = |layout: BlockLayout| {
+        let blocks = addresses.iter().filter_map(|address| block(pass, *address, &layout));
+        let found: Vec<BookBlock> = blocks.collect();
+        is_most(found.len(), addresses.len()).then_some(found)
+    };
+    // What is known may be of another build.
+    known.and_then(|known| read(known.block)).or_else(|| read(layout(pass, &addresses)?))
 }
 
 /// What most of the blocks agree on: where their pool stands; the rest is declared around it in one order.
@@ -53,7 +57,7 @@ fn layout<M: Memory>(pass: &Pass<'_, M>, addresses: &[u64]) -> Option<BlockLayou
 }
 
 fn block<M: Memory>(pass: &Pass<'_, M>, address: u64, layout: &BlockLayout) -> Option<BookBlock> {
-    let words = pass.words(at(address, 0)?, layout.next + 1)?;
+    let words = pass.words(address, layout.words)?;
     let [is_allocated, is_mapped, ..] = words[layout.flags].to_le_bytes();
     let block = BookBlock {
         address: words[layout.address],

@@ -33,6 +33,13 @@ const MOST_SETS: u64 = 6;
 /// An expandable segment says where its range begins within so many words.
 const EXPANDABLE_WORDS: usize = 16;
 
+/// What is known of this build.
+pub(super) struct Known {
+    pub(super) layout: Option<Calibration>,
+    /// How often a layout was looked for.
+    pub(super) searches: u32,
+}
+
 /// A block as its words say.
 #[derive(Clone, Copy, Debug)]
 struct Row {
@@ -50,13 +57,13 @@ pub(super) fn device<M: Memory>(
     pass: &Pass<'_, M>,
     (ordinal, address, all): (Ordinal, u64, &[u64]),
     moment: &Moment,
-    calibration: &mut Option<Calibration>,
+    calibration: &mut Known,
 ) -> Result<Option<DeviceBooks>, Refusal> {
     if moment.statistics == Statistics::default() {
         return Ok(None);
     }
     let device = Device::read(pass, (address, all), &moment.statistics)?;
-    let segments = match *calibration {
+    let segments = match calibration.layout {
         Some(known) => device.segments(&known.block).or_else(|_stale| device.calibrated(calibration)),
         None => device.calibrated(calibration),
     };
@@ -69,6 +76,8 @@ struct Device<'p, 'm, M> {
     statistics: &'p Statistics,
     /// Of trees, private pools' included, with their counts.
     headers: BTreeMap<u64, u64>,
+    /// With their ids.
+    private_pools: BTreeMap<u64, (u64, u64)>,
     active: BTreeSet<u64>,
     free: BTreeSet<u64>,
     /// What stands in the allocator's vectors: its expandable segments are in one of them.
@@ -79,8 +88,9 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
     fn read(pass: &'p Pass<'m, M>, (address, all): (u64, &[u64]), statistics: &'p Statistics) -> Result<Self, Refusal> {
         let words = devices::words(pass, address, all).ok_or(Refusal::Unreadable("an allocator"))?;
         let mut headers = trees_in(pass, address, &words);
-        for pool in private_pools(pass, &words) {
-            headers.extend(trees_of_pool(pass, pool));
+        let private_pools = private_pools(pass, &words);
+        for pool in private_pools.keys() {
+            headers.extend(trees_of_pool(pass, *pool));
         }
         let active = active_blocks(pass, &words, statistics)?;
         if headers.values().fold(0, |sum: u64, count| sum.saturating_add(*count)) > MOST_FREE {
@@ -91,16 +101,17 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
             free.extend(tree(pass, *header).map_err(Refusal::Contradiction)?);
         }
         let listed = vectors(pass, &words);
-        Ok(Self { pass, statistics, headers, active, free, listed })
+        Ok(Self { pass, statistics, headers, private_pools, active, free, listed })
     }
 
     /// The segments, by a layout that is found first, and remembered where it led to a reading that holds.
-    fn calibrated(&self, calibration: &mut Option<Calibration>) -> Result<Vec<BookSegment>, Refusal> {
+    fn calibrated(&self, calibration: &mut Known) -> Result<Vec<BookSegment>, Refusal> {
+        calibration.searches += 1;
         let Self { statistics, active, free, headers, .. } = self;
         let found = Subject { statistics, active, free, headers }.calibrate(self.pass)?;
         let Some(found) = found else { return self.check(&[], &[]).map(|()| Vec::new()) };
         let segments = self.segments(&found.block)?;
-        *calibration = Some(found);
+        calibration.layout = Some(found);
         Ok(segments)
     }
 
@@ -183,21 +194,11 @@ impl<'p, 'm, M: Memory> Device<'p, 'm, M> {
         })
     }
 
-    /// Whether a pool is the small one, and whose it is: both stand behind its sets, of which versions have one to three.
+    /// Whether a pool is the small one, and whose it is.
     fn pool(&self, pool: u64) -> Option<(bool, (u64, u64))> {
-        let set = |index: u64| at(pool, 8).map(|first| first + SET_BYTES * index);
-        let sets = (0..MOST_SETS).take_while(|index| {
-            let words = set(*index).and_then(|set| Some((set, self.pass.words(set, HEADER_WORDS)?)));
-            words.is_some_and(|(set, words)| tree_at(self.pass, set, &words).is_some())
-        });
-        let behind = pool + SET_BYTES * sets.count() as u64;
-        let [is_small] = self.pass.array::<1>(behind)?;
-        let owner = self.pass.u64(behind + 8)?;
-        if is_small > 1 {
-            return None;
-        }
-        let id = if owner == 0 { vec![0, 0] } else { self.pass.words(at(owner, 0)?, 2)? };
-        Some((is_small == 1, (id[0], id[1])))
+        let (is_small, owner) = small_and_owner(self.pass, pool)?;
+        let id = if owner == 0 { (0, 0) } else { *self.private_pools.get(&owner)? };
+        Some((is_small, id))
     }
 
     /// The allocator's own totals.
@@ -273,15 +274,34 @@ fn active_blocks<M: Memory>(
     found.ok_or(Refusal::Contradiction(Contradiction::ActiveSet))
 }
 
-/// Private pools, by the table from their ids: a pool begins with its id.
-fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeSet<u64> {
+/// Whether a pool is the small one, and the private pool that it belongs to, 0 for none: both stand behind its sets, of which versions have one to three.
+fn small_and_owner<M: Memory>(pass: &Pass<'_, M>, pool: u64) -> Option<(bool, u64)> {
+    let set = |index: u64| at(pool, 8).map(|first| first + SET_BYTES * index);
+    let sets = (0..MOST_SETS).take_while(|index| {
+        let words = set(*index).and_then(|set| Some((set, pass.words(set, HEADER_WORDS)?)));
+        words.is_some_and(|(set, words)| tree_at(pass, set, &words).is_some())
+    });
+    let behind = pool + SET_BYTES * sets.count() as u64;
+    let [is_small] = pass.array::<1>(behind)?;
+    let owner = pass.u64(behind + 8)?;
+    (is_small <= 1).then_some((is_small == 1, owner))
+}
+
+/// Private pools with their ids, by the table from those. A pool begins with its id; before 2.7 it does not have it, and what is in it says whose it is.
+fn private_pools<M: Memory>(pass: &Pass<'_, M>, words: &[u64]) -> BTreeMap<u64, (u64, u64)> {
+    let is_owner = |pool: u64| {
+        let first = trees_of_pool(pass, pool).into_keys().next();
+        let owner = first.and_then(|header| small_and_owner(pass, header.checked_sub(8)?));
+        owner.is_some_and(|(_, owner)| owner == pool)
+    };
     let pools = |words: &[u64; HashTable::WORDS]| {
         let table = HashTable::of(words, MOST_POOL_SLOTS).filter(|table| table.count > 0)?;
         let pool = |value: Vec<u64>| {
             let [first, second, pool] = *value.first_chunk::<3>()?;
-            (pass.words(at(pool, 0)?, 2)? == [first, second]).then_some(pool)
+            let begins_with_id = pass.words(at(pool, 0)?, 2)? == [first, second];
+            (begins_with_id || is_owner(pool)).then_some((pool, (first, second)))
         };
-        table.values(pass, 4)?.into_iter().map(pool).collect::<Option<Vec<u64>>>()
+        table.values(pass, 4)?.into_iter().map(pool).collect::<Option<Vec<_>>>()
     };
     words.array_windows::<{ HashTable::WORDS }>().skip(FRONT_WORDS).filter_map(pools).flatten().collect()
 }

@@ -21,6 +21,9 @@ pub enum Refusal {
     /// What was read contradicts itself.
     #[error("what was read contradicts itself: {0}")]
     Contradiction(Contradiction),
+    /// The time was over.
+    #[error("its books were not read in the time that a reading may take")]
+    TooSlow,
     /// There is more than is read of one process.
     #[error("it has more blocks than are read of one process")]
     TooLarge,

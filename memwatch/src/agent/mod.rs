@@ -45,6 +45,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let mut options = crate::watch::subject::everybody(common);
+    options.rests_without_processes = true;
     if agent.no_nvml {
         options.nvml = NvmlLibrary::Off;
     }

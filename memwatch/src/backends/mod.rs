@@ -1,13 +1,13 @@
 //! The drivers whose memory is watched: what a session asks of one, and CUDA's, which is the only one.
 
 pub(crate) mod cuda;
+pub(crate) mod readings;
 
 use memwatch_common::probes::Probe;
-use memwatch_core::input::DeviceReading;
-use tokio::sync::mpsc;
 
 use self::cuda::Cuda;
 use self::cuda::nvml::NvmlLibrary;
+use self::readings::Readings;
 use crate::sources::library::LibraryScan;
 
 /// A driver: which files it is, which of its functions are probed, who reads its devices, and what its answers are called.
@@ -18,8 +18,8 @@ pub(crate) trait Backend: Sync {
     /// Its functions: rows of the table that the kernel half knows by their numbers.
     fn probes(&self) -> &'static [Probe];
 
-    /// Begins to read its devices, until the receiver is dropped.
-    fn readings(&self, library: NvmlLibrary) -> mpsc::Receiver<DeviceReading>;
+    /// Begins to read its devices, until the readings are dropped.
+    fn readings(&self, library: NvmlLibrary) -> Readings;
 
     /// What a status means that one of its functions answers; `None` for numbers that say nothing about memory.
     fn error_name(&self, status: i32) -> Option<&'static str>;

@@ -4,8 +4,8 @@ use crate::agent;
 use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
-    diff, doctor, export, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report, reset_peaks,
-    run, simulate, snapshot, stats, timeline,
+    diff, doctor, explain, export, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report,
+    reset_peaks, run, simulate, snapshot, stats, timeline,
 };
 
 commands! {
@@ -16,13 +16,15 @@ commands! {
         Where(places::args::Where) => awaited places::run;
         /// Name what a PyTorch process holds: parameters, gradients, caches
         Holdings(holdings::args::Names) => awaited holdings::run;
+        /// Explain all that NVML charges a process: context, code, libraries
+        Explain(explain::args::Explain) => awaited explain::run;
         /// Print torch.cuda.memory_stats() of a process, from outside
         Stats(stats::args::Stats) => awaited stats::stats;
     }
     Check {
         /// Explain out-of-memory failures, and forecast the next one
         Oom(oom::args::Oom) => awaited oom::run;
-        /// Find memory leaks: what grows, how fast, and on which line
+        /// Find memory leaks: what grows, how fast, and who keeps it
         Leak(leak::args::Leak) => awaited leak::run;
         /// Show cached memory that PyTorch cannot use: fragmentation
         Fragment(fragment::args::Fragment) => awaited fragment::run;

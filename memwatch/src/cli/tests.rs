@@ -178,7 +178,7 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch -i -1", "a time is a number with a unit"),
         ("memwatch -1 -d 5", "cannot be used with"),
         ("memwatch run", "<CMD>..."),
-        ("memwatch doctor -p 5", "unexpected argument '-p'"),
+        ("memwatch doctor -i 5", "unexpected argument '-i'"),
         ("memwatch ps -i 1", "unexpected argument '-i'"),
         ("memwatch reset-peaks", "--pid <PID>"),
         ("memwatch record", "--output <FILE>"),
@@ -199,11 +199,29 @@ fn bad_values_are_refused_with_a_sentence() {
         ("memwatch stats --in f --reset-peaks", "cannot be used with"),
         ("memwatch where -p 1 --by phase --native", "--native goes with --by line"),
         ("memwatch where -p 1 --fragmentation", "--fragmentation goes with --by module"),
+        ("memwatch leak 7 --read-only --in f", "cannot be used with"),
+        ("memwatch leak --read-only --since 10m", "cannot be used with"),
+        ("memwatch leak --read-only", "name a process"),
+        ("memwatch leak 7 -i 1s", "--read-only"),
         ("memwatch leak 7 --no-children", "--no-children goes with --in"),
         ("memwatch snapshot 7 8", "one process"),
         ("memwatch ps --by user --sort pid", "cannot be used with"),
         ("memwatch ps --by user --format csv", "cannot be used with"),
         ("memwatch ps --columns memory", "pre-existing"),
+    ] {
+        let text = refusal(line);
+        assert!(text.contains(sentence), "{line}: {text}");
+    }
+}
+
+#[test]
+fn a_budget_that_is_none_is_refused_and_one_for_the_doctor_needs_a_process() {
+    for (line, sentence) in [
+        ("memwatch doctor -p x", "a process id is a number from 1 on"),
+        ("memwatch doctor --budget 1%", "--pid <PID>"),
+        ("memwatch doctor -p 5 --budget abc", "a budget is a part of one processor"),
+        ("memwatch --budget -1", "a budget is a part of one processor"),
+        ("memwatch --budget abc", "a budget is a part of one processor"),
     ] {
         let text = refusal(line);
         assert!(text.contains(sentence), "{line}: {text}");

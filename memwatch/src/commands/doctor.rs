@@ -9,21 +9,25 @@ mod library;
 mod nvml;
 mod owners;
 mod permission;
+mod prices;
 mod privilege;
 mod system;
 mod text;
 mod trial;
 
 use std::io::{ErrorKind, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use check::{Barrier, Check, State, Topic};
 use library::Libraries;
+use memwatch_core::attribution::price::Budget;
+use memwatch_core::words::Tgid;
 use nvml::{NvmlReport, Traces};
+use prices::PriceReport;
 use privilege::Privilege;
 
 use crate::exit::{Exit, Failure};
-use crate::options::{Checked, Common};
+use crate::options::{Checked, Common, tensors, values};
 use crate::render::output::use_color;
 use crate::sources::containers::RuntimeSockets;
 use crate::sources::kernel::site::KernelVersion;
@@ -43,6 +47,10 @@ pub(crate) struct DoctorOptions {
     pub(crate) color: bool,
     /// One line per probed function in the text.
     pub(crate) verbose: bool,
+    /// Processes of which it is predicted what tracing would cost them.
+    pub(crate) tgids: Vec<Tgid>,
+    /// What it may cost.
+    pub(crate) budget: Budget,
 }
 
 /// Everything found out.
@@ -54,24 +62,34 @@ struct Diagnosis {
     mechanism: Option<&'static str>,
     libraries: Libraries,
     nvml: Result<NvmlReport, String>,
+    /// `None` where no process is named.
+    prices: Option<PriceReport>,
 }
 
-/// `memwatch doctor` takes no options of its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Doctor {}
+/// What `memwatch doctor` takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Doctor {
+    /// Predict what tracing PyTorch would cost this process, level by level; may be repeated
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_delimiter = ',')]
+    #[arg(value_parser = values::tgid, allow_negative_numbers = true)]
+    pub(crate) tgids: Vec<Tgid>,
+    /// What tracing may cost a process: percent of one processor, such as 2%; 0 for nothing, none for no limit
+    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = tensors::budget)]
+    #[arg(allow_negative_numbers = true, requires = "tgids")]
+    pub(crate) budget: Budget,
+}
 
 impl Checked for Doctor {}
 
 /// `memwatch doctor`.
 ///
 /// # Errors
-/// None: what does not work is in the report.
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    clippy::unnecessary_wraps,
-    reason = "all rows of the table of commands are alike"
-)]
-pub(crate) fn command(_args: &Doctor, common: &Common) -> Result<Exit, Failure> {
+/// When a process that is named is not there. What does not work is in the report.
+pub(crate) fn command(args: &Doctor, common: &Common) -> Result<Exit, Failure> {
+    let is_gone = |tgid: &&Tgid| !Path::new("/proc").join(tgid.0.to_string()).exists();
+    if let Some(gone) = args.tgids.iter().find(is_gone) {
+        return Err(Failure::no_process(gone.0));
+    }
     Ok(run(&DoctorOptions {
         json: common.json,
         nvml_library: common.nvml_lib.clone(),
@@ -79,6 +97,8 @@ pub(crate) fn command(_args: &Doctor, common: &Common) -> Result<Exit, Failure> 
         sockets: common.sockets.places(),
         color: use_color(common),
         verbose: common.verbose > 0,
+        tgids: args.tgids.clone(),
+        budget: args.budget,
     }))
 }
 
@@ -118,7 +138,10 @@ fn examine(options: &DoctorOptions) -> Diagnosis {
     checks.extend(libraries.checks(&privilege, options.verbose));
     checks.extend(nvml::checks(&nvml, driver.as_deref()));
     checks.extend(owners::checks(&options.sockets));
-    Diagnosis { release, program: privilege.program(), checks, mechanism, libraries, nvml }
+    let is_asked_for = !options.tgids.is_empty();
+    let prices =
+        is_asked_for.then(|| prices::predict((&options.tgids, options.budget), trial.kernel.as_mut(), &privilege));
+    Diagnosis { release, program: privilege.program(), checks, mechanism, libraries, nvml, prices }
 }
 
 /// What seemed to make the trial impossible did not. Foreign process ids spoil the answers, not the trial.

@@ -7,15 +7,22 @@ use crate::export::mem_trace::MemTrace;
 use crate::options::{Common, Pace, Targets, Tensors};
 use crate::render::output::Output;
 use crate::render::summary;
-use crate::render::tui::{Flow, Outlooks, WARNED_BYTES_PER_MINUTE};
+use crate::render::tui::{Flow, Held, Outlooks, WARNED_BYTES_PER_MINUTE};
 use crate::render::wall_clock::WallClock;
+use crate::watch::session::holdings;
 use crate::watch::signals::Signals;
 use crate::watch::signals::at;
 use crate::watch::source::{Rhythm, Source};
 use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
 use crate::watch::subject::session_options;
+use memwatch_core::Pipeline;
+use memwatch_core::features::holdings::KnownHoldings;
+use memwatch_core::features::holdings::view::By;
 use tokio::time::Instant;
+
+/// As many names of a process are shown.
+const NAMES: usize = 1000;
 
 /// Why a watch came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +46,9 @@ pub(crate) async fn watch(
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
     options.tensors_by_default = requested.is_default();
+    options.budget = requested.budget;
     options.is_screen = Output::is_screen(common);
+    options.holdings_every = options.is_screen.then_some(holdings::ON_SCREEN);
     let mut source = if requested.is_asked_for() && common.agent.is_none() {
         Source::own(&options)?
     } else {
@@ -116,10 +125,17 @@ fn outlooks(source: &Source) -> Outlooks {
     match source {
         Source::Watch(session) => {
             let pipeline = session.pipeline();
-            Outlooks { leaks: pipeline.leaks(WARNED_BYTES_PER_MINUTE), forecasts: pipeline.forecasts() }
+            let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
+            Outlooks { leaks, forecasts: pipeline.forecasts(), holdings: held(pipeline) }
         }
         Source::Agent(_) => Outlooks::default(),
     }
+}
+
+/// What processes hold by name.
+fn held(pipeline: &Pipeline) -> Vec<Held> {
+    let known = pipeline.holdings(By::Name, NAMES).into_iter();
+    known.map(|KnownHoldings { tgid, observed_since_ns, view, .. }| Held { tgid, observed_since_ns, view }).collect()
 }
 
 pub(crate) fn show(seen: TimedSnapshot, output: &mut Output, filter: &Filter) -> Result<bool, Failure> {

@@ -2,6 +2,7 @@
 
 pub(crate) mod diff;
 pub(crate) mod doctor;
+pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod fragment;
 pub(crate) mod holdings;

@@ -28,6 +28,7 @@ fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
         frees,
         mean_lifetime_ns: lifetime,
         longest_lifetime_ns: lifetime,
+        sampled: None,
     }
 }
 
@@ -46,6 +47,7 @@ fn call_path(stage: &'static str, kind: &'static str, frames: &[(&str, &str, u32
         file: is_line.then(|| file.to_owned()),
         line: is_line.then_some(line),
         function: is_line.then(|| function.to_owned()),
+        held: None,
         sum,
     };
     CallPathView {

@@ -1,9 +1,11 @@
 //! PyTorch's allocator in one process: its probes, where things lie in its interpreter, and what else passes between it and the kernel half.
 
 mod count;
+mod trap;
 
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::thread::JoinHandle;
 
 use aya::Pod;
 use aya::maps::{Array, HashMap, MapData, MapError};
@@ -15,9 +17,10 @@ use memwatch_common::tensor::ONLY_LISTED;
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::clock;
 use crate::sources::kernel::attach::chain;
-use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, uprobe};
+use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
 
 pub(crate) use count::{begin_count, counted, forget_count};
+pub(crate) use trap::measure as measure_trap;
 
 /// What user space reports the kernel half, as its maps hold it.
 #[derive(Clone, Copy)]
@@ -109,10 +112,7 @@ fn attach_program(
     points: &[&TensorPoint],
 ) -> Result<UProbeLinkId, String> {
     let listed = if matches!(scope, UProbeScope::AllProcesses) { ONLY_LISTED } else { 0 };
-    let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-    if loaded.fd().is_err() {
-        loaded.load().map_err(|error| format!("the kernel refused memwatch's program {program}: {}", chain(&error)))?;
-    }
+    let loaded = loaded_uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
     let points = points.iter().map(|point| UProbeAttachPoint {
         location: UProbeAttachLocation::AbsoluteOffset(point.file_offset),
         cookie: Some(point.plan.cookie(point.row.id, point.is_return) | listed),
@@ -131,6 +131,29 @@ pub(crate) fn detach(kernel: &mut Kernel, probes: TensorProbes) -> Result<(), St
     };
     // All of them, also after one that fails.
     probes.0.into_iter().map(detach).fold(Ok(()), Result::and)
+}
+
+/// Takes probes out in a thread of its own: the kernel removes the breakpoints of a link, and then waits until no processor is within one, which takes
+/// up to 200 ms (`bpf_uprobe_unregister` of kernel/trace/bpf_trace.c, Linux 6.18).
+///
+/// # Errors
+/// The system has no thread to give; the probes are still in place then.
+pub(crate) fn detach_beside(kernel: &mut Kernel, probes: Vec<TensorProbes>) -> std::io::Result<JoinHandle<()>> {
+    let mut links = Vec::new();
+    for (program, link) in probes.into_iter().flat_map(|probes| probes.0) {
+        match uprobe(&mut kernel.ebpf, program).map(|loaded| loaded.take_link(link)) {
+            Ok(Ok(link)) => links.push(link),
+            Ok(Err(error)) => log::warn!("a probe stays in place: {}", chain(&error)),
+            Err(error) => log::warn!("a probe stays in place: {}", chain(&error)),
+        }
+    }
+    std::thread::Builder::new().name("detach".to_owned()).spawn(move || {
+        std::thread::scope(|scope| {
+            for link in links {
+                scope.spawn(move || drop(link));
+            }
+        });
+    })
 }
 
 /// The kernel half forgets all it knows of the process at its exec or exit, which it looks at for processes that it knows.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use memwatch_core::attribution::price::Budget;
+
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 
 /// How much of PyTorch is watched.
@@ -9,10 +11,14 @@ use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 #[command(next_help_heading = "PyTorch")]
 pub(crate) struct Tensors {
     /// How much of PyTorch is traced in named processes: off, blocks (its allocator), sites (and the lines), layers (and
-    /// phases and modules: the default, unless that would slow a process by more than 5 %)
+    /// phases and modules: the default, as far as the budget reaches)
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "layers", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
+    /// What tracing may cost a process: percent of one processor, such as 2%; 0 to place no probe and only read its
+    /// memory, none for no limit. Less is traced where more does not fit
+    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = budget, allow_negative_numbers = true)]
+    pub(crate) budget: Budget,
     /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
@@ -22,6 +28,15 @@ impl Tensors {
     /// Whether the command line asks for what only an own watch sees: the agent watches no tensors.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.level.is_some_and(|level| level != TensorLevel::Off) || self.log.is_some()
+    }
+
+    /// # Errors
+    /// With a sentence, when nothing may be spent on a level that was asked for.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.budget.is_nothing() && self.is_asked_for() {
+            return Err("--budget 0 places no probe: leave out --tensors and --log, or give a budget".to_owned());
+        }
+        Ok(())
     }
 
     /// Whether nobody asked for a level by name, or for what takes all of it.
@@ -43,5 +58,52 @@ pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
         "sites" => Ok(TensorLevel::Sites),
         "layers" => Ok(TensorLevel::Layers),
         _ => Err("off, blocks, sites or layers".to_owned()),
+    }
+}
+
+/// What tracing may cost.
+///
+/// # Errors
+/// When it is no part of a processor.
+pub(crate) fn budget(text: &str) -> Result<Budget, String> {
+    if text == "none" {
+        return Ok(Budget::None);
+    }
+    let percent = text.strip_suffix('%').unwrap_or(text).trim_end().parse::<f64>();
+    match percent {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a second")]
+            let ns_per_second = (percent * 1e7).round() as u64;
+            Ok(Budget::Part(ns_per_second))
+        }
+        _ => {
+            Err("a budget is a part of one processor from 0 to 100 percent, such as 2%, or none for no limit"
+                .to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_can_be_traced_for_nothing() {
+        let none = Tensors { budget: Budget::Part(0), ..Tensors::default() };
+        assert_eq!(none.check(), Ok(()));
+        let traced = Tensors { level: Some(TensorLevel::Sites), ..none.clone() };
+        assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
+        let off = Tensors { level: Some(TensorLevel::Off), ..none };
+        assert_eq!((off.check(), Tensors { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn a_budget_is_a_part_of_a_processor_or_none() {
+        assert_eq!(budget("2%"), Ok(Budget::default()));
+        assert_eq!((budget("2"), budget("0.5 %")), (Ok(Budget::default()), Ok(Budget::Part(5_000_000))));
+        assert_eq!((budget("0"), budget("none")), (Ok(Budget::Part(0)), Ok(Budget::None)));
+        for wrong in ["", "abc", "-1", "-2%", "101", "NaN", "inf", "2%%"] {
+            assert!(budget(wrong).is_err_and(|error| error.contains("such as 2%")), "{wrong}");
+        }
     }
 }

@@ -5,7 +5,7 @@ mod stats;
 
 use std::collections::BTreeMap;
 
-use memwatch_core::input::{Coverage, LibraryCoverage, MigFacts, NvmlState, Sensors};
+use memwatch_core::input::{Coverage, KernelCalls, LibraryCoverage, MigFacts, NvmlState, Sensors};
 use memwatch_core::owner::{Ancestor, Container, Owner, Pod, SlurmJob};
 use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
@@ -56,6 +56,7 @@ pub(crate) fn busy_node() -> Snapshot {
                 in_use: true,
                 error: None,
                 gap_ns: None,
+                kernel_calls: Some(KernelCalls::Probed { stubs: 1 }),
             }],
             libraries_over_limit: 0,
             mechanism: "uprobe_multi".into(),
@@ -168,6 +169,7 @@ fn gpu(nvml_index: u32, uuid: &str, used_bytes: u64, live_bytes: u64) -> GpuView
         live_bytes,
         attributed_bytes: live_bytes,
         unattributed_bytes: Some(used_bytes.cast_signed() - live_bytes.cast_signed()),
+        remainder: None,
         context_bytes: Some(512 * MIB),
         sampled_ns: at(14, 3, 20),
         unwatched_processes: Some(u64::from(nvml_index)),
@@ -226,6 +228,8 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         allocations_per_second: Some(0.0),
         frees_per_second: Some(0.0),
         tensors: None,
+        explained: None,
+        left_behind: None,
     }
 }
 

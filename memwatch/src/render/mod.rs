@@ -8,8 +8,10 @@ pub(crate) mod text;
 pub(crate) mod tui;
 pub(crate) mod wall_clock;
 
+pub(crate) mod explained;
 pub(crate) mod failures;
 pub(crate) mod format;
+pub(crate) mod holdings;
 pub(crate) mod order;
 pub(crate) mod owners;
 pub(crate) mod sentences;

@@ -71,8 +71,16 @@ pub(crate) fn site(view: &SiteView) -> String {
         "backward_of" => format!("backward of {place}"),
         "native" => format!("{}  {file}", printable(view.function.as_deref().unwrap_or_default())),
         "no_python" => "(no Python: a thread of PyTorch's own)".to_owned(),
-        kind => row_without_name(kind),
+        kind => match &view.held {
+            Some(held) => preexisting(&held.text()),
+            None => row_without_name(kind),
+        },
     }
+}
+
+/// `(pre-existing) parameters h.*.attn.weight`.
+fn preexisting(name: &str) -> String {
+    format!("{} {}", row_without_name("preexisting"), printable(name))
 }
 
 /// A frame of Python or of native code; `None` for one of the interpreter's own.
@@ -135,6 +143,7 @@ fn row_without_name(kind: &str) -> String {
 pub(crate) fn place(view: &PlaceNameView) -> String {
     match (&*view.kind, view.name.as_deref().map(printable)) {
         ("backward_of", Some(name)) => format!("backward of {name}"),
+        ("preexisting", Some(name)) => preexisting(&name),
         (_, Some(name)) => name.into_owned(),
         ("none", None) => "(no module)".to_owned(),
         ("no_python", None) => "(no Python: a thread of PyTorch's own)".to_owned(),
@@ -145,8 +154,8 @@ pub(crate) fn place(view: &PlaceNameView) -> String {
 
 /// The line of a place that grows; `None` where no line is known.
 pub(crate) fn leak(leak: &LeakView) -> Option<String> {
-    let LeakView { kind, file, line, function, .. } = leak.clone();
-    Some(site(&SiteView { kind: kind?, file, line, function, sum: SumView::default() }))
+    let LeakView { kind, file, line, function, held, .. } = leak.clone();
+    Some(site(&SiteView { kind: kind?, file, line, function, held, sum: SumView::default() }))
 }
 
 /// `forward, step 12, Net layers.0.fc1 Linear, train.py:12 main`.

@@ -7,6 +7,7 @@
 //! number is another process's, they read as nothing.
 
 mod mapping;
+mod timed;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -55,7 +56,17 @@ impl AddressSpace {
         Ok(Self { process, memory, pages, mappings, files: RefCell::default() })
     }
 
-    /// What is mapped where, as it was when this was opened; by address.
+    /// Looks again at what is mapped where: a process that goes on maps more.
+    ///
+    /// # Errors
+    /// The process has gone, or may not be read any more.
+    pub(crate) fn refresh(&mut self) -> io::Result<()> {
+        self.mappings = mapping::read(&self.process)?;
+        self.files.borrow_mut().clear();
+        Ok(())
+    }
+
+    /// What is mapped where, as it was when this was opened or refreshed; by address.
     pub(crate) fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }

@@ -11,6 +11,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, Sym as _};
 use object::read::{ReadCache, ReadRef};
 
 use super::address_space::{AddressSpace, Mapping};
+use super::build_id::build_id;
 use crate::printable::printable;
 
 const LE: LittleEndian = LittleEndian;
@@ -38,6 +39,8 @@ pub(crate) struct Binary {
     pub(crate) display: String,
     /// Opened with `O_PATH`.
     pub(crate) file: Arc<File>,
+    /// Its build id in hexadecimal digits, if it has one.
+    pub(crate) build_id: Option<String>,
     /// What to add to an address of the file to have one of the process.
     bias: u64,
     segments: Vec<Segment>,
@@ -70,9 +73,10 @@ impl Binary {
         let damaged = || BinaryError::Damaged;
         let header = Header::parse(&cache).ok().filter(|header| header.is_little_endian()).ok_or_else(damaged)?;
         let headers = header.program_headers(LE, &cache).map_err(|_damaged| damaged())?;
+        let headers = headers.get(..MOST_HEADERS).unwrap_or(headers);
+        let build_id = build_id(&cache, headers);
         let segments: Vec<Segment> = headers
             .iter()
-            .take(MOST_HEADERS)
             .filter(|header| header.p_type(LE) == PT_LOAD)
             .map(|header| Segment {
                 address: header.p_vaddr(LE),
@@ -83,7 +87,7 @@ impl Binary {
         let symbols = symbols(header, &cache, wanted).ok_or_else(damaged)?;
         let display = printable(&String::from_utf8_lossy(&mapping.path)).into_owned();
         let bias = bias(&segments, mapping).ok_or_else(damaged)?;
-        Ok(Self { display, file: Arc::new(file), bias, segments, symbols })
+        Ok(Self { display, file: Arc::new(file), build_id, bias, segments, symbols })
     }
 
     /// Where a symbol is in the process; `None` where the file has none of this name.

@@ -5,6 +5,11 @@ pub(crate) fn boottime_ns() -> u64 {
     u64::try_from(read(libc::CLOCK_BOOTTIME)).unwrap_or(0)
 }
 
+/// The processor time of the thread that asks, in nanoseconds.
+pub(crate) fn thread_ns() -> u64 {
+    u64::try_from(read(libc::CLOCK_THREAD_CPUTIME_ID)).unwrap_or(0)
+}
+
 /// What to add to a `CLOCK_BOOTTIME` value to get nanoseconds since 1970.
 pub(crate) fn boottime_to_unix_ns() -> i128 {
     read(libc::CLOCK_REALTIME) - read(libc::CLOCK_BOOTTIME)
@@ -12,7 +17,7 @@ pub(crate) fn boottime_to_unix_ns() -> i128 {
 
 fn read(clock: libc::clockid_t) -> i128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec to be filled; both clocks exist on every kernel memwatch runs on.
+    // SAFETY: `time` is a timespec to be filled; all these clocks exist on every kernel memwatch runs on.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }

@@ -113,6 +113,11 @@ impl Lookers {
         self.looked.recv_timeout(longest).ok()
     }
 
+    /// By which others report, too, that they have something for whoever waits for [`Self::news`].
+    pub(crate) fn notifier(&self) -> Arc<Notify> {
+        Arc::clone(&self.news)
+    }
+
     /// Completes when there is something to take. Dropped while it waits, it has taken nothing.
     pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
         let news = Arc::clone(&self.news);

@@ -3,8 +3,11 @@
 //! A machine with 10,000 processes takes a quarter of a second to look through (25 µs each, Linux 6.18): the loop that fetches
 //! records must not wait for that.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
 
 use super::clock;
 use super::library::{Discovery, LibraryScan};
@@ -40,11 +43,11 @@ pub(crate) struct Sweeper {
 }
 
 impl Sweeper {
-    /// Starts the thread; the first sweep begins `every` later.
+    /// Starts the thread, which reports by `news` that there is a result; the first sweep begins `every` later.
     ///
     /// # Errors
     /// The system has no thread to give.
-    pub(crate) fn start(scan: LibraryScan, every: Duration) -> std::io::Result<Self> {
+    pub(crate) fn start(scan: LibraryScan, every: Duration, news: Arc<Notify>) -> std::io::Result<Self> {
         let (orders, ordered) = channel();
         let (done, results) = channel();
         std::thread::Builder::new().name("libraries".to_owned()).spawn(move || {
@@ -57,10 +60,16 @@ impl Sweeper {
                 if done.send(Swept { begun_ns, found }).is_err() {
                     return;
                 }
+                news.notify_one();
             }
         })?;
         let last = Instant::now();
         Ok(Self { orders, results, every, last, next: last + every, at_work: false })
+    }
+
+    /// When the next sweep is to be ordered; `None` during one.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        (!self.at_work).then_some(self.next)
     }
 
     /// Whether the next sweep is to be ordered.

@@ -2,8 +2,11 @@
 //!
 //! A perf event per processor, of the kind that counts nothing, records every executable file mapping in a ring that memwatch
 //! reads in its own rhythm. Nobody is woken by them: a wake-up per record costs each mapping of every process 7.4 µs and a
-//! process start 65 to 115 µs of 565 µs; without, it is 0.4 µs and 5 to 15 µs (docs/overhead.md). An fentry program on
+//! process start 65 to 115 µs of 565 µs; without, it is 0.4 µs and 5 to 15 µs (docs/overhead.md). A reader that sleeps has
+//! itself woken by the first mapping, with events of their own (`bells`). An fentry program on
 //! `uprobe_mmap` could filter by name inside the kernel, but kernels refuse it (this one did: EPERM) where perf events work.
+
+mod bells;
 
 use std::io;
 
@@ -12,6 +15,7 @@ use perf_event::data::{Lost, Mmap2, RecordMetadata, Visitor, parse::Parser};
 use perf_event::events::Software;
 use perf_event::{Builder, Clock, SampleFlag, Sampler};
 
+use self::bells::Bells;
 use super::library::{LIBRARY_STEM, is_library};
 
 /// The ring of one processor. A record is some 120 bytes, so 540 executable mappings fit between two reads.
@@ -61,6 +65,8 @@ pub(crate) struct NewMappings {
 /// The kernel's records of executable mappings, of all processors.
 pub(crate) struct MappingRecords {
     rings: Vec<Sampler>,
+    /// `None` where the kernel gives no events for them.
+    bells: Option<Bells>,
 }
 
 impl MappingRecords {
@@ -70,6 +76,8 @@ impl MappingRecords {
     /// The kernel refuses the events, or memory for their rings.
     pub(crate) fn open() -> io::Result<Self> {
         let processors = online_cpus().map_err(|(_, error)| error)?;
+        let bells = Bells::open(&processors)
+            .inspect_err(|error| log::info!("mappings are looked for in a rhythm, since none can wake: {error}"));
         let rings = processors.into_iter().map(|processor| {
             let mut builder = Builder::new(Software::DUMMY);
             builder.any_pid().one_cpu(usize::try_from(processor).map_err(io::Error::other)?);
@@ -78,7 +86,33 @@ impl MappingRecords {
             builder.mmap(true).clockid(Clock::BOOTTIME).enabled(true);
             builder.build()?.sampled(RING_BYTES)
         });
-        Ok(Self { rings: rings.collect::<io::Result<_>>()? })
+        Ok(Self { rings: rings.collect::<io::Result<_>>()?, bells: bells.ok() })
+    }
+
+    /// Whether a mapping can wake anybody; else they are to be taken in a rhythm.
+    pub(crate) fn wakes(&self) -> bool {
+        self.bells.is_some()
+    }
+
+    /// The next mapping, of whatever library, completes [`Self::rings`]. One that came before may have been recorded and have woken nobody.
+    pub(crate) fn want_next(&mut self) {
+        self.bells.iter_mut().for_each(Bells::want_next);
+    }
+
+    /// No mapping completes it any more.
+    pub(crate) fn hush(&mut self) {
+        self.bells.iter_mut().for_each(Bells::hush);
+    }
+
+    /// Completes when somebody maps a library, where that is wanted. Dropped while it waits, it has taken nothing.
+    pub(crate) fn rings(&self) -> impl Future<Output = ()> + use<> {
+        let rings = self.bells.as_ref().map(Bells::rings);
+        async move {
+            match rings {
+                Some(rings) => rings.await,
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Takes what has been recorded since the last call.
@@ -152,6 +186,30 @@ mod tests {
     fn of_this_process(new: NewMappings) -> Vec<(u64, u64)> {
         let own = new.libraries.into_iter().filter(|mapping| mapping.tgid == std::process::id());
         own.map(|mapping| (mapping.inode.number, mapping.time_ns)).collect()
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_reader_that_sleeps_is_woken_by_a_mapping_and_one_that_is_awake_by_none() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("libx.so");
+        std::fs::write(&path, [0; 4096]).expect("a file");
+        let Some(mut records) = MappingRecords::open().ok().filter(MappingRecords::wakes) else {
+            eprintln!("SKIPPED: mapping records need cap_perfmon");
+            return;
+        };
+        let has_rung = async |records: &MappingRecords| {
+            tokio::time::timeout(std::time::Duration::from_millis(100), records.rings()).await.is_ok()
+        };
+        for _ in 0..3 {
+            // Others may map what they like meanwhile: what was on its way is heard first.
+            while has_rung(&records).await {}
+            map(&path, libc::PROT_READ | libc::PROT_EXEC);
+            assert!(!has_rung(&records).await);
+            records.want_next();
+            map(&path, libc::PROT_READ | libc::PROT_EXEC);
+            records.rings().await;
+            records.hush();
+        }
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 pub(crate) mod address_space;
 pub(crate) mod binary;
+mod build_id;
 pub(crate) mod cgroup;
 pub(crate) mod clock;
 pub(crate) mod containers;
+pub(crate) mod driver_version;
 pub(crate) mod kernel;
 pub(crate) mod library;
 pub(crate) mod library_look;

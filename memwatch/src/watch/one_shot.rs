@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
 use tokio::time::Instant;
@@ -16,12 +17,14 @@ use crate::render::json::Origin;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
+use crate::sources::procfs::ProcReader;
 use crate::watch::past::Recording;
 use crate::watch::progress::Progress;
 use crate::watch::recorded;
 use crate::watch::replay::Replay;
 use crate::watch::selection::Selection;
 use crate::watch::session::Session;
+use crate::watch::session::holdings::LONGEST_READING;
 use crate::watch::signals::Signals;
 use crate::watch::source::Source;
 use crate::watch::subject::{Filter, filtered, found_any, session_options};
@@ -117,6 +120,29 @@ pub(crate) async fn tgids_of(selected: &Selected, common: &Common) -> Result<Vec
     Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
 }
 
+/// The same for what only reads: `/proc` knows them, unless a container or a pod is named, whose names others know.
+///
+/// # Errors
+/// As of [`tgids_of`].
+pub(crate) async fn tgids_to_read(selected: &Selected, common: &Common) -> Result<Vec<Tgid>, Failure> {
+    let Selected { tgids, choice } = selected;
+    if choice.is_empty() || !choice.containers.is_empty() || !choice.pods.is_empty() {
+        return tgids_of(selected, common).await;
+    }
+    let mut processes = ProcReader::new("/proc");
+    let mut pipeline = Pipeline::new(false);
+    let others = processes.all().filter(|tgid| *tgid != std::process::id());
+    for facts in others.filter_map(|tgid| processes.facts(tgid, false)) {
+        pipeline.step(Input::Process(facts));
+    }
+    let (mut snapshot, selection) = (pipeline.snapshot(), Selection::new(choice, tgids));
+    selection.apply(&mut snapshot);
+    if snapshot.processes.is_empty() {
+        return Err(Failure::new(Exit::NoTarget, format_args!("there is no process of {}", selection.describe())));
+    }
+    Ok(snapshot.processes.iter().map(|process| process.tgid).collect())
+}
+
 /// A watch on these processes alone.
 ///
 /// # Errors
@@ -155,7 +181,7 @@ pub(crate) async fn watch_until(
                 progress.show(session);
                 let why = if !session.is_anybody_left() {
                     Enough::Over
-                } else if Instant::now() >= deadline {
+                } else if is_over(session, deadline) {
                     Enough::Time
                 } else if is_enough.is_some_and(|is_enough| is_enough(&session.snapshot())) {
                     Enough::Known
@@ -167,6 +193,12 @@ pub(crate) async fn watch_until(
             _ = signals.any() => return (session.snapshot(), Enough::Over),
         }
     }
+}
+
+/// Time is up, and with it a reading of what was there before.
+fn is_over(session: &Session, deadline: Instant) -> bool {
+    let now = Instant::now();
+    now >= deadline && (!session.is_reading_holdings() || now >= deadline + LONGEST_READING)
 }
 
 pub(crate) fn finish(written: io::Result<()>, snapshot: &Snapshot, selected: &Selected) -> Result<Exit, Failure> {

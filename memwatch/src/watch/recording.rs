@@ -174,6 +174,11 @@ impl Tape {
         }
     }
 
+    /// When what has come is to be written, if something has.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        (self.state == State::Going && self.encoder.pending() > 0).then(|| self.written + LONGEST_UNWRITTEN)
+    }
+
     /// Takes all that is known now into the recording, if that is wanted: everything that was noted has been taken into account.
     pub(crate) fn keep_if_wanted(&mut self, pipeline: &Pipeline, boottime_to_unix_ns: impl Fn() -> i128) {
         if !matches!(&self.target, Target::Ring(ring) if ring.wants_keyframe()) {

@@ -2,45 +2,55 @@
 
 pub(crate) mod analysis;
 mod books;
+mod calm;
+mod copies;
 mod discovery;
+pub(crate) mod holdings;
 pub(crate) mod intake;
 pub(crate) mod life;
 mod named;
+mod numbers;
 pub(crate) mod peaks;
 mod price;
 pub(crate) mod recording;
+mod rest;
 pub(crate) mod tensors;
+mod turn;
+mod windows;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, Item, ProcessRecord, Record};
+use memwatch_common::rm::RmRecord;
 use memwatch_core::Pipeline;
+use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
-use tokio::sync::mpsc;
-use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use self::calm::Calm;
 use self::intake::Intake;
 use self::life::Life;
-use self::price::PriceGuard;
+use self::rest::Rest;
 use self::tensors::Tensors;
 use crate::backends;
 use crate::backends::cuda::context_probes::ContextProbes;
 use crate::backends::cuda::graph_probes::GraphProbes;
 use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
 use crate::backends::cuda::nvml::NvmlLibrary;
+use crate::backends::readings::Readings;
 use crate::exit::Failure;
-use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest, TorchWatch};
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
+use crate::sources::driver_version::DriverVersion;
 use crate::sources::kernel::allocation_map::KernelAllocationMap;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
 use crate::sources::kernel::losses::LossCounters;
@@ -53,13 +63,9 @@ use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
 use crate::watch::recording::{Tape, TapeOptions};
 use crate::watch::selection::Selection;
-use crate::watch::session::named::Named;
 
 /// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
 const NVML_STALE: Duration = Duration::from_secs(10);
-
-/// How often records are fetched and new libraries looked for. A 16 MiB ring holds 115,000 records: 5 million a second fit.
-const RHYTHM: Duration = Duration::from_millis(20);
 
 /// As many calls are taken in together: what they change is looked up at once, and has to fit the nearest caches.
 const TOGETHER: usize = 256;
@@ -84,6 +90,8 @@ pub(crate) struct SessionOptions {
     pub(crate) ring_bytes: u32,
     /// Use classic uprobes even where `uprobe_multi` works.
     pub(crate) classic_uprobes: bool,
+    /// Read devices rarely while nobody uses one and nobody asks.
+    pub(crate) rests_without_processes: bool,
     /// Look for new libraries now and then, even where the kernel reports them.
     pub(crate) polls_libraries: bool,
     /// Let the kernel half log.
@@ -94,12 +102,25 @@ pub(crate) struct SessionOptions {
     pub(crate) named: Option<Selection>,
     /// Nobody asked for that by name: it is lowered where it would cost a program much.
     pub(crate) tensors_by_default: bool,
+    /// What tracing may cost a program.
+    pub(crate) budget: Budget,
     /// A screen shows what a line on standard error would say, and would destroy.
     pub(crate) is_screen: bool,
+    /// How often it is read what processes with PyTorch hold; of the ones that are older than the watch it is once.
+    pub(crate) holdings_every: Option<Duration>,
     /// Its modules and stages are logged.
     pub(crate) logs_tensors: bool,
     /// Everything is recorded here.
     pub(crate) tape: Option<TapeOptions>,
+}
+
+impl SessionOptions {
+    /// What of PyTorch is watched, where not even one probe may be placed.
+    fn affordable_tensors(&self) -> TensorRequest {
+        let is_nothing = self.budget.is_nothing() && self.tensors_by_default;
+        let level = if is_nothing { self.tensors.level.min(TensorLevel::Read) } else { self.tensors.level };
+        TensorRequest { level, ..self.tensors }
+    }
 }
 
 /// A running watch.
@@ -107,18 +128,20 @@ pub(crate) struct Session {
     kernel: Kernel,
     diagnostics: Option<EbpfLogger<&'static dyn log::Log>>,
     ring: Ring,
-    rhythm: Interval,
+    rest: Rest,
     losses: LossCounters,
     allocation_map: KernelAllocationMap,
     pipeline: Intake,
     processes: ProcReader,
     presence: Presence,
     groups: Groups,
+    driver_version: DriverVersion,
     libraries: LibraryWatch,
     context_probes: ContextProbes,
     graph_probes: GraphProbes,
     tensors: Tensors,
-    devices: mpsc::Receiver<DeviceReading>,
+    devices: Readings,
+    calm: Calm,
     names: RuntimeNames,
     targets: BTreeSet<u32>,
     everybody: bool,
@@ -143,37 +166,34 @@ impl Session {
         };
         let version = kernel_version()?;
         let mut kernel = Kernel::load(load).map_err(Failure::from_load)?;
+        kernel.places_probes = !options.budget.is_nothing();
         let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose();
         let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
         let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
         let losses = LossCounters::open(&mut kernel.ebpf).context("the loss counters cannot be read")?;
         let allocation_map =
             KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
-        let mut rhythm = interval(RHYTHM);
-        rhythm.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let scan = options.libraries.iter().fold(backends::scan(), LibraryScan::with_named);
         let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
-        let torch = TorchWatch::new(version, options.tensors);
+        let torch = TorchWatch::new(version, options.affordable_tensors());
         let mut session = Self {
             kernel,
             diagnostics,
             ring,
-            rhythm,
+            rest: Rest::new(Instant::now()),
             losses,
             allocation_map,
             pipeline: Intake::new(Pipeline::new(!everybody), tape),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
             groups: Groups::open(),
+            driver_version: DriverVersion::new(),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
-            tensors: Tensors::new(
-                torch.context("the thread that looks for PyTorch cannot be started")?,
-                PriceGuard::new(options),
-                Named::new(options.named.clone()),
-            ),
+            tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
             devices: backends::backend().readings(options.nvml.clone()),
+            calm: Calm::new(options.rests_without_processes),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),
             everybody,
@@ -185,6 +205,7 @@ impl Session {
             session.pipeline.log_tensors();
         }
         session.prepare_recording(options);
+        session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
         session.attach_first(options)?;
         session.meet_earlier();
         Ok(session)
@@ -241,24 +262,6 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for what comes next, records, a device reading, names or the time to look for libraries, and takes it in.
-    ///
-    /// Dropped while it waits, it has taken nothing.
-    pub(crate) async fn advance(&mut self) {
-        tokio::select! {
-            _ = self.ring.wake() => self.pump(),
-            _ = self.rhythm.tick() => {
-                self.libraries.fetch_mapped();
-                self.pump();
-                self.pipeline.write_if_due();
-                self.discover();
-            }
-            () = self.libraries.news() => self.attach_looked(),
-            Some(reading) = self.devices.recv() => self.take_devices(reading),
-            found = self.names.next() => self.take_names(found),
-        }
-    }
-
     /// Fetches all records that are there.
     fn pump(&mut self) {
         if let Some(log) = &mut self.diagnostics {
@@ -267,9 +270,13 @@ impl Session {
         let Self { ring, pipeline, processes, presence, libraries, groups, targets, tensors, own, .. } = self;
         let mut life = Life { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
+        let mut has_come = false;
         ring.drain(|item| {
-            if let Ok(Item::Record(Record::Call(CallRecord { tgid, .. }) | Record::Process(ProcessRecord { tgid, .. }))) =
-                &item
+            has_come = true;
+            if let Ok(
+                Item::Record(Record::Call(CallRecord { tgid, .. }) | Record::Process(ProcessRecord { tgid, .. }))
+                | Item::Rm(RmRecord { tgid, .. }),
+            ) = &item
                 && own.holds(*tgid)
             {
                 return;
@@ -292,6 +299,9 @@ impl Session {
             }
         });
         life.pipeline.step_calls(&calls);
+        if has_come {
+            self.rest.note_records();
+        }
         tensors.note_fetched();
         for moved in self.groups.take_moved(&self.processes) {
             self.pipeline.step(moved);
@@ -313,13 +323,16 @@ impl Session {
     /// Takes a device reading in, after every record made before it.
     fn take_devices(&mut self, mut reading: DeviceReading) {
         self.pump();
-        // NVML may still list who has just ended, and in some driver's lists there are numbers of other pid namespaces.
+        // NVML may still list who has just ended, and goes on to while a child of theirs keeps their memory. In some driver's lists there are numbers of
+        // other pid namespaces.
         for list in reading.devices.iter_mut().filter_map(|device| device.processes.as_mut()) {
             list.retain(|entry| !self.own.holds(entry.tgid.0) || entry.used_bytes > Some(0));
-            list.retain(|entry| self.pipeline.knows(entry.tgid) || self.processes.exists(entry.tgid.0));
+            let is_somebody = |tgid| self.pipeline.knows(tgid) || self.pipeline.remembers(tgid);
+            list.retain(|entry| is_somebody(entry.tgid) || self.processes.exists(entry.tgid.0));
         }
         self.last_reading_ns = reading.end_ns;
         self.nvml_works = reading.state == NvmlState::Ok;
+        self.calm.note_reading(&reading);
         if self.everybody {
             let listed: Vec<u32> = if self.nvml_works {
                 let uses = reading.devices.iter().flat_map(|device| device.processes.iter().flatten());
@@ -350,6 +363,8 @@ impl Session {
 
     /// Everything known now.
     pub(crate) fn snapshot(&mut self) -> Snapshot {
+        self.calm.note_question(Instant::now());
+        self.devices.rest(false);
         self.tick();
         let mut snapshot = self.pipeline.snapshot();
         if !self.everybody {

@@ -181,8 +181,10 @@ impl AgentWatch {
     /// When a target is not there or not this user's to see; within, when there is no agent.
     pub(crate) async fn meet(path: &Path, targets: &Targets) -> Result<Result<Self, NoAgent>, Failure> {
         match Client::meet(path).await {
-            Ok(client) => {
-                let family = Family::new(&targets.selected.tgids, client.viewer())?;
+            Ok(mut client) => {
+                let tgids = &targets.selected.tgids;
+                let charged = if tgids.iter().all(|tgid| exists(tgid.0)) { None } else { client.snapshot().await.ok() };
+                let family = Family::new(tgids, client.viewer(), charged.as_ref().map(|seen| &seen.snapshot))?;
                 Ok(Ok(Self { client, family, last: None }))
             }
             Err(why) => Ok(Err(why)),
@@ -241,7 +243,8 @@ fn seen(session: &mut Session) -> TimedSnapshot {
     TimedSnapshot { snapshot: session.snapshot(), boottime_to_unix_ns: clock::boottime_to_unix_ns() }
 }
 
-fn comm(tgid: u32) -> String {
+/// The name of a process, printable; empty where it has gone.
+pub(crate) fn comm(tgid: u32) -> String {
     let comm = std::fs::read(format!("/proc/{tgid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&comm).trim().escape_debug().to_string()
 }
@@ -294,11 +297,17 @@ struct Target {
 }
 
 impl Family {
+    /// A process that has ended may be a target as long as NVML charges it, by what this viewer gets to see of the machine.
+    ///
     /// # Errors
     /// When a target is not there, or this viewer does not get to see it.
-    fn new(tgids: &[Tgid], viewer: Viewer) -> Result<Self, Failure> {
+    fn new(tgids: &[Tgid], viewer: Viewer, machine: Option<&Snapshot>) -> Result<Self, Failure> {
+        let shown = || machine.iter().flat_map(|machine| &machine.processes);
         for &Tgid(tgid) in tgids {
             if !exists(tgid) {
+                if shown().any(|process| process.tgid.0 == tgid && process.left_behind.is_some()) {
+                    continue;
+                }
                 return Err(Failure::no_process(tgid));
             }
             if let Viewer::User(uid) = viewer {
@@ -347,7 +356,7 @@ impl Family {
 impl Target {
     /// Whether this is the process. One that had ended before the first look was another with its number.
     fn is(&mut self, process: &ProcessView) -> bool {
-        if process.tgid != self.tgid || (!self.seen && process.ended_ns.is_some()) {
+        if process.tgid != self.tgid || (!self.seen && process.ended_ns.is_some() && process.left_behind.is_none()) {
             return false;
         }
         let known = (self.start_ns, process.start_ns);
@@ -415,12 +424,12 @@ mod tests {
     }
 
     fn family() -> Family {
-        Family::new(&[Tgid(own())], Viewer::Everything).unwrap_or_else(|failure| panic!("{failure:?}"))
+        Family::new(&[Tgid(own())], Viewer::Everything, None).unwrap_or_else(|failure| panic!("{failure:?}"))
     }
 
     #[test]
     fn without_targets_everybody_is_shown() {
-        let mut family = Family::new(&[], Viewer::User(1)).unwrap_or_else(|failure| panic!("{failure:?}"));
+        let mut family = Family::new(&[], Viewer::User(1), None).unwrap_or_else(|failure| panic!("{failure:?}"));
         assert_eq!(shown(&mut family, made(&[(7, 1, &[]), (8, 1, &[])])), [(7, false), (8, false)]);
         assert!(family.is_anybody_left() && family.unseen().count() == 0);
     }
@@ -457,7 +466,7 @@ mod tests {
     #[test]
     fn targets_that_are_not_there_or_anothers_are_refused() {
         let highest = Tgid(i32::MAX.cast_unsigned());
-        let refused = |tgid, viewer| Family::new(&[tgid], viewer).expect_err("it cannot be shown").exit;
+        let refused = |tgid, viewer| Family::new(&[tgid], viewer, None).expect_err("it cannot be shown").exit;
         assert_eq!(refused(highest, Viewer::Everything), Exit::NoTarget);
         assert_eq!(refused(Tgid(1), Viewer::User(64_000)), Exit::NotPermitted);
         assert_eq!(refused(Tgid(u32::MAX), Viewer::Everything), Exit::NoTarget);

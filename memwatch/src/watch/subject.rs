@@ -9,6 +9,7 @@ use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;
 use crate::watch::session::SessionOptions;
+use memwatch_core::attribution::price::Budget;
 use memwatch_core::snapshot::Snapshot;
 
 const DEFAULT_RING_BYTES: u32 = 16 << 20;
@@ -34,12 +35,15 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
         sockets: common.sockets.places(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,
+        rests_without_processes: false,
         polls_libraries: common.poll_libraries,
         diagnostics: common.verbose > 1,
         tensors,
         named: selection_of(&targets.selected),
         tensors_by_default: false,
+        budget: Budget::default(),
         is_screen: false,
+        holdings_every: None,
         logs_tensors: false,
         tape: None,
     }

@@ -2,6 +2,7 @@
 
 static struct ledger *ledger;
 static struct ledger_process *own;
+static struct process_identity identity; /* of who has, or had, the slot */
 
 CUresult accounting_start(void)
 {
@@ -11,6 +12,8 @@ CUresult accounting_start(void)
     if (ledger->device_count == 0)
         return CUDA_ERROR_NO_DEVICE;
     own = ledger_claim_slot(ledger);
+    if (own)
+        identity = own->identity;
     return own ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -24,6 +27,7 @@ void accounting_end(void)
 void accounting_disown(void)
 {
     own = NULL;
+    ledger_inherit(ledger, &identity);
 }
 
 const struct ledger *accounting_ledger(void)
@@ -64,6 +68,12 @@ void accounting_vacate(int device, uint64_t bytes)
     store(&own->devices[device].used_bytes, own->devices[device].used_bytes - bytes);
 }
 
+uint32_t accounting_new_client(void)
+{
+    enum { FIRST_CLIENT = 0xc1d00000, CLIENTS = 0x10000 };
+    return FIRST_CLIENT + (uint32_t)((__atomic_fetch_add(&ledger->clients, 1, __ATOMIC_RELAXED) + 1) % CLIENTS);
+}
+
 uint64_t accounting_device_used_bytes(int device)
 {
     ledger_lock(ledger);
@@ -73,19 +83,20 @@ uint64_t accounting_device_used_bytes(int device)
     return used_bytes;
 }
 
-void accounting_context_opened(int device, uint64_t bytes)
+void accounting_context_opened(int device)
 {
-    struct ledger_device *entry = &own->devices[device];
-    store(&entry->context_bytes, entry->context_bytes + bytes);
-    store(&entry->contexts, entry->contexts + 1);
+    store(&own->devices[device].contexts, own->devices[device].contexts + 1);
 }
 
-void accounting_context_closed(int device, uint64_t bytes)
+void accounting_context_closed(int device)
+{
+    store(&own->devices[device].contexts, own->devices[device].contexts - 1);
+}
+
+void accounting_context_resized(int device, int64_t more_bytes)
 {
     struct ledger_device *entry = &own->devices[device];
-    accounting_vacate(device, bytes);
-    store(&entry->context_bytes, entry->context_bytes - bytes);
-    store(&entry->contexts, entry->contexts - 1);
+    store(&entry->context_bytes, entry->context_bytes + (uint64_t)more_bytes);
 }
 
 static bool is_owned(enum ledger_kind kind)

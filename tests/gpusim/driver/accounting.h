@@ -14,7 +14,7 @@ CUresult accounting_start(void);
 /* Gives the slot back: the process holds nothing any more. */
 void accounting_end(void);
 
-/* Forgets the slot without touching it: it belongs to the parent of this forked process. */
+/* Forgets the slot without touching it: it belongs to the parent of this forked process, which keeps what is in it. */
 void accounting_disown(void);
 
 /* The mapped ledger: device count, sizes and UUIDs. NULL before accounting_start. */
@@ -24,12 +24,16 @@ const struct ledger *accounting_ledger(void);
 bool accounting_occupy(int device, uint64_t bytes);
 void accounting_vacate(int device, uint64_t bytes);
 
+/* A number for a client of the kernel driver: no other process's client has it. */
+uint32_t accounting_new_client(void);
+
 /* What all living processes use of a device; reaps dead ones first. */
 uint64_t accounting_device_used_bytes(int device);
 
-/* A context appeared on (bytes > 0 charged by accounting_occupy) or left a device. */
-void accounting_context_opened(int device, uint64_t bytes);
-void accounting_context_closed(int device, uint64_t bytes);
+/* A context appeared on a device or left it, or its share grew or shrank; the bytes themselves are occupied and vacated apart. */
+void accounting_context_opened(int device);
+void accounting_context_closed(int device);
+void accounting_context_resized(int device, int64_t more_bytes);
 
 /* Live bytes of a kind, without an allocation or free of their own (pool backing, memory that goes with its context). */
 void accounting_add(int device, enum ledger_kind kind, uint64_t bytes);

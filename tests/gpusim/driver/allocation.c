@@ -69,6 +69,17 @@ bool allocation_overlaps(uint64_t address, uint64_t bytes)
     return allocation_containing(address) || (position < count && table[position]->address - address < bytes);
 }
 
+uint64_t allocation_hole(uint64_t start, uint64_t end, uint64_t bytes)
+{
+    uint64_t address = start;
+    for (size_t position = position_after(start - 1); position < count && table[position]->address < end; position++) {
+        if (table[position]->address - address >= bytes)
+            return address;
+        address = round_up(table[position]->address + table[position]->bytes, 512);
+    }
+    return address < end && bytes <= end - address ? address : 0;
+}
+
 void allocation_remove(struct allocation *allocation)
 {
     size_t position = position_after(allocation->address) - 1;

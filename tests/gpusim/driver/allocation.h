@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "video_memory.h"
 
 enum allocation_kind {
     ALLOCATION_LINEAR,          /* cuMemAlloc, cuMemAllocPitch */
@@ -30,6 +31,8 @@ struct allocation {
     uint64_t block_bytes; /* of its own address block; 0 for a small block or an address that is not ours */
     enum allocation_kind kind;
     int device; /* index of the device in the ledger */
+    struct video_memory video; /* of its own address block */
+    uint32_t object;           /* of the kernel driver, for host memory and imports; 0: none */
     struct context *context; /* goes with this context; NULL where it outlives contexts */
     struct memory_pool *pool;
     struct physical *physical;
@@ -48,6 +51,9 @@ struct allocation *allocation_containing(uint64_t address);
 
 /* Whether any allocation overlaps [address, address + bytes). */
 bool allocation_overlaps(uint64_t address, uint64_t bytes);
+
+/* The lowest address of [start, end) with so many bytes that nothing overlaps, in steps of 512; 0 when there is none. */
+uint64_t allocation_hole(uint64_t start, uint64_t end, uint64_t bytes);
 
 void allocation_remove(struct allocation *allocation);
 

@@ -4,16 +4,15 @@
 
 #include "accounting.h"
 #include "array.h"
+#include "context_memory.h"
 #include "device.h"
 #include "driver.h"
 #include "log.h"
 #include "memory.h"
-#include "settings.h"
 
 #define STACK_DEPTH 64
 
 static struct context primaries[LEDGER_DEVICES];
-static uint64_t overhead_bytes;
 static uint64_t next_identity = 1;
 
 static __thread struct {
@@ -28,7 +27,7 @@ static struct context *top(void)
 
 void contexts_start(void)
 {
-    overhead_bytes = settings_number("GPUSIM_CONTEXT_MB", 518) * MEBIBYTE;
+    context_memory_start();
     for (int device = 0; device < LEDGER_DEVICES; device++)
         primaries[device] = (struct context){.device = device, .primary = true, .identity = next_identity++};
 }
@@ -52,9 +51,10 @@ CUdevice context_ordinal(const struct context *context)
 
 static CUresult open_context(struct context *context)
 {
-    if (!accounting_occupy(context->device, overhead_bytes))
+    context->memory = context_memory_take(context->device);
+    if (!context->memory)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    accounting_context_opened(context->device, overhead_bytes);
+    accounting_context_opened(context->device);
     context->alive = true;
     return CUDA_SUCCESS;
 }
@@ -63,7 +63,9 @@ static void close_context(struct context *context)
 {
     memory_free_context(context);
     arrays_free_context(context);
-    accounting_context_closed(context->device, overhead_bytes);
+    context_memory_give(context->memory);
+    context->memory = NULL;
+    accounting_context_closed(context->device);
     context->alive = false;
     context->references = 0;
 }

@@ -14,6 +14,7 @@ struct context {
     unsigned references; /* primary contexts: retains not yet released */
     unsigned flags;
     uint64_t identity;
+    struct context_memory *memory; /* what it takes of its device, while it is alive */
     struct context *owner; /* a green context's memory belongs to the primary context; else NULL */
 };
 

@@ -1,12 +1,22 @@
 /* Settings of a context, and the synchronisation that lets pools give memory back. */
 #include "context.h"
+#include "context_memory.h"
 #include "driver.h"
 #include "pool.h"
 
-enum { LIMITS = 7 };
+enum { STACK = 0, LIMITS = 7 };
 
 /* Stack, printf FIFO, device heap, sync depth, pending launches, L2 granularity, persisting L2. */
 static size_t limits[LIMITS] = {1024, 1048576, 8388608, 2, 2048, 128, 0};
+
+/* A stack is local memory, which every thread that the device can hold gets at once. */
+static bool stack_fits(size_t bytes)
+{
+    struct context *context;
+    if (!context_memory_has_extras() || context_current(&context) != CUDA_SUCCESS)
+        return true;
+    return context_memory_fit_local(context->memory, bytes);
+}
 
 DRIVER_API(cuCtxSetLimit)(unsigned limit, size_t value)
 {
@@ -14,7 +24,9 @@ DRIVER_API(cuCtxSetLimit)(unsigned limit, size_t value)
         return CUDA_ERROR_NOT_SUPPORTED;
     CUresult result = driver_enter();
     if (result == CUDA_SUCCESS) {
-        limits[limit] = value;
+        result = limit == STACK && !stack_fits(value) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+        if (result == CUDA_SUCCESS)
+            limits[limit] = value;
         driver_leave();
     }
     return result;

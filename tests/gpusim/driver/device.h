@@ -7,8 +7,9 @@
 /* Reads CUDA_VISIBLE_DEVICES; CUDA_ERROR_NO_DEVICE when it leaves none. Of MIG instances a process sees only the first. */
 CUresult devices_start(void);
 
-/* How many devices this process sees. */
+/* How many devices this process sees, and which, by their indices in the ledger. */
 int device_visible_count(void);
+const int *devices_visible(void);
 
 /*
  * The index in the ledger of the device with this ordinal; CUDA_ERROR_NOT_INITIALIZED before cuInit,

@@ -9,6 +9,7 @@
 #include "context.h"
 #include "device.h"
 #include "log.h"
+#include "rm.h"
 #include "settings.h"
 
 enum driver_state { BEFORE_INIT, READY, FORKED, ENDED };
@@ -95,7 +96,8 @@ uint64_t round_up(uint64_t bytes, uint64_t unit)
 
 static void in_forked_child(void)
 {
-    if (current_state() == READY) {
+    /* A child's child has the files as well. */
+    if (current_state() == READY || current_state() == FORKED) {
         __atomic_store_n(&state, FORKED, __ATOMIC_RELEASE);
         accounting_disown();
     }
@@ -122,11 +124,18 @@ __attribute__((destructor)) static void end_of_process(void)
     }
 }
 
-static CUresult start(void)
+static bool start_kernel_driver(bool bare)
+{
+    return bare ? rm_open() : rm_start(devices_visible(), device_visible_count());
+}
+
+static CUresult start(bool bare)
 {
     CUresult result = accounting_start();
     if (result == CUDA_SUCCESS)
         result = devices_start();
+    if (result == CUDA_SUCCESS && !start_kernel_driver(bare))
+        result = CUDA_ERROR_SYSTEM_NOT_READY;
     if (result != CUDA_SUCCESS) {
         accounting_end();
         return result;
@@ -138,16 +147,26 @@ static CUresult start(void)
     return CUDA_SUCCESS;
 }
 
-DRIVER_API(cuInit)(unsigned flags)
+static CUresult start_once(bool bare)
 {
-    (void)flags;
     enum driver_state now = current_state();
     if (now != BEFORE_INIT)
         return state_error(now);
     pthread_mutex_lock(&lock);
-    CUresult result = current_state() == BEFORE_INIT ? start() : state_error(current_state());
+    CUresult result = current_state() == BEFORE_INIT ? start(bare) : state_error(current_state());
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+DRIVER_API(cuInit)(unsigned flags)
+{
+    (void)flags;
+    return start_once(false);
+}
+
+CUresult driver_start_bare(void)
+{
+    return start_once(true);
 }
 
 DRIVER_API(cuDriverGetVersion)(int *version)

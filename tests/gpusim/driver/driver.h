@@ -21,6 +21,9 @@ CUresult driver_enter_context(struct context **current);
 
 void driver_leave(void);
 
+/* What cuInit does, but for the requests to the kernel driver: a program makes them itself. */
+CUresult driver_start_bare(void);
+
 /* The version that cuDriverGetVersion reports, e.g. 13020. */
 int driver_version(void);
 

@@ -8,6 +8,8 @@
 
 struct node {
     uint64_t address, block_bytes;
+    struct video_memory video; /* bytes 0: not backed */
+    bool fresh;                /* backed by the launch that is going on */
     bool freed_by_graph;
     bool outstanding; /* launched, and freed by nobody yet */
 };
@@ -50,13 +52,48 @@ static uint64_t outstanding_bytes(const struct graph_memory *memory)
     return bytes;
 }
 
+static void unback(struct graph_memory *memory, struct node *node)
+{
+    video_memory_unmap(&node->video, node->address);
+    video_memory_give(&node->video, memory->device);
+}
+
+static bool back_node(struct graph_memory *memory, struct node *node)
+{
+    node->fresh = !node->video.bytes;
+    if (!node->fresh)
+        return true;
+    if (!video_memory_take(&node->video, memory->device, node->block_bytes, VIDEO_MAPPABLE)) {
+        node->fresh = false;
+        return false;
+    }
+    video_memory_map(&node->video, node->address);
+    return true;
+}
+
+/* The nodes that have nothing behind them yet: all of them, or none. */
+static bool back(struct graph_memory *memory)
+{
+    size_t index = 0;
+    while (index < memory->count && back_node(memory, &memory->nodes[index]))
+        index++;
+    if (index == memory->count)
+        return true;
+    while (index-- > 0)
+        if (memory->nodes[index].fresh)
+            unback(memory, &memory->nodes[index]);
+    return false;
+}
+
 static void shrink(struct graph_memory *memory)
 {
     uint64_t kept_bytes = outstanding_bytes(memory);
     if (kept_bytes >= memory->backed_bytes)
         return;
     accounting_remove(memory->device, LEDGER_GRAPH, memory->backed_bytes - kept_bytes);
-    accounting_vacate(memory->device, memory->backed_bytes - kept_bytes);
+    for (size_t index = 0; index < memory->count; index++)
+        if (memory->nodes[index].video.bytes && !memory->nodes[index].outstanding)
+            unback(memory, &memory->nodes[index]);
     memory->backed_bytes = kept_bytes;
 }
 
@@ -135,7 +172,7 @@ CUresult graph_memory_launch(struct graph_memory *memory)
         needed_bytes += memory->nodes[index].block_bytes;
     uint64_t more_bytes = needed_bytes - memory->backed_bytes;
     if (more_bytes) {
-        if (!accounting_occupy(memory->device, more_bytes))
+        if (!back(memory))
             return CUDA_ERROR_OUT_OF_MEMORY;
         accounting_add(memory->device, LEDGER_GRAPH, more_bytes);
         memory->backed_bytes = needed_bytes;

@@ -5,6 +5,7 @@
 #include "accounting.h"
 #include "context.h"
 #include "driver.h"
+#include "host_object.h"
 #include "log.h"
 
 #define PAGE_BYTES 4096ull
@@ -19,7 +20,8 @@ static CUresult allocate_pinned(struct context *context, uint64_t bytes, void **
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct allocation allocation = {
         .kind = ALLOCATION_PINNED_HOST, .address = (uint64_t)block, .bytes = bytes, .block_bytes = block_bytes,
-        .device = context->device, .context = context};
+        .device = context->device, .context = context,
+        .object = host_object_pin(context->device, (uint64_t)block, block_bytes)};
     allocation_insert(&allocation);
     accounting_host_allocated(LEDGER_HOST_PINNED, bytes);
     *address = block;
@@ -34,7 +36,8 @@ static CUresult register_range(struct context *context, void *start, uint64_t by
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     struct allocation allocation = {
         .kind = ALLOCATION_REGISTERED_HOST, .address = (uint64_t)start, .bytes = bytes,
-        .device = context->device, .context = context};
+        .device = context->device, .context = context,
+        .object = host_object_pin(context->device, (uint64_t)start, bytes)};
     allocation_insert(&allocation);
     accounting_host_allocated(LEDGER_HOST_REGISTERED, bytes);
     return CUDA_SUCCESS;
@@ -42,6 +45,8 @@ static CUresult register_range(struct context *context, void *start, uint64_t by
 
 static void release(struct allocation *allocation)
 {
+    uint64_t pinned_bytes = allocation->block_bytes ? allocation->block_bytes : allocation->bytes;
+    host_object_unpin(allocation->device, allocation->object, allocation->address, pinned_bytes);
     if (allocation->kind == ALLOCATION_PINNED_HOST)
         munmap((void *)allocation->address, allocation->block_bytes);
     allocation_remove(allocation);

@@ -7,6 +7,8 @@
 #include "context.h"
 #include "driver.h"
 #include "log.h"
+#include "memory.h"
+#include "rm.h"
 #include "shared_handle.h"
 
 DRIVER_API(cuIpcGetMemHandle)(CUipcMemHandle *handle, CUdeviceptr address)
@@ -18,6 +20,8 @@ DRIVER_API(cuIpcGetMemHandle)(CUipcMemHandle *handle, CUdeviceptr address)
     if (allocation && allocation->kind == ALLOCATION_LINEAR) {
         struct shared_description description =
             shared_describe(allocation->address, allocation->bytes, allocation->identity, allocation->device);
+        description.client = rm_client();
+        description.object = memory_object(allocation);
         memcpy(handle, &description, sizeof description);
     } else {
         result = CUDA_ERROR_INVALID_VALUE;
@@ -53,6 +57,10 @@ static CUresult open_alias(CUdeviceptr *address, const CUipcMemHandle *handle, s
         if (!fresh.address)
             return CUDA_ERROR_OUT_OF_MEMORY;
         memcpy(fresh.origin, handle, sizeof *handle);
+        if (rm_is_on() && description.object)
+            fresh.object = rm_duplicate(context->device, description.client, description.object);
+        if (fresh.object)
+            rm_map(fresh.object, fresh.address, fresh.block_bytes, 0);
         alias = allocation_insert(&fresh);
     }
     alias->opened++;
@@ -82,8 +90,7 @@ DRIVER_API(cuIpcCloseMemHandle)(CUdeviceptr address)
     if (!alias || alias->kind != ALLOCATION_IPC_ALIAS) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else if (--alias->opened == 0) {
-        address_space_give(alias->address, alias->block_bytes);
-        allocation_remove(alias);
+        memory_drop_alias(alias);
     }
     driver_leave();
     log_line(LOG_CALLS, "cuIpcCloseMemHandle(%#lx) = %d", address, result);

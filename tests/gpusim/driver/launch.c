@@ -1,9 +1,13 @@
 /* Kernel attributes, launches that do nothing, and occupancy. */
+#include <stdio.h>
 #include <string.h>
 
+#include "context.h"
+#include "context_memory.h"
 #include "driver.h"
 #include "log.h"
 #include "module.h"
+#include "settings.h"
 
 enum {
     FUNCTION_MAX_THREADS_PER_BLOCK = 0,
@@ -108,10 +112,34 @@ DRIVER_API(cuFuncSetSharedMemConfig)(CUfunction function, int configuration)
     return driver_check();
 }
 
-static CUresult launch(const struct kernel *kernel)
+/* What a kernel needs for each thread: the number in a name like `local_1952`, else nothing. */
+static uint64_t local_bytes(const struct kernel *kernel)
+{
+    unsigned long bytes;
+    return sscanf(kernel->name, "local_%lu", &bytes) == 1 && bytes < MEBIBYTE ? bytes : 0;
+}
+
+/* The first launch brings the code to the device, and a larger need of local memory makes that grow. */
+static CUresult load(struct kernel *kernel)
+{
+    struct context *context;
+    CUresult result = driver_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!kernel->loaded) {
+        bool fits = context_memory_add_code(context->memory)
+            && context_memory_fit_local(context->memory, local_bytes(kernel));
+        result = fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        kernel->loaded = fits;
+    }
+    driver_leave();
+    return result;
+}
+
+static CUresult launch(struct kernel *kernel)
 {
     log_line(LOG_EVERYTHING, "launch %s", kernel->name);
-    return driver_check();
+    return context_memory_has_extras() && !kernel->loaded ? load(kernel) : driver_check();
 }
 
 DRIVER_API(cuLaunchKernel)(

@@ -160,10 +160,45 @@ struct ledger_process *ledger_claim_slot(struct ledger *ledger)
     return claimed;
 }
 
+static bool is_same(const struct process_identity *one, const struct process_identity *other)
+{
+    return one->tgid == other->tgid && one->start_time_ticks == other->start_time_ticks
+        && one->pid_namespace == other->pid_namespace;
+}
+
+/* Rows of children that are gone are free again. */
+static bool has_heir(struct ledger *ledger, const struct process_identity *parent)
+{
+    bool found = false;
+    for (int row = 0; row < LEDGER_HEIRS; row++) {
+        struct ledger_heir *heir = &ledger->heirs[row];
+        if (heir->parent.tgid == 0 || !is_same(&heir->parent, parent))
+            continue;
+        if (identity_is_alive(&heir->child))
+            found = true;
+        else
+            memset(heir, 0, sizeof *heir);
+    }
+    return found;
+}
+
+void ledger_inherit(struct ledger *ledger, const struct process_identity *parent)
+{
+    struct process_identity child = identity_of_this_process();
+    ledger_lock(ledger);
+    int row = 0;
+    while (row < LEDGER_HEIRS && ledger->heirs[row].parent.tgid != 0 && identity_is_alive(&ledger->heirs[row].child))
+        row++;
+    if (row < LEDGER_HEIRS)
+        ledger->heirs[row] = (struct ledger_heir){.parent = *parent, .child = child};
+    ledger_unlock(ledger);
+}
+
 void ledger_clear_slot(struct ledger *ledger, struct ledger_process *process)
 {
     ledger_lock(ledger);
-    clear(process);
+    if (!has_heir(ledger, &process->identity))
+        clear(process);
     ledger_unlock(ledger);
 }
 
@@ -171,7 +206,8 @@ void ledger_reap(struct ledger *ledger)
 {
     for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
         struct ledger_process *process = &ledger->processes[slot];
-        if (process->identity.tgid != 0 && !identity_is_alive(&process->identity))
+        bool is_gone = process->identity.tgid != 0 && !identity_is_alive(&process->identity);
+        if (is_gone && !has_heir(ledger, &process->identity))
             clear(process);
     }
 }

@@ -16,9 +16,10 @@
 #include "liveness.h"
 
 #define LEDGER_MAGIC 0x31304d4953555047ull /* "GPUSIM01" */
-#define LEDGER_VERSION 1u
+#define LEDGER_VERSION 2u
 #define LEDGER_DEVICES 8
 #define LEDGER_SLOTS 256
+#define LEDGER_HEIRS 256
 #define LEDGER_DEFAULT_PATH "/dev/shm/gpusim.ledger"
 
 /* What device memory is held as. LEDGER_DEVICE, _POOL_USED, _PHYSICAL and _ARRAY together are the process's owned memory. */
@@ -66,6 +67,12 @@ struct ledger_process {
     struct ledger_device devices[LEDGER_DEVICES];
 };
 
+/* A forked child that does not exec has its parent's open files of the kernel driver: the parent's memory stays as long as it lives. */
+struct ledger_heir {
+    struct process_identity parent; /* tgid 0: the row is free */
+    struct process_identity child;
+};
+
 struct ledger {
     uint64_t magic;
     uint32_t version;
@@ -83,8 +90,10 @@ struct ledger {
     uint8_t parent_uuid[16]; /* of that GPU */
     uint64_t reserved_bytes;       /* of each device's total: what no program can have */
     uint64_t context_device_bytes; /* what a context takes of its device beside what its process is charged */
-    uint8_t reserved[192];
+    uint64_t clients; /* how many clients of the kernel driver there have been: each has a number of its own */
+    uint8_t reserved[184];
     struct ledger_process processes[LEDGER_SLOTS];
+    struct ledger_heir heirs[LEDGER_HEIRS];
 };
 
 _Static_assert(sizeof(struct process_identity) == 32, "ledger layout");
@@ -109,10 +118,13 @@ void ledger_unlock(struct ledger *ledger);
 /* Gives this process a slot, dead processes reaped first; NULL when all are taken. Takes the lock itself. */
 struct ledger_process *ledger_claim_slot(struct ledger *ledger);
 
-/* Empties a slot. Takes the lock itself. */
+/* This process was forked by the one with the slot. Takes the lock itself. */
+void ledger_inherit(struct ledger *ledger, const struct process_identity *parent);
+
+/* Empties a slot, unless a child keeps what is in it: then whoever looks after its end does. Takes the lock itself. */
 void ledger_clear_slot(struct ledger *ledger, struct ledger_process *process);
 
-/* Empties the slots of processes that are gone. The caller holds the lock. */
+/* Empties the slots of processes that are gone, with all children that kept their memory. The caller holds the lock. */
 void ledger_reap(struct ledger *ledger);
 
 /* The slot of a living process, NULL without one. The caller holds the lock. */

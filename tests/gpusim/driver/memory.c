@@ -5,6 +5,7 @@
 #include "driver.h"
 #include "graph_memory.h"
 #include "host_memory.h"
+#include "host_object.h"
 #include "log.h"
 #include "pool.h"
 #include "small_blocks.h"
@@ -17,26 +18,32 @@ CUresult memory_back(struct allocation *allocation)
         allocation->address = small_block_take(allocation->device, allocation->bytes);
         return allocation->address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    uint64_t block_bytes = round_up(allocation->bytes, GRANULE_BYTES);
-    if (!accounting_occupy(allocation->device, block_bytes))
+    if (!video_memory_take(&allocation->video, allocation->device, allocation->bytes, VIDEO_LINEAR))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    allocation->address = address_space_take(block_bytes, GRANULE_BYTES);
+    allocation->block_bytes = allocation->video.bytes;
+    allocation->address = address_space_take(allocation->block_bytes, GRANULE_BYTES);
     if (!allocation->address) {
-        accounting_vacate(allocation->device, block_bytes);
+        video_memory_give(&allocation->video, allocation->device);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    allocation->block_bytes = block_bytes;
+    video_memory_map(&allocation->video, allocation->address);
     return CUDA_SUCCESS;
 }
 
-void memory_unback(const struct allocation *allocation)
+void memory_unback(struct allocation *allocation)
 {
     if (!allocation->block_bytes) {
         small_block_give(allocation->address, allocation->bytes);
         return;
     }
-    accounting_vacate(allocation->device, allocation->block_bytes);
+    video_memory_unmap(&allocation->video, allocation->address);
+    video_memory_give(&allocation->video, allocation->device);
     address_space_give(allocation->address, allocation->block_bytes);
+}
+
+uint32_t memory_object(const struct allocation *allocation)
+{
+    return allocation->block_bytes ? allocation->video.object : small_block_object(allocation->address);
 }
 
 static CUresult allocate_linear(struct context *context, uint64_t bytes, CUdeviceptr *address)
@@ -80,6 +87,12 @@ static void release_address_only(struct allocation *allocation)
 {
     address_space_give(allocation->address, allocation->block_bytes);
     allocation_remove(allocation);
+}
+
+void memory_drop_alias(struct allocation *alias)
+{
+    host_object_unpin(alias->context->device, alias->object, alias->address, alias->block_bytes);
+    release_address_only(alias);
 }
 
 CUresult memory_free(CUdeviceptr address)
@@ -127,6 +140,9 @@ static void drop(struct allocation *allocation)
     case ALLOCATION_PINNED_HOST:
     case ALLOCATION_REGISTERED_HOST:
         host_memory_drop(allocation);
+        break;
+    case ALLOCATION_IPC_ALIAS:
+        memory_drop_alias(allocation);
         break;
     default:
         release_address_only(allocation);

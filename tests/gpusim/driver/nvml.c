@@ -229,6 +229,13 @@ NVML_API nvmlDeviceGetCudaComputeCapability(nvmlDevice device, int *major, int *
     return nvml_check(device);
 }
 
+/* 128 for each of an H100's multiprocessors. */
+NVML_API nvmlDeviceGetNumGpuCores(nvmlDevice device, unsigned *cores)
+{
+    *cores = 132 * 128;
+    return nvml_check(device);
+}
+
 NVML_API nvmlDeviceGetUtilizationRates(nvmlDevice device, unsigned rates[2])
 {
     rates[0] = rates[1] = 0;

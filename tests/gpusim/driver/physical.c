@@ -5,6 +5,8 @@
 
 #include "accounting.h"
 #include "driver.h"
+#include "host_object.h"
+#include "rm.h"
 
 /* Handle n stands for entry n - 1. The lowest free entry is taken first: a watcher must bear that handle values come back. */
 static struct physical **table;
@@ -27,22 +29,41 @@ static size_t free_entry(void)
     return entry;
 }
 
+static struct physical *insert(struct physical value)
+{
+    size_t entry = free_entry();
+    struct physical *physical = driver_record(sizeof *physical);
+    *physical = value;
+    physical->handle = entry + 1;
+    physical->references = 1;
+    table[entry] = physical;
+    return physical;
+}
+
 CUresult physical_create(enum physical_kind kind, int device, uint64_t bytes, struct physical **created)
 {
+    struct physical physical = {.kind = kind, .device = device, .bytes = bytes};
     if (kind == PHYSICAL_DEVICE) {
-        if (!accounting_occupy(device, bytes))
+        if (!video_memory_take(&physical.video, device, bytes, VIDEO_MAPPABLE))
             return CUDA_ERROR_OUT_OF_MEMORY;
         accounting_allocated(device, LEDGER_PHYSICAL, bytes);
     } else if (kind == PHYSICAL_HOST) {
+        physical.object = host_object_take(device, bytes);
         accounting_host_allocated(LEDGER_HOST_PHYSICAL, bytes);
     }
-    size_t entry = free_entry();
-    struct physical *physical = driver_record(sizeof *physical);
-    *physical = (struct physical){
-        .handle = entry + 1, .kind = kind, .device = device, .bytes = bytes, .references = 1};
-    table[entry] = physical;
-    *created = physical;
+    *created = insert(physical);
     return CUDA_SUCCESS;
+}
+
+struct physical *physical_import(int device, uint64_t bytes, uint32_t client, uint32_t object)
+{
+    uint32_t own = rm_is_on() && object ? rm_duplicate(device, client, object) : 0;
+    return insert((struct physical){.kind = PHYSICAL_IMPORTED, .device = device, .bytes = bytes, .object = own});
+}
+
+uint32_t physical_object(const struct physical *physical)
+{
+    return physical->kind == PHYSICAL_DEVICE ? physical->video.object : physical->object;
 }
 
 struct physical *physical_of_handle(CUmemGenericAllocationHandle handle)
@@ -59,10 +80,11 @@ static void free_if_unheld(struct physical *physical)
         return;
     if (physical->kind == PHYSICAL_DEVICE) {
         accounting_freed(physical->device, LEDGER_PHYSICAL, physical->bytes);
-        accounting_vacate(physical->device, physical->bytes);
+        video_memory_give(&physical->video, physical->device);
     } else if (physical->kind == PHYSICAL_HOST) {
         accounting_host_freed(LEDGER_HOST_PHYSICAL, physical->bytes);
     }
+    host_object_give(physical->device, physical->object);
     table[physical->handle - 1] = NULL;
     free(physical);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "video_memory.h"
 
 enum physical_kind {
     PHYSICAL_DEVICE,    /* occupies a device */
@@ -19,6 +20,8 @@ struct physical {
     enum physical_kind kind;
     int device;
     uint64_t bytes;
+    struct video_memory video; /* of a device */
+    uint32_t object;           /* of the kernel driver: host memory, or another process's; 0: none */
     CUmemAllocationProp properties;
     unsigned references; /* create, import and retain, less release */
     unsigned mappings;   /* and multicast bindings */
@@ -26,6 +29,12 @@ struct physical {
 
 /* New memory with one reference. CUDA_ERROR_OUT_OF_MEMORY when its device is full. */
 CUresult physical_create(enum physical_kind kind, int device, uint64_t bytes, struct physical **created);
+
+/* Another process's memory, by the number of its client and object at the kernel driver. */
+struct physical *physical_import(int device, uint64_t bytes, uint32_t client, uint32_t object);
+
+/* The kernel driver's object, as it is mapped and exported; 0 without one. */
+uint32_t physical_object(const struct physical *physical);
 
 /* The memory a live handle stands for; NULL for a handle that was released as often as it was obtained. */
 struct physical *physical_of_handle(CUmemGenericAllocationHandle handle);

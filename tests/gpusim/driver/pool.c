@@ -7,7 +7,7 @@
 #include "device.h"
 #include "driver.h"
 
-#define GROWTH_BYTES (32ull * 1024 * 1024)
+#define GROWTH_BYTES POOL_PIECE_BYTES
 #define UNIT_BYTES 512ull
 
 /* Places that have a pool of their own: every device, and the host as one. */
@@ -112,6 +112,7 @@ static void forget(struct memory_pool *pool)
     while (*link != pool)
         link = &(*link)->next;
     *link = pool->next;
+    pool_pieces_end(&pool->pieces);
     free(pool);
 }
 
@@ -135,7 +136,8 @@ static bool on_device(const struct memory_pool *pool)
     return !pool->on_host && !pool->managed;
 }
 
-static bool grow_to(struct memory_pool *pool, uint64_t backed_bytes)
+/* For an allocation that is to lie at an address. */
+static bool grow_to(struct memory_pool *pool, uint64_t backed_bytes, const struct allocation *allocation)
 {
     if (backed_bytes <= pool->backed_bytes)
         return true;
@@ -143,7 +145,8 @@ static bool grow_to(struct memory_pool *pool, uint64_t backed_bytes)
         return false;
     uint64_t more_bytes = backed_bytes - pool->backed_bytes;
     if (on_device(pool)) {
-        if (!accounting_occupy(pool->device, more_bytes))
+        if (more_bytes > ledger_usable_bytes(accounting_ledger(), pool->device)
+            || !pool_pieces_grow(&pool->pieces, pool->device, more_bytes, allocation->address, allocation->bytes))
             return false;
         accounting_add(pool->device, LEDGER_POOL_BACKED, more_bytes);
     }
@@ -174,6 +177,27 @@ static void unaccount(const struct allocation *allocation)
         accounting_freed(allocation->device, ledger_kind(allocation->pool), allocation->bytes);
 }
 
+/* Among the pool's pieces, or, where these are not of a device or there is no room, in a block of its own. */
+static bool place(struct allocation *allocation)
+{
+    struct memory_pool *pool = allocation->pool;
+    if (on_device(pool))
+        allocation->address = pool_pieces_place(&pool->pieces, pool->device, allocation->bytes);
+    if (allocation->address)
+        return true;
+    allocation->block_bytes = round_up(allocation->bytes, GRANULE_BYTES);
+    allocation->address = address_space_take(allocation->block_bytes, GRANULE_BYTES);
+    return allocation->address != 0;
+}
+
+static void give_place(const struct allocation *allocation)
+{
+    if (allocation->block_bytes)
+        address_space_give(allocation->address, allocation->block_bytes);
+    else
+        address_space_discard(allocation->address, allocation->bytes);
+}
+
 CUresult pool_allocate(struct memory_pool *pool, uint64_t bytes, CUdeviceptr *address)
 {
     if (!pool || !address || pool->imported)
@@ -186,14 +210,11 @@ CUresult pool_allocate(struct memory_pool *pool, uint64_t bytes, CUdeviceptr *ad
     uint64_t occupied_bytes;
     if (__builtin_add_overflow(pool->occupied_bytes, unit_bytes, &occupied_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    struct allocation allocation = {
-        .kind = ALLOCATION_POOL, .bytes = bytes, .block_bytes = round_up(bytes, GRANULE_BYTES),
-        .device = pool->device, .pool = pool};
-    allocation.address = address_space_take(allocation.block_bytes, GRANULE_BYTES);
-    if (!allocation.address)
+    struct allocation allocation = {.kind = ALLOCATION_POOL, .bytes = bytes, .device = pool->device, .pool = pool};
+    if (!place(&allocation))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (!grow_to(pool, round_up(occupied_bytes, GROWTH_BYTES))) {
-        address_space_give(allocation.address, allocation.block_bytes);
+    if (!grow_to(pool, round_up(occupied_bytes, GROWTH_BYTES), &allocation)) {
+        give_place(&allocation);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     pool->occupied_bytes = occupied_bytes;
@@ -214,7 +235,7 @@ void pool_free(struct allocation *allocation)
     pool->used_bytes -= allocation->bytes;
     pool->occupied_bytes -= round_up(allocation->bytes, UNIT_BYTES);
     pool->live_allocations--;
-    address_space_give(allocation->address, allocation->block_bytes);
+    give_place(allocation);
     allocation_remove(allocation);
     if (pool->destroyed && pool->live_allocations == 0)
         forget(pool);
@@ -233,7 +254,7 @@ void pool_trim(struct memory_pool *pool, uint64_t keep_bytes)
     pool->backed_bytes = kept_bytes;
     if (on_device(pool)) {
         accounting_remove(pool->device, LEDGER_POOL_BACKED, less_bytes);
-        accounting_vacate(pool->device, less_bytes);
+        pool_pieces_shrink(&pool->pieces, pool->device, less_bytes);
     }
 }
 

@@ -7,6 +7,7 @@
 
 #include "allocation.h"
 #include "context.h"
+#include "pool_pieces.h"
 
 struct memory_pool {
     int device; /* index in the ledger; of the owner where the memory is the host's */
@@ -16,6 +17,7 @@ struct memory_pool {
     uint64_t release_threshold_bytes;
     uint64_t used_bytes, used_high_bytes;     /* as requested */
     uint64_t backed_bytes, backed_high_bytes; /* held of the device */
+    struct pool_pieces pieces;                /* what it holds of a device */
     uint64_t occupied_bytes;                  /* used, in units of 512 bytes */
     uint64_t live_allocations;
     int reuse_flags[4];

@@ -15,7 +15,8 @@ struct shared_description {
     uint64_t identity;
     int32_t tgid;
     int32_t device; /* index in the ledger */
-    uint8_t reserved[24];
+    uint32_t client, object; /* of the kernel driver; 0: none */
+    uint8_t reserved[16];
 };
 _Static_assert(sizeof(struct shared_description) == 64, "shared_description");
 

@@ -8,6 +8,7 @@
 #include "memory.h"
 #include "physical.h"
 #include "pool.h"
+#include "rm.h"
 #include "shared_handle.h"
 
 static CUresult put_file(void *file_out, const struct shared_description *description)
@@ -31,6 +32,8 @@ DRIVER_API(cuMemExportToShareableHandle)(
     struct physical *physical = physical_of_handle(handle);
     if (physical) {
         struct shared_description description = shared_describe(0, physical->bytes, handle, physical->device);
+        description.client = rm_client();
+        description.object = physical_object(physical);
         result = put_file(file_out, &description);
     } else {
         result = CUDA_ERROR_INVALID_VALUE;
@@ -51,7 +54,7 @@ DRIVER_API(cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle *handle,
     if (!shared_import((int)(intptr_t)os_handle, &description)) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else {
-        result = physical_create(PHYSICAL_IMPORTED, description.device, description.bytes, &physical);
+        physical = physical_import(description.device, description.bytes, description.client, description.object);
         physical->properties.type = ALLOCATION_TYPE_PINNED;
         physical->properties.location.type = LOCATION_DEVICE;
         *handle = physical->handle;

@@ -5,9 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "accounting.h"
 #include "address_space.h"
 #include "driver.h"
+#include "ledger.h"
+#include "video_memory.h"
 
 #define UNIT_BYTES 512ull
 #define UNITS (GRANULE_BYTES / UNIT_BYTES)
@@ -16,6 +17,7 @@
 struct slab {
     uint64_t address;
     int device;
+    struct video_memory video;
     unsigned free_units;
     uint8_t taken[UNITS];
     struct slab *next_of_bucket;
@@ -51,17 +53,20 @@ static void withdraw(struct slab *slab)
 
 static struct slab *new_slab(int device)
 {
-    if (!accounting_occupy(device, GRANULE_BYTES))
+    struct video_memory video;
+    if (!video_memory_take(&video, device, GRANULE_BYTES, VIDEO_LINEAR))
         return NULL;
     uint64_t address = address_space_take(GRANULE_BYTES, GRANULE_BYTES);
     if (!address) {
-        accounting_vacate(device, GRANULE_BYTES);
+        video_memory_give(&video, device);
         return NULL;
     }
+    video_memory_map(&video, address);
     struct slab *slab = driver_record(sizeof *slab);
     struct slab **bucket = bucket_of(address);
     slab->address = address;
     slab->device = device;
+    slab->video = video;
     slab->free_units = UNITS;
     slab->next_of_bucket = *bucket;
     *bucket = slab;
@@ -108,20 +113,34 @@ static void give_slab(struct slab **link)
     struct slab *slab = *link;
     *link = slab->next_of_bucket;
     withdraw(slab);
-    accounting_vacate(slab->device, GRANULE_BYTES);
+    video_memory_unmap(&slab->video, slab->address);
+    video_memory_give(&slab->video, slab->device);
     address_space_give(slab->address, GRANULE_BYTES);
     free(slab);
 }
 
-void small_block_give(uint64_t address, uint64_t bytes)
+static struct slab **link_of(uint64_t address)
 {
     uint64_t slab_address = address / GRANULE_BYTES * GRANULE_BYTES;
     struct slab **link = bucket_of(address);
     while (*link && (*link)->address != slab_address)
         link = &(*link)->next_of_bucket;
+    return link;
+}
+
+uint32_t small_block_object(uint64_t address)
+{
+    const struct slab *slab = *link_of(address);
+    return slab ? slab->video.object : 0;
+}
+
+void small_block_give(uint64_t address, uint64_t bytes)
+{
+    struct slab **link = link_of(address);
     struct slab *slab = *link;
     if (!slab)
         return;
+    uint64_t slab_address = slab->address;
     unsigned units = units_of(bytes);
     memset(slab->taken + (address - slab_address) / UNIT_BYTES, 0, units);
     if (slab->free_units == 0)

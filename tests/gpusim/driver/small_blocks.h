@@ -9,6 +9,9 @@
 /* The address of a block; 0 when it needs a new slab and the device has no room for one. */
 uint64_t small_block_take(int device, uint64_t bytes);
 
+/* The kernel driver's object that a block lies in; 0 without one. */
+uint32_t small_block_object(uint64_t address);
+
 /* Gives a block back, and its slab to the device when it was the last block in it. */
 void small_block_give(uint64_t address, uint64_t bytes);
 

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "context_memory.h"
 #include "driver.h"
 #include "graph.h"
 #include "pool.h"
@@ -57,7 +58,10 @@ DRIVER_API(cuStreamCreateWithPriority)(CUstream *stream, unsigned flags, int pri
     struct context *context;
     CUresult result = driver_enter_context(&context);
     if (result == CUDA_SUCCESS) {
-        *stream = stream_create(context, flags, priority);
+        if (context_memory_add_streams(context->memory))
+            *stream = stream_create(context, flags, priority);
+        else
+            result = CUDA_ERROR_OUT_OF_MEMORY;
         driver_leave();
     }
     return result;

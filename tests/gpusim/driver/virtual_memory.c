@@ -7,6 +7,7 @@
 #include "driver.h"
 #include "log.h"
 #include "physical.h"
+#include "rm.h"
 
 struct reservation {
     uint64_t address, bytes;
@@ -192,6 +193,8 @@ static CUresult map(uint64_t address, uint64_t bytes, uint64_t offset_bytes, str
         .physical = physical};
     allocation_insert(&mapping);
     physical_map(physical);
+    if (physical_object(physical))
+        rm_map(physical_object(physical), address, bytes, offset_bytes);
     return CUDA_SUCCESS;
 }
 
@@ -242,6 +245,8 @@ static void unmap(uint64_t address, uint64_t bytes)
     while (address < end) {
         struct allocation *mapping = allocation_at(address);
         struct physical *physical = mapping->physical;
+        if (physical_object(physical))
+            rm_unmap(mapping->address, mapping->bytes);
         address += mapping->bytes;
         address_space_discard(mapping->address, mapping->bytes);
         allocation_remove(mapping);

@@ -94,6 +94,11 @@ CUresult devices_start(void)
     return visible_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
+const int *devices_visible(void)
+{
+    return visible;
+}
+
 int device_visible_count(void)
 {
     return visible_count;

@@ -19,6 +19,7 @@ extern const struct command process_commands[];
 extern const struct command bulk_commands[];
 extern const struct command generic_commands[];
 extern const struct command life_commands[];
+extern const struct command replay_commands[];
 
 /* Runs one command on the calling thread and leaves its reply in `call`. */
 void command_run(struct call *call);

@@ -157,6 +157,21 @@ static void run_current(struct call *call)
         call_reply_number(call, "device", (uint64_t)ordinal);
 }
 
+/* kernel LOCAL: a kernel of its own module, with so many bytes of local memory a thread */
+static void run_kernel(struct call *call)
+{
+    char name[32];
+    snprintf(name, sizeof name, "local_%lu", (unsigned long)call_number(call, 1, 0));
+    CUmodule module;
+    CUfunction kernel;
+    CUresult result = driver.module_load(&module, "no image: code runs nowhere");
+    if (result == CUDA_SUCCESS)
+        result = driver.module_function(&kernel, module, name);
+    if (result == CUDA_SUCCESS)
+        result = driver.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    call_result(call, result);
+}
+
 const struct command context_commands[] = {
     {"init", 1, run_init},
     {"device", 2, run_device},
@@ -169,5 +184,6 @@ const struct command context_commands[] = {
     {"devices", 1, run_devices},
     {"uuid", 2, run_uuid},
     {"current", 1, run_current},
+    {"kernel", 2, run_kernel},
     {0},
 };

@@ -94,6 +94,9 @@
     X(graph_destroy, "cuGraphDestroy", 10000, false, (CUgraph)) \
     X(graph_executable_destroy, "cuGraphExecDestroy", 10000, false, (CUgraphExec)) \
     X(graph_trim, "cuDeviceGraphMemTrim", 11040, false, (CUdevice)) \
+    X(module_load, "cuModuleLoadData", 2000, false, (CUmodule *, const void *)) \
+    X(module_function, "cuModuleGetFunction", 2000, false, (CUfunction *, CUmodule, const char *)) \
+    X(launch, "cuLaunchKernel", 4000, false, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
     X(checkpoint, "cuCheckpointProcessCheckpoint", 12080, false, (int, void *)) \
     X(restore, "cuCheckpointProcessRestore", 12080, false, (int, void *))
 

@@ -12,7 +12,7 @@
 
 static const struct command *const tables[] = {
     context_commands, memory_commands, pool_commands, virtual_commands, graph_commands, process_commands,
-    bulk_commands, generic_commands, life_commands,
+    bulk_commands, generic_commands, life_commands, replay_commands,
 };
 
 static const struct command *find(const char *name)

@@ -1,5 +1,6 @@
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <sys/syscall.h>
@@ -92,6 +93,25 @@ static void run_take_file(struct call *call)
     call_result_variable(call, CUDA_SUCCESS, call_word(call, 1), (uint64_t)file);
 }
 
+/* ioctl BYTES: this program's own call of ioctl, on a pipe with so many bytes in it */
+static void run_ioctl(struct call *call)
+{
+    static const char bytes[4096];
+    size_t count = call_number(call, 1, 0);
+    int pipe_ends[2];
+    int readable = -1;
+    if (count > sizeof bytes || pipe(pipe_ends) != 0) {
+        call_fail(call, "ioctl BYTES, up to 4096");
+        return;
+    }
+    ssize_t written = write(pipe_ends[1], bytes, count);
+    int answer = ioctl(pipe_ends[0], FIONREAD, &readable);
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+    call_result(call, written == (ssize_t)count && answer == 0 ? CUDA_SUCCESS : CUDA_ERROR_SYSTEM_NOT_READY);
+    call_reply_number(call, "readable", (uint64_t)readable);
+}
+
 static void run_checkpoint(struct call *call)
 {
     call_result(call, driver.checkpoint((int)call_number(call, 1, 0), NULL));
@@ -113,6 +133,7 @@ const struct command process_commands[] = {
     {"exit", 2, run_exit},
     {"kill", 1, run_kill},
     {"takefd", 4, run_take_file},
+    {"ioctl", 2, run_ioctl},
     {"checkpoint", 2, run_checkpoint},
     {"restore", 2, run_restore},
     {0},

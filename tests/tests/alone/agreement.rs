@@ -39,14 +39,15 @@ const ASKED: [Asked; 13] = [
 ];
 
 /// What is measured by the clock of each watch, NVML's readings too, or by a choice of its own, such as which native stacks are copied; and
-/// what a watch with fewer probes than a recording's does not see.
-const ITS_OWN: [&str; 26] = [
+/// what a watch with fewer probes than a recording's does not see. Who keeps what grows is of the moment at which it was read.
+const ITS_OWN: [&str; 27] = [
     "ages",
     "bytes_per_minute",
     "failure_time",
     "first_bytes",
     "held_bytes",
     "host_duration_seconds",
+    "keepers",
     "last_bytes",
     "late_bytes_per_minute",
     "late_p",

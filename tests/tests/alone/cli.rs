@@ -375,6 +375,7 @@ fn the_doctor_names_the_probed_instruction_of_every_function() {
             text.stdout.contains("ready: ") && text.stdout.contains(&format!("functions at {instruction}")),
             "{text:#?}"
         );
+        assert!(text.stdout.contains("requests to the kernel driver: probed at 1 stub"), "{text:#?}");
         let json = gpu.run_memwatch(&["doctor", "--json"]);
         json.assert_ended_with(0, &[]);
         let report = Report::parse(&json.stdout);

@@ -63,6 +63,7 @@ fn examine(gpu: &Gpu, driver: &RealDriver) -> Value {
     let path = driver.libcuda.to_str().expect("a plain path");
     let library = libraries.iter().find(|library| library["path"] == path).expect("the library was examined").clone();
     assert_eq!(library["error"], Value::Null, "{library:#}");
+    assert_eq!(library["kernel_calls"], serde_json::json!({ "probed": { "stubs": 1 } }), "{}", driver.package);
     let (found, missing) = (symbols(&library["functions"]), symbols(&library["missing"]));
     assert_eq!(found.len() + missing.len(), always().count(), "{}", driver.package);
     assert_eq!(library["probes_attached"], found.len(), "{}", driver.package);

@@ -110,7 +110,8 @@ fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_mo
     }
     let length = lengths(&newest)[0];
     assert!(largest.max(length) <= LIMIT && length > LIMIT / 4, "{largest} and {length} of {LIMIT}");
-    assert!(lengths(&all)[0] > 3 * length, "{} against {length}", lengths(&all)[0]);
+    // However much of its room the newest has when the job ends.
+    assert!(lengths(&all)[0] > LIMIT + LIMIT / 2, "{} against {length}", lengths(&all)[0]);
     assert_eq!(as_recorded(&asked(&gpu, &["report", "--json"], &newest).stdout), words[1]);
     let report = Report::parse(&words[1]);
     assert!(report.is_complete(), "{report:#?}");

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use memwatch_tests::{Allocator, Gpu, Shape, TorchJob, until};
 use serde_json::Value;
 
+use crate::keepers::end_of_readings;
+
 /// A job at its first checkpoint.
 fn held(gpu: &Gpu, version: &str, allocator: Allocator) -> Option<(TorchJob, Value)> {
     let mut job = gpu.torch(version, allocator, &["holdings.py"])?;
@@ -72,6 +74,31 @@ fn names_are_pytorchs_own(version: &str, allocator: Allocator) {
         assert_eq!(block["kept_by"], "holdings.py:main: graph");
     }
     assert_eq!(process["named_bytes"], process["allocated_bytes"], "{version}: every byte has a class: {process:#}");
+    assert_advice(&process);
+}
+
+/// What could be held with less, in bytes of the allocator's blocks: the float32 masters of the frozen layer's weight (a bias has one dimension, as much
+/// else), a view of two rows of 4096, the frozen layer itself, what an exception and what a cycle keeps.
+fn assert_advice(process: &Value) {
+    let mut advice = BTreeMap::new();
+    for row in process["advice"].as_array().expect("advice") {
+        let (kind, example) = (row["kind"].as_str().expect("a word"), row["example"].as_str().expect("a name"));
+        advice.insert(kind, (row["bytes"].as_u64().expect("bytes"), row["count"].as_u64().expect("a count"), example));
+    }
+    let traceback = "in_exception.__traceback__.tb_next.tb_frame → holdings.py:fail: kept";
+    let expected = [
+        ("full_precision_copies", (96 * 64 * 4, 1, "holdings.py:main: masters[0]")),
+        ("mostly_unused_storage", (4096 * 128 * 4, 1, "half")),
+        ("no_gradient", (96 * 64 * 2 + 512, 2, "frozen.weight")),
+        ("traceback", (512, 1, traceback)),
+        ("unreachable", (512, 1, "<list>[0]")),
+    ];
+    assert_eq!(advice, BTreeMap::from(expected));
+}
+
+#[test]
+fn everything_that_2_6_holds_has_the_name_that_the_process_gives_it() {
+    names_are_pytorchs_own("2.6", Allocator::Native);
 }
 
 #[test]
@@ -104,6 +131,14 @@ fn status(job: &TorchJob, key: &str) -> u64 {
     status_text(job, key).parse().expect("a number")
 }
 
+/// Its minor and major page faults: fields 10 and 12 of `/proc/PID/stat`, counted behind its name.
+fn page_faults(job: &TorchJob) -> [u64; 2] {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", job.tgid())).expect("the job is there");
+    let (_, behind) = stat.rsplit_once(") ").expect("a name ends");
+    let fields: Vec<_> = behind.split(' ').collect();
+    [fields[7], fields[9]].map(|field| field.parse().expect("a number"))
+}
+
 #[test]
 fn a_reading_of_names_changes_nothing_in_the_process() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
@@ -112,9 +147,9 @@ fn a_reading_of_names_changes_nothing_in_the_process() {
         ["VmRSS", "RssAnon", "VmPTE", "VmSwap", "Threads", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"];
     // The checkpoint is printed a moment before the job rests.
     until("the job rests", || (status_text(&job, "State") == "S").then_some(()));
-    let before = keys.map(|key| status(&job, key));
+    let before = (keys.map(|key| status(&job, key)), page_faults(&job));
     let process = report(&gpu, &job, &[]);
-    assert_eq!(keys.map(|key| status(&job, key)), before);
+    assert_eq!((keys.map(|key| status(&job, key)), page_faults(&job)), before);
     let read = process["read_bytes"].as_u64().expect("a number");
     assert!((1..200 << 20).contains(&read), "{read} bytes are read");
 }
@@ -144,6 +179,8 @@ fn groups_are_printed_with_a_star_for_every_index() {
     let by_class = gpu.run_memwatch(&["holdings", &tgid, "--by", "class"]);
     by_class.assert_ended_with(0, &[]);
     assert!(by_class.stdout.contains("optimizer state"), "{}", by_class.stdout);
+    let mut job = job;
+    assert_eq!(end_of_readings(&gpu, &mut job, TorchJob::kill), "the process has ended");
 }
 
 #[test]
@@ -152,4 +189,28 @@ fn a_process_without_pytorch_is_refused_with_a_sentence() {
     let workload = gpu.workload();
     let tgid = workload.tgid().to_string();
     gpu.run_memwatch(&["holdings", &tgid]).assert_ended_with(6, &["no PyTorch with CUDA"]);
+    gpu.run_memwatch(&["leak", "--read-only", &tgid]).assert_ended_with(6, &["no PyTorch with CUDA"]);
+    let unknown = "there is no process of name no-such-program";
+    gpu.run_memwatch(&["leak", "--read-only", "no-such-program"]).assert_ended_with(6, &[unknown]);
+}
+
+/// Such as the workers of a data loader: their memory says that they hold what their parent holds.
+#[test]
+fn a_child_that_was_forked_later_is_reported_to_have_a_copy() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["fork_copy.py"]) else { return };
+    let checkpoint = job.next_checkpoint().expect("it has a child");
+    let tgid = job.tgid().to_string();
+    let ended = gpu.run_memwatch(&["--json", "holdings", &tgid]);
+    ended.assert_ended_with(0, &[]);
+    let report: Value = serde_json::from_str(&ended.stdout).expect("it prints JSON");
+    let processes = report["data"]["processes"].as_array().expect("a list").iter();
+    let copies: Vec<_> = processes.map(|process| (&process["pid"], &process["copy_of"])).collect();
+    assert_eq!(copies, [(&job.tgid().into(), &Value::Null), (&checkpoint["child"], &job.tgid().into())]);
+    let shown = gpu.run_memwatch(&["holdings", &tgid]);
+    assert!(shown.stdout.contains(&format!("it was forked from PID {tgid}")), "{}", shown.stdout);
+    let places = gpu.run_memwatch(&["--no-agent", "--json", "where", "--pid", &tgid, "--duration", "4s"]);
+    let report: Value = serde_json::from_str(&places.stdout).expect("it prints JSON");
+    let mut holders = report["data"]["processes"].as_array().into_iter().flatten();
+    assert!(holders.all(|process| process["pid"] != checkpoint["child"]), "a trace counts it once: {report:#}");
 }

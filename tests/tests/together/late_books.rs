@@ -11,7 +11,7 @@ use serde_json::Value;
 const STATES: [&str; 4] = ["pool", "pending", "holes", "emptied"];
 
 /// Goes on to a state of `late_books.py`.
-fn at_state(job: &mut TorchJob, label: &str) -> Value {
+pub(crate) fn at_state(job: &mut TorchJob, label: &str) -> Value {
     loop {
         let checkpoint = job.next_checkpoint().expect("the state is on the way");
         if checkpoint["label"] == label {
@@ -22,7 +22,7 @@ fn at_state(job: &mut TorchJob, label: &str) -> Value {
 }
 
 /// What a script on the two says; it needs no PyTorch.
-fn compared(snapshot: &str, checkpoint: &str) -> Value {
+pub(super) fn compared(snapshot: &str, checkpoint: &str) -> Value {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/workloads/same_books.py");
     let output = Command::new("python3").args([script, snapshot, checkpoint]).output().expect("Python is there");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -30,7 +30,7 @@ fn compared(snapshot: &str, checkpoint: &str) -> Value {
 }
 
 /// For a second; on a busy machine that may be too short to find PyTorch in a process: then for longer, until it says what it should.
-fn run_until(gpu: &Gpu, words: &[&str], is_there: impl Fn(&Outcome) -> bool) -> Outcome {
+pub(crate) fn run_until(gpu: &Gpu, words: &[&str], is_there: impl Fn(&Outcome) -> bool) -> Outcome {
     let mut durations = ["1s", "2s", "4s", "8s", "16s"].into_iter();
     loop {
         let duration = durations.next();
@@ -61,6 +61,12 @@ fn books_are_pytorchs_own(version: &str, allocator: Allocator, gpus: u32) {
         assert!(compared["fields"].as_u64() > Some(20), "{compared}");
         job.go_on();
     }
+}
+
+#[test]
+fn segments_and_blocks_of_2_6_are_read_as_it_has_them() {
+    books_are_pytorchs_own("2.6", Allocator::Native, 1);
+    books_are_pytorchs_own("2.6", Allocator::Expandable, 1);
 }
 
 #[test]
@@ -172,7 +178,7 @@ fn an_allocator_that_keeps_other_books_is_named() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(mut job) = gpu.torch("2.8", Allocator::Async, &["idle_hold.py"]) else { return };
     job.next_checkpoint().expect("it holds something");
-    let sentence = "CudaMallocAsyncAllocatorE, which keeps other books";
+    let sentence = "CudaMallocAsyncAllocator, which keeps other books";
     let words = ["--no-agent", "stats", "--pid", &job.tgid().to_string()];
     let stats = run_until(&gpu, &words, |ended| ended.stdout.contains(sentence));
     assert!(stats.stdout.contains(sentence), "{stats:#?}");

@@ -35,6 +35,14 @@ fn assert_reported(report: &Value) {
     assert!((60.0..1_300.0).contains(&(per_minute / 1_048_576.0)), "{leak}");
     assert!(leak["p"].as_f64() < Some(0.01), "{leak}");
     assert!(leak["reason"].as_str().is_some_and(|reason| reason.contains("and goes on")), "{leak}");
+    // It rests by then, so that its memory says of every tensor who keeps it.
+    let keepers = leak["keepers"].as_array().expect("a list");
+    assert_eq!(keepers.len(), 1, "{leak}");
+    assert_eq!(
+        (&keepers[0]["name"], &keepers[0]["class"]),
+        (&"keeps_tensors.py:main: trainer.kept[*]".into(), &"tensor".into())
+    );
+    assert!(keepers[0]["bytes"].as_u64() >= leak["last_bytes"].as_u64() && keepers[0]["newest"].is_string(), "{leak}");
     // What is kept is of all ages, in twenty seconds.
     assert!(leak["replaced_seconds"].is_null(), "{leak}");
     let ages = leak["ages"].as_array().unwrap_or_else(|| panic!("it runs still: {leak}"));
@@ -67,6 +75,8 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     text.assert_ended_with(3, &[]);
     let leaking = format!("keeps_tensors.py:{} Trainer.step", line_of("leak"));
     assert!(text.stdout.contains("1 leaking") && text.stdout.contains(&leaking), "{}", text.stdout);
+    let kept = "; kept by keeps_tensors.py:main: trainer.kept[*] (";
+    assert!(text.stdout.contains(kept) && text.stdout.contains("; newest trainer.kept["), "{}", text.stdout);
 }
 
 #[test]

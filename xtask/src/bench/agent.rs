@@ -22,7 +22,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How many processes are watched, one measurement after another.
-const CROWDS: [usize; 2] = [1_000, 10_000];
+const CROWDS: [usize; 4] = [0, 3, 1_000, 10_000];
+/// The thread in which the agent asks NVML: here a simulated one, whose work is its own.
+const NVML_THREAD: &str = "nvml";
 const MEASURED: Duration = Duration::from_secs(60);
 /// What was started is taken in, and the first sweep is over.
 const SETTLED: Duration = Duration::from_secs(10);
@@ -36,7 +38,9 @@ struct Row {
     processes: usize,
     keeps_history: bool,
     scraped: bool,
+    /// Of one core, but for its NVML thread; and that one.
     core_percent: f64,
+    nvml_percent: f64,
     resident_bytes: u64,
     anonymous_bytes: u64,
     /// The last scrape: its time and size.
@@ -47,19 +51,21 @@ struct Row {
 /// Builds everything, measures, prints the table and writes it into the document.
 pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let measured = args.duration("--duration")?.unwrap_or(MEASURED);
+    let profile = if args.flag("--debug") { Profile::Debug } else { Profile::Release };
+    let most = args.count("--processes")?.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
     args.finish()?;
     if !setup::is_root() {
         bail!("uprobes need root: sudo --preserve-env=PATH,HOME cargo xtask bench agent");
     }
     allow_many_files()?;
-    let memwatch = binary::build(repo, Profile::Release)?;
+    let memwatch = binary::build(repo, profile)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
     let mut crowd = Crowd::new(&driver)?;
     // Both are there before the processes, whose memory they did not know of otherwise; each is measured by its own time.
     let without = Agent::start(&memwatch, &driver, &crowd, false)?;
     let with = Agent::start(&memwatch, &driver, &crowd, true)?;
     let mut rows = Vec::new();
-    for processes in CROWDS {
+    for processes in CROWDS.into_iter().filter(|processes| *processes <= most) {
         let begin = Instant::now();
         crowd.grow(processes)?;
         eprintln!("{processes} processes are there after {:.1} s", begin.elapsed().as_secs_f64());
@@ -70,7 +76,8 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
             rows.push(row);
         }
     }
-    let text = format!("{}.\n{}", document::machine()?, text(&rows, measured)?);
+    let build = if profile == Profile::Debug { "a build without optimization" } else { "release build" };
+    let text = format!("{}; {build}.\n{}", document::machine()?, text(&rows, measured)?);
     println!("{text}");
     document::update(&repo.path(DOCUMENT), &AGENT, &text)
 }
@@ -143,7 +150,7 @@ impl Agent {
     fn measure(&self, processes: usize, scraped: bool, measured: Duration) -> Result<Row> {
         let mut scrape = None;
         let begin = Instant::now();
-        let before = self.program.processor_time()?;
+        let before = self.processor_time()?;
         while begin.elapsed() < measured {
             if scraped {
                 let asked = Instant::now();
@@ -153,23 +160,43 @@ impl Agent {
             std::thread::sleep(SCRAPE_EVERY.min(measured.saturating_sub(begin.elapsed())));
         }
         let elapsed = begin.elapsed();
-        let used = self.program.processor_time()?.saturating_sub(before);
+        let used = self.processor_time()?;
+        let percent =
+            |part: usize| 100.0 * used[part].saturating_sub(before[part]).as_secs_f64() / elapsed.as_secs_f64();
+        let [core_percent, nvml_percent] = [percent(0), percent(1)];
         let [resident_bytes, anonymous_bytes] = self.memory()?;
         // Asked for when the measurement is over.
         let answer = self.get("/metrics").context("the agent does not answer")?;
         let tracked = answer.lines().find_map(|line| line.strip_prefix("memwatch_agent_tracked_processes "));
         let tracked = tracked.and_then(|number| number.parse().ok()).context("no number of tracked processes")?;
-        let core_percent = 100.0 * used.as_secs_f64() / elapsed.as_secs_f64();
         Ok(Row {
             processes,
             keeps_history: self.history.is_some(),
             scraped,
             core_percent,
+            nvml_percent,
             resident_bytes,
             anonymous_bytes,
             scrape,
             tracked,
         })
+    }
+
+    /// What its threads took of the processors so far: all but the one for NVML, and that one. All live as long as the agent.
+    fn processor_time(&self) -> Result<[Duration; 2]> {
+        let mut taken = [Duration::ZERO; 2];
+        let threads = fs::read_dir(format!("/proc/{}/task", self.program.tgid())).context("the agent has ended")?;
+        for thread in threads {
+            let thread = thread.context("the agent has ended")?.path();
+            let read = |file: &str| fs::read_to_string(thread.join(file)).context("a thread of the agent has ended");
+            let is_nvml = read("comm")?.trim_end() == NVML_THREAD;
+            // Nanoseconds, from the scheduler: `stat` counts in hundredths of a second.
+            let schedstat = read("schedstat")?;
+            let ran_ns =
+                schedstat.split(' ').next().and_then(|ns| ns.parse().ok()).context("schedstat is not as expected")?;
+            taken[usize::from(is_nvml)] += Duration::from_nanos(ran_ns);
+        }
+        Ok(taken)
     }
 
     fn memory(&self) -> Result<[u64; 2]> {
@@ -192,6 +219,7 @@ fn text(rows: &[Row], measured: Duration) -> Result<String> {
         "history",
         "scrape",
         "% of a core",
+        "and NVML's",
         "resident MB",
         "of that heap MB",
         "scrape ms",
@@ -207,6 +235,7 @@ fn text(rows: &[Row], measured: Duration) -> Result<String> {
             if row.keeps_history { "kept" } else { "none" }.to_owned(),
             if row.scraped { format!("every {} s", SCRAPE_EVERY.as_secs()) } else { "none".to_owned() },
             format!("{:.2}", row.core_percent),
+            format!("{:.2}", row.nvml_percent),
             megabytes(row.resident_bytes),
             megabytes(row.anonymous_bytes),
             scrape_ms,
@@ -228,6 +257,7 @@ mod tests {
             keeps_history: true,
             scraped: true,
             core_percent: 0.0834,
+            nvml_percent: 0.0101,
             resident_bytes: 21_450_000,
             anonymous_bytes: 9_000_000,
             scrape: Some((Duration::from_millis(7), 123_456)),
@@ -235,6 +265,6 @@ mod tests {
         };
         let text = text(&[row], Duration::from_secs(60)).unwrap();
         let numbers: Vec<&str> = text.lines().last().unwrap_or_default().split('|').map(str::trim).collect();
-        assert_eq!(numbers[1..10], ["1000", "1000", "kept", "every 15 s", "0.08", "21.4", "9.0", "7", "123"]);
+        assert_eq!(numbers[1..11], ["1000", "1000", "kept", "every 15 s", "0.08", "0.01", "21.4", "9.0", "7", "123"]);
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Processes of a group: one workload program and its forked children.
+/// Processes of a group, at the most: one workload program and its forked children.
 pub(super) const PER_GROUP: usize = 10;
 /// A simulated machine has 256 places for processes.
 const GROUPS_PER_MACHINE: usize = 25;
@@ -25,6 +25,7 @@ pub(super) struct Crowd {
     driver: PathBuf,
     slice: PathBuf,
     groups: Vec<Group>,
+    processes: usize,
 }
 
 struct Group {
@@ -47,7 +48,7 @@ impl Crowd {
         let root = mounts.lines().find_map(place).context("no cgroup2 is mounted")?;
         let slice = Path::new(&root).join(format!("mwbench-{}.slice", std::process::id()));
         fs::create_dir(&slice).with_context(|| format!("cannot make {}", slice.display()))?;
-        Ok(Self { driver: driver.to_owned(), slice, groups: Vec::new() })
+        Ok(Self { driver: driver.to_owned(), slice, groups: Vec::new(), processes: 0 })
     }
 
     /// The allocation map of the first simulated machine, which NVML reports.
@@ -60,16 +61,17 @@ impl Crowd {
     /// # Errors
     /// When one cannot be started, or does not do what it is asked.
     pub(super) fn grow(&mut self, processes: usize) -> Result<()> {
-        while self.groups.len() * PER_GROUP < processes {
-            let number = self.groups.len();
-            let group = self.start(number).with_context(|| format!("group {number}"))?;
+        while self.processes < processes {
+            let (number, members) = (self.groups.len(), PER_GROUP.min(processes - self.processes));
+            let group = self.start(number, members).with_context(|| format!("group {number}"))?;
             self.groups.push(group);
+            self.processes += members;
         }
         Ok(())
     }
 
-    /// A group: each of its processes has a context and two allocations.
-    fn start(&self, number: usize) -> Result<Group> {
+    /// A group of so many: each of its processes has a context and two allocations.
+    fn start(&self, number: usize, members: usize) -> Result<Group> {
         let directory = self.slice.join(format!("job-{number:04}.service"));
         fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
         let mut command = Command::new(self.driver.join("bin/gpusim-workload"));
@@ -87,10 +89,10 @@ impl Crowd {
             answers: BufReader::new(answers.context("the workload has no output")?),
             _program: program,
         };
-        for child in 1..PER_GROUP {
+        for child in 1..members {
             group.ask(&format!("fork c{child}"))?;
         }
-        for prefix in (1..PER_GROUP).map(|child| format!("@c{child} ")).chain([String::new()]) {
+        for prefix in (1..members).map(|child| format!("@c{child} ")).chain([String::new()]) {
             for line in ["device 0", "alloc a 16777216", "alloc b 1048576"] {
                 group.ask(&format!("{prefix}{line}"))?;
             }

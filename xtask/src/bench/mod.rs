@@ -5,9 +5,11 @@ mod crowd;
 mod families;
 mod ledger;
 mod overhead;
+mod price;
 mod recording;
 mod report;
 mod tensors;
+mod training;
 mod watcher;
 mod workload;
 
@@ -26,10 +28,11 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         Some("ledger") => ledger::task(repo, args),
         Some("families") => families::task(repo, args),
         Some("tensors") => tensors::task(repo, args),
+        Some("price") => price::task(repo, args),
         Some("recording") => recording::task(repo, args),
         _ => bail!(
-            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|tensors [--rounds N], bench recording [--steps N], \
-             or bench agent [--duration 60s]"
+            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|tensors|price [--rounds N], bench recording [--steps N], \
+             or bench agent [--duration 60s] [--processes MOST] [--debug]"
         ),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::DOCUMENT;
 use super::report::RECORDING;
-use super::tensors::{Training, least};
+use super::training::{Training, least};
 use super::watcher::Watcher;
 use crate::args::Args;
 use crate::binary;
@@ -60,7 +60,7 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     }
     let memwatch = binary::build(repo, Profile::Release)?;
     let driver = integration::build_simulator(repo, Prologue::Cmp)?;
-    let mut training = Training::start(repo, &driver)?;
+    let mut training = Training::start(repo, &driver, &[])?;
     let file = driver.join(format!("bench-{}.mwr", std::process::id()));
     let unrecorded = training.ask(&format!("run {UNRECORDED_STEPS}"))?;
     let requests = [("blocks", NONE), ("sites", NONE), ("layers", NONE), ("layers", NEWEST)];

@@ -23,6 +23,11 @@ pub(super) const TENSORS: Part = Part {
     begin: "<!-- tensors: begin (cargo xtask bench tensors writes what follows) -->\n",
     end: "<!-- tensors: end -->\n",
 };
+/// What each level of watching costs programs that are bound by the processor.
+pub(super) const PRICE: Part = Part {
+    begin: "<!-- price: begin (cargo xtask bench price writes what follows) -->\n",
+    end: "<!-- price: end -->\n",
+};
 /// What a recording of them takes.
 pub(super) const RECORDING: Part = Part {
     begin: "<!-- recording: begin (cargo xtask bench recording writes what follows) -->\n",

@@ -49,6 +49,7 @@ const RULES: &[Rule] = &[
     },
     Rule { name: "pid", fix: "say tgid or tid; rename a foreign field where it comes in", find: words::process_word },
     Rule { name: "plain", fix: "say it as PyTorch, NVML, Linux or Prometheus users do", find: plain::unplain },
+    Rule { name: "conflict", fix: "choose one of the two sides", find: shape::conflict },
     Rule { name: "unfinished", fix: "finish it, or file an issue", find: words::unfinished },
 ];
 

@@ -36,6 +36,7 @@ const HOUSES: &[(&str, &[&str])] = &[
             "input",
             "decode",
             "ledger",
+            "kernel_driver",
             "allocators",
             "attribution",
             "snapshot",

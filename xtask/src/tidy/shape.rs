@@ -21,6 +21,13 @@ pub(super) fn file_length(source: &Source) -> Vec<Violation> {
     vec![(FILE_LINES + 1, format!("{lines} lines, at most {FILE_LINES} are allowed"))]
 }
 
+/// No file has the marks of a merge that was not settled.
+pub(super) fn conflict(source: &Source) -> Vec<Violation> {
+    let is_mark = |line: &str| line.starts_with("<<<<<<< ") || line.starts_with(">>>>>>> ");
+    let lines = (1..).zip(source.text.lines()).filter(|(_, line)| is_mark(line));
+    lines.map(|(number, _)| (number, "a merge that was not settled".to_owned())).collect()
+}
+
 /// Rust functions are at most [`FUNCTION_LINES`] lines long, signature and closing brace included.
 pub(super) fn function_length(source: &Source) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -98,6 +105,14 @@ mod tests {
 
     fn function_of(lines: usize) -> String {
         format!("\nfn long(a: [u8; 3]) -> u8 {{\n{}}}\nfn short() {{}}\n", "    a(\"{\");\n".repeat(lines - 2))
+    }
+
+    #[test]
+    fn the_marks_of_an_unsettled_merge_are_found_in_any_file() {
+        let text = "a\n<<<<<<< ours\nb\n=======\nc\n>>>>>>> theirs\n";
+        let lines: Vec<usize> = conflict(&Source::new("README.md", text)).iter().map(|(line, _)| *line).collect();
+        assert_eq!(lines, [2, 6]);
+        assert_eq!(conflict(&Source::new("README.md", "=======\n<< a\n")), []);
     }
 
     #[test]

@@ -15,6 +15,8 @@ use std::process::Command;
 
 /// The PyTorch versions that all tests run with, and [`ensure`] can install: one per CUDA major version.
 pub(crate) const VERSIONS: &[&str] = &["2.15.0", "2.8.0"];
+/// An earlier one, with which is tested what is read of a process's memory.
+pub(crate) const EARLIER: &[&str] = &["2.6.0"];
 /// Those between them, which a few tests run with, and [`ensure_newer`] can install.
 pub(crate) const BETWEEN: &[&str] = &["2.11.0", "2.10.0", "2.9.1"];
 
@@ -37,6 +39,7 @@ struct Wheel {
 const WHEELS: &[Wheel] = &[
     Wheel { version: "2.15.0", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 },
     Wheel { version: "2.8.0", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22703 },
+    Wheel { version: "2.6.0", cuda_major: 12, driver_version: 12040, cudnn_version: 90100, nccl_version: 22105 },
     Wheel { version: "2.11.0", cuda_major: 13, driver_version: 13000, cudnn_version: 91900, nccl_version: 22809 },
     Wheel { version: "2.10.0", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22705 },
     Wheel { version: "2.9.1", cuda_major: 12, driver_version: 12080, cudnn_version: 91002, nccl_version: 22705 },
@@ -70,10 +73,10 @@ pub(crate) struct NewerEnv {
 /// made is made again; stand-ins are rebuilt when their sources change. Concurrent calls wait for one another.
 ///
 /// # Errors
-/// For a version not in [`VERSIONS`]; when no suitable Python, no C compiler or no network is there; the error says what to
+/// For a version not in [`VERSIONS`] or [`EARLIER`]; when no suitable Python, no C compiler or no network is there; the error says what to
 /// install.
 pub(crate) fn ensure(repo: &Path, cache: &Path, version: &str) -> Result<TorchEnv> {
-    let wheel = wheel(VERSIONS, version)?;
+    let wheel = wheel(&[VERSIONS, EARLIER].concat(), version)?;
     let folder = cache.join(format!("torch-{version}"));
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let _lock = lock(&folder.join("lock"))?;
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn every_version_has_its_wheel() {
         let wheels: Vec<_> = WHEELS.iter().map(|wheel| wheel.version).collect();
-        assert_eq!([VERSIONS, BETWEEN].concat(), wheels);
+        assert_eq!([VERSIONS, EARLIER, BETWEEN].concat(), wheels);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::live::LiveBlock;
-use super::{BEFORE_ATTACH, Places, Step};
-use crate::allocators::names::SiteKey;
+use super::{BEFORE_ATTACH, CallPath, DevicePlaces, Places, StageRow, Step, Sum, at};
+use crate::allocators::names::{LayerKey, SiteKey};
+use crate::allocators::threads::Attribution;
 use crate::input::books::BookBlock;
 use crate::words::{Ordinal, Tid};
 
@@ -17,6 +18,21 @@ impl Places {
         }
     }
 
+    /// A block of this size that is older than the watch is this: it was so all the time.
+    pub(in crate::allocators) fn name_older(
+        &mut self,
+        (ordinal, address): (Ordinal, u64),
+        bytes: u64,
+        whose: impl FnOnce() -> (SiteKey, LayerKey),
+    ) {
+        let is_unnamed = |block: &&LiveBlock| block.bytes == bytes && block.whose.site == SiteKey::BEFORE_ATTACH;
+        let Some(block) = self.live.get(ordinal, address).filter(is_unnamed).copied() else { return };
+        let (site, layer) = whose();
+        let named = Attribution { site, layer, ..block.whose };
+        self.live.insert(LiveBlock { whose: named, ..block });
+        self.device(ordinal).rename(&block.whose, &named, bytes);
+    }
+
     /// Of the device's blocks, by address with their sizes in bytes, what is not there any more has gone unseen.
     pub(in crate::allocators) fn drop_gone(&mut self, ordinal: Ordinal, blocks: &BTreeMap<u64, u64>) {
         let has_gone =
@@ -27,6 +43,41 @@ impl Places {
             self.device(ordinal).change(&block.whose, Step::Free(block.bytes, None));
         }
         self.device(ordinal).allocated_bytes = blocks.values().copied().fold(0, u64::saturating_add);
+    }
+
+    /// No event is traced: the device's allocator has granted so much, and whose that is is not known.
+    pub(in crate::allocators) fn read_only(&mut self, ordinal: Ordinal, allocated_bytes: u64) {
+        let gone: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
+        for block in gone {
+            self.live.remove(ordinal, block.address);
+            self.device(ordinal).change(&block.whose, Step::Forget(block.bytes));
+        }
+        let device = self.device(ordinal);
+        let site = device.sites.get(SiteKey::BEFORE_ATTACH.0 as usize);
+        let counted_bytes = site.map_or(0, |site| site.live_bytes);
+        device.change(&BEFORE_ATTACH, Step::Forget(counted_bytes));
+        device.change(&BEFORE_ATTACH, Step::Adopt(allocated_bytes));
+        device.allocated_bytes = allocated_bytes;
+    }
+
+    /// The device's allocator has granted so much: of blocks that came or went since the last window, no place has word.
+    pub(in crate::allocators) fn count_allocated(&mut self, ordinal: Ordinal, allocated_bytes: u64) {
+        self.device(ordinal).allocated_bytes = allocated_bytes;
+    }
+
+    /// By a reading in a window, these blocks by address with their sizes in bytes are there that no event of the window speaks of. One that was there in an
+    /// earlier window is still whose it was; the others that are as old have gone unseen.
+    pub(in crate::allocators) fn settle_window(
+        &mut self,
+        ordinal: Ordinal,
+        opened_ns: u64,
+        mut blocks: BTreeMap<u64, u64>,
+    ) {
+        let is_new = |block: &&LiveBlock| block.ordinal == ordinal && block.granted_ns >= opened_ns;
+        let new: Vec<(u64, u64)> = self.live.all().filter(is_new).map(|block| (block.address, block.bytes)).collect();
+        blocks.extend(new);
+        self.drop_gone(ordinal, &blocks);
+        self.adopt_older(ordinal, &blocks);
     }
 
     /// Of the same, what no event has granted is older than the watch: none was lost.
@@ -47,6 +98,27 @@ impl Places {
             device.change(&BEFORE_ATTACH, Step::Adopt(older_bytes - counted_bytes));
         } else if older_bytes < counted_bytes {
             device.change(&BEFORE_ATTACH, Step::Forget(counted_bytes - older_bytes));
+        }
+    }
+}
+
+impl DevicePlaces {
+    /// What was there all the time is known to be another's.
+    fn rename(&mut self, from: &Attribution, to: &Attribution, bytes: u64) {
+        let epoch = self.epoch;
+        let by_bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        for (whose, by_bytes) in [(from, -by_bytes), (to, by_bytes)] {
+            let take = |sum: &mut Sum| if by_bytes < 0 { sum.leave(bytes, epoch) } else { sum.join(bytes, epoch) };
+            let place = whose.site.0 as usize;
+            let site = at(&mut self.sites, place);
+            self.floors.shift(place, site.live_bytes, by_bytes);
+            self.step_floors.shift(place, site.live_bytes, by_bytes);
+            take(site);
+            take(self.call_path(CallPath { stack: whose.stack, site: whose.site, row: StageRow::of(whose) }));
+            let layer = at(&mut self.layers, whose.layer.0 as usize);
+            take(&mut layer.sum);
+            let live = &mut layer.live_by_stage[whose.stage as usize];
+            *live = live.saturating_add_signed(by_bytes);
         }
     }
 }

@@ -24,6 +24,13 @@ impl Floor {
         self.least_bytes = self.least_bytes.min(to_bytes);
     }
 
+    /// So many bytes were there all the time, or were not.
+    fn shift(&mut self, window: u64, live_bytes: u64, by_bytes: i64) {
+        self.change(window, live_bytes, live_bytes);
+        self.least_bytes = self.least_bytes.saturating_add_signed(by_bytes);
+        self.before_bytes = self.before_bytes.saturating_add_signed(by_bytes);
+    }
+
     /// The least in the window before the open one, of a place that has so many live bytes now.
     pub(super) fn of_closed(&self, open: u64, live_bytes: u64) -> u64 {
         match open.checked_sub(self.window) {
@@ -51,6 +58,11 @@ impl Floors {
     /// As [`Floor::change`], of the place with this number.
     pub(super) fn change(&mut self, place: usize, from_bytes: u64, to_bytes: u64) {
         super::at(&mut self.of, place).change(self.window, from_bytes, to_bytes);
+    }
+
+    /// As [`Floor::shift`], of the place with this number.
+    pub(super) fn shift(&mut self, place: usize, live_bytes: u64, by_bytes: i64) {
+        super::at(&mut self.of, place).shift(self.window, live_bytes, by_bytes);
     }
 
     /// As [`Floor::of_closed`], of the place with this number.

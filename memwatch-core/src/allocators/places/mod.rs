@@ -42,6 +42,11 @@ pub struct StageRow {
 impl StageRow {
     const COUNT: usize = Stage::ALL.len() * 4;
 
+    /// That of a block.
+    pub const fn of(whose: &Attribution) -> Self {
+        Self { stage: whose.stage, recomputed: whose.recomputed, captured: whose.captured }
+    }
+
     const fn index(self) -> usize {
         (self.stage as usize) * 4 + (self.recomputed as usize) * 2 + self.captured as usize
     }
@@ -273,7 +278,7 @@ impl DevicePlaces {
 
     fn change(&mut self, whose: &Attribution, step: Step) {
         let epoch = self.epoch;
-        let row = StageRow { stage: whose.stage, recomputed: whose.recomputed, captured: whose.captured };
+        let row = StageRow::of(whose);
         let phase = whose.phase.map_or(0, |phase| phase.0 as usize + 1);
         let site = at(&mut self.sites, whose.site.0 as usize);
         let before_bytes = site.live_bytes;

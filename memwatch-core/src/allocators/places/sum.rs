@@ -38,7 +38,7 @@ impl Sum {
     }
 
     /// Memory that was there before it was watched.
-    pub(super) fn adopt(&mut self, bytes: u64, epoch: u64) {
+    pub(crate) fn adopt(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         self.live_bytes = self.live_bytes.saturating_add(bytes);
         self.peak_bytes = self.peak_bytes.max(self.live_bytes);
@@ -60,6 +60,22 @@ impl Sum {
     pub(super) fn forget(&mut self, bytes: u64, epoch: u64) {
         self.see(epoch);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
+    }
+
+    /// A block that was there all the time is known to belong here.
+    pub(super) fn join(&mut self, bytes: u64, epoch: u64) {
+        self.see(epoch);
+        for count in [&mut self.live_bytes, &mut self.peak_bytes, &mut self.at_peak_bytes] {
+            *count = count.saturating_add(bytes);
+        }
+    }
+
+    /// A block that was there all the time is known to belong elsewhere.
+    pub(super) fn leave(&mut self, bytes: u64, epoch: u64) {
+        self.see(epoch);
+        for count in [&mut self.live_bytes, &mut self.peak_bytes, &mut self.at_peak_bytes] {
+            *count = count.saturating_sub(bytes);
+        }
     }
 
     /// Before it changes: what it had at the peaks since its last change is what it has now.

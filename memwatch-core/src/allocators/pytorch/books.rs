@@ -64,14 +64,15 @@ impl DeviceAllocator {
 
     /// Whether its own books would say more than is known.
     pub(super) fn wants_books(&self) -> bool {
-        self.base == Base::None || self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly)
+        // Where the trace shows sizes, only a few from before it came are not known.
+        self.base == Base::None || self.doubts.iter().any(|doubt| *doubt != Doubt::RoundedOnly || self.sight.trace)
     }
 
     /// Whether all of its segments are known: by its trace, by what it does, or by its own books.
     pub fn knows_segments(&self) -> bool {
         let reserved_bytes = self.statistics.get(Family::ReservedBytes, Scope::All).current;
         let are_all = u64::try_from(reserved_bytes) == Ok(self.memory.reserved_bytes());
-        self.observed_by() != "reports" || (self.base != Base::None && are_all)
+        !self.shows_totals_alone() || (self.base != Base::None && are_all)
     }
 
     /// Bytes of the program's blocks that were granted before the watch, as far as they are known one by one.

@@ -11,6 +11,7 @@ mod memory;
 mod numbers;
 mod peaks;
 mod pools;
+mod read_only;
 mod readout;
 mod statistics;
 mod trust;
@@ -33,7 +34,7 @@ pub use trust::{Certainty, Doubt, Named, Trust};
 use super::threads::Stage;
 use super::{BlockChange, FrameworkAllocator, Reported};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
-use crate::input::books::{BookBlock, DeviceBooks};
+use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::words::{Ordinal, Tid};
 
 /// Events of an allocator that nobody has reported for yet are kept until it is known whose it is: so many at most.
@@ -110,6 +111,15 @@ impl Allocators {
             device.history.keep(self.history_limit);
             device
         })
+    }
+
+    /// What was under way is not waited for any more, and something may have begun unseen.
+    fn forget_course(&mut self) {
+        self.from_start = false;
+        self.unplaced.clear();
+        self.unplaced_events = 0;
+        self.asked.clear();
+        self.traced.clear();
     }
 
     /// What the thread did last to an allocator.
@@ -197,11 +207,7 @@ impl FrameworkAllocator for Allocators {
     }
 
     fn lose(&mut self) {
-        self.from_start = false;
-        self.unplaced.clear();
-        self.unplaced_events = 0;
-        self.asked.clear();
-        self.traced.clear();
+        self.forget_course();
         self.devices.values_mut().for_each(DeviceAllocator::lose);
     }
 
@@ -291,6 +297,29 @@ impl FrameworkAllocator for Allocators {
         let kept = self.unplaced.remove(&books.allocator).unwrap_or_default();
         self.unplaced_events = self.unplaced_events.saturating_sub(kept.len());
         self.device(books.ordinal).learn_books(books, time_ns)
+    }
+
+    fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
+        let Some(words) = numbers.words() else { return false };
+        self.places.insert(numbers.allocator, numbers.ordinal);
+        self.device(numbers.ordinal).learn_numbers(words, time_ns)
+    }
+
+    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
+        let counted = |device: &DeviceAllocator| {
+            let bytes = device.number(Family::AllocatedBytes, Scope::All, "allocated")?;
+            u64::try_from(bytes.known()?).ok()
+        };
+        self.devices.iter().filter_map(|(ordinal, device)| Some((*ordinal, counted(device)?))).collect()
+    }
+
+    fn stop(&mut self) {
+        self.forget_course();
+        self.devices.values_mut().for_each(DeviceAllocator::stop);
+    }
+
+    fn resume(&mut self) {
+        self.devices.values_mut().for_each(DeviceAllocator::resume);
     }
 
     fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock> {

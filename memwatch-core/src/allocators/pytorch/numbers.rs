@@ -71,12 +71,18 @@ impl DeviceAllocator {
     }
 
     /// What is seen of it, in a word.
-    pub const fn observed_by(&self) -> &'static str {
+    pub fn observed_by(&self) -> &'static str {
         match self.sight {
+            _ if self.is_stopped() => "numbers",
             Sight { trace: true, .. } => "trace",
             Sight { block_frees: true, .. } | Sight { attempts: true, .. } => "blocks",
             Sight { .. } => "reports",
         }
+    }
+
+    /// Whether its totals alone are seen: what its segments are is guessed from them, or not known.
+    pub fn shows_totals_alone(&self) -> bool {
+        matches!(self.observed_by(), "reports" | "numbers")
     }
 
     /// How often what was followed was not what the allocator reported.
@@ -91,7 +97,7 @@ impl DeviceAllocator {
 
     /// Bytes of the program's blocks that are older than the watch.
     pub fn preexisting_bytes(&self) -> Option<u64> {
-        let reported = self.reported?;
+        let reported = self.reported.filter(|_| !self.is_stopped())?;
         Some(reported.allocated_bytes.saturating_sub(self.memory.allocated_bytes()).saturating_add(self.older_bytes()))
     }
 
@@ -228,6 +234,8 @@ impl DeviceAllocator {
     fn doubt_of_all(&self) -> Option<Doubt> {
         let has = |doubt| self.doubts.contains(&doubt).then_some(doubt);
         let base = (self.base == Base::None).then_some(Doubt::NotRead);
-        base.or_else(|| has(Doubt::EventsLost)).or_else(|| has(Doubt::OutOfStep))
+        [Doubt::EventsLost, Doubt::OutOfStep, Doubt::AsRead]
+            .into_iter()
+            .fold(base, |found, doubt| found.or_else(|| has(doubt)))
     }
 }

@@ -1,7 +1,7 @@
 //! A framework that is not PyTorch, through the seam: what asks for places and totals needs no word of it.
 
 use super::*;
-use crate::input::books::{BookBlock, DeviceBooks};
+use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 
 /// An arena that reports each block and its total, keeps no cache, and has no counters to be read.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +45,20 @@ impl FrameworkAllocator for Arena {
 
     fn learn_books(&mut self, _books: &DeviceBooks, _time_ns: u64) -> bool {
         false
+    }
+
+    fn learn_numbers(&mut self, _numbers: &DeviceNumbers, _time_ns: u64) -> bool {
+        false
+    }
+
+    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
+        BTreeMap::new()
+    }
+
+    fn stop(&mut self) {}
+
+    fn resume(&mut self) {
+        self.is_lossy = true;
     }
 
     fn wants_books(&self) -> bool {

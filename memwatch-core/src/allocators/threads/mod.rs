@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocators::names::{LayerKey, Names, PhaseKey, SiteKey};
 use crate::decode::{NodeLayout, NodeWords, StackRef, TensorChange, TensorEvent};
+use crate::input::holdings::OwnerModule;
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::Tid;
@@ -171,6 +172,11 @@ impl Threads {
     /// Learns where a thread without Python is that has this native stack.
     pub(super) fn learn_native(&mut self, id: u64, stack: &NativeStack, names: &mut Names) {
         self.origins.learn_native(id, stack, names);
+    }
+
+    /// The row of the module that a tensor belongs to.
+    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut Names) -> LayerKey {
+        self.origins.owner_layer(owner, names)
     }
 
     /// Takes one event into account.

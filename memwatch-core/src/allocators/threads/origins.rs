@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::frames::{self, Doing, Reading};
 use crate::allocators::names::{LayerKey, Module, Names, NativeCode, Site, SiteKey};
 use crate::decode::StackRef;
+use crate::input::holdings::OwnerModule;
 use crate::stack::native::{NativeStack, file_name};
 use crate::stack::{PythonModule, PythonStack, wrapped_as};
 
@@ -125,6 +126,22 @@ impl Origins {
             in_engine: reading.in_engine,
             below_engine: reading.below_engine,
         }
+    }
+
+    /// The row of the module that a tensor belongs to.
+    pub(super) fn owner_layer(&mut self, owner: &OwnerModule, names: &mut Names) -> LayerKey {
+        let module = |address, class: &Arc<str>, name: &Arc<str>| PythonModule {
+            address,
+            class: class.clone(),
+            name: Some(name.clone()),
+            wraps: None,
+        };
+        let root = module(owner.root_address, &owner.root_class, &Arc::from(""));
+        let own = module(owner.address, &owner.class, &owner.name);
+        if owner.address == owner.root_address {
+            return self.layer(&[&root], names);
+        }
+        self.layer(&[&own, &root], names)
     }
 
     /// The row of the innermost of these modules.

@@ -24,6 +24,7 @@ fn gpu(byte: u8, listed: bool) -> DeviceFacts {
         total_bytes: None,
         used_bytes: None,
         processes: Some(if listed { vec![entry] } else { Vec::new() }),
+        cores: None,
         sensors: Sensors::default(),
     }
 }

@@ -20,6 +20,7 @@ fn machine(models: &[&str]) -> Vec<DeviceFacts> {
         total_bytes: None,
         used_bytes: None,
         processes: Some(vec![ProcessUse { tgid: TGID, used_bytes: None, mps_client: false }]),
+        cores: None,
         sensors: Sensors::default(),
     };
     models.iter().enumerate().map(device).collect()

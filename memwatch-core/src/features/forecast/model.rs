@@ -357,7 +357,7 @@ fn need(tensors: &TensorLedger, ordinal: Ordinal, allocator: &DeviceAllocator) -
 
 /// What of its segments it cannot give back; `None` where they are not seen.
 fn in_use_bytes(allocator: &DeviceAllocator) -> Option<u64> {
-    if allocator.observed_by() == "reports" {
+    if allocator.shows_totals_alone() {
         return None;
     }
     let memory = allocator.memory();

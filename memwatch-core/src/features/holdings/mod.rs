@@ -1,5 +1,6 @@
 //! What a process holds by name: its blocks, summed up by class, name, type or module.
 
+mod known;
 pub mod view;
 
 use std::cmp::Reverse;
@@ -9,6 +10,8 @@ use std::sync::Arc;
 use crate::input::books::{Books, DeviceBooks};
 use crate::input::holdings::{Holding, HoldingClass, Holdings};
 use crate::words::Ordinal;
+
+pub use self::known::KnownHoldings;
 
 use view::{By, ClassSumView, DeviceHoldingsView, HoldingGroupView, HoldingsView};
 
@@ -21,6 +24,8 @@ pub struct DeviceTotals {
     pub reserved_bytes: u64,
     /// What of the program's memory came and went while it was read, so that it is in no row, in bytes; `None` where everything is in one.
     pub changing_bytes: Option<u64>,
+    /// What of it came after the reading, in bytes.
+    pub later_bytes: Option<u64>,
 }
 
 impl DeviceTotals {
@@ -30,6 +35,7 @@ impl DeviceTotals {
             ordinal: device.ordinal,
             reserved_bytes: device.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add),
             changing_bytes: None,
+            later_bytes: None,
         };
         books.devices.iter().map(totals).collect()
     }
@@ -37,44 +43,53 @@ impl DeviceTotals {
 
 /// The view of a process, with so many groups at most.
 pub fn view(holdings: &Holdings, totals: &[DeviceTotals], by: By, top: usize) -> HoldingsView {
-    let allocated_bytes = holdings.rows.iter().map(|row| row.block_bytes).sum();
-    let named = holdings.rows.iter().filter(|row| row.class.is_named());
-    let mut groups = groups(&holdings.rows, by);
+    let rows: Vec<_> = holdings.rows.iter().collect();
+    view_of(holdings, &rows, totals, (by, top))
+}
+
+/// The same of some of its blocks.
+fn view_of(holdings: &Holdings, rows: &[&Holding], totals: &[DeviceTotals], (by, top): (By, usize)) -> HoldingsView {
+    let allocated_bytes = rows.iter().map(|row| row.block_bytes).sum();
+    let named = rows.iter().filter(|row| row.class.is_named());
+    let mut groups = groups(rows, by);
     let more_groups = groups.len().saturating_sub(top) as u64;
     groups.truncate(top);
     HoldingsView {
         tgid: holdings.tgid,
         by,
-        devices: devices(holdings, totals),
+        read_ns: holdings.time_ns,
+        devices: devices(rows, totals),
         allocated_bytes,
         named_bytes: named.map(|row| row.block_bytes).sum(),
         without_names: holdings.without_names.clone(),
         dropped_names: holdings.dropped_names,
         is_partial: holdings.is_partial,
+        cut_by: holdings.cut_by,
         objects: holdings.objects,
         tensors: holdings.tensors,
         read_bytes: holdings.read_bytes,
-        classes: classes(&holdings.rows),
+        classes: classes(rows),
         groups,
         more_groups,
         advice: holdings.advice.clone(),
     }
 }
 
-fn devices(holdings: &Holdings, totals: &[DeviceTotals]) -> Vec<DeviceHoldingsView> {
+fn devices(rows: &[&Holding], totals: &[DeviceTotals]) -> Vec<DeviceHoldingsView> {
     let device = |totals: &DeviceTotals| {
-        let rows = holdings.rows.iter().filter(|row| row.ordinal == totals.ordinal);
+        let rows = rows.iter().filter(|row| row.ordinal == totals.ordinal);
         DeviceHoldingsView {
             ordinal: totals.ordinal,
             allocated_bytes: rows.map(|row| row.block_bytes).sum(),
             reserved_bytes: totals.reserved_bytes,
             changing_bytes: totals.changing_bytes,
+            later_bytes: totals.later_bytes,
         }
     };
     totals.iter().map(device).collect()
 }
 
-fn classes(rows: &[Holding]) -> Vec<ClassSumView> {
+fn classes(rows: &[&Holding]) -> Vec<ClassSumView> {
     let sum = |class: HoldingClass| {
         let of_class = || rows.iter().filter(move |row| row.class == class);
         ClassSumView { class, bytes: of_class().map(|row| row.block_bytes).sum(), count: of_class().count() as u64 }
@@ -83,9 +98,9 @@ fn classes(rows: &[Holding]) -> Vec<ClassSumView> {
 }
 
 /// All groups, the largest first.
-fn groups(rows: &[Holding], by: By) -> Vec<HoldingGroupView> {
+fn groups(rows: &[&Holding], by: By) -> Vec<HoldingGroupView> {
     let mut members = BTreeMap::<(Option<HoldingClass>, Option<String>), Vec<&Holding>>::new();
-    for row in rows {
+    for &row in rows {
         members.entry(key(row, by)).or_default().push(row);
     }
     let mut groups: Vec<_> = members.into_iter().map(|((_, name), rows)| group(name.as_ref(), &rows)).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::input::holdings::{Advice, HoldingClass};
+use crate::input::holdings::{Advice, Cut, HoldingClass};
 use crate::words::{Ordinal, Tgid};
 
 /// What a row is a sum over.
@@ -30,6 +30,9 @@ pub struct HoldingsView {
     pub tgid: Tgid,
     /// What a group is a sum over.
     pub by: By,
+    /// When its blocks were read: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(skip)]
+    pub read_ns: u64,
     /// Its devices.
     pub devices: Vec<DeviceHoldingsView>,
     /// Bytes of all blocks that the program has.
@@ -40,8 +43,10 @@ pub struct HoldingsView {
     pub without_names: Option<String>,
     /// Names that were left out, because what leads to them changed meanwhile.
     pub dropped_names: u64,
-    /// Objects may be missing: the process changed them meanwhile, or has more than are looked at.
+    /// Objects may be missing: the process changed them meanwhile, has more than are looked at, or the time was over.
     pub is_partial: bool,
+    /// Why the reading ended before it was through; `null` where it was.
+    pub cut_by: Option<Cut>,
     /// Python objects that were looked at.
     pub objects: u64,
     /// Python objects that are tensors in one of the blocks.
@@ -69,6 +74,8 @@ pub struct DeviceHoldingsView {
     pub reserved_bytes: u64,
     /// What of the program's memory came and went while it was read, so that it is in no row, in bytes; `null` where everything is in one.
     pub changing_bytes: Option<u64>,
+    /// What of it came after the reading, in bytes; `null` where nothing is known to have come.
+    pub later_bytes: Option<u64>,
 }
 
 /// What a class has.

@@ -1,17 +1,23 @@
 //! The line's look at growth: taken in with each tick, reported with names when it is asked for.
 
+pub mod by_name;
+mod keepers;
 pub mod model;
 pub mod view;
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Pipeline;
 use crate::allocators::names::SiteKey;
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
+use crate::features::leak::keepers::keepers;
 use crate::features::leak::model::{Finding, Held};
-use crate::features::leak::view::{AgeView, LeakView, LeaksView};
+use crate::features::leak::view::{AgeView, KeeperView, LeakView, LeaksView};
+use crate::input::holdings::Holding;
 use crate::ledger::totals::DeviceRef;
+use crate::snapshot::SiteView;
 use crate::snapshot::build::places::site_name;
 use crate::words::{Ordinal, Tgid};
 
@@ -35,13 +41,11 @@ impl Pipeline {
         let view = |process: &Process| {
             let all = leaks.findings(process, threshold_bytes_per_minute);
             let (sure, short): (Vec<_>, Vec<_>) = all.into_iter().partition(|(_, finding)| finding.is_some());
-            let ages = self.ages(process);
+            let (ages, keepers) = (self.ages(process), keepers_of(process));
+            let view = |finding: &Finding| self.finding(process, finding, (&ages, &keepers));
             let mut findings: Vec<LeakView> =
-                sure.iter().filter_map(|(_, finding)| Some(self.finding(process, finding.as_ref()?, &ages))).collect();
-            findings.sort_by(|one, other| {
-                let order = one.verdict.cmp(&other.verdict);
-                order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
-            });
+                sure.iter().filter_map(|(_, finding)| finding.as_ref().map(view)).collect();
+            findings.sort_by(worst_first);
             let facts = process.facts.as_ref();
             LeaksView {
                 tgid: process.tgid,
@@ -49,6 +53,7 @@ impl Pipeline {
                 command: facts.map(|facts| facts.command.clone()).unwrap_or_default(),
                 observed_since_ns: process.observed_since_ns,
                 windows: process.tensors.as_ref().map(|_| leaks.windows(process)),
+                readings: None,
                 too_short: short.len() as u64,
                 findings,
             }
@@ -95,7 +100,12 @@ impl Pipeline {
         ages
     }
 
-    fn finding(&self, process: &Process, finding: &Finding, ages: &Ages) -> LeakView {
+    fn finding(
+        &self,
+        process: &Process,
+        finding: &Finding,
+        (ages, kept): (&Ages, &BTreeMap<Held, Vec<KeeperView>>),
+    ) -> LeakView {
         let uuid = |device| resolve(process, device, &self.reading.devices);
         let number = |device| if let DeviceRef::Ordinal(Ordinal(number)) = device { Some(number) } else { None };
         let (level, device, uuid, site) = match finding.place.held {
@@ -106,10 +116,12 @@ impl Pipeline {
             Held::Device(device) => ("driver", number(device), uuid(device), None),
             Held::Pinned => ("pinned_host", None, None, None),
         };
-        let ages = by_age(finding.place.held, process.ended.is_some(), ages);
+        let is_older = site.as_ref().is_some_and(|site| site.kind == "preexisting");
+        let ages = by_age(finding.place.held, process.ended.is_some() || is_older, ages);
         let trend = &finding.trend;
-        let (kind, file, line, function) =
-            site.map_or((None, None, None, None), |site| (Some(site.kind), site.file, site.line, site.function));
+        let site =
+            site.map(|SiteView { kind, file, line, function, held, .. }| (Some(kind), file, line, function, held));
+        let (kind, file, line, function, held) = site.unwrap_or_default();
         LeakView {
             verdict: finding.verdict,
             level: level.into(),
@@ -119,6 +131,7 @@ impl Pipeline {
             file,
             line,
             function,
+            held,
             bytes_per_minute: trend.whole.bytes_per_second * 60.0,
             late_bytes_per_minute: trend.late.bytes_per_second * 60.0,
             p: trend.whole.p,
@@ -131,25 +144,86 @@ impl Pipeline {
             last_bytes: trend.last_bytes,
             turnover_ns: finding.turnover_ns,
             ages,
+            keepers: kept.get(&finding.place.held).cloned().unwrap_or_default(),
+            blocks: None,
         }
     }
 }
 
+/// Leaks first, the ones that grow fastest first.
+fn worst_first(one: &LeakView, other: &LeakView) -> Ordering {
+    let order = one.verdict.cmp(&other.verdict);
+    order.then(other.bytes_per_minute.total_cmp(&one.bytes_per_minute))
+}
+
+/// Who keeps what the lines of a process hold, by the last reading of its memory: of the blocks in it that are still there.
+fn keepers_of(process: &Process) -> BTreeMap<Held, Vec<KeeperView>> {
+    let mut blocks = BTreeMap::<Held, Vec<(&Holding, u64)>>::new();
+    for (tensors, row) in process.tensors.iter().flat_map(|tensors| tensors.still_held().map(move |row| (tensors, row)))
+    {
+        let block = tensors.places().live(row.ordinal, row.address).filter(|_| row.class.is_named());
+        if let Some(block) = block {
+            blocks.entry(Held::Site(row.ordinal, block.whose.site)).or_default().push((row, block.granted_ns));
+        }
+    }
+    blocks.into_iter().map(|(held, blocks)| (held, keepers(blocks))).collect()
+}
+
 /// What a line has by age; of what is older than the watch nobody knows how old it is.
-fn by_age(held: Held, has_ended: bool, ages: &Ages) -> Option<Vec<AgeView>> {
+fn by_age(held: Held, is_unknown: bool, ages: &Ages) -> Option<Vec<AgeView>> {
     let Held::Site(ordinal, site) = held else { return None };
     let edges = AGES_NS.iter().copied().map(Some).chain([None]);
     let bytes = ages.get(&(ordinal, site)).copied().unwrap_or_default();
-    (!has_ended && site != SiteKey::BEFORE_ATTACH)
-        .then(|| edges.zip(bytes).map(|(below_ns, bytes)| AgeView { below_ns, bytes }).collect())
+    (!is_unknown).then(|| edges.zip(bytes).map(|(below_ns, bytes)| AgeView { below_ns, bytes }).collect())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Ages, by_age};
+    use super::{Ages, by_age, keepers_of};
+    use crate::allocators::TensorLedger;
     use crate::allocators::names::SiteKey;
+    use crate::attribution::process::Process;
+    use crate::decode::{StackRef, TensorChange, TensorEvent};
     use crate::features::leak::model::Held;
-    use crate::words::Ordinal;
+    use crate::input::holdings::{Holding, HoldingClass, Holdings};
+    use crate::words::{Ordinal, Tgid, Tid};
+
+    /// A process that has taken blocks of 512 bytes at these addresses and times, and given back ones that are followed by `false`.
+    fn process(blocks: &[(u64, u64, bool)]) -> Process {
+        let mut process = Process::new(Tgid(1), None, 0, 0);
+        let mut tensors = TensorLedger::default();
+        let mut allocated_bytes = 0;
+        for (address, time_ns, is_taken) in blocks {
+            let block_bytes = if *is_taken { 512_i64 } else { -512 };
+            allocated_bytes = u64::saturating_add_signed(allocated_bytes, block_bytes);
+            let (ordinal, address, reserved_bytes) = (Ordinal(0), *address, 1 << 40);
+            let what = TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes };
+            let (tid, stack) = (Tid(1), StackRef::NoPython);
+            tensors.apply(&TensorEvent { tgid: Tgid(1), tid, time_ns: *time_ns, stack, what });
+        }
+        process.tensors = Some(Box::new(tensors));
+        process
+    }
+
+    #[test]
+    fn a_line_is_kept_by_what_the_last_reading_says_of_its_blocks_that_are_still_there() {
+        let mut process =
+            process(&[(1, 10, true), (2, 20, true), (3, 30, true), (4, 40, true), (5, 60, true), (3, 70, false)]);
+        let row = |address, name: Option<&str>| {
+            let class = if name.is_some() { HoldingClass::Tensor } else { HoldingClass::NoPythonObject };
+            Holding { class, name: name.map(str::to_owned), ..Holding::unknown(Ordinal(0), address, 512) }
+        };
+        let names = [Some("kept[0]"), Some("kept[1]"), Some("kept[2]"), None, Some("kept[4]")];
+        let rows = (1..).zip(names).map(|(address, name)| row(address, name)).collect();
+        let holdings = Holdings { tgid: Tgid(1), time_ns: 50, rows, ..Holdings::default() };
+        process.tensors.as_mut().expect("it has PyTorch").learn_holdings(Box::new(holdings));
+        let kept = keepers_of(&process);
+        // The third has gone, the fourth has no name, and the fifth was taken after the reading.
+        let [(Held::Site(Ordinal(0), _), keepers)] = &kept.iter().collect::<Vec<_>>()[..] else { panic!("{kept:?}") };
+        let [keeper] = &keepers[..] else { panic!("{kept:?}") };
+        assert_eq!((keeper.name.as_deref(), keeper.count, keeper.bytes), (Some("kept[*]"), 2, 1024));
+        assert_eq!((keeper.oldest.as_deref(), keeper.newest.as_deref()), (Some("kept[0]"), Some("kept[1]")));
+    }
 
     #[test]
     fn how_old_memory_is_is_reported_of_lines_that_hold_some_now_and_were_seen_to_take_it() {
@@ -161,7 +235,6 @@ mod tests {
         assert_eq!(bytes(Held::Site(device, site), false), Some(vec![1, 2, 3, 0, 0, 4]));
         assert_eq!(bytes(Held::Site(device, SiteKey::numbered(8)), false), Some(vec![0; 6]));
         assert_eq!(bytes(Held::Site(device, site), true), None);
-        assert_eq!(bytes(Held::Site(device, SiteKey::BEFORE_ATTACH), false), None);
         assert_eq!(bytes(Held::Pinned, false), None);
         let views = by_age(Held::Site(device, site), false, &ages).expect("it holds some");
         let below: Vec<_> = views.iter().map(|age| age.below_ns.map(|below_ns| below_ns / 1_000_000_000)).collect();

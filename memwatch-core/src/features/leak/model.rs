@@ -178,19 +178,29 @@ impl Leaks {
                 (None, Some(by_step)) => (by_step, true),
                 _ => (series, false),
             };
-            let trend = trend(series, has_ended);
             // A program may have been about to end in the last one.
             let turnover_ns = self.turnovers.get(place).and_then(|both| both.iter().min()).copied().unwrap_or(0);
-            let found = trend.and_then(|trend| {
-                let replaced = self::trend(&series.apart(turnover_ns), has_ended);
-                let (verdict, trend) = judge_replaced(trend, replaced, threshold_bytes_per_minute)?;
+            let found = judge_series(series, turnover_ns, has_ended, threshold_bytes_per_minute);
+            let finding = |(verdict, trend)| {
                 let turnover_ns = Some(turnover_ns).filter(|turnover_ns| *turnover_ns > 0);
-                Some(Finding { place: *place, verdict, trend, by_steps, turnover_ns })
-            });
-            (*place, found)
+                Finding { place: *place, verdict, trend, by_steps, turnover_ns }
+            };
+            (*place, found.map(finding))
         };
         own.map(finding).collect()
     }
+}
+
+/// The verdict on what a series holds, with the trend that it is of, where what is held is replaced within so many nanoseconds on average (0: it is
+/// kept); `None` where it is too short to decide.
+pub(super) fn judge_series(
+    series: &Series,
+    turnover_ns: u64,
+    has_ended: bool,
+    threshold_bytes_per_minute: f64,
+) -> Option<(Verdict, Trend)> {
+    let replaced = trend(&series.apart(turnover_ns), has_ended);
+    judge_replaced(trend(series, has_ended)?, replaced, threshold_bytes_per_minute)
 }
 
 fn trend(series: &Series, has_ended: bool) -> Option<Trend> {

@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::allocators::names::HeldAs;
 use crate::features::leak::model::Verdict;
+use crate::input::holdings::HoldingClass;
 use crate::words::{GpuUuid, Name, Tgid};
 
 /// What is known of the growth of one process.
@@ -18,10 +20,38 @@ pub struct LeaksView {
     pub observed_since_ns: u64,
     /// How many windows were seen, of one step or more each; `None` where PyTorch is not watched in it.
     pub windows: Option<u64>,
+    /// What the findings are from where nothing was traced, and what is held was read again and again; `None` for a trace.
+    pub readings: Option<ReadingsView>,
     /// How many places were seen for too short a time to decide.
     pub too_short: u64,
     /// The verdicts on the others, leaks first, the ones that grow fastest first.
     pub findings: Vec<LeakView>,
+}
+
+/// Readings of what a process holds by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadingsView {
+    /// How many were compared.
+    pub count: u64,
+    /// How many more found blocks and no names for them, so that they were compared with nothing.
+    pub without_names: u64,
+    /// Why the last of those had none.
+    pub why_without_names: Option<String>,
+    /// How many of the compared have only the blocks that stood still, since the allocators worked.
+    pub standing: u64,
+    /// How many may lack objects: all, and all were compared, where the process has too many; else the process changed them meanwhile, and they were
+    /// compared with nothing.
+    pub partial: u64,
+    /// Bytes of the process that were read for the names, in all.
+    pub read_bytes: u64,
+    /// Processor time that all readings took, nanoseconds.
+    pub processor_ns: u64,
+    /// Bytes of all blocks in the first reading that was compared; `None` where none was.
+    pub first_bytes: Option<u64>,
+    /// The same in the last.
+    pub last_bytes: Option<u64>,
+    /// Why there are no more of them: the process has ended, for example; `None` where none of that happened.
+    pub ended: Option<String>,
 }
 
 /// One place.
@@ -29,7 +59,7 @@ pub struct LeaksView {
 pub struct LeakView {
     /// How it goes.
     pub verdict: Verdict,
-    /// `tensor`, `driver` or `pinned_host`: whose memory it is.
+    /// `tensor`, `driver` or `pinned_host`: whose memory it is; `name` for tensors by what keeps them, which then is in `keepers`.
     pub level: Name,
     /// The process's own number of the device; `None` for host memory, and where it is not known.
     pub device: Option<i32>,
@@ -43,6 +73,8 @@ pub struct LeakView {
     pub line: Option<u32>,
     /// The function.
     pub function: Option<String>,
+    /// Of what is pre-existing: what it is, as in [`crate::snapshot::SiteView`].
+    pub held: Option<HeldAs>,
     /// Growth over all the time, in bytes a minute.
     pub bytes_per_minute: f64,
     /// The same of the later half.
@@ -67,6 +99,43 @@ pub struct LeakView {
     pub turnover_ns: Option<u64>,
     /// What is held now by how old it is, youngest first; `None` where it has ended, for what is older than the watch, and below that level.
     pub ages: Option<Vec<AgeView>>,
+    /// Who keeps what is held there, the most bytes first, as far as that was read.
+    pub keepers: Vec<KeeperView>,
+    /// How the blocks came and went from one reading to the next; `None` where none were compared.
+    pub blocks: Option<BlocksView>,
+}
+
+/// Who keeps blocks: names that differ only in their indices are one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeeperView {
+    /// What the blocks are.
+    pub class: HoldingClass,
+    /// Their name, with `*` for indices: a path for tensors, for what is saved for backward the node that saved it; `None` where they have none.
+    pub name: Option<String>,
+    /// Of what is saved for backward: the tensor whose graph it belongs to, with `*` for indices.
+    pub kept_by: Option<String>,
+    /// Bytes of the blocks.
+    pub bytes: u64,
+    /// How many blocks.
+    pub count: u64,
+    /// The name of the oldest; of what is saved for backward, the tensor that keeps it.
+    pub oldest: Option<String>,
+    /// The same of the newest.
+    pub newest: Option<String>,
+}
+
+/// Blocks from one reading to the next. A block that is given back and granted again in between, at the same place and under the same name, counts
+/// as the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlocksView {
+    /// How many there were in the first reading.
+    pub first: u64,
+    /// How many there are in the last.
+    pub last: u64,
+    /// How many came after the first.
+    pub came: u64,
+    /// How many of those were in every reading since they came.
+    pub stayed: u64,
 }
 
 /// Live memory of some age.

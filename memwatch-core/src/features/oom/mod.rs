@@ -1,5 +1,6 @@
 //! The line's look at allocations that fail: what was held at that moment is kept, since the program may be gone a moment later.
 
+mod requests;
 pub mod view;
 
 use std::collections::VecDeque;
@@ -11,10 +12,13 @@ use crate::allocators::pytorch::{DeviceAllocator, PoolSize};
 use crate::attribution::device::resolve;
 use crate::decode::{Call, TensorChange, TensorEvent};
 use crate::features::fragments::model::shapes;
-use crate::features::oom::view::{CacheView, OomView};
+use crate::features::oom::requests::Requests;
+use crate::features::oom::view::{CacheView, OomView, SurvivedView};
+use crate::kernel_driver::books::REFUSED_KEPT;
 use crate::ledger::totals::DeviceRef;
-use crate::snapshot::Snapshot;
+use crate::snapshot::build::explained;
 use crate::snapshot::build::places::whose;
+use crate::snapshot::{RefusedView, Snapshot};
 use crate::words::Tgid;
 
 /// How many failures are remembered.
@@ -29,6 +33,8 @@ const OUT_OF_MEMORY: i32 = 2;
 pub(crate) struct OomLog {
     kept: VecDeque<OomView>,
     forgotten: u64,
+    /// Memory that the kernel driver refused, as far as it is behind none of these.
+    requests: Requests,
 }
 
 impl Pipeline {
@@ -43,16 +49,38 @@ impl Pipeline {
         (log.into_iter().flat_map(|log| &log.kept), log.map_or(0, |log| log.forgotten))
     }
 
+    /// The last requests that the kernel driver refused and behind which there is no failure, oldest first, and how many older ones are forgotten.
+    pub fn survived(&self) -> (impl Iterator<Item = SurvivedView>, u64) {
+        let log = self.detectors.ooms.as_ref();
+        let all = log.into_iter().flat_map(|log| log.requests.survived());
+        (all, log.map_or(0, |log| log.requests.forgotten()))
+    }
+
+    /// The kernel driver has refused memory; what comes of it shows when the call returns.
+    pub(crate) fn note_refused_request(&mut self, tgid: Tgid) {
+        let Some(log) = &mut self.detectors.ooms else { return };
+        if let Some(refused) = self.kernel_driver.books(tgid).and_then(|books| books.refused().last()) {
+            log.requests.open(tgid, explained::refused(refused));
+        }
+    }
+
+    /// Time has passed: of what was refused, nothing more will be reported.
+    pub(crate) fn settle_refused(&mut self) {
+        if let Some(log) = &mut self.detectors.ooms {
+            log.requests.settle(self.now_ns.saturating_sub(ONE_NS));
+        }
+    }
+
     /// PyTorch is about to give up.
     pub(crate) fn note_tensor_oom(&mut self, event: &TensorEvent) {
         let TensorChange::OutOfMemory { ordinal, wanted_bytes, .. } = event.what else { return };
-        if !self.is_new_oom(event.tgid, event.time_ns) {
-            return;
-        }
+        let Some(log) = &mut self.detectors.ooms else { return };
+        let behind = log.requests.take_of_thread(event.tgid, event.tid);
+        let Some(refused) = self.unless_one_of_several(event.tgid, event.time_ns, behind) else { return };
         let snapshot = self.snapshot_at(event.time_ns);
         let Some(process) = self.processes.get(&event.tgid) else { return };
         let Some(tensors) = &process.tensors else { return };
-        let refused = tensors.places().refused().back().map(|refusal| whose(tensors.names(), &refusal.whose));
+        let wanted_by = tensors.places().refused().back().map(|refusal| whose(tensors.names(), &refusal.whose));
         let view = OomView {
             time_ns: event.time_ns,
             tgid: event.tgid,
@@ -61,21 +89,34 @@ impl Pipeline {
             uuid: resolve(process, DeviceRef::Ordinal(ordinal), &self.reading.devices),
             symbol: None,
             wanted_bytes,
-            whose: refused,
+            whose: wanted_by,
             cache: tensors.allocators().get(&ordinal).and_then(|allocator| cache(allocator, wanted_bytes)),
             more: 0,
+            refused,
             snapshot,
         };
         self.keep_oom(view);
     }
 
-    /// The driver has refused a call; PyTorch goes on to look for memory itself, and reports if it finds none.
-    pub(crate) fn note_call_oom(&mut self, call: &Call) {
-        let is_pytorch = self.processes.get(&call.tgid).is_none_or(|process| process.current_tensors().is_some());
-        let Some(wanted_bytes) = call.action.requested_bytes() else { return };
-        if call.status != OUT_OF_MEMORY || is_pytorch || !self.is_new_oom(call.tgid, call.returned_ns) {
-            return;
+    /// A call of the driver has returned. Where it failed for want of memory, PyTorch goes on to look for memory itself, and reports if it finds none.
+    pub(crate) fn note_outcome(&mut self, call: &Call) {
+        let Some(log) = &mut self.detectors.ooms else { return };
+        let behind = log.requests.take_of_call(call);
+        if call.status != OUT_OF_MEMORY {
+            return log.requests.list(call.tgid, behind, Some(call.status));
         }
+        let is_pytorch = self.processes.get(&call.tgid).is_none_or(|process| process.current_tensors().is_some());
+        if is_pytorch {
+            return log.requests.await_report(call, behind);
+        }
+        // A context or a module has no size of its own, but what the kernel driver refused has.
+        let asked_bytes = behind.iter().filter_map(|refused| refused.asked_bytes).max();
+        let Some(wanted_bytes) = call.action.requested_bytes().or(asked_bytes) else { return };
+        let Some(refused) = self.unless_one_of_several(call.tgid, call.returned_ns, behind) else { return };
+        self.note_call_oom(call, wanted_bytes, refused);
+    }
+
+    fn note_call_oom(&mut self, call: &Call, wanted_bytes: u64, refused: Vec<RefusedView>) {
         let snapshot = self.snapshot_at(call.returned_ns);
         let own = snapshot.processes.iter().rfind(|process| process.tgid == call.tgid);
         let failure = own.and_then(|process| process.failures.iter().rfind(|one| one.time_ns == call.returned_ns));
@@ -90,22 +131,26 @@ impl Pipeline {
             whose: None,
             cache: None,
             more: 0,
+            refused,
             snapshot,
         };
         self.keep_oom(view);
     }
 
-    /// Whether anybody wants to know, and it is not one of several that follow each other.
-    fn is_new_oom(&mut self, tgid: Tgid, time_ns: u64) -> bool {
-        let Some(log) = &mut self.detectors.ooms else { return false };
+    /// What is behind a failure, unless it is one of several that follow each other: then it is added to the first of them.
+    fn unless_one_of_several(
+        &mut self,
+        tgid: Tgid,
+        time_ns: u64,
+        behind: Vec<RefusedView>,
+    ) -> Option<Vec<RefusedView>> {
+        let log = self.detectors.ooms.as_mut()?;
         let last = log.kept.iter_mut().rfind(|view| view.tgid == tgid);
-        match last.filter(|view| time_ns.saturating_sub(view.time_ns) < ONE_NS) {
-            Some(view) => {
-                view.more += 1;
-                false
-            }
-            None => true,
-        }
+        let Some(view) = last.filter(|view| time_ns.saturating_sub(view.time_ns) < ONE_NS) else { return Some(behind) };
+        view.more += 1;
+        view.refused.extend(behind);
+        view.refused.drain(..view.refused.len().saturating_sub(REFUSED_KEPT));
+        None
     }
 
     fn snapshot_at(&mut self, time_ns: u64) -> Box<Snapshot> {
@@ -125,7 +170,7 @@ impl Pipeline {
 
 /// `None` where its segments are not seen.
 pub(crate) fn cache(allocator: &DeviceAllocator, wanted_bytes: u64) -> Option<CacheView> {
-    if allocator.observed_by() == "reports" {
+    if allocator.shows_totals_alone() {
         return None;
     }
     let memory = allocator.memory();

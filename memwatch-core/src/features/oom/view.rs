@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::snapshot::{Snapshot, WhoseView};
+use crate::snapshot::{RefusedView, Snapshot, WhoseView};
 use crate::words::{GpuUuid, Name, Tgid};
 
 /// One failure.
@@ -28,6 +28,9 @@ pub struct OomView {
     pub cache: Option<CacheView>,
     /// How many more allocations of the process failed within a second after it.
     pub more: u64,
+    /// The last requests that the kernel driver refused behind these, oldest first; empty where libcuda did not ask it, or its requests are not watched.
+    #[serde(default)]
+    pub refused: Vec<RefusedView>,
     /// Everything that was known at that moment.
     pub snapshot: Box<Snapshot>,
 }
@@ -47,4 +50,15 @@ pub struct CacheView {
     pub largest_free_bytes: u64,
     /// Whether its segments can grow.
     pub is_expandable: bool,
+}
+
+/// Memory that the kernel driver refused, where no failure is reported for it: a library tried again or went on without it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SurvivedView {
+    /// The process.
+    pub tgid: Tgid,
+    /// What was refused.
+    pub refused: RefusedView,
+    /// How the driver's function that had asked for it ended, as a `CUresult`; `None` where that was not seen.
+    pub status: Option<i32>,
 }

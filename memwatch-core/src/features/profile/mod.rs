@@ -14,6 +14,7 @@ use crate::features::profile::view::{
 use crate::features::samples::course::{Course, Peak, Point, Summary, percentiles};
 use crate::features::samples::{Life, Samples, Track};
 use crate::features::timeline::Events;
+use crate::input::books::Numbers;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Tgid};
 
@@ -99,6 +100,15 @@ impl Pipeline {
         }
         if let Some(churn) = churn {
             churn.observe_tensors(process, event);
+        }
+    }
+
+    /// What its caching allocators have counted was read.
+    pub(crate) fn follow_numbers(&mut self, numbers: &Numbers) {
+        let Self { detectors, processes, .. } = self;
+        let Some(followed) = &mut detectors.followed else { return };
+        if let Some(process) = processes.get(&numbers.tgid) {
+            followed.samples.observe_reported(process, numbers.time_ns);
         }
     }
 

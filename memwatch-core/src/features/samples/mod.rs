@@ -137,10 +137,7 @@ impl Samples {
         self.advance(time_ns);
         for process in processes.clone() {
             self.observe(process, reading, time_ns);
-            for (ordinal, allocator) in process.tensors.iter().flat_map(|tensors| tensors.allocators()) {
-                let Some(now) = allocator.reported() else { continue };
-                self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
-            }
+            self.observe_reported(process, time_ns);
         }
         // What NVML reported last is what is known of now.
         if reading.state == NvmlState::Ok {
@@ -181,6 +178,14 @@ impl Samples {
             return;
         };
         self.set_tensors(Life::of(process), ordinal, event.time_ns, (allocated_bytes, reserved_bytes));
+    }
+
+    /// What the caching allocators of a process have by what is known of them now.
+    pub fn observe_reported(&mut self, process: &Process, time_ns: u64) {
+        for (ordinal, allocator) in process.tensors.iter().flat_map(|tensors| tensors.allocators()) {
+            let Some(now) = allocator.reported() else { continue };
+            self.set_tensors(Life::of(process), *ordinal, time_ns, (now.allocated_bytes, now.reserved_bytes));
+        }
     }
 
     /// NVML has been read; which GPU a device is may be known now.

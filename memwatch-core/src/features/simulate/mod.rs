@@ -16,6 +16,7 @@ use crate::decode::TensorEvent;
 use crate::features::simulate::model::{Capacity, DeviceRun, Failure, Plan, Replay, Settings, Simulations, Whose};
 use crate::features::simulate::view::{MeasuredView, PolicyView, PredictedFailureView, SimulationView};
 use crate::input::DeviceFacts;
+use crate::input::books::Books;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Ordinal};
 
@@ -55,6 +56,20 @@ impl Pipeline {
         });
     }
 
+    /// What a process had before it was watched was read from its allocators' own books.
+    pub(crate) fn begin_simulations(&mut self, books: &Books) {
+        let Self { detectors, processes, reading, reconciliation, .. } = self;
+        let Some(simulations) = &mut detectors.simulations else { return };
+        let Some(process) = processes.get(&books.tgid) else { return };
+        let capacity_bytes = simulations.capacity_bytes();
+        for device in &books.devices {
+            let whose = (books.tgid, process.observed_since_ns, device.ordinal);
+            simulations.begin_with(whose, device, books.time_ns, |ordinal| {
+                capacity(process, ordinal, &reading.devices, reconciliation, capacity_bytes)
+            });
+        }
+    }
+
     /// NVML was read: what others have of the devices may be another.
     pub(crate) fn update_rooms(&mut self) {
         let Some(mut simulations) = self.detectors.simulations.take() else { return };
@@ -85,11 +100,13 @@ impl Pipeline {
             tgid: process.tgid,
             observed_since_ns: process.observed_since_ns,
             device: ordinal.0,
-            traced: run.is_traced(),
+            // Of a program that has asked for nothing since, all is known.
+            traced: run.is_traced() || (run.operations() == 0 && run.begun_with().is_some()),
             lost: losses.and_then(|losses| losses.get(&Loss::TensorEventLost).copied()).unwrap_or(0),
             operations: run.operations(),
             older_allocated_bytes: run.older().map(|older| older.allocated_bytes),
             older_reserved_bytes: run.older().map(|older| older.reserved_bytes),
+            begun_with_bytes: run.begun_with().map(|begun_with| begun_with.reserved_bytes),
             available_bytes: (available_bytes < u64::MAX).then_some(available_bytes),
             context_bytes: uuid.as_ref().and_then(|uuid| self.reconciliation.context_bytes(uuid)),
             uuid,
@@ -170,6 +187,7 @@ fn policy(plan: &Plan, replay: &Replay) -> PolicyView {
         policy: word.into(),
         setting,
         as_it_ran: false,
+        begins_otherwise: replay.begins_otherwise(),
         peak_reserved_bytes: outcome.meter.peak_reserved_bytes,
         allocated_at_peak_bytes: outcome.meter.allocated_at_peak_bytes,
         peak_allocated_bytes: outcome.meter.peak_allocated_bytes,

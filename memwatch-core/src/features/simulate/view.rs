@@ -25,6 +25,9 @@ pub struct SimulationView {
     pub older_allocated_bytes: Option<u64>,
     /// What the allocator had of the driver before the watch, in bytes.
     pub older_reserved_bytes: Option<u64>,
+    /// What the allocator had of the driver before the watch and was read from its own books, in bytes, so that all rows begin with it: the program's
+    /// own setting as it was, others as if the program had asked for it in the order of its addresses. `None` where it was not read.
+    pub begun_with_bytes: Option<u64>,
     /// What the driver could give it at most, in bytes; `None` where that is not known, so that nothing was refused.
     pub available_bytes: Option<u64>,
     /// What the process's context takes of the device before that, in bytes; `None` where no reading of NVML has shown it, so that
@@ -74,6 +77,9 @@ pub struct PolicyView {
     pub setting: Option<String>,
     /// As far as is known, the program ran so: what the model says of it is to be what was measured.
     pub as_it_ran: bool,
+    /// What the program had before the watch is not where this policy would have had it: it begins with that in the order of addresses, so that its bytes
+    /// are at the least.
+    pub begins_otherwise: bool,
     /// The most it would have had of the driver.
     pub peak_reserved_bytes: u64,
     /// The most that tensors would have had of that while it was so, as this policy rounds.

@@ -23,7 +23,7 @@ pub(super) fn by_layer(
     allocator: &DeviceAllocator,
 ) -> HashMap<LayerKey, Fragmentation> {
     // Where only totals are seen, segments are guessed from them.
-    if allocator.observed_by() == "reports" {
+    if allocator.shows_totals_alone() {
         return HashMap::new();
     }
     let memory = allocator.memory();

@@ -13,12 +13,13 @@ use crate::allocators::TensorLedger;
 use crate::allocators::pytorch::{BlockState, Cell, DeviceAllocator, Line, LineAction, Memory, PoolSize};
 use crate::allocators::threads::Stage;
 use crate::decode::StackRef;
+use crate::input::holdings::Holding;
 use crate::snapshot::{
     DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory,
 };
 use crate::stack::native::{MergedFrame, NativeStack, merge};
 use crate::stack::{PythonFrame, PythonStack};
-use crate::words::Tgid;
+use crate::words::{Ordinal, Tgid};
 
 impl Pipeline {
     /// What the caching allocators of a process did, as far back as is kept, on stacks with or without native frames; `None` where they are not
@@ -36,8 +37,9 @@ impl Pipeline {
 }
 
 pub(super) fn history(ledger: &TensorLedger, with_native: bool) -> MemoryHistory {
-    let mut stacks = Stacks { ledger, with_native, places: HashMap::new(), all: Vec::new() };
+    let mut stacks = Stacks::new(ledger, with_native);
     let devices = ledger.allocators().iter().map(|(ordinal, device)| {
+        stacks.ordinal = *ordinal;
         let replay = Replay::of(device);
         let mut segments = known_segments(device.memory(), &mut stacks);
         segments.extend(older_segments(device.memory(), &replay.older, &mut stacks));
@@ -209,7 +211,8 @@ fn block(address: u64, cell: &Cell, stacks: &mut Stacks) -> HistoryBlock {
         BlockState::Inactive => "inactive",
     };
     let requested_bytes = cell.requested_bytes.unwrap_or(cell.bytes);
-    HistoryBlock { address, bytes: cell.bytes, requested_bytes, state, stack: stacks.place(cell.stack) }
+    let stack = stacks.held(address).unwrap_or_else(|| stacks.place(cell.stack));
+    HistoryBlock { address, bytes: cell.bytes, requested_bytes, state, stack }
 }
 
 fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
@@ -230,11 +233,38 @@ fn line_view(line: &Line, stacks: &mut Stacks) -> HistoryLine {
 struct Stacks<'a> {
     ledger: &'a TensorLedger,
     with_native: bool,
+    /// Blocks that are older than the watch and have a name.
+    older: HashMap<(Ordinal, u64), &'a Holding>,
+    /// The device whose blocks are looked at.
+    ordinal: Ordinal,
     places: HashMap<StackRef, usize>,
+    named: HashMap<String, usize>,
     all: Vec<Vec<HistoryFrame>>,
 }
 
-impl Stacks<'_> {
+impl<'a> Stacks<'a> {
+    fn new(ledger: &'a TensorLedger, with_native: bool) -> Self {
+        let is_older = |row: &&Holding| {
+            let block = ledger.places().live(row.ordinal, row.address);
+            row.class.is_named() && block.is_some_and(|block| block.granted_ns == 0)
+        };
+        let older = ledger.still_held().filter(is_older).map(|row| ((row.ordinal, row.address), row)).collect();
+        let (places, named, all) = (HashMap::new(), HashMap::new(), Vec::new());
+        Self { ledger, with_native, older, ordinal: Ordinal(0), places, named, all }
+    }
+
+    /// The place of a block that has no stack, and a name by the process's memory: it stands as a frame.
+    fn held(&mut self, address: u64) -> Option<usize> {
+        let row = self.older.get(&(self.ordinal, address))?;
+        let name = row.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
+        let text = format!("memwatch: before attach, {}{name}", row.class.label());
+        let Self { named, all, .. } = self;
+        Some(*named.entry(text).or_insert_with_key(|text| {
+            all.push(vec![remark(text)]);
+            all.len() - 1
+        }))
+    }
+
     fn place(&mut self, stack: StackRef) -> usize {
         if let Some(place) = self.places.get(&stack) {
             return *place;

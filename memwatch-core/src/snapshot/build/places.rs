@@ -9,8 +9,10 @@ use super::named;
 use super::native::{ends, native_view};
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
-use crate::allocators::names::{Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
+use crate::allocators::names::{HeldAs, Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
 use crate::allocators::places::{CallPath, DevicePlaces, LayerSum, LiveBlock, StageRow, Sum};
+use crate::allocators::pytorch::{Family, Scope};
+use crate::allocators::sampling::SampleKey;
 use crate::allocators::threads::{Attribution, Evidence, Stage};
 use crate::attribution::device::resolve;
 use crate::attribution::process::Process;
@@ -19,7 +21,7 @@ use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
     CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView,
     PlacesView, ProcessView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
-    WhoseView, add, largest,
+    WhoseView, WindowsView, add, largest,
 };
 use crate::stack::{PythonCode, PythonFrame};
 use crate::words::{GpuUuid, Name, Ordinal};
@@ -42,7 +44,8 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
         let allocator = ledger.allocators().get(ordinal);
         let fragments = allocator.map(|allocator| fragmentation::by_layer(places, *ordinal, allocator));
-        let list = List { ledger, names, device, fragments: fragments.unwrap_or_default() };
+        let fragments = fragments.unwrap_or_default();
+        let list = List { ledger, names, ordinal: *ordinal, device, fragments };
         DevicePlacesView {
             device: ordinal.0,
             uuid: uuid(*ordinal),
@@ -57,6 +60,12 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
             large: large(names, places.large().filter(|block| block.ordinal == *ordinal)),
         }
     };
+    // Most steps end between two windows.
+    let all_is_traced = ledger.sampling().is_none();
+    // Of what is read alone, no place is known.
+    let is_followed = |ordinal| {
+        ledger.allocators().get(&ordinal).is_none_or(|allocator| !allocator.is_stopped() || ledger.sampling().is_some())
+    };
     let refusals = places.refused().iter().map(|refusal| RefusalView {
         device: refusal.ordinal.0,
         wanted_bytes: refusal.wanted_bytes,
@@ -68,12 +77,21 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
         books_refused: ledger.books_refused().cloned(),
+        windows: ledger.sampling().map(|sampling| WindowsView {
+            windows: sampling.windows(),
+            discarded: sampling.discarded(),
+            open_ns: sampling.open_ns(),
+        }),
         places: PlacesView {
-            steps: Some(threads.steps()).filter(|steps| *steps > 0),
-            optimizers: steps.into_iter().map(|(name, steps)| (name.to_owned(), steps)).collect(),
+            steps: Some(threads.steps()).filter(|steps| *steps > 0 && all_is_traced),
+            optimizers: steps
+                .into_iter()
+                .filter(|_| all_is_traced)
+                .map(|(name, steps)| (name.to_owned(), steps))
+                .collect(),
             ambiguous_nodes: threads.ambiguous_nodes(),
             refusals: refusals.collect(),
-            devices: places.devices().iter().map(device).collect(),
+            devices: places.devices().iter().filter(|(ordinal, _)| is_followed(**ordinal)).map(device).collect(),
         },
     }
 }
@@ -88,6 +106,7 @@ pub(crate) fn site_name(names: &Names, key: SiteKey) -> SiteView {
         file: code.map(|code| &code.file).or(native.map(|code| &code.library)).map(ToString::to_string),
         line: code.and_then(|code| code.line),
         function: code.map(|code| &code.function).or(native.map(|code| &code.function)).map(ToString::to_string),
+        held: held_of(site).cloned(),
         sum: SumView::default(),
     }
 }
@@ -106,7 +125,7 @@ impl Pipeline {
 
 fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<DeviceCallPaths> {
     let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
-        let list = List { ledger, names: ledger.names(), device, fragments: HashMap::new() };
+        let list = List { ledger, names: ledger.names(), ordinal: *ordinal, device, fragments: HashMap::new() };
         DeviceCallPaths {
             device: ordinal.0,
             uuid: uuid(*ordinal),
@@ -122,11 +141,23 @@ fn call_paths(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) 
 struct List<'a> {
     ledger: &'a TensorLedger,
     names: &'a Names,
+    ordinal: Ordinal,
     device: &'a DevicePlaces,
     fragments: HashMap<LayerKey, Fragmentation>,
 }
 
 impl List<'_> {
+    /// A sum of which windows may have shown a part only.
+    fn sampled(&self, key: SampleKey, sum: &Sum) -> SumView {
+        let estimate = || {
+            let sampling = self.ledger.sampling()?;
+            let allocator = self.ledger.allocators().get(&self.ordinal)?;
+            let counted = allocator.number(Family::AllocatedBytes, Scope::All, "allocated")?.known()?;
+            sampling.estimate(self.ordinal, key, u64::try_from(counted).ok()?)
+        };
+        SumView { sampled: estimate(), ..self.sum(sum) }
+    }
+
     fn sum(&self, sum: &Sum) -> SumView {
         SumView {
             live_bytes: sum.live_bytes,
@@ -137,6 +168,7 @@ impl List<'_> {
             frees: sum.frees,
             mean_lifetime_ns: sum.mean_lifetime_ns(),
             longest_lifetime_ns: sum.mean_lifetime_ns().map(|_| sum.longest_ns),
+            sampled: None,
         }
     }
 
@@ -149,7 +181,7 @@ impl List<'_> {
             stage: stage_name(row.stage),
             recomputed: row.recomputed,
             captured: row.captured,
-            sum: self.sum(sum),
+            sum: self.sampled(SampleKey::Stage(row), sum),
         }
     }
 
@@ -172,7 +204,7 @@ impl List<'_> {
             model: module.map(|module| module.model.to_string()),
             name: module.and_then(|module| Some(module.name.as_ref()?.to_string())),
             class: module.map(|module| module.class.to_string()),
-            sum: self.sum(&layer.sum),
+            sum: self.sampled(SampleKey::Layer(key), &layer.sum),
             stages,
             host_duration_ns: Some(layer.host_duration_ns).filter(|time_ns| *time_ns > 0),
             rounding_bytes: fragments.rounding_bytes,
@@ -186,7 +218,7 @@ impl List<'_> {
     }
 
     fn site(&self, key: SiteKey, sum: &Sum) -> SiteView {
-        SiteView { sum: self.sum(sum), ..site_name(self.names, key) }
+        SiteView { sum: self.sampled(SampleKey::Site(key), sum), ..site_name(self.names, key) }
     }
 
     fn phases(&self) -> Vec<PhaseView> {
@@ -310,8 +342,8 @@ pub(crate) fn site_text(names: &Names, key: SiteKey) -> PlaceNameView {
         let line = code.line.map_or_else(String::new, |line| format!(":{line}"));
         format!("{}{line} {}", code.file, code.function)
     });
-    let name =
-        line.or_else(|| native_of(site).map(|NativeCode { function, library }| format!("{function}  {library}")));
+    let native = || native_of(site).map(|NativeCode { function, library }| format!("{function}  {library}"));
+    let name = line.or_else(native).or_else(|| held_of(site).map(HeldAs::text));
     PlaceNameView { kind: site_kind(site), name }
 }
 
@@ -350,7 +382,7 @@ const fn module_of(layer: &Layer) -> Option<&Module> {
 const fn site_kind(site: &Site) -> Name {
     Name::Borrowed(match site {
         Site::Rest => "rest",
-        Site::BeforeAttach => "preexisting",
+        Site::BeforeAttach | Site::Held(_) => "preexisting",
         Site::NoPython | Site::NotKnown(StackRef::NoPython | StackRef::Native(_)) => "no_python",
         Site::NotKnown(StackRef::NotAsked) => "not_asked",
         Site::NotKnown(StackRef::OverBudget) => "over_budget",
@@ -368,6 +400,10 @@ const fn code_of(site: &Site) -> Option<&PythonCode> {
 
 const fn native_of(site: &Site) -> Option<&NativeCode> {
     if let Site::Native(code) = site { Some(code) } else { None }
+}
+
+const fn held_of(site: &Site) -> Option<&HeldAs> {
+    if let Site::Held(held) = site { Some(held) } else { None }
 }
 
 #[cfg(test)]

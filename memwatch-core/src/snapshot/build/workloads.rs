@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::attribution::workload::{EndedTotals, Workload, WorkloadKey, Workloads};
+use crate::kernel_driver::trust::Trust;
 use crate::owner::{Container, Owner};
 use crate::snapshot::build::kind_name;
-use crate::snapshot::{ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView};
+use crate::snapshot::{
+    ExplainedUse, PREEXISTING, ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView,
+};
 use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
 
 /// All workloads, by what distinguishes them.
@@ -24,6 +27,10 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
     }
     for gpu in own().flat_map(|process| &process.gpus) {
         add_living(row(&mut gpus, gpu.uuid.as_ref()), gpu);
+    }
+    let explained = own().flat_map(|process| process.explained.iter().flat_map(|explained| &explained.gpus));
+    for own in explained.filter(|own| own.trust == Trust::Trusted) {
+        add_parts(row(&mut gpus, own.uuid.as_ref()), own);
     }
     for row in gpus.values_mut() {
         // A peak from when a process's GPU was not known has no row; that process's own peak counts where it now stands.
@@ -66,6 +73,7 @@ fn row<'a>(
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::new(),
+        parts: BTreeMap::new(),
         growth_bytes_per_second: None,
     })
 }
@@ -96,6 +104,15 @@ fn add_living(row: &mut WorkloadGpuView, gpu: &ProcessGpuView) {
         kind.freed_bytes = kind.freed_bytes.saturating_add(freed_bytes);
     }
     add_refusals(row, &gpu.refusals, gpu.last_oom_ns);
+}
+
+fn add_parts(row: &mut WorkloadGpuView, own: &ExplainedUse) {
+    let older = own.older_bytes.filter(|older| *older > 0).map(|older| (PREEXISTING, older));
+    let parts = own.parts.iter().map(|part| (part.label.name(), part.bytes));
+    for (name, bytes) in parts.chain(older) {
+        let sum = row.parts.entry(name.into()).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
 }
 
 fn add_refusals(row: &mut WorkloadGpuView, by_status: &BTreeMap<i32, u64>, last_oom_ns: Option<u64>) {

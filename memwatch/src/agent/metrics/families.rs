@@ -43,6 +43,8 @@ const GPU: &[&str] = &["gpu", "uuid"];
 const WORKLOAD: &[&str] = &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit"];
 const WORKLOAD_KIND: &[&str] =
     &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "kind"];
+const WORKLOAD_PART_LABELS: &[&str] =
+    &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "part"];
 const WORKLOAD_ERROR: &[&str] =
     &["gpu", "uuid", "workload_kind", "namespace", "pod", "container", "slurm_job", "unit", "error"];
 const PROCESS: &[&str] = &["gpu", "uuid", "pid", "comm"];
@@ -124,6 +126,14 @@ pub(crate) const WORKLOAD_LIVE: Family = gauge(
     WORKLOAD_KIND,
     "Bytes that traced driver calls have allocated and not freed, by kind. Managed and pinned memory is not part of the \
      GPU's memory.",
+);
+/// What it is for.
+pub(crate) const WORKLOAD_PARTS: Family = gauge(
+    "memwatch_workload_memory_used_part_bytes",
+    "bytes",
+    WORKLOAD_PART_LABELS,
+    "What memwatch_workload_memory_used_bytes is for: context, local_memory, stream, code, pool, requested (by the program and its libraries), \
+     inherited, driver, preexisting. Only of processes whose requests to the kernel driver add up to what NVML charges.",
 );
 /// The most of them.
 pub(crate) const WORKLOAD_PEAK: Family = gauge(
@@ -275,7 +285,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 37] = [
+pub(crate) const ALL: [&Family; 38] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -285,6 +295,7 @@ pub(crate) const ALL: [&Family; 37] = [
     &GPU_SECONDS_TO_FULL,
     &WORKLOAD_DRIVER,
     &WORKLOAD_LIVE,
+    &WORKLOAD_PARTS,
     &WORKLOAD_PEAK,
     &WORKLOAD_PREEXISTING,
     &WORKLOAD_GROWTH,

@@ -114,6 +114,9 @@ impl Metrics {
         let live =
             rows().flat_map(|(labels, row)| of(labels, row.live_bytes.iter().map(|(kind, bytes)| (*kind, *bytes))));
         text.family(&families::WORKLOAD_LIVE, live);
+        let parts =
+            rows().flat_map(|(labels, row)| of(labels, row.part_bytes.iter().map(|(part, bytes)| (*part, *bytes))));
+        text.family(&families::WORKLOAD_PARTS, parts);
         gauge(text, &families::WORKLOAD_PEAK, |row| row.peak_bytes);
         gauge(text, &families::WORKLOAD_PREEXISTING, |row| row.preexisting_bytes);
         let growth =

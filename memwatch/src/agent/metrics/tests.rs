@@ -44,6 +44,7 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
         refusals: BTreeMap::new(),
         last_oom_ns: None,
         kinds: BTreeMap::from([("device".into(), kind)]),
+        parts: BTreeMap::new(),
         growth_bytes_per_second: None,
     }
 }
@@ -57,6 +58,7 @@ fn node() -> Snapshot {
     gpu.growth_bytes_per_second = Some(1_048_576.25);
     gpu.refusals = BTreeMap::from([(2, 3), (700, 1), (12_345, 4)]);
     gpu.last_oom_ns = Some(fixture::at(14, 3, 20));
+    gpu.parts = BTreeMap::from([("context".into(), 518 << 20), ("requested".into(), 40 * GIB)]);
     gpu.kinds.insert("pool".into(), WorkloadKindView { live_bytes: 7, allocations: 1, ..WorkloadKindView::default() });
     let job = WorkloadView {
         kind: "slurm".into(),

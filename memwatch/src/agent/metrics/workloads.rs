@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use memwatch_core::input::NvmlState;
-use memwatch_core::snapshot::{Snapshot, WorkloadGpuView, WorkloadView};
+use memwatch_core::kernel_driver::labels::Label;
+use memwatch_core::snapshot::{PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
 use memwatch_core::words::{GpuUuid, sum_of_known};
 
 use super::exposition::label_value;
@@ -83,6 +84,8 @@ pub(super) struct Row {
     pub(super) driver_bytes: Option<u64>,
     /// By kind.
     pub(super) live_bytes: BTreeMap<&'static str, u64>,
+    /// By part.
+    pub(super) part_bytes: BTreeMap<&'static str, u64>,
     pub(super) peak_bytes: Option<u64>,
     pub(super) preexisting_bytes: Option<u64>,
     pub(super) growth_bytes_per_second: Option<f64>,
@@ -220,6 +223,9 @@ impl Row {
             ];
             add(&mut row.counts, counts);
         }
+        for (name, bytes) in &gpu.parts {
+            *row.part_bytes.entry(part_label(name)).or_default() += bytes;
+        }
         // There from the start, so that the first refusal is an increase.
         row.counts.insert((Counted::Failures, OUT_OF_MEMORY), 0);
         let failures = gpu.refusals.iter();
@@ -240,11 +246,22 @@ impl Row {
         self.growth_bytes_per_second = growth.reduce(|one, other| one + other);
         self.processes = sum_of_known(self.processes, other.processes);
         self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
-        for (kind, bytes) in other.live_bytes {
-            let sum = self.live_bytes.entry(kind).or_default();
-            *sum = sum.saturating_add(bytes);
-        }
+        add_up(&mut self.live_bytes, other.live_bytes);
+        add_up(&mut self.part_bytes, other.part_bytes);
     }
+}
+
+fn add_up(sums: &mut BTreeMap<&'static str, u64>, others: BTreeMap<&'static str, u64>) {
+    for (name, bytes) in others {
+        let sum = sums.entry(name).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+}
+
+/// A part's value of a label: there are so many, and no more.
+fn part_label(name: &str) -> &'static str {
+    let known = Label::ALL.map(Label::name).into_iter().chain([PREEXISTING]);
+    known.into_iter().find(|known| *known == name).unwrap_or(Label::Driver.name())
 }
 
 fn is_recent(workload: &WorkloadView, now_ns: u64) -> bool {

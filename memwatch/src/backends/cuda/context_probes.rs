@@ -36,6 +36,12 @@ struct Asked {
 }
 
 impl ContextProbes {
+    /// When probes come out, or may be put in again.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let is_due = |asked: &&Asked| !asked.probes.is_empty() || asked.until > now;
+        self.asked.values().filter(is_due).map(|asked| asked.until).min()
+    }
+
     /// Puts probes into those of these processes that have none, and takes them out of the ones that are not among them any more, or that
     /// have been asked for long enough.
     pub(crate) fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, unplaced: &BTreeMap<u32, Unplaced>) {

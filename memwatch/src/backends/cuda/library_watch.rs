@@ -105,9 +105,10 @@ impl LibraryWatch {
         let mut files = Files::default();
         // That there is none is news, too.
         files.touch();
+        let lookers = Lookers::start(&scan, version)?;
         Ok(Self {
-            sweeper: Sweeper::start(scan.clone(), every)?,
-            lookers: Lookers::start(&scan, version)?,
+            sweeper: Sweeper::start(scan.clone(), every, lookers.notifier())?,
+            lookers,
             scan,
             version,
             source,
@@ -205,7 +206,9 @@ impl LibraryWatch {
     /// Has the expected processes looked at that are due.
     pub(crate) fn look_at_expected(&mut self) {
         let reported = matches!(self.source, LibrarySource::Records(_));
-        let due = self.expected.iter().filter(|(tgid, look)| look.is_due(reported) && !self.pending.contains_key(tgid));
+        let now = Instant::now();
+        let is_due = |look: &Expectation| look.due(reported, now).is_some_and(|due| due <= now);
+        let due = self.expected.iter().filter(|(tgid, look)| is_due(look) && !self.pending.contains_key(tgid));
         for tgid in due.map(|(tgid, _)| *tgid).collect::<Vec<u32>>() {
             if let Some(expectation) = self.expected.get_mut(&tgid) {
                 expectation.last_look = Some(Instant::now());
@@ -216,11 +219,12 @@ impl LibraryWatch {
         self.order_loaders();
     }
 
-    /// Fetches the kernel's records of mappings. Those of forks come in another ring: drained after this and before
+    /// Fetches the kernel's records of mappings, and says whether one is of interest. Those of forks come in another ring: drained after this and before
     /// [`Self::look_at_mapped`], it says whose children the processes are that have mapped something.
-    pub(crate) fn fetch_mapped(&mut self) {
-        let LibrarySource::Records(records) = &mut self.source else { return };
+    pub(crate) fn fetch_mapped(&mut self) -> bool {
+        let LibrarySource::Records(records) = &mut self.source else { return false };
         let new = records.take();
+        let is_of_interest = !new.libraries.is_empty() || !new.heralds.is_empty();
         if new.incomplete {
             log::info!("mapping records were lost: looking through the processes");
             self.sweeper.hurry();
@@ -228,6 +232,7 @@ impl LibraryWatch {
         self.mapped.extend(new.libraries);
         self.heralded.extend(&new.heralds);
         self.loaders.note(new.heralds);
+        is_of_interest
     }
 
     /// The processes that are about to use CUDA, by what they have mapped since the last call.
@@ -295,7 +300,47 @@ impl LibraryWatch {
         }
     }
 
-    /// Completes when a look has ended. Dropped while it waits, it has taken nothing.
+    /// When there is something to do of which nobody will report that it is.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        let reported = matches!(self.source, LibrarySource::Records(_));
+        let unheard = match &self.source {
+            LibrarySource::Records(records) if !records.wakes() => Some(now),
+            _ => (!self.mapped.is_empty() || !self.heralded.is_empty()).then_some(now),
+        };
+        let expected = self.expected.iter().filter(|(tgid, _)| !self.pending.contains_key(tgid));
+        let expected = expected.filter_map(|(_, look)| look.due(reported, now)).min();
+        [unheard, expected, self.sweeper.due(), self.loaders.due(now)].into_iter().flatten().min()
+    }
+
+    /// From now on the next mapping of a library, by anybody, completes [`Self::rings`].
+    pub(crate) fn want_next_mapping(&mut self) {
+        if let LibrarySource::Records(records) = &mut self.source {
+            records.want_next();
+        }
+    }
+
+    /// Mappings are fetched in a rhythm from now on: nobody has to report one.
+    pub(crate) fn hush(&mut self) {
+        if let LibrarySource::Records(records) = &mut self.source {
+            records.hush();
+        }
+    }
+
+    /// Completes when somebody has mapped a library, where that is wanted.
+    pub(crate) fn rings(&self) -> impl Future<Output = ()> + use<> {
+        let rings = match &self.source {
+            LibrarySource::Records(records) => Some(records.rings()),
+            LibrarySource::Polling => None,
+        };
+        async move {
+            match rings {
+                Some(rings) => rings.await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Completes when a look or a sweep has ended. Dropped while it waits, it has taken nothing.
     pub(crate) fn news(&self) -> impl Future<Output = ()> + use<> {
         self.lookers.news()
     }
@@ -367,10 +412,14 @@ fn on_path(program: &Path) -> PathBuf {
 }
 
 impl Expectation {
-    /// With mapping records one look is enough: it finds what was mapped before they began.
-    fn is_due(&self, reported: bool) -> bool {
-        let every = if self.since.elapsed() < EAGER { EAGER_EVERY } else { PATIENT_EVERY };
-        self.last_look.is_none_or(|last| !reported && last.elapsed() >= every)
+    /// When it is looked at next. With mapping records one look is enough: it finds what was mapped before they began.
+    fn due(&self, reported: bool, now: Instant) -> Option<Instant> {
+        let every = if now.duration_since(self.since) < EAGER { EAGER_EVERY } else { PATIENT_EVERY };
+        match self.last_look {
+            None => Some(now),
+            Some(_) if reported => None,
+            Some(last) => Some(last + every),
+        }
     }
 }
 

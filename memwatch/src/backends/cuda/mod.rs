@@ -8,11 +8,10 @@ pub(crate) mod process_probes;
 mod status;
 
 use memwatch_common::probes::{PROBES, Probe};
-use memwatch_core::input::DeviceReading;
-use tokio::sync::mpsc;
 
 use self::nvml::NvmlLibrary;
 use super::Backend;
+use super::readings::Readings;
 use crate::sources::library::LIBRARY_STEM;
 
 /// NVIDIA's driver.
@@ -27,7 +26,7 @@ impl Backend for Cuda {
         PROBES
     }
 
-    fn readings(&self, library: NvmlLibrary) -> mpsc::Receiver<DeviceReading> {
+    fn readings(&self, library: NvmlLibrary) -> Readings {
         nvml::start(library)
     }
 

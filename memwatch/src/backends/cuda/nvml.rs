@@ -4,6 +4,7 @@ mod device;
 pub(crate) mod processes;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use memwatch_core::input::{DeviceReading, NvmlState};
@@ -11,6 +12,7 @@ use nvml_wrapper::Nvml;
 use tokio::sync::mpsc;
 
 use self::processes::Lists;
+use crate::backends::readings::{Pace, Readings};
 use crate::sources::clock;
 
 /// The shortest time between two readings: the process query holds the driver's global lock.
@@ -35,26 +37,28 @@ pub(crate) enum NvmlLibrary {
     Off,
 }
 
-/// Starts the thread. It ends when the receiver is dropped.
-pub(crate) fn start(library: NvmlLibrary) -> mpsc::Receiver<DeviceReading> {
+/// Starts the thread. It ends when the readings are dropped.
+pub(crate) fn start(library: NvmlLibrary) -> Readings {
     let (sender, receiver) = mpsc::channel(4);
+    let pace = Arc::<Pace>::default();
+    let readings = Readings::new(receiver, Arc::clone(&pace));
     let file = match library {
         NvmlLibrary::System => None,
         NvmlLibrary::File(file) => Some(file),
         NvmlLibrary::Off => {
             // The channel is empty and holds four: this cannot block.
             let _ = sender.try_send(unavailable("switched off by --no-nvml".to_owned()));
-            return receiver;
+            return readings;
         }
     };
     let spawned = std::thread::Builder::new().name("nvml".to_owned()).spawn({
         let sender = sender.clone();
-        move || read_forever(|| open(file.as_deref()), read, std::thread::sleep, &sender)
+        move || read_forever(|| open(file.as_deref()), read, |pause| pace.wait(pause), &sender)
     });
     if let Err(error) = spawned {
         let _ = sender.try_send(unavailable(format!("no thread for NVML: {error}")));
     }
-    receiver
+    readings
 }
 
 /// Opens NVML and reads it again and again. What fails is opened again after a pause: the driver may be loaded, or its library
@@ -190,8 +194,9 @@ mod tests {
     #[test]
     fn an_nvml_that_is_switched_off_is_reported_once_and_never_loaded() {
         let mut readings = start(NvmlLibrary::Off);
-        let reading = readings.blocking_recv().expect("a reading");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let reading = runtime.block_on(readings.recv()).expect("a reading");
         assert!(matches!(&reading.state, NvmlState::Unavailable(why) if why.contains("--no-nvml")), "{reading:?}");
-        assert!(readings.blocking_recv().is_none(), "nobody asks");
+        assert!(runtime.block_on(readings.recv()).is_none(), "nobody asks");
     }
 }

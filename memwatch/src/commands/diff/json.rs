@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use memwatch_core::allocators::names::HeldAs;
 use memwatch_core::features::diff::{Difference, Pair, Row, Side};
 use memwatch_core::snapshot::{LayerView, SiteView, StageView, SumView};
 use serde::Serialize;
@@ -94,6 +95,7 @@ struct SiteJson<'a> {
     file: Option<&'a str>,
     line: Option<u32>,
     function: Option<&'a str>,
+    held: Option<&'a HeldAs>,
     #[serde(flatten)]
     pair: PairJson,
 }
@@ -136,8 +138,9 @@ fn pair(pair: &Pair) -> PairJson {
 }
 
 fn site(row: &Row<SiteView>) -> SiteJson<'_> {
-    let SiteView { kind, file, line, function, .. } = &row.place;
-    SiteJson { kind, file: file.as_deref(), line: *line, function: function.as_deref(), pair: pair(&row.pair) }
+    let SiteView { kind, file, line, function, held, sum: _ } = &row.place;
+    let (file, function) = (file.as_deref(), function.as_deref());
+    SiteJson { kind, file, line: *line, function, held: held.as_ref(), pair: pair(&row.pair) }
 }
 
 fn stage(row: &Row<StageView>) -> StageJson<'_> {

@@ -10,7 +10,9 @@ use super::Diagnosis;
 use super::check::{Barrier, Check, Topic};
 use super::library::LibraryReport;
 use super::nvml::NvmlReport;
+use super::prices::{LevelPrice, PriceReport, ProcessPrices};
 use crate::printable::write_json;
+use crate::render::json::overhead::seconds;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
@@ -48,6 +50,40 @@ struct Data<'a> {
     processes_seen: usize,
     processes_denied: usize,
     nvml: Option<&'a NvmlReport>,
+    prices: Option<PricesJson<'a>>,
+}
+
+/// What tracing PyTorch would cost: predicted, in seconds of one processor per second.
+#[derive(Serialize)]
+struct PricesJson<'a> {
+    /// `null` where there is no limit.
+    budget_seconds_per_second: Option<f64>,
+    probe_ns: u64,
+    probe_measured: bool,
+    /// Why it was not.
+    probe_reason: Option<&'a str>,
+    processes: Vec<ProcessPricesJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct ProcessPricesJson<'a> {
+    #[serde(rename = "pid")]
+    tgid: u32,
+    name: &'a str,
+    /// Why nothing is predicted.
+    reason: Option<&'a str>,
+    tensor_events_per_second: Option<u64>,
+    chosen: Option<&'static str>,
+    levels: Vec<LevelPriceJson>,
+}
+
+#[derive(Serialize)]
+struct LevelPriceJson {
+    level: &'static str,
+    shows: &'static str,
+    ns_per_event: u64,
+    predicted_seconds_per_second: f64,
+    fits_budget: bool,
 }
 
 #[derive(Serialize)]
@@ -115,6 +151,36 @@ fn data(diagnosis: &Diagnosis) -> Data<'_> {
         processes_seen: diagnosis.libraries.processes,
         processes_denied: diagnosis.libraries.processes_denied,
         nvml: diagnosis.nvml.as_ref().ok(),
+        prices: diagnosis.prices.as_ref().map(prices),
+    }
+}
+
+fn prices(report: &PriceReport) -> PricesJson<'_> {
+    PricesJson {
+        budget_seconds_per_second: report.budget.ns_per_second().map(seconds),
+        probe_ns: report.prices.trap_ns.get(),
+        probe_measured: report.not_measured.is_none(),
+        probe_reason: report.not_measured.as_deref(),
+        processes: report.processes.iter().map(process_prices).collect(),
+    }
+}
+
+fn process_prices(process: &ProcessPrices) -> ProcessPricesJson<'_> {
+    let predicted = process.prediction.as_ref();
+    let level = |price: &LevelPrice| LevelPriceJson {
+        level: price.level.name(),
+        shows: price.shows,
+        ns_per_event: price.event_ns,
+        predicted_seconds_per_second: seconds(price.ns_per_second),
+        fits_budget: price.fits,
+    };
+    ProcessPricesJson {
+        tgid: process.tgid.0,
+        name: &process.name,
+        reason: predicted.err().map(String::as_str),
+        tensor_events_per_second: predicted.ok().map(|all| all.events_per_second),
+        chosen: predicted.ok().map(|all| all.chosen.name()),
+        levels: predicted.map_or_else(|_| Vec::new(), |all| all.levels.iter().map(level).collect()),
     }
 }
 
@@ -128,7 +194,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{Diagnosis, render};
-    use crate::commands::doctor::tests::{broken, healthy};
+    use std::num::NonZeroU64;
+
+    use crate::commands::doctor::tests::{broken, healthy, priced};
 
     fn value(diagnosis: &Diagnosis) -> Value {
         serde_json::from_str(&render(diagnosis)).expect("valid JSON")
@@ -169,5 +237,27 @@ mod tests {
         assert_eq!(check["fixes"][0], "sudo /usr/bin/memwatch doctor");
         assert!(report["coverage"]["mechanism"].is_null() && report["data"]["nvml"].is_null());
         assert_eq!(report["coverage"]["nvml_reason"], "no NVIDIA driver is loaded");
+    }
+
+    #[test]
+    fn prices_stand_by_process_and_level_and_what_is_not_known_is_null() {
+        assert_eq!(value(&healthy())["data"]["prices"], Value::Null);
+        let report = value(&priced(Ok(NonZeroU64::new(1_000).expect("a price"))));
+        let prices = &report["data"]["prices"];
+        assert_eq!((&prices["budget_seconds_per_second"], &prices["probe_ns"]), (&json!(0.02), &json!(1_000)));
+        assert_eq!((&prices["probe_measured"], &prices["probe_reason"]), (&json!(true), &Value::Null));
+        let hot = &prices["processes"][0];
+        assert_eq!((&hot["pid"], &hot["chosen"], &hot["reason"]), (&json!(7), &json!("read"), &Value::Null));
+        let blocks = json!({
+            "level": "blocks", "shows": "each tensor as it comes and goes", "ns_per_event": 3_050,
+            "predicted_seconds_per_second": 0.366, "fits_budget": false
+        });
+        assert_eq!(hot["levels"][1], blocks);
+        let without = &prices["processes"][2];
+        assert_eq!((&without["tensor_events_per_second"], &without["levels"]), (&Value::Null, &json!([])));
+        assert!(without["reason"].as_str().is_some_and(|reason| reason.contains("not loaded")));
+        let report = value(&priced(Err("the trial run did not work".to_owned())));
+        assert_eq!(report["data"]["prices"]["probe_measured"], false);
+        assert_eq!(report["data"]["prices"]["probe_reason"], "the trial run did not work");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use memwatch_common::probes::When;
-use memwatch_core::input::LibraryCoverage;
+use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use serde::Serialize;
 
 use super::check::{Barrier, Check, State, Topic};
@@ -107,10 +107,11 @@ fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersio
     };
     let planned = plan(file, version, (backend().probes(), When::Always));
     match &planned {
-        Ok(plan @ Plan { probes, missing, exports, build_id }) => {
+        Ok(plan @ Plan { probes, missing, exports, build_id, stubs }) => {
             report.sort_exports(exports.clone());
             report.functions = probes.iter().map(function).collect();
             report.coverage.build_id.clone_from(build_id);
+            report.coverage.kernel_calls = stubs.as_ref().err().cloned();
             let since =
                 |symbol| backend().probes().iter().find(|probe| probe.symbol == symbol).map_or("", |probe| probe.since);
             report.missing = missing.iter().map(|&symbol| MissingFunction { symbol, since: since(symbol) }).collect();
@@ -231,6 +232,7 @@ fn judge_file(file: &LibraryReport, verbose: bool) -> Check {
     let state = if stepped.is_empty() && odd.is_empty() { State::Ok } else { State::Degraded };
     let mut check = check(state, format!("{name}: {} of {all} functions {tried}", file.functions.len()));
     check.details.push(usage(file));
+    check.details.extend(file.coverage.kernel_calls.as_ref().map(kernel_calls));
     check.details.extend(if verbose { every_site(file) } else { grouped_sites(file) });
     let shown = if verbose { usize::MAX } else { NAMES_SHOWN };
     if !stepped.is_empty() {
@@ -287,6 +289,15 @@ fn usage(file: &LibraryReport) -> String {
     match &file.coverage.build_id {
         Some(build_id) => format!("{users}; build id {build_id}"),
         None => users,
+    }
+}
+
+/// Whether it is seen what the file asks the kernel driver for.
+fn kernel_calls(calls: &KernelCalls) -> String {
+    match calls {
+        KernelCalls::Probed { stubs } => format!("requests to the kernel driver: probed at {}", count(*stubs, "stub")),
+        KernelCalls::None => "requests to the kernel driver: it makes none".to_owned(),
+        KernelCalls::Refused { reason } => format!("requests to the kernel driver: not seen, {reason}"),
     }
 }
 

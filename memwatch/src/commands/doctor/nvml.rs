@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use memwatch_core::input::{DeviceReading, MigFacts, NvmlState, place};
+use memwatch_core::kernel_driver;
 use serde::Serialize;
 
 use super::check::{Barrier, Check, State, Topic};
@@ -108,7 +109,11 @@ pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
     let check = |state, fact: String| Check::new(Topic::Driver, "driver", state, fact);
     match (version, traces) {
         (Some(text), _) => {
-            check(State::Ok, number(text).map_or_else(|| "loaded".to_owned(), |number| format!("{number} is loaded")))
+            let number = number(text);
+            let mut check =
+                check(State::Ok, number.map_or_else(|| "loaded".to_owned(), |number| format!("{number} is loaded")));
+            check.details.push(layouts(number));
+            check
         }
         (None, Traces::Found) => {
             check(State::Degraded, format!("no NVIDIA kernel driver is loaded: there is no {DRIVER_VERSION}"))
@@ -120,6 +125,16 @@ pub(crate) fn judge_driver(version: Option<&str>, traces: Traces) -> Check {
         (None, Traces::None) => check(State::Missing(Barrier::Machine), "no NVIDIA driver here, and no libcuda".to_owned())
             .fix("run memwatch on the machine that has the GPU, with NVIDIA's driver installed and loaded (nvidia-smi shows it)")
             .fix("name a driver library: memwatch doctor --libcuda /path/to/libcuda.so.1"),
+    }
+}
+
+/// Whether what is asked of a kernel driver of this version is understood.
+fn layouts(version: Option<&str>) -> String {
+    let understood = "layouts of its requests are known: memwatch explain says what used memory is for";
+    if version.is_some_and(kernel_driver::knows) {
+        understood.to_owned()
+    } else {
+        "layouts of its requests are not known: memwatch explain explains nothing, and unattributed memory stays one number".to_owned()
     }
 }
 
@@ -220,6 +235,20 @@ mod tests {
         assert_eq!(number(closed), Some("535.104.05"));
         assert_eq!(number(open), Some("595.45.04"));
         assert_eq!(judge_driver(Some("?"), Traces::None).fact, "loaded");
+    }
+
+    #[test]
+    fn a_driver_whose_requests_are_not_understood_is_in_good_order_and_named() {
+        for (text, known) in [(open_module("595.45.04"), true), (open_module("600.10"), false), ("?".to_owned(), false)]
+        {
+            let check = judge_driver(Some(&text), Traces::None);
+            let is_known = check.details.iter().any(|line| line.contains("requests are known"));
+            assert_eq!((check.state, is_known), (State::Ok, known), "{text}");
+        }
+    }
+
+    fn open_module(version: &str) -> String {
+        format!("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n")
     }
 
     #[test]

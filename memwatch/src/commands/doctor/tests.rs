@@ -1,13 +1,14 @@
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
-use memwatch_core::input::LibraryCoverage;
+use memwatch_core::input::{KernelCalls, LibraryCoverage};
 
 use super::library::{FunctionReport, LibraryReport, MissingFunction};
 use super::nvml::GpuReport;
 use super::privilege::tests::{root, user};
 use super::{
-    Barrier, Check, Diagnosis, DoctorOptions, Exit, Libraries, NvmlReport, State, Topic, Traces, believe_trial,
-    examine, nvml, permission,
+    Barrier, Budget, Check, Diagnosis, DoctorOptions, Exit, Libraries, NvmlReport, State, Tgid, Topic, Traces,
+    believe_trial, examine, nvml, permission, prices,
 };
 use crate::sources::kernel::exports::LeftOut;
 
@@ -36,6 +37,7 @@ pub(crate) fn library() -> LibraryReport {
             in_use: true,
             error: None,
             gap_ns: None,
+            kernel_calls: Some(KernelCalls::Probed { stubs: 1 }),
         },
         deleted: false,
         tgids: vec![7, 9],
@@ -65,7 +67,8 @@ pub(crate) fn healthy() -> Diagnosis {
     checks.extend(libraries.checks(&root(), false));
     checks.extend(nvml::checks(&nvml, Some("595.45.04")));
     let program = "/usr/bin/memwatch".to_owned();
-    Diagnosis { release: RELEASE.to_owned(), program, checks, mechanism: Some("uprobe_multi"), libraries, nvml }
+    let release = RELEASE.to_owned();
+    Diagnosis { release, program, checks, mechanism: Some("uprobe_multi"), libraries, nvml, prices: None }
 }
 
 /// An ordinary user on a machine whose NVML does not answer.
@@ -74,6 +77,15 @@ pub(crate) fn broken() -> Diagnosis {
     let mut checks = permission::checks(&user());
     checks.extend(nvml::checks(&nvml, None));
     Diagnosis { checks, mechanism: None, nvml, ..healthy() }
+}
+
+/// The same with three processes that are named: one that is hot, one that is calm, and one without PyTorch.
+pub(crate) fn priced(measured: Result<NonZeroU64, String>) -> Diagnosis {
+    let named = |tgid, rate| (Tgid(tgid), "python3".to_owned(), rate);
+    let reason = "PyTorch with CUDA is not loaded: there are no tensors to trace".to_owned();
+    let counted = [named(7, Ok(120_000)), named(9, Ok(0)), named(11, Err(reason))];
+    let prices = prices::report(Budget::default(), measured, counted.into_iter());
+    Diagnosis { prices: Some(prices), ..healthy() }
 }
 
 #[test]

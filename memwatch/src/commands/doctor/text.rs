@@ -3,9 +3,12 @@
 use std::fmt::Write as _;
 
 use super::check::{Check, State, Topic};
+use super::prices::{Prediction, PriceReport};
 use super::{Barrier, Diagnosis};
 use crate::printable::printable;
+use crate::render::format::count;
 use crate::render::output::host_name;
+use crate::render::sentences::level::percent_of;
 
 /// Longer lines are wrapped at spaces; command lines never are.
 const COLUMNS: usize = 110;
@@ -39,6 +42,9 @@ pub(crate) fn render(diagnosis: &Diagnosis, color: bool) -> String {
             write_fixes(&mut text, check, reported.before(check), margin(label_columns), paint);
         }
         text.push('\n');
+    }
+    if let Some(report) = &diagnosis.prices {
+        write_prices(&mut text, report, paint);
     }
     let color = match diagnosis.barrier() {
         None => look(State::Ok).1,
@@ -75,6 +81,52 @@ fn write_fixes(text: &mut String, check: &Check, reported: Option<&str>, margin:
         let lead = if position == 0 { "fix: " } else { "or:  " };
         let _ = writeln!(text, "{:margin$}{}{}", "", paint.with("36", lead), printable(fix));
     }
+}
+
+/// A table of levels for each process, or why there is none.
+fn write_prices(text: &mut String, report: &PriceReport, paint: Paint) {
+    let budget = report.budget.ns_per_second();
+    let budget = budget.map_or_else(|| "no limit".to_owned(), |ns| format!("{} of one processor", percent_of(ns)));
+    let probe = match &report.not_measured {
+        None => format!("a probe takes {} ns here", count(report.prices.trap_ns.get())),
+        Some(reason) => format!(
+            "a probe is assumed to take {} ns, as on the slowest machine measured; it was not measured here: {reason}",
+            count(report.prices.trap_ns.get())
+        ),
+    };
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{}", paint.with("1", "What tracing PyTorch would cost"));
+    let _ = writeln!(text, "  {}", wrapped(&format!("budget: {budget}; {}", printable(&probe)), 2));
+    for process in &report.processes {
+        let whose = format!("PID {} ({})", process.tgid.0, printable(&process.name));
+        match &process.prediction {
+            Err(reason) => {
+                let _ = writeln!(text, "  {}", wrapped(&format!("{whose}: {}", printable(reason)), 2));
+            }
+            Ok(prediction) => {
+                let _ = writeln!(text, "  {whose}: {} tensor events/s", count(prediction.events_per_second));
+                write_levels(text, prediction, paint);
+            }
+        }
+    }
+    text.push('\n');
+}
+
+/// The level that is chosen has a mark, and what does not fit is dim.
+fn write_levels(text: &mut String, prediction: &Prediction, paint: Paint) {
+    let row = |[mark, level, ns_per_event, part, fits]: [&str; 5], shows: &str| {
+        format!("  {mark:2}  {level:<6}  {ns_per_event:>12}  {part:>14}  {fits:<6}  {shows}")
+    };
+    let header = row(["", "LEVEL", "NS PER EVENT", "OF A PROCESSOR", "FITS"], "SHOWS");
+    let _ = writeln!(text, "{}", paint.with("2", &header));
+    for price in &prediction.levels {
+        let mark = if price.level == prediction.chosen { "->" } else { "" };
+        let fits = if price.fits { "yes" } else { "no" };
+        let (ns_per_event, part) = (count(price.event_ns), percent_of(price.ns_per_second));
+        let line = row([mark, price.level.name(), &ns_per_event, &part, fits], price.shows);
+        let _ = writeln!(text, "{}", if price.fits { line } else { paint.with("2", &line) });
+    }
+    let _ = writeln!(text, "      without --tensors it is traced at level {}", prediction.chosen.name());
 }
 
 /// Which fixes stand in the report already, and where.
@@ -126,7 +178,9 @@ impl Paint {
 #[cfg(test)]
 mod tests {
     use super::{COLUMNS, render, wrapped};
-    use crate::commands::doctor::tests::{broken, healthy};
+    use std::num::NonZeroU64;
+
+    use crate::commands::doctor::tests::{broken, healthy, priced};
 
     #[test]
     fn every_check_has_a_line_and_the_verdict_is_the_last() {
@@ -161,6 +215,32 @@ mod tests {
             bare = bare.replace(code, "");
         }
         assert_eq!(bare, plain);
+    }
+
+    #[test]
+    fn each_process_has_a_table_of_levels_or_a_reason() {
+        let text = render(&priced(Ok(NonZeroU64::new(1_000).expect("a price"))), false);
+        let table = "\
+What tracing PyTorch would cost
+  budget: 2 % of one processor; a probe takes 1,000 ns here
+  PID 7 (python3): 120,000 tensor events/s
+      LEVEL   NS PER EVENT  OF A PROCESSOR  FITS    SHOWS
+  ->  read               0             0 %  yes     totals, peaks and counts, read from its memory
+      blocks         3,050          36.6 %  no      each tensor as it comes and goes
+      sites          4,150          49.8 %  no      the lines of Python
+      layers         5,800          69.6 %  no      phases and modules
+      without --tensors it is traced at level read
+  PID 9 (python3): 0 tensor events/s
+";
+        assert!(text.contains(table), "{text}");
+        assert!(text.contains("\n  ->  layers         5,800             0 %  yes     phases and modules\n"), "{text}");
+        assert!(text.contains("  PID 11 (python3): PyTorch with CUDA is not loaded: there are no tensors"), "{text}");
+        assert!(!render(&healthy(), false).contains("What tracing"));
+        let text = render(&priced(Err("the trial run did not work".to_owned())), false);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let assumed = "a probe is assumed to take 1,400 ns, as on the slowest machine measured; it was not measured here: \
+            the trial run did not work PID 7";
+        assert!(words.join(" ").contains(assumed), "{text}");
     }
 
     #[test]

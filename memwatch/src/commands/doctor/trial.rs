@@ -211,8 +211,6 @@ fn try_call(kernel: &mut Kernel) -> Result<(), CallFailure> {
     let offset = file_offset(&maps, function as usize as u64)
         .ok_or_else(|| CallFailure::new("memwatch's own code is not in /proc/self/maps"))?;
     kernel.watch(std::process::id())?;
-    let map = kernel.ebpf.take_map("RECORDS").ok_or(LoadError::Missing("RECORDS"))?;
-    let mut ring: RingBuf<MapData> = RingBuf::try_from(map)?;
     let cookie = CapturePlan::registers().cookie(TEST_ROW);
     let (entry, leave) = kernel.mechanism.programs();
     let mut links = Vec::new();
@@ -228,14 +226,16 @@ fn try_call(kernel: &mut Kernel) -> Result<(), CallFailure> {
     if returned != TEST_ARGUMENT {
         return Err(CallFailure::new("the probed function returned another value"));
     }
-    match test_record(&mut ring) {
+    // Only borrowed: programs that are loaded later need the map.
+    let map = kernel.ebpf.map_mut("RECORDS").ok_or(LoadError::Missing("RECORDS"))?;
+    match test_record(&mut RingBuf::try_from(map)?) {
         Some(record) if record.args[0] == TEST_ARGUMENT => Ok(()),
         Some(_) => Err(CallFailure::new("a record arrived, but not with the registers of the call")),
         None => Err(CallFailure::new("the probes were accepted, but no record of the call arrived")),
     }
 }
 
-fn test_record(ring: &mut RingBuf<MapData>) -> Option<CallRecord> {
+fn test_record(ring: &mut RingBuf<&mut MapData>) -> Option<CallRecord> {
     while let Some(bytes) = ring.next() {
         if let Ok(Record::Call(call)) = Record::from_bytes(&bytes)
             && call.probe == TEST_ROW

@@ -3,8 +3,7 @@
 use clap::ValueEnum;
 use memwatch_core::features::holdings::view;
 
-use crate::options::recording::WHICH;
-use crate::options::{Checked, Selected};
+use crate::options::{Checked, Subject};
 
 /// What a row of `memwatch holdings` is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -35,7 +34,7 @@ impl From<By> for view::By {
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub(crate) struct Names {
     #[command(flatten)]
-    pub(crate) selected: Selected,
+    pub(crate) subject: Subject,
     /// What a row is: name (with * for indices), class, dtype or module
     #[arg(long, value_enum, default_value_t, hide_possible_values = true)]
     pub(crate) by: By,
@@ -46,6 +45,6 @@ pub(crate) struct Names {
 
 impl Checked for Names {
     fn check(&self) -> Result<(), String> {
-        if self.selected.is_everybody() { Err(WHICH.to_owned()) } else { Ok(()) }
+        self.subject.check()
     }
 }

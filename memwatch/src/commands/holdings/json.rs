@@ -30,6 +30,10 @@ struct Process<'a> {
     command: &'a str,
     #[serde(flatten)]
     view: &'a HoldingsView,
+    /// How often where things lie in its build of PyTorch had to be looked for: 0 where an earlier reading has proven it; `null` in a recording.
+    layout_searches: Option<u32>,
+    /// It was forked from this process and has its allocators at the same place: what it holds is a copy of what that one holds.
+    copy_of: Option<u32>,
     /// All of them, by address.
     blocks: &'a [Holding],
 }
@@ -40,7 +44,13 @@ struct Process<'a> {
 /// What `out` answers.
 pub(super) fn write<'f>(out: &mut impl io::Write, found: &'f [Found], taken_at: &TakenAt) -> io::Result<()> {
     let origin = taken_at.origin();
-    let process = |found: &'f Found| Process { command: &found.command, view: &found.view, blocks: &found.blocks };
+    let process = |found: &'f Found| Process {
+        command: &found.command,
+        view: &found.view,
+        layout_searches: found.layout_searches,
+        copy_of: found.copy_of,
+        blocks: &found.blocks,
+    };
     let document = Document {
         schema: "memwatch.holdings/1",
         version: env!("CARGO_PKG_VERSION"),

@@ -1,97 +1,118 @@
-//! `memwatch holdings`: what a PyTorch process holds, by name. It only reads: no probe, no eBPF, and the process runs on.
+//! `memwatch holdings`: what a PyTorch process holds, by name. It only reads: no probe, no eBPF, and the process runs on. Or what it held in a recording.
 
 pub(crate) mod args;
 mod json;
+mod recorded;
 mod text;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::{Duration, Instant};
 
 use memwatch_core::features::holdings::view;
 use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::input::holdings::Holding;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{BooksError, HoldingsReader};
+use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
 use crate::options::Common;
 use crate::render::output::{style, unless_closed};
 use crate::sources::procfs::ProcReader;
-use crate::watch::one_shot::{TakenAt, tgids_of};
+use crate::watch::one_shot::{TakenAt, tgids_to_read};
+use crate::watch::past::{Needs, Recording};
 use args::Names;
-
-/// For how long a whole reading is tried of a process whose allocator is at work; then the blocks that stand still are read.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two tries.
-const BETWEEN: Duration = Duration::from_millis(10);
 
 /// What one process holds, with its command line.
 pub(crate) struct Found {
     pub(crate) command: String,
     pub(crate) view: HoldingsView,
     pub(crate) blocks: Vec<Holding>,
+    /// How often where things lie in PyTorch's build had to be looked for; `None` in a recording.
+    pub(crate) layout_searches: Option<u32>,
+    /// Where its allocators lie; nothing in a recording.
+    allocators: Vec<u64>,
+    /// The process that it was forked from, where the allocators of that lie at the same place: then it has a copy of what that one holds.
+    pub(crate) copy_of: Option<u32>,
 }
 
-/// Reads what processes hold, and prints it.
+/// Reads what processes hold, or held in a recording, and prints it.
 ///
 /// # Errors
 /// When none of them has PyTorch, or they cannot be read.
 pub(crate) async fn run(args: &Names, common: &Common) -> Result<Exit, Failure> {
-    let named: BTreeSet<u32> = tgids_of(&args.selected, common).await?.into_iter().map(|tgid| tgid.0).collect();
+    let past = Recording::named(&args.subject.past, Needs::Tensors, common).await?;
+    let (found, taken_at) = match past {
+        Some(recording) => recorded::found(&recording, args)?,
+        None => (read(args, common).await?, TakenAt::here()),
+    };
+    let mut out = io::stdout().lock();
+    let written = if common.json {
+        json::write(&mut out, &found, &taken_at)
+    } else {
+        text::write(&mut out, &found, &taken_at.clock, &style(common, false))
+    };
+    unless_closed(written)?;
+    Ok(Exit::Ok)
+}
+
+/// Reads them from processes that run.
+async fn read(args: &Names, common: &Common) -> Result<Vec<Found>, Failure> {
+    let named: BTreeSet<u32> =
+        tgids_to_read(&args.subject.selected, common).await?.into_iter().map(|tgid| tgid.0).collect();
     let mut processes = ProcReader::new("/proc");
     let children = processes.descendants(&named);
     let (mut found, mut failures) = (Vec::new(), Vec::new());
     for tgid in named.iter().chain(&children) {
         match holdings(*tgid, args) {
-            Ok(Some((view, blocks))) => {
+            Ok(Some(read)) => {
                 let command = processes.facts(*tgid, false).map(|facts| facts.command).unwrap_or_default();
-                found.push(Found { command, view, blocks });
+                found.push(Found { command, ..read });
             }
             Ok(None) => {}
             Err(error) => failures.push((*tgid, error)),
         }
     }
     if found.is_empty() {
-        return Err(failure(failures.into_iter().next()));
+        return Err(failure(failures.into_iter().next(), "holdings"));
     }
     for (tgid, error) in failures {
         eprintln!("memwatch: process {tgid} is left out: {error}");
     }
-    let mut out = io::stdout().lock();
-    let written = if common.json {
-        json::write(&mut out, &found, &TakenAt::here())
-    } else {
-        text::write(&mut out, &found, &style(common, false))
-    };
-    unless_closed(written)?;
-    Ok(Exit::Ok)
+    note_copies(&mut found, &processes);
+    Ok(found)
+}
+
+/// A process that was forked after its parent had begun with CUDA has that one's books, and nothing on the GPU.
+fn note_copies(found: &mut [Found], processes: &ProcReader) {
+    for parent in 0..found.len() {
+        let tgid = found[parent].view.tgid.0;
+        let allocators = found[parent].allocators.clone();
+        let children = processes.descendants(&BTreeSet::from([tgid]));
+        let is_copy = |child: &&mut Found| {
+            child.view.tgid.0 != tgid && children.contains(&child.view.tgid.0) && child.allocators == allocators
+        };
+        for child in found.iter_mut().filter(is_copy).filter(|child| !child.allocators.is_empty()) {
+            child.copy_of.get_or_insert(tgid);
+        }
+    }
 }
 
 /// `None` where the process has no PyTorch, or holds nothing of it yet.
-fn holdings(tgid: u32, args: &Names) -> Result<Option<(HoldingsView, Vec<Holding>)>, BooksError> {
-    let Some(mut reader) = HoldingsReader::open(tgid)? else { return Ok(None) };
-    let until = Instant::now() + PATIENCE;
-    let (holdings, totals) = loop {
-        break match reader.read() {
-            Ok(read) => read,
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() && Instant::now() < until => {
-                std::thread::sleep(BETWEEN);
-                continue;
-            }
-            Err(BooksError::Refused(refusal)) if refusal.is_passing() => reader.read_standing()?,
-            Err(error) => return Err(error),
-        };
-    };
+fn holdings(tgid: u32, args: &Names) -> Result<Option<Found>, BooksError> {
+    let Some(mut reader) = HoldingsReader::open(tgid, NAMES_TIME)? else { return Ok(None) };
+    let (holdings, totals) = reader.read_patiently()?;
     let view = view(&holdings, &totals, args.by.into(), args.top);
-    Ok(Some((view, holdings.rows)))
+    let layout_searches = Some(reader.searches());
+    let allocators = reader.allocators().to_vec();
+    Ok(Some(Found { command: String::new(), view, blocks: holdings.rows, layout_searches, allocators, copy_of: None }))
 }
 
-fn failure(failure: Option<(u32, BooksError)>) -> Failure {
+/// Why a command found nothing to read; given is the first process that could not be read.
+pub(crate) fn failure(failure: Option<(u32, BooksError)>, command: &str) -> Failure {
     match failure {
         None => Failure::new(Exit::NoTarget, "no PyTorch with CUDA in these processes"),
         Some((tgid, error @ BooksError::Unreadable(io::ErrorKind::PermissionDenied))) => {
             let failure = Failure::new(Exit::NotPermitted, format!("process {tgid}: {error}"));
-            failure.advise("Reading the memory of a process needs root: sudo memwatch holdings")
+            failure.advise(format!("Reading the memory of a process needs root: sudo memwatch {command}"))
         }
         Some((tgid, error @ BooksError::Unreadable(_))) => {
             Failure::new(Exit::NoTarget, format!("process {tgid}: {error}"))

@@ -2,42 +2,56 @@
 
 use std::io;
 
-use memwatch_core::features::holdings::view::{By, HoldingGroupView, HoldingsView};
-use memwatch_core::input::holdings::{Advice, AdviceKind, HoldingClass};
+use memwatch_core::features::holdings::view::{By, HoldingsView};
+use memwatch_core::input::holdings::{Advice, AdviceKind, Cut, HoldingClass};
 
 use super::Found;
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, percent, plural, printable};
+use crate::render::holdings::{self, name_of, shape};
 use crate::render::sentences::Sentence;
 use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
 
 /// Writes what each process holds.
 ///
 /// # Errors
 /// What `out` answers.
-pub(super) fn write(out: &mut impl io::Write, found: &[Found], options: &TableOptions) -> io::Result<()> {
+pub(super) fn write(
+    out: &mut impl io::Write,
+    found: &[Found],
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
     for found in found {
-        process(&mut page, found);
+        process(&mut page, found, clock);
     }
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
 
-fn process(page: &mut Page, found: &Found) {
+fn process(page: &mut Page, found: &Found, clock: &WallClock) {
     let view = &found.view;
     page.line(&Sentence::new(Tone::Heading, heading(found)));
     if view.by != By::Class {
-        page.line(&Sentence::new(Tone::Plain, classes(view)));
+        page.line(&Sentence::new(Tone::Plain, holdings::classes(view, bytes, " · ")));
     }
     page.grid(&groups(view));
     if view.more_groups > 0 {
         let text = format!("{} more: --top", plural(view.more_groups, "group", "groups"));
         page.line(&Sentence::new(Tone::Faint, text));
     }
+    page.line(&Sentence::new(Tone::Faint, read_at(view, clock)));
     for advice in &view.advice {
         page.line(&Sentence::new(Tone::Plain, advised(advice)));
+    }
+    if let Some(parent) = found.copy_of {
+        let text = format!(
+            "it was forked from PID {parent} and has its allocator at the same place: this is a copy of what that one holds, and no more memory"
+        );
+        page.line(&Sentence::new(Tone::Warning, text));
     }
     for doubt in doubts(view) {
         page.line(&Sentence::new(Tone::Warning, doubt));
@@ -57,11 +71,6 @@ fn heading(found: &Found) -> String {
         .collect();
     let named = percent(view.named_bytes, view.allocated_bytes);
     format!("PID {}  {}  {} · {named} named", view.tgid.0, printable(&found.command), devices.join(" · "))
-}
-
-fn classes(view: &HoldingsView) -> String {
-    let sums = view.classes.iter().map(|sum| format!("{} {}", sum.class.label(), bytes(sum.bytes)));
-    sums.collect::<Vec<_>>().join(" · ")
 }
 
 fn groups(view: &HoldingsView) -> Grid {
@@ -89,33 +98,17 @@ fn groups(view: &HoldingsView) -> Grid {
             group.class.map_or(UNKNOWN, HoldingClass::label).to_owned(),
             group.shape.as_deref().map_or_else(|| UNKNOWN.to_owned(), shape),
             group.dtype.as_deref().unwrap_or(UNKNOWN).to_owned(),
-            name(view.by, group),
+            name_of(view.by, group),
         ]);
     }
     grid
 }
 
-fn shape(shape: &[u64]) -> String {
-    if shape.is_empty() {
-        return "scalar".to_owned();
-    }
-    shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x")
-}
-
-fn name(by: By, group: &HoldingGroupView) -> String {
-    let own = if by == By::Class { group.example.as_deref() } else { group.name.as_deref() };
-    let own = match own {
-        // The model itself has the parameters that are in none of its modules.
-        Some("") => "(model)",
-        Some(name) => name,
-        None => UNKNOWN,
-    };
-    let kept_by = group.kept_by.as_deref().map(|keeper| format!(", kept by {keeper}")).unwrap_or_default();
-    let others = match group.other_names {
-        0 => String::new(),
-        names => format!(" (and {})", plural(names, "other name", "other names")),
-    };
-    printable(&format!("{own}{others}{kept_by}")).into_owned()
+/// `read at 14:03:20`, `read at 14:03:20; 12.0 MiB came later`.
+fn read_at(view: &HoldingsView, clock: &WallClock) -> String {
+    let later = holdings::later_bytes(view);
+    let later = if later > 0 { format!("; {} came later", bytes(later)) } else { String::new() };
+    format!("read at {}{later}", clock.time_of_day(view.read_ns))
 }
 
 fn advised(advice: &Advice) -> String {
@@ -149,9 +142,13 @@ fn doubts(view: &HoldingsView) -> Vec<String> {
         doubts.push(format!("{names} left out: what leads to them changed while it was read"));
     }
     if view.is_partial {
-        doubts.push(
-            "names may be missing: the program changed its objects while they were read, or has too many".to_owned(),
-        );
+        let why = match view.cut_by {
+            Some(Cut::Time) => "the time for a reading was over",
+            Some(Cut::Size) => "the program has more objects than are read",
+            None => "the program changed its objects while they were read",
+        };
+        let objects = plural(view.objects, "object", "objects");
+        doubts.push(format!("names may be missing: {why} ({objects} were looked at)"));
     }
     doubts
 }

@@ -17,6 +17,13 @@ pub(crate) struct Leak {
     #[arg(short, long, value_name = "TIME", default_value = "1m", conflicts_with_all = PAST)]
     #[arg(value_parser = values::duration, allow_negative_numbers = true)]
     pub(crate) duration: Duration,
+    /// Only read the process's memory again and again: no probe, no eBPF; names what grows by what keeps it (PyTorch only)
+    #[arg(long, conflicts_with_all = PAST)]
+    pub(crate) read_only: bool,
+    /// Time from one reading to the next (default: so that reading takes a tenth of a processor at most)
+    #[arg(short, long, value_name = "TIME", requires = "read_only")]
+    #[arg(value_parser = values::interval, allow_negative_numbers = true)]
+    pub(crate) interval: Option<Duration>,
     /// Growth per minute that counts as a leak: 500K, 10M; less is reported as slow
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = values::size_bytes)]
     pub(crate) threshold: u64,

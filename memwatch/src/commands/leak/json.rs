@@ -2,8 +2,9 @@
 
 use std::io;
 
+use memwatch_core::allocators::names::HeldAs;
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::{AgeView, LeakView, LeaksView};
+use memwatch_core::features::leak::view::{AgeView, BlocksView, KeeperView, LeakView, LeaksView, ReadingsView};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
@@ -44,8 +45,24 @@ struct ProcessJson<'a> {
     command: &'a str,
     observed_since: String,
     windows: Option<u64>,
+    readings: Option<ReadingsJson<'a>>,
     too_short: u64,
     findings: Vec<FindingJson<'a>>,
+}
+
+/// What was read where nothing was traced.
+#[derive(Serialize)]
+struct ReadingsJson<'a> {
+    count: u64,
+    without_names: u64,
+    why_without_names: Option<&'a str>,
+    standing: u64,
+    partial: u64,
+    read_bytes: u64,
+    processor_seconds: f64,
+    first_bytes: Option<u64>,
+    last_bytes: Option<u64>,
+    ended: Option<&'a str>,
 }
 
 /// A place, and how it grows.
@@ -59,6 +76,7 @@ pub(crate) struct FindingJson<'a> {
     file: Option<&'a str>,
     line: Option<u32>,
     function: Option<&'a str>,
+    held: Option<&'a HeldAs>,
     bytes_per_minute: f64,
     late_bytes_per_minute: f64,
     p: f64,
@@ -71,6 +89,8 @@ pub(crate) struct FindingJson<'a> {
     last_bytes: u64,
     replaced_seconds: Option<f64>,
     ages: Option<Vec<AgeJson>>,
+    keepers: &'a [KeeperView],
+    blocks: Option<BlocksView>,
     reason: String,
 }
 
@@ -88,8 +108,24 @@ fn process<'a>(leaks: &'a LeaksView, clock: &WallClock) -> ProcessJson<'a> {
         command: &leaks.command,
         observed_since: clock.rfc3339(leaks.observed_since_ns),
         windows: leaks.windows,
+        readings: leaks.readings.as_ref().map(readings),
         too_short: leaks.too_short,
         findings: leaks.findings.iter().map(|finding| finding_json(finding, clock)).collect(),
+    }
+}
+
+fn readings(view: &ReadingsView) -> ReadingsJson<'_> {
+    ReadingsJson {
+        count: view.count,
+        without_names: view.without_names,
+        why_without_names: view.why_without_names.as_deref(),
+        standing: view.standing,
+        partial: view.partial,
+        read_bytes: view.read_bytes,
+        processor_seconds: seconds(view.processor_ns),
+        first_bytes: view.first_bytes,
+        last_bytes: view.last_bytes,
+        ended: view.ended.as_deref(),
     }
 }
 
@@ -103,6 +139,7 @@ pub(crate) fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> Find
         file: finding.file.as_deref(),
         line: finding.line,
         function: finding.function.as_deref(),
+        held: finding.held.as_ref(),
         bytes_per_minute: finding.bytes_per_minute,
         late_bytes_per_minute: finding.late_bytes_per_minute,
         p: finding.p,
@@ -118,6 +155,8 @@ pub(crate) fn finding_json<'a>(finding: &'a LeakView, clock: &WallClock) -> Find
             let age = |age: &AgeView| AgeJson { below_seconds: age.below_ns.map(seconds), bytes: age.bytes };
             ages.iter().map(age).collect()
         }),
+        keepers: &finding.keepers,
+        blocks: finding.blocks,
         reason: reason(finding),
     }
 }

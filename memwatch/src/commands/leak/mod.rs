@@ -2,12 +2,14 @@
 
 pub(crate) mod args;
 pub(crate) mod json;
+mod read_only;
 pub(crate) mod text;
 pub(crate) mod words;
 
 use std::io;
 
 use memwatch_core::Pipeline;
+use memwatch_core::features::leak::view::LeaksView;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
@@ -26,6 +28,9 @@ use args::Leak;
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
 pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
+    if args.read_only {
+        return read_only::run(args, common).await;
+    }
     let selected = &args.subject.selected;
     let threshold = args.threshold as f64;
     let past = Recording::named(&args.subject.past, Needs::Calls, common).await?;
@@ -39,6 +44,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;
+        session.read_holdings(&mut signals).await;
         let snapshot = session.snapshot();
         (snapshot, session.pipeline().leaks(threshold), TakenAt::here())
     };
@@ -49,7 +55,12 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
     } else {
         text::write(&mut out, (&leaks, args.top), &snapshot, &taken_at.clock, &style(common, false))
     })?;
+    Ok(exit_of(&leaks, args))
+}
+
+/// Whether what `--fail-on` names was found.
+fn exit_of(leaks: &[LeaksView], args: &Leak) -> Exit {
     let mut verdicts = leaks.iter().flat_map(|leaks| &leaks.findings).map(|finding| finding.verdict);
     let is_found = args.fail_on.is_some_and(|what| verdicts.any(|verdict| what.is_of(verdict)));
-    Ok(if is_found { Exit::Found } else { Exit::Ok })
+    if is_found { Exit::Found } else { Exit::Ok }
 }

@@ -6,7 +6,7 @@ use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::Snapshot;
 
-use crate::commands::leak::words::{by_age, reason};
+use crate::commands::leak::words::{by_age, by_blocks, kept_by, named, readings, reason};
 use crate::render::Tone;
 use crate::render::format::{bytes, count, duration, percent_of_one, plural, rate_per_minute};
 use crate::render::places;
@@ -38,7 +38,10 @@ pub(crate) fn write(
 ) -> io::Result<()> {
     let mut page = Page { text: String::new(), options: *options };
     section(&mut page, (leaks, top), snapshot);
-    page.trust(snapshot, clock);
+    match overhead_of_readings(leaks) {
+        Some(sentence) => page.line(&sentence),
+        None => page.trust(snapshot, clock),
+    }
     out.write_all(page.text.as_bytes())?;
     out.flush()
 }
@@ -61,13 +64,17 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
             page.grid(&grid);
             let grow = |finding: &&&LeakView| finding.verdict.grows();
             for finding in rows.iter().take(top).filter(grow) {
-                let why = [Some(reason(finding)), by_age(finding)].into_iter().flatten().collect::<Vec<_>>().join("; ");
+                // The place of what was read is its keeper.
+                let keepers = if finding.blocks.is_some() { by_blocks(finding) } else { kept_by(finding) };
+                let why = [Some(reason(finding)), by_age(finding), keepers];
+                let why = why.into_iter().flatten().collect::<Vec<_>>().join("; ");
                 page.line(&Sentence::new(Tone::Plain, format!("why {}: {why}", place(snapshot, finding))));
             }
         }
         if rows.len() > top {
             page.line(&Sentence::new(Tone::Faint, format!("and {} more", count((rows.len() - top) as u64))));
         }
+        process.readings.iter().flat_map(readings).for_each(|sentence| page.line(&sentence));
     }
     if leaks.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "No process with GPU memory."));
@@ -94,6 +101,10 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
     let watched = duration(snapshot.time_ns.saturating_sub(process.observed_since_ns));
     let steps = process.findings.iter().filter_map(|finding| finding.steps).max();
     let from = match (steps, process.windows) {
+        _ if process.readings.is_some() => {
+            let readings = process.readings.as_ref().map_or(0, |readings| readings.count);
+            format!("{} in {watched}", plural(readings, "reading", "readings"))
+        }
         (Some(steps), _) => format!("{} in {watched}", plural(steps as u64, "step", "steps")),
         (None, Some(windows)) => format!("{} in {watched}", plural(windows, "sample", "samples")),
         (None, None) => watched,
@@ -105,11 +116,34 @@ fn heading(process: &LeaksView, snapshot: &Snapshot) -> (Tone, String) {
 /// `68 lines have no verdict: …`; `None` where each has one.
 fn without_verdict(process: &LeaksView, snapshot: &Snapshot) -> Option<String> {
     let view = snapshot.process(process.tgid, process.observed_since_ns);
-    let has_ended = view.is_some_and(|view| view.ended_ns.is_some());
-    let lines = plural(process.too_short, "line has", "lines have");
+    let has_ended = match &process.readings {
+        Some(readings) => readings.ended.is_some(),
+        None => view.is_some_and(|view| view.ended_ns.is_some()),
+    };
+    let (lines, needed) = if process.readings.is_some() {
+        (plural(process.too_short, "name has", "names have"), "a verdict takes 10 readings")
+    } else {
+        let needed = "a verdict takes 10 samples (one per second and step), or 20 steps";
+        (plural(process.too_short, "line has", "lines have"), needed)
+    };
     let advice = if has_ended { "the program ended before that" } else { "watch longer, with --duration" };
-    let needed = "a verdict takes 10 samples (one per second and step), or 20 steps";
     (process.too_short > 0).then(|| format!("{lines} no verdict: {needed}; {advice}"))
+}
+
+/// `only read, nothing attached: 30 readings of 84.2 MiB and 0.12 s of processor time each`; `None` where something was traced.
+fn overhead_of_readings(leaks: &[LeaksView]) -> Option<Sentence> {
+    let all = || leaks.iter().filter_map(|leaks| leaks.readings.as_ref());
+    let number: u64 = all().map(|readings| readings.count + readings.without_names).sum();
+    let mean = |sum: u64| sum.checked_div(number);
+    let read = mean(all().map(|readings| readings.read_bytes).fold(0, u64::saturating_add))?;
+    let processor_ns = mean(all().map(|readings| readings.processor_ns).fold(0, u64::saturating_add))?;
+    let number = plural(number, "reading", "readings");
+    let milliseconds = count(processor_ns.div_ceil(1_000_000));
+    let text = format!(
+        "only read, nothing attached: {number} of {} and {milliseconds} ms of processor time each",
+        bytes(read)
+    );
+    Some(Sentence::new(Tone::Faint, text))
 }
 
 fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
@@ -124,8 +158,11 @@ fn row(snapshot: &Snapshot, finding: &LeakView) -> Vec<String> {
     ]
 }
 
-/// `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host memory`.
+/// `GPU 0: train.py:12 main`, `GPU 0: driver`, `pinned host memory`, `cuda:0: train.py:main: kept[*]`.
 fn place(snapshot: &Snapshot, finding: &LeakView) -> String {
+    if let ("name", Some(device), Some(keeper)) = (&*finding.level, finding.device, finding.keepers.first()) {
+        return format!("cuda:{device}: {}", named(keeper));
+    }
     let gpu = sentences::gpu_number(snapshot, finding.uuid.as_ref());
     match &*finding.level {
         "pinned_host" => "pinned host memory".to_owned(),

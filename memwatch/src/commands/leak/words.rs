@@ -1,9 +1,15 @@
-//! Why a line is judged to grow, or not to.
+//! Why a line, or a name, is judged to grow, or not to; who keeps what it holds; what was read for that.
 
 use memwatch_core::features::leak::model::Verdict;
-use memwatch_core::features::leak::view::LeakView;
+use memwatch_core::features::leak::view::{KeeperView, LeakView, ReadingsView};
+use memwatch_core::input::holdings::HoldingClass;
 
-use crate::render::format::{bytes, duration, percent_of_one, rate_per_minute};
+use crate::render::Tone;
+use crate::render::format::{bytes, count, duration, percent_of_one, plural, printable, rate_per_minute};
+use crate::render::sentences::Sentence;
+
+/// Keepers of one line that are printed.
+const LISTED_KEEPERS: usize = 3;
 
 /// `it grows at +64.0 MiB/min (sure 99.8 %), and goes on: +32.0 MiB/min recently (sure 99.0 %)`.
 pub(crate) fn reason(finding: &LeakView) -> String {
@@ -50,4 +56,88 @@ pub(crate) fn by_age(finding: &LeakView) -> Option<String> {
         })
         .collect();
     (!parts.is_empty()).then(|| format!("now held: {}", parts.join(", ")))
+}
+
+/// `kept by train.py:main: history[*] (12 tensors, 6.0 MiB; newest history[11])`, for the ones that keep most; `None` where none is known.
+pub(crate) fn kept_by(finding: &LeakView) -> Option<String> {
+    let keepers: Vec<String> = finding.keepers.iter().take(LISTED_KEEPERS).map(keeper).collect();
+    let more = finding.keepers.len().saturating_sub(LISTED_KEEPERS);
+    let and_more = if more == 0 { String::new() } else { format!(", and {} more", count(more as u64)) };
+    (!keepers.is_empty()).then(|| format!("kept by {}{and_more}", keepers.join(", ")))
+}
+
+fn keeper(keeper: &KeeperView) -> String {
+    let what = if keeper.class == HoldingClass::Tensor { "tensor" } else { "block" };
+    let number = plural(keeper.count, what, &format!("{what}s"));
+    let newest =
+        shortened(keeper.newest.as_deref(), keeper).map(|newest| format!("; newest {newest}")).unwrap_or_default();
+    format!("{} ({number}, {}{newest})", named(keeper), bytes(keeper.bytes))
+}
+
+/// What keeps, as it is printed: `train.py:main: history[*]`, `optimizer state: exp_avg of h.*.weight`,
+/// `the graph of losses[*] (saved by ExpBackward0)`.
+pub(crate) fn named(keeper: &KeeperView) -> String {
+    let text = match (keeper.class, &keeper.name, &keeper.kept_by) {
+        (HoldingClass::SavedForBackward, Some(node), Some(owner)) => format!("the graph of {owner} (saved by {node})"),
+        (HoldingClass::Tensor, Some(name), _) => name.clone(),
+        (class, Some(name), _) => format!("{}: {name}", class.label()),
+        (class, None, _) => class.label().to_owned(),
+    };
+    printable(&text).into_owned()
+}
+
+/// `history[11]` of `train.py:main: history[11]`, where the pattern names that function, too; `None` where it is no other than the pattern.
+fn shortened(name: Option<&str>, keeper: &KeeperView) -> Option<String> {
+    let pattern = keeper.kept_by.as_deref().or(keeper.name.as_deref())?;
+    let name = name.filter(|name| *name != pattern)?;
+    let (function, _) = pattern.split_once(": ").unwrap_or_default();
+    let behind = name.strip_prefix(function).and_then(|behind| behind.strip_prefix(": ")).unwrap_or(name);
+    Some(printable(behind).into_owned())
+}
+
+/// `3 blocks in the first reading, 25 in the last; 22 came meanwhile, and 20 of them stayed; oldest kept[0], newest kept[24]`; `None` where no
+/// readings were compared.
+pub(crate) fn by_blocks(finding: &LeakView) -> Option<String> {
+    let blocks = finding.blocks?;
+    let first = plural(blocks.first, "block", "blocks");
+    let stayed = if blocks.stayed == blocks.came { "all".to_owned() } else { count(blocks.stayed) };
+    let (last, came) = (count(blocks.last), count(blocks.came));
+    let text =
+        format!("{first} in the first reading, {last} in the last; {came} came meanwhile, and {stayed} of them stayed");
+    let keeper = finding.keepers.first().filter(|keeper| keeper.count > 1);
+    let ends = keeper.into_iter().flat_map(|keeper| {
+        let ends = [("oldest", &keeper.oldest), ("newest", &keeper.newest)];
+        ends.map(|(word, name)| Some(format!("{word} {}", shortened(name.as_deref(), keeper)?))).into_iter().flatten()
+    });
+    let ends = ends.collect::<Vec<_>>().join(", ");
+    Some(if ends.is_empty() { text } else { format!("{text}; {ends}") })
+}
+
+/// `all blocks: 64.0 MiB in the first reading, 91.0 MiB in the last`, what was read for that, and what limits it.
+pub(crate) fn readings(view: &ReadingsView) -> Vec<Sentence> {
+    let mut sentences = Vec::new();
+    if let (Some(first), Some(last)) = (view.first_bytes, view.last_bytes) {
+        let text = format!("all blocks: {} in the first reading, {} in the last", bytes(first), bytes(last));
+        sentences.push(Sentence::new(Tone::Plain, text));
+    }
+    let warnings = [
+        view.ended.as_ref().map(|why| format!("no more readings: {}", printable(why))),
+        view.why_without_names.as_ref().map(|why| {
+            let number = plural(view.without_names, "reading has", "readings have");
+            format!("{number} no names, and is compared with nothing: {}", printable(why))
+        }),
+        (view.standing > 0).then(|| {
+            let number = plural(view.standing, "reading has", "readings have");
+            format!("{number} only the blocks that stood still for 80 ms: the program allocates without a pause")
+        }),
+        (view.partial > 0 && view.partial >= view.count).then(|| {
+            "names may be missing: the program has more objects than are looked at, or changes them too fast".to_owned()
+        }),
+        (view.partial > 0 && view.partial < view.count).then(|| {
+            let number = plural(view.partial, "reading was", "readings were");
+            format!("{number} left out: the program changed its objects meanwhile")
+        }),
+    ];
+    sentences.extend(warnings.into_iter().flatten().map(|text| Sentence::new(Tone::Warning, text)));
+    sentences
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use memwatch_core::features::oom::view::OomView;
 use memwatch_core::snapshot::Snapshot;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
@@ -42,10 +41,7 @@ impl Serialize for Data<'_> {
         for (name, finding) in *findings {
             match finding {
                 Finding::Leaks(found) => map.serialize_entry(name, &leaks::data(found, clock))?,
-                Finding::Ooms(found, forgotten) => {
-                    let all: Vec<&OomView> = found.iter().collect();
-                    map.serialize_entry(name, &oom::data((&all, *forgotten), clock))?;
-                }
+                Finding::Ooms(found) => map.serialize_entry(name, &oom::data(found, clock))?,
                 Finding::Profile(found) => map.serialize_entry(name, &profile::data(found, snapshot, clock))?,
                 Finding::Forecasts(found) => map.serialize_entry(name, &forecast::forecasts(found, clock))?,
                 Finding::Fragments(found) => map.serialize_entry(name, &fragments::data(found, snapshot, clock))?,

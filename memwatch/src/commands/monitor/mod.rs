@@ -10,12 +10,12 @@ use memwatch_core::Pipeline;
 use memwatch_core::features::churn::view::ChurnView;
 use memwatch_core::features::forecast::view::ForecastsView;
 use memwatch_core::features::leak::view::LeaksView;
-use memwatch_core::features::oom::view::OomView;
 use memwatch_core::features::profile::view::ProfileView;
 use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::words::Found;
-use crate::commands::{fragment, oom, profile};
+use crate::commands::oom::words::Failed;
+use crate::commands::{fragment, profile};
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
@@ -42,8 +42,8 @@ pub(crate) enum Finding {
     Forecasts(Box<ForecastsView>),
     /// What keeps growing.
     Leaks(Vec<LeaksView>),
-    /// Failed allocations, and how many before these are forgotten.
-    Ooms(Vec<OomView>, u64),
+    /// Failed allocations, and what the kernel driver refused.
+    Ooms(Failed),
     /// What was held over time.
     Profile(Box<ProfileView>),
     /// How free memory lies.
@@ -101,9 +101,9 @@ fn fragments(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Findi
 }
 
 fn ooms(pipeline: &Pipeline, _args: &Monitor, snapshot: &Snapshot) -> Finding {
-    let (mut ooms, forgotten) = oom::reported(pipeline);
-    ooms.retain(|oom| snapshot.processes.iter().any(|process| process.tgid == oom.tgid));
-    Finding::Ooms(ooms, forgotten)
+    let mut failed = Failed::of(pipeline);
+    failed.keep(snapshot);
+    Finding::Ooms(failed)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use memwatch_core::features::oom::view::OomView;
 use memwatch_core::snapshot::Snapshot;
 
 use crate::commands::fragment::text as fragments;
@@ -32,10 +31,7 @@ pub(crate) fn write(
         page.line(&Sentence::new(Tone::Heading, name.to_uppercase()));
         match finding {
             Finding::Leaks(found) => leaks::section(&mut page, (found, top), snapshot),
-            Finding::Ooms(found, forgotten) => {
-                let all: Vec<&OomView> = found.iter().collect();
-                oom::section(&mut page, (&all, *forgotten), clock);
-            }
+            Finding::Ooms(found) => oom::section(&mut page, found, clock),
             Finding::Profile(found) => profile::section(&mut page, found, snapshot, clock),
             Finding::Forecasts(found) => forecast::show(&mut page, (found, &[]), snapshot, clock),
             Finding::Fragments(found) => fragments::section(&mut page, (found, top), snapshot, clock),

@@ -2,14 +2,15 @@
 
 use std::io;
 
-use memwatch_core::features::oom::view::{CacheView, OomView};
+use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
 use memwatch_core::snapshot::{Snapshot, WhoseView};
 use memwatch_core::words::GpuUuid;
 use serde::Serialize;
 
 use super::forecast_json as forecast;
 use super::forecast_json::{ChangeJson, ForecastsJson};
-use crate::commands::oom::words::{Holder, OomReport, advice, gpu, holders, unwatched_bytes};
+use crate::commands::explain::json::{Refused, refused_json};
+use crate::commands::oom::words::{Failed, Holder, OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::render::json::{Origin, write_report};
 use crate::render::wall_clock::WallClock;
 
@@ -23,18 +24,23 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    let OomReport { ooms, forgotten, forecasts, changes } = *report;
+    let OomReport { failed, forecasts, changes } = *report;
     let data = Report {
         forecast: forecast::forecasts(forecasts, origin.clock),
         changes: changes.iter().map(|change| forecast::change_json(change, origin.clock)).collect(),
-        failures: data((ooms, forgotten), origin.clock),
+        failures: data(failed, origin.clock),
     };
     write_report(out, "memwatch.oom/2", data, snapshot, origin)
 }
 
 /// The same within another report.
-pub(crate) fn data<'a>((ooms, forgotten): (&[&'a OomView], u64), clock: &WallClock) -> Listed<'a> {
-    Listed { failures: ooms.iter().map(|oom| failure(oom, clock)).collect(), forgotten }
+pub(crate) fn data<'a>(failed: &'a Failed, clock: &WallClock) -> Listed<'a> {
+    Listed {
+        failures: failed.ooms.iter().map(|oom| failure(oom, clock)).collect(),
+        forgotten: failed.forgotten,
+        survived: failed.survived.iter().map(|one| survived(one, clock)).collect(),
+        survived_forgotten: failed.survived_forgotten,
+    }
 }
 
 #[derive(Serialize)]
@@ -49,6 +55,18 @@ struct Report<'a> {
 pub(crate) struct Listed<'a> {
     failures: Vec<FailureJson<'a>>,
     forgotten: u64,
+    survived: Vec<SurvivedJson<'a>>,
+    survived_forgotten: u64,
+}
+
+/// What the kernel driver refused without a failure; `status` is what the call returned, `null` where that was not seen.
+#[derive(Serialize)]
+struct SurvivedJson<'a> {
+    #[serde(rename = "pid")]
+    tgid: u32,
+    status: Option<i32>,
+    #[serde(flatten)]
+    refused: Refused<'a>,
 }
 
 #[derive(Serialize)]
@@ -62,6 +80,7 @@ struct FailureJson<'a> {
     symbol: Option<&'a str>,
     wanted_bytes: u64,
     more: u64,
+    refused: Vec<Refused<'a>>,
     whose: Option<&'a WhoseView>,
     cache: Option<&'a CacheView>,
     gpu: Option<GpuJson>,
@@ -86,6 +105,10 @@ struct HolderJson<'a> {
     held_bytes: u64,
 }
 
+fn survived<'a>(one: &'a SurvivedView, clock: &WallClock) -> SurvivedJson<'a> {
+    SurvivedJson { tgid: one.tgid.0, status: one.status, refused: refused_json(&one.refused, clock) }
+}
+
 fn failure<'a>(oom: &'a OomView, clock: &WallClock) -> FailureJson<'a> {
     let on = gpu(oom);
     let holder = |holder: Holder<'a>| HolderJson {
@@ -103,6 +126,7 @@ fn failure<'a>(oom: &'a OomView, clock: &WallClock) -> FailureJson<'a> {
         symbol: oom.symbol.as_deref(),
         wanted_bytes: oom.wanted_bytes,
         more: oom.more,
+        refused: oom.refused.iter().map(|refused| refused_json(refused, clock)).collect(),
         whose: oom.whose.as_ref(),
         cache: oom.cache.as_ref(),
         gpu: on.map(|gpu| GpuJson {

@@ -13,7 +13,6 @@ use std::io;
 
 use memwatch_core::Pipeline;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
-use memwatch_core::features::oom::view::OomView;
 use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
@@ -28,7 +27,7 @@ use crate::watch::session::Session;
 use crate::watch::signals::Signals;
 use alert::{AlertActions, Alerts};
 use args::{Oom, OomFound};
-use words::OomReport;
+use words::{Failed, OomReport};
 
 /// From this level on, a forecast is one to fail on.
 const WARNING: [&str; 3] = ["medium", "high", "critical"];
@@ -38,7 +37,7 @@ struct Collected {
     snapshot: Snapshot,
     forecasts: ForecastsView,
     changes: Vec<ForecastChangeView>,
-    ooms: (Vec<OomView>, u64),
+    failed: Failed,
     taken_at: TakenAt,
 }
 
@@ -47,7 +46,7 @@ struct Collected {
 /// # Errors
 /// When the processes cannot be watched, the recording cannot be read, or the report cannot be written.
 pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
-    let reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
+    let mut reported = match Recording::named(&args.subject.past, Needs::Calls, common).await? {
         Some(recording) => {
             let mut replay = recorded::play_all(&recording, |pipeline| prepare(pipeline, args))?;
             let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
@@ -58,28 +57,28 @@ pub(crate) async fn run(args: &Oom, common: &Common) -> Result<Exit, Failure> {
                     show(change, &snapshot, &taken_at, common)?;
                 }
             }
-            Collected { snapshot, forecasts: pipeline.forecasts(), changes, ooms: self::reported(pipeline), taken_at }
+            Collected { snapshot, forecasts: pipeline.forecasts(), changes, failed: Failed::of(pipeline), taken_at }
         }
         None => watch(args, common).await?,
     };
-    let shown: Vec<&OomView> = reported.ooms.0.iter().filter(|oom| is_of(&reported.snapshot, oom)).collect();
-    let Collected { snapshot, forecasts, changes, ooms: (_, forgotten), taken_at } = &reported;
+    reported.failed.keep(&reported.snapshot);
+    let Collected { snapshot, forecasts, changes, failed, taken_at } = &reported;
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes };
+        let report = OomReport { failed, forecasts, changes };
         json::write(&mut out, &report, snapshot, taken_at.origin())
     } else {
         // What was printed as it came is not repeated.
         let earlier: &[ForecastChangeView] = if args.follow { &[] } else { changes };
         let style = style(common, false);
-        let report = OomReport { ooms: &shown, forgotten: *forgotten, forecasts, changes: earlier };
+        let report = OomReport { failed, forecasts, changes: earlier };
         text::write(&mut out, &report, snapshot, &taken_at.clock, &style)
     })?;
     let wants = |what| args.fail_on.contains(&what);
     let is_warning = |change: &ForecastChangeView| {
         change.threshold_percent.is_some() || WARNING.contains(&&*change.gpu.outlook.level)
     };
-    let is_found = (!shown.is_empty() && (args.fail_on_oom || wants(OomFound::Oom)))
+    let is_found = (!failed.ooms.is_empty() && (args.fail_on_oom || wants(OomFound::Oom)))
         || (wants(OomFound::Forecast) && changes.iter().any(is_warning));
     Ok(if is_found { Exit::Found } else { Exit::Ok })
 }
@@ -116,7 +115,7 @@ async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     if session.is_anybody_left() {
         forecasts = session.pipeline().forecasts();
     }
-    Ok(Collected { snapshot, forecasts, changes, ooms: self::reported(session.pipeline()), taken_at: TakenAt::here() })
+    Ok(Collected { snapshot, forecasts, changes, failed: Failed::of(session.pipeline()), taken_at: TakenAt::here() })
 }
 
 /// Reports a change to every receiver.
@@ -151,14 +150,4 @@ fn show(change: &ForecastChangeView, snapshot: &Snapshot, taken_at: &TakenAt, co
     } else {
         forecast_text::write_change(&mut out, change, &taken_at.clock, &style(common, true))
     })
-}
-
-/// What the pipeline has kept.
-pub(crate) fn reported(pipeline: &Pipeline) -> (Vec<OomView>, u64) {
-    let (ooms, forgotten) = pipeline.ooms();
-    (ooms.cloned().collect(), forgotten)
-}
-
-fn is_of(snapshot: &Snapshot, oom: &OomView) -> bool {
-    snapshot.processes.iter().any(|process| process.tgid == oom.tgid)
 }

@@ -2,13 +2,14 @@
 
 use std::io;
 
-use memwatch_core::features::oom::view::{CacheView, OomView};
+use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
 use memwatch_core::snapshot::{GpuView, ProcessView, SiteView, Snapshot, largest};
 
 use super::forecast_text as forecast;
-use crate::commands::oom::words::{OomReport, advice, gpu, holders, unwatched_bytes};
+use crate::commands::oom::words::{Failed, OomReport, advice, gpu, holders, outcome, unwatched_bytes};
 use crate::render::Tone;
-use crate::render::format::{bytes, count, duration, known, percent, plural};
+use crate::render::explained::refused;
+use crate::render::format::{UNKNOWN, bytes, count, duration, known, percent, plural};
 use crate::render::places;
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::{Page, TableOptions};
@@ -28,11 +29,11 @@ pub(crate) fn write(
     clock: &WallClock,
     options: &TableOptions,
 ) -> io::Result<()> {
-    let OomReport { ooms, forgotten, forecasts, changes } = *report;
+    let OomReport { failed, forecasts, changes } = *report;
     let mut page = Page { text: String::new(), options: *options };
-    section(&mut page, (ooms, forgotten), clock);
+    section(&mut page, failed, clock);
     // Where all have ended nothing is to come, and the failures say all.
-    if ooms.is_empty() || snapshot.processes.iter().any(|process| process.ended_ns.is_none()) {
+    if failed.ooms.is_empty() || snapshot.processes.iter().any(|process| process.ended_ns.is_none()) {
         forecast::show(&mut page, (forecasts, changes), snapshot, clock);
     }
     page.trust(snapshot, clock);
@@ -41,18 +42,35 @@ pub(crate) fn write(
 }
 
 /// The same within another report.
-pub(crate) fn section(page: &mut Page, (ooms, forgotten): (&[&OomView], u64), clock: &WallClock) {
-    for oom in ooms {
+pub(crate) fn section(page: &mut Page, failed: &Failed, clock: &WallClock) {
+    for oom in &failed.ooms {
         page.line(&Sentence::new(Tone::Bad, title(oom, clock)));
         for (label, text) in facts(oom) {
             page.line(&Sentence::new(Tone::Plain, format!("  {label:<12}{text}")));
         }
     }
-    if ooms.is_empty() {
+    if failed.ooms.is_empty() {
         page.line(&Sentence::new(Tone::Plain, "No out-of-memory failure."));
     }
-    if forgotten > 0 {
-        page.line(&Sentence::new(Tone::Faint, format!("and {} more before these", count(forgotten))));
+    if failed.forgotten > 0 {
+        page.line(&Sentence::new(Tone::Faint, format!("and {} more before these", count(failed.forgotten))));
+    }
+    write_survived(page, failed, clock);
+}
+
+/// What the kernel driver refused without a failure: latest first.
+fn write_survived(page: &mut Page, failed: &Failed, clock: &WallClock) {
+    let requests = failed.survived_forgotten + failed.survived.len() as u64;
+    if requests == 0 {
+        return;
+    }
+    let heading = format!("{} refused by the kernel driver without a failure", plural(requests, "request", "requests"));
+    page.line(&Sentence::new(Tone::Plain, heading));
+    for one in failed.survived.iter().rev().take(LISTED) {
+        let SurvivedView { tgid, refused: request, .. } = one;
+        let ((asked, called), time) = (refused(request), clock.time_of_day(request.time_ns));
+        let text = format!("  {asked:>10}  {time}  PID {}  {called}: {}", tgid.0, outcome(one));
+        page.line(&Sentence::new(Tone::Faint, text));
     }
 }
 
@@ -71,6 +89,7 @@ fn of(oom: &OomView) -> Option<&ProcessView> {
 
 fn facts(oom: &OomView) -> Vec<(&'static str, String)> {
     let mut facts = vec![("requested", requested(oom))];
+    facts.extend(refused_requests(oom));
     facts.extend(gpu(oom).map(|gpu| ("free", free(oom, gpu))));
     facts.extend(gpu(oom).map(|gpu| ("total", total(oom, gpu))));
     facts.extend(holding(oom));
@@ -91,6 +110,17 @@ fn requested(oom: &OomView) -> String {
         more => format!(", {} within a second", plural(more, "more failure", "more failures")),
     };
     format!("{:>10}  {whose}{step}{more}", bytes(oom.wanted_bytes))
+}
+
+/// `1.90 GiB  by the kernel driver in cuMemAlloc_v2 by PyTorch`: the last of them, if libcuda asked it.
+fn refused_requests(oom: &OomView) -> Option<(&'static str, String)> {
+    let (asked, called) = refused(oom.refused.last()?);
+    let others = match oom.refused.len() as u64 - 1 {
+        0 => String::new(),
+        others => format!(", after {}", plural(others, "other request", "other requests")),
+    };
+    let place = if called == UNKNOWN { String::new() } else { format!(" in {called}") };
+    Some(("refused", format!("{asked:>10}  by the kernel driver{place}{others}")))
 }
 
 /// `409.6 MiB  (+ 1.70 GiB reserved but unallocated, largest block 1.50 GiB)`.

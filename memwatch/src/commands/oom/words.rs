@@ -1,8 +1,10 @@
 //! An allocation that failed, in words: who held the GPU, and what would have helped.
 
+use memwatch_core::Pipeline;
 use memwatch_core::features::forecast::view::{ForecastChangeView, ForecastsView};
-use memwatch_core::features::oom::view::{CacheView, OomView};
-use memwatch_core::snapshot::{GpuView, ProcessView};
+use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
+use memwatch_core::snapshot::{GpuView, ProcessView, Snapshot};
+use memwatch_core::words::Tgid;
 
 use crate::render::format::bytes;
 use crate::render::sentences;
@@ -10,14 +12,49 @@ use crate::render::sentences;
 /// All that `memwatch oom` reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OomReport<'a> {
-    /// Allocations that failed, oldest first.
-    pub(crate) ooms: &'a [&'a OomView],
-    /// How many older ones are forgotten.
-    pub(crate) forgotten: u64,
+    /// What has failed.
+    pub(crate) failed: &'a Failed,
     /// What is to be expected.
     pub(crate) forecasts: &'a ForecastsView,
     /// What has changed of that, oldest first.
     pub(crate) changes: &'a [ForecastChangeView],
+}
+
+/// Allocations that failed, and what the kernel driver refused without one; oldest first.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Failed {
+    /// The failures.
+    pub(crate) ooms: Vec<OomView>,
+    /// How many older ones are forgotten.
+    pub(crate) forgotten: u64,
+    /// Refused requests behind which there is none.
+    pub(crate) survived: Vec<SurvivedView>,
+    /// How many older ones of these are forgotten.
+    pub(crate) survived_forgotten: u64,
+}
+
+impl Failed {
+    /// What the pipeline has kept.
+    pub(crate) fn of(pipeline: &Pipeline) -> Self {
+        let ((ooms, forgotten), (survived, survived_forgotten)) = (pipeline.ooms(), pipeline.survived());
+        Self { ooms: ooms.cloned().collect(), forgotten, survived: survived.collect(), survived_forgotten }
+    }
+
+    /// Leaves out other processes than those of the snapshot.
+    pub(crate) fn keep(&mut self, snapshot: &Snapshot) {
+        let is_of = |tgid: Tgid| snapshot.processes.iter().any(|process| process.tgid == tgid);
+        self.ooms.retain(|oom| is_of(oom.tgid));
+        self.survived.retain(|one| is_of(one.tgid));
+    }
+}
+
+/// What became of a call for which the kernel driver refused memory, and whose failure nobody reports.
+pub(crate) fn outcome(survived: &SurvivedView) -> String {
+    match survived.status {
+        Some(0) => "the call succeeded all the same".to_owned(),
+        Some(status) => format!("the call failed with {status}, and its caller went on"),
+        None => "what came of it was not seen".to_owned(),
+    }
 }
 
 /// A process that held memory of the GPU on which there was too little.

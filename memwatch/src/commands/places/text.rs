@@ -2,6 +2,7 @@
 
 use std::io;
 
+use memwatch_core::allocators::sampling::Estimate;
 use memwatch_core::snapshot::{
     DevicePlacesView, LayerView, NativeView, PlacesView, ProcessView, Row, Snapshot, SumView, TensorsView, largest,
     largest_at_peak,
@@ -84,11 +85,17 @@ fn sums(sum: &SumView) -> [String; 7] {
         bytes(sum.live_bytes),
         bytes(sum.at_peak_bytes),
         bytes(sum.peak_bytes),
-        bytes(sum.total_bytes),
+        sum.sampled.map_or_else(|| bytes(sum.total_bytes), sampled),
         count(sum.allocations),
         count(sum.frees),
         known(sum.mean_lifetime_ns, lifetime),
     ]
+}
+
+/// `≈1.20 GiB ± 0.11 GiB`: by windows in which it was traced.
+fn sampled(estimate: Estimate) -> String {
+    let error = estimate.standard_error_bytes.map_or_else(String::new, |error| format!(" ± {}", bytes(error)));
+    format!("≈{}{error}", bytes(estimate.bytes))
 }
 
 /// Blocks of a step live for less than a tenth of a second, so shorter units than a table of processes has.

@@ -23,4 +23,8 @@ pub(crate) struct Record {
     pub(crate) duration: Option<Duration>,
 }
 
-impl Checked for Record {}
+impl Checked for Record {
+    fn check(&self) -> Result<(), String> {
+        self.tensors.check()
+    }
+}

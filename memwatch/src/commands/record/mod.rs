@@ -15,7 +15,7 @@ use crate::watch::recorded::follow;
 use crate::watch::recorded::reported;
 use crate::watch::recorded::tape;
 use crate::watch::recording::{Facts, Recorded};
-use crate::watch::session::Session;
+use crate::watch::session::{Session, holdings};
 use crate::watch::signals::Signals;
 use crate::watch::subject::session_options;
 use args::Record;
@@ -37,12 +37,15 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let request = args.tensors.request(!tgids.is_empty());
     let mut session_options = session_options(&Targets::of(&Selected::of(&tgids)), request, common);
     session_options.tensors_by_default = args.tensors.is_default();
+    session_options.budget = args.tensors.budget;
     session_options.tape = Some(options.clone());
+    session_options.holdings_every = Some(holdings::IN_RECORDING);
     let mut session = Session::open(&session_options)?;
     session.list_tensors_from(LARGE_BYTES);
     let mut signals = Signals::listen()?;
     eprintln!("memwatch: recording into {}; Ctrl-C ends it", output_file::name(&args.output));
     let stopped = follow(&mut session, &mut signals, args.duration.map(|duration| Instant::now() + duration)).await;
+    session.read_holdings(&mut signals).await;
     let (snapshot, boottime_to_unix_ns, recorded) = session.end_recording(stopped);
     let Some(recorded) = recorded else { return Ok(Exit::Ok) };
     let ending = Some(match recorded.end {

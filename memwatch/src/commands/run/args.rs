@@ -24,4 +24,8 @@ pub(crate) struct Run {
     pub(crate) program: Vec<std::ffi::OsString>,
 }
 
-impl Checked for Run {}
+impl Checked for Run {
+    fn check(&self) -> Result<(), String> {
+        self.tensors.check()
+    }
+}

@@ -13,7 +13,7 @@ use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
 use crate::watch::command::{Running, hold};
 use crate::watch::recorded;
-use crate::watch::session::Session;
+use crate::watch::session::{Session, holdings};
 use crate::watch::signals::Signals;
 use crate::watch::subject::Filter;
 use crate::watch::subject::filtered;
@@ -43,6 +43,7 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
     options.tensors_by_default = run.tensors.is_default();
+    options.budget = run.tensors.budget;
     options.libraries.extend(libraries_on_search_path());
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
     if run.output.as_deref().is_some_and(output_file::is_stdout) {
@@ -51,6 +52,7 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     }
     options.tape =
         run.output.as_deref().map(|path| recorded::tape(path, &run.tape, false)).transpose().map_err(failed)?;
+    options.holdings_every = options.tape.as_ref().map(|_| holdings::IN_RECORDING);
     let mut session = Session::open(&options).map_err(failed)?;
     // Before the command exists: a signal that arrives while it starts must reach it, not end memwatch alone.
     let mut signals = Signals::listen().map_err(failed)?;

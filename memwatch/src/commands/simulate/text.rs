@@ -95,11 +95,12 @@ fn measured(view: &SimulationView) -> Vec<String> {
 }
 
 fn row(view: &SimulationView, policy: &PolicyView) -> Vec<String> {
+    let at_least = if policy.begins_otherwise { "≥" } else { "" };
     vec![
-        bytes(policy.peak_reserved_bytes),
+        format!("{at_least}{}", bytes(policy.peak_reserved_bytes)),
         known(change(view, policy), |part| format!("{:+.1} %", part * 100.0)),
         bytes(policy.peak_reserved_bytes.saturating_sub(policy.allocated_at_peak_bytes)),
-        bytes(policy.reserved_bytes),
+        format!("{at_least}{}", bytes(policy.reserved_bytes)),
         bytes(policy.largest_free_bytes),
         percent(policy.hits, policy.hits + policy.misses),
         count(policy.driver_allocations + policy.driver_frees),

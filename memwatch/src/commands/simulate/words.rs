@@ -30,7 +30,7 @@ pub(crate) fn is_whole(view: &SimulationView) -> bool {
 /// By how much a policy's peak is another than what was measured, as a part of that; `None` where these are not of the same requests.
 pub(crate) fn change(view: &SimulationView, policy: &PolicyView) -> Option<f64> {
     let measured = view.measured.peak_reserved_bytes;
-    let is_comparable = is_whole(view) && measured > 0 && policy.failure.is_none();
+    let is_comparable = is_whole(view) && measured > 0 && policy.failure.is_none() && !policy.begins_otherwise;
     is_comparable.then(|| ratio(policy.peak_reserved_bytes, measured) - 1.0)
 }
 
@@ -51,6 +51,12 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
             bytes(older)
         ));
     }
+    if let Some(begun_with) = view.begun_with_bytes {
+        advice.push(format!(
+            "all rows begin with the {} that PyTorch had before; where the setting makes other segments (≥), how many it would have made for that is not known",
+            bytes(begun_with)
+        ));
+    }
     if let Some(available_bytes) = view.available_bytes.filter(|_| view.context_bytes.is_none()) {
         advice.push(format!(
             "the size of the CUDA context is unknown (NVML shows it for a process traced from its start): PyTorch would have less than {}",
@@ -67,7 +73,8 @@ pub(crate) fn advice(view: &SimulationView) -> Vec<String> {
 fn best(view: &SimulationView) -> Option<String> {
     let base = view.policies.iter().find(|policy| policy.as_it_ran);
     let base_bytes = base.filter(|base| base.failure.is_none()).map(|base| base.peak_reserved_bytes)?;
-    let candidates = view.policies.iter().filter(|policy| policy.setting.is_some() && policy.failure.is_none());
+    let is_candidate = |policy: &&PolicyView| policy.failure.is_none() && !policy.begins_otherwise;
+    let candidates = view.policies.iter().filter(|policy| policy.setting.is_some()).filter(is_candidate);
     let rank = |policy: &&PolicyView| (u64::MAX - policy.granted_refused, policy.peak_reserved_bytes);
     let best = candidates.filter(|policy| !policy.as_it_ran).min_by_key(rank)?;
     if best.granted_refused > 0 && base.is_some_and(|base| base.granted_refused < best.granted_refused) {
@@ -76,7 +83,8 @@ fn best(view: &SimulationView) -> Option<String> {
     }
     let saved = base_bytes.checked_sub(best.peak_reserved_bytes)?;
     if ratio(saved, base_bytes) < WORTH_NAMING {
-        return Some("none of these settings would have taken 1 % less".to_owned());
+        let are_all_known = !view.policies.iter().any(|policy| policy.begins_otherwise);
+        return are_all_known.then(|| "none of these settings would have taken 1 % less".to_owned());
     }
     let calls = (best.driver_allocations + best.driver_frees)
         .checked_sub(view.measured.driver_allocations + view.measured.driver_frees);

@@ -68,15 +68,21 @@ fn resting(snapshot: &Snapshot) -> Option<Failure> {
     if tensors.peek().is_none() || tensors.any(|tensors| !tensors.allocators.is_empty()) {
         return None;
     }
+    let mut refused = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()?.books_refused.as_ref());
+    if let Some(why) = refused.next() {
+        let failure = Failure::new(Exit::Unsupported, format!("no counters of PyTorch: {why}"));
+        return Some(failure.advise("What it has of the driver: memwatch ps"));
+    }
     let why = "PyTorch is loaded, but made no allocation while memwatch watched: its counters are read at its next one";
     Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
-/// Whether it is known of every allocator of PyTorch where its numbers begin.
+/// Whether it is known of every allocator of PyTorch where its numbers begin, or why it has none.
 fn is_counted(snapshot: &Snapshot) -> bool {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     let is_counted = |tensors: &TensorsView| {
-        !tensors.allocators.is_empty() && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
+        let is_any = !tensors.allocators.is_empty() || tensors.books_refused.is_some();
+        is_any && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
     };
     tensors.peek().is_some() && tensors.all(|tensors| is_counted(tensors))
 }

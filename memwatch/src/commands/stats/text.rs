@@ -143,6 +143,9 @@ fn waste(allocator: &AllocatorView) -> String {
 
 fn cache(allocator: &AllocatorView) -> String {
     let all = allocator.cache_hits + allocator.cache_misses;
+    if &*allocator.observed_by == "numbers" {
+        return "cache hits are not known: no event is traced".to_owned();
+    }
     if all == 0 {
         return "no allocation since attach".to_owned();
     }

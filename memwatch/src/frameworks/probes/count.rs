@@ -9,7 +9,15 @@ use super::{TensorProbes, attach_program, chain, hash, in_table};
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism};
 
-const COUNTS: &str = "TENSOR_COUNTS";
+pub(super) const COUNTS: &str = "TENSOR_COUNTS";
+
+/// The program that does nothing but count.
+pub(super) const fn program_of(mechanism: Mechanism) -> &'static str {
+    match mechanism {
+        Mechanism::UprobeMulti => "mw_tensor_count",
+        Mechanism::Classic => "mw_tensor_count_classic",
+    }
+}
 
 /// Counts how often a process comes to this point from now on.
 ///
@@ -21,10 +29,7 @@ pub(crate) fn begin_count(
     tgid: NonZeroU32,
     point: &TensorPoint,
 ) -> Result<TensorProbes, String> {
-    let program = match kernel.mechanism {
-        Mechanism::UprobeMulti => "mw_tensor_count",
-        Mechanism::Classic => "mw_tensor_count_classic",
-    };
+    let program = program_of(kernel.mechanism);
     let one_process = kernel.mechanism.attaches_to_processes();
     // Of others that have the file nothing is counted: they are not in the table.
     let scope = if one_process { UProbeScope::OneProcess(tgid) } else { UProbeScope::AllProcesses };

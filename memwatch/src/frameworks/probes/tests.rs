@@ -1,5 +1,6 @@
 //! Real PyTorch on the simulated GPU, probed for real: what the kernel half sends is what PyTorch's own trace and Python's own objects say.
 
+mod asleep;
 mod job;
 
 use std::collections::{BTreeMap, BTreeSet};

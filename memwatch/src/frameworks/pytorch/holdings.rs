@@ -1,6 +1,8 @@
 //! What a PyTorch process holds, by name: its allocators' books, and who keeps the tensors in their blocks. Both are read from its memory alone.
 
 use std::ops::Range;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use memwatch_core::features::holdings::DeviceTotals;
 use memwatch_core::input::books::{BookState, MovingDevice};
@@ -12,7 +14,6 @@ use memwatch_inspect::python::layout::Layout;
 use super::books::{BooksError, BooksReader};
 use crate::sources::address_space::{AddressSpace, Mapping};
 use crate::sources::binary::Binary;
-use crate::sources::clock::boottime_ns;
 use crate::sources::library::is_library;
 use crate::sources::python;
 
@@ -26,13 +27,24 @@ const CLASSES: [&str; 7] = [
     "libtorch_python.so",
     "libtorch_cuda_linalg.so",
 ];
-/// The library with the maps of workspaces, and those maps: variables of functions, in the static table of symbols only. The second is there from
-/// PyTorch 2.9 on.
+/// The library with the maps of workspaces, and those maps: variables of functions, in the static table of symbols only. Up to PyTorch 2.6 it is the
+/// first; the last is there from 2.9 on.
 const WORKSPACES_LIBRARY: &str = "libtorch_cuda.so";
-const WORKSPACES: [&str; 2] = [
+const WORKSPACES: [&str; 3] = [
+    "_ZZN2at4cuda12_GLOBAL__N_133cublas_handle_stream_to_workspaceEvE8instance",
     "_ZZN2at4cuda33cublas_handle_stream_to_workspaceEvE8instance",
     "_ZZN2at4cuda35cublaslt_handle_stream_to_workspaceEvE8instance",
 ];
+
+/// For how long a whole reading is tried of a process whose allocators are at work; then the blocks that stand still are read.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Readings of which the best is taken.
+const MOST_READINGS: usize = 3;
+/// Between two tries.
+const BETWEEN: Duration = Duration::from_millis(10);
+
+/// How long names are looked for in one process.
+pub(crate) const NAMES_TIME: Duration = Duration::from_secs(10);
 
 /// A process of which it can be read what it holds.
 #[derive(Debug)]
@@ -43,14 +55,17 @@ pub(crate) struct HoldingsReader {
     /// Of its Python, or why there are no names.
     layout: Result<Layout, String>,
     options: Options,
+    /// How long names are looked for, of one reading.
+    most_time: Duration,
 }
 
 impl HoldingsReader {
-    /// Finds PyTorch and Python in a process; `None` where it has not loaded PyTorch's allocators.
+    /// Finds PyTorch and Python in a process, whose names are looked for no longer than `most_time`; `None` where it has not loaded PyTorch's
+    /// allocators.
     ///
     /// # Errors
     /// The process may not be read, or its library is damaged.
-    pub(crate) fn open(tgid: u32) -> Result<Option<Self>, BooksError> {
+    pub(crate) fn open(tgid: u32, most_time: Duration) -> Result<Option<Self>, BooksError> {
         let Some(books) = BooksReader::open(tgid)? else { return Ok(None) };
         let space = AddressSpace::open(tgid).map_err(|error| BooksError::Unreadable(error.kind()))?;
         let layout = match python::layout_of(tgid, &space) {
@@ -59,7 +74,74 @@ impl HoldingsReader {
             Err(error) => Err(error.to_string()),
         };
         let options = Options { libraries: libraries(&space), workspaces: workspaces(&space), ..Options::default() };
-        Ok(Some(Self { tgid, books, space, layout, options }))
+        Ok(Some(Self { tgid, books, space, layout, options, most_time }))
+    }
+
+    /// How often where things lie in PyTorch's build had to be looked for, in all readings.
+    pub(crate) fn searches(&self) -> u32 {
+        self.books.searches()
+    }
+
+    /// Where the allocators lay in the last whole reading, by device.
+    pub(crate) fn allocators(&self) -> &[u64] {
+        self.books.allocators()
+    }
+
+    /// Looks again at what the process has mapped, before one more reading of a process that went on.
+    ///
+    /// # Errors
+    /// The process has gone, or may not be read any more.
+    pub(crate) fn refresh(&mut self) -> Result<(), BooksError> {
+        self.books.refresh()?;
+        self.space.refresh().map_err(|error| BooksError::Unreadable(error.kind()))
+    }
+
+    /// Reads all as soon as the allocators rest for a moment; where they do not, the blocks that stand still while they work. A program that goes on
+    /// changes its objects while they are read: then of some readings the one that finds most.
+    ///
+    /// # Errors
+    /// Their books are not understood, or no block stands still.
+    pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+        let mut best = self.read_within(PATIENCE)?;
+        for _ in 1..MOST_READINGS {
+            if lacks(&best.0) == (false, 0) || self.is_unchanged(&best.0) {
+                break;
+            }
+            let next = self.read_within(PATIENCE)?;
+            if lacks(&next.0) < lacks(&best.0) {
+                best = next;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Whether the process has the same blocks still.
+    fn is_unchanged(&mut self, holdings: &Holdings) -> bool {
+        let Ok(books) = self.books.read() else { return false };
+        let blocks = Blocks::of_books(&books);
+        blocks
+            .iter()
+            .map(|block| (block.address, block.bytes))
+            .eq(holdings.rows.iter().map(|row| (row.address, row.block_bytes)))
+    }
+
+    /// Reads all once, where the allocators are waited for so long.
+    ///
+    /// # Errors
+    /// As of [`Self::read_patiently`].
+    pub(crate) fn read_within(&mut self, patience: Duration) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
+        let until = Instant::now() + patience;
+        loop {
+            match self.read() {
+                Err(BooksError::Refused(refusal)) if refusal.is_passing() => {
+                    if Instant::now() >= until {
+                        return self.read_standing();
+                    }
+                    sleep(BETWEEN);
+                }
+                read => return read,
+            }
+        }
     }
 
     /// Reads all once.
@@ -68,7 +150,7 @@ impl HoldingsReader {
     /// The allocators worked meanwhile, or their books are not understood.
     pub(crate) fn read(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let books = self.books.read()?;
-        Ok((self.named(&Blocks::of_books(&books)), DeviceTotals::of_books(&books)))
+        Ok((self.named(&Blocks::of_books(&books), books.began_ns), DeviceTotals::of_books(&books)))
     }
 
     /// Reads the blocks that stand still while the allocators work.
@@ -84,18 +166,25 @@ impl HoldingsReader {
                 ordinal: device.ordinal,
                 reserved_bytes: device.reserved_bytes,
                 changing_bytes: Some(device.allocated_bytes.saturating_sub(standing_bytes)),
+                later_bytes: None,
             }
         };
-        Ok((self.named(&Blocks::of_moving(&standing)), standing.devices.iter().map(totals).collect()))
+        let named = self.named(&Blocks::of_moving(&standing), standing.began_ns);
+        Ok((named, standing.devices.iter().map(totals).collect()))
     }
 
-    fn named(&self, blocks: &Blocks) -> Holdings {
-        let time_ns = boottime_ns();
+    fn named(&self, blocks: &Blocks, time_ns: u64) -> Holdings {
         let layout = self.layout.as_ref();
-        let named = read(&self.space, layout.ok(), blocks, &self.options);
+        let named = read(&self.space.within(self.most_time), layout.ok(), blocks, &self.options);
         let without_names = layout.err().cloned().or(named.without_names);
         Holdings { tgid: Tgid(self.tgid), time_ns, without_names, ..named }
     }
+}
+
+/// Whether objects are missing in a reading, and of how many bytes nothing is known to lead to them: the less, the better.
+fn lacks(holdings: &Holdings) -> (bool, u64) {
+    let lost = holdings.rows.iter().filter(|row| !row.is_found()).map(|row| row.block_bytes);
+    (holdings.is_partial, lost.fold(0, u64::saturating_add))
 }
 
 fn is_one(mapping: &Mapping, name: &str) -> bool {

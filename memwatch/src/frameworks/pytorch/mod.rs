@@ -3,6 +3,7 @@
 mod books;
 mod counter;
 mod holdings;
+mod known_builds;
 mod look;
 mod numbers;
 mod price;
@@ -10,9 +11,10 @@ mod symbols;
 mod watch;
 
 pub(crate) use books::{BooksError, BooksReader};
-pub(crate) use holdings::HoldingsReader;
+pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
 pub(crate) use memwatch_core::input::TensorLevel;
 pub(crate) use numbers::{Moment, RestingNumbers};
+pub(crate) use price::{events, rates};
 pub(crate) use symbols::TensorPoint;
 #[cfg(test)]
 pub(crate) use symbols::points;

@@ -47,9 +47,9 @@ impl RestingNumbers {
         Ok(Self { memory, moment: Moment::default(), looked: None, read: BTreeMap::new() })
     }
 
-    /// Whether it is time to look.
-    pub(crate) fn is_due(&self) -> bool {
-        self.looked.is_none_or(|looked| looked.elapsed() >= BETWEEN)
+    /// When it is time to look.
+    pub(crate) fn due(&self, now: Instant) -> Instant {
+        self.looked.map_or(now, |looked| looked + BETWEEN)
     }
 
     /// What the allocators at these addresses have, where the process rests: no record of it came since the last look, and what had come by then was
@@ -120,10 +120,11 @@ mod tests {
         assert_eq!(look_again(&mut numbers, 8, &at), [], "a number is another");
         let unfetched = Moment { records: 8, fetches: numbers.moment.fetches };
         assert_eq!(numbers.look(unfetched, &at), [], "a record may have come");
+        let before = Instant::now();
         let found = look_again(&mut numbers, 8, &at);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].0, found[0].1[0], found[0].1[15]), (at[0], STATISTICS_OFFSET_BYTES / 8, 1));
-        assert!(!numbers.is_due(), "not so soon again");
+        assert!(numbers.due(before) >= before + BETWEEN, "not so soon again");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
@@ -76,6 +77,8 @@ struct Watched {
     counting: Option<Counting>,
     /// How much is watched of it, once that is decided.
     level: Option<TensorLevel>,
+    /// Only what the allocator reports.
+    reports_only: bool,
     /// How often it was looked at.
     looks: u64,
     /// When it was last looked at; and whether the answer is still to come.
@@ -84,16 +87,18 @@ struct Watched {
     /// When the first library was found.
     found: Option<Instant>,
     libraries: BTreeMap<TorchLibrary, Library>,
-    /// The rows that are in place.
-    attached: Vec<u16>,
 }
 
 struct Library {
-    /// The rows that its file has, of the ones that are put in on demand.
+    file: LibraryFile,
+    /// All rows that its file has.
+    points: Vec<TensorPoint>,
+    /// The ones of them that its level wants.
+    wanted: Vec<u16>,
+    /// The ones that are put in on demand.
     on_demand: Vec<TensorPoint>,
     /// The ones that are in place until the trace is seen, with their probes.
     until_trace: Option<(Vec<TensorPoint>, TensorProbes)>,
-    file: LibraryFile,
     probes: Vec<TensorProbes>,
 }
 
@@ -121,13 +126,14 @@ impl TorchWatch {
         mut decide: impl FnMut(u32, u64) -> TensorLevel,
     ) -> Vec<(u32, Vec<u16>)> {
         let Some(looker) = &self.looker else { return Vec::new() };
+        let now = Instant::now();
         for (tgid, watched) in self.processes.extract_if(.., |tgid, _| !wanted.contains_key(tgid)) {
             watched.take_out(kernel, tgid);
         }
         for &tgid in wanted.keys() {
             let watched = self.processes.entry(tgid).or_insert_with(Watched::new);
-            if watched.is_due() {
-                watched.looked = Some(Instant::now());
+            if watched.next_look(now).is_some_and(|next| next <= now) {
+                watched.looked = Some(now);
                 watched.waiting = true;
                 watched.looks += 1;
                 looker.order(tgid);
@@ -156,28 +162,50 @@ impl TorchWatch {
         new
     }
 
+    /// When somebody is to be looked at next, or an answer about him is to be heard.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        self.looker.as_ref().and_then(|_| self.processes.values().filter_map(|watched| watched.due(now)).min())
+    }
+
     /// How much is watched of a process.
     pub(crate) fn level_of(&self, tgid: u32) -> TensorLevel {
         self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.request.level)
     }
 
-    /// From now on no more than this is watched of a process.
-    pub(crate) fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
-        let Some(watched) = self.processes.get_mut(&tgid) else { return };
-        watched.level = Some(level);
-        for (library, parts) in &mut watched.libraries {
-            let purpose = if ALLOCATORS.contains(library) { Purpose::Allocator } else { Purpose::Stages };
-            if !wants(level, purpose) {
-                parts.on_demand.clear();
-                parts.take_out(kernel, tgid);
+    /// What is watched of a process at a level.
+    pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
+        TensorRequest { level, ..self.request }
+    }
+
+    /// From now on this is watched of a process. Returns the rows on its allocators that no library has.
+    pub(crate) fn change(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) -> Vec<u16> {
+        let Some(watched) = self.processes.get_mut(&tgid) else { return Vec::new() };
+        (watched.level, watched.reports_only) = (Some(request.level), request.reports_only);
+        // The trace before the reports: a report without a trace shows no size that was asked for.
+        for library in watched.libraries.values_mut().rev() {
+            // A library in which nothing changes keeps its probes: nothing of it is missed.
+            if library.rows(request) != library.wanted {
+                library.take_out(kernel, tgid);
+                library.put_in(kernel, tgid, request);
             }
         }
+        watched.missing()
+    }
+
+    /// Nothing is traced of a process from now on; its probes are out once this has ended.
+    pub(crate) fn close(&mut self, kernel: &mut Kernel, tgid: u32) -> Option<JoinHandle<()>> {
+        let watched = self.processes.get_mut(&tgid)?;
+        (watched.level, watched.reports_only) = (Some(TensorLevel::Read), false);
+        let probes = watched.libraries.values_mut().flat_map(Library::clear).collect();
+        let failed = |error: &std::io::Error| log::warn!("process {tgid} keeps probes that it does not need: {error}");
+        tensor_probes::detach_beside(kernel, probes).inspect_err(failed).ok()
     }
 
     /// The processes whose events have been counted for long enough.
     fn counted(&mut self) -> Vec<(u32, Counting)> {
+        let now = Instant::now();
         let over =
-            |(tgid, watched): (&u32, &mut Watched)| Some((*tgid, watched.counting.take_if(|one| one.is_over())?));
+            |(tgid, watched): (&u32, &mut Watched)| Some((*tgid, watched.counting.take_if(|one| one.over() <= now)?));
         self.processes.iter_mut().filter_map(over).collect()
     }
 
@@ -252,29 +280,18 @@ impl TorchWatch {
         let FoundLibrary { tgid, library, file, points } = found;
         // It may have ended meanwhile.
         let watched = self.processes.get_mut(&tgid)?;
-        let request = TensorRequest { level: watched.level.unwrap_or(self.request.level), ..self.request };
-        if request.level == TensorLevel::Off {
+        let level = watched.level.unwrap_or(self.request.level);
+        let request = TensorRequest { level, reports_only: watched.reports_only || self.request.reports_only };
+        if request.level == TensorLevel::Off || watched.libraries.contains_key(&library) {
             return None;
         }
-        if watched.libraries.contains_key(&library) {
-            return None;
-        }
-        let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) = match points {
-            Ok(points) => points.into_iter().partition(|point| request.wants(point.row)),
-            Err(error) => {
-                log::warn!("process {tgid}: {}: its tensors are not traced: {error}", file.display);
-                (Vec::new(), Vec::new())
-            }
-        };
-        let is_on_demand =
-            |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && !request.reports_only;
-        let on_demand = others.into_iter().filter(is_on_demand).collect();
-        watched.attached.extend(wanted.iter().map(|point| point.row.id));
-        let (until_trace, always): (Vec<_>, Vec<_>) =
-            wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
-        let probes = attach(kernel, tgid, &file, &always).into_iter().collect();
-        let until_trace = attach(kernel, tgid, &file, &until_trace).map(|probes| (until_trace, probes));
-        watched.libraries.insert(library, Library { on_demand, until_trace, file, probes });
+        let points = points.unwrap_or_else(|error| {
+            log::warn!("process {tgid}: {}: its tensors are not traced: {error}", file.display);
+            Vec::new()
+        });
+        let mut own = Library::new(file, points);
+        own.put_in(kernel, tgid, request);
+        watched.libraries.insert(library, own);
         watched.found.get_or_insert_with(Instant::now);
         let is_complete =
             ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
@@ -308,12 +325,12 @@ impl Watched {
             since: Instant::now(),
             counting: None,
             level: None,
+            reports_only: false,
             looks: 0,
             looked: None,
             waiting: false,
             found: None,
             libraries: BTreeMap::new(),
-            attached: Vec::new(),
         }
     }
 
@@ -321,20 +338,29 @@ impl Watched {
     fn missing(&self) -> Vec<u16> {
         let rows =
             TENSOR_PROBES.iter().filter(|row| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace));
-        rows.map(|row| row.id).filter(|id| !self.attached.contains(id)).collect()
+        let is_in_place = |id: &u16| self.libraries.values().any(|library| library.wanted.contains(id));
+        rows.map(|row| row.id).filter(|id| !is_in_place(id)).collect()
     }
 
-    fn is_due(&self) -> bool {
+    /// When it is looked at next; `None` where it has all, or is being looked at.
+    fn next_look(&self, now: Instant) -> Option<Instant> {
         let has_all = self.libraries.len() == LIBRARY_COUNT || self.level == Some(TensorLevel::Off);
         if self.waiting || self.counting.is_some() || has_all {
-            return false;
+            return None;
         }
         let every = match self.found {
-            Some(found) if found.elapsed() < COMPLETE => EAGER_EVERY,
-            None if self.since.elapsed() < EAGER => EAGER_EVERY,
+            Some(found) if now.duration_since(found) < COMPLETE => EAGER_EVERY,
+            None if now.duration_since(self.since) < EAGER => EAGER_EVERY,
             _ => PATIENT_EVERY,
         };
-        self.looked.is_none_or(|looked| looked.elapsed() >= every)
+        Some(self.looked.map_or(now, |looked| looked + every))
+    }
+
+    /// When there is something to do with it.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        // The thread that looks wakes nobody.
+        let answer = self.waiting.then_some(now);
+        answer.or_else(|| self.counting.as_ref().map(Counting::over)).or_else(|| self.next_look(now))
     }
 
     fn take_out(self, kernel: &mut Kernel, tgid: u32) {
@@ -346,8 +372,39 @@ impl Watched {
 }
 
 impl Library {
+    fn new(file: LibraryFile, points: Vec<TensorPoint>) -> Self {
+        let (wanted, on_demand) = (Vec::new(), Vec::new());
+        Self { file, points, wanted, on_demand, until_trace: None, probes: Vec::new() }
+    }
+
+    /// The rows that are wanted of it.
+    fn rows(&self, request: TensorRequest) -> Vec<u16> {
+        self.points.iter().map(|point| point.row).filter(|row| request.wants(row)).map(|row| row.id).collect()
+    }
+
+    /// Puts in what is wanted; nothing of it is in place.
+    fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) {
+        self.wanted = self.rows(request);
+        let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
+            self.points.iter().copied().partition(|point| request.wants(point.row));
+        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only;
+        let is_on_demand = |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && has_blocks;
+        self.on_demand = others.into_iter().filter(is_on_demand).collect();
+        let (until_trace, always): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|point| point.row.purpose == Purpose::AllocatorUntilTrace);
+        self.probes = attach(kernel, tgid, &self.file, &always).into_iter().collect();
+        self.until_trace = attach(kernel, tgid, &self.file, &until_trace).map(|probes| (until_trace, probes));
+    }
+
     fn take_out(&mut self, kernel: &mut Kernel, tgid: u32) {
+        self.clear().into_iter().for_each(|probes| take_out(kernel, tgid, probes));
+    }
+
+    /// The probes that are in place, which are not its any more.
+    fn clear(&mut self) -> Vec<TensorProbes> {
         let until_trace = self.until_trace.take().map(|(_, probes)| probes);
-        self.probes.drain(..).chain(until_trace).for_each(|probes| take_out(kernel, tgid, probes));
+        self.on_demand.clear();
+        self.wanted.clear();
+        self.probes.drain(..).chain(until_trace).collect()
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct LevelJson {
     tensor_events_per_second: u64,
     predicted_seconds_per_second_asked: f64,
     predicted_seconds_per_second: f64,
+    /// `null` where there is no limit.
+    budget_seconds_per_second: Option<f64>,
 }
 
 /// The `tensor_level` field of a process; `since` is when it was chosen.
@@ -25,5 +27,6 @@ pub(super) fn json(choice: &LevelChoice, since: String) -> LevelJson {
         tensor_events_per_second: choice.events_per_second,
         predicted_seconds_per_second_asked: seconds(choice.asked_ns_per_second),
         predicted_seconds_per_second: seconds(choice.chosen_ns_per_second),
+        budget_seconds_per_second: choice.budget_ns_per_second.map(seconds),
     }
 }

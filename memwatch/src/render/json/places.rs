@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
+use memwatch_core::allocators::names::HeldAs;
 use memwatch_core::snapshot::{
     DevicePlacesView, LargeView, LayerView, NativeView, PhaseView, PlaceNameView, PlacesView, ProcessView, RefusalView,
     SiteView, Snapshot, StackView, StageBytesView, StageView, SumView, WhoseView, largest,
@@ -110,6 +111,14 @@ struct HistoryJson {
     frees: u64,
     mean_lifetime_seconds: Option<f64>,
     longest_lifetime_seconds: Option<f64>,
+    /// Of all its blocks, by windows of tracing; `null` where all of it is traced.
+    sampled: Option<SampledJson>,
+}
+
+#[derive(Serialize)]
+struct SampledJson {
+    total_bytes: u64,
+    standard_error_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -118,6 +127,7 @@ struct SiteJson {
     file: Option<String>,
     line: Option<u32>,
     function: Option<String>,
+    held: Option<HeldAs>,
     #[serde(flatten)]
     sum: SumJson,
 }
@@ -272,12 +282,16 @@ fn history_json(sum: &SumView) -> HistoryJson {
         frees: sum.frees,
         mean_lifetime_seconds: sum.mean_lifetime_ns.map(seconds),
         longest_lifetime_seconds: sum.longest_lifetime_ns.map(seconds),
+        sampled: sum.sampled.map(|sampled| SampledJson {
+            total_bytes: sampled.bytes,
+            standard_error_bytes: sampled.standard_error_bytes,
+        }),
     }
 }
 
 fn site_json(site: SiteView) -> SiteJson {
-    let SiteView { kind, file, line, function, sum } = site;
-    SiteJson { kind, file, line, function, sum: sum_json(&sum) }
+    let SiteView { kind, file, line, function, held, sum } = site;
+    SiteJson { kind, file, line, function, held, sum: sum_json(&sum) }
 }
 
 fn stage_json(stage: &StageView) -> StageJson<'_> {

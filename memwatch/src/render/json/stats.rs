@@ -8,7 +8,7 @@ use memwatch_core::snapshot::{AllocatorView, ProcessView, Snapshot, StatisticVie
 use memwatch_core::words::{GpuUuid, Name};
 use serde::Serialize;
 
-use super::overhead::{self, OverheadJson};
+use super::overhead::{self, OverheadJson, seconds};
 use super::{Origin, places, write_report};
 use crate::render::wall_clock::WallClock;
 
@@ -60,8 +60,17 @@ struct DeviceJson<'a> {
 #[derive(Serialize)]
 pub(crate) struct TensorJson<'a> {
     gpus: Vec<GpuJson<'a>>,
+    windows: Option<WindowsJson>,
     places: Vec<places::DeviceJson<'a>>,
     losses: &'a BTreeMap<Name, u64>,
+}
+
+/// The windows in which it is traced; `null` where that is all the time, or never.
+#[derive(Serialize)]
+struct WindowsJson {
+    windows: u64,
+    discarded: u64,
+    seconds: f64,
 }
 
 #[derive(Serialize)]
@@ -77,14 +86,14 @@ struct GpuJson<'a> {
     rounding_bytes: Option<u64>,
     waste_bytes: Option<u64>,
     preexisting_bytes: Option<u64>,
-    known_block_bytes: u64,
+    known_block_bytes: Option<u64>,
     peak_allocated_bytes: Option<i64>,
     peak_reserved_bytes: Option<i64>,
-    peak_cached_bytes: u64,
+    peak_cached_bytes: Option<u64>,
     allocations: Option<i64>,
     frees: Option<i64>,
-    cache_hits: u64,
-    cache_misses: u64,
+    cache_hits: Option<u64>,
+    cache_misses: Option<u64>,
     hit_rate: Option<f64>,
     retries: Option<i64>,
     ooms: Option<i64>,
@@ -97,6 +106,11 @@ struct GpuJson<'a> {
 pub(crate) fn tensor(tensors: &TensorsView) -> TensorJson<'_> {
     TensorJson {
         gpus: tensors.allocators.iter().map(gpu_json).collect(),
+        windows: tensors.windows.map(|windows| WindowsJson {
+            windows: windows.windows,
+            discarded: windows.discarded,
+            seconds: seconds(windows.open_ns),
+        }),
         places: places::largest_places(&tensors.places, PLACES),
         losses: &tensors.losses,
     }
@@ -132,6 +146,8 @@ fn device_json<'a>(allocator: &'a AllocatorView, clock: &WallClock) -> DeviceJso
 
 fn gpu_json(allocator: &AllocatorView) -> GpuJson<'_> {
     let number = |key| allocator.statistic(key);
+    // What only events show, where there are any.
+    let followed = |value: u64| (&*allocator.observed_by != "numbers").then_some(value);
     GpuJson {
         device: allocator.device,
         uuid: allocator.uuid.as_ref().map(GpuUuid::as_str),
@@ -144,14 +160,14 @@ fn gpu_json(allocator: &AllocatorView) -> GpuJson<'_> {
         rounding_bytes: allocator.rounding_bytes,
         waste_bytes: allocator.waste_bytes,
         preexisting_bytes: allocator.preexisting_bytes,
-        known_block_bytes: allocator.known_block_bytes,
+        known_block_bytes: followed(allocator.known_block_bytes),
         peak_allocated_bytes: number("allocated_bytes.all.peak"),
         peak_reserved_bytes: number("reserved_bytes.all.peak"),
-        peak_cached_bytes: allocator.peak_cached_bytes,
+        peak_cached_bytes: followed(allocator.peak_cached_bytes),
         allocations: number("allocation.all.allocated"),
         frees: number("allocation.all.freed"),
-        cache_hits: allocator.cache_hits,
-        cache_misses: allocator.cache_misses,
+        cache_hits: followed(allocator.cache_hits),
+        cache_misses: followed(allocator.cache_misses),
         hit_rate: allocator.hit_rate,
         retries: number("num_alloc_retries"),
         ooms: number("num_ooms"),

@@ -1,6 +1,6 @@
 //! What of PyTorch is not traced to keep a program fast, and what tracing costs where it was asked for.
 
-use memwatch_core::attribution::price::MOST_NS_PER_SECOND;
+use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{LevelChoice, TensorLevel};
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 
@@ -11,37 +11,76 @@ use crate::render::format::count;
 /// Nanoseconds per second in a hundredth of a processor.
 const PERCENT_NS: u64 = 10_000_000;
 
-/// `modules and lines are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 %. To trace anyway: --tensors=layers`.
+/// `modules and lines are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 % (budget 2 %). To trace anyway: --tensors=layers`.
 pub(crate) fn lowered(choice: &LevelChoice) -> Option<String> {
     if choice.chosen >= choice.asked {
         return None;
     }
-    let (parts, verb) = match (choice.chosen, choice.asked) {
-        (TensorLevel::Off, _) => ("tensors", "are"),
-        (TensorLevel::Blocks, TensorLevel::Layers) => ("modules and lines", "are"),
-        (TensorLevel::Blocks, _) => ("lines", "are"),
-        _ => ("modules", "are"),
+    let (rate, percent) = numbers(choice);
+    let budget = choice.budget_ns_per_second.map(|budget| format!(" (budget {})", percent_of(budget)));
+    let slows = |who: &str| {
+        let budget = budget.as_deref().unwrap_or_default();
+        format!("at {rate} tensor events/s {who} would slow PID {} by about {percent} %{budget}", choice.tgid.0)
     };
-    let price = slows(choice);
-    Some(format!("{parts} {verb} off: {price}. To trace anyway: --tensors={}", choice.asked.name()))
+    let first = match (choice.chosen, choice.asked) {
+        (TensorLevel::Read, _) if choice.budget_ns_per_second == Some(0) => {
+            let tgid = choice.tgid.0;
+            return Some(format!("tensors of PID {tgid} are read from its memory, not traced: the budget is 0"));
+        }
+        (TensorLevel::Off, _) => format!("tensors are off: {}", slows("they")),
+        (TensorLevel::Read, asked) if let Some(windows) = choice.windows => {
+            let parts = if asked >= TensorLevel::Layers { "lines and modules" } else { "lines" };
+            let (open, every) = (short(windows.open_ns), short(windows.every_ns));
+            format!("{parts} are sampled, {open} of every {every}: {}", slows("tracing all"))
+        }
+        (TensorLevel::Read, _) => format!("tensors are read from memory, not traced: {}", slows("tracing")),
+        (TensorLevel::Blocks, TensorLevel::Layers) => format!("modules and lines are off: {}", slows("they")),
+        (TensorLevel::Blocks, _) => format!("lines are off: {}", slows("they")),
+        _ => format!("modules are off: {}", slows("they")),
+    };
+    Some(format!("{first}. To trace anyway: --tensors={}", choice.asked.name()))
 }
 
-/// `at 120,000 tensor events/s tracing slows PID 1136 by about 65 %`, where that is asked for and more than nobody feels.
+/// `lines of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 %`, where less was traced before.
+pub(crate) fn raised(choice: &LevelChoice, before: TensorLevel) -> Option<String> {
+    if choice.chosen <= before {
+        return None;
+    }
+    let parts = match choice.chosen {
+        TensorLevel::Layers => "tensors, lines and modules",
+        TensorLevel::Sites => "tensors and lines",
+        _ => "tensors",
+    };
+    let (tgid, rate, price) = (choice.tgid.0, count(choice.events_per_second), percent_of(choice.chosen_ns_per_second));
+    Some(format!(
+        "{parts} of PID {tgid} are traced again: at {rate} tensor events/s that takes about {price} of its time"
+    ))
+}
+
+/// `at 120,000 tensor events/s tracing slows PID 1136 by about 65 %`, where that is asked for and more than the usual budget.
 pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
-    let is_felt = choice.chosen == choice.asked && choice.asked_ns_per_second > MOST_NS_PER_SECOND;
+    let usual_ns = Budget::default().ns_per_second();
+    let is_felt = choice.chosen == choice.asked && Some(choice.asked_ns_per_second) > usual_ns;
     is_felt.then(|| {
         let (rate, percent) = numbers(choice);
         format!("at {rate} tensor events/s tracing slows PID {} by about {percent} %", choice.tgid.0)
     })
 }
 
-fn slows(choice: &LevelChoice) -> String {
-    let (rate, percent) = numbers(choice);
-    format!("at {rate} tensor events/s they would slow PID {} by about {percent} %", choice.tgid.0)
-}
-
 fn numbers(choice: &LevelChoice) -> (String, u64) {
     (count(choice.events_per_second), choice.asked_ns_per_second.saturating_add(PERCENT_NS / 2) / PERCENT_NS)
+}
+
+/// `120 ms`, `3.5 s`.
+fn short(time_ns: u64) -> String {
+    let tenths = time_ns.saturating_add(50_000_000) / 100_000_000;
+    if tenths < 10 { format!("{} ms", time_ns / 1_000_000) } else { format!("{}.{} s", tenths / 10, tenths % 10) }
+}
+
+/// `2 %` of a processor's time, `0.5 %`.
+pub(crate) fn percent_of(ns_per_second: u64) -> String {
+    let tenths = ns_per_second.saturating_add(PERCENT_NS / 20) / (PERCENT_NS / 10);
+    if tenths.is_multiple_of(10) { format!("{} %", tenths / 10) } else { format!("{}.{} %", tenths / 10, tenths % 10) }
 }
 
 /// One for each process of which less is traced than was asked for, and the number of the others.
@@ -59,35 +98,53 @@ pub(super) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::attribution::price::Asked;
+    use std::num::NonZeroU64;
+
+    use memwatch_core::attribution::price::{Asked, Prices};
     use memwatch_core::words::Tgid;
 
     use super::*;
     use crate::render::fixture::crowded_node;
 
     fn choice(level: TensorLevel, by_default: bool, events_per_second: u64) -> LevelChoice {
-        let asked = Asked { level, reports_only: false, by_default };
-        asked.choose((Tgid(1136), 5), level, events_per_second)
+        let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
+        let asked = Asked { level, by_default, prices, ..Asked::default() };
+        asked.choose((Tgid(1136), 5), events_per_second)
     }
 
     #[test]
-    fn what_is_off_is_named_with_its_price_and_how_to_get_it() {
+    fn what_is_off_is_named_with_its_price_the_budget_and_how_to_get_it() {
         let text = |level, rate| lowered(&choice(level, true, rate)).unwrap_or_default();
         assert_eq!(
             text(TensorLevel::Layers, 120_000),
-            "tensors are off: at 120,000 tensor events/s they would slow PID 1136 by about 65 %. To trace anyway: --tensors=layers"
+            "tensors are read from memory, not traced: at 120,000 tensor events/s tracing would slow PID 1136 by about 70 % (budget 2 %). To trace anyway: --tensors=layers"
         );
-        assert!(text(TensorLevel::Layers, 14_000).starts_with("modules and lines are off: at 14,000 tensor events/s"));
-        assert!(text(TensorLevel::Layers, 10_000).starts_with("modules are off: "));
-        assert!(text(TensorLevel::Sites, 14_000).starts_with("lines are off: "));
-        assert_eq!(text(TensorLevel::Layers, 9_000), "");
+        assert!(text(TensorLevel::Layers, 6_000).starts_with("modules and lines are off: at 6,000 tensor events/s"));
+        assert!(text(TensorLevel::Layers, 4_000).starts_with("modules are off: "));
+        assert!(text(TensorLevel::Sites, 6_000).starts_with("lines are off: "));
+        assert_eq!(text(TensorLevel::Layers, 3_000), "");
+        let nothing = LevelChoice { budget_ns_per_second: Some(0), ..choice(TensorLevel::Layers, true, 120_000) };
+        let text = "tensors of PID 1136 are read from its memory, not traced: the budget is 0";
+        assert_eq!(lowered(&nothing).as_deref(), Some(text));
+    }
+
+    #[test]
+    fn what_is_traced_again_has_its_price() {
+        let again = choice(TensorLevel::Layers, true, 900);
+        assert_eq!(
+            raised(&again, TensorLevel::Read).as_deref(),
+            Some(
+                "tensors, lines and modules of PID 1136 are traced again: at 900 tensor events/s that takes about 0.5 % of its time"
+            )
+        );
+        assert_eq!((raised(&again, TensorLevel::Layers), percent_of(20_000_000)), (None, "2 %".to_owned()));
     }
 
     #[test]
     fn what_was_asked_for_has_its_price_where_it_is_felt() {
         let text = |rate| obeyed(&choice(TensorLevel::Layers, false, rate));
-        assert_eq!(text(120_000).as_deref(), Some("at 120,000 tensor events/s tracing slows PID 1136 by about 65 %"));
-        assert_eq!((text(9_000), lowered(&choice(TensorLevel::Layers, false, 120_000))), (None, None));
+        assert_eq!(text(120_000).as_deref(), Some("at 120,000 tensor events/s tracing slows PID 1136 by about 70 %"));
+        assert_eq!((text(3_000), lowered(&choice(TensorLevel::Layers, false, 120_000))), (None, None));
     }
 
     #[test]

@@ -6,17 +6,20 @@ use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::features::forecast::view::{
     EndView, ForecastsView, GrowthView, OutlookView, ProcessForecastView, RangeView,
 };
+use memwatch_core::features::holdings;
+use memwatch_core::features::holdings::view::By;
 use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::input::Sensors;
+use memwatch_core::input::holdings::{Holding, HoldingClass, Holdings};
 use memwatch_core::owner::{Rank, SlurmJob};
 use memwatch_core::snapshot::{
     AllocatorView, DevicePlacesView, FrameView, KindView, LayerView, OverheadView, PlaceNameView, PlacesView,
     ProcessView, RefusalView, SiteView, Snapshot, StackView, StageView, StatisticView, SumView, TensorsView, WhoseView,
 };
-use memwatch_core::words::{GpuUuid, Tgid};
+use memwatch_core::words::{GpuUuid, Ordinal, Tgid};
 
-use super::outlook::Outlooks;
+use super::outlook::{Held, Outlooks};
 use super::state::State;
 use crate::render::fixture::{self, UUID_0, at};
 
@@ -125,6 +128,7 @@ fn sum(live_bytes: u64, peak_bytes: u64, blocks: u64) -> SumView {
         frees: 7,
         mean_lifetime_ns: None,
         longest_lifetime_ns: None,
+        sampled: None,
     }
 }
 
@@ -135,6 +139,7 @@ fn places() -> PlacesView {
         file: Some("train_leak.py".to_owned()),
         line: Some(line),
         function: Some(function.to_owned()),
+        held: None,
         sum,
     };
     let stage =
@@ -213,6 +218,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         kind: Some("line".into()),
         file: Some("train_leak.py".to_owned()),
         line: Some(line),
+        held: None,
         function: Some(function.to_owned()),
         bytes_per_minute: per_minute(bytes),
         late_bytes_per_minute: per_minute(bytes),
@@ -226,6 +232,8 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         last_bytes: STEPS * STEP,
         turnover_ns: None,
         ages: None,
+        keepers: Vec::new(),
+        blocks: None,
     };
     let findings = vec![leak(Verdict::Leak, 10, "forward", STEP), leak(Verdict::Steady, 34, "train_step", 0)];
     let leaks = LeaksView {
@@ -234,6 +242,7 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         command: process.command.clone(),
         observed_since_ns: process.observed_since_ns,
         windows: Some(STEPS),
+        readings: None,
         too_short: 1,
         findings: findings.clone(),
     };
@@ -248,7 +257,28 @@ pub(crate) fn leaking_outlooks() -> Outlooks {
         growing: findings,
     };
     let forecasts = ForecastsView { time_ns: snapshot.time_ns, gpus: Vec::new(), processes: vec![forecast] };
-    Outlooks { leaks: vec![leaks], forecasts }
+    let (tgid, observed_since_ns) = (process.tgid, process.observed_since_ns);
+    let held = Held { tgid, observed_since_ns, view: holdings::view(&held_by_training(), &[], By::Name, 10) };
+    Outlooks { leaks: vec![leaks], forecasts, holdings: vec![held] }
+}
+
+/// What its training was read to hold: a list that grows, and a model with what belongs to it.
+fn held_by_training() -> Holdings {
+    let row = |number: u64, class, name: &str, bytes| Holding {
+        class,
+        name: Some(name.to_owned()),
+        shape: Some(vec![4096, bytes / 16384]),
+        dtype: Some("float32".to_owned()),
+        ..Holding::unknown(Ordinal(0), number << 30, bytes)
+    };
+    let kept =
+        (0..STEPS).map(|step| row(step, HoldingClass::Tensor, &format!("train_leak.py:main: history[{step}]"), STEP));
+    let model = [
+        row(900, HoldingClass::Parameter, "fc1.weight", 64 * MIB),
+        row(901, HoldingClass::Parameter, "fc2.weight", 64 * MIB),
+        row(902, HoldingClass::OptimizerState, "exp_avg of fc1.weight", 64 * MIB),
+    ];
+    Holdings { time_ns: at(14, 3, 15), rows: kept.chain(model).collect(), ..Holdings::default() }
 }
 
 fn outlook() -> OutlookView {

@@ -35,7 +35,7 @@ pub(crate) const HELP: [[(&str, &str); 2]; 8] = [
     [("Home End g G", "first, last row"), ("t", "tree by workload and rank")],
     [("Enter", "open; stacks of a row"), ("r", "reset peaks")],
     [("Esc", "back"), ("m", "mouse on or off")],
-    [("1-5 Tab", "tab of a process"), ("Ctrl-L", "draw everything again")],
+    [("1-6 Tab", "tab of a process"), ("Ctrl-L", "draw everything again")],
     [("Space", "pause, continue"), ("Ctrl-Z", "suspend")],
     [("?  h", "this page"), ("q  Ctrl-C", "quit")],
 ];

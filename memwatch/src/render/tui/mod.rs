@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use self::keys::Command;
-pub(crate) use self::outlook::{Outlooks, WARNED_BYTES_PER_MINUTE};
+pub(crate) use self::outlook::{Held, Outlooks, WARNED_BYTES_PER_MINUTE};
 use self::state::State;
 use self::terminal::FullScreen;
 pub(crate) use self::terminal::usable;

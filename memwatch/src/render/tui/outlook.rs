@@ -1,10 +1,11 @@
 //! What is expected of processes: leaks and the time at which memory runs out, in the words of the live view.
 
 use memwatch_core::features::forecast::view::{ForecastsView, ProcessForecastView};
+use memwatch_core::features::holdings::view::HoldingsView;
 use memwatch_core::features::leak::model::Verdict;
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::{ProcessView, SiteView};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::words::{GpuUuid, Tgid};
 
 use super::size::{growth, time};
 use crate::render::Tone;
@@ -13,13 +14,26 @@ use crate::render::places;
 /// Growth below this is no warning: bytes a minute.
 pub(crate) const WARNED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
 
-/// Leaks and forecasts of one moment; empty where nobody looks for them.
+/// Leaks, forecasts and names of one moment; empty where nobody looks for them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outlooks {
     /// What grows, by process.
     pub(crate) leaks: Vec<LeaksView>,
     /// When memory runs out.
     pub(crate) forecasts: ForecastsView,
+    /// What processes hold by name.
+    pub(crate) holdings: Vec<Held>,
+}
+
+/// What one process holds by name.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Held {
+    /// The process.
+    pub(crate) tgid: Tgid,
+    /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    pub(crate) observed_since_ns: u64,
+    /// Sums by name.
+    pub(crate) view: HoldingsView,
 }
 
 /// How fast something grows, in the unit that a program's user thinks in.
@@ -43,6 +57,12 @@ impl Pace {
 }
 
 impl Outlooks {
+    /// What a process holds by name, where that was read.
+    pub(crate) fn holdings(&self, process: &ProcessView) -> Option<&HoldingsView> {
+        let is_it = |own: &&Held| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);
+        self.holdings.iter().find(is_it).map(|own| &own.view)
+    }
+
     /// What is known of the growth of a process.
     pub(crate) fn leaks(&self, process: &ProcessView) -> Option<&LeaksView> {
         let is_it = |own: &&LeaksView| (own.tgid, own.observed_since_ns) == (process.tgid, process.observed_since_ns);

@@ -49,6 +49,8 @@ pub(crate) enum Tab {
     Lines,
     /// By module of the model.
     Modules,
+    /// By who holds it.
+    Names,
     /// By phase of a step.
     Phases,
     /// By kind of driver allocation.
@@ -59,13 +61,15 @@ pub(crate) enum Tab {
 
 impl Tab {
     /// From left to right.
-    pub(crate) const ALL: [Self; 5] = [Self::Lines, Self::Modules, Self::Phases, Self::Driver, Self::Events];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Lines, Self::Modules, Self::Names, Self::Phases, Self::Driver, Self::Events];
 
     /// Its title.
     pub(crate) const fn title(self) -> &'static str {
         match self {
             Self::Lines => "Lines",
             Self::Modules => "Modules",
+            Self::Names => "Names",
             Self::Phases => "Phases",
             Self::Driver => "Driver",
             Self::Events => "Events",

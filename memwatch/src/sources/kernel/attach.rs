@@ -8,13 +8,14 @@ use aya::maps::{HashMap, MapData};
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use memwatch_common::plan::ONLY_LISTED;
 use memwatch_common::probes::{PROBES, Probe, When};
-use memwatch_core::input::LibraryCoverage;
+use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use object::ReadCache;
 
 use super::exports::{Export, classify};
-use super::load::{Kernel, LoadError, Mechanism, uprobe};
+use super::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
+use super::stub::{self, NoStub};
 use crate::sources::clock;
 use crate::sources::library::LibraryFile;
 
@@ -42,6 +43,8 @@ pub(crate) struct Plan {
     pub(crate) exports: Vec<(String, Export)>,
     /// GNU build id, if it has one.
     pub(crate) build_id: Option<String>,
+    /// Where in the file it calls `ioctl`; of a plan for one process nothing is known.
+    pub(crate) stubs: Result<Vec<u64>, KernelCalls>,
 }
 
 /// The file cannot be planned for.
@@ -71,6 +74,10 @@ pub(crate) fn plan(
     if opened.metadata().map_err(PlanError::Open)?.len() > LARGEST_FILE_BYTES {
         return Err(PlanError::TooLarge);
     }
+    let stubs = match when {
+        When::Always => stub::find(&opened).map_err(|error| not_probed(&error)),
+        When::DeviceUnknown | When::GraphMemory => Ok(Vec::new()),
+    };
     let cache = ReadCache::new(opened);
     let symbols = SymbolTable::parse(&cache)?;
     let mut plan = Plan {
@@ -78,6 +85,7 @@ pub(crate) fn plan(
         missing: Vec::new(),
         exports: symbols.names().filter_map(|name| Some((name.to_owned(), classify(name)?))).collect(),
         build_id: symbols.build_id().map(str::to_owned),
+        stubs,
     };
     for probe in table.iter().filter(|probe| probe.when == when) {
         let Some(function) = symbols.function(probe.symbol) else {
@@ -141,12 +149,15 @@ pub(crate) fn attach(
             let newer = plan.missing.iter().filter(|symbol| !odd.contains(symbol));
             coverage.newer_functions = newer.map(|&symbol| symbol.to_owned()).collect();
             coverage.probes_refused = odd.iter().map(|&symbol| symbol.to_owned()).collect();
-            if plan.probes.is_empty() {
+            if !kernel.places_probes {
+                coverage.error = Some("the budget is 0".to_owned());
+            } else if plan.probes.is_empty() {
                 coverage.error = Some("exports none of the functions that memwatch probes".to_owned());
             } else {
                 let attempt = attach_points(kernel, file, plan, UProbeScope::AllProcesses);
                 attempt.note(plan, &mut coverage);
                 probes.0 = attempt.links;
+                coverage.kernel_calls = Some(attach_stubs(kernel, file, &plan.stubs, &mut probes.0));
             }
         }
     }
@@ -304,13 +315,15 @@ fn rearming<T>(kernel: &mut Kernel, change: impl FnOnce(&mut Kernel) -> Result<T
 /// each function gets its pair at once.
 fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, (scope, attempt): (UProbeScope, &mut Attempt)) {
     let path = file.path();
-    let together = kernel.mechanism == Mechanism::UprobeMulti && plan.probes.len() > 1;
-    if together && let Ok(links) = attach_pair(kernel, (&path, scope), &plan.probes) {
+    let programs = kernel.mechanism.programs();
+    let points: Vec<Point> = plan.probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
+    let together = kernel.mechanism == Mechanism::UprobeMulti && points.len() > 1;
+    if together && let Ok(links) = attach_pair(kernel, (&path, scope), programs, &points) {
         attempt.links.extend(links);
         return;
     }
-    for probe in &plan.probes {
-        match attach_pair(kernel, (&path, scope), std::slice::from_ref(probe)) {
+    for (probe, point) in plan.probes.iter().zip(points) {
+        match attach_pair(kernel, (&path, scope), programs, &[point]) {
             Ok(links) => attempt.links.extend(links),
             Err(error) => {
                 attempt.refused.push(probe.symbol);
@@ -320,20 +333,70 @@ fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, (scope, at
     }
 }
 
+/// An offset in a file, and the cookie of the probe there.
+type Point = (u64, u64);
+
+/// Probes what a file asks the kernel driver for. Nothing else depends on that: what is in the way is no error of the file.
+fn attach_stubs(
+    kernel: &mut Kernel,
+    file: &LibraryFile,
+    stubs: &Result<Vec<u64>, KernelCalls>,
+    links: &mut Links,
+) -> KernelCalls {
+    let stubs = match stubs {
+        Ok(stubs) => stubs,
+        Err(none) => return none.clone(),
+    };
+    let target = (&*file.path(), UProbeScope::AllProcesses);
+    let programs = kernel.mechanism.ioctl_programs();
+    let attached = rearming(kernel, |kernel| {
+        let mut links = Links::new();
+        for &stub in stubs {
+            match attach_pair(kernel, target, programs, &[(stub, 0)]) {
+                Ok(pair) => links.extend(pair),
+                Err(error) => {
+                    // Some of the calls alone would be a sum that is never right.
+                    links.into_iter().try_for_each(|link| detach_link(kernel, link))?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(links)
+    });
+    match attached {
+        Ok(pairs) => {
+            links.extend(pairs);
+            KernelCalls::Probed { stubs: stubs.len() }
+        }
+        Err(reason) => {
+            log::warn!("{}: calls of ioctl are not seen: {reason}", file.display);
+            KernelCalls::Refused { reason }
+        }
+    }
+}
+
+/// What a file without a stub is to its coverage.
+fn not_probed(reason: &NoStub) -> KernelCalls {
+    match reason {
+        NoStub::NotImported => KernelCalls::None,
+        reason => KernelCalls::Refused { reason: chain(reason) },
+    }
+}
+
 /// Entry before return, so that a return probe never fires for a call whose entry was not seen.
 fn attach_pair(
     kernel: &mut Kernel,
     (path, scope): (&Path, UProbeScope),
-    probes: &[PlannedProbe],
+    (entry, leave): (&'static str, &'static str),
+    points: &[Point],
 ) -> Result<Links, String> {
-    let (entry, leave) = kernel.mechanism.programs();
     let mut links = Links::new();
     for program in [entry, leave] {
-        let points = probes.iter().map(|probe| UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(probe.file_offset),
-            cookie: Some(probe.cookie),
+        let points = points.iter().map(|&(file_offset, cookie)| UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(file_offset),
+            cookie: Some(cookie),
         });
-        let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
+        let loaded = loaded_uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
         match loaded.attach(points, path, scope) {
             Ok(link) => links.push((program, link)),
             Err(error) => {

@@ -63,6 +63,14 @@ impl Mechanism {
             Self::Classic => ("mw_enter_classic", "mw_return_classic"),
         }
     }
+
+    /// The same for the stubs through which a library calls `ioctl`.
+    pub(crate) const fn ioctl_programs(self) -> (&'static str, &'static str) {
+        match self {
+            Self::UprobeMulti => ("mw_ioctl_enter", "mw_ioctl_return"),
+            Self::Classic => ("mw_ioctl_enter_classic", "mw_ioctl_return_classic"),
+        }
+    }
 }
 
 /// Why the kernel half is not running.
@@ -134,6 +142,8 @@ pub(crate) struct Kernel {
     pub(crate) mechanism: Mechanism,
     /// It shows when a process it knows is put into another control group.
     pub(crate) reports_moves: bool,
+    /// Whether programs that are watched get probes: not where watching may cost them nothing.
+    pub(crate) places_probes: bool,
 }
 
 impl Kernel {
@@ -171,7 +181,7 @@ impl Kernel {
         if let Err(error) = &moves {
             log::info!("moves between control groups are not reported: {}", chain(error));
         }
-        Ok(Self { ebpf, mechanism, reports_moves: moves.is_ok() })
+        Ok(Self { ebpf, mechanism, reports_moves: moves.is_ok(), places_probes: true })
     }
 
     /// Informs the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
@@ -196,6 +206,7 @@ impl Kernel {
 /// Where the kernel half finds what it needs of kernel structs, by the names of its globals, in bytes.
 fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfError> {
     let of = |structure, member| btf.member_offset_bytes(structure, member);
+    let hidden = probed_returns(btf).ok();
     Ok(vec![
         ("TASK_TGID_OFFSET", of("task_struct", "tgid")?),
         ("TASK_SIGNAL_OFFSET", of("task_struct", "signal")?),
@@ -214,11 +225,29 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<(&'static str, u32)>, BtfError> {
         ("FILES_TABLE_OFFSET", of("files_struct", "fdt")?),
         ("TABLE_SIZE_OFFSET", of("fdtable", "max_fds")?),
         ("TABLE_FILES_OFFSET", of("fdtable", "fd")?),
+        // Without these native stacks end where a probed function returns to.
+        ("TASK_UPROBES_OFFSET", hidden.map_or(0, |offsets| offsets[0])),
+        ("UPROBES_RETURNS_OFFSET", hidden.map_or(0, |offsets| offsets[1])),
+        ("RETURN_STACK_OFFSET", hidden.map_or(0, |offsets| offsets[2])),
+        ("RETURN_ADDRESS_OFFSET", hidden.map_or(0, |offsets| offsets[3])),
+        ("RETURN_NEXT_OFFSET", hidden.map_or(0, |offsets| offsets[4])),
         // Without it there are no Python stacks; all else works.
         (
             "TASK_POINTER_OFFSET",
             of("thread_struct", THREAD_POINTER).map_or(Ok(0), |within| Ok(of("task_struct", "thread")? + within))?,
         ),
+    ])
+}
+
+/// Where the kernel keeps the return addresses that return probes have taken the place of.
+fn probed_returns(btf: &Btf<'_>) -> Result<[u32; 5], BtfError> {
+    let of = |structure, member| btf.member_offset_bytes(structure, member);
+    Ok([
+        of("task_struct", "utask")?,
+        of("uprobe_task", "return_instances")?,
+        of("return_instance", "stack")?,
+        of("return_instance", "orig_ret_vaddr")?,
+        of("return_instance", "next")?,
     ])
 }
 
@@ -233,6 +262,15 @@ fn can_loop() -> bool {
 /// One of the uprobe programs.
 pub(crate) fn uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut UProbe, LoadError> {
     ebpf.program_mut(program).and_then(|found| <&mut UProbe>::try_from(found).ok()).ok_or(LoadError::Missing(program))
+}
+
+/// The same, loaded: the ones that not everybody needs are loaded with their first probe.
+pub(crate) fn loaded_uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Result<&'a mut UProbe, LoadError> {
+    let found = uprobe(ebpf, program)?;
+    if found.fd().is_err() {
+        found.load().map_err(refused(program))?;
+    }
+    Ok(found)
 }
 
 fn start_tracepoint(ebpf: &mut Ebpf, program: &'static str, tracepoint: &str) -> Result<(), LoadError> {
@@ -256,4 +294,33 @@ pub(crate) fn takes_sys_admin(classic_uprobes: bool) -> bool {
 fn mechanism(classic_uprobes: bool) -> Mechanism {
     let multi = !classic_uprobes && is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation).unwrap_or(false);
     if multi { Mechanism::UprobeMulti } else { Mechanism::Classic }
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::programs::Program;
+
+    use super::{Kernel, LoadOptions};
+
+    #[test]
+    fn the_kernel_takes_every_program_also_the_ones_that_are_loaded_on_demand() {
+        // SAFETY: geteuid has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: programs are loaded by root");
+            return;
+        }
+        let options =
+            LoadOptions { all_processes: true, ring_bytes: 1 << 20, classic_uprobes: false, diagnostics: false };
+        let mut kernel = Kernel::load(options).expect("the kernel half is loaded");
+        let mut loaded = 0;
+        for (name, program) in kernel.ebpf.programs_mut() {
+            if let Program::UProbe(program) = program
+                && program.fd().is_err()
+            {
+                program.load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
+                loaded += 1;
+            }
+        }
+        assert!(loaded > 0);
+    }
 }

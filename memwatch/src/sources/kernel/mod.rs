@@ -9,3 +9,4 @@ pub(crate) mod losses;
 pub(crate) mod resolve;
 pub(crate) mod ring;
 pub(crate) mod site;
+pub(crate) mod stub;

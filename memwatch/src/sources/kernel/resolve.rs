@@ -8,13 +8,14 @@
 use std::collections::BTreeMap;
 
 use object::elf::{
-    FileHeader64, NT_GNU_BUILD_ID, PF_X, PT_LOAD, PT_NOTE, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB,
-    STT_FUNC, SectionHeader64, Sym64,
+    FileHeader64, PF_X, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, SectionHeader64, Sym64,
 };
 use object::pod::slice_from_all_bytes;
 use object::read::ReadRef;
-use object::read::elf::{FileHeader as _, NoteIterator, ProgramHeader as _, SectionHeader as _};
+use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 use object::{LittleEndian, elf};
+
+use crate::sources::build_id::build_id;
 
 /// All files read here are little-endian; big-endian ones are refused first.
 const LE: LittleEndian = LittleEndian;
@@ -25,8 +26,6 @@ const MAX_SEGMENTS: u32 = 64;
 const MAX_SECTIONS: u32 = 65_536;
 /// Longest symbol name looked at; the longest libcuda export has 51 characters.
 const MAX_NAME_BYTES: usize = 255;
-/// Longest note segment looked at for the build id.
-const MAX_NOTE_BYTES: u64 = 64 << 10;
 /// The longest function whose code is handed out; site selection refuses to judge a longer one.
 const MAX_FUNCTION_BYTES: u64 = 64 << 10;
 
@@ -340,30 +339,6 @@ fn locate(symbol: &Sym64<LittleEndian>, segments: &[Segment]) -> Option<Function
 fn lies_within(location: &FunctionLocation, file_bytes: u64) -> bool {
     location.file_offset < file_bytes
         && location.file_offset.checked_add(location.size_bytes).is_some_and(|end| end <= file_bytes)
-}
-
-fn build_id<'data>(data: impl ReadRef<'data>, segments: &[Segment]) -> Option<String> {
-    segments.iter().filter(|segment| segment.p_type(LE) == PT_NOTE && segment.p_filesz(LE) <= MAX_NOTE_BYTES).find_map(
-        |segment| {
-            let bytes = segment.data(LE, data).ok()?;
-            let mut notes = NoteIterator::<Header>::new(LE, segment.p_align(LE), bytes).ok()?;
-            while let Ok(Some(note)) = notes.next() {
-                if note.name() == b"GNU" && note.n_type(LE) == NT_GNU_BUILD_ID {
-                    return Some(hexadecimal(note.desc()));
-                }
-            }
-            None
-        },
-    )
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bytes
-        .iter()
-        .flat_map(|&byte| [byte >> 4, byte & 0xf])
-        .map(|nibble| char::from(DIGITS[usize::from(nibble)]))
-        .collect()
 }
 
 #[cfg(test)]

@@ -1,50 +1,66 @@
 //! The records, in the order the kernel half made them.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+mod memory;
 
+use std::os::fd::{AsFd as _, AsRawFd, RawFd};
+use std::sync::atomic::{Ordering, fence};
+
+use anyhow::Context as _;
 use aya::Ebpf;
-use aya::maps::{MapData, MapError, RingBuf};
+use aya::maps::{Array, Map, MapData, MapError};
 use memwatch_common::record::{Item, RecordError};
 use tokio::io::unix::AsyncFd;
 
+use self::memory::RingMemory;
 use super::load::LoadError;
-
-/// What the kernel puts before each record (`BPF_RINGBUF_HDR_SZ`), and what it rounds the record up to.
-const HEADER_BYTES: usize = 8;
-const ALIGNMENT_BYTES: usize = 8;
 
 /// The reading end of the ring buffer.
 pub(crate) struct Ring {
     records: AsyncFd<Records>,
+    /// What the kernel half looks at to know whether the reader sleeps.
+    sleeps: Array<MapData, u64>,
     size_bytes: usize,
 }
 
-struct Records(RingBuf<MapData>);
+struct Records {
+    map: MapData,
+    memory: RingMemory,
+}
 
 impl AsRawFd for Records {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-impl AsFd for Records {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.map.fd().as_fd().as_raw_fd()
     }
 }
 
 impl Ring {
     /// Takes the ring of the loaded kernel half, which has this size. Must be called inside a tokio runtime.
     pub(crate) fn open(ebpf: &mut Ebpf, size_bytes: u32) -> anyhow::Result<Self> {
-        let map = ebpf.take_map("RECORDS").ok_or(LoadError::Missing("RECORDS"))?;
-        let records = RingBuf::try_from(map).map_err(|cause: MapError| anyhow::Error::new(cause))?;
+        let Some(Map::RingBuf(map)) = ebpf.take_map("RECORDS") else {
+            return Err(LoadError::Missing("RECORDS").into());
+        };
+        let size = usize::try_from(size_bytes)?;
+        let memory = RingMemory::map(map.fd().as_fd(), size).context("the kernel half's ring cannot be mapped")?;
         // SAFETY: the descriptor is the map's own; it stays open and the same for as long as the map lives inside `Records`.
-        let records = unsafe { AsyncFd::register(Records(records)) }?;
-        Ok(Self { records, size_bytes: usize::try_from(size_bytes)? })
+        let records = unsafe { AsyncFd::register(Records { map, memory }) }?;
+        let sleeps = ebpf.take_map("READER_SLEEPS").ok_or(LoadError::Missing("READER_SLEEPS"))?;
+        Ok(Self { records, sleeps: Array::try_from(sleeps)?, size_bytes: size })
     }
 
-    /// Waits until the kernel half asks for attention. It does so for the first record of a process and for a filling ring; other
-    /// records are fetched by the caller's own rhythm.
+    /// Has the kernel half ask for attention with the next record, whatever it is, once. A record that came before may be in the ring and have woken
+    /// nobody: it is to be fetched after this.
+    ///
+    /// # Errors
+    /// The kernel half cannot be informed: it goes on to wake for few records.
+    pub(crate) fn want_next(&mut self) -> Result<(), MapError> {
+        self.sleeps.set(0, &1, 0)?;
+        // The look that follows is not made before: the kernel half looks at this after it has handed over a record.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Waits until the kernel half asks for attention. It does so for the first record of a process, for a filling ring, and where that is wanted for
+    /// any; other records are fetched by the caller's own rhythm.
     pub(crate) async fn wake(&self) -> std::io::Result<()> {
         let mut guard = self.records.readable().await?;
         guard.clear_ready();
@@ -54,13 +70,12 @@ impl Ring {
     /// Hands over every record that is in the ring now, and at most a ringful: calls that come faster than they are taken in must
     /// not keep reports and signals waiting.
     pub(crate) fn drain(&mut self, mut take: impl FnMut(Result<Item<'_>, RecordError>)) {
-        let Records(ring) = self.records.get_mut();
+        let memory = &mut self.records.get_mut().memory;
         let mut left_bytes = self.size_bytes;
         while left_bytes > 0
-            && let Some(bytes) = ring.next()
+            && let Some(bytes) = memory.take(|record| take(Item::from_bytes(record)))
         {
-            left_bytes = left_bytes.saturating_sub(HEADER_BYTES + bytes.len().next_multiple_of(ALIGNMENT_BYTES));
-            take(Item::from_bytes(&bytes));
+            left_bytes = left_bytes.saturating_sub(bytes);
         }
     }
 }

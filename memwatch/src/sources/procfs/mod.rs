@@ -176,7 +176,8 @@ impl ProcReader {
         found
     }
 
-    fn all(&self) -> impl Iterator<Item = u32> {
+    /// The numbers of all processes, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u32> + use<> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
     }

@@ -45,13 +45,29 @@ impl ProcessBooks {
         Self { reader: Reader::NotOpened, tries: 0, was_read: false, tried: None }
     }
 
+    /// A window of tracing begins: what they have had when they were read last has become another's since.
+    pub(super) fn begin_window(&mut self) {
+        (self.tries, self.was_read, self.tried) = (0, false, None);
+    }
+
+    /// When they are to be read next, if they would say more than is known.
+    pub(super) fn due(&self, tgid: u32, pipeline: &Intake, now: Instant) -> Option<Instant> {
+        if matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
+            return None;
+        }
+        Some(self.tried.map_or(now, |tried| tried + self.between()))
+    }
+
+    /// What has become doubtful since a reading may become so again with the next event.
+    const fn between(&self) -> Duration {
+        let is_quick = self.tries < QUICK_TRIES && !self.was_read;
+        if is_quick { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES }
+    }
+
     /// Reads them where they say more than is known: whole while the allocators rest, else the blocks that they have while they work.
     pub(super) fn read(&mut self, tgid: u32, pipeline: &mut Intake) {
-        // What has become doubtful since a reading may become so again with the next event.
-        let is_quick = self.tries < QUICK_TRIES && !self.was_read;
-        let between = if is_quick { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
-        let is_due = self.tried.is_none_or(|tried| tried.elapsed() >= between);
-        if !is_due || matches!(self.reader, Reader::Refused) || !pipeline.wants_books(Tgid(tgid)) {
+        let now = Instant::now();
+        if self.due(tgid, pipeline, now).is_none_or(|due| due > now) {
             return;
         }
         self.tried = Some(Instant::now());

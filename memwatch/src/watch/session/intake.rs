@@ -1,6 +1,7 @@
 //! What enters the pipeline: and the recording, where one is made. Nothing enters one without the other.
 
 use std::ops::{Deref, DerefMut};
+use std::time::Instant;
 
 use memwatch_common::record::{CallRecord, Record};
 use memwatch_core::Pipeline;
@@ -13,15 +14,19 @@ use crate::watch::recording::Tape;
 pub(crate) struct Intake {
     pipeline: Pipeline,
     pub(crate) tape: Option<Tape>,
+    /// Something has entered since the last call of [`Self::take_news`].
+    has_news: bool,
 }
 
 impl Intake {
     pub(crate) const fn new(pipeline: Pipeline, tape: Option<Tape>) -> Self {
-        Self { pipeline, tape }
+        Self { pipeline, tape, has_news: false }
     }
 
     /// Takes one input into account.
     pub(crate) fn step(&mut self, input: Input) {
+        // Time alone changes nothing that is looked at.
+        self.has_news |= !matches!(input, Input::Tick { .. });
         if let Some(tape) = &mut self.tape {
             tape.note(&input, boottime_to_unix_ns);
         }
@@ -30,12 +35,23 @@ impl Intake {
 
     /// Takes calls into account, in their order.
     pub(crate) fn step_calls(&mut self, calls: &[CallRecord]) {
+        self.has_news |= !calls.is_empty();
         if let Some(tape) = &mut self.tape {
             for call in calls {
                 tape.note(&Input::Record(Record::Call(*call)), boottime_to_unix_ns);
             }
         }
         self.pipeline.step_calls(calls);
+    }
+
+    /// Forgets that something has entered: what follows from it is looked at now.
+    pub(crate) const fn take_news(&mut self) {
+        self.has_news = false;
+    }
+
+    /// When there is something to do here: what has entered is to be looked at, at once, and what was recorded is to be written.
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+        if self.has_news { Some(now) } else { self.tape.as_ref().and_then(Tape::due) }
     }
 
     /// Writes what was recorded, now and then.

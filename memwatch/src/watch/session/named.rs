@@ -26,6 +26,11 @@ impl Named {
         Self { selection, looked: BTreeMap::new() }
     }
 
+    /// When somebody who was not chosen is looked at again.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.looked.values().flatten().min().map(|looked| *looked + AGAIN)
+    }
+
     /// Leaves the chosen processes of these.
     pub(super) fn retain<T>(&mut self, pipeline: &Pipeline, wanted: &mut BTreeMap<u32, T>) {
         let Self { selection: Some(selection), looked } = self else { return };

@@ -1,21 +1,27 @@
-//! What tracing costs each process: predicted before it is traced, and looked at again every second while it is.
+//! What tracing costs each process: predicted before it is traced, and looked at again every second.
 
 use std::time::{Duration, Instant};
 
-use memwatch_core::attribution::price::{Asked, per_second};
-use memwatch_core::input::{LevelChoice, TensorLevel};
+use memwatch_core::attribution::price::{Asked, Governor, Prices, per_second};
+use memwatch_core::input::{LevelChoice, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
 use super::SessionOptions;
+use crate::frameworks::probes::measure_trap;
+use crate::frameworks::pytorch::TensorRequest;
 use crate::render::sentences::level;
 use crate::sources::clock;
+use crate::sources::kernel::load::{Kernel, Mechanism};
 
 /// How often the events of a process are looked at again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// A burst is looked at after this.
+const AT_LEAST: Duration = Duration::from_millis(100);
 
 /// Chooses the level of each process.
 pub(crate) struct PriceGuard {
     asked: Asked,
+    is_measured: bool,
     speaks: bool,
     choices: Vec<LevelChoice>,
 }
@@ -24,51 +30,126 @@ pub(crate) struct PriceGuard {
 pub(super) struct Rate {
     since: Instant,
     events: u64,
+    /// When they were last known.
+    known: Instant,
+    /// Per second, between the last two readings of the allocators' own count.
+    latest: u64,
+    /// Per second, when it was looked at last.
+    last: Option<u64>,
 }
 
 impl Rate {
     /// From now on.
     pub(super) fn new() -> Self {
-        Self { since: Instant::now(), events: 0 }
+        let now = Instant::now();
+        Self { since: now, events: 0, known: now, latest: 0, last: None }
     }
 
-    /// One more.
-    pub(super) const fn count(&mut self) {
-        self.events += 1;
+    /// So many more, up to now.
+    pub(super) fn count(&mut self, events: u64) {
+        let now = Instant::now();
+        // A pause is no part of a rate: nobody has looked while it lasted.
+        if self.events == 0 && now.saturating_duration_since(self.known) > AGAIN {
+            self.since = now;
+        }
+        self.events = self.events.saturating_add(events);
+        self.known = now;
     }
 
-    /// Events per second, every second.
-    fn take(&mut self) -> Option<u64> {
-        let elapsed = self.since.elapsed();
-        if elapsed < AGAIN {
+    /// So many more by the allocators' own count, since it was read before.
+    pub(super) fn count_read(&mut self, events: u64) {
+        self.latest = rate(events, self.known.elapsed().max(AT_LEAST));
+        self.count(events);
+    }
+
+    /// No more, up to now.
+    pub(super) fn pass(&mut self) {
+        self.known = Instant::now();
+    }
+
+    /// When it is looked at again, if there is anything to see: events, or a level that may be raised.
+    pub(super) fn due(&self, may_rise: bool) -> Option<Instant> {
+        (self.events > 0 || may_rise).then(|| self.since + AGAIN)
+    }
+
+    /// Events per second, every second; sooner, where there are more of them by now than there may be in a second.
+    fn take(&mut self, most: u64) -> Option<u64> {
+        let elapsed = self.known.saturating_duration_since(self.since);
+        let is_time = elapsed >= AGAIN || (elapsed >= AT_LEAST && self.events > most);
+        if !is_time {
             return None;
         }
-        let elapsed_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let rate = per_second(self.events, elapsed_ns);
-        *self = Self::new();
+        let mean = rate(self.events, elapsed);
+        // A burst may have begun in the midst of this time.
+        let rate = if elapsed < AGAIN { mean.max(self.latest) } else { mean };
+        *self = Self { since: self.known, events: 0, known: self.known, latest: 0, last: Some(rate) };
         Some(rate)
     }
 }
 
+/// So many events per second.
+fn rate(events: u64, elapsed: Duration) -> u64 {
+    per_second(events, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+}
+
 impl PriceGuard {
     /// As these options say.
-    pub(super) const fn new(options: &SessionOptions) -> Self {
-        let (level, reports_only) = (options.tensors.level, options.tensors.reports_only);
-        let asked = Asked { level, reports_only, by_default: options.tensors_by_default };
-        Self { asked, speaks: !options.is_screen, choices: Vec::new() }
+    pub(super) fn new(options: &SessionOptions) -> Self {
+        let asked = Asked {
+            level: options.tensors.level,
+            reports_only: options.tensors.reports_only,
+            by_default: options.tensors_by_default,
+            budget: options.budget,
+            prices: Prices::default(),
+            has_windows: false,
+        };
+        Self { asked, is_measured: false, speaks: !options.is_screen, choices: Vec::new() }
+    }
+
+    /// Measures what a probe costs here, before the first process is looked at.
+    pub(super) fn measure(&mut self, kernel: &mut Kernel) {
+        if self.is_measured {
+            return;
+        }
+        self.is_measured = true;
+        // One link per function is taken out with a wait of the kernel's for each.
+        self.asked.has_windows = kernel.mechanism == Mechanism::UprobeMulti && kernel.mechanism.attaches_to_processes();
+        match measure_trap(kernel) {
+            Ok(trap_ns) => {
+                log::info!("a probe costs {trap_ns} ns on this machine");
+                self.asked.prices = Prices { trap_ns };
+            }
+            Err(error) => log::warn!("what a probe costs here could not be measured: {error}"),
+        }
     }
 
     /// How much is traced of a process that has so many events per second.
     pub(super) fn decide(&mut self, tgid: u32, events_per_second: u64) -> TensorLevel {
-        let choice = self.asked.choose((Tgid(tgid), clock::boottime_ns()), self.asked.level, events_per_second);
-        self.keep(choice)
+        self.keep(self.asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
     }
 
-    /// The level to which a process is to be lowered, where its events cost more by now than they may.
-    pub(super) fn look_again(&mut self, tgid: u32, present: TensorLevel, rate: &mut Rate) -> Option<TensorLevel> {
-        let events_per_second = rate.take().filter(|_| self.asked.by_default)?;
-        let choice = self.asked.choose((Tgid(tgid), clock::boottime_ns()), present, events_per_second);
-        (choice.chosen < present).then(|| self.keep(choice))
+    /// The level at which a process is to be traced from now on, where that is another.
+    pub(super) fn look_again(
+        &mut self,
+        tgid: u32,
+        governor: &mut Governor,
+        rate: &mut Rate,
+    ) -> Option<(TensorLevel, TensorLevel)> {
+        let before = governor.present();
+        let events_per_second = rate.take(self.asked.most_events(before))?;
+        let choice = governor.look(self.asked, (Tgid(tgid), clock::boottime_ns()), events_per_second)?;
+        Some((before, self.keep(choice, Some(before))))
+    }
+
+    /// The windows in which a process may be traced that is not traced else, by its last rate.
+    pub(super) fn windows(&self, governor: &Governor, rate: &Rate) -> Option<Windows> {
+        let is_read = governor.present() == TensorLevel::Read;
+        rate.last.filter(|_| is_read).and_then(|rate| self.asked.windows(rate))
+    }
+
+    /// All that was asked for, with as few probes as may be.
+    pub(super) const fn in_window(&self) -> TensorRequest {
+        TensorRequest { level: self.asked.level, reports_only: true }
     }
 
     /// The choices since the last time, oldest first.
@@ -76,8 +157,14 @@ impl PriceGuard {
         std::mem::take(&mut self.choices)
     }
 
-    fn keep(&mut self, choice: LevelChoice) -> TensorLevel {
-        let sentence = level::lowered(&choice).or_else(|| level::obeyed(&choice));
+    /// Whether there are any.
+    pub(super) const fn has_choices(&self) -> bool {
+        !self.choices.is_empty()
+    }
+
+    fn keep(&mut self, choice: LevelChoice, before: Option<TensorLevel>) -> TensorLevel {
+        let raised = before.and_then(|before| level::raised(&choice, before));
+        let sentence = raised.or_else(|| level::lowered(&choice)).or_else(|| level::obeyed(&choice));
         if let Some(sentence) = sentence.filter(|_| self.speaks) {
             eprintln!("memwatch: {sentence}");
         }
@@ -91,38 +178,71 @@ mod tests {
     use super::*;
 
     fn guard(by_default: bool) -> PriceGuard {
-        let asked = Asked { level: TensorLevel::Layers, reports_only: false, by_default };
-        PriceGuard { asked, speaks: false, choices: Vec::new() }
+        let asked = Asked { level: TensorLevel::Layers, by_default, ..Asked::default() };
+        PriceGuard { asked, is_measured: true, speaks: false, choices: Vec::new() }
     }
 
     /// A second of so many events, which is over.
     fn rate(events: u64) -> Rate {
-        let since = Instant::now().checked_sub(AGAIN).expect("the machine runs for longer than that");
-        Rate { since, events }
+        let known = Instant::now();
+        let since = known.checked_sub(AGAIN).expect("the machine runs for longer than that");
+        Rate { since, events, known, latest: 0, last: None }
     }
 
     #[test]
     fn a_rate_that_rises_while_it_is_traced_lowers_the_level_and_leaves_a_choice() {
         let mut guard = guard(true);
-        assert_eq!(guard.decide(7, 100), TensorLevel::Layers);
-        assert_eq!(guard.look_again(7, TensorLevel::Layers, &mut rate(100)), None);
-        assert_eq!(guard.look_again(7, TensorLevel::Layers, &mut rate(200_000)), Some(TensorLevel::Off));
+        let mut governor = Governor::new(guard.decide(7, 100));
+        assert_eq!(guard.look_again(7, &mut governor, &mut rate(100)), None);
+        let lowered = guard.look_again(7, &mut governor, &mut rate(200_000));
+        assert_eq!(lowered, Some((TensorLevel::Layers, TensorLevel::Read)));
         let chosen: Vec<_> = guard.take_choices().iter().map(|choice| choice.chosen).collect();
-        assert_eq!(chosen, [TensorLevel::Layers, TensorLevel::Off]);
+        assert_eq!(chosen, [TensorLevel::Layers, TensorLevel::Read]);
         assert_eq!(guard.take_choices(), []);
     }
 
     #[test]
     fn a_level_that_was_asked_for_by_name_stays() {
         let mut guard = guard(false);
-        assert_eq!(guard.decide(7, 200_000), TensorLevel::Layers);
-        assert_eq!(guard.look_again(7, TensorLevel::Layers, &mut rate(200_000)), None);
+        let mut governor = Governor::new(guard.decide(7, 200_000));
+        assert_eq!(governor.present(), TensorLevel::Layers);
+        assert_eq!(guard.look_again(7, &mut governor, &mut rate(200_000)), None);
     }
 
     #[test]
-    fn it_is_looked_again_only_after_a_second() {
-        let mut fresh = Rate::new();
-        (0..200_000).for_each(|_| fresh.count());
-        assert_eq!(guard(true).look_again(7, TensorLevel::Layers, &mut fresh), None);
+    fn it_is_looked_again_after_a_second_and_sooner_where_a_burst_has_taken_all_of_it() {
+        let known = Instant::now();
+        let rate = |before, events| {
+            let since = known.checked_sub(before).expect("the machine runs for longer than that");
+            let lowered = guard(true).look_again(
+                7,
+                &mut Governor::new(TensorLevel::Layers),
+                &mut Rate { since, events, known, latest: 0, last: None },
+            );
+            lowered.is_some()
+        };
+        assert!(
+            !rate(Duration::ZERO, 200_000) && !rate(AT_LEAST, 2_000) && rate(AT_LEAST, 20_000) && rate(AGAIN, 20_000)
+        );
+    }
+
+    #[test]
+    fn a_burst_is_not_thought_slower_for_the_calm_before_it() {
+        let now = Instant::now();
+        let known = now.checked_sub(2 * AT_LEAST).expect("the machine runs for longer than that");
+        let since = known.checked_sub(3 * AT_LEAST).expect("likewise");
+        let mut burst = Rate { since, events: 0, known, latest: 0, last: None };
+        burst.count_read(20_000);
+        let mean = super::rate(20_000, burst.known.saturating_duration_since(since));
+        assert!(burst.take(100).is_some_and(|rate| rate > mean), "{mean} a second");
+    }
+
+    #[test]
+    fn a_time_of_which_nothing_is_known_does_not_count() {
+        let (since, known) = (Instant::now().checked_sub(AGAIN).expect("a second ago"), Instant::now());
+        let mut governor = Governor::new(TensorLevel::Read);
+        let mut unknown = Rate { since, events: 0, known: since, latest: 0, last: None };
+        assert_eq!(guard(true).look_again(7, &mut governor, &mut unknown), None);
+        assert!(unknown.take(0).is_none() && Rate { known, ..unknown }.take(0) == Some(0));
     }
 }

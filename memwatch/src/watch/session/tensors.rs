@@ -4,26 +4,31 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use memwatch_common::native::NativeItem;
 use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
+use memwatch_common::rm::RmRecord;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
+use memwatch_core::attribution::price::Governor;
 use memwatch_core::input::Input;
+use memwatch_core::input::rm::RmCall;
 use memwatch_core::snapshot::MemoryHistory;
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
-use super::Session;
 use super::books::ProcessBooks;
+use super::copies::Copies;
+use super::holdings::ProcessHoldings;
 use super::intake::Intake;
 use super::named::Named;
+use super::numbers::ProcessNumbers;
 use super::price::{PriceGuard, Rate};
+use super::windows::ProcessWindows;
+use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::frameworks::pytorch::{Arrival, Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
-use crate::sources::native::{NativeFiles, NativeProcess};
 use crate::sources::python::{PythonError, PythonProcess};
 
 /// How often Python is looked for again in a process where no thread ran any.
@@ -34,45 +39,48 @@ const BETWEEN_STATISTICS: Duration = Duration::from_millis(100);
 /// What is large where nobody says otherwise.
 const LARGE_BYTES: u64 = 100 << 20;
 
-/// Copies of stacks that wait for the record that names them: it comes right after them.
-const MOST_SAME: usize = 4096;
-
 /// The PyTorch processes of a watch.
 pub(crate) struct Tensors {
-    torch: TorchWatch,
-    prices: PriceGuard,
+    pub(super) torch: TorchWatch,
+    pub(super) prices: PriceGuard,
     named: Named,
-    processes: BTreeMap<u32, Process>,
+    pub(super) processes: BTreeMap<u32, Process>,
+    /// How often it is read what processes hold, by name; of the ones that are older than the watch it is once.
+    holdings_every: Option<Duration>,
     /// Processes that have ended, or have another image now.
     replaced: Vec<u32>,
     /// Stacks that were resolved too late, as they are known now.
     corrected: Vec<Input>,
-    /// What is known of files with native code.
-    files: NativeFiles,
+    copies: Copies,
     /// Of allocations of this size and above more is wanted.
     large_bytes: u64,
     /// How often all records that there were have been fetched.
     fetches: u64,
 }
 
-struct Process {
-    python: Python,
+pub(super) struct Process {
+    pub(super) python: Python,
     /// When statistics were last asked for.
     asked: Option<Instant>,
     /// Its allocators' numbers while it rests; `None` where its memory cannot be read.
     resting: Option<RestingNumbers>,
     /// All that they have.
-    books: ProcessBooks,
+    pub(super) books: ProcessBooks,
+    /// What they have counted, where no event is traced.
+    pub(super) numbers: ProcessNumbers,
+    /// And who keeps that.
+    pub(super) holdings: ProcessHoldings,
     /// How many records of its tensors have come.
     records: u64,
     /// Its tensors that come and go.
-    rate: Rate,
-    native: NativeProcess,
-    /// The numbers of stacks that are the same as an earlier one, until the record comes that names them: theirs, and the earlier one's.
-    same: Vec<(u64, u64)>,
+    pub(super) rate: Rate,
+    /// Watches over what that costs it.
+    pub(super) governor: Governor,
+    /// When it is traced, where that is not done all the time.
+    pub(super) windows: ProcessWindows,
 }
 
-enum Python {
+pub(super) enum Python {
     /// Lines are not wanted, or there is none, or none that is understood.
     Without,
     /// It was not at work yet; when it was looked at.
@@ -119,15 +127,16 @@ impl Session {
 
 impl Tensors {
     /// None yet.
-    pub(crate) fn new(torch: TorchWatch, prices: PriceGuard, named: Named) -> Self {
+    pub(crate) fn new(torch: TorchWatch, options: &SessionOptions) -> Self {
         Self {
             torch,
-            prices,
-            named,
+            prices: PriceGuard::new(options),
+            named: Named::new(options.named.clone()),
             processes: BTreeMap::new(),
+            holdings_every: options.holdings_every,
             replaced: Vec::new(),
             corrected: Vec::new(),
-            files: NativeFiles::default(),
+            copies: Copies::default(),
             large_bytes: LARGE_BYTES,
             fetches: 0,
         }
@@ -145,6 +154,7 @@ impl Tensors {
 
     /// Looks for PyTorch in the processes watched now, and gives the kernel half what it needs in the ones that have it.
     pub(crate) fn update(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+        self.copies.keep(pipeline.watched());
         if self.torch.level() == TensorLevel::Off {
             return;
         }
@@ -164,15 +174,21 @@ impl Tensors {
         for tgid in gone {
             self.forget(kernel, tgid);
         }
+        if !wanted.is_empty() && kernel.places_probes {
+            self.prices.measure(kernel);
+        }
         let Self { torch, prices, .. } = self;
         let attached = torch.update(kernel, &wanted, |tgid, rate| prices.decide(tgid, rate));
         self.report_choices(pipeline);
         for (tgid, missing) in attached {
-            pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns: clock::boottime_ns() });
-            // With its first event: a program that then rests has been counted.
-            log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
-            self.processes.entry(tgid).or_insert_with(|| Process::new(tgid));
-            self.meet(kernel, tgid);
+            let level = self.torch.level_of(tgid);
+            self.processes.entry(tgid).or_insert_with(|| Process::new(tgid, level));
+            if level == TensorLevel::Read && pipeline.level_of(Tgid(tgid)).is_none() {
+                self.prices.decide(tgid, 0);
+            }
+            if level > TensorLevel::Read {
+                self.begin(kernel, (tgid, missing), pipeline);
+            }
         }
         let due = |process: &Process| matches!(process.python, Python::Idle(looked) if looked.elapsed() >= AGAIN);
         let due: Vec<u32> = self.processes.iter().filter(|(_, process)| due(process)).map(|(tgid, _)| *tgid).collect();
@@ -180,16 +196,23 @@ impl Tensors {
             self.meet(kernel, tgid);
         }
         for (tgid, process) in &mut self.processes {
-            process.report(kernel, *tgid, pipeline);
-            process.books.read(*tgid, pipeline);
-            process.rest(*tgid, self.fetches, pipeline);
+            process.follow(kernel, *tgid, (self.holdings_every, self.fetches), pipeline);
             if pipeline.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
             } else if pipeline.has_trace(Tgid(*tgid)) {
                 self.torch.trust_trace(kernel, *tgid);
             }
         }
-        self.look_at_prices(kernel);
+        self.look_at_prices(kernel, pipeline);
+        self.turn_windows(kernel, pipeline);
+    }
+
+    /// Probes are on a process's allocators from now on, but for these rows.
+    fn begin(&mut self, kernel: &mut Kernel, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
+        pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns: clock::boottime_ns() });
+        // With its first event: a program that then rests has been counted.
+        log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+        self.meet(kernel, tgid);
     }
 
     /// What was chosen, on its way to whoever reads it.
@@ -199,28 +222,39 @@ impl Tensors {
         }
     }
 
-    /// Less is traced of a process from now on whose tensors come and go faster than before.
-    fn look_at_prices(&mut self, kernel: &mut Kernel) {
-        let Self { torch, prices, processes, .. } = self;
-        let lowered = |(tgid, process): (&u32, &mut Process)| {
-            Some((*tgid, prices.look_again(*tgid, torch.level_of(*tgid), &mut process.rate)?))
+    /// More or less is traced from now on of a process whose tensors come and go at another rate than before.
+    fn look_at_prices(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+        let Self { prices, processes, .. } = self;
+        let changed = |(tgid, process): (&u32, &mut Process)| {
+            Some((*tgid, prices.look_again(*tgid, &mut process.governor, &mut process.rate)?))
         };
-        let lowered: Vec<(u32, TensorLevel)> = processes.iter_mut().filter_map(lowered).collect();
-        for (tgid, level) in lowered {
-            self.lower(kernel, tgid, level);
+        let changed: Vec<(u32, (TensorLevel, TensorLevel))> = processes.iter_mut().filter_map(changed).collect();
+        for (tgid, (before, level)) in changed {
+            if level < before {
+                self.lower(kernel, tgid, level);
+            } else {
+                // Before the first event of it comes.
+                self.report_choices(pipeline);
+                let missing = self.torch.change(kernel, tgid, self.torch.request_at(level));
+                self.begin(kernel, (tgid, missing), pipeline);
+            }
         }
     }
 
     fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
-        self.torch.lower(kernel, tgid, level);
-        if level == TensorLevel::Off {
-            return self.forget(kernel, tgid);
+        self.torch.change(kernel, tgid, self.torch.request_at(level));
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.numbers.forget();
         }
         let Some(process) = self.processes.get_mut(&tgid).filter(|_| level < TensorLevel::Sites) else { return };
         if let Python::Found { probes: Some(probes), .. } = std::mem::replace(&mut process.python, Python::Without) {
             log_failure(tgid, tensor_probes::detach(kernel, probes));
         }
-        log_failure(tgid, tensor_probes::forget_stacks(kernel, tgid));
+        let forgotten = match level {
+            TensorLevel::Off | TensorLevel::Read => tensor_probes::forget(kernel, tgid),
+            _ => tensor_probes::forget_stacks(kernel, tgid),
+        };
+        log_failure(tgid, forgotten);
     }
 
     /// Whether there is a process with PyTorch, and everything that is wanted of all such processes is seen from now on.
@@ -235,7 +269,11 @@ impl Tensors {
     pub(crate) fn take(&mut self, item: &Item<'_>) -> Option<Input> {
         match item {
             Item::Stack(stack) => self.resolve(stack),
-            Item::Native(copy) => self.unwind(copy),
+            Item::Native(copy) => self.copies.unwind(copy),
+            Item::Rm(record) => {
+                let stack = self.copies.take_number(record.tgid, record.stack);
+                Some(Input::Rm(Box::new(RmCall::from(&RmRecord { stack, ..*record }))))
+            }
             Item::Statistics(statistics) => Some(Input::Statistics {
                 tgid: Tgid(statistics.tgid),
                 allocator: statistics.allocator,
@@ -253,6 +291,9 @@ impl Tensors {
     /// A process has ended, or its image was replaced: what is known of its memory is of no use any more.
     pub(crate) fn note_life(&mut self, event: &ProcessRecord) {
         let ends = matches!(event.event(), Some(ProcessEvent::Exec | ProcessEvent::Exit));
+        if ends {
+            self.copies.forget(event.tgid);
+        }
         // Of a watch without tensors nobody takes this list.
         if ends && self.torch.level() != TensorLevel::Off {
             self.replaced.push(event.tgid);
@@ -269,8 +310,11 @@ impl Tensors {
             && let Some(process) = self.processes.get_mut(&tensor.tgid)
         {
             process.records += 1;
-            if tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::Reported) {
-                process.rate.count();
+            // Where its allocators can be read, they say how many there are.
+            if !process.numbers.are_known()
+                && tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::Reported)
+            {
+                process.rate.count(1);
             }
         }
     }
@@ -285,9 +329,12 @@ impl Tensors {
 
     /// A process that has PyTorch: its Python is looked at, if lines are wanted.
     fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
-        if self.torch.level_of(tgid) < TensorLevel::Sites {
-            return;
+        if self.torch.level_of(tgid) >= TensorLevel::Sites {
+            self.meet_python(kernel, tgid);
         }
+    }
+
+    pub(super) fn meet_python(&mut self, kernel: &mut Kernel, tgid: u32) {
         let python = match PythonProcess::attach(tgid) {
             Ok(Some(python)) => {
                 log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
@@ -319,35 +366,13 @@ impl Tensors {
         Some(Input::Stack { tgid: Tgid(item.record.tgid), id: item.record.id, stack: python.resolve(item) })
     }
 
-    /// The stack that was copied: of a thread without Python only if it is another than all before.
-    fn unwind(&mut self, copy: &NativeItem<'_>) -> Option<Input> {
-        let process = self.processes.get_mut(&copy.tgid)?;
-        let tgid = Tgid(copy.tgid);
-        if !copy.is_without_python() {
-            let stack = process.native.unwind(&mut self.files, copy)?;
-            return Some(Input::NativeStack { tgid, id: copy.id, stack });
-        }
-        let unwound = process.native.distinguish(&mut self.files, copy);
-        if unwound.id != copy.id {
-            // The records that name so many copies were lost.
-            if process.same.len() >= MOST_SAME {
-                process.same.clear();
-            }
-            process.same.push((copy.id, unwound.id));
-        }
-        Some(Input::NativeStack { tgid, id: unwound.id, stack: unwound.stack? })
-    }
-
     /// The record with the number that its stack has had before; each copy has one of its own.
     fn with_known_stack(&mut self, record: Record) -> Record {
         let Record::Tensor(tensor) = record else { return record };
-        if tensor.flags & FLAG_NO_PYTHON == 0 || tensor.stack == 0 {
+        if tensor.flags & FLAG_NO_PYTHON == 0 {
             return record;
         }
-        let Some(process) = self.processes.get_mut(&tensor.tgid) else { return record };
-        let Some(at) = process.same.iter().position(|(id, _)| *id == tensor.stack) else { return record };
-        let (_, stack) = process.same.swap_remove(at);
-        Record::Tensor(TensorRecord { stack, ..tensor })
+        Record::Tensor(TensorRecord { stack: self.copies.take_number(tensor.tgid, tensor.stack), ..tensor })
     }
 
     fn note(&mut self, record: &Record) {
@@ -364,7 +389,7 @@ impl Tensors {
 }
 
 impl Process {
-    fn new(tgid: u32) -> Self {
+    fn new(tgid: u32, level: TensorLevel) -> Self {
         let resting = RestingNumbers::open(tgid);
         let resting =
             resting.inspect_err(|error| log::warn!("process {tgid}: its memory cannot be read: {error}")).ok();
@@ -373,16 +398,44 @@ impl Process {
             asked: None,
             resting,
             books: ProcessBooks::new(),
+            numbers: ProcessNumbers::default(),
+            holdings: ProcessHoldings::default(),
             records: 0,
             rate: Rate::new(),
-            native: NativeProcess::new(tgid),
-            same: Vec::new(),
+            governor: Governor::new(level),
+            windows: ProcessWindows::new(),
         }
+    }
+
+    /// Reads what its memory says, and asks the kernel half for what is lacking.
+    fn follow(
+        &mut self,
+        kernel: &mut Kernel,
+        tgid: u32,
+        (holdings_every, fetches): (Option<Duration>, u64),
+        pipeline: &mut Intake,
+    ) {
+        let is_traced = self.governor.present() > TensorLevel::Read;
+        self.numbers.read(tgid, is_traced, pipeline).into_iter().for_each(|events| self.rate.count_read(events));
+        if is_traced && !self.numbers.are_known() {
+            self.rate.pass();
+        }
+        if !pipeline.is_read_only(Tgid(tgid)) {
+            self.report(kernel, tgid, pipeline);
+            self.rest(tgid, fetches, pipeline);
+            self.books.read(tgid, pipeline);
+        }
+        let is_older = !pipeline.is_from_start(Tgid(tgid));
+        self.holdings.advance(tgid, (is_older, holdings_every), pipeline);
     }
 
     /// Its allocators' own numbers, where they are surer than what was followed and it rests.
     fn rest(&mut self, tgid: u32, fetches: u64, pipeline: &mut Intake) {
-        let Some(resting) = self.resting.as_mut().filter(|resting| resting.is_due()) else { return };
+        let is_due = |resting: &&mut RestingNumbers| {
+            let now = Instant::now();
+            resting.due(now) <= now
+        };
+        let Some(resting) = self.resting.as_mut().filter(is_due) else { return };
         let now = Moment { records: self.records, fetches };
         for (allocator, words) in resting.look(now, &pipeline.drifting_allocators(Tgid(tgid))) {
             let time_ns = clock::boottime_ns();
@@ -420,34 +473,12 @@ fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<
     }
 }
 
-fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) {
+pub(super) fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) {
     if let Err(error) = done {
         log::warn!("process {tgid}: {error}");
     }
 }
 
+mod due;
 #[cfg(test)]
-mod tests {
-    use memwatch_common::record::{ProcessEvent, ProcessRecord};
-
-    use super::{PriceGuard, Tensors};
-    use crate::frameworks::pytorch::{TensorLevel, TensorRequest, TorchWatch};
-    use crate::sources::kernel::site::KernelVersion;
-    use crate::watch::session::SessionOptions;
-
-    fn remembered_ends(level: TensorLevel) -> usize {
-        let version = KernelVersion::from_release("6.18.0").expect("a release");
-        let torch = TorchWatch::new(version, TensorRequest { level, reports_only: false }).expect("a thread");
-        let mut tensors = Tensors::new(torch, PriceGuard::new(&SessionOptions::default()), super::Named::default());
-        for tgid in 1..=100 {
-            tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });
-        }
-        tensors.replaced.len()
-    }
-
-    #[test]
-    fn a_watch_without_tensors_remembers_nobody_who_has_ended() {
-        assert_eq!(remembered_ends(TensorLevel::Off), 0);
-        assert_eq!(remembered_ends(TensorLevel::Blocks), 100);
-    }
-}
+mod tests;

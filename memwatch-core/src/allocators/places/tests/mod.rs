@@ -1,5 +1,7 @@
 //! Lists that add up, against a naive model.
 
+mod naming;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

@@ -41,6 +41,11 @@ impl Addresses {
         address
     }
 
+    /// The policy has one here, as the program has.
+    pub(super) fn hold(&mut self, address: u64) {
+        self.taken.insert(address);
+    }
+
     fn next(&mut self, bytes: u64) -> u64 {
         let Self { of_program, taken, returned, .. } = self;
         let known = of_program.get_mut(&bytes);

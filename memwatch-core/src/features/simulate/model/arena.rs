@@ -102,6 +102,16 @@ impl Arena {
         self.vacant.push(handle);
     }
 
+    /// All blocks that there are, by address.
+    #[cfg(test)]
+    pub(super) fn in_use(&self) -> Vec<Block> {
+        let vacant: BTreeSet<Handle> = self.vacant.iter().copied().collect();
+        let all = (0..).zip(&self.blocks).filter(|(number, _)| !vacant.contains(&Handle(*number)));
+        let mut blocks: Vec<Block> = all.map(|(_, block)| *block).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        blocks
+    }
+
     /// Puts a free or unmapped block into its pool.
     pub(super) fn shelve(&mut self, handle: Handle) {
         let Block { stream, bytes, address, pool, state, .. } = *self.get(handle);

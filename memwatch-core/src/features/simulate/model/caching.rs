@@ -7,6 +7,7 @@ use super::meter::{Capacity, Meter};
 use super::settings::Settings;
 use super::{Granted, Handle, Policy, Request};
 use crate::allocators::pytorch::PoolSize;
+use crate::input::books::BookSegment;
 
 /// `kMinBlockSize`: sizes are multiples of this, and no remainder is smaller.
 pub(super) const LEAST_BYTES: u64 = 512;
@@ -45,6 +46,11 @@ impl Caching {
         arena.pool((0, 0), PoolSize::Large);
         arena.pool((0, 0), PoolSize::Small);
         Self { settings, meter: Meter::default(), arena, pending: BTreeSet::new() }
+    }
+
+    /// The program gives a block back, and a stream uses it still.
+    pub(super) fn pend(&mut self, handle: Handle) {
+        self.pending.insert(handle);
     }
 
     pub(super) fn pool_size(&self, pool: usize) -> PoolSize {
@@ -214,7 +220,7 @@ impl Policy for Caching {
         block.state = State::Pending;
         let bytes = block.bytes;
         self.meter.give_back(bytes);
-        self.pending.insert(handle);
+        self.pend(handle);
     }
 
     fn complete(&mut self, handle: Handle) {
@@ -259,6 +265,14 @@ impl Policy for Caching {
 
     fn free_bytes(&self) -> (u64, u64) {
         self.arena.free_bytes()
+    }
+
+    fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
+        Self::take_over(self, segments)
+    }
+
+    fn begin(&mut self) {
+        self.meter.begin();
     }
 
     fn copied(&self) -> Box<dyn Policy> {

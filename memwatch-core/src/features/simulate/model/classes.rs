@@ -183,6 +183,10 @@ impl Policy for SizeClasses {
         })
     }
 
+    fn begin(&mut self) {
+        self.meter.begin();
+    }
+
     fn copied(&self) -> Box<dyn Policy> {
         Box::new(self.clone())
     }

@@ -70,10 +70,14 @@ impl Caching {
     }
 
     /// Addresses of a new segment: one and an eighth of the device.
+    pub(super) fn reserved_bytes(&self, pool: usize) -> u64 {
+        let total_bytes = self.meter.capacity.total_bytes;
+        (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool))
+    }
+
     fn reserve(&mut self, wanted: Wanted) -> Handle {
         let Wanted { stream, pool, .. } = wanted;
-        let total_bytes = self.meter.capacity.total_bytes;
-        let bytes = (total_bytes + total_bytes / 8).next_multiple_of(self.page_bytes(pool));
+        let bytes = self.reserved_bytes(pool);
         let address = self.arena.addresses.take(bytes);
         let (state, before, after, segment, born) = (State::Unmapped, None, None, Some((address, bytes)), 0);
         let handle = self.arena.add(Block { address, bytes, stream, pool, state, before, after, segment, born });

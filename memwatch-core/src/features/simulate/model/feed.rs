@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use super::meter::Capacity;
 use super::{Operation, Plan, Replay, Request};
 use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
+use crate::input::books::{BookSegment, BookState};
 use crate::words::{Ordinal, Tid};
 
 /// What the program's own allocator has taken, in bytes and calls: as far as it was seen.
@@ -62,6 +63,7 @@ pub struct DeviceRun {
     replays: Vec<Replay>,
     measured: Measured,
     older: Option<Older>,
+    begun_with: Option<Older>,
     capacity: Capacity,
     capacity_source: CapacitySource,
     operations: u64,
@@ -105,6 +107,7 @@ impl DeviceRun {
             replays: plans.iter().map(Replay::new).collect(),
             measured: Measured::default(),
             older: None,
+            begun_with: None,
             capacity: Capacity::default(),
             capacity_source,
             operations: 0,
@@ -115,6 +118,30 @@ impl DeviceRun {
             seen_segment_bytes: 0,
             is_traced: false,
         }
+    }
+
+    /// Whether replays have not begun with all that was there: something is older, and in none.
+    pub(super) fn may_begin_with_books(&self) -> bool {
+        self.begun_with.is_none() && self.older.is_none_or(|older| older.reserved_bytes > 0)
+    }
+
+    /// Begins with what the program's allocator had before its first event, as its own books have it.
+    pub(super) fn begin_with(&mut self, segments: &[BookSegment], time_ns: u64) {
+        let reserved_bytes = segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add);
+        self.replays.iter_mut().for_each(|replay| replay.begin_with(time_ns, segments));
+        let blocks = || segments.iter().flat_map(|segment| &segment.blocks);
+        let allocated = blocks().filter(|block| block.state == BookState::ActiveAllocated);
+        let allocated_bytes = allocated.map(|block| block.bytes).fold(0, u64::saturating_add);
+        self.held = blocks().filter(|block| block.state != BookState::Inactive).map(|block| block.address).collect();
+        self.measured.is_expandable = segments.iter().any(|segment| segment.is_expandable);
+        self.note(reserved_bytes, allocated_bytes);
+        self.begun_with = Some(Older { allocated_bytes, reserved_bytes });
+        self.older = Some(Older::default());
+    }
+
+    /// What was there before the first event, and stands at the beginning of all replays; `None` where that is not known.
+    pub const fn begun_with(&self) -> Option<Older> {
+        self.begun_with
     }
 
     /// As it ran.

@@ -40,6 +40,13 @@ pub struct Meter {
 }
 
 impl Meter {
+    /// What was done so far does not count, and what there is now is the most there was.
+    pub const fn begin(&mut self) {
+        (self.driver_allocations, self.driver_frees, self.retries) = (0, 0, 0);
+        (self.peak_reserved_bytes, self.allocated_at_peak_bytes) = (self.reserved_bytes, self.allocated_bytes);
+        self.peak_allocated_bytes = self.allocated_bytes;
+    }
+
     /// Takes memory of the driver; `false` where it has not so much.
     pub const fn take(&mut self, bytes: u64) -> bool {
         let Some(reserved_bytes) = self.reserved_bytes.checked_add(bytes) else { return false };

@@ -8,6 +8,7 @@
 //! allocator does with that is the policy's. Facts about PyTorch's are of c10/cuda/CUDACachingAllocator.cpp, from 2.4 to 2.15.
 
 mod addresses;
+mod adopt;
 mod arena;
 mod caching;
 mod classes;
@@ -33,6 +34,7 @@ use self::caching::Caching;
 use self::classes::SizeClasses;
 use self::feed::CapacitySource;
 use crate::decode::TensorEvent;
+use crate::input::books::{BookSegment, DeviceBooks};
 use crate::words::{Ordinal, Tgid};
 
 /// What the program asks of its allocator.
@@ -124,6 +126,12 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     fn meter(&self) -> &Meter;
     /// The largest free block, in bytes, and all free ones.
     fn free_bytes(&self) -> (u64, u64);
+    /// Has from now on what the program's own allocator has, if it makes such segments itself: the blocks that the program has, by their address.
+    fn take_over(&mut self, _segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
+        None
+    }
+    /// What it has done so far does not count, and what it has now is the most it had.
+    fn begin(&mut self);
     /// One that has come as far.
     fn copied(&self) -> Box<dyn Policy>;
 }
@@ -212,14 +220,38 @@ impl Simulations {
         if let Some(allocator) = allocator {
             self.places.insert(allocator, ordinal);
         }
-        let plans = &self.plans;
-        let capacity_source =
-            if self.capacity_bytes.is_some() { CapacitySource::Caller } else { CapacitySource::Reading };
-        let new = || {
-            let mut run = DeviceRun::new(plans, capacity_source);
-            run.set_capacity(capacity(ordinal));
+        self.run((event.tgid, since_ns, ordinal), capacity).observe(event);
+    }
+
+    /// What a process had before it was watched was read from its allocator's own books: replays begin with it.
+    pub fn begin_with(
+        &mut self,
+        whose: Whose,
+        books: &DeviceBooks,
+        time_ns: u64,
+        capacity: impl FnOnce(Ordinal) -> Capacity,
+    ) {
+        let (plans, source) = (self.plans.clone(), self.capacity_source());
+        let run = self.run(whose, capacity);
+        if run.may_begin_with_books() {
+            let capacity = run.capacity();
+            *run = DeviceRun::new(&plans, source);
+            run.set_capacity(capacity);
+            run.begin_with(&books.segments, time_ns);
+        }
+    }
+
+    const fn capacity_source(&self) -> CapacitySource {
+        if self.capacity_bytes.is_some() { CapacitySource::Caller } else { CapacitySource::Reading }
+    }
+
+    fn run(&mut self, whose: Whose, capacity: impl FnOnce(Ordinal) -> Capacity) -> &mut DeviceRun {
+        let source = self.capacity_source();
+        let Self { plans, runs, .. } = self;
+        runs.entry(whose).or_insert_with(|| {
+            let mut run = DeviceRun::new(plans, source);
+            run.set_capacity(capacity(whose.2));
             run
-        };
-        self.runs.entry((event.tgid, since_ns, ordinal)).or_insert_with(new).observe(event);
+        })
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::meter::{Capacity, Meter};
 use super::{Granted, Handle, Operation, Plan, Policy, Request};
+use crate::input::books::{BookBlock, BookSegment, BookState};
 
 /// A request that a policy could not grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,12 +48,14 @@ pub struct Replay {
     /// Blocks that the program has, or that are pending, by where the program had them.
     blocks: HashMap<u64, Handle, foldhash::fast::FixedState>,
     outcome: Outcome,
+    /// What the program had before is not where this policy would have had it.
+    begins_otherwise: bool,
 }
 
 impl Replay {
     /// One that has replayed nothing yet.
     pub fn new(plan: &Plan) -> Self {
-        Self { policy: plan.policy(), blocks: HashMap::default(), outcome: Outcome::default() }
+        Self { policy: plan.policy(), blocks: HashMap::default(), outcome: Outcome::default(), begins_otherwise: false }
     }
 
     /// How much the driver has from now on.
@@ -94,6 +97,36 @@ impl Replay {
         }
     }
 
+    /// Begins with what the program's own allocator has: as it has it, where this policy makes such segments itself; else as if the program had asked
+    /// for it in the order of its addresses.
+    pub fn begin_with(&mut self, time_ns: u64, segments: &[BookSegment]) {
+        if let Some(blocks) = self.policy.take_over(segments) {
+            self.blocks.extend(blocks);
+        } else {
+            self.begins_otherwise = true;
+            for segment in segments {
+                for block in &segment.blocks {
+                    self.ask_again(time_ns, segment, block);
+                }
+            }
+        }
+        self.policy.begin();
+        (self.outcome.hits, self.outcome.misses) = (0, 0);
+    }
+
+    fn ask_again(&mut self, time_ns: u64, segment: &BookSegment, block: &BookBlock) {
+        let BookSegment { stream, private_pool, .. } = *segment;
+        let address = block.address;
+        if block.state == BookState::Inactive {
+            return;
+        }
+        let request = Request { bytes: block.requested_bytes, stream, private_pool };
+        self.step(time_ns, &Operation::Allocate { address, request });
+        if block.state == BookState::ActivePendingFree {
+            self.step(time_ns, &Operation::GiveBack { address });
+        }
+    }
+
     fn allocate(&mut self, time_ns: u64, address: u64, request: &Request) {
         if let Some(granted) = self.policy.allocate(request) {
             *(if granted.is_hit { &mut self.outcome.hits } else { &mut self.outcome.misses }) += 1;
@@ -102,6 +135,11 @@ impl Replay {
         }
         let &Meter { reserved_bytes, allocated_bytes, .. } = self.policy.meter();
         self.outcome.failure = Some(Failure { time_ns, bytes: request.bytes, reserved_bytes, allocated_bytes });
+    }
+
+    /// Whether what the program had before is not where this policy would have had it: how much it would have had of the driver is not known.
+    pub const fn begins_otherwise(&self) -> bool {
+        self.begins_otherwise
     }
 
     /// What it would have taken so far.

@@ -67,6 +67,12 @@ impl Loaders {
         Some(tgid)
     }
 
+    /// When the next one is to be looked at, if one waits and nobody is being looked at.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let waits = !self.programs.is_empty() || !self.heralded.is_empty();
+        (waits && self.at_work.is_none()).then(|| self.last.map_or(now, |last| last + BETWEEN_LOOKS))
+    }
+
     /// A look has ended.
     pub(super) fn done(&mut self, tgid: u32) {
         if self.at_work == Some(tgid) {
@@ -86,11 +92,14 @@ mod tests {
         loaders.note(vec![5, 6]);
         loaders.want(9);
         assert_eq!(loaders.next(), Some(9));
-        assert_eq!(loaders.next(), None, "9 is being looked at");
+        let now = Instant::now();
+        assert_eq!((loaders.next(), loaders.due(now)), (None, None), "9 is being looked at");
         loaders.done(8);
         assert_eq!(loaders.next(), None, "that was another");
         loaders.done(9);
+        assert!(loaders.due(now) >= Some(now + BETWEEN_LOOKS));
         loaders.last = None;
+        assert_eq!(loaders.due(now), Some(now));
         loaders.keep_wanted(|tgid| tgid == 6);
         assert_eq!(loaders.next(), Some(6));
     }

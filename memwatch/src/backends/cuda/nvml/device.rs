@@ -2,11 +2,12 @@
 
 use std::ffi::c_uint;
 
-use memwatch_core::input::{DeviceFacts, MigFacts, Sensors};
+use memwatch_core::input::{Cores, DeviceFacts, MigFacts, Sensors};
 use memwatch_core::words::GpuUuid;
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::error::{NvmlError, nvml_try};
+use nvml_wrapper::structs::device::CudaComputeCapability;
 
 use super::processes::{self, Lists};
 
@@ -43,8 +44,14 @@ fn facts(device: &Device<'_>, nvml_index: u32, lists: Lists) -> Result<DeviceFac
         total_bytes: memory.as_ref().map(|memory| memory.total),
         used_bytes: memory.as_ref().map(|memory| memory.used),
         processes: processes::read(device, lists),
+        cores: cores(device),
         sensors: sensors(device),
     })
+}
+
+fn cores(device: &Device<'_>) -> Option<Cores> {
+    let CudaComputeCapability { major, minor } = device.cuda_compute_capability().ok()?;
+    Some(Cores { count: device.num_cores().ok()?, capability: (major, minor) })
 }
 
 fn sensors(device: &Device<'_>) -> Sensors {

@@ -1,3 +1,5 @@
+use memwatch_core::input::KernelCalls;
+
 use super::{
     Barrier, FunctionReport, LeftOut, LeftOutReason, Libraries, LibraryReport, MissingFunction, State, count, examine,
     judge_exports, judge_file, judge_left_out, judge_processes, listed,
@@ -20,10 +22,28 @@ fn a_file_in_good_order_is_reported_in_groups() {
         check.details,
         [
             "in use by 2 processes; build id abcd",
+            "requests to the kernel driver: probed at 1 stub",
             "2 functions at je  moved past 1 instruction",
             "newer than this driver: cuCtxCreate_v4 (CUDA 12.5)"
         ]
     );
+}
+
+#[test]
+fn a_file_whose_requests_are_not_seen_is_in_good_order_all_the_same() {
+    let mut file = library();
+    let reason = "it calls ioctl without a stub".to_owned();
+    for (calls, line) in [
+        (Some(KernelCalls::Refused { reason }), Some("not seen, it calls ioctl without a stub")),
+        (Some(KernelCalls::None), Some("it makes none")),
+        (None, None),
+    ] {
+        file.coverage.kernel_calls = calls;
+        let check = judge_file(&file, false);
+        assert_eq!(check.state, State::Ok);
+        let found = check.details.iter().find_map(|line| line.strip_prefix("requests to the kernel driver: "));
+        assert_eq!(found, line);
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
-use memwatch_core::features::leak::view::AgeView;
+use memwatch_core::features::leak::view::{AgeView, BlocksView, KeeperView, ReadingsView};
+use memwatch_core::input::holdings::HoldingClass;
 
 use super::*;
 use crate::render::fixture;
@@ -12,6 +13,7 @@ fn finding(verdict: Verdict, line: u32, per_minute: f64) -> LeakView {
         kind: Some("line".into()),
         file: Some("train.py".to_owned()),
         line: Some(line),
+        held: None,
         function: Some("step\u{1b}[2J".to_owned()),
         bytes_per_minute: per_minute,
         late_bytes_per_minute: per_minute / 2.0,
@@ -29,13 +31,20 @@ fn finding(verdict: Verdict, line: u32, per_minute: f64) -> LeakView {
             AgeView { below_ns: Some(10_000_000_000), bytes: 0 },
             AgeView { below_ns: None, bytes: 63 << 20 },
         ]),
+        keepers: Vec::new(),
+        blocks: None,
     }
 }
 
 fn reported(findings: Vec<LeakView>, top: usize) -> String {
+    printed(findings, top, None)
+}
+
+fn printed(findings: Vec<LeakView>, top: usize, readings: Option<ReadingsView>) -> String {
     let snapshot = fixture::training_node();
     let process = &snapshot.processes[0];
     let leaks = LeaksView {
+        readings,
         tgid: process.tgid,
         observed_since_ns: process.observed_since_ns,
         windows: Some(30),
@@ -97,4 +106,63 @@ fn rows_beyond_the_wanted_are_counted_and_a_short_look_says_so() {
     let sentence =
         "2 lines have no verdict: a verdict takes 10 samples (one per second and step), or 20 steps; watch longer";
     assert!(short.contains(sentence), "{short}");
+}
+
+fn kept(class: HoldingClass, name: &str, kept_by: Option<&str>) -> KeeperView {
+    let full = |index: u64| Some(kept_by.unwrap_or(name).replace('*', &index.to_string()));
+    let (name, kept_by) = (Some(name.to_owned()), kept_by.map(str::to_owned));
+    KeeperView { class, name, kept_by, bytes: 6 << 20, count: 12, oldest: full(0), newest: full(11) }
+}
+
+#[test]
+fn a_line_that_grows_is_reported_with_who_keeps_its_tensors() {
+    let keepers = vec![
+        kept(HoldingClass::Tensor, "train.py:main: history[*]", None),
+        kept(HoldingClass::SavedForBackward, "ExpBackward0", Some("losses[*]")),
+        KeeperView {
+            count: 1,
+            newest: Some("exp_avg of h.0.weight".to_owned()),
+            ..kept(HoldingClass::OptimizerState, "exp_avg of h.*.weight", None)
+        },
+        kept(HoldingClass::Tensor, "cache\u{1b}", None),
+    ];
+    let text = reported(vec![LeakView { ages: None, keepers, ..finding(Verdict::Leak, 12, 9.0) }], 10);
+    let sentence = "; kept by train.py:main: history[*] (12 tensors, 6.0 MiB; newest history[11]), \
+                    the graph of losses[*] (saved by ExpBackward0) (12 blocks, 6.0 MiB; newest losses[11]), \
+                    optimizer state: exp_avg of h.*.weight (1 block, 6.0 MiB; newest exp_avg of h.0.weight), and 1 more\n";
+    assert!(text.contains(sentence), "{text}");
+}
+
+#[test]
+fn a_name_that_grows_is_reported_with_its_blocks_and_with_what_was_read() {
+    let by_name = LeakView {
+        level: "name".into(),
+        keepers: vec![kept(HoldingClass::Tensor, "train.py:main: history[*]", None)],
+        blocks: Some(BlocksView { first: 2, last: 12, came: 11, stayed: 10 }),
+        ages: None,
+        ..finding(Verdict::Leak, 12, 67_108_864.0)
+    };
+    let readings = ReadingsView {
+        count: 30,
+        standing: 1,
+        read_bytes: 60 << 20,
+        processor_ns: 3_000_000_000,
+        first_bytes: Some(1 << 20),
+        last_bytes: Some(6 << 20),
+        ended: Some("the process has ended".to_owned()),
+        ..ReadingsView::default()
+    };
+    let text = printed(vec![by_name], 10, Some(readings));
+    for part in [
+        "1 leaking, 0 slowly, 0 levelled off, 0 steady; 30 readings in ",
+        "cuda:0: train.py:main: history[*]\n",
+        "2 blocks in the first reading, 12 in the last; 11 came meanwhile, and 10 of them stayed; oldest history[0], newest history[11]\n",
+        "2 names have no verdict: a verdict takes 10 readings; the program ended before that\n",
+        "all blocks: 1.0 MiB in the first reading, 6.0 MiB in the last\n",
+        "no more readings: the process has ended\n",
+        "1 reading has only the blocks that stood still for 80 ms",
+        "only read, nothing attached: 30 readings of 2.0 MiB and 100 ms of processor time each\n",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
 }

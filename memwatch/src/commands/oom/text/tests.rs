@@ -1,6 +1,9 @@
 use memwatch_core::features::forecast::view::ForecastsView;
 use memwatch_core::features::oom::view::CacheView;
-use memwatch_core::words::Tgid;
+use memwatch_core::kernel_driver::decode::Lies;
+use memwatch_core::kernel_driver::labels::Label;
+use memwatch_core::snapshot::RefusedView;
+use memwatch_core::words::{Tgid, Tid};
 
 use super::*;
 use crate::render::fixture;
@@ -17,6 +20,7 @@ fn failed(snapshot: Snapshot, tgid: Tgid, cache: Option<CacheView>, wanted_bytes
         whose: None,
         cache,
         more: 0,
+        refused: Vec::new(),
         snapshot: Box::new(snapshot),
     }
 }
@@ -28,7 +32,8 @@ fn reported(ooms: &[&OomView]) -> String {
 fn reported_at_end_of(snapshot: &Snapshot, ooms: &[&OomView]) -> String {
     let mut out = Vec::new();
     let forecasts = ForecastsView::default();
-    let report = OomReport { ooms, forgotten: 3, forecasts: &forecasts, changes: &[] };
+    let failed = Failed { ooms: ooms.iter().copied().cloned().collect(), forgotten: 3, ..Failed::default() };
+    let report = OomReport { failed: &failed, forecasts: &forecasts, changes: &[] };
     write(&mut out, &report, snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
@@ -114,4 +119,52 @@ fn of_a_job_that_died_the_failure_comes_first_and_no_forecast_is_made() {
     let oom = failed(fixture::training_node(), snapshot.processes[0].tgid, None, GIB);
     let text = reported_at_end_of(&snapshot, &[&oom]);
     assert!(text.starts_with("CUDA OUT OF MEMORY  ") && !text.contains("orecast"), "{text}");
+}
+
+fn request(mib: u64, function: Option<&str>, owner: Option<&str>) -> RefusedView {
+    RefusedView {
+        time_ns: 1,
+        tid: Tid(7),
+        lies: Lies::Video,
+        asked_bytes: Some(mib << 20),
+        function: function.map(str::to_owned),
+        owner: owner.map(str::to_owned),
+        label: Label::Requested,
+        inside: None,
+    }
+}
+
+#[test]
+fn the_request_that_the_kernel_driver_refused_stands_below_what_failed() {
+    let snapshot = fixture::training_node();
+    let tgid = snapshot.processes[0].tgid;
+    let refused = vec![request(2048, Some("cuMemAlloc_v2"), Some("PyTorch")), request(20, None, None)];
+    let mut oom = OomView { refused, ..failed(snapshot, tgid, None, GIB) };
+    let text = reported(&[&oom]);
+    let line = "\n  refused       20.0 MiB  by the kernel driver, after 1 other request\n";
+    assert!(text.contains(line), "{text}");
+    oom.refused.pop();
+    let text = reported(&[&oom]);
+    assert!(text.contains("\n  refused       2.00 GiB  by the kernel driver in cuMemAlloc_v2 by PyTorch\n"), "{text}");
+}
+
+#[test]
+fn what_was_refused_without_a_failure_is_listed_with_what_came_of_it() {
+    let one = |mib, status| SurvivedView { tgid: Tgid(7), refused: request(mib, Some("cuMemAlloc_v2"), None), status };
+    let host = RefusedView { lies: Lies::PinnedHost, ..request(8, Some("cuMemHostAlloc"), None) };
+    let survived =
+        vec![SurvivedView { tgid: Tgid(9), refused: host, status: None }, one(128, Some(0)), one(64, Some(2))];
+    let failed = Failed { survived, survived_forgotten: 4, ..Failed::default() };
+    let mut page = Page { text: String::new(), options: TableOptions::default() };
+    section(&mut page, &failed, &fixture::clock());
+    assert!(page.text.contains("7 requests refused by the kernel driver without a failure\n"), "{}", page.text);
+    for part in [
+        "   64.0 MiB  ",
+        "PID 7  cuMemAlloc_v2: the call failed with 2, and its caller went on\n",
+        "PID 7  cuMemAlloc_v2: the call succeeded all the same\n",
+        "8.0 MiB of host memory  ",
+        "PID 9  cuMemHostAlloc: what came of it was not seen\n",
+    ] {
+        assert!(page.text.contains(part), "{part} is not in {}", page.text);
+    }
 }

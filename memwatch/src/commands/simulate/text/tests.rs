@@ -10,6 +10,7 @@ fn policy(setting: &str, peak_reserved_bytes: u64) -> PolicyView {
         policy: "pytorch".into(),
         setting: Some(setting.to_owned()),
         as_it_ran: setting.is_empty(),
+        begins_otherwise: false,
         peak_reserved_bytes,
         allocated_at_peak_bytes: GIB,
         peak_allocated_bytes: GIB,
@@ -43,6 +44,7 @@ fn view(policies: Vec<PolicyView>) -> SimulationView {
         operations: 12_345,
         older_allocated_bytes: Some(0),
         older_reserved_bytes: Some(0),
+        begun_with_bytes: None,
         available_bytes: Some(20 * GIB),
         context_bytes: Some(512 << 20),
         measured,
@@ -80,6 +82,7 @@ fn what_was_not_replayed_is_compared_with_nothing_and_reported() {
     let older = SimulationView {
         older_allocated_bytes: Some(GIB / 2),
         older_reserved_bytes: Some(GIB),
+        begun_with_bytes: None,
         lost: 3,
         ..view(vec![policy("", GIB)])
     };

@@ -253,7 +253,7 @@ impl Watched {
                 Item::Record(Record::Text(text)) => {
                     sent.texts.push(String::from_utf8_lossy(text.text()).into_owned());
                 }
-                Item::Record(_) | Item::Native(_) => {}
+                Item::Record(_) | Item::Native(_) | Item::Rm(_) => {}
                 Item::Stack(stack) => {
                     let before = sent.stacks.insert(stack.record.id, stack.frames().collect());
                     assert_eq!(before, None, "a stack is sent once");

@@ -168,7 +168,7 @@ fn tabs_turn_in_a_circle_and_belong_to_a_process() {
         state.take(step);
         assert_eq!(state.tab(), tab, "{step:?}");
     }
-    assert_eq!(state.notice(), Some("there are 5 tabs"));
+    assert_eq!(state.notice(), Some("there are 6 tabs"));
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn a_click_selects_a_row_and_a_second_opens_it_and_one_beside_does_nothing() {
 fn a_click_on_a_tab_opens_it() {
     let mut state = State::new(false);
     state.page = Page::Process(ProcessKey::of(&busy_node().processes[0]));
-    state.targets.tabs = Some((4, vec![(0, 9), (9, 20), (20, 29), (29, 38), (38, 47)]));
-    state.take(Step::Click(30, 4));
+    state.targets.tabs = Some((4, vec![(0, 9), (9, 20), (20, 29), (29, 38), (38, 47), (47, 56)]));
+    state.take(Step::Click(40, 4));
     assert_eq!(state.tab(), Tab::Driver);
     state.take(Step::Click(3, 3));
     assert_eq!(state.tab(), Tab::Driver);

@@ -3,6 +3,7 @@
 mod driver;
 mod events;
 mod list;
+mod names;
 mod places;
 
 pub(crate) use self::list::at_most;
@@ -47,6 +48,7 @@ pub(crate) fn grid(state: &State, facts: &Facts) -> Grid {
             match state.tab() {
                 Tab::Lines => places::lines(facts, process, pace),
                 Tab::Modules => places::modules(facts, process),
+                Tab::Names => names::grid(facts, process),
                 Tab::Phases => places::phases(facts, process),
                 Tab::Driver => driver::grid(facts, process),
                 Tab::Events => events::grid(facts, process),
@@ -76,7 +78,7 @@ pub(crate) fn detail(state: &State, facts: &Facts) -> Vec<String> {
         Tab::Lines => places::stacks(process, place),
         Tab::Modules => places::module(process, place),
         Tab::Events => events::detail(facts, process, place),
-        Tab::Phases | Tab::Driver => Vec::new(),
+        Tab::Names | Tab::Phases | Tab::Driver => Vec::new(),
     }
 }
 

@@ -92,6 +92,11 @@ impl<'a> Table<'a> {
     }
 }
 
+/// Why a tab on PyTorch has no row.
+pub(crate) fn nothing(facts: &Facts, process: &ProcessView) -> String {
+    Table { facts, process }.empty()
+}
+
 /// A row of nothing but names and zeros says nothing.
 fn is_nothing(cell: &Cell) -> bool {
     !matches!(cell.order, Order::Number(number) if number > 0.0)
@@ -102,8 +107,8 @@ fn device_key(device: &DevicePlacesView, place: &str) -> RowKey {
 }
 
 fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
-    let SiteView { kind, file, line, function, .. } = site;
-    device_key(device, &format!("{kind}/{file:?}/{line:?}/{function:?}"))
+    let SiteView { kind, file, line, function, held, sum: _ } = site;
+    device_key(device, &format!("{kind}/{file:?}/{line:?}/{function:?}/{held:?}"))
 }
 
 /// By line.
@@ -121,7 +126,7 @@ pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
     let mut rows = Vec::new();
     for device in table.devices() {
         for site in &device.sites {
-            let mut cells = table.cells(device, &site.sum, site.kind != "before_attach");
+            let mut cells = table.cells(device, &site.sum, site.kind != "preexisting");
             if has_growth {
                 cells.push(growth_cell(facts.outlooks.growth(process, site, device.uuid.as_ref()), pace));
             }

@@ -129,6 +129,21 @@ fn open(snapshot: &Snapshot, tab: usize) -> State {
 }
 
 #[test]
+fn names_that_differ_only_in_their_indices_are_one_row() {
+    let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
+    let rows = [
+        "NOW|%|COUNT|CLASS|SHAPE|DTYPE|NAME",
+        "26.46 GiB|99|215|tensors|4096x8064|float32|train_leak.py:main: history[*]",
+        "64 MiB|0|1|parameters|4096x4096|float32|fc1.weight",
+        "64 MiB|0|1|parameters|4096x4096|float32|fc2.weight",
+        "64 MiB|0|1|optimizer state|4096x4096|float32|exp_avg of fc1.weight",
+    ];
+    assert_eq!(texts(&open(&snapshot, 3), &snapshot, &outlooks), rows);
+    let unread = texts(&open(&snapshot, 3), &snapshot, &Outlooks::default());
+    assert_eq!(unread, ["Not read yet. It is read each 10 s, from the process's memory."]);
+}
+
+#[test]
 fn lines_have_their_share_their_live_blocks_and_what_they_grow_by_each_step() {
     let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
     assert_eq!(
@@ -149,8 +164,8 @@ fn modules_phases_and_kinds_are_tabs() {
     let (snapshot, outlooks) = (leaking_node(), leaking_outlooks());
     let second = |tab| texts(&open(&snapshot, tab), &snapshot, &outlooks)[1].clone();
     assert_eq!(second(2), "26.46 GiB|95|26.46 GiB|215|fc2  Linear");
-    assert_eq!(second(3), "26.46 GiB|95|26.46 GiB|215|forward");
-    assert_eq!(second(4), "28.37 GiB|28.43 GiB|241|12|device");
+    assert_eq!(second(4), "26.46 GiB|95|26.46 GiB|215|forward");
+    assert_eq!(second(5), "28.37 GiB|28.43 GiB|241|12|device");
 }
 
 #[test]
@@ -172,7 +187,7 @@ fn events_are_the_newest_first() {
     let mut only = snapshot.clone();
     only.processes.truncate(1);
     assert_eq!(
-        texts(&open(&only, 5), &only, &Outlooks::default()),
+        texts(&open(&only, 6), &only, &Outlooks::default()),
         [
             "TIME|EVENT|WHAT",
             "14:03:20|OOM|cuMemAlloc_v2 requested 40.00 GiB on GPU 0",
@@ -186,7 +201,7 @@ fn events_are_the_newest_first() {
 fn what_is_not_known_is_a_sentence_and_no_table() {
     let mut snapshot = busy_node();
     snapshot.processes.truncate(1);
-    for tab in 1..=3 {
+    for tab in 1..=4 {
         let sentence = "PyTorch is not traced in this process. To trace it: sudo memwatch --pid 1234";
         assert_eq!(texts(&open(&snapshot, tab), &snapshot, &Outlooks::default()), [sentence]);
     }
@@ -196,7 +211,7 @@ fn what_is_not_known_is_a_sentence_and_no_table() {
     snapshot.processes[0].gpus[0].kinds.clear();
     snapshot.processes[0].host = memwatch_core::snapshot::HostView::default();
     let sentence = "No driver allocation since memwatch attached.";
-    assert_eq!(texts(&open(&snapshot, 4), &snapshot, &Outlooks::default()), [sentence]);
+    assert_eq!(texts(&open(&snapshot, 5), &snapshot, &Outlooks::default()), [sentence]);
 }
 
 #[test]
@@ -218,7 +233,7 @@ fn a_line_has_its_stacks_and_a_driver_row_has_nothing_more() {
     );
     state.take(Step::Move(1));
     assert_eq!(detail(&state, &facts), ["No stack is kept for this line: only those with most memory are."]);
-    let mut state = open(&snapshot, 4);
+    let mut state = open(&snapshot, 5);
     state.settle(&grid(&state, &facts), 20);
     assert_eq!(detail(&state, &facts), Vec::<String>::new());
 }

@@ -1,13 +1,12 @@
 //! One process: who it is, what it uses, and what is expected of it.
 
-use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView};
+use memwatch_core::snapshot::{AllocatorView, ExplainedUse, ProcessGpuView, ProcessView};
 use ratatui::text::{Line, Span};
 
 use super::look::{Look, ends};
 use super::{Shown, State};
 use crate::render::Tone;
 use crate::render::format::{self, count, fit, known, percent, printable, rate};
-use crate::render::owners;
 use crate::render::sentences;
 use crate::render::tui::history::steps;
 use crate::render::tui::outlook::Pace;
@@ -16,11 +15,14 @@ use crate::render::tui::size::{giga, seconds, signed_giga, size, time};
 use crate::render::tui::state::ProcessKey;
 use crate::render::tui::tables::at_most;
 use crate::render::tui::words::{short_command, short_path};
+use crate::render::{explained, holdings, owners};
 
 /// Columns of the numbers: what is to the right of them is free for a graph.
 pub(crate) const NUMBERS: u16 = 36;
 /// From this width on the user stands in the title.
 const USER_WIDTH: usize = 100;
+/// A part of used memory has a name from this size on, in bytes: less is 0.00 GiB.
+const SHOWN_PART_BYTES: u64 = 6 << 20;
 /// As many GPUs of one process have a row.
 const GPUS: usize = 8;
 
@@ -59,6 +61,21 @@ pub(crate) fn owner(shown: &Shown, process: &ProcessView, width: usize) -> Optio
     let details = owners::details(process);
     let text = details.join(if shown.look.ascii { " - " } else { " · " });
     (!details.is_empty()).then(|| Line::from(shown.look.span(Tone::Plain, fit(&text, width, shown.look.mark()))))
+}
+
+/// What it holds by class: `holds optimizer state 949 MiB · parameters 474 MiB`, as far as that was read.
+pub(crate) fn held(shown: &Shown, process: &ProcessView, width: usize) -> Option<Line<'static>> {
+    let look = shown.look;
+    let view = shown.outlooks.holdings(process).filter(|view| !view.classes.is_empty())?;
+    let between = if look.ascii { " - " } else { " · " };
+    let later = Some(holdings::later_bytes(view)).filter(|bytes| *bytes > 0);
+    let later = later.map(|bytes| {
+        let since = shown.clock.time_of_day(view.read_ns);
+        format!("{between}since {since} {} more", size(bytes))
+    });
+    let text = holdings::classes(view, size, between) + &later.unwrap_or_default();
+    let text = fit(&text, width.saturating_sub(6), look.mark()).into_owned();
+    Some(Line::from(vec![look.span(Tone::Faint, "holds "), Span::raw(text)]))
 }
 
 /// What is expected of it, where that is not good.
@@ -100,6 +117,16 @@ struct Numbers<'a> {
     look: Look,
     process: &'a ProcessView,
     gpu: &'a ProcessGpuView,
+}
+
+/// `used = context 0.51 + PyTorch 24.20 + other 0.02`, by the kernel driver's own books; `None` before NVML was compared with them.
+fn sum_of_parts(own: &ExplainedUse) -> Option<String> {
+    let (large, rest) = explained::parts_of(own, SHOWN_PART_BYTES)?;
+    let mut parts: Vec<_> = large.into_iter().map(|(name, bytes)| format!("{name} {}", giga(bytes))).collect();
+    if rest != 0 {
+        parts.push(format!("other {}", signed_giga(rest)));
+    }
+    Some(format!("used = {}", parts.join(" + ")))
 }
 
 impl Numbers<'_> {
@@ -164,6 +191,9 @@ impl Numbers<'_> {
         if let Some(held) = gpu.checkpointed_bytes {
             let text = format!("checkpointed: {} are in host memory and not on the GPU", size(held));
             return Some((text, String::new()));
+        }
+        if let Some(explained) = self.process.explained_on(gpu.uuid.as_ref()).and_then(sum_of_parts) {
+            return Some((explained, String::new()));
         }
         let (used, left) = (gpu.used_bytes?, gpu.unattributed_bytes?);
         let reserved = self.pytorch(|own| own.reserved_bytes);

@@ -144,7 +144,7 @@ fn keys(state: &State, shown: &Shown, width: usize) -> Line<'static> {
         ],
         (None, Page::Process(_)) => &[
             ("Enter", "details"),
-            ("1-5", "tabs"),
+            ("1-6", "tabs"),
             ("/", "filter"),
             ("s", "sort"),
             ("Space", "pause"),

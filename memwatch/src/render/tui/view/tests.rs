@@ -209,7 +209,7 @@ fn keys_without_a_function_say_so_and_a_paused_view_does() {
 #[test]
 fn a_row_with_nothing_more_says_so() {
     let mut state = watched(true, &leaking_node());
-    state.take(Step::Tab(4));
+    state.take(Step::Tab(5));
     leaking(&mut state, SMALL);
     state.take(Step::Open);
     assert!(leaking(&mut state, SMALL).ends_with("there is nothing more about this row\n"));

@@ -1,6 +1,8 @@
 //! Probes that are for one process, on the simulated driver: where the kernel can put them into one process, and where it would see its first thread
 //! alone.
 
+mod ioctl;
+
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;

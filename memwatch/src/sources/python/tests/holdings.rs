@@ -1,11 +1,13 @@
 //! The names of real PyTorch's tensors, on the host: each storage stands for a block of a device.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use memwatch_core::input::holdings::{AdviceKind, Holding, HoldingClass, Holdings};
+use memwatch_core::input::holdings::{AdviceKind, Cut, Holding, HoldingClass, Holdings};
 use memwatch_core::words::Ordinal;
 use memwatch_inspect::holdings::{Block, Blocks, Options, read};
+use memwatch_inspect::memory::Memory;
 use serde::Deserialize;
 
 use super::interpreters::Script;
@@ -39,7 +41,30 @@ fn environments() -> Vec<PathBuf> {
     found
 }
 
+/// A memory whose time is over after so many reads.
+struct Hurried<'m, M> {
+    memory: &'m M,
+    reads: Cell<u32>,
+    most_reads: u32,
+}
+
+impl<M: Memory> Memory for Hurried<'_, M> {
+    fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+        self.reads.set(self.reads.get() + 1);
+        self.memory.fill(address, into)
+    }
+
+    fn spent(&self) -> u32 {
+        self.reads.get().saturating_mul(1000) / self.most_reads
+    }
+}
+
 fn held(environment: &Path) -> (Holdings, Truth) {
+    held_within(environment, u32::MAX)
+}
+
+/// The same in so many reads of its memory.
+fn held_within(environment: &Path, most_reads: u32) -> (Holdings, Truth) {
     let (program, runtime) = (environment.join("venv/bin/python"), environment.join("runtime"));
     let mut script = Script::run(&program, &script("held.py"), Some(("LD_LIBRARY_PATH", &runtime)));
     let places: Places = serde_json::from_str(&script.line().expect("a line")).expect("JSON");
@@ -53,7 +78,8 @@ fn held(environment: &Path) -> (Holdings, Truth) {
     };
     let blocks = Blocks::new(places.blocks.iter().map(block).collect());
     let began = std::time::Instant::now();
-    let holdings = read(python.resolver.memory(), Some(python.resolver.layout()), &blocks, &Options::default());
+    let memory = Hurried { memory: python.resolver.memory(), reads: Cell::new(0), most_reads };
+    let holdings = read(&memory, Some(python.resolver.layout()), &blocks, &Options::default());
     let (read, objects, tensors) = (holdings.read_bytes, holdings.objects, holdings.tensors);
     println!("{}: {objects} objects, {tensors} tensors, {read} bytes, {:?}", environment.display(), began.elapsed());
     script.go_on();
@@ -117,5 +143,31 @@ fn advice_names_what_could_be_held_with_less() {
         assert_eq!((frozen.count, frozen.bytes, frozen.example.as_str()), (1, 4 * 5040, "frozen"));
         assert_eq!(advice(AdviceKind::Unreachable).map(|advice| advice.bytes), Some(4 * 23));
         assert_eq!(advice(AdviceKind::FullPrecisionCopies), None);
+    }
+}
+
+#[test]
+fn where_the_time_is_over_what_was_found_by_then_is_there_and_true() {
+    for environment in environments().into_iter().take(1) {
+        let mut named = Vec::new();
+        for most_reads in [1, 3000, u32::MAX] {
+            let (holdings, truth) = held_within(&environment, most_reads);
+            let of_pytorch = |row: &Holding| {
+                let of_row = truth.names.iter().filter(|(address, ..)| *address == row.address);
+                of_row.map(|(_, class, name, ..)| (*class, name.clone())).collect::<Vec<_>>()
+            };
+            let pytorchs = [HoldingClass::Parameter, HoldingClass::Buffer, HoldingClass::OptimizerState];
+            for row in holdings.rows.iter().filter(|row| pytorchs.contains(&row.class)) {
+                let name = row.name.clone().expect("such a class has a name");
+                assert!(of_pytorch(row).contains(&(row.class, name)), "{most_reads}: {row:?}");
+            }
+            let is_cut = holdings.cut_by == Some(Cut::Time);
+            assert_eq!(holdings.is_partial, is_cut, "{most_reads}: {:?}", holdings.cut_by);
+            let count = holdings.rows.iter().filter(|row| row.class.is_named()).count();
+            println!("{most_reads} reads: {} objects, {count} named, cut: {is_cut}", holdings.objects);
+            named.push((is_cut, count));
+        }
+        let [(true, 0), (true, some), (false, all)] = named[..] else { panic!("{named:?}") };
+        assert!(some < all, "{named:?}");
     }
 }

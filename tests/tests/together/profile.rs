@@ -36,7 +36,10 @@ fn a_watch_and_its_recording_agree_and_peaks_are_all_that_pytorch_reports() {
     let trained = job.next_checkpoint().expect("it trains to its end");
     let live = watch.interrupt();
     recorder.interrupt();
-    let replayed = Outcome::of(gpu.memwatch(&["profile", "--json", "-i", "100ms", "--in", &file]));
+    // The same moments of both: the recording begins earlier and ends later, by as much as the machine is busy.
+    let [since, until] = ["begin_time", "end_time"].map(|key| live["data"][key].as_str().expect("a time").to_owned());
+    let in_the_same_time = ["profile", "--json", "-i", "100ms", "--in", &file, "--since", &since, "--until", &until];
+    let replayed = Outcome::of(gpu.memwatch(&in_the_same_time));
     replayed.assert_ended_with(0, &[]);
     let replayed = Report::parse(&replayed.stdout).json().clone();
     let statistics = &trained["devices"][0]["memory_stats"];

@@ -4,7 +4,7 @@ use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
 use memwatch_tests::statistics::held_job;
 use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, until};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn in_recording(gpu: &Gpu, words: &[&str], file: &str) -> Outcome {
     Outcome::of(gpu.memwatch(&[words, &["--in", file]].concat()))
@@ -47,6 +47,8 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
         assert_eq!(failure["cache"]["reserved_bytes"], stated["reserved_bytes.all.current"], "{failure:#}");
         assert_eq!(failure["cache"]["largest_free_bytes"], 9 * MIB, "{failure:#}");
         assert_eq!(failure["holders"][0]["pid"].to_string(), tgid, "{failure:#}");
+        let refused = &failure["refused"][0];
+        assert_eq!((&refused["function"], &refused["asked_bytes"]), (&"cuMemAlloc_v2".into(), &(512 * MIB).into()));
         let site = failure["whose"]["site"]["name"].as_str().expect("the line is known");
         assert!(site.contains("fragments.py:"), "{site}");
         let advice = failure["advice"][0].as_str().expect("a sentence");
@@ -85,6 +87,33 @@ fn who_else_held_the_gpu_is_reported_where_the_whole_machine_was_recorded() {
     let failure = failure(report.json());
     assert_eq!((&failure["level"], &failure["symbol"]), (&"driver".into(), &"cuMemAlloc_v2".into()), "{failure:#}");
     assert_eq!(failure["holders"][0]["pid"], other.tgid(), "{failure:#}");
+    let refused = &failure["refused"][0];
+    assert_eq!((&refused["function"], &refused["asked_bytes"]), (&"cuMemAlloc_v2".into(), &(1536 * MIB).into()));
+    assert_eq!(report.json()["data"]["survived"], json!([]));
     let advice = failure["advice"][0].as_str().expect("a sentence");
     assert!(advice.contains("other processes held") && advice.contains(&format!("PID {}", other.tgid())), "{advice}");
+}
+
+#[test]
+fn memory_that_pytorch_was_refused_and_got_when_it_tried_again_is_listed_and_is_no_failure() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    // The 17 of the context, and the second segment.
+    let gpu = gpu.with("GPUSIM_RM_FAIL", &"status51:19");
+    let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["idle_hold.py"]) else { return };
+    let tgid = job.tgid();
+    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid.to_string()];
+    let watch = PlacesWatch::of(gpu.memwatch(&oom));
+    job.go_on();
+    while job.next_checkpoint().is_some() {
+        job.go_on();
+    }
+    let report = watch.ended();
+    assert_eq!(report["data"]["failures"], json!([]), "{report:#}");
+    let survived = report["data"]["survived"].as_array().expect("a list");
+    assert_eq!(survived.len(), 1, "{report:#}");
+    let expected = [("pid", json!(tgid)), ("status", json!(2)), ("function", json!("cuMemAlloc_v2"))];
+    for (field, value) in expected {
+        assert_eq!(survived[0][field], value, "{report:#}");
+    }
+    assert!(survived[0]["asked_bytes"].as_u64() >= Some(2 * MIB), "{report:#}");
 }

@@ -1,0 +1,158 @@
+//! Two tables: which requests are kept, and of which classes of objects.
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Does {
+    /// RM_ALLOC: makes an object. client 0, parent 4, object 8 (RM chooses where it is 0), class 12, pointer to its parameters 16.
+    Alloc = 1,
+    /// RM_FREE: frees an object and all below it. client 0, parent 4, object 8; status 12.
+    Free = 2,
+    /// RM_ALLOC_MEMORY: pins host memory. client 0, parent 4, object 8, class 12, flags 16, address 24, size - 1 at 32; status 40.
+    AllocMemory = 3,
+    /// RM_VID_HEAP_CONTROL: client 0, parent 4, function 8; status 20. Function 2 (ALLOC_SIZE): object 44, type 48, flags 52, attr 56, size 88,
+    /// attr2 144. Function 3 (FREE): object 44. Function 27 (OS descriptor): object 40, limit 72.
+    Heap = 4,
+    /// RM_DUP_OBJECT: client 0, parent 4, object 8, source client 12, source object 16; status 24.
+    Dup = 5,
+    /// RM_CONTROL: client 0, object 4, command 8, pointer to its parameters 16, their size 24; status 28. Only [`CONTROLS`] are kept.
+    Control = 6,
+    /// UVM's MAP_EXTERNAL_ALLOCATION: base 0, length 8, offset 16. Client and memory follow at 24 and 28 as they lie at 1188 in the argument (515 to
+    /// 550.40.07), and at 32 and 36 as they lie at 9252 (550.40.53 to 595).
+    Map = 7,
+    /// UVM's FREE and UNMAP_EXTERNAL: base 0, length 8 (FREE has none from 590 on).
+    Unmap = 8,
+}
+
+/// Where a request's status is: 0 is success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// At this offset.
+    At(u8),
+    /// At one of these, as the kernel driver's version has it: success needs zero in both.
+    OneOf(u8, u8),
+    /// Nowhere that matters: the ioctl's own answer says it.
+    None,
+}
+
+/// A request that is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// `_IOC_NR`, or UVM's whole request.
+    pub nr: u8,
+    /// `_IOC_SIZE`; 0 for UVM, whose requests have none.
+    pub size: u16,
+    /// What it does.
+    pub does: Does,
+    /// How many bytes of the argument are read at return; of [`Does::Map`] of its beginning.
+    pub argument_bytes: u8,
+    /// Where its status is.
+    pub status: Status,
+}
+
+const fn row(nr: u8, size: u16, does: Does, argument_bytes: u8, status: Status) -> Plan {
+    Plan { nr, size, does, argument_bytes, status }
+}
+
+/// All that are kept. A request of the driver with one of these numbers and another size is of a layout that nobody knows here.
+pub const PLANS: &[Plan] = &[
+    // 535 and later; 525 and 530 (status 36) or 515 and 520 (status 32); NVOS21.
+    row(0x2b, 48, Does::Alloc, 48, Status::At(40)),
+    row(0x2b, 40, Does::Alloc, 40, Status::OneOf(32, 36)),
+    row(0x2b, 32, Does::Alloc, 32, Status::OneOf(24, 28)),
+    row(0x29, 16, Does::Free, 16, Status::At(12)),
+    row(0x27, 56, Does::AllocMemory, 56, Status::At(40)),
+    row(0x4a, 184, Does::Heap, 152, Status::At(20)),
+    row(0x34, 28, Does::Dup, 28, Status::At(24)),
+    row(0x2a, 32, Does::Control, 32, Status::At(28)),
+    row(33, 0, Does::Map, 24, Status::None),
+    row(34, 0, Does::Unmap, 16, Status::None),
+    row(66, 0, Does::Unmap, 16, Status::None),
+];
+
+/// The plan of a request.
+pub fn plan(nr: u8, size: u16) -> Option<&'static Plan> {
+    PLANS.iter().find(|plan| plan.nr == nr && plan.size == size)
+}
+
+/// Controls that are kept, and how many bytes of their parameters: GET_GID_INFO (flags 4, length 8, data 12), and the client's
+/// GET_ID_INFO (gpuId 0, deviceInstance 8).
+pub const CONTROLS: &[(u32, u8)] = &[(0x2080_014a, 56), (0x205, 32)];
+
+/// A class of objects that is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Its number.
+    pub number: u32,
+    /// How many bytes of its parameters are read at return; 0 for none.
+    pub params_bytes: u8,
+    /// It is memory whose parameters have the asked size at 64, and after success the granted one.
+    pub is_memory: bool,
+}
+
+const fn of(number: u32, params_bytes: u8, is_memory: bool) -> Class {
+    Class { number, params_bytes, is_memory }
+}
+
+/// All that are kept.
+pub const CLASSES: &[Class] = &[
+    // The client itself.
+    of(0x0, 0, false),
+    of(0x1, 0, false),
+    of(0x41, 0, false),
+    // A device (deviceId 0), and a subdevice (subDeviceId 0).
+    of(0x80, 8, false),
+    of(0x2080, 8, false),
+    // A GPU instance (swizzId 8), a compute instance (execPartitionId 8), a client of MPS.
+    of(0xc637, 16, false),
+    of(0xc638, 16, false),
+    of(0x900e, 0, false),
+    // Host memory, memory without an object, and video memory: NV_MEMORY_ALLOCATION_PARAMS.
+    of(0x3e, 120, true),
+    of(0x3f, 120, true),
+    of(0x40, 120, true),
+    // Host memory by an OS descriptor (limit 24).
+    of(0x71, 48, false),
+    // Lists of memory, and memory that does not count.
+    of(0x82, 0, false),
+    of(0x83, 0, false),
+    of(0xc2, 0, false),
+    // Fabric (hVidMem 40) and multicast.
+    of(0xf8, 48, false),
+    of(0xfd, 0, false),
+];
+
+/// What is known of a class.
+pub fn class(number: u32) -> Option<&'static Class> {
+    CLASSES.iter().find(|class| class.number == number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CLASSES, CONTROLS, Does, PLANS, Status, class, plan};
+    use crate::rm::{ARGUMENT_BYTES, PARAMS_BYTES, SHORT_ARGUMENT_BYTES};
+
+    #[test]
+    fn every_row_fits_into_a_record_and_has_its_status_in_what_is_read() {
+        for plan in PLANS {
+            let most = if plan.does == Does::Heap { ARGUMENT_BYTES } else { SHORT_ARGUMENT_BYTES };
+            assert!(usize::from(plan.argument_bytes) <= most, "{plan:?}");
+            let last = match plan.status {
+                Status::At(at) | Status::OneOf(_, at) => at + 4,
+                Status::None => 0,
+            };
+            assert!(last <= plan.argument_bytes, "{plan:?}");
+        }
+        assert!(CLASSES.iter().all(|class| usize::from(class.params_bytes) <= PARAMS_BYTES));
+        assert!(CONTROLS.iter().all(|(_, bytes)| usize::from(*bytes) <= PARAMS_BYTES));
+    }
+
+    #[test]
+    fn a_request_and_a_class_are_found_by_their_numbers_alone() {
+        for (index, row) in PLANS.iter().enumerate() {
+            assert_eq!(plan(row.nr, row.size), PLANS.get(index));
+        }
+        assert!(CLASSES.iter().all(|row| class(row.number) == Some(row)));
+        assert_eq!((plan(0x2b, 47), class(0x50a0)), (None, None));
+    }
+}

@@ -1,0 +1,53 @@
+//! An allocator of which no event is traced: what it has counted is read from its process's memory now and then.
+
+use super::device::{Base, DeviceAllocator};
+use super::memory::Memory;
+use super::pools::Pools;
+use super::readout::{self, Words};
+use super::trust::Doubt;
+use crate::allocators::Reported;
+
+impl DeviceAllocator {
+    /// No event of it is traced from now on.
+    pub(super) fn stop(&mut self) {
+        self.forget_course();
+        (self.is_reported_last, self.is_just_read) = (false, false);
+        // What is granted and freed from now on is not seen.
+        self.memory = Memory::default();
+        self.history.forget();
+        // What a window did not show is in the allocator's own numbers.
+        self.doubts.clear();
+        self.doubt(Doubt::AsRead);
+    }
+
+    /// Events are traced again: what came meanwhile was missed.
+    pub(super) fn resume(&mut self) {
+        if self.is_stopped() {
+            self.doubts.retain(|doubt| *doubt != Doubt::AsRead);
+            self.lose();
+        }
+    }
+
+    /// Whether no event of it is traced.
+    pub fn is_stopped(&self) -> bool {
+        self.doubts.contains(&Doubt::AsRead)
+    }
+
+    /// What it has counted by now. What its blocks are is not in it: they are known no more where anything has changed. Says whether it could be
+    /// believed.
+    pub(super) fn learn_numbers(&mut self, words: &Words, time_ns: u64) -> bool {
+        let (allocated_bytes, reserved_bytes) = readout::totals(words);
+        let Some(mut read) = readout::read(words, allocated_bytes, reserved_bytes) else {
+            self.refused_readouts += 1;
+            return false;
+        };
+        if read.tail.is_some_and(|tail| tail.pools == Some(0)) {
+            self.pools = Pools::new(true);
+        }
+        self.keep_own_peaks(&mut read.statistics);
+        (self.statistics, self.tail, self.base) = (read.statistics, read.tail, Base::Read(time_ns));
+        self.reported = Some(Reported { allocated_bytes, reserved_bytes, time_ns });
+        self.stop();
+        true
+    }
+}

@@ -1,0 +1,120 @@
+use super::*;
+use crate::allocators::threads::{Evidence, Stage};
+
+const GPU: Ordinal = Ordinal(0);
+const MIB: u64 = 1 << 20;
+
+fn of_line(line: u32) -> Attribution {
+    Attribution {
+        stage: Stage::Outside,
+        by: Evidence::Nothing,
+        recomputed: false,
+        captured: false,
+        site: SiteKey(line),
+        layer: LayerKey(0),
+        phase: None,
+        stack: None,
+        step: 0,
+    }
+}
+
+/// Numbers that look as if they were drawn, the same each time.
+#[derive(Debug)]
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// A program that allocates by ten lines in turn, of sizes that differ, some of them in bursts; and its windows.
+fn program(draws: &mut Draws, windows: u64) -> (Sampling, Vec<u64>) {
+    let (mut sampling, mut truth) = (Sampling::default(), vec![0; 10]);
+    let (mut counted, mut place) = (0, 0);
+    for _ in 0..windows {
+        // A window may begin at each line alike: lines come in turns of nine.
+        let (begin, length) = (place + 20 + draws.below(90), 25);
+        while place < begin + length {
+            if place == begin {
+                sampling.open(place, 0);
+                sampling.count_from(GPU, counted);
+            }
+            let line = if draws.below(8) == 0 { 9 } else { place % 9 };
+            let bytes = MIB * (1 + line) + draws.below(MIB);
+            sampling.grant(GPU, bytes, &of_line(u32::try_from(line).expect("small")));
+            // What was allocated before the first window is not estimated.
+            if sampling.windows() > 0 || sampling.opened_ns().is_some() {
+                truth[usize::try_from(line).expect("small")] += bytes;
+            }
+            counted += bytes;
+            place += 1;
+        }
+        sampling.close(place, 0);
+    }
+    truth.push(counted);
+    (sampling, truth)
+}
+
+#[test]
+fn the_truth_lies_within_two_standard_errors_of_the_estimates_as_often_as_it_should() {
+    let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    let (mut within, mut all) = (0_u32, 0_u32);
+    for _ in 0..60 {
+        let (sampling, truth) = program(&mut draws, 30);
+        let (counted, lines) = truth.split_last().expect("all of them");
+        for (line, truth) in (0..).zip(lines) {
+            let estimate = sampling.estimate(GPU, SampleKey::Site(SiteKey(line)), *counted).expect("it was traced");
+            let error = estimate.standard_error_bytes.expect("there were many windows");
+            all += 1;
+            within += u32::from(estimate.bytes.abs_diff(*truth) <= 2 * error);
+        }
+    }
+    let percent = within * 100 / all;
+    assert!((92..=98).contains(&percent), "{percent} % of {all}");
+}
+
+#[test]
+fn all_lines_together_are_what_the_allocator_counts() {
+    let (sampling, truth) = program(&mut Draws(7), 12);
+    let counted = *truth.last().expect("all of them");
+    let lines = (0..10).filter_map(|line| sampling.estimate(GPU, SampleKey::Site(SiteKey(line)), counted));
+    let sum: u64 = lines.map(|estimate| estimate.bytes).sum();
+    let whole: u64 = truth[..10].iter().sum();
+    assert!(sum.abs_diff(whole) <= 10, "{sum} and {whole}: each is rounded");
+    let layer = sampling.estimate(GPU, SampleKey::Layer(LayerKey(0)), counted).expect("it was traced");
+    assert_eq!((layer.bytes.abs_diff(whole), layer.standard_error_bytes), (0, Some(0)), "all of it is one layer's");
+}
+
+#[test]
+fn a_window_of_which_events_were_lost_does_not_count() {
+    let mut sampling = Sampling::default();
+    sampling.open(1, 3);
+    sampling.count_from(GPU, 0);
+    sampling.grant(GPU, MIB, &of_line(1));
+    sampling.close(5, 4);
+    assert_eq!((sampling.windows(), sampling.discarded(), sampling.open_ns()), (0, 1, 0));
+    assert_eq!(sampling.estimate(GPU, SampleKey::Site(SiteKey(1)), 9 * MIB), None);
+    sampling.open(10, 4);
+    sampling.grant(GPU, MIB, &of_line(1));
+    sampling.close(15, 4);
+    let estimate = sampling.estimate(GPU, SampleKey::Site(SiteKey(1)), 9 * MIB);
+    assert_eq!(estimate, Some(Estimate { bytes: 9 * MIB, standard_error_bytes: None }));
+    assert_eq!((sampling.windows(), sampling.open_ns()), (1, 5));
+}
+
+#[test]
+fn nothing_counts_between_windows_and_totals_that_were_set_to_0_say_nothing() {
+    let mut sampling = Sampling::default();
+    sampling.open(1, 0);
+    sampling.count_from(GPU, 5 * MIB);
+    sampling.grant(GPU, MIB, &of_line(1));
+    sampling.close(5, 0);
+    sampling.grant(GPU, 7 * MIB, &of_line(2));
+    let estimate = |line, counted| sampling.estimate(GPU, SampleKey::Site(SiteKey(line)), counted);
+    assert_eq!(estimate(2, 6 * MIB).map(|estimate| estimate.bytes), Some(0));
+    assert_eq!((estimate(1, MIB), sampling.estimate(Ordinal(1), SampleKey::Site(SiteKey(1)), MIB)), (None, None));
+}

@@ -1,0 +1,363 @@
+//! What keeps growing by what keeps it: readings of what a process holds, compared with each other. No event is needed, and none is seen: what comes
+//! and goes between two readings does not show, and what stays does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::allocators::places::Sum;
+use crate::features::leak::keepers::{Keeper, keepers};
+use crate::features::leak::model::judge_series;
+use crate::features::leak::view::{BlocksView, LeakView, LeaksView, ReadingsView};
+use crate::features::leak::worst_first;
+use crate::features::trend::Series;
+use crate::input::ProcessFacts;
+use crate::input::holdings::{Holding, Holdings};
+use crate::words::{Ordinal, Tgid};
+
+/// A reading of a running program misses names of what it changes just then. A block that had one keeps it for so many readings more.
+const MOST_MISSES: u8 = 10;
+
+/// Blocks with one keeper, on a device.
+type Place = (Ordinal, Keeper);
+
+/// The readings of one process so far.
+#[derive(Clone, Debug, Default)]
+pub struct NamedLeaks {
+    groups: BTreeMap<Place, Group>,
+    /// What a group has held that is not there yet.
+    nothing: Series,
+    /// The rows of the last reading, by device and address.
+    last: BTreeMap<(Ordinal, u64), Row>,
+    readings: ReadingsView,
+    /// All readings lack objects.
+    are_partial: bool,
+}
+
+/// A block as it was read, with the name that it had last.
+#[derive(Clone, Debug)]
+struct Row {
+    row: Holding,
+    /// In how many readings since it has had none.
+    misses: u8,
+}
+
+/// How a reading was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HowRead {
+    /// Only the blocks that stood still are in it.
+    pub is_standing: bool,
+    /// Processor time that it took, nanoseconds.
+    pub processor_ns: u64,
+}
+
+/// Blocks with one keeper.
+#[derive(Clone, Debug, Default)]
+struct Group {
+    /// Their bytes in each reading.
+    series: Series,
+    sum: Sum,
+    /// How many there were in the first reading.
+    first: u64,
+    /// By address.
+    blocks: BTreeMap<u64, Block>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    bytes: u64,
+    /// The first of the readings in a row that have it.
+    since: u64,
+    since_ns: u64,
+}
+
+impl NamedLeaks {
+    /// Takes in one more reading; their times do not go back.
+    pub fn observe(&mut self, holdings: &Holdings, how: HowRead) {
+        let readings = &mut self.readings;
+        readings.read_bytes = readings.read_bytes.saturating_add(holdings.read_bytes);
+        readings.processor_ns = readings.processor_ns.saturating_add(how.processor_ns);
+        if holdings.without_names.is_some() && !holdings.rows.is_empty() {
+            readings.without_names += 1;
+            readings.why_without_names.clone_from(&holdings.without_names);
+            return;
+        }
+        let number = readings.count;
+        readings.partial += u64::from(holdings.is_partial);
+        // What is too large to be read as a whole is so from the first time on; else it was read in the middle of a change.
+        self.are_partial |= number == 0 && holdings.is_partial;
+        if holdings.is_partial && !self.are_partial {
+            return;
+        }
+        readings.count += 1;
+        readings.standing += u64::from(how.is_standing);
+        let bytes = holdings.rows.iter().map(|row| row.block_bytes).fold(0, u64::saturating_add);
+        readings.first_bytes.get_or_insert(bytes);
+        readings.last_bytes = Some(bytes);
+        let rows = holdings.rows.iter().map(|row| ((row.ordinal, row.address), self.with_last_name(row)));
+        self.last = rows.collect();
+        let mut now = BTreeMap::<Place, BTreeMap<u64, u64>>::new();
+        for Row { row, .. } in self.last.values() {
+            now.entry((row.ordinal, Keeper::of(row))).or_default().insert(row.address, row.block_bytes);
+        }
+        for place in now.keys() {
+            if !self.groups.contains_key(place) {
+                self.groups.insert(place.clone(), Group { series: self.nothing.clone(), ..Group::default() });
+            }
+        }
+        for (place, group) in &mut self.groups {
+            group.observe(now.remove(place).unwrap_or_default(), number, holdings.time_ns);
+        }
+        self.nothing.push(holdings.time_ns, 0);
+    }
+
+    /// A row, with the name that the block had in the reading before where this one found none.
+    fn with_last_name(&self, row: &Holding) -> Row {
+        let known = self.last.get(&(row.ordinal, row.address)).filter(|known| {
+            let is_missed = known.row.is_found() && !row.is_found() && known.misses < MOST_MISSES;
+            is_missed && known.row.block_bytes == row.block_bytes
+        });
+        match known {
+            Some(known) => Row { row: known.row.clone(), misses: known.misses + 1 },
+            None => Row { row: row.clone(), misses: 0 },
+        }
+    }
+
+    /// There are no more readings of the process, and why.
+    pub fn end(&mut self, why: impl Into<String>) {
+        self.readings.ended.get_or_insert_with(|| why.into());
+    }
+
+    /// The verdict on each name, where growth of so many bytes a minute is too much.
+    pub fn view(&self, process: &ProcessFacts, observed_since_ns: u64, threshold_bytes_per_minute: f64) -> LeaksView {
+        let mut rows = BTreeMap::<Place, Vec<&Holding>>::new();
+        for Row { row, .. } in self.last.values() {
+            rows.entry((row.ordinal, Keeper::of(row))).or_default().push(row);
+        }
+        let nothing = Vec::new();
+        let found = self.groups.iter().map(|(place, group)| {
+            let rows = rows.get(place).unwrap_or(&nothing);
+            self.finding(place, group, rows, threshold_bytes_per_minute)
+        });
+        let found: Vec<_> = found.collect();
+        let too_short = found.iter().filter(|finding| finding.is_none()).count() as u64;
+        let mut findings: Vec<_> = found.into_iter().flatten().collect();
+        findings.sort_by(worst_first);
+        LeaksView {
+            tgid: Tgid(process.tgid),
+            comm: process.comm.clone(),
+            command: process.command.clone(),
+            observed_since_ns,
+            windows: None,
+            readings: Some(self.readings.clone()),
+            too_short,
+            findings,
+        }
+    }
+
+    fn finding(&self, place: &Place, group: &Group, rows: &[&Holding], threshold: f64) -> Option<LeakView> {
+        let turnover_ns = group.sum.turnover_ns().filter(|turnover_ns| *turnover_ns > 0);
+        let has_ended = self.readings.ended.is_some();
+        let (verdict, trend) = judge_series(&group.series, turnover_ns.unwrap_or(0), has_ended, threshold)?;
+        let since_ns = |row: &Holding| group.blocks.get(&row.address).map_or(0, |block| block.since_ns);
+        Some(LeakView {
+            verdict,
+            level: "name".into(),
+            device: Some(place.0.0),
+            uuid: None,
+            kind: None,
+            file: None,
+            line: None,
+            function: None,
+            held: None,
+            bytes_per_minute: trend.whole.bytes_per_second * 60.0,
+            late_bytes_per_minute: trend.late.bytes_per_second * 60.0,
+            p: trend.whole.p,
+            late_p: trend.late.p,
+            points: trend.points,
+            steps: None,
+            first_ns: trend.first_ns,
+            last_ns: trend.last_ns,
+            first_bytes: trend.first_bytes,
+            last_bytes: trend.last_bytes,
+            turnover_ns,
+            ages: None,
+            keepers: keepers(rows.iter().map(|row| (*row, since_ns(row)))),
+            blocks: Some(group.view()),
+        })
+    }
+}
+
+impl Group {
+    /// What there is of it in a reading: bytes by address.
+    fn observe(&mut self, now: BTreeMap<u64, u64>, number: u64, time_ns: u64) {
+        let is_there = |address: &u64, block: &Block| now.get(address) == Some(&block.bytes);
+        let gone: BTreeSet<u64> = self
+            .blocks
+            .iter()
+            .filter(|(address, block)| !is_there(address, block))
+            .map(|(address, _)| *address)
+            .collect();
+        for block in gone.iter().filter_map(|address| self.blocks.remove(address)) {
+            // How old those of the first reading were nobody knows.
+            let age_ns = (block.since > 0).then(|| time_ns.saturating_sub(block.since_ns));
+            self.sum.free(block.bytes, age_ns, 0);
+        }
+        for (address, bytes) in now {
+            if self.blocks.contains_key(&address) {
+                continue;
+            }
+            if number == 0 {
+                self.first += 1;
+                self.sum.adopt(bytes, 0);
+            } else {
+                self.sum.grant(bytes, 0);
+            }
+            self.blocks.insert(address, Block { bytes, since: number, since_ns: time_ns });
+        }
+        self.series.push(time_ns, self.sum.live_bytes);
+    }
+
+    fn view(&self) -> BlocksView {
+        BlocksView {
+            first: self.first,
+            last: self.blocks.len() as u64,
+            came: self.sum.allocations,
+            stayed: self.blocks.values().filter(|block| block.since > 0).count() as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::features::leak::model::Verdict;
+    use crate::input::holdings::HoldingClass;
+
+    const MIB: u64 = 1 << 20;
+    /// A mebibyte a minute.
+    const THRESHOLD: f64 = 1_048_576.0;
+
+    fn row(address: u64, name: String, bytes: u64) -> Holding {
+        let class = HoldingClass::Tensor;
+        Holding { class, name: Some(name), ..Holding::unknown(Ordinal(0), address, bytes) }
+    }
+
+    /// What so many readings, a second apart, say of these rows.
+    fn read(readings: u64, rows: impl Fn(u64) -> Vec<Holding>) -> (NamedLeaks, LeaksView) {
+        let mut leaks = NamedLeaks::default();
+        for second in 0..readings {
+            let holdings = Holdings { time_ns: second * 1_000_000_000, rows: rows(second), ..Holdings::default() };
+            leaks.observe(&holdings, HowRead { is_standing: second % 2 == 1, processor_ns: 5 });
+        }
+        let view = leaks.view(&ProcessFacts::default(), 0, THRESHOLD);
+        (leaks, view)
+    }
+
+    /// A list that grows by one a reading.
+    fn kept(second: u64) -> Vec<Holding> {
+        (0..second + 3).map(|index| row(index * MIB, format!("a.py:main: kept[{index}]"), MIB)).collect()
+    }
+
+    #[test]
+    fn a_list_that_grows_is_a_leak_with_its_path_its_blocks_and_its_newest() {
+        let (_, view) = read(20, |second| {
+            let mut rows = kept(second);
+            rows.push(row(1 << 40, "cache".to_owned(), 7 * MIB));
+            rows
+        });
+        let verdicts: Vec<_> = view.findings.iter().map(|finding| finding.verdict).collect();
+        assert_eq!((verdicts, view.too_short), (vec![Verdict::Leak, Verdict::Steady], 0));
+        let leak = &view.findings[0];
+        assert_eq!((&*leak.level, leak.device, leak.turnover_ns), ("name", Some(0), None));
+        assert!((leak.bytes_per_minute - 60.0 * 1_048_576.0).abs() < 1.0, "{leak:?}");
+        assert_eq!((leak.first_bytes, leak.last_bytes), (3 * MIB, 22 * MIB));
+        assert_eq!(leak.blocks, Some(BlocksView { first: 3, last: 22, came: 19, stayed: 19 }));
+        let [keeper] = &leak.keepers[..] else { panic!("{leak:?}") };
+        assert_eq!((keeper.name.as_deref(), keeper.count), (Some("a.py:main: kept[*]"), 22));
+        let ends = (keeper.oldest.as_deref(), keeper.newest.as_deref());
+        assert_eq!(ends, (Some("a.py:main: kept[0]"), Some("a.py:main: kept[21]")));
+        let readings = view.readings.expect("it was read");
+        assert_eq!((readings.count, readings.standing, readings.processor_ns), (20, 10, 100));
+        assert_eq!((readings.first_bytes, readings.last_bytes), (Some(10 * MIB), Some(29 * MIB)));
+    }
+
+    #[test]
+    fn a_block_whose_name_was_missed_keeps_it_for_some_readings() {
+        let with_gaps = |gap: u64| {
+            let (_, view) = read(48, |second| {
+                let rows = kept(second).into_iter();
+                let is_missed = second % 12 >= 12 - gap;
+                rows.map(|row| if is_missed { Holding::unknown(row.ordinal, row.address, MIB) } else { row }).collect()
+            });
+            let kept =
+                view.findings.iter().find(|finding| finding.keepers.first().is_some_and(|one| one.name.is_some()));
+            kept.map(|finding| (finding.verdict, finding.blocks))
+        };
+        // What came while names were missed has none until the next reading.
+        let blocks = BlocksView { first: 3, last: 40, came: 37, stayed: 37 };
+        assert_eq!(with_gaps(10), Some((Verdict::Leak, Some(blocks))));
+        assert_eq!(with_gaps(11), None, "what has no name for so long has none any more");
+    }
+
+    #[test]
+    fn a_reading_that_lacks_objects_is_compared_only_where_all_do() {
+        let of = |is_partial: fn(u64) -> bool| {
+            let mut leaks = NamedLeaks::default();
+            for second in 0..10 {
+                let is_partial = is_partial(second);
+                let holdings = Holdings { time_ns: second, rows: kept(second), is_partial, ..Holdings::default() };
+                leaks.observe(&holdings, HowRead::default());
+            }
+            (leaks.readings.count, leaks.readings.partial)
+        };
+        assert_eq!(of(|second| second == 4), (9, 1));
+        assert_eq!(of(|_| true), (10, 10));
+    }
+
+    #[test]
+    fn few_readings_give_no_verdict() {
+        let (_, view) = read(9, kept);
+        assert_eq!((view.findings.len(), view.too_short), (0, 1));
+    }
+
+    #[test]
+    fn what_comes_late_has_held_nothing_before() {
+        let (_, view) = read(30, |second| if second < 10 { Vec::new() } else { kept(second - 10) });
+        let leak = &view.findings[0];
+        assert_eq!((leak.verdict, leak.points, leak.first_bytes), (Verdict::Leak, 30, 0));
+        assert_eq!(leak.blocks, Some(BlocksView { first: 0, last: 22, came: 22, stayed: 22 }));
+    }
+
+    #[test]
+    fn a_list_of_the_last_ones_is_no_leak_for_it_is_replaced() {
+        let last = |second: u64| -> Vec<Holding> {
+            let ones = second..second + 8;
+            ones.map(|index| row(index * 100, format!("last[{}]", index - second), (1 + index / 9) * MIB)).collect()
+        };
+        let (_, view) = read(30, last);
+        let growing = view.findings.iter().filter(|finding| finding.verdict.grows()).count();
+        assert_eq!(growing, 0, "{view:?}");
+        let (leaks, _) = read(30, |second| last(second / 20));
+        let group = leaks.groups.values().next().expect("a group");
+        assert_eq!(group.view(), BlocksView { first: 8, last: 8, came: 1, stayed: 1 });
+    }
+
+    #[test]
+    fn a_reading_without_names_is_counted_and_compared_with_nothing() {
+        let mut leaks = NamedLeaks::default();
+        let unnamed = Holdings {
+            rows: vec![Holding::unknown(Ordinal(0), 0, MIB)],
+            without_names: Some("no Python object is a tensor".to_owned()),
+            ..Holdings::default()
+        };
+        leaks.observe(&unnamed, HowRead::default());
+        leaks.end("it has ended");
+        leaks.end("it has gone");
+        let readings = leaks.view(&ProcessFacts::default(), 0, THRESHOLD).readings.expect("it was read");
+        assert_eq!((readings.count, readings.without_names, readings.last_bytes), (0, 1, None));
+        assert_eq!(readings.why_without_names, unnamed.without_names);
+        assert_eq!(readings.ended.as_deref(), Some("it has ended"));
+        // One that holds nothing yet has nothing that could have a name.
+        leaks.observe(&Holdings { rows: Vec::new(), ..unnamed }, HowRead::default());
+        assert_eq!(leaks.readings.last_bytes, Some(0));
+    }
+}

@@ -1,0 +1,92 @@
+//! Who keeps blocks: rows of a reading, summed up by what they are and by their names, with the oldest and the newest of each.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use crate::features::leak::view::KeeperView;
+use crate::input::holdings::{Holding, HoldingClass};
+
+/// What blocks of one keeper have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Keeper {
+    pub(super) class: HoldingClass,
+    /// With `*` for indices.
+    pub(super) name: Option<String>,
+    pub(super) kept_by: Option<String>,
+}
+
+impl Keeper {
+    pub(super) fn of(row: &Holding) -> Self {
+        Self { class: row.class, name: row.pattern(), kept_by: row.keeper_pattern() }
+    }
+}
+
+/// The keepers of these blocks, each with the time it is there since, the most bytes first.
+pub(super) fn keepers<'r>(blocks: impl IntoIterator<Item = (&'r Holding, u64)>) -> Vec<KeeperView> {
+    let mut members = BTreeMap::<Keeper, Vec<(&Holding, u64)>>::new();
+    for (row, since_ns) in blocks {
+        members.entry(Keeper::of(row)).or_default().push((row, since_ns));
+    }
+    let mut views: Vec<_> = members.into_iter().map(|(keeper, blocks)| view(keeper, &blocks)).collect();
+    views.sort_by_key(|view| Reverse(view.bytes));
+    views
+}
+
+fn view(keeper: Keeper, blocks: &[(&Holding, u64)]) -> KeeperView {
+    let name = |row: &Holding| if row.kept_by.is_some() { row.kept_by.clone() } else { row.name.clone() };
+    // Of the ones that came together the shorter name is the older: of those with one pattern it has the lower index.
+    let age = |(row, since_ns): &&(&Holding, u64)| {
+        let name = name(row).unwrap_or_default();
+        (*since_ns, name.len(), name)
+    };
+    let name_of = |block: Option<&(&Holding, u64)>| block.and_then(|(row, _)| name(row));
+    KeeperView {
+        class: keeper.class,
+        name: keeper.name,
+        kept_by: keeper.kept_by,
+        bytes: blocks.iter().map(|(row, _)| row.block_bytes).fold(0, u64::saturating_add),
+        count: blocks.len() as u64,
+        oldest: name_of(blocks.iter().min_by_key(age)),
+        newest: name_of(blocks.iter().max_by_key(age)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::Ordinal;
+
+    fn row(class: HoldingClass, name: &str, bytes: u64) -> Holding {
+        Holding { class, name: Some(name.to_owned()), ..Holding::unknown(Ordinal(0), 0, bytes) }
+    }
+
+    #[test]
+    fn blocks_whose_names_differ_in_their_indices_have_one_keeper_with_its_oldest_and_newest() {
+        let rows = [
+            (row(HoldingClass::Tensor, "a.py:main: kept[9]", 10), 5),
+            (row(HoldingClass::Tensor, "a.py:main: kept[11]", 10), 5),
+            (row(HoldingClass::Tensor, "a.py:main: kept[0]", 10), 1),
+            (row(HoldingClass::Tensor, "cache", 100), 3),
+            (row(HoldingClass::Parameter, "cache", 1), 3),
+        ];
+        let keepers = keepers(rows.iter().map(|(row, since_ns)| (row, *since_ns)));
+        let names: Vec<_> = keepers.iter().map(|keeper| (keeper.name.as_deref(), keeper.bytes, keeper.count)).collect();
+        assert_eq!(names, [(Some("cache"), 100, 1), (Some("a.py:main: kept[*]"), 30, 3), (Some("cache"), 1, 1)]);
+        let kept = &keepers[1];
+        let ends = (kept.oldest.as_deref(), kept.newest.as_deref());
+        assert_eq!(ends, (Some("a.py:main: kept[0]"), Some("a.py:main: kept[11]")));
+    }
+
+    #[test]
+    fn what_is_saved_for_backward_is_kept_by_the_tensor_of_its_graph() {
+        let saved = |owner: &str| Holding {
+            kept_by: Some(owner.to_owned()),
+            ..row(HoldingClass::SavedForBackward, "ExpBackward0", 4)
+        };
+        let rows = [saved("losses[0]"), saved("losses[1]")];
+        let keepers = keepers(rows.iter().zip(1..));
+        assert_eq!(keepers.len(), 1, "{keepers:?}");
+        assert_eq!(keepers[0].kept_by.as_deref(), Some("losses[*]"));
+        assert_eq!(keepers[0].newest.as_deref(), Some("losses[1]"));
+    }
+}

@@ -1,0 +1,204 @@
+//! What a program's own allocator had before it was watched, as a policy of the same kind has it: all of its segments and blocks, where they are.
+
+use std::collections::BTreeMap;
+
+use super::Handle;
+use super::arena::{Block, State};
+use super::caching::Caching;
+use crate::allocators::pytorch::PoolSize;
+use crate::input::books::{BookBlock, BookSegment, BookState};
+
+/// Blocks that follow each other: where they begin, how long that is, and what for.
+type Piece = (u64, u64, State);
+
+impl Caching {
+    /// Has these segments from now on, if it makes such ones itself: the blocks that the program has, by their address; else nothing.
+    pub(super) fn take_over(&mut self, segments: &[BookSegment]) -> Option<Vec<(u64, Handle)>> {
+        let is_expandable = self.settings.expandable_segments;
+        if segments.iter().any(|segment| segment.is_expandable != is_expandable) {
+            return None;
+        }
+        let mut chains = BTreeMap::<(usize, u64, u64), Vec<&BookSegment>>::new();
+        for segment in segments {
+            let size = if segment.is_small { PoolSize::Small } else { PoolSize::Large };
+            let pool = self.arena.pool(segment.private_pool, size);
+            // What is mapped of one expandable segment is several here.
+            let own = if is_expandable { 0 } else { segment.address };
+            chains.entry((pool, segment.stream, own)).or_default().push(segment);
+        }
+        let mut held = Vec::new();
+        for ((pool, stream, _), mut parts) in chains {
+            parts.sort_unstable_by_key(|segment| segment.address);
+            let Some(first) = parts.first().map(|segment| segment.address) else { continue };
+            let segment = is_expandable.then(|| (first, self.reserved_bytes(pool)));
+            if !is_expandable {
+                self.arena.addresses.hold(first);
+            }
+            let pieces = pieces(&parts, segment);
+            let (before, after, born) = (None, None, 0);
+            let block =
+                Block { address: first, bytes: 0, stream, pool, state: State::Free, before, after, segment, born };
+            self.lay(&pieces, block, &mut held);
+        }
+        let bytes = segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add);
+        self.meter.reserved_bytes = self.meter.reserved_bytes.saturating_add(bytes);
+        Some(held)
+    }
+
+    /// Makes blocks like this one of these pieces, each the neighbour of the one before.
+    fn lay(&mut self, pieces: &[Piece], like: Block, held: &mut Vec<(u64, Handle)>) {
+        let mut before = None;
+        for (address, bytes, state) in pieces.iter().copied() {
+            let handle = self.arena.add(Block { address, bytes, state, before, ..like });
+            if let Some(before) = before {
+                self.arena.get_mut(before).after = Some(handle);
+            }
+            before = Some(handle);
+            match state {
+                State::Free | State::Unmapped => self.arena.shelve(handle),
+                State::Used | State::Pending => {
+                    held.push((address, handle));
+                    if state == State::Used {
+                        self.meter.allocated_bytes = self.meter.allocated_bytes.saturating_add(bytes);
+                    } else {
+                        self.pend(handle);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The blocks of a chain; in one that grows, what is not mapped is one, too.
+fn pieces(parts: &[&BookSegment], segment: Option<(u64, u64)>) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut end = None;
+    for part in parts {
+        let gap = end.and_then(|end| part.address.checked_sub(end)).filter(|gap| *gap > 0);
+        pieces.extend(end.zip(gap).map(|(end, gap)| (end, gap, State::Unmapped)));
+        pieces.extend(part.blocks.iter().map(|block| (block.address, block.bytes, state_of(block))));
+        end = Some(part.address.saturating_add(part.bytes));
+    }
+    if let (Some(end), Some((begin, all))) = (end, segment) {
+        let rest = begin.saturating_add(all).saturating_sub(end);
+        pieces.extend((rest > 0).then_some((end, rest, State::Unmapped)));
+    }
+    pieces
+}
+
+const fn state_of(block: &BookBlock) -> State {
+    match block.state {
+        BookState::ActiveAllocated => State::Used,
+        BookState::ActivePendingFree => State::Pending,
+        BookState::Inactive => State::Free,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::features::simulate::model::{Policy, Request, Settings};
+
+    /// What a policy has, as books would have it.
+    fn books(policy: &Caching) -> Vec<BookSegment> {
+        let is_expandable = policy.settings.expandable_segments;
+        let mut segments: Vec<BookSegment> = Vec::new();
+        for block in policy.arena.in_use() {
+            let state = match block.state {
+                State::Unmapped => continue,
+                State::Free => BookState::Inactive,
+                State::Used => BookState::ActiveAllocated,
+                State::Pending => BookState::ActivePendingFree,
+            };
+            let (address, bytes) = (block.address, block.bytes);
+            let own = BookBlock { address, bytes, requested_bytes: bytes, state };
+            let follows = segments.last().filter(|last| last.address + last.bytes == address);
+            let is_next = block.before.is_some_and(|before| policy.arena.get(before).state != State::Unmapped);
+            if let (Some(_), true, Some(last)) = (follows, is_next, segments.len().checked_sub(1)) {
+                segments[last].bytes += bytes;
+                segments[last].blocks.push(own);
+                continue;
+            }
+            segments.push(BookSegment {
+                address,
+                bytes,
+                stream: block.stream,
+                is_small: policy.pool_size(block.pool) == PoolSize::Small,
+                is_expandable,
+                private_pool: (0, 0),
+                blocks: vec![own],
+            });
+        }
+        segments
+    }
+
+    /// One step on both: a request, or the free of an earlier one; whether both do the same.
+    fn step(
+        (one, other): (&mut Caching, &mut Caching),
+        held: &mut Vec<(Handle, Handle)>,
+        (kind, bytes, which): (u8, u64, prop::sample::Index),
+    ) -> Result<(), TestCaseError> {
+        if kind < 3 || held.is_empty() {
+            let request = Request { bytes, stream: u64::from(kind % 2), private_pool: (0, 0) };
+            let (first, second) = (one.allocate(&request), other.allocate(&request));
+            prop_assert_eq!(first.map(|own| own.is_hit), second.map(|own| own.is_hit));
+            held.extend(first.zip(second).map(|(first, second)| (first.handle, second.handle)));
+        } else if kind == 6 {
+            one.empty_cache();
+            other.empty_cache();
+        } else {
+            let (first, second) = held.swap_remove(which.index(held.len()));
+            for (policy, handle) in [(&mut *one, first), (&mut *other, second)] {
+                policy.give_back(handle);
+                policy.complete(handle);
+            }
+        }
+        prop_assert_eq!(one.meter().reserved_bytes, other.meter().reserved_bytes);
+        prop_assert_eq!(one.meter().allocated_bytes, other.meter().allocated_bytes);
+        prop_assert_eq!(one.free_bytes(), other.free_bytes());
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_policy_that_takes_over_goes_on_as_the_one_that_was_there_all_the_time(
+            steps in prop::collection::vec((0..7u8, 1..(30u64 << 20), any::<prop::sample::Index>()), 1..120),
+            at in any::<prop::sample::Index>(),
+            is_expandable in any::<bool>(),
+        ) {
+            let settings = Settings { expandable_segments: is_expandable, ..Settings::default() };
+            let mut first = Caching::new(settings.clone());
+            let at = at.index(steps.len());
+            let mut held: Vec<Handle> = Vec::new();
+            for (kind, bytes, which) in &steps[..at] {
+                if *kind < 3 || held.is_empty() {
+                    let request = Request { bytes: *bytes, stream: u64::from(kind % 2), private_pool: (0, 0) };
+                    held.extend(first.allocate(&request).map(|own| own.handle));
+                } else {
+                    let handle = held.swap_remove(which.index(held.len()));
+                    first.give_back(handle);
+                    first.complete(handle);
+                }
+            }
+            let mut second = Caching::new(settings);
+            let known: BTreeMap<u64, Handle> = second.take_over(&books(&first)).expect("it is of its kind").into_iter().collect();
+            let mut held: Vec<_> = held.iter().map(|own| (*own, known[&first.arena.get(*own).address])).collect();
+            for one in &steps[at..] {
+                step((&mut first, &mut second), &mut held, *one)?;
+            }
+        }
+    }
+
+    #[test]
+    fn segments_of_another_kind_are_not_taken_over() {
+        let mut policy = Caching::new(Settings { expandable_segments: true, ..Settings::default() });
+        let mut fixed = Caching::new(Settings::default());
+        fixed.allocate(&Request { bytes: 5, stream: 0, private_pool: (0, 0) });
+        assert_eq!(policy.take_over(&books(&fixed)), None);
+        assert_eq!(policy.take_over(&[]), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,134 @@
+//! What the kernel driver was asked for, as an input.
+
+use memwatch_common::rm::{FLAG_ARGUMENT_UNREADABLE, FLAG_PARAMS_UNREADABLE, PARAMS_OFFSET, PAYLOAD_BYTES, RmRecord};
+use serde::{Deserialize, Serialize};
+
+use crate::words::{Tgid, Tid};
+
+/// A returned ioctl to the kernel driver: an [`RmRecord`] as recordings keep it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RmCall {
+    /// The process.
+    pub tgid: Tgid,
+    /// The thread.
+    pub tid: Tid,
+    /// `FLAG_*` bits of [`memwatch_common::rm`].
+    pub flags: u8,
+    /// The request's number.
+    pub nr: u8,
+    /// The argument's size in bytes.
+    pub size: u16,
+    /// What the ioctl returned.
+    pub answer: i32,
+    /// When it was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    pub entered_ns: u64,
+    /// When it returned: `CLOCK_BOOTTIME`, nanoseconds.
+    pub returned_ns: u64,
+    /// The driver's function that the thread was inside of.
+    pub inside: Option<Inside>,
+    /// What an allocation of memory asked for, in bytes.
+    pub asked_bytes: u64,
+    /// The native stack it was made on; 0 for none.
+    pub stack: u64,
+    /// What was read, without the zeros at its end.
+    pub payload: Vec<u8>,
+}
+
+/// A call of a driver's function that is not over yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Inside {
+    /// The row of the probe table.
+    pub probe: u16,
+    /// When it was entered: `CLOCK_BOOTTIME`, nanoseconds.
+    pub entered_ns: u64,
+}
+
+impl From<&RmRecord> for RmCall {
+    fn from(record: &RmRecord) -> Self {
+        let used = record.payload.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        let inside = Inside { probe: record.probe, entered_ns: record.call_entered_ns };
+        Self {
+            tgid: Tgid(record.tgid),
+            tid: Tid(record.tid),
+            flags: record.flags,
+            nr: record.nr,
+            size: record.size,
+            answer: record.answer,
+            entered_ns: record.entered_ns,
+            returned_ns: record.returned_ns,
+            inside: (record.call_entered_ns != 0).then_some(inside),
+            asked_bytes: record.asked_bytes,
+            stack: record.stack,
+            payload: record.payload[..used].to_vec(),
+        }
+    }
+}
+
+impl RmCall {
+    /// Four bytes of the argument; zeros stand for what was not read.
+    pub fn word(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(offset))
+    }
+
+    /// Eight bytes of it.
+    pub fn long(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(offset))
+    }
+
+    /// Four bytes of an allocation's own parameters.
+    pub fn param(&self, offset: usize) -> u32 {
+        self.word(PARAMS_OFFSET + offset)
+    }
+
+    /// Eight bytes of them.
+    pub fn long_param(&self, offset: usize) -> u64 {
+        self.long(PARAMS_OFFSET + offset)
+    }
+
+    /// So many bytes of what was read, from an offset on.
+    pub fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
+        debug_assert!(offset + N <= PAYLOAD_BYTES);
+        core::array::from_fn(|index| self.payload.get(offset + index).copied().unwrap_or(0))
+    }
+
+    /// Whether what came of it is known.
+    pub const fn is_read(&self) -> bool {
+        self.flags & (FLAG_ARGUMENT_UNREADABLE | FLAG_PARAMS_UNREADABLE) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memwatch_common::record::RecordKind;
+
+    #[test]
+    fn a_record_is_kept_without_the_zeros_at_its_end_and_reads_as_it_was() {
+        let mut payload = [0; PAYLOAD_BYTES];
+        payload[8..12].copy_from_slice(&0x5c00_0003_u32.to_le_bytes());
+        payload[PARAMS_OFFSET + 64..PARAMS_OFFSET + 72].copy_from_slice(&(6_u64 << 20).to_le_bytes());
+        let record = RmRecord {
+            kind: RecordKind::Rm as u8,
+            flags: 0,
+            nr: 0x2b,
+            reserved: 0,
+            size: 48,
+            probe: 29,
+            tgid: 7,
+            tid: 8,
+            answer: 0,
+            unused: 0,
+            entered_ns: 10,
+            returned_ns: 20,
+            call_entered_ns: 5,
+            asked_bytes: 1 << 20,
+            stack: 0,
+            payload,
+        };
+        let call = RmCall::from(&record);
+        assert_eq!((call.word(8), call.long_param(64), call.long(16)), (0x5c00_0003, 6 << 20, 0));
+        assert!(call.payload.len() < PAYLOAD_BYTES && call.is_read());
+        assert_eq!(call.inside, Some(Inside { probe: 29, entered_ns: 5 }));
+        assert_eq!(RmCall::from(&RmRecord { call_entered_ns: 0, ..record }).inside, None);
+    }
+}

@@ -1,0 +1,365 @@
+//! From an ioctl to the kernel driver to what came of it: the only file that knows offsets in its arguments.
+//!
+//! Layouts: `nvos.h`, `cl0080.h`, `ctrl2080gpu.h` of NVIDIA's open-gpu-kernel-modules, 515.43.04 to 595.45.04. What does not satisfy the rules of all of
+//! them is a [`Violation`]: it is not guessed.
+
+use memwatch_common::rm::{
+    Does, FLAG_ARGUMENT_UNREADABLE, FLAG_ASKED_UNREADABLE, FLAG_PARAMS_UNREADABLE, PARAMS_OFFSET, Plan, Status, plan,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::input::rm::RmCall;
+use crate::words::GpuUuid;
+
+/// Sizes are whole pages.
+const PAGE_BYTES: u64 = 4096;
+/// NV_ERR_NO_MEMORY (nvstatuscodes.h).
+const NO_MEMORY: u32 = 0x51;
+/// NVOS32_ALLOC_FLAGS_VIRTUAL: addresses without memory.
+const VIRTUAL: u32 = 0x8_0000;
+/// NV0000_CTRL_CMD_GPU_GET_GID_INFO of a subdevice (NV2080_CTRL_CMD_GPU_GET_GID_INFO), and the bit of its flags for sixteen bytes in place of text.
+const GET_GID_INFO: u32 = 0x2080_014a;
+const GID_BINARY: u32 = 2;
+/// `GPU-` and sixteen bytes in hexadecimal with four hyphens.
+const GID_TEXT_BYTES: usize = 40;
+
+/// Classes of objects (`cl*.h`).
+const CLIENTS: [u32; 3] = [0x0, 0x1, 0x41];
+const SYSTEM_MEMORY: u32 = 0x3e;
+const VIDEO_MEMORY: u32 = 0x40;
+const OS_DESCRIPTOR: u32 = 0x71;
+const DEVICE: u32 = 0x80;
+const SUBDEVICE: u32 = 0x2080;
+const GPU_INSTANCE: u32 = 0xc637;
+const COMPUTE_INSTANCE: u32 = 0xc638;
+
+/// Functions of VID_HEAP_CONTROL.
+const HEAP_ALLOCATE: u32 = 2;
+const HEAP_FREE: u32 = 3;
+const HEAP_OS_DESCRIPTOR: u32 = 27;
+
+/// An object of the kernel driver, while it lives: its client's number, which is the only one on the machine, and its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// The client (`hClient`).
+    pub client: u32,
+    /// The object (`hObject`); of a client itself its number again.
+    pub object: u32,
+}
+
+/// Where memory lies, and whose pages it is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Lies {
+    /// On a GPU: what NVML charges.
+    Video,
+    /// In the host's memory, pages of the driver.
+    DriverHost,
+    /// In the host's memory, pages of the process that are pinned.
+    PinnedHost,
+}
+
+/// Memory as it was asked for and granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// Where.
+    pub lies: Lies,
+    /// What was asked for, in bytes; `None` where that could not be read.
+    pub asked_bytes: Option<u64>,
+    /// What was given, in bytes.
+    pub granted_bytes: u64,
+    /// Whether its COHERENCY (bits 31:29 of `attr`) is 1: libcuda asks for that for memory of pools and of cuMemCreate.
+    pub coherency_1: bool,
+}
+
+/// What a new object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum New {
+    /// A client.
+    Client,
+    /// A GPU, as a client sees it.
+    Device,
+    /// The same again, for what concerns one of several that work as one.
+    Subdevice,
+    /// A MIG instance, by NVML's GPU instance id.
+    GpuInstance(u32),
+    /// A compute instance in one.
+    ComputeInstance(u32),
+    /// Memory.
+    Memory(Granted),
+    /// Anything else, of this class.
+    Other(u32),
+}
+
+/// What came of an ioctl.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An object was made.
+    Made {
+        /// Its names.
+        key: Key,
+        /// What it is below of.
+        parent: u32,
+        /// What it is.
+        new: New,
+    },
+    /// An object is gone, with all below it.
+    Freed(Key),
+    /// An object has another name.
+    Duplicated {
+        /// The new one.
+        key: Key,
+        /// What it is below of.
+        parent: u32,
+        /// What it is a duplicate of.
+        source: Key,
+    },
+    /// Memory was not granted, for want of it.
+    Refused {
+        /// Where it was to be.
+        lies: Lies,
+        /// What was asked for, in bytes; `None` where that could not be read.
+        asked_bytes: Option<u64>,
+    },
+    /// A subdevice's GPU.
+    Named {
+        /// The subdevice.
+        key: Key,
+        /// The GPU.
+        uuid: GpuUuid,
+    },
+    /// Memory has addresses.
+    Mapped {
+        /// The first of them.
+        base: u64,
+        /// How many, in bytes.
+        bytes: u64,
+        /// Which memory, in either layout of the argument.
+        candidates: [Key; 2],
+    },
+    /// Addresses are none any more.
+    Unmapped {
+        /// The first of them.
+        base: u64,
+    },
+    /// Nothing that matters.
+    Nothing,
+}
+
+/// Why an ioctl cannot be what it seems to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Violation {
+    /// No known layout has its number and size.
+    Layout,
+    /// It could not be read: what came of it is not known.
+    Unreadable,
+    /// Its client's number is none.
+    Client,
+    /// Its size is 0, less than was asked for, or no number of pages.
+    Size,
+    /// It has more than any GPU of the machine.
+    TooLarge,
+    /// It lies nowhere.
+    Location,
+    /// It is below of what is neither a device nor a subdevice.
+    Parent,
+}
+
+impl Violation {
+    /// A sentence's end, for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Layout => "an ioctl has a size that no known driver has",
+            Self::Unreadable => "an ioctl could not be read",
+            Self::Client => "a client's number is none",
+            Self::Size => "a size is not what was asked for, in pages",
+            Self::TooLarge => "a size is more than any GPU has",
+            Self::Location => "memory lies at no known place",
+            Self::Parent => "memory is below no device",
+        }
+    }
+}
+
+/// What came of a call, where the kernel driver's branch (such as 580) is this.
+///
+/// # Errors
+/// When it breaks a rule that all known layouts keep.
+pub fn decode(call: &RmCall, branch: Option<u32>) -> Result<Event, Violation> {
+    let plan = *plan(call.nr, call.size).ok_or(Violation::Layout)?;
+    if call.flags & FLAG_ARGUMENT_UNREADABLE != 0 {
+        // Addresses are a help and no more.
+        let matters = !matches!(plan.does, Does::Map | Does::Unmap | Does::Control);
+        return if matters { Err(Violation::Unreadable) } else { Ok(Event::Nothing) };
+    }
+    if call.answer != 0 {
+        return Ok(Event::Nothing);
+    }
+    match (status(call, plan, branch), plan.does) {
+        (0, does) => success(call, does),
+        (NO_MEMORY, does) => Ok(refused(call, does)),
+        _ => Ok(Event::Nothing),
+    }
+}
+
+/// Where two places are possible, the driver's branch decides: ALLOC of 40 bytes has it second from 525 on, of 32 bytes from 535 on. Without one both
+/// must be 0.
+fn status(call: &RmCall, plan: Plan, branch: Option<u32>) -> u32 {
+    let word = |at: u8| call.word(usize::from(at));
+    match plan.status {
+        Status::At(at) => word(at),
+        Status::OneOf(first, second) => {
+            let moved = if plan.size == 40 { 525 } else { 535 };
+            match branch {
+                Some(branch) if branch >= moved => word(second),
+                Some(_) => word(first),
+                None => word(first).max(word(second)),
+            }
+        }
+        Status::None => 0,
+    }
+}
+
+fn success(call: &RmCall, does: Does) -> Result<Event, Violation> {
+    let key = Key { client: call.word(0), object: call.word(8) };
+    let parent = call.word(4);
+    match does {
+        Does::Alloc => made(call),
+        Does::AllocMemory => {
+            let lies = match call.word(12) {
+                OS_DESCRIPTOR => Lies::PinnedHost,
+                SYSTEM_MEMORY => Lies::DriverHost,
+                class => return valid(Event::Made { key, parent, new: New::Other(class) }, key),
+            };
+            let new = New::Memory(pages(lies, call.long(32)));
+            valid(Event::Made { key, parent, new }, key)
+        }
+        Does::Free => Ok(Event::Freed(key)),
+        Does::Heap => heap(call),
+        Does::Dup => {
+            let source = Key { client: call.word(12), object: call.word(16) };
+            valid(Event::Duplicated { key, parent, source }, key)
+        }
+        Does::Control => Ok(named(call)),
+        Does::Map => {
+            let at = |client, object| Key { client: call.word(client), object: call.word(object) };
+            Ok(Event::Mapped { base: call.long(0), bytes: call.long(8), candidates: [at(24, 28), at(32, 36)] })
+        }
+        Does::Unmap => Ok(Event::Unmapped { base: call.long(0) }),
+    }
+}
+
+/// The numbers of clients: RS_CLIENT_HANDLE_BASE, and RS_CLIENT_VF_HANDLE_BASE in a virtual machine's part of a GPU (resserv.h).
+fn valid(event: Event, key: Key) -> Result<Event, Violation> {
+    let is_client = key.client >> 20 == 0xc1d || key.client >> 28 == 0xe;
+    if is_client { Ok(event) } else { Err(Violation::Client) }
+}
+
+fn made(call: &RmCall) -> Result<Event, Violation> {
+    let (object, class) = (call.word(8), call.word(12));
+    if CLIENTS.contains(&class) {
+        let key = Key { client: object, object };
+        return valid(Event::Made { key, parent: 0, new: New::Client }, key);
+    }
+    let key = Key { client: call.word(0), object };
+    let new = match class {
+        DEVICE => New::Device,
+        SUBDEVICE => New::Subdevice,
+        GPU_INSTANCE => New::GpuInstance(call.param(8)),
+        COMPUTE_INSTANCE => New::ComputeInstance(call.param(8)),
+        _ if call.flags & FLAG_PARAMS_UNREADABLE != 0 => return Err(Violation::Unreadable),
+        SYSTEM_MEMORY | VIDEO_MEMORY if call.param(8) & VIRTUAL == 0 => New::Memory(granted(call, class)?),
+        OS_DESCRIPTOR => New::Memory(pages(Lies::PinnedHost, call.long_param(24))),
+        class => New::Other(class),
+    };
+    valid(Event::Made { key, parent: call.word(4), new }, key)
+}
+
+/// NV_MEMORY_ALLOCATION_PARAMS: attr 24, size 64.
+fn granted(call: &RmCall, class: u32) -> Result<Granted, Violation> {
+    sized(call, lies(class, call.param(24))?, call.param(24), call.long_param(64))
+}
+
+fn asked(call: &RmCall) -> Option<u64> {
+    (call.flags & FLAG_ASKED_UNREADABLE == 0).then_some(call.asked_bytes)
+}
+
+fn sized(call: &RmCall, lies: Lies, attr: u32, granted_bytes: u64) -> Result<Granted, Violation> {
+    let asked_bytes = asked(call);
+    let is_enough = asked_bytes.is_none_or(|asked| (1..=granted_bytes).contains(&asked));
+    if granted_bytes == 0 || !granted_bytes.is_multiple_of(PAGE_BYTES) || !is_enough {
+        return Err(Violation::Size);
+    }
+    Ok(Granted { lies, asked_bytes, granted_bytes, coherency_1: attr >> 29 == 1 })
+}
+
+/// LOCATION, bits 26:25 of `attr`: 0 video memory, 1 the host's, 3 any.
+fn lies(class: u32, attr: u32) -> Result<Lies, Violation> {
+    match (class, (attr >> 25) & 3) {
+        (_, 2) => Err(Violation::Location),
+        (VIDEO_MEMORY, 0) => Ok(Lies::Video),
+        _ => Ok(Lies::DriverHost),
+    }
+}
+
+/// Pinned pages, from their last byte.
+const fn pages(lies: Lies, limit: u64) -> Granted {
+    let granted_bytes = limit.saturating_add(1);
+    Granted { lies, asked_bytes: Some(granted_bytes), granted_bytes, coherency_1: false }
+}
+
+fn heap(call: &RmCall) -> Result<Event, Violation> {
+    let (client, parent) = (call.word(0), call.word(4));
+    match call.word(8) {
+        HEAP_ALLOCATE if call.word(52) & VIRTUAL == 0 => {
+            let (key, attr) = (Key { client, object: call.word(44) }, call.word(56));
+            // What it asked for stands where the answer is, and is not read before.
+            let unread = RmCall { flags: call.flags | FLAG_ASKED_UNREADABLE, ..RmCall::default() };
+            let granted = sized(&unread, lies(VIDEO_MEMORY, attr)?, attr, call.long(88))?;
+            valid(Event::Made { key, parent, new: New::Memory(granted) }, key)
+        }
+        HEAP_OS_DESCRIPTOR => {
+            let key = Key { client, object: call.word(40) };
+            let new = New::Memory(pages(Lies::PinnedHost, call.long(72)));
+            valid(Event::Made { key, parent, new }, key)
+        }
+        HEAP_FREE => Ok(Event::Freed(Key { client, object: call.word(44) })),
+        _ => Ok(Event::Nothing),
+    }
+}
+
+fn refused(call: &RmCall, does: Does) -> Event {
+    let (class, attr) = (call.word(12), call.param(24));
+    let lies = match does {
+        Does::Alloc if matches!(class, VIDEO_MEMORY | SYSTEM_MEMORY) && call.param(8) & VIRTUAL == 0 => {
+            lies(class, attr).unwrap_or(Lies::Video)
+        }
+        Does::AllocMemory if class == OS_DESCRIPTOR => {
+            let asked_bytes = Some(call.long(32).saturating_add(1));
+            return Event::Refused { lies: Lies::PinnedHost, asked_bytes };
+        }
+        _ => return Event::Nothing,
+    };
+    Event::Refused { lies, asked_bytes: asked(call).filter(|bytes| *bytes > 0) }
+}
+
+/// GET_GID_INFO: flags 4, length 8, data 12.
+fn named(call: &RmCall) -> Event {
+    if call.word(8) != GET_GID_INFO || call.flags & FLAG_PARAMS_UNREADABLE != 0 {
+        return Event::Nothing;
+    }
+    let key = Key { client: call.word(0), object: call.word(4) };
+    let data = PARAMS_OFFSET + 12;
+    if call.param(4) & GID_BINARY != 0 {
+        let bytes: [u8; 16] = call.bytes(data);
+        return if bytes == [0; 16] { Event::Nothing } else { Event::Named { key, uuid: GpuUuid::from_bytes(bytes) } };
+    }
+    let text: [u8; GID_TEXT_BYTES] = call.bytes(data);
+    let is_uuid = |text: &&str| text.starts_with("GPU-") && text.bytes().all(|byte| byte.is_ascii_graphic());
+    match core::str::from_utf8(&text).ok().filter(is_uuid) {
+        Some(text) => Event::Named { key, uuid: GpuUuid::new(&text.to_ascii_lowercase().replacen("gpu-", "GPU-", 1)) },
+        None => Event::Nothing,
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/decode.rs"]
+mod tests;

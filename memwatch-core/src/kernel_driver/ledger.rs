@@ -1,0 +1,306 @@
+//! Events become objects, and objects go: by a free of them or of what they are below of, or with their process.
+
+use super::KernelDriver;
+use super::books::{Books, FreedLast, RefusedMemory};
+use super::decode::{Event, Granted, Key, Lies, New, Violation, decode};
+use super::labels::{Evidence, Label, Named, Sure};
+use super::objects::{Client, Memory, Place, What};
+use crate::input::rm::RmCall;
+use crate::words::{GpuUuid, Tgid};
+
+impl KernelDriver {
+    /// Takes one ioctl into account. No memory is larger than `most_bytes`, where that is known.
+    pub fn apply(&mut self, call: &RmCall, most_bytes: Option<u64>) {
+        let event = match decode(call, self.branch()) {
+            Ok(event) => event,
+            Err(violation) => return self.books_mut(call.tgid).refuse(violation),
+        };
+        match event {
+            Event::Made { key, parent, new } => self.make(call, (key, parent), new, most_bytes),
+            Event::Freed(key) => self.free(call, key),
+            Event::Duplicated { key, parent, source } => self.duplicate(call, (key, parent), source),
+            Event::Refused { lies, asked_bytes } => self.refuse(call, lies, asked_bytes),
+            Event::Named { key, uuid } => self.name(key, uuid),
+            Event::Mapped { base, bytes, candidates } => self.map(call.tgid, (base, bytes), candidates),
+            Event::Unmapped { base } => self.unmap(call.tgid, base),
+            Event::Nothing => {}
+        }
+    }
+
+    /// A process is gone, or its image was replaced: the kernel driver frees what it had, since its descriptors are closed.
+    pub fn end(&mut self, tgid: Tgid, time_ns: u64) {
+        self.processes.remove(&tgid);
+        let own = self.clients.extract_if(.., |_, client| client.tgid == tgid);
+        let gone: Vec<_> = own.flat_map(|(_, client)| client.take_all()).collect();
+        let end = RmCall { tgid, entered_ns: time_ns, returned_ns: time_ns, ..RmCall::default() };
+        self.let_go(&end, None, gone);
+    }
+
+    pub(super) fn books_mut(&mut self, tgid: Tgid) -> &mut Books {
+        self.processes.entry(tgid).or_default()
+    }
+
+    /// Whose client it is: of a child that uses its parent's it is the parent. One that nobody has made is older than the watch.
+    fn owner(&mut self, call: &RmCall, client: u32) -> Tgid {
+        let owner = self.clients.entry(client).or_insert_with(|| Client::new(client, call.tgid, true));
+        let (tgid, is_older) = (owner.tgid, owner.is_older);
+        self.books_mut(tgid).uses_unknown |= is_older;
+        tgid
+    }
+
+    fn make(&mut self, call: &RmCall, (key, parent): (Key, u32), new: New, most_bytes: Option<u64>) {
+        let what = match new {
+            New::Client => return self.make_client(call, key.client),
+            New::Device => What::Device(Place::default()),
+            New::Subdevice => What::Subdevice,
+            New::GpuInstance(number) => {
+                self.owner(call, key.client);
+                self.change_place((key.client, parent), |place| place.gpu_instance = Some(number));
+                What::Other
+            }
+            New::ComputeInstance(number) => {
+                self.owner(call, key.client);
+                self.change_place((key.client, parent), |place| place.compute_instance = Some(number));
+                What::Other
+            }
+            New::Memory(granted) => return self.make_memory(call, (key, parent), granted, most_bytes),
+            New::Other(_) => What::Other,
+        };
+        self.put(call, (key, parent), what);
+    }
+
+    fn make_client(&mut self, call: &RmCall, number: u32) {
+        if let Some(before) = self.clients.remove(&number) {
+            self.books_mut(call.tgid).reused += 1;
+            let owner = before.tgid;
+            self.let_go(call, Some(owner), before.take_all().collect());
+        }
+        self.clients.insert(number, Client::new(number, call.tgid, false));
+        self.books_mut(call.tgid);
+    }
+
+    fn put(&mut self, call: &RmCall, (key, parent): (Key, u32), what: What) {
+        let owner = self.owner(call, key.client);
+        let Some(client) = self.clients.get_mut(&key.client) else { return };
+        let gone = client.put(key.object, parent, what);
+        if !gone.is_empty() {
+            self.books_mut(owner).reused += 1;
+            self.let_go(call, Some(owner), keyed(key.client, gone));
+        }
+    }
+
+    fn make_memory(&mut self, call: &RmCall, (key, parent): (Key, u32), granted: Granted, most_bytes: Option<u64>) {
+        let owner = self.owner(call, key.client);
+        let Some(client) = self.clients.get(&key.client) else { return };
+        let (device, is_older) = (client.device_of(parent), client.is_older);
+        let is_misplaced = client.get(parent).is_some_and(|what| !matches!(what, What::Device(_) | What::Subdevice));
+        let is_video = granted.lies == Lies::Video;
+        let is_too_large = most_bytes.is_some_and(|most| granted.granted_bytes > most);
+        match (is_video, is_misplaced, is_too_large) {
+            (true, true, _) => return self.books_mut(owner).refuse(Violation::Parent),
+            (true, _, true) => return self.books_mut(owner).refuse(Violation::TooLarge),
+            // The device may be older than the watch; of a client that is not, it was made and not seen.
+            (true, ..) => self.books_mut(owner).uses_unknown |= device == 0 || is_older,
+            _ => {}
+        }
+        let named = self.evidence(call, Some((key, granted))).named();
+        let memory = Memory {
+            lies: granted.lies,
+            asked_bytes: granted.asked_bytes,
+            granted_bytes: granted.granted_bytes,
+            made_ns: call.returned_ns,
+            tid: call.tid,
+            inside: call.inside,
+            device,
+            named,
+            ranges: Vec::new(),
+            left_by: None,
+        };
+        self.put(call, (key, parent), What::Memory(Box::new(memory)));
+        if is_video {
+            self.charge(call, key.client, device, granted.granted_bytes);
+        }
+    }
+
+    /// What is known of an allocation, of which it may be the same call that freed less under its name.
+    fn evidence(&self, call: &RmCall, made: Option<(Key, Granted)>) -> Evidence<'_> {
+        let books = self.processes.get(&call.tgid);
+        let regrown = made.zip(books.and_then(|books| books.freed_last)).is_some_and(|((key, granted), freed)| {
+            let is_same = (freed.key, freed.tid, freed.inside) == (key, call.tid, call.inside);
+            is_same && freed.is_contexts && freed.asked_bytes < granted.asked_bytes
+        });
+        Evidence {
+            probe: call.inside.map(|inside| inside.probe),
+            caller: books.and_then(|books| books.stacks.get(call.stack)).filter(|_| call.stack != 0),
+            regrown,
+            coherency_1: made.is_some_and(|(_, granted)| granted.coherency_1),
+        }
+    }
+
+    fn charge(&mut self, call: &RmCall, client: u32, device: u32, bytes: u64) {
+        let Some(owner) = self.clients.get(&client) else { return };
+        let (tgid, place) = (owner.tgid, owner.place(device));
+        let key = Key { client, object: device };
+        self.books_mut(tgid).change(key, &place, call, |live| live.saturating_add(bytes));
+    }
+
+    fn free(&mut self, call: &RmCall, key: Key) {
+        if key.client == key.object {
+            let Some(client) = self.clients.remove(&key.client) else {
+                return self.books_mut(call.tgid).free_unknown();
+            };
+            let owner = client.tgid;
+            return self.let_go(call, Some(owner), client.take_all().collect());
+        }
+        let Some(client) = self.clients.get_mut(&key.client) else {
+            return self.books_mut(call.tgid).free_unknown();
+        };
+        let (owner, gone) = (client.tgid, client.take(key.object));
+        if gone.is_empty() {
+            return self.books_mut(owner).free_unknown();
+        }
+        self.books_mut(call.tgid).freed_last = match gone.as_slice() {
+            [(_, What::Memory(memory))] => Some(FreedLast {
+                key,
+                tid: call.tid,
+                inside: call.inside,
+                asked_bytes: memory.asked_bytes,
+                is_contexts: matches!(memory.named.label, Label::Context | Label::LocalMemory),
+            }),
+            _ => None,
+        };
+        self.let_go(call, Some(owner), keyed(key.client, gone));
+    }
+
+    /// Objects are gone: what they had is not charged to their owner any more, but to who else has it.
+    fn let_go(&mut self, call: &RmCall, owner: Option<Tgid>, gone: Vec<(Key, What)>) {
+        let mut left = Vec::new();
+        for (key, what) in gone {
+            let What::Memory(memory) = what else { continue };
+            if let Some(books) = owner.and_then(|owner| self.processes.get_mut(&owner)) {
+                for (base, _) in &memory.ranges {
+                    books.mapped.remove(base);
+                }
+                let device = Key { client: key.client, object: memory.device };
+                let place = books.live.get(&device).map(|live| live.place.clone()).unwrap_or_default();
+                if memory.lies == Lies::Video {
+                    books.change(device, &place, call, |live| live.saturating_sub(memory.granted_bytes));
+                }
+            }
+            left.push((key, memory));
+        }
+        let left_by = Some(owner.unwrap_or(call.tgid));
+        for (key, memory) in left {
+            self.inherit(call, key, Memory { left_by, ..*memory });
+        }
+    }
+
+    /// The memory passes on to the first of all that have a duplicate of it (`memDestruct`, mem.c).
+    fn inherit(&mut self, call: &RmCall, key: Key, memory: Memory) {
+        let mut heirs = self.imported.remove(&key).unwrap_or_default();
+        heirs.retain(|heir| matches!(self.what(*heir), Some(What::Imported(source)) if *source == key));
+        let Some(heir) = heirs.first().copied() else { return };
+        heirs.remove(0);
+        for other in &heirs {
+            if let Some(what) = self.what_mut(*other) {
+                *what = What::Imported(heir);
+            }
+        }
+        if !heirs.is_empty() {
+            self.imported.insert(heir, heirs);
+        }
+        let device = self.clients.get(&heir.client).map_or(0, |client| client.device_of(heir.object));
+        let (bytes, is_video) = (memory.granted_bytes, memory.lies == Lies::Video);
+        let named = Named { label: Label::Inherited, sure: Sure::High, ..memory.named };
+        if let Some(what) = self.what_mut(heir) {
+            *what = What::Memory(Box::new(Memory { device, named, ranges: Vec::new(), ..memory }));
+        }
+        if is_video {
+            self.charge(call, heir.client, device, bytes);
+        }
+    }
+
+    fn what(&self, key: Key) -> Option<&What> {
+        self.clients.get(&key.client)?.get(key.object)
+    }
+
+    fn what_mut(&mut self, key: Key) -> Option<&mut What> {
+        self.clients.get_mut(&key.client)?.get_mut(key.object)
+    }
+
+    fn duplicate(&mut self, call: &RmCall, (key, parent): (Key, u32), source: Key) {
+        let original = match self.what(source) {
+            Some(What::Memory(_)) => Some(source),
+            Some(What::Imported(original)) => Some(*original),
+            _ => None,
+        };
+        self.put(call, (key, parent), What::Other);
+        // Putting it in may have taken out what it is a duplicate of.
+        let Some(original) = original.filter(|original| matches!(self.what(*original), Some(What::Memory(_)))) else {
+            return;
+        };
+        if let Some(what) = self.what_mut(key) {
+            *what = What::Imported(original);
+        }
+        let mut others = self.imported.remove(&original).unwrap_or_default();
+        others.retain(|other| *other != key);
+        // Of a list that grows, what is gone is forgotten now and then.
+        if others.len().is_power_of_two() {
+            others.retain(|other| matches!(self.what(*other), Some(What::Imported(source)) if *source == original));
+        }
+        others.push(key);
+        self.imported.insert(original, others);
+    }
+
+    fn refuse(&mut self, call: &RmCall, lies: Lies, asked_bytes: Option<u64>) {
+        let named = self.evidence(call, None).named();
+        let (time_ns, tid, inside) = (call.returned_ns, call.tid, call.inside);
+        self.books_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, lies, asked_bytes, inside, named });
+    }
+
+    fn name(&mut self, key: Key, uuid: GpuUuid) {
+        self.change_place((key.client, key.object), |place| place.name(uuid));
+    }
+
+    /// More is known of the GPU that an object is below of.
+    fn change_place(&mut self, (client, object): (u32, u32), change: impl FnOnce(&mut Place)) {
+        let Some(owner) = self.clients.get_mut(&client) else { return };
+        let device = owner.device_of(object);
+        let Some(What::Device(place)) = owner.get_mut(device) else { return };
+        change(place);
+        let (tgid, place) = (owner.tgid, owner.place(device));
+        let live = self.processes.get_mut(&tgid).and_then(|books| books.live.get_mut(&Key { client, object: device }));
+        if let Some(live) = live {
+            live.place = place;
+        }
+    }
+
+    /// Only where exactly one of the two is memory of this process is it known what was mapped.
+    fn map(&mut self, tgid: Tgid, (base, bytes): (u64, u64), candidates: [Key; 2]) {
+        self.unmap(tgid, base);
+        let clients = &self.clients;
+        let is_own = |key: &&Key| {
+            let client = clients.get(&key.client).filter(|client| client.tgid == tgid);
+            client.is_some_and(|client| matches!(client.get(key.object), Some(What::Memory(_))))
+        };
+        let mut own = candidates.iter().filter(is_own);
+        let (Some(key), None) = (own.next().copied(), own.next()) else { return };
+        let client = self.clients.get_mut(&key.client);
+        if let Some(memory) = client.and_then(|client| client.memory_mut(key.object)) {
+            memory.ranges.push((base, bytes));
+            self.books_mut(tgid).mapped.insert(base, key);
+        }
+    }
+
+    fn unmap(&mut self, tgid: Tgid, base: u64) {
+        let Some(key) = self.processes.get_mut(&tgid).and_then(|books| books.mapped.remove(&base)) else { return };
+        let client = self.clients.get_mut(&key.client);
+        if let Some(memory) = client.and_then(|client| client.memory_mut(key.object)) {
+            memory.ranges.retain(|(first, _)| *first != base);
+        }
+    }
+}
+
+fn keyed(client: u32, gone: Vec<(u32, What)>) -> Vec<(Key, What)> {
+    gone.into_iter().map(|(object, what)| (Key { client, object }, what)).collect()
+}

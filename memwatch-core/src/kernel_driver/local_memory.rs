@@ -1,0 +1,50 @@
+//! Local memory of a context, in bytes per GPU thread: it is there for as many threads as can be resident at once, whatever runs.
+
+use crate::input::Cores;
+
+/// What NVML's numbers mean on GPUs of one compute capability.
+struct Architecture {
+    capability: (i32, i32),
+    /// Cores of a multiprocessor, as NVML counts them.
+    cores: u32,
+    /// How many threads can be resident on a multiprocessor (CUDA programming guide, compute capabilities).
+    threads: u32,
+}
+
+/// Where the kernel driver was seen to be asked for multiprocessors x threads x bytes: on an H100 with driver 580.159.04, 412.5 MiB = 132 x 2048 x 1600
+/// and 503.25 MiB = 132 x 2048 x 1952. On others it is not stated.
+const MEASURED: [Architecture; 1] = [Architecture { capability: (9, 0), cores: 128, threads: 2048 }];
+
+/// No kernel's threads have less.
+const LEAST_BYTES: u64 = 256;
+
+/// How many bytes per thread a request for local memory is; `None` where the GPU's threads are not known, or it is no whole number for each.
+pub fn bytes_per_thread(cores: Cores, asked_bytes: u64) -> Option<u64> {
+    let architecture = MEASURED.iter().find(|row| row.capability == cores.capability)?;
+    let threads = u64::from(cores.count / architecture.cores) * u64::from(architecture.threads);
+    let bytes = asked_bytes.checked_div(threads)?;
+    (bytes >= LEAST_BYTES && bytes * threads == asked_bytes && cores.count.is_multiple_of(architecture.cores))
+        .then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H100: Cores = Cores { count: 132 * 128, capability: (9, 0) };
+
+    #[test]
+    fn what_an_h100_was_asked_for_is_a_whole_number_of_bytes_for_each_of_its_threads() {
+        assert_eq!(bytes_per_thread(H100, 432_537_600), Some(1600));
+        assert_eq!(bytes_per_thread(H100, 527_695_872), Some(1952));
+    }
+
+    #[test]
+    fn nothing_is_stated_of_what_does_not_divide_of_too_little_and_of_gpus_that_were_not_measured() {
+        assert_eq!(bytes_per_thread(H100, 414 << 20), None, "as it is granted");
+        assert_eq!(bytes_per_thread(H100, 132 * 2048 * 255), None);
+        assert_eq!(bytes_per_thread(Cores { capability: (8, 0), ..H100 }, 432_537_600), None);
+        assert_eq!(bytes_per_thread(Cores { count: 132 * 128 + 1, ..H100 }, 432_537_600), None);
+        assert_eq!(bytes_per_thread(Cores { count: 0, ..H100 }, 432_537_600), None);
+    }
+}

@@ -1,0 +1,151 @@
+//! Who called the driver, of the native stacks at its ioctls: all else of them is not kept.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::stack::native::{NativeFrame, NativeStack, file_name};
+
+/// So many stacks of a process wait for the records that name them.
+const WAITING: usize = 4096;
+/// NVIDIA's user-space driver, by the beginnings of its files' names: libcuda, and the libraries of graphics and video.
+const DRIVER: [&str; 2] = ["libcuda.so", "libnvidia-"];
+/// What only passes on what it is asked for.
+const PASSES_ON: &str = "libcudart";
+
+/// Libraries by the beginnings of their files' names.
+const LIBRARIES: [(&str, &str); 19] = [
+    ("libnccl", "NCCL"),
+    ("libcublas", "cuBLAS"),
+    ("libcudnn", "cuDNN"),
+    ("libc10", "PyTorch"),
+    ("libtorch", "PyTorch"),
+    ("xla_cuda_plugin", "JAX"),
+    ("jaxlib", "JAX"),
+    ("libcurand", "cuRAND"),
+    ("libcufft", "cuFFT"),
+    ("libcusolver", "cuSOLVER"),
+    ("libcusparse", "cuSPARSE"),
+    ("libnvinfer", "TensorRT"),
+    ("libonnxruntime", "ONNX Runtime"),
+    ("libtensorflow", "TensorFlow"),
+    ("_pywrap_tensorflow", "TensorFlow"),
+    ("librmm", "RMM"),
+    ("libuct_cuda", "UCX"),
+    ("libnvshmem", "NVSHMEM"),
+    ("nvshmem", "NVSHMEM"),
+];
+/// Modules by the folder that they lie in.
+const FOLDERS: [(&str, &str); 2] = [("/cupy", "CuPy"), ("/jaxlib/", "JAX")];
+
+/// Who called the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// The driver's function that was called: the outermost of its frames; `None` where that has no name.
+    pub function: Option<Arc<str>>,
+    /// The library, or the file where it is no known one; `None` where the stack ends in the driver.
+    pub owner: Option<Arc<str>>,
+}
+
+impl Caller {
+    /// Who called, where a stack's innermost frame is the driver's; `None` where it is not.
+    pub fn of(stack: &NativeStack) -> Option<Self> {
+        let within = stack.frames.iter().take_while(|frame| is_of_driver(frame)).count();
+        let outermost = stack.frames[..within].last()?;
+        let mut beyond = stack.frames[within..].iter();
+        let caller = beyond.find(|frame| !file_of(frame).starts_with(PASSES_ON));
+        // A stack that was cut off in the driver does not show its outermost function.
+        let function = outermost.name.clone().filter(|_| within < stack.frames.len());
+        Some(Self { function, owner: caller.map(|NativeFrame { library, .. }| owner(library)) })
+    }
+}
+
+fn is_of_driver(frame: &NativeFrame) -> bool {
+    DRIVER.iter().any(|beginning| file_of(frame).starts_with(beginning))
+}
+
+/// The name of the file that a frame is of.
+fn file_of(NativeFrame { library, .. }: &NativeFrame) -> &str {
+    file_name(library)
+}
+
+fn owner(path: &str) -> Arc<str> {
+    let file = file_name(path);
+    let by_file = LIBRARIES.iter().find(|(beginning, _)| file.starts_with(beginning));
+    let by_folder = || FOLDERS.iter().find(|(folder, _)| path.contains(folder));
+    by_file.or_else(by_folder).map_or(file, |(_, name)| *name).into()
+}
+
+/// The stacks of one process that are not named yet, and the ones that were.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Stacks {
+    callers: BTreeMap<u64, Caller>,
+    /// Their numbers, as they came.
+    order: VecDeque<u64>,
+}
+
+impl Stacks {
+    pub(super) fn learn(&mut self, id: u64, caller: Caller) {
+        if self.callers.insert(id, caller).is_none() {
+            self.order.push_back(id);
+        }
+        if self.order.len() > WAITING
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.callers.remove(&oldest);
+        }
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&Caller> {
+        self.callers.get(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stack::native::{NativeEnd, NativeRole};
+
+    fn frame((library, name): &(&str, Option<&str>)) -> NativeFrame {
+        let name: Option<Arc<str>> = name.map(Into::into);
+        NativeFrame { function: name.clone(), name, library: (*library).into(), address: 1, role: NativeRole::Code }
+    }
+
+    fn caller(frames: &[(&str, Option<&str>)]) -> Option<Caller> {
+        Caller::of(&NativeStack { frames: frames.iter().map(frame).collect(), end: NativeEnd::Complete })
+    }
+
+    #[test]
+    fn who_called_is_the_first_file_below_the_driver_that_does_not_pass_on() {
+        let cublas = caller(&[
+            ("/usr/lib/libcuda.so.1", None),
+            ("/usr/lib/libcuda.so.1", Some("cuMemAlloc_v2")),
+            ("/opt/libcudart.so.12", Some("cudaMalloc")),
+            ("/opt/libcublas.so.12", None),
+            ("/opt/libtorch_cuda.so", None),
+        ]);
+        let named = |function: &str, owner: &str| Caller { function: Some(function.into()), owner: Some(owner.into()) };
+        assert_eq!(cublas, Some(named("cuMemAlloc_v2", "cuBLAS")));
+        let own = caller(&[("/usr/lib/libcuda.so.1", Some("cuCtxCreate_v2")), ("/home/me/train", Some("main"))]);
+        assert_eq!(own, Some(named("cuCtxCreate_v2", "train")));
+        let cupy =
+            caller(&[("libcuda.so.1", Some("cuMemAlloc_v2")), ("/site-packages/cupy_backends/runtime.so", None)]);
+        assert_eq!(cupy, Some(named("cuMemAlloc_v2", "CuPy")));
+    }
+
+    #[test]
+    fn a_stack_that_ends_in_the_driver_names_nobody_and_one_that_does_not_begin_there_is_none() {
+        assert_eq!(caller(&[("libcuda.so.1", Some("inner"))]), Some(Caller::default()));
+        assert_eq!(caller(&[("libc10_cuda.so", Some("c10::f")), ("libcuda.so.1", Some("cuLaunchHostFunc"))]), None);
+        assert_eq!(caller(&[]), None);
+    }
+
+    #[test]
+    fn stacks_that_nobody_names_are_forgotten_in_the_order_they_came() {
+        let mut stacks = Stacks::default();
+        (0..=WAITING as u64).for_each(|id| stacks.learn(id, Caller::default()));
+        assert_eq!((stacks.get(0), stacks.callers.len()), (None, WAITING));
+        assert!(stacks.get(WAITING as u64).is_some());
+    }
+}

@@ -1,0 +1,54 @@
+//! Processes that have ended, and how long they are remembered: as long as somebody may ask, and while NVML charges them.
+
+use std::collections::BTreeSet;
+
+use crate::Pipeline;
+use crate::attribution::process::{Ended, Process};
+use crate::kernel_driver::books::Books;
+use crate::snapshot::build::explained;
+use crate::words::Tgid;
+
+/// How many ended processes stay in the snapshots at most: a target may start children without end.
+const ENDED_KEPT: usize = 4096;
+
+/// How long an ended process stays in the snapshots, nanoseconds.
+const ENDED_KEPT_NS: u64 = 10_000_000_000;
+
+impl Pipeline {
+    /// Forgets the ones that nobody asks for any more.
+    pub(crate) fn forget_ended(&mut self) {
+        let now_ns = self.now_ns;
+        let fresh = |ended: Ended| now_ns.saturating_sub(ended.time_ns) < ENDED_KEPT_NS;
+        let kept = |process: &Process| self.keep_ended && process.is_memorable();
+        let remembered = self.ended.len();
+        let surroundings = self.surroundings();
+        let is_charged = |process: &&Process| explained::left_behind(&surroundings, process).is_some();
+        let charged: BTreeSet<Tgid> = self.ended.iter().filter(is_charged).map(|process| process.tgid).collect();
+        let stays = |process: &Process| process.ended.is_some_and(fresh) || charged.contains(&process.tgid);
+        self.ended.retain(|process| kept(process) || stays(process));
+        self.ended.drain(..self.ended.len().saturating_sub(ENDED_KEPT));
+        if self.ended.len() < remembered {
+            self.forget_leaks();
+        }
+    }
+
+    /// Whether a process with this number has ended and is in the snapshots still.
+    pub fn remembers(&self, tgid: Tgid) -> bool {
+        self.ended.iter().any(|process| process.tgid == tgid)
+    }
+
+    /// A child has the open files of its parent, also those of the kernel driver, until it becomes another program.
+    pub(crate) fn note_fork(&mut self, parent: Tgid, child: Tgid) {
+        let has_memory = self.kernel_driver.books(parent).is_some_and(Books::has_video_memory);
+        let listed = self.reading.devices.iter().any(|device| device.lists(parent));
+        if let Some(process) = self.processes.get_mut(&parent).filter(|_| has_memory || listed) {
+            process.forks(child);
+        }
+    }
+
+    pub(crate) fn forget_fork(&mut self, child: Tgid) {
+        for process in self.processes.values_mut().chain(&mut self.ended) {
+            process.forked.retain(|forked| *forked != child);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! From the kernel driver's books to what they explain.
+
+use std::collections::BTreeMap;
+
+use super::{Surroundings, difference, used_bytes};
+use crate::attribution::device::resolve_place;
+use crate::attribution::process::Process;
+use crate::input::{Cores, DeviceFacts};
+use crate::kernel_driver::books::{Books, RefusedMemory};
+use crate::kernel_driver::columns::{Columns, Requests};
+use crate::kernel_driver::decode::Lies;
+use crate::kernel_driver::labels::{Label, Named};
+use crate::kernel_driver::local_memory::bytes_per_thread;
+use crate::kernel_driver::objects::Memory;
+use crate::kernel_driver::trust::{Standing, Trust};
+use crate::ledger::totals::Kind;
+use crate::snapshot::{
+    ColumnsView, Explained, ExplainedHost, ExplainedUse, LeftBehindView, LeftOnGpu, PIECES_KEPT, PartView, PieceView,
+    RefusedView, RemainderView, UsedView,
+};
+use crate::words::{GpuUuid, Tgid};
+
+/// What the books have of a process, of one that has ended what they had last; `None` where no request of it was seen.
+pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Explained> {
+    if process.ended.is_some() {
+        return process.last_explained.as_deref().cloned();
+    }
+    let books = around.kernel_driver.books(process.tgid)?;
+    let requests = Requests::new(process.ledger.requests());
+    let mut by_gpu: BTreeMap<Option<GpuUuid>, Vec<&Memory>> = BTreeMap::new();
+    let mut host = ExplainedHost::default();
+    for device in around.reading.devices.iter().filter(|device| device.lists(process.tgid)) {
+        by_gpu.entry(Some(device.uuid.clone())).or_default();
+    }
+    for (_, place, memory) in around.kernel_driver.memory(process.tgid) {
+        let column = match memory.lies {
+            Lies::Video => {
+                let uuid = resolve_place(&place, process.tgid, &around.reading.devices);
+                by_gpu.entry(uuid).or_default().push(memory);
+                continue;
+            }
+            Lies::DriverHost => &mut host.driver_bytes,
+            Lies::PinnedHost => &mut host.pinned_bytes,
+        };
+        *column = column.saturating_add(memory.granted_bytes);
+    }
+    let mut gpus: Vec<_> = by_gpu
+        .iter()
+        .map(|(uuid, memory)| ExplainedUse {
+            columns: columns(memory, &requests),
+            pieces: pieces(memory, &requests),
+            ..on_gpu(around, process, books, (uuid.as_ref(), memory))
+        })
+        .collect();
+    gpus.sort_by_key(|gpu| gpu.uuid.is_none());
+    Some(Explained {
+        gpus,
+        host,
+        imported: around.kernel_driver.imported(process.tgid),
+        refused: books.refused().map(refused).collect(),
+        refused_count: books.refused_count(),
+        reused: books.reused(),
+        version: around.kernel_driver.version().map(str::to_owned),
+    })
+}
+
+fn on_gpu(
+    around: &Surroundings<'_>,
+    process: &Process,
+    books: &Books,
+    (gpu, memory): (Option<&GpuUuid>, &[&Memory]),
+) -> ExplainedUse {
+    let standing = gpu.and_then(|gpu| books.standing(gpu));
+    // Readings that may have something in flight are not among these.
+    let last = standing.and_then(Standing::last);
+    ExplainedUse {
+        uuid: gpu.cloned(),
+        trust: gpu.map_or(Trust::Settling, |gpu| around.kernel_driver.trust(process.tgid, gpu, process.watched())),
+        used_bytes: last.map(|(compared, _)| compared.used_bytes),
+        live_bytes: memory.iter().fold(0, |sum, memory| sum.saturating_add(memory.granted_bytes)),
+        older_bytes: standing.and_then(Standing::older_bytes),
+        difference_bytes: last.and_then(|(_, difference_bytes)| difference_bytes),
+        parts: parts(memory, cores_of(around, gpu)),
+        columns: ColumnsView::default(),
+        pieces: Vec::new(),
+    }
+}
+
+/// The cores that a program's context has local memory for: of an instance they are not known.
+fn cores_of(around: &Surroundings<'_>, gpu: Option<&GpuUuid>) -> Option<Cores> {
+    let mut devices = around.reading.devices.iter();
+    devices.find(|device| Some(&device.uuid) == gpu).filter(|device| device.mig.is_none())?.cores
+}
+
+#[derive(Default)]
+struct Sum {
+    bytes: u64,
+    objects: u64,
+    largest_asked_bytes: Option<u64>,
+}
+
+fn parts(memory: &[&Memory], cores: Option<Cores>) -> Vec<PartView> {
+    let mut sums: BTreeMap<(&Named, Option<Tgid>), Sum> = BTreeMap::new();
+    for memory in memory {
+        let sum = sums.entry((&memory.named, memory.left_by)).or_default();
+        (sum.bytes, sum.objects) = (sum.bytes.saturating_add(memory.granted_bytes), sum.objects + 1);
+        sum.largest_asked_bytes = sum.largest_asked_bytes.max(memory.asked_bytes);
+    }
+    let view = |((named, left_by), sum): ((&Named, Option<Tgid>), Sum)| PartView {
+        label: named.label,
+        owner: named.owner.as_deref().map(str::to_owned),
+        function: named.function.as_deref().map(str::to_owned),
+        bytes: sum.bytes,
+        objects: sum.objects,
+        sure: named.sure,
+        bytes_per_thread: Some(named.label)
+            .filter(|label| *label == Label::LocalMemory)
+            .and_then(|_| bytes_per_thread(cores?, sum.largest_asked_bytes?)),
+        left_by,
+    };
+    let mut parts: Vec<_> = sums.into_iter().map(view).collect();
+    parts.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+    parts
+}
+
+/// Objects as they are used; alike ones are one row.
+fn pieces(memory: &[&Memory], requests: &Requests) -> Vec<PieceView> {
+    type Alike<'a> = (&'a Named, Option<u64>, u64, Option<Columns>);
+    let mut alike: BTreeMap<Alike<'_>, (u64, Option<u64>)> = BTreeMap::new();
+    for memory in memory {
+        let key = (&memory.named, memory.asked_bytes, memory.granted_bytes, Columns::of(memory, requests));
+        let (objects, address) = alike.entry(key).or_default();
+        *objects += 1;
+        *address = memory.ranges.first().map(|(base, _)| *base).filter(|_| *objects == 1);
+    }
+    let view = |((named, asked_bytes, granted_bytes, columns), (objects, address)): (Alike<'_>, _)| PieceView {
+        label: named.label,
+        owner: named.owner.as_deref().map(str::to_owned),
+        function: named.function.as_deref().map(str::to_owned),
+        objects,
+        asked_bytes,
+        granted_bytes,
+        used: columns.map(|own| UsedView {
+            requested_bytes: own.requested_bytes,
+            slack_bytes: own.slack_bytes,
+            rounding_bytes: own.rounding_bytes,
+        }),
+        address,
+    };
+    let mut pieces: Vec<_> = alike.into_iter().map(view).collect();
+    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.granted_bytes.saturating_mul(piece.objects)));
+    pieces.truncate(PIECES_KEPT);
+    pieces
+}
+
+fn columns(memory: &[&Memory], requests: &Requests) -> ColumnsView {
+    let mut sum = ColumnsView::default();
+    for memory in memory {
+        let label = memory.named.label;
+        let (column, bytes) = match Columns::of(memory, requests) {
+            Some(own) => {
+                sum.requested_bytes = sum.requested_bytes.saturating_add(own.requested_bytes);
+                sum.rounding_bytes = sum.rounding_bytes.saturating_add(own.rounding_bytes);
+                (&mut sum.slack_bytes, own.slack_bytes)
+            }
+            None if label.is_requested() || label == Label::Inherited => {
+                (&mut sum.unplaced_bytes, memory.granted_bytes)
+            }
+            None => (&mut sum.driver_bytes, memory.granted_bytes),
+        };
+        *column = column.saturating_add(bytes);
+    }
+    sum
+}
+
+/// So long after a process's end its files are closed, nanoseconds: what NVML charges it then, somebody keeps.
+const CLOSED_NS: u64 = 2_000_000_000;
+
+/// What NVML still charges a process that has ended; `None` where it lists it no more, or the number is another process's.
+pub(crate) fn left_behind(around: &Surroundings<'_>, process: &Process) -> Option<LeftBehindView> {
+    let ended = process.ended?;
+    let is_late = around.reading.begin_ns >= ended.time_ns.saturating_add(CLOSED_NS);
+    if !is_late || around.processes.contains_key(&process.tgid) {
+        return None;
+    }
+    let charged = |device: &DeviceFacts| used_bytes(device, process.tgid).filter(|bytes| *bytes > 0);
+    let of = |device: &DeviceFacts| Some(LeftOnGpu { uuid: device.uuid.clone(), used_bytes: charged(device)? });
+    let gpus: Vec<_> = around.reading.devices.iter().filter_map(of).collect();
+    (!gpus.is_empty()).then(|| LeftBehindView { gpus, forked: process.forked.iter().copied().collect() })
+}
+
+/// One request that the kernel driver refused.
+pub(crate) fn refused(refused: &RefusedMemory) -> RefusedView {
+    let named = &refused.named;
+    RefusedView {
+        time_ns: refused.time_ns,
+        tid: refused.tid,
+        lies: refused.lies,
+        asked_bytes: refused.asked_bytes,
+        function: named.function.as_deref().map(str::to_owned),
+        owner: named.owner.as_deref().map(str::to_owned),
+        label: named.label,
+        inside: refused.inside,
+    }
+}
+
+/// What of a GPU is in use and charged to no process; `None` where NVML does not say it of the GPU or of a process.
+pub(super) fn remainder(around: &Surroundings<'_>, device: &DeviceFacts) -> Option<RemainderView> {
+    let managed_bytes = |process: &Process| process.ledger.totals().whole().kind(Kind::Managed).live_bytes;
+    let has_managed = around.processes.values().any(|process| device.lists(process.tgid) && managed_bytes(process) > 0);
+    let charged: Option<u64> = device.processes.as_ref()?.iter().map(|entry| entry.used_bytes).sum();
+    Some(RemainderView { bytes: difference(device.used_bytes?, charged?), has_managed })
+}

@@ -1,0 +1,149 @@
+//! Memory that the kernel driver refuses: behind a failure, or behind none.
+
+use super::{ATTACHED_NS, SECOND_NS, Watch};
+use crate::decode::{StackRef, TensorChange, TensorEvent};
+use crate::features::oom::view::{OomView, SurvivedView};
+use crate::input::Input;
+use crate::test_calls::rm::{NEWEST, Rm, video};
+use crate::test_calls::*;
+use crate::words::{Ordinal, Tgid, Tid};
+
+const MIB: u64 = 1 << 20;
+/// NV_ERR_NO_MEMORY.
+const NO_MEMORY: u32 = 0x51;
+const ALLOCATE: &str = "cuMemAlloc_v2";
+
+/// A process, and failures are wanted.
+fn watched() -> Watch {
+    let mut watch = Watch::begin();
+    watch.pipeline.watch_ooms();
+    watch.starts(7);
+    watch
+}
+
+impl Watch {
+    /// A call of this function, from now on, has asked the kernel driver for so much, which did not give it. When the call was entered.
+    fn refuses(&mut self, function: &str, bytes: u64) -> u64 {
+        let call_ns = self.later();
+        self.refuses_again(function, call_ns, bytes);
+        call_ns
+    }
+
+    fn refuses_again(&mut self, function: &str, call_ns: u64, bytes: u64) {
+        let entered_ns = self.later();
+        let asked: Rm = video(NEWEST, (0xc1d0_0007, 0x5c00_0002, 0x15), bytes, bytes);
+        let refused = asked.refused(NEWEST, NO_MEMORY).inside(function, call_ns).process(7);
+        self.pipeline.step(refused.at(entered_ns, entered_ns + 1000).input());
+    }
+
+    fn returns(&mut self, call: TestCall, entered_ns: u64) {
+        let returned_ns = self.later();
+        self.pipeline.step(call.process(7).thread(7).at(entered_ns, returned_ns).input());
+    }
+
+    fn failures(&self) -> Vec<OomView> {
+        self.pipeline.ooms().0.cloned().collect()
+    }
+
+    fn survived(&self) -> Vec<SurvivedView> {
+        self.pipeline.survived().0.collect()
+    }
+
+    fn passes(&mut self, time_ns: u64) {
+        self.now_ns += time_ns;
+        self.pipeline.step(Input::Tick { time_ns: self.now_ns });
+    }
+}
+
+fn asked(failure: &OomView) -> Vec<Option<u64>> {
+    failure.refused.iter().map(|refused| refused.asked_bytes).collect()
+}
+
+#[test]
+fn behind_a_call_that_failed_are_the_requests_that_the_kernel_driver_refused_it() {
+    let mut watch = watched();
+    let call_ns = watch.refuses(ALLOCATE, 900 * MIB);
+    watch.refuses_again(ALLOCATE, call_ns, 902 * MIB);
+    watch.returns(mem_alloc(0, 900 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    let failures = watch.failures();
+    assert_eq!((failures.len(), failures[0].wanted_bytes), (1, 900 * MIB));
+    assert_eq!(asked(&failures[0]), [Some(900 * MIB), Some(902 * MIB)]);
+    assert_eq!(failures[0].refused[0].function.as_deref(), Some(ALLOCATE));
+    assert_eq!(watch.survived(), []);
+    // What follows within a second is added to it.
+    let call_ns = watch.refuses(ALLOCATE, 800 * MIB);
+    watch.returns(mem_alloc(0, 800 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    let failures = watch.failures();
+    assert_eq!((failures.len(), failures[0].more, failures[0].refused.len()), (1, 1, 3));
+}
+
+#[test]
+fn a_failure_without_a_refused_request_has_none_behind_it() {
+    let mut watch = watched();
+    let call_ns = watch.later();
+    watch.returns(mem_alloc(0, 900 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    assert_eq!(asked(&watch.failures()[0]), []);
+}
+
+#[test]
+fn what_was_asked_for_again_and_granted_is_listed_as_survived() {
+    let mut watch = watched();
+    let call_ns = watch.refuses(ALLOCATE, 128 * MIB);
+    watch.returns(mem_alloc(0xd0, 128 * MIB), call_ns);
+    assert_eq!(watch.failures(), []);
+    let survived = watch.survived();
+    assert_eq!((survived.len(), survived[0].status, survived[0].tgid), (1, Some(0), Tgid(7)));
+    assert_eq!(survived[0].refused.asked_bytes, Some(128 * MIB));
+}
+
+#[test]
+fn outside_of_all_calls_that_are_watched_nothing_is_known_of_what_came_of_it() {
+    let mut watch = watched();
+    watch.refuses("cuLaunchKernel", 128 * MIB);
+    assert_eq!((watch.failures(), watch.survived().len()), (Vec::new(), 1));
+    assert_eq!(watch.survived()[0].status, None);
+}
+
+#[test]
+fn a_context_that_could_not_be_made_is_a_failure_of_the_size_that_was_refused() {
+    let mut watch = watched();
+    let call_ns = watch.refuses("cuDevicePrimaryCtxRetain", 414 * MIB);
+    watch.returns(primary_ctx_retain(0, 0).failing(OUT_OF_MEMORY), call_ns);
+    let failures = watch.failures();
+    assert_eq!((failures.len(), failures[0].wanted_bytes), (1, 414 * MIB));
+    assert_eq!(failures[0].symbol.as_deref(), Some("cuDevicePrimaryCtxRetain"));
+}
+
+#[test]
+fn behind_pytorchs_own_failure_are_its_threads_requests_and_what_it_recovers_from_is_survived() {
+    let mut watch = watched();
+    watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: ATTACHED_NS });
+    let call_ns = watch.refuses(ALLOCATE, 512 * MIB);
+    watch.returns(mem_alloc(0, 512 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    assert_eq!(watch.failures(), [], "it looks for memory itself");
+    let what =
+        TensorChange::OutOfMemory { ordinal: Ordinal(0), wanted_bytes: 500, allocated_bytes: 0, reserved_bytes: 0 };
+    let time_ns = watch.later();
+    let event = TensorEvent { tgid: Tgid(7), tid: Tid(7), time_ns, stack: StackRef::NotAsked, what };
+    watch.pipeline.note_tensor_oom(&event);
+    let failures = watch.failures();
+    assert_eq!((&*failures[0].level, asked(&failures[0])), ("tensor", vec![Some(512 * MIB)]));
+    assert_eq!(watch.survived(), []);
+    watch.passes(2 * SECOND_NS);
+    let call_ns = watch.refuses(ALLOCATE, 256 * MIB);
+    watch.returns(mem_alloc(0, 256 * MIB).failing(OUT_OF_MEMORY), call_ns);
+    watch.passes(2 * SECOND_NS);
+    let survived = watch.survived();
+    assert_eq!((survived.len(), survived[0].status), (1, Some(OUT_OF_MEMORY)));
+    watch.pipeline.note_tensor_oom(&TensorEvent { time_ns: watch.now_ns, ..event });
+    assert_eq!(asked(&watch.failures()[1]), [], "that was another one");
+}
+
+#[test]
+fn of_many_survived_ones_the_last_are_kept_and_all_are_counted() {
+    let mut watch = watched();
+    (1..=40).for_each(|mib| watch.refuses_again("cuLaunchKernel", 1, mib * MIB));
+    let (kept, forgotten) = watch.pipeline.survived();
+    let kept: Vec<_> = kept.map(|one| one.refused.asked_bytes).collect();
+    assert_eq!((kept.len(), forgotten, kept.last()), (32, 8, Some(&Some(40 * MIB))));
+}

@@ -1,0 +1,88 @@
+//! Ioctls to NVIDIA's kernel driver: the running kernel as [`memwatch_common::rm::capture`] needs it.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::HashMap;
+use memwatch_common::capture::{Kernel as _, Thread};
+use memwatch_common::native::Registers;
+use memwatch_common::rm::capture::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return, room};
+use memwatch_common::rm::{PAYLOAD_BYTES, RmRecord};
+
+use crate::kernel::{Bpf, key};
+use crate::native::copy_request;
+
+/// Ioctls between entry and return, by `tgid << 32 | tid`.
+#[map]
+static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+
+static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
+
+/// At the entry of the driver's stub for `ioctl`.
+#[inline(always)]
+pub(crate) fn on_enter(request: u64, argument: u64, registers: &Registers) {
+    on_ioctl(&Bpf, (request, argument), registers);
+}
+
+/// Where it returns.
+#[inline(always)]
+pub(crate) fn on_return(value: u64, stack_pointer: u64) {
+    on_ioctl_return(&Bpf, value, stack_pointer);
+}
+
+/// Drops the ioctl in flight of a thread that has ended, or has another program: whether it was inside one that is missing now.
+#[inline(always)]
+pub(crate) fn drop_in_flight(thread: Thread) -> bool {
+    let inside = Bpf.with_existing_ioctl(thread, |call| {
+        // One that entered before every probe was in place may have returned unseen.
+        call.stack_pointer != 0 && call.record.entered_ns >= Bpf.armed_ns()
+    });
+    if inside.is_some() {
+        let _ = RM_IN_FLIGHT.remove(&key(thread));
+    }
+    inside == Some(true)
+}
+
+impl RmKernel for Bpf {
+    #[inline(always)]
+    fn with_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
+        let key = key(thread);
+        let call = RM_IN_FLIGHT.get_ptr_mut(&key).or_else(|| {
+            // Only this thread inserts its key, so a failure means a full table.
+            RM_IN_FLIGHT.insert(&key, &NOTHING_IN_FLIGHT, BPF_NOEXIST.into()).ok()?;
+            RM_IN_FLIGHT.get_ptr_mut(&key)
+        })?;
+        // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
+        Some(change(unsafe { &mut *call }))
+    }
+
+    #[inline(always)]
+    fn with_existing_ioctl<R>(&self, thread: Thread, change: impl FnOnce(&mut RmInFlight) -> R) -> Option<R> {
+        let call = RM_IN_FLIGHT.get_ptr_mut(&key(thread))?;
+        // SAFETY: as in `with_ioctl`.
+        Some(change(unsafe { &mut *call }))
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "no more than there is room for")]
+    fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], (at, bytes): (usize, u64)) -> bool {
+        let bytes = if bytes > room(at) { room(at) } else { bytes };
+        // SAFETY: the place lies within the payload.
+        let to = unsafe { payload.as_mut_ptr().add(at) };
+        // SAFETY: the helper writes no more than there is room for, zeros where it fails; it checks the user address itself.
+        unsafe { bpf_probe_read_user(to.cast::<c_void>(), bytes as u32, address as *const c_void) == 0 }
+    }
+
+    #[inline(always)]
+    fn copy_stack(&self, thread: Thread, now_ns: u64, registers: &Registers) -> u64 {
+        copy_request(thread, now_ns, registers)
+    }
+
+    #[inline(always)]
+    fn emit_rm(&self, record: &RmRecord) -> bool {
+        Self::introduce(record.tgid);
+        Self::output(record, false)
+    }
+}

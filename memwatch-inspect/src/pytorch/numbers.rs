@@ -1,0 +1,89 @@
+//! What an allocator has counted, read while it may be at work.
+//!
+//! No lock is asked for: the words are taken where everything holds among them that does whenever the allocator is done with what it did.
+
+use memwatch_common::tensor::{STATISTICS_OFFSET_BYTES, STATISTICS_WORDS};
+use memwatch_core::allocators::pytorch::statistics_of;
+use memwatch_core::input::books::DeviceNumbers;
+use memwatch_core::words::Ordinal;
+
+use super::refusal::Refusal;
+use crate::memory::{Memory, words_of};
+
+/// How many times it is read; a doing of the allocator takes a microsecond, and as long as that a reading is in its midst.
+pub(super) const TRIES: usize = 64;
+
+/// One device's.
+pub(super) fn device(memory: &impl Memory, ordinal: Ordinal, allocator: u64) -> Result<DeviceNumbers, Refusal> {
+    let gone = || Refusal::Unreadable("an allocator");
+    let address = allocator.checked_add(STATISTICS_OFFSET_BYTES).ok_or_else(gone)?;
+    for _ in 0..TRIES {
+        let bytes = memory.array::<{ 8 * STATISTICS_WORDS }>(address).ok_or_else(gone)?;
+        let words = words_of(&bytes);
+        let array = words.first_chunk::<STATISTICS_WORDS>().ok_or_else(gone)?;
+        if statistics_of(array).is_some() {
+            return Ok(DeviceNumbers { ordinal, allocator, words });
+        }
+    }
+    Err(Refusal::Busy)
+}
+
+/// Whether the device was ever used.
+pub(super) fn is_used(device: &DeviceNumbers) -> bool {
+    device.words.iter().take(8).any(|word| *word != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// An allocator that is in the midst of something for so many readings.
+    #[derive(Debug)]
+    struct Busy {
+        words: Vec<u64>,
+        readings: Cell<usize>,
+    }
+
+    impl Busy {
+        fn new(readings: usize) -> Self {
+            let text = include_str!("../../../memwatch-core/src/allocators/pytorch/tests/words-2.15.0.txt");
+            let words = text.lines().next().expect("a line").split(' ');
+            Self { words: words.map(|word| word.parse().expect("a word")).collect(), readings: Cell::new(readings) }
+        }
+    }
+
+    impl Memory for Busy {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            let mut words = self.words.clone();
+            if self.readings.get() > 0 {
+                self.readings.set(self.readings.get() - 1);
+                // It has counted a block in one pool, and not yet in all.
+                words[4] += 1;
+            }
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let fits = address == 0x1000 + STATISTICS_OFFSET_BYTES && into.len() <= bytes.len();
+            if fits {
+                into.copy_from_slice(&bytes[..into.len()]);
+            }
+            fits
+        }
+    }
+
+    #[test]
+    fn numbers_are_taken_where_they_agree_and_only_there() {
+        let read = |readings| device(&Busy::new(readings), Ordinal(1), 0x1000);
+        let whole = DeviceNumbers { ordinal: Ordinal(1), allocator: 0x1000, words: Busy::new(0).words };
+        assert_eq!((read(0), read(5)), (Ok(whole.clone()), Ok(whole)));
+        assert_eq!(read(TRIES), Err(Refusal::Busy));
+        assert_eq!(device(&Busy::new(0), Ordinal(0), u64::MAX), Err(Refusal::Unreadable("an allocator")));
+    }
+
+    #[test]
+    fn a_device_that_was_never_used_is_none() {
+        let words = vec![0; STATISTICS_WORDS];
+        assert!(!is_used(&DeviceNumbers { ordinal: Ordinal(0), allocator: 0x1000, words }));
+        assert!(is_used(&device(&Busy::new(0), Ordinal(0), 0x1000).expect("it is read")));
+    }
+}

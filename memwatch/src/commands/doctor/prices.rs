@@ -1,0 +1,157 @@
+//! What tracing PyTorch would cost the processes that are named, level by level: before any of it is paid.
+
+use std::num::NonZeroU64;
+
+use memwatch_core::attribution::price::{Asked, Budget, Prices};
+use memwatch_core::input::TensorLevel;
+use memwatch_core::words::Tgid;
+
+use super::permission::ways;
+use super::privilege::{Privilege, SYS_PTRACE};
+use crate::frameworks::probes::measure_trap;
+use crate::frameworks::pytorch::{BooksError, rates};
+use crate::sources::kernel::load::Kernel;
+use crate::watch::source::comm;
+
+/// The levels that a budget chooses among, the cheapest first, and what each shows beside what the one before does.
+const LEVELS: [(TensorLevel, &str); 4] = [
+    (TensorLevel::Read, "totals, peaks and counts, read from its memory"),
+    (TensorLevel::Blocks, "each tensor as it comes and goes"),
+    (TensorLevel::Sites, "the lines of Python"),
+    (TensorLevel::Layers, "phases and modules"),
+];
+
+/// Of all processes that are named.
+#[derive(Debug)]
+pub(crate) struct PriceReport {
+    /// What tracing may cost each.
+    pub(crate) budget: Budget,
+    /// What a probe costs.
+    pub(crate) prices: Prices,
+    /// Why that was not measured here: it is that of the slowest machine that was.
+    pub(crate) not_measured: Option<String>,
+    /// In the order in which they are named.
+    pub(crate) processes: Vec<ProcessPrices>,
+}
+
+/// Of one.
+#[derive(Debug)]
+pub(crate) struct ProcessPrices {
+    /// Which.
+    pub(crate) tgid: Tgid,
+    /// Its name.
+    pub(crate) name: String,
+    /// A sentence where nothing is predicted: why.
+    pub(crate) prediction: Result<Prediction, String>,
+}
+
+/// What each level is predicted to cost.
+#[derive(Debug)]
+pub(crate) struct Prediction {
+    /// Tensors that are allocated or freed, per second.
+    pub(crate) events_per_second: u64,
+    /// The level at which it would be traced by default.
+    pub(crate) chosen: TensorLevel,
+    /// The levels, the cheapest first.
+    pub(crate) levels: Vec<LevelPrice>,
+}
+
+/// One level.
+#[derive(Debug)]
+pub(crate) struct LevelPrice {
+    /// Which.
+    pub(crate) level: TensorLevel,
+    /// What it shows beside what the one before does.
+    pub(crate) shows: &'static str,
+    /// For each event, nanoseconds.
+    pub(crate) event_ns: u64,
+    /// Of one processor, nanoseconds per second.
+    pub(crate) ns_per_second: u64,
+    /// Whether that is within the budget.
+    pub(crate) fits: bool,
+}
+
+/// Measures a probe where the kernel half is loaded, and counts the events of these processes.
+pub(super) fn predict(
+    (tgids, budget): (&[Tgid], Budget),
+    kernel: Option<&mut Kernel>,
+    privilege: &Privilege,
+) -> PriceReport {
+    let measured = kernel.map_or_else(|| Err("the trial run did not work".to_owned()), measure_trap);
+    let numbers: Vec<u32> = tgids.iter().map(|tgid| tgid.0).collect();
+    let found = tgids.iter().copied().zip(rates(&numbers));
+    report(budget, measured, found.map(|(tgid, rate)| (tgid, comm(tgid.0), counted(rate, privilege))))
+}
+
+/// Of what was measured and counted.
+pub(super) fn report(
+    budget: Budget,
+    measured: Result<NonZeroU64, String>,
+    counted: impl Iterator<Item = (Tgid, String, Result<u64, String>)>,
+) -> PriceReport {
+    let prices = measured.as_ref().map_or_else(|_| Prices::default(), |trap_ns| Prices { trap_ns: *trap_ns });
+    // Windows change nothing about which level is chosen.
+    let (reports_only, by_default, has_windows) = (false, true, false);
+    let asked = Asked { level: TensorLevel::Layers, reports_only, by_default, has_windows, budget, prices };
+    let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
+        let prediction = rate.map(|rate| predicted(asked, tgid, rate));
+        ProcessPrices { tgid, name, prediction }
+    };
+    PriceReport { budget, prices, not_measured: measured.err(), processes: counted.map(of_process).collect() }
+}
+
+fn predicted(asked: Asked, tgid: Tgid, events_per_second: u64) -> Prediction {
+    let levels = LEVELS.map(|(level, shows)| LevelPrice {
+        level,
+        shows,
+        event_ns: asked.prices.event_ns(level, asked.reports_only),
+        ns_per_second: asked.price_ns(level, events_per_second),
+        fits: asked.fits(level, events_per_second),
+    });
+    let chosen = asked.choose((tgid, 0), events_per_second).chosen;
+    Prediction { events_per_second, chosen, levels: levels.into() }
+}
+
+fn counted(rate: Result<Option<u64>, BooksError>, privilege: &Privilege) -> Result<u64, String> {
+    match rate {
+        Ok(Some(rate)) => Ok(rate),
+        Ok(None) => Err("PyTorch with CUDA is not loaded: there are no tensors to trace".to_owned()),
+        Err(error) => Err(match ways(privilege).first() {
+            Some(way) if !privilege.has(SYS_PTRACE) => {
+                format!("its tensors cannot be counted: {error}. That needs {}: {way}", SYS_PTRACE.name)
+            }
+            _ => format!("its tensors cannot be counted: {error}"),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+    use crate::commands::doctor::privilege::tests::{root, user};
+
+    #[test]
+    fn what_is_chosen_is_the_highest_level_that_fits() {
+        for (events_per_second, chosen, fitting) in [(1_000, TensorLevel::Layers, 4), (120_000, TensorLevel::Read, 1)] {
+            let counted = [(Tgid(7), "python3".to_owned(), Ok(events_per_second))];
+            let report = report(Budget::default(), Ok(NonZeroU64::new(1_000).expect("a price")), counted.into_iter());
+            let prediction = report.processes[0].prediction.as_ref().expect("it is predicted");
+            assert_eq!(prediction.chosen, chosen);
+            assert_eq!(prediction.levels.iter().filter(|level| level.fits).count(), fitting);
+            assert!(prediction.levels.is_sorted_by_key(|level| (level.event_ns, level.ns_per_second)));
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_not_counted_has_a_reason_and_a_way_out() {
+        let unreadable = || Err(BooksError::Unreadable(ErrorKind::PermissionDenied));
+        let refused = counted(unreadable(), &user()).expect_err("it is not read");
+        assert!(refused.contains("That needs cap_sys_ptrace: sudo /usr/bin/memwatch doctor"), "{refused}");
+        let refused = counted(unreadable(), &root()).expect_err("it is not read");
+        assert_eq!(refused, "its tensors cannot be counted: its memory cannot be read: permission denied");
+        assert!(counted(Ok(None), &root()).is_err_and(|why| why.contains("PyTorch with CUDA is not loaded")));
+        assert_eq!(counted(Ok(Some(0)), &root()), Ok(0));
+    }
+}

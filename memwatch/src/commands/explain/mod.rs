@@ -1,0 +1,75 @@
+//! `memwatch explain`: what all of a process's used memory is for, by the kernel driver's own books.
+
+pub(crate) mod args;
+pub(crate) mod json;
+mod text;
+mod words;
+
+use std::io;
+use std::time::Duration;
+
+use memwatch_core::kernel_driver::trust::Trust;
+use memwatch_core::snapshot::{ProcessView, Snapshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::TensorRequest;
+use crate::options::{Common, Targets};
+use crate::render::output::{style, unless_closed};
+use crate::watch::one_shot::{TIMEOUT, TakenAt, recorded_snapshot};
+use crate::watch::past::{Needs, Recording};
+use crate::watch::source::{Rhythm, Source};
+use crate::watch::subject::{Filter, filtered, found_any, session_options};
+use args::Explain;
+
+/// How often it is looked whether enough is known.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What used memory is for.
+///
+/// # Errors
+/// When the processes cannot be watched, or none is there.
+pub(crate) async fn run(args: &Explain, common: &Common) -> Result<Exit, Failure> {
+    let selected = &args.subject.selected;
+    if let Some(recording) = Recording::named(&args.subject.past, Needs::Calls, common).await? {
+        let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
+        return write(&snapshot, &taken_at, common).map(|()| Exit::Ok);
+    }
+    let targets = Targets::of(selected);
+    let options = session_options(&targets, TensorRequest::default(), common);
+    let mut source = Source::open(&options, &targets, common).await?;
+    let deadline = Instant::now() + args.duration.unwrap_or(TIMEOUT);
+    let mut seen = source.settled(deadline).await?;
+    let mut rhythm = Rhythm::new(LOOK);
+    while args.duration.is_some() || !is_judged(&seen.snapshot) {
+        match timeout_at(deadline, source.next(&mut rhythm)).await {
+            Ok(next) => seen = next?,
+            Err(_) => break,
+        }
+    }
+    let filter = Filter::new(&targets);
+    let snapshot = filtered(seen.snapshot, &filter)?;
+    write(&snapshot, &TakenAt::here(), common)?;
+    match &source.idle_targets()[..] {
+        [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
+        [] => found_any(&snapshot, &filter),
+    }
+}
+
+/// Whether it is known of every process that NVML charges whether its books are believed.
+fn is_judged(snapshot: &Snapshot) -> bool {
+    let is_judged = |process: &ProcessView| {
+        let Some(explained) = &process.explained else { return process.gpus.is_empty() };
+        explained.gpus.iter().all(|own| own.trust != Trust::Settling)
+    };
+    snapshot.processes.iter().any(|process| process.explained.is_some()) && snapshot.processes.iter().all(is_judged)
+}
+
+fn write(snapshot: &Snapshot, taken_at: &TakenAt, common: &Common) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    unless_closed(if common.json {
+        json::write(&mut out, snapshot, taken_at.origin())
+    } else {
+        text::write(&mut out, snapshot, &taken_at.clock, &style(common, false))
+    })
+}

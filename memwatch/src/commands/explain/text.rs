@@ -1,0 +1,168 @@
+//! `memwatch explain` as text.
+
+use std::io;
+
+use memwatch_core::snapshot::{Explained, ExplainedUse, GpuView, ProcessView, RefusedView, Snapshot};
+
+use super::words;
+use crate::render::Tone;
+use crate::render::explained::{called, refused};
+use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural, printable};
+use crate::render::sentences::{self, Sentence};
+use crate::render::text::grid::{Align, Grid};
+use crate::render::text::{Page, TableOptions};
+use crate::render::wall_clock::WallClock;
+
+/// How many refused requests are listed.
+const LISTED: usize = 5;
+const COLUMNS: [(&str, Align); 6] = [
+    ("BYTES", Align::Right),
+    ("%", Align::Right),
+    ("OBJECTS", Align::Right),
+    ("PART", Align::Left),
+    ("CALLED", Align::Left),
+    ("SURE", Align::Left),
+];
+
+/// Writes what each process's used memory is for.
+///
+/// # Errors
+/// What `out` answers.
+pub(super) fn write(
+    out: &mut impl io::Write,
+    snapshot: &Snapshot,
+    clock: &WallClock,
+    options: &TableOptions,
+) -> io::Result<()> {
+    let mut page = Page { text: String::new(), options: *options };
+    let plain = |text: &str| Sentence::new(Tone::Plain, text);
+    let explained = snapshot.processes.iter().filter_map(|process| Some((process, process.explained.as_deref()?)));
+    for (process, explained) in explained {
+        write_process(&mut page, (snapshot, clock), process, explained);
+    }
+    let missing: Vec<_> = snapshot.processes.iter().filter(|process| process.explained.is_none()).collect();
+    for process in &missing {
+        let text = "no request of it to the kernel driver was seen: what NVML charges it is older than the watch";
+        page.line(&plain(&format!("PID {}  {}: {text}", process.tgid.0, printable(&process.command))));
+        write_left_behind(&mut page, snapshot, process);
+    }
+    if snapshot.processes.is_empty() {
+        page.line(&plain("No process with GPU memory."));
+    }
+    for gpu in &snapshot.gpus {
+        write_gpu(&mut page, gpu);
+    }
+    page.trust(snapshot, clock);
+    out.write_all(page.text.as_bytes())?;
+    out.flush()
+}
+
+fn write_process(
+    page: &mut Page,
+    (snapshot, clock): (&Snapshot, &WallClock),
+    process: &ProcessView,
+    explained: &Explained,
+) {
+    let ended =
+        process.ended_ns.map(|ended| format!("  ended at {}: what it had last", clock.moment(ended, snapshot.time_ns)));
+    let heading = format!("PID {}  {}{}", process.tgid.0, printable(&process.command), ended.unwrap_or_default());
+    page.line(&Sentence::new(Tone::Heading, heading));
+    write_left_behind(page, snapshot, process);
+    for own in &explained.gpus {
+        let place = own.uuid.as_ref().and_then(|uuid| snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid));
+        write_use(page, (process, explained), own, &place.map_or_else(|| UNKNOWN.to_owned(), sentences::place));
+    }
+    let host = explained.host;
+    if host.driver_bytes + host.pinned_bytes > 0 {
+        let text = format!(
+            "host memory: the driver's own {}, pinned {} (part of its resident set)",
+            bytes(host.driver_bytes),
+            bytes(host.pinned_bytes)
+        );
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    if explained.imported > 0 {
+        let text =
+            format!("{} of other processes: no bytes of its own", plural(explained.imported, "object", "objects"));
+        page.line(&Sentence::new(Tone::Plain, text));
+    }
+    write_refused(page, (snapshot, clock), explained);
+}
+
+/// A process that has ended holds nothing itself.
+fn write_left_behind(page: &mut Page, snapshot: &Snapshot, process: &ProcessView) {
+    let Some(left) = process.left_behind.as_deref() else { return };
+    for own in &left.gpus {
+        let place = sentences::gpu_number(snapshot, Some(&own.uuid));
+        page.line(&Sentence::new(Tone::Warning, words::left_behind(own.used_bytes, &place, &left.forked)));
+    }
+}
+
+/// Bytes of a column, and what they are called.
+fn columns(own: &ExplainedUse) -> String {
+    let all = own.columns;
+    let named = [
+        (all.requested_bytes, "requested by the program"),
+        (all.slack_bytes, "free in what was granted"),
+        (all.rounding_bytes, "rounding"),
+        (all.unplaced_bytes, "granted for requests not placed"),
+        (all.driver_bytes, "the driver's own"),
+    ];
+    let parts = named.into_iter().filter(|(amount, _)| *amount > 0);
+    parts.map(|(amount, name)| format!("{name} {}", bytes(amount))).collect::<Vec<_>>().join(" · ")
+}
+
+fn write_use(page: &mut Page, (process, explained): (&ProcessView, &Explained), own: &ExplainedUse, place: &str) {
+    let doubt = words::doubt(own, process.from_start, explained.version.as_deref());
+    if let Some(doubt) = doubt {
+        let used = known(own.used_bytes, bytes);
+        page.line(&Sentence::new(Tone::Warning, format!("GPU {place}  used {used}: {doubt}")));
+        return;
+    }
+    let sum = words::sum(own).unwrap_or_default();
+    page.line(&Sentence::new(Tone::Plain, format!("GPU {place}  {sum}")));
+    let mut grid = Grid::new(&COLUMNS);
+    for part in &own.parts {
+        grid.push(vec![
+            bytes(part.bytes),
+            percent(part.bytes, own.used_bytes.unwrap_or(own.live_bytes)),
+            count(part.objects),
+            words::part(part),
+            called(part.function.as_deref(), part.owner.as_deref()),
+            words::sure(part.sure).to_owned(),
+        ]);
+    }
+    page.grid(&grid);
+    if !own.parts.is_empty() {
+        page.line(&Sentence::new(Tone::Faint, columns(own)));
+    }
+    for advice in words::advice(own) {
+        page.line(&Sentence::new(Tone::Plain, advice));
+    }
+}
+
+fn write_refused(page: &mut Page, (snapshot, clock): (&Snapshot, &WallClock), explained: &Explained) {
+    let line = |one: &RefusedView| {
+        let (asked, called) = refused(one);
+        let moment = clock.moment(one.time_ns, snapshot.time_ns);
+        Sentence::new(Tone::Bad, format!("refused: {asked} in {called} at {moment}"))
+    };
+    for one in explained.refused.iter().rev().take(LISTED) {
+        page.line(&line(one));
+    }
+    let shown = u64::try_from(explained.refused.len().min(LISTED)).unwrap_or(u64::MAX);
+    if explained.refused_count > shown {
+        page.line(&Sentence::new(Tone::Faint, format!("refused in all: {}", count(explained.refused_count))));
+    }
+}
+
+fn write_gpu(page: &mut Page, gpu: &GpuView) {
+    let Some(remainder) = gpu.remainder.filter(|remainder| remainder.bytes != 0) else { return };
+    let text = format!(
+        "GPU {} in all: used {}; {}",
+        sentences::place(gpu),
+        known(gpu.used_bytes, bytes),
+        words::uncharged(&remainder)
+    );
+    page.line(&Sentence::new(Tone::Faint, text));
+}

@@ -1,0 +1,245 @@
+//! Parts of used memory in words, and what can be done about them.
+
+use memwatch_core::kernel_driver::labels::{Label, Sure};
+use memwatch_core::kernel_driver::trust::Trust;
+use memwatch_core::snapshot::{ExplainedUse, PartView, RemainderView, Summand};
+use memwatch_core::words::Tgid;
+
+use crate::render::explained::name_of;
+use crate::render::format::{bytes, count, printable, signed_bytes};
+
+/// A part is looked at for advice from this size on, in bytes.
+const WORTH_ADVICE_BYTES: u64 = 32 << 20;
+
+/// How sure a part's purpose is.
+pub(super) const fn sure(sure: Sure) -> &'static str {
+    match sure {
+        Sure::High => "high",
+        Sure::Medium => "medium",
+        Sure::Low => "low",
+    }
+}
+
+/// `context`, `local memory, 1,952 bytes per thread`, `inherited from PID 419`.
+pub(super) fn part(part: &PartView) -> String {
+    let name = name_of(part.label, part.owner.as_deref());
+    match (part.bytes_per_thread, part.left_by) {
+        (Some(bytes), _) => format!("{name}, {} bytes per thread", count(bytes)),
+        (None, Some(tgid)) => format!("{name} from PID {}", tgid.0),
+        (None, None) => name,
+    }
+}
+
+/// `used 1.14 GiB = context 518.0 MiB + PyTorch 440.0 MiB + pre-existing 0.5 GiB`; all summands add up to what NVML charges.
+pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
+    let used = own.used_bytes?;
+    let mut parts: Vec<_> = own
+        .summands()
+        .iter()
+        .map(|summand| format!("{} {}", name_of(summand.label, summand.owner), bytes(summand.bytes)))
+        .collect();
+    let older = own.older_bytes.filter(|older| *older > 0);
+    parts.extend(older.map(|older| format!("pre-existing {}", bytes(older))));
+    let signed = |name: &str, value: i64| (value != 0).then(|| format!("{name} {}", signed_bytes(value)));
+    parts.extend(signed("unexplained", own.difference_bytes.unwrap_or(0)));
+    let since = own.since_reading_bytes().and_then(i64::checked_neg);
+    parts.extend(signed("changed since NVML was read", since.unwrap_or(0)));
+    let parts = if parts.is_empty() { "nothing".to_owned() } else { parts.join(" + ") };
+    Some(format!("used {} = {parts}", bytes(used)))
+}
+
+/// Why the books explain nothing, or not yet; `None` where they do.
+pub(super) fn doubt(own: &ExplainedUse, from_start: bool, version: Option<&str>) -> Option<String> {
+    let Some(refused) = (match own.trust {
+        Trust::Trusted => return None,
+        Trust::Refused(reason) => Some(reason.sentence().to_owned()),
+        Trust::Unknown => Some(match version {
+            Some(version) => {
+                format!("its requests to the kernel driver {} have layouts not known here", printable(version))
+            }
+            None => "the kernel driver's version cannot be read: /sys/module/nvidia/version".to_owned(),
+        }),
+        Trust::Settling => None,
+    }) else {
+        return Some(settling(own, from_start));
+    };
+    Some(format!("no explanation: {refused}; memwatch ps shows what calls of the driver attribute"))
+}
+
+fn settling(own: &ExplainedUse, from_start: bool) -> String {
+    if !from_start {
+        let older = own.older_bytes.map(|older| format!(" ({})", bytes(older))).unwrap_or_default();
+        return format!(
+            "no explanation: it started before memwatch came, and what it had then{older} is one sum; an agent that runs before it, or memwatch run, sees all of it"
+        );
+    }
+    match own.difference_bytes {
+        Some(difference) if difference != 0 => {
+            format!("no explanation yet: NVML charges {} beyond the kernel driver's books", signed_bytes(difference))
+        }
+        _ => "no explanation yet: NVML has to agree twice, a second apart, while nothing is allocated".to_owned(),
+    }
+}
+
+/// Why NVML charges a process that is no more.
+pub(super) fn left_behind(used_bytes: u64, gpu: &str, forked: &[Tgid]) -> String {
+    let pids: Vec<_> = forked.iter().map(|child| child.0.to_string()).collect();
+    let who = match pids.as_slice() {
+        [] => "a process that it forked".to_owned(),
+        [one] => format!("PID {one}, which it forked,"),
+        several => format!("a process that it forked (one of PID {})", several.join(", ")),
+    };
+    format!(
+        "GPU {gpu}  NVML still charges it {}: {who} has its open files of the driver and keeps this memory until it ends",
+        bytes(used_bytes)
+    )
+}
+
+/// What is in use and charged to no process.
+pub(super) fn uncharged(remainder: &RemainderView) -> String {
+    let why = if remainder.has_managed {
+        "managed pages and the kernel driver"
+    } else {
+        "the kernel driver: page tables, channels"
+    };
+    format!("{} of it is charged to no process ({why})", signed_bytes(remainder.bytes))
+}
+
+/// A way to save memory of a part.
+struct Advice {
+    /// Of what: the label, and the owner where it matters.
+    of: (Label, Option<&'static str>),
+    /// What to do.
+    text: &'static str,
+}
+
+const ADVICE: [Advice; 7] = [
+    Advice {
+        of: (Label::LocalMemory, None),
+        text: "a kernel needs that much stack per thread, or cudaDeviceSetLimit(cudaLimitStackSize) set it; it stays until the context ends: a smaller limit, or a kernel that spills less, saves it",
+    },
+    Advice {
+        of: (Label::Stream, None),
+        text: "the first torch.cuda.Stream makes a pool of 32 streams: a program that needs none saves it",
+    },
+    Advice { of: (Label::Code, None), text: "CUDA_MODULE_LOADING=LAZY loads a kernel's code when it is first used" },
+    Advice {
+        of: (Label::Requested, Some("cuBLAS")),
+        text: "CUBLAS_WORKSPACE_CONFIG sets the workspace of each handle, such as :4096:8 for 32 MiB",
+    },
+    Advice {
+        of: (Label::Requested, Some("NCCL")),
+        text: "NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS make NCCL's buffers smaller",
+    },
+    Advice {
+        of: (Label::Inherited, None),
+        text: "another process made it, and freed it or ended while this one had it imported: NVML charges it here until this one closes it",
+    },
+    Advice {
+        of: (Label::Pool, None),
+        text: "cudaMemPoolTrimTo gives back what a pool keeps; its release threshold says how much that is",
+    },
+];
+
+/// What can be saved, a sentence for each large part that there is advice for.
+pub(super) fn advice(own: &ExplainedUse) -> Vec<String> {
+    let large = own.summands().into_iter().filter(|summand| summand.bytes >= WORTH_ADVICE_BYTES);
+    let advised = |summand: Summand<'_>| {
+        let fits = |advice: &&Advice| {
+            advice.of.0 == summand.label && advice.of.1.is_none_or(|owner| summand.owner == Some(owner))
+        };
+        let advice = ADVICE.iter().find(fits)?;
+        Some(format!("{} {}: {}", name_of(summand.label, summand.owner), bytes(summand.bytes), advice.text))
+    };
+    large.filter_map(advised).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::kernel_driver::trust::Reason;
+    use memwatch_core::snapshot::ColumnsView;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn of(label: Label, owner: Option<&str>, mib: u64) -> PartView {
+        let (owner, bytes) = (owner.map(str::to_owned), mib * MIB);
+        PartView {
+            label,
+            owner,
+            function: None,
+            bytes,
+            objects: 1,
+            sure: Sure::High,
+            bytes_per_thread: None,
+            left_by: None,
+        }
+    }
+
+    fn own(parts: Vec<PartView>, used_mib: u64) -> ExplainedUse {
+        let live_bytes = parts.iter().map(|part| part.bytes).sum();
+        ExplainedUse {
+            uuid: None,
+            trust: Trust::Trusted,
+            used_bytes: Some(used_mib * MIB),
+            live_bytes,
+            older_bytes: Some(0),
+            difference_bytes: Some(0),
+            parts,
+            columns: ColumnsView::default(),
+            pieces: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn summands_add_up_to_what_nvml_charges_whatever_came_since() {
+        let parts = || vec![of(Label::Context, None, 518), of(Label::Requested, Some("PyTorch"), 64)];
+        assert_eq!(sum(&own(parts(), 582)).as_deref(), Some("used 582.0 MiB = context 518.0 MiB + PyTorch 64.0 MiB"));
+        let late =
+            ExplainedUse { older_bytes: Some(100 * MIB), difference_bytes: Some(-(2 << 20)), ..own(parts(), 680) };
+        let text =
+            "used 680.0 MiB = context 518.0 MiB + PyTorch 64.0 MiB + pre-existing 100.0 MiB + unexplained -2.0 MiB";
+        assert_eq!(sum(&late).as_deref(), Some(text));
+        let text = "used 518.0 MiB = context 518.0 MiB + PyTorch 64.0 MiB + changed since NVML was read -64.0 MiB";
+        assert_eq!(sum(&own(parts(), 518)).as_deref(), Some(text));
+    }
+
+    #[test]
+    fn what_is_not_believed_has_its_reason() {
+        let with = |trust| doubt(&ExplainedUse { trust, ..own(Vec::new(), 0) }, true, Some("600.1"));
+        assert_eq!(with(Trust::Trusted), None);
+        let layout = with(Trust::Refused(Reason::Layout)).expect("a reason");
+        assert!(layout.contains("a size that no known version"), "{layout}");
+        assert!(with(Trust::Unknown).is_some_and(|text| text.contains("600.1")));
+        assert!(with(Trust::Settling).is_some_and(|text| text.contains("twice")));
+        let late = doubt(&ExplainedUse { trust: Trust::Settling, ..own(Vec::new(), 5) }, false, None);
+        assert!(late.is_some_and(|text| text.contains("started before memwatch")));
+    }
+
+    #[test]
+    fn local_memory_names_the_bytes_of_a_thread_where_they_are_known_and_what_is_inherited_who_had_it() {
+        let inherited = PartView { left_by: Some(Tgid(419)), ..of(Label::Inherited, None, 256) };
+        assert_eq!(part(&inherited), "inherited from PID 419");
+        let local = of(Label::LocalMemory, None, 504);
+        assert_eq!(part(&local), "local memory");
+        assert_eq!(part(&PartView { bytes_per_thread: Some(1952), ..local }), "local memory, 1,952 bytes per thread");
+    }
+
+    #[test]
+    fn who_may_keep_memory_of_a_process_that_has_ended_is_named() {
+        let of =
+            |children: &[u32]| left_behind(646 * MIB, "0", &children.iter().copied().map(Tgid).collect::<Vec<_>>());
+        let text = "GPU 0  NVML still charges it 646.0 MiB: PID 453, which it forked, has its open files of the driver and keeps this memory until it ends";
+        assert_eq!(of(&[453]), text);
+        assert!(of(&[453, 460]).contains(": a process that it forked (one of PID 453, 460) has"));
+        assert!(of(&[]).contains(": a process that it forked has"));
+    }
+
+    #[test]
+    fn only_large_parts_have_advice() {
+        let some = own(vec![of(Label::Stream, None, 70), of(Label::Requested, Some("NCCL"), 102)], 172);
+        assert_eq!(advice(&some).len(), 2);
+        assert_eq!(advice(&own(vec![of(Label::Stream, None, 4), of(Label::Context, None, 518)], 522)).len(), 0);
+    }
+}

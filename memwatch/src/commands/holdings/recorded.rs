@@ -1,0 +1,45 @@
+//! What processes of a recording held: the last reading of each that is in it.
+
+use memwatch_core::snapshot::Snapshot;
+
+use super::Found;
+use super::args::Names;
+use crate::exit::{Exit, Failure};
+use crate::watch::one_shot::TakenAt;
+use crate::watch::past::Recording;
+use crate::watch::recorded;
+use crate::watch::replay::Replay;
+
+/// All of them that are meant.
+///
+/// # Errors
+/// When the recording cannot be read, or has no names of theirs.
+pub(super) fn found(recording: &Recording, args: &Names) -> Result<(Vec<Found>, TakenAt), Failure> {
+    let replay = recorded::play(recording, |_| {})?;
+    let snapshot = recorded::chosen(&replay, &recording.path, &args.subject.selected)?;
+    let found = of_replay(&replay, &snapshot, args);
+    if found.is_empty() {
+        let why = format_args!("{} has no names of what these processes held", recording.path.display());
+        return Err(Failure::new(Exit::NoTarget, why).advise(
+            "memwatch record --pid PID reads them from processes with PyTorch: at the attach, each minute and at the end.",
+        ));
+    }
+    Ok((found, TakenAt::of(&replay)))
+}
+
+fn of_replay(replay: &Replay, snapshot: &Snapshot, args: &Names) -> Vec<Found> {
+    let known = replay.pipeline.holdings(args.by.into(), args.top).into_iter();
+    let chosen = known.filter_map(|known| {
+        let process = snapshot.process(known.tgid, known.observed_since_ns)?;
+        let blocks = known.rows.into_iter().cloned().collect();
+        Some(Found {
+            command: process.command.clone(),
+            view: known.view,
+            blocks,
+            layout_searches: None,
+            allocators: Vec::new(),
+            copy_of: None,
+        })
+    });
+    chosen.collect()
+}

@@ -1,0 +1,217 @@
+//! `memwatch leak --read-only`: what processes hold by name is read again and again, and compared. Nothing is attached or stopped.
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal as _};
+use std::time::Duration;
+
+use memwatch_core::Pipeline;
+use memwatch_core::features::leak::by_name::{HowRead, NamedLeaks};
+use memwatch_core::features::leak::view::LeaksView;
+use memwatch_core::input::{DeviceReading, Input, NvmlState, ProcessFacts};
+use memwatch_core::snapshot::Snapshot;
+use tokio::time::Instant;
+
+use super::args::Leak;
+use super::{exit_of, json, text};
+use crate::commands::holdings;
+use crate::exit::{Exit, Failure};
+use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
+use crate::options::Common;
+use crate::render::output::{style, unless_closed};
+use crate::sources::clock::{boottime_ns, thread_ns};
+use crate::sources::procfs::ProcReader;
+use crate::watch::one_shot::{TakenAt, tgids_to_read};
+use crate::watch::signals::{Signals, at};
+
+/// So many readings the time is for: a verdict takes ten, and more make it surer.
+const READINGS: u32 = 30;
+/// The pause from one reading to the next is at least so many times what one takes of a processor.
+const PAUSE_PER_COST: u32 = 10;
+/// For how long a whole reading is tried where the one before found none.
+const IMPATIENCE: Duration = Duration::from_millis(50);
+
+/// A process that is read.
+struct Read {
+    facts: ProcessFacts,
+    reader: HoldingsReader,
+    leaks: NamedLeaks,
+    /// The allocators worked in the last reading.
+    is_busy: bool,
+    is_over: bool,
+    /// What the last reading took of a processor.
+    cost: Duration,
+}
+
+/// Reads for as long as asked, and says what grows.
+///
+/// # Errors
+/// When none of the processes has PyTorch, they cannot be read, or the report cannot be written.
+#[expect(clippy::cast_precision_loss, reason = "a threshold needs no sixteen digits")]
+pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
+    let tgids = tgids_to_read(&args.subject.selected, common).await?;
+    let named: BTreeSet<u32> = tgids.into_iter().map(|tgid| tgid.0).collect();
+    let mut signals = Signals::listen()?;
+    let mut processes = ProcReader::new("/proc");
+    let begin_ns = boottime_ns();
+    let deadline = Instant::now() + args.duration;
+    let mut read = open(&named, &mut processes)?;
+    follow(&mut read, &mut processes, (deadline, args), &mut signals).await;
+    report_newcomers(&named, &read, &processes);
+    let snapshot = snapshot(&read, begin_ns);
+    let view = |read: &Read| {
+        let since_ns = snapshot.processes.iter().find(|process| process.tgid.0 == read.facts.tgid);
+        let since_ns = since_ns.map_or(begin_ns, |process| process.observed_since_ns);
+        read.leaks.view(&read.facts, since_ns, args.threshold as f64)
+    };
+    let leaks: Vec<LeaksView> = read.iter().map(view).collect();
+    let (mut out, taken_at) = (io::stdout().lock(), TakenAt::here());
+    unless_closed(if common.json {
+        json::write(&mut out, &leaks, &snapshot, taken_at.origin())
+    } else {
+        text::write(&mut out, (&leaks, args.top), &snapshot, &taken_at.clock, &style(common, false))
+    })?;
+    Ok(exit_of(&leaks, args))
+}
+
+/// The processes and their children, each read for the first time.
+///
+/// # Errors
+/// None of them can be read.
+fn open(named: &BTreeSet<u32>, processes: &mut ProcReader) -> Result<Vec<Read>, Failure> {
+    let children = processes.descendants(named);
+    let (mut read, mut failures) = (Vec::new(), Vec::new());
+    for tgid in named.iter().chain(&children) {
+        // One that has gone by now is read by nobody.
+        let Some(facts) = processes.facts(*tgid, true) else { continue };
+        match Read::begin(facts) {
+            Ok(begun) => read.extend(begun),
+            Err(error) => failures.push((*tgid, error)),
+        }
+    }
+    if read.is_empty() {
+        return Err(holdings::failure(failures.into_iter().next(), "leak --read-only"));
+    }
+    for (tgid, error) in failures {
+        eprintln!("memwatch: process {tgid} is left out: {error}");
+    }
+    Ok(read)
+}
+
+/// Reads again and again until the time is up, a signal comes, or nobody is left.
+async fn follow(
+    read: &mut [Read],
+    processes: &mut ProcReader,
+    (deadline, args): (Instant, &Leak),
+    signals: &mut Signals,
+) {
+    let mut last = Instant::now();
+    if !io::stderr().is_terminal() {
+        eprintln!("memwatch: PyTorch is read from now on; Ctrl-C ends the watch and prints the report");
+    }
+    while read.iter().any(|read| !read.is_over) && last < deadline {
+        let cost = read.iter().filter(|read| !read.is_over).map(|read| read.cost).sum::<Duration>();
+        let pause = args.interval.unwrap_or_else(|| (args.duration / READINGS).max(cost * PAUSE_PER_COST));
+        let next = last + pause;
+        let next = if next + pause / 2 > deadline { deadline } else { next };
+        show_progress(read, deadline, args.duration);
+        tokio::select! {
+            () = at(Some(next)) => {}
+            _ = signals.any() => break,
+        }
+        last = Instant::now();
+        for read in read.iter_mut().filter(|read| !read.is_over) {
+            match read.again() {
+                Ok(()) => {}
+                // The next reading may do better.
+                Err(BooksError::Refused(refusal)) if refusal.is_passing() => {}
+                Err(error) => {
+                    read.is_over = true;
+                    read.leaks.end(why_over(&read.facts, &error, processes));
+                }
+            }
+        }
+    }
+    if io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+}
+
+impl Read {
+    /// Reads a process for the first time; `None` where it has no PyTorch.
+    fn begin(facts: ProcessFacts) -> Result<Option<Self>, BooksError> {
+        let Some(reader) = HoldingsReader::open(facts.tgid, NAMES_TIME)? else { return Ok(None) };
+        let leaks = NamedLeaks::default();
+        let mut read = Self { facts, reader, leaks, is_busy: false, is_over: false, cost: Duration::ZERO };
+        read.once()?;
+        Ok(Some(read))
+    }
+
+    /// Reads it again, after it went on.
+    fn again(&mut self) -> Result<(), BooksError> {
+        self.reader.refresh()?;
+        self.once()
+    }
+
+    fn once(&mut self) -> Result<(), BooksError> {
+        let begun_ns = thread_ns();
+        let read = if self.is_busy { self.reader.read_within(IMPATIENCE) } else { self.reader.read_patiently() };
+        let (holdings, totals) = read?;
+        self.is_busy = totals.iter().any(|device| device.changing_bytes.is_some());
+        let processor_ns = thread_ns().saturating_sub(begun_ns);
+        self.cost = Duration::from_nanos(processor_ns);
+        self.leaks.observe(&holdings, HowRead { is_standing: self.is_busy, processor_ns });
+        Ok(())
+    }
+}
+
+/// Why a process that was read cannot be read any more.
+fn why_over(facts: &ProcessFacts, error: &BooksError, processes: &mut ProcReader) -> String {
+    let now = processes.facts(facts.tgid, true).filter(|now| now.start_ns == facts.start_ns);
+    match now.filter(|_| !processes.is_over(facts.tgid)) {
+        None => "the process has ended".to_owned(),
+        // Its memory is that of another program, and the former one is gone.
+        Some(now) if (&now.comm, &now.command) != (&facts.comm, &facts.command) => {
+            format!("the process runs another program now (exec): {}", now.command)
+        }
+        Some(_) => error.to_string(),
+    }
+}
+
+/// Says which processes were started meanwhile and hold memory of PyTorch, too.
+fn report_newcomers(named: &BTreeSet<u32>, read: &[Read], processes: &ProcReader) {
+    let is_read = |tgid: &u32| read.iter().any(|read| read.facts.tgid == *tgid);
+    let new = processes.descendants(named).into_iter().filter(|tgid| !named.contains(tgid) && !is_read(tgid));
+    for tgid in new.filter(|tgid| matches!(HoldingsReader::open(*tgid, NAMES_TIME), Ok(Some(_)))) {
+        eprintln!(
+            "memwatch: process {tgid} was started meanwhile and is not in the report: name it for one of its own"
+        );
+    }
+}
+
+/// The processes as the reports have them; of GPUs nothing was asked.
+fn snapshot(read: &[Read], begin_ns: u64) -> Snapshot {
+    let mut pipeline = Pipeline::new(true);
+    let end_ns = boottime_ns();
+    pipeline.step(Input::Attached { time_ns: begin_ns });
+    let state = NvmlState::Unavailable("not asked: --read-only".to_owned());
+    pipeline.step(Input::Devices(DeviceReading { begin_ns, end_ns: begin_ns, state, devices: Vec::new() }));
+    for read in read {
+        pipeline.step(Input::Process(read.facts.clone()));
+    }
+    pipeline.step(Input::Tick { time_ns: end_ns });
+    pipeline.snapshot()
+}
+
+/// `reading 12/60 s`, on a terminal.
+fn show_progress(read: &[Read], deadline: Instant, length: Duration) {
+    if io::stderr().is_terminal() {
+        let elapsed = length.saturating_sub(deadline.saturating_duration_since(Instant::now()));
+        let processes = read.iter().filter(|read| !read.is_over).count();
+        eprint!(
+            "\r\x1b[Kreading {processes} of {} processes: {}/{} s",
+            read.len(),
+            elapsed.as_secs(),
+            length.as_secs()
+        );
+    }
+}

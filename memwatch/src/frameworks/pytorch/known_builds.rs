@@ -1,0 +1,225 @@
+//! How PyTorch's builds lay out a block, as readings have proven it: for later readings of the same builds, in this run of memwatch and in later ones.
+//!
+//! What stands here is a proposal: a reading that it does not lead to looks by itself. So a damaged file, or one of somebody else's making, does no harm.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use memwatch_inspect::pytorch::{BlockLayout, Calibration};
+use serde::{Deserialize, Serialize};
+
+/// Builds that are remembered; the ones that were proven last stay.
+const MOST_BUILDS: usize = 64;
+/// A file that is longer is none of ours: 64 builds take 8 KB.
+const MOST_FILE_BYTES: u64 = 64 << 10;
+/// Hexadecimal digits of a build id: of SHA-1 there are 40.
+const MOST_DIGITS: usize = 128;
+/// The file below the folder of the agent's state, and what it is written as first.
+const FILE: &str = "pytorch-builds.json";
+const UNFINISHED: &str = "pytorch-builds.json.new";
+/// Where the agent keeps its state, unless systemd says otherwise (systemd.exec(5), `StateDirectory=`).
+const FOLDER: &str = "/var/lib/memwatch";
+const FOLDER_VARIABLE: &str = "STATE_DIRECTORY";
+/// The permissions of the file.
+const MODE: u32 = 0o600;
+
+/// All builds that are known.
+static KNOWN: LazyLock<Mutex<KnownBuilds>> = LazyLock::new(|| Mutex::new(KnownBuilds::of(folder())));
+
+/// What was proven of a build by an earlier reading.
+pub(super) fn known(build_id: &str) -> Option<Calibration> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).get(build_id)
+}
+
+/// Remembers what a whole reading has proven of a build.
+pub(super) fn remember(build_id: &str, proven: Calibration) {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner).put(build_id, proven);
+}
+
+/// The folder of the agent's state, where this is the agent or root, and there is one.
+fn folder() -> Option<PathBuf> {
+    if let Some(folders) = std::env::var_os(FOLDER_VARIABLE) {
+        // There may be several, of which the first is the state's own.
+        return folders.to_str()?.split(':').next().map(PathBuf::from);
+    }
+    // SAFETY: it has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    is_root.then(|| FOLDER.into())
+}
+
+/// A line of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Build {
+    build_id: String,
+    /// As of [`BlockLayout::numbers`].
+    block: [usize; 8],
+}
+
+impl Build {
+    fn is_possible(&self) -> bool {
+        let is_id = (1..=MOST_DIGITS).contains(&self.build_id.len())
+            && self.build_id.bytes().all(|digit| digit.is_ascii_hexdigit());
+        is_id && BlockLayout::of_numbers(self.block).is_some()
+    }
+}
+
+/// The builds that are known, and where they are kept.
+#[derive(Debug, Default)]
+struct KnownBuilds {
+    /// The one that was proven last is the first.
+    builds: VecDeque<Build>,
+    folder: Option<PathBuf>,
+}
+
+impl KnownBuilds {
+    /// With what the file in this folder has; a file that cannot be read is none.
+    fn of(folder: Option<PathBuf>) -> Self {
+        let builds = folder.as_deref().map_or_else(|| Ok(VecDeque::new()), read);
+        let builds = builds.unwrap_or_else(|error| {
+            log::debug!("layouts of PyTorch's builds are not read from {FILE}: {error}");
+            VecDeque::new()
+        });
+        Self { builds, folder }
+    }
+
+    fn get(&self, build_id: &str) -> Option<Calibration> {
+        let build = self.builds.iter().find(|build| build.build_id == build_id)?;
+        BlockLayout::of_numbers(build.block).map(|block| Calibration { block })
+    }
+
+    fn put(&mut self, build_id: &str, proven: Calibration) {
+        let build = Build { build_id: build_id.to_owned(), block: proven.block.numbers() };
+        if self.builds.contains(&build) || !build.is_possible() {
+            return;
+        }
+        self.builds.retain(|known| known.build_id != build.build_id);
+        self.builds.push_front(build);
+        self.builds.truncate(MOST_BUILDS);
+        if let Some(folder) = &self.folder
+            && let Err(error) = write(folder, &self.builds)
+        {
+            log::debug!("layouts of PyTorch's builds are not written to {FILE}: {error}");
+        }
+    }
+}
+
+/// The folder, opened, and the paths of its files by that: no link in its place leads elsewhere later.
+fn open_folder(folder: &Path) -> io::Result<(File, [PathBuf; 2])> {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC).open(folder)?;
+    let below = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+    Ok((opened, [FILE, UNFINISHED].map(|name| below.join(name))))
+}
+
+fn read(folder: &Path) -> io::Result<VecDeque<Build>> {
+    let (_opened, [path, _]) = open_folder(folder)?;
+    // A pipe in its place would never end.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_FILE_BYTES).read_to_end(&mut bytes)?;
+    let mut builds: VecDeque<Build> = serde_json::from_slice(&bytes)?;
+    builds.retain(Build::is_possible);
+    builds.truncate(MOST_BUILDS);
+    Ok(builds)
+}
+
+/// Writes all of it beside the file, and puts that in its place: nobody reads half of it.
+fn write(folder: &Path, builds: &VecDeque<Build>) -> io::Result<()> {
+    let (_opened, [path, unfinished]) = open_folder(folder)?;
+    // One that was left behind, or a link: the name itself goes, not what it leads to.
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).custom_flags(flags).open(&unfinished)?;
+    file.write_all(&serde_json::to_vec(builds)?)?;
+    std::fs::rename(unfinished, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    use super::*;
+
+    fn layout(pool: usize) -> Calibration {
+        let numbers = [20, pool - 2, pool - 1, pool, pool + 1, pool + 2, pool + 3, pool + 4];
+        Calibration { block: BlockLayout::of_numbers(numbers).expect("a layout") }
+    }
+
+    fn in_folder(folder: &Path) -> KnownBuilds {
+        KnownBuilds::of(Some(folder.to_owned()))
+    }
+
+    #[test]
+    fn what_was_proven_is_known_to_the_next_run_and_only_its_owner_reads_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut builds = in_folder(folder.path());
+        assert_eq!(builds.get("a1"), None);
+        builds.put("a1", layout(8));
+        builds.put("b2", layout(9));
+        let next = in_folder(folder.path());
+        assert_eq!([next.get("a1"), next.get("b2"), next.get("c3")], [Some(layout(8)), Some(layout(9)), None]);
+        let found = std::fs::metadata(folder.path().join(FILE)).expect("it is there");
+        assert_eq!(found.mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(folder.path()).expect("it is there").count(), 1);
+    }
+
+    #[test]
+    fn a_damaged_file_is_as_good_as_none_and_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(FILE);
+        let impossible = r#"[{"build_id":"a1","block":[20,99,7,8,9,10,11,12]}]"#;
+        let long = format!("[{}1]", "1,".repeat(100_000));
+        for text in ["", "garbage", "[{\"build_id\":1}]", impossible, &long] {
+            std::fs::write(&path, text).expect("it is ours");
+            let mut builds = in_folder(folder.path());
+            assert_eq!(builds.get("a1"), None, "{text:.60}");
+            builds.put("a1", layout(8));
+            assert_eq!(in_folder(folder.path()).get("a1"), Some(layout(8)), "{text:.60}");
+        }
+    }
+
+    #[test]
+    fn no_link_is_followed_and_nothing_else_than_a_file_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (own, elsewhere) = (folder.path().join("own"), folder.path().join("elsewhere"));
+        std::fs::create_dir(&own).expect("it is ours");
+        std::fs::write(&elsewhere, "precious").expect("it is ours");
+        for name in [FILE, UNFINISHED] {
+            symlink(&elsewhere, own.join(name)).expect("it is ours");
+        }
+        let mut builds = in_folder(&own);
+        builds.put("a1", layout(8));
+        assert_eq!(std::fs::read(&elsewhere).expect("it is there"), b"precious");
+        assert!(std::fs::symlink_metadata(own.join(FILE)).expect("it is there").is_file());
+        std::fs::remove_file(own.join(FILE)).expect("it is there");
+        std::fs::create_dir(own.join(FILE)).expect("it is ours");
+        assert_eq!(in_folder(&own).get("a1"), None);
+        builds.put("b2", layout(9));
+        assert_eq!(builds.get("b2"), Some(layout(9)), "what cannot be written is known until the end");
+    }
+
+    #[test]
+    fn the_builds_that_were_proven_last_stay() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut builds = in_folder(folder.path());
+        for number in 0..2 * MOST_BUILDS {
+            builds.put(&format!("{number:x}"), layout(8));
+        }
+        let next = in_folder(folder.path());
+        assert_eq!(next.builds.len(), MOST_BUILDS);
+        assert_eq!((next.get("0"), next.get("7f")), (None, Some(layout(8))));
+        builds.put("not hexadecimal", layout(8));
+        assert_eq!(builds.get("not hexadecimal"), None);
+    }
+}

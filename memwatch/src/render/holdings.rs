@@ -1,0 +1,41 @@
+//! Words for what a process holds by name.
+
+use memwatch_core::features::holdings::view::{By, HoldingGroupView, HoldingsView};
+
+use super::format::{UNKNOWN, plural, printable};
+
+/// `parameters 474 MiB · optimizer state 949 MiB`.
+pub(crate) fn classes(view: &HoldingsView, size: impl Fn(u64) -> String, between: &str) -> String {
+    let sums = view.classes.iter().map(|sum| format!("{} {}", sum.class.label(), size(sum.bytes)));
+    sums.collect::<Vec<_>>().join(between)
+}
+
+/// `768x3072`.
+pub(crate) fn shape(shape: &[u64]) -> String {
+    if shape.is_empty() {
+        return "scalar".to_owned();
+    }
+    shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x")
+}
+
+/// What the members of a group have in common.
+pub(crate) fn name_of(by: By, group: &HoldingGroupView) -> String {
+    let own = if by == By::Class { group.example.as_deref() } else { group.name.as_deref() };
+    let own = match own {
+        // The model itself has the parameters that are in none of its modules.
+        Some("") => "(model)",
+        Some(name) => name,
+        None => UNKNOWN,
+    };
+    let kept_by = group.kept_by.as_deref().map(|keeper| format!(", kept by {keeper}")).unwrap_or_default();
+    let others = match group.other_names {
+        0 => String::new(),
+        names => format!(" (and {})", plural(names, "other name", "other names")),
+    };
+    printable(&format!("{own}{others}{kept_by}")).into_owned()
+}
+
+/// What came after the reading, in bytes.
+pub(crate) fn later_bytes(view: &HoldingsView) -> u64 {
+    view.devices.iter().filter_map(|device| device.later_bytes).fold(0, u64::saturating_add)
+}

@@ -1,0 +1,33 @@
+//! The memory of a process for so long: whoever reads it asks how much of that is over, and ends in time with what there is.
+
+use std::time::{Duration, Instant};
+
+use memwatch_inspect::memory::Memory;
+
+use super::AddressSpace;
+
+/// An address space with a limit of time.
+#[derive(Debug)]
+pub(crate) struct TimedSpace<'s> {
+    space: &'s AddressSpace,
+    began: Instant,
+    most: Duration,
+}
+
+impl AddressSpace {
+    /// The same for so long, from now on.
+    pub(crate) fn within(&self, most: Duration) -> TimedSpace<'_> {
+        TimedSpace { space: self, began: Instant::now(), most }
+    }
+}
+
+impl Memory for TimedSpace<'_> {
+    fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+        self.space.fill(address, into)
+    }
+
+    fn spent(&self) -> u32 {
+        let most = self.most.as_micros().max(1);
+        u32::try_from(self.began.elapsed().as_micros().saturating_mul(1000) / most).unwrap_or(u32::MAX)
+    }
+}

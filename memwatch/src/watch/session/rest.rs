@@ -1,0 +1,241 @@
+//! When a watch looks at what has come, and when it sleeps: it looks in a rhythm while there is something each time, and else sleeps until it is woken,
+//! or until something is due. No clock: whoever looks says what time it is.
+
+use std::time::{Duration, Instant};
+
+/// How often records are fetched and new libraries looked for while there are some. A 16 MiB ring holds 115,000 records: 5 million a second fit.
+pub(crate) const RHYTHM: Duration = Duration::from_millis(20);
+
+/// Where bells ring so soon after it has fallen asleep, it stays awake as long: each costs whoever rings it some 7 µs.
+const SHORT_SLEEP: Duration = Duration::from_millis(200);
+
+/// Whether a watch looks in its rhythm or sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rest {
+    state: State,
+    looked: Instant,
+    /// Records have come since.
+    has_records: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Looks in the rhythm: until then, and as long as each look finds something.
+    Awake(Instant),
+    /// Since then. Whoever has news wakes it.
+    Sleeps(Instant),
+}
+
+impl Rest {
+    /// Awake.
+    pub(crate) const fn new(now: Instant) -> Self {
+        Self { state: State::Awake(now), looked: now, has_records: false }
+    }
+
+    /// Records were fetched: the next one may wake nobody until the next look has asked for that.
+    pub(crate) const fn note_records(&mut self) {
+        self.has_records = true;
+    }
+
+    /// Somebody has mapped a library, who is likely to map more. Where that happens often, it had better not sleep.
+    pub(crate) fn note_mapping(&mut self, now: Instant) {
+        let State::Sleeps(since) = self.state else { return };
+        let awake = if now.duration_since(since) < SHORT_SLEEP { SHORT_SLEEP } else { RHYTHM };
+        self.state = State::Awake(now + awake);
+    }
+
+    /// When to look next, where the first thing to do is due then; `None`: not before it is woken.
+    pub(crate) fn next_look(&self, due: Option<Instant>) -> Option<Instant> {
+        let soonest = self.looked + RHYTHM;
+        match self.state {
+            State::Sleeps(_) if !self.has_records => due.map(|due| due.max(soonest)),
+            State::Awake(_) | State::Sleeps(_) => Some(soonest),
+        }
+    }
+
+    /// It has looked. Whether it sleeps now, and whoever has news is to be informed of that.
+    ///
+    /// One record does not keep it awake: it sleeps at once, and only if it is woken again within the rhythm it keeps that. So a program that
+    /// makes a call now and then wakes it once each time, and one that makes many pays for two wake-ups at the most.
+    pub(crate) fn note_look(&mut self, now: Instant) -> bool {
+        let is_early = now.duration_since(self.looked) < RHYTHM;
+        let has_records = std::mem::take(&mut self.has_records);
+        self.looked = now;
+        let (state, is_news) = match self.state {
+            State::Awake(until) if has_records || now < until => (self.state, false),
+            State::Awake(_) => (State::Sleeps(now), true),
+            State::Sleeps(_) if has_records && is_early => (State::Awake(now), false),
+            State::Sleeps(_) if has_records => (State::Sleeps(now), true),
+            State::Sleeps(_) => (self.state, false),
+        };
+        self.state = state;
+        is_news
+    }
+
+    /// Whether it looks in its rhythm, and nobody has to wake it.
+    pub(crate) const fn is_awake(&self) -> bool {
+        matches!(self.state, State::Awake(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Event {
+        /// A record is handed over.
+        Record,
+        /// Somebody maps a library.
+        Mapping,
+        /// Somebody else fetches all records: for a snapshot.
+        Fetch,
+    }
+
+    /// A watch, and the kernel half as it knows it. Times in milliseconds.
+    struct World {
+        begin: Instant,
+        rest: Rest,
+        /// What the kernel half knows.
+        wakes: bool,
+        maps_ring: bool,
+        /// When the records came that nobody has fetched.
+        waiting: Vec<u64>,
+        /// How long the others waited.
+        waits: Vec<u64>,
+        looks: Vec<u64>,
+        rings: Vec<u64>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let begin = Instant::now();
+            let (waiting, waits, looks, rings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            Self { begin, rest: Rest::new(begin), wakes: false, maps_ring: false, waiting, waits, looks, rings }
+        }
+
+        fn at(&self, ms: u64) -> Instant {
+            self.begin + Duration::from_millis(ms)
+        }
+
+        fn fetch(&mut self, now_ms: u64) {
+            if !self.waiting.is_empty() {
+                self.rest.note_records();
+            }
+            self.waits.extend(self.waiting.drain(..).map(|came_ms| now_ms - came_ms));
+        }
+
+        fn look(&mut self, now_ms: u64) {
+            self.fetch(now_ms);
+            self.looks.push(now_ms);
+            if self.rest.note_look(self.at(now_ms)) {
+                (self.wakes, self.maps_ring) = (true, true);
+            } else if self.rest.is_awake() {
+                self.maps_ring = false;
+            }
+        }
+
+        /// Time passes, with the looks that are due; each look makes another one due so much later.
+        fn pass(&mut self, from_ms: u64, until_ms: u64, due_ms: Option<u64>) {
+            loop {
+                let last = *self.looks.last().unwrap_or(&0);
+                let due = due_ms.map(|due_ms| self.at(last + due_ms));
+                let Some(next) = self.rest.next_look(due).filter(|next| *next <= self.at(until_ms)) else { return };
+                let next_ms = u64::try_from((next.max(self.at(from_ms)) - self.begin).as_millis()).expect("soon");
+                self.look(next_ms);
+            }
+        }
+
+        fn happen(&mut self, now_ms: u64, event: Event) {
+            match event {
+                Event::Record => {
+                    self.waiting.push(now_ms);
+                    if std::mem::take(&mut self.wakes) {
+                        self.rings.push(now_ms);
+                        self.look(now_ms);
+                    }
+                }
+                Event::Mapping if self.maps_ring => {
+                    self.rest.note_mapping(self.at(now_ms));
+                    self.look(now_ms);
+                }
+                Event::Mapping => {}
+                Event::Fetch => self.fetch(now_ms),
+            }
+        }
+
+        fn play(events: &[(u64, Event)], due_ms: Option<u64>) -> Self {
+            let (mut world, mut now_ms) = (Self::new(), 0);
+            for (after_ms, event) in events {
+                world.pass(now_ms, now_ms + after_ms, due_ms);
+                now_ms += after_ms;
+                world.happen(now_ms, *event);
+            }
+            world
+        }
+    }
+
+    fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+        let after = prop_oneof![0_u64..5, 0_u64..60, 0_u64..1000];
+        let event = prop_oneof![4 => Just(Event::Record), 1 => Just(Event::Mapping), 1 => Just(Event::Fetch)];
+        prop::collection::vec((after, event), 1..60)
+    }
+
+    proptest! {
+        #[test]
+        fn no_record_waits_for_longer_than_the_rhythm(events in events(), due_ms in prop::option::of(1_u64..500)) {
+            let mut world = World::play(&events, due_ms);
+            let end_ms = events.iter().map(|(after_ms, _)| after_ms).sum::<u64>();
+            world.pass(end_ms, end_ms + 1000, due_ms);
+            prop_assert!(world.waiting.is_empty());
+            prop_assert!(world.waits.iter().all(|wait_ms| *wait_ms <= 20), "{:?}", world.waits);
+        }
+
+        #[test]
+        fn whoever_makes_records_pays_for_two_wake_ups_in_a_rhythm_at_the_most(events in events()) {
+            let rings = World::play(&events, None).rings;
+            prop_assert!(rings.windows(3).all(|ring| ring[2] - ring[0] >= 20), "{rings:?}");
+        }
+
+        #[test]
+        fn where_nothing_comes_and_nothing_is_due_it_does_not_look(events in events()) {
+            let mut world = World::play(&events, None);
+            let end_ms = events.iter().map(|(after_ms, _)| after_ms).sum::<u64>();
+            world.pass(end_ms, end_ms + 10_000, None);
+            let last_ms = *world.looks.last().expect("there was one");
+            prop_assert!(last_ms <= end_ms + 240, "{last_ms} after {end_ms}");
+            prop_assert!(world.wakes && world.maps_ring);
+        }
+    }
+
+    #[test]
+    fn a_call_now_and_then_wakes_it_once_each_time() {
+        let world = World::play(&[(100, Event::Record), (100, Event::Record), (100, Event::Record)], None);
+        assert_eq!(world.looks, [20, 100, 200, 300]);
+    }
+
+    #[test]
+    fn many_calls_bring_it_back_to_its_rhythm() {
+        let calls: Vec<(u64, Event)> = (0..100).map(|call| (if call == 0 { 100 } else { 1 }, Event::Record)).collect();
+        let world = World::play(&calls, None);
+        assert_eq!(world.rings, [100, 101]);
+        assert_eq!(world.looks, [20, 100, 101, 121, 141, 161, 181]);
+    }
+
+    #[test]
+    fn asleep_it_does_what_is_due_when_it_is_due() {
+        let mut world = World::new();
+        world.pass(0, 500, Some(150));
+        assert_eq!(world.looks, [20, 170, 320, 470]);
+    }
+
+    #[test]
+    fn a_mapping_without_records_is_followed_by_one_look_and_where_there_are_many_it_stays_awake() {
+        let mut world = World::play(&[(1000, Event::Mapping), (1000, Event::Mapping), (50, Event::Mapping)], None);
+        assert_eq!(world.looks, [20, 1000, 1020, 2000, 2020, 2050]);
+        world.pass(2050, 9000, None);
+        assert_eq!(world.looks.last(), Some(&2250));
+    }
+}

@@ -1,0 +1,55 @@
+//! When there is something to do with PyTorch's processes which no record announces: until then a watch may sleep.
+
+use std::time::{Duration, Instant};
+
+use memwatch_core::words::Tgid;
+
+use super::super::intake::Intake;
+use super::{AGAIN, BETWEEN_STATISTICS, Process, Python, Tensors};
+use crate::frameworks::pytorch::TensorLevel;
+
+impl Tensors {
+    /// When there is something to do that no record announces.
+    pub(crate) fn due(&self, pipeline: &Intake, now: Instant) -> Option<Instant> {
+        if !self.is_wanted() {
+            return None;
+        }
+        let is_left = !self.replaced.is_empty() || !self.corrected.is_empty() || self.prices.has_choices();
+        let left = is_left.then_some(now);
+        let every = self.holdings_every;
+        let processes = self.processes.iter().filter_map(|(tgid, process)| {
+            let plan = self.prices.windows(&process.governor, &process.rate);
+            let windows = process.windows.due(process.governor.present() == TensorLevel::Read, plan, now);
+            let may_rise = process.governor.present() < self.torch.level();
+            process.due(*tgid, (every, now), may_rise, pipeline).into_iter().chain(windows).min()
+        });
+        [left, self.named.due(), self.torch.due(now), processes.min()].into_iter().flatten().min()
+    }
+}
+
+impl Process {
+    /// When there is something to do with it that no record announces; `every` is how often what it holds is wanted, if it is.
+    fn due(
+        &self,
+        tgid: u32,
+        (every, now): (Option<Duration>, Instant),
+        may_rise: bool,
+        pipeline: &Intake,
+    ) -> Option<Instant> {
+        let is_older = !pipeline.is_from_start(Tgid(tgid));
+        let holdings = self.holdings.due((is_older, every), now);
+        if self.governor.present() == TensorLevel::Read {
+            return [Some(self.numbers.due(now)), holdings].into_iter().flatten().min();
+        }
+        let python = match self.python {
+            Python::Idle(looked) => Some(looked + AGAIN),
+            Python::Without | Python::Found { .. } => None,
+        };
+        let wants_statistics = pipeline.wants_statistics(Tgid(tgid));
+        let statistics = wants_statistics.then(|| self.asked.map_or(now, |asked| asked + BETWEEN_STATISTICS));
+        let drifts = !pipeline.drifting_allocators(Tgid(tgid)).is_empty();
+        let resting = self.resting.as_ref().filter(|_| drifts).map(|resting| resting.due(now));
+        let books = self.books.due(tgid, pipeline, now);
+        [python, statistics, resting, holdings, books, self.rate.due(may_rise)].into_iter().flatten().min()
+    }
+}

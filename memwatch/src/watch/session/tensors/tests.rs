@@ -1,0 +1,22 @@
+use memwatch_common::record::{ProcessEvent, ProcessRecord};
+
+use super::Tensors;
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest, TorchWatch};
+use crate::sources::kernel::site::KernelVersion;
+use crate::watch::session::SessionOptions;
+
+fn remembered_ends(level: TensorLevel) -> usize {
+    let version = KernelVersion::from_release("6.18.0").expect("a release");
+    let torch = TorchWatch::new(version, TensorRequest { level, reports_only: false }).expect("a thread");
+    let mut tensors = Tensors::new(torch, &SessionOptions::default());
+    for tgid in 1..=100 {
+        tensors.note_life(&ProcessRecord { event: ProcessEvent::Exit as u8, tgid, ..ProcessRecord::default() });
+    }
+    tensors.replaced.len()
+}
+
+#[test]
+fn a_watch_without_tensors_remembers_nobody_who_has_ended() {
+    assert_eq!(remembered_ends(TensorLevel::Off), 0);
+    assert_eq!(remembered_ends(TensorLevel::Blocks), 100);
+}

@@ -1,0 +1,70 @@
+//! One turn of a watch: it waits for what comes next, and takes it in.
+
+use std::time::Instant;
+
+use super::Session;
+use crate::watch::signals::at;
+
+impl Session {
+    /// Waits for what comes next, records, a device reading, names or the time to look at something, and takes it in.
+    ///
+    /// Dropped while it waits, it has taken nothing.
+    pub(crate) async fn advance(&mut self) {
+        let look = self.rest.next_look(self.due(Instant::now()));
+        tokio::select! {
+            // Who is awake does the rest in his rhythm.
+            _ = self.ring.wake() => if self.rest.is_awake() { self.pump() } else { self.look() },
+            () = self.libraries.rings() => {
+                self.rest.note_mapping(Instant::now());
+                self.look();
+            }
+            () = at(look.map(Into::into)) => self.look(),
+            () = self.libraries.news() => self.attach_looked(),
+            Some(reading) = self.devices.recv() => self.take_devices(reading),
+            found = self.names.next() => self.take_names(found),
+        }
+    }
+
+    /// Fetches what there is, and does what is due.
+    fn look(&mut self) {
+        // Before the records: it says how requests to the kernel driver are to be read.
+        self.driver_version.news().into_iter().for_each(|version| self.pipeline.step(version));
+        self.fetch();
+        self.pipeline.take_news();
+        self.pipeline.write_if_due();
+        self.discover();
+        let now = Instant::now();
+        self.devices.rest(self.calm.is_calm(self.pipeline.watched().count(), now));
+        if self.rest.note_look(now) {
+            self.fall_asleep();
+        } else if self.rest.is_awake() {
+            self.libraries.hush();
+        }
+    }
+
+    fn fetch(&mut self) {
+        // Those of forks come in the other ring, which is drained afterwards.
+        if self.libraries.fetch_mapped() {
+            self.rest.note_records();
+        }
+        self.pump();
+    }
+
+    /// Whoever has news from now on wakes this. What came before they knew is in the rings.
+    fn fall_asleep(&mut self) {
+        self.libraries.want_next_mapping();
+        if let Err(error) = self.ring.want_next() {
+            log::warn!("records are fetched in a rhythm: {error}");
+            self.rest.note_records();
+        }
+        self.fetch();
+    }
+
+    /// When there is something to do that no record announces.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let log = self.diagnostics.as_ref().map(|_| now);
+        let context = self.context_probes.due(now);
+        let tensors = self.tensors.due(&self.pipeline, now);
+        [log, context, tensors, self.pipeline.due(now), self.libraries.due(now)].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,182 @@
+//! Windows in which everything is traced of a process that nothing else of fits the budget: probes are put in, and taken out again.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use memwatch_core::input::{Input, TensorLevel, Windows};
+use memwatch_core::words::Tgid;
+
+use super::intake::Intake;
+use super::tensors::{Python, Tensors, log_failure};
+use crate::frameworks::probes as tensor_probes;
+use crate::sources::clock;
+use crate::sources::kernel::load::Kernel;
+
+/// How soon it is looked again whether probes are out.
+const DETACHING: Duration = Duration::from_millis(20);
+
+/// The windows of one process.
+#[derive(Debug)]
+pub(super) struct ProcessWindows {
+    state: State,
+    /// When the last one was opened, or since when one may be.
+    since: Instant,
+    /// What the first one needs is there.
+    is_prepared: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Closed,
+    Open,
+    /// Its probes are being taken out.
+    Closing(Option<JoinHandle<()>>),
+    /// They are, and its last events have not been fetched yet.
+    Ending,
+}
+
+/// What has to be done with the probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// Put them in.
+    Open,
+    /// Take them out.
+    Close,
+}
+
+impl ProcessWindows {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        Self { state: State::Closed, since: Instant::now(), is_prepared: false }
+    }
+
+    /// Whether the process is traced otherwise than in windows: they are over.
+    pub(super) fn end(&mut self) {
+        *self = Self::new();
+    }
+
+    /// When there is something to do.
+    pub(super) fn due(&self, is_read: bool, plan: Option<Windows>, now: Instant) -> Option<Instant> {
+        match (&self.state, plan) {
+            (State::Closed, Some(plan)) if is_read => Some(self.since + Duration::from_nanos(plan.every_ns)),
+            (State::Closed, _) => None,
+            (State::Open, Some(plan)) => Some(self.since + Duration::from_nanos(plan.open_ns)),
+            (State::Closing(Some(detaching)), _) if !detaching.is_finished() => Some(now + DETACHING),
+            _ => Some(now),
+        }
+    }
+
+    /// What is due, all events having been fetched that came before the last call.
+    fn turn(&mut self, tgid: u32, plan: Option<Windows>, pipeline: &mut Intake) -> Option<Turn> {
+        let elapsed = self.since.elapsed();
+        let report = |pipeline: &mut Intake, is_open| {
+            pipeline.step(Input::TraceWindow { tgid: Tgid(tgid), time_ns: clock::boottime_ns(), is_open });
+        };
+        match (&self.state, plan) {
+            (State::Closed, Some(plan)) if elapsed >= Duration::from_nanos(plan.every_ns) => {
+                (self.state, self.since) = (State::Open, Instant::now());
+                report(pipeline, true);
+                Some(Turn::Open)
+            }
+            (State::Open, plan) if plan.is_none_or(|plan| elapsed >= Duration::from_nanos(plan.open_ns)) => {
+                self.state = State::Closing(None);
+                Some(Turn::Close)
+            }
+            (State::Closing(detaching), _) if detaching.as_ref().is_none_or(JoinHandle::is_finished) => {
+                self.state = State::Ending;
+                None
+            }
+            (State::Ending, _) => {
+                self.state = State::Closed;
+                report(pipeline, false);
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Tensors {
+    /// Opens and closes the windows in which processes are traced that are not traced else.
+    pub(super) fn turn_windows(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
+        let (mut turns, mut strangers) = (Vec::new(), Vec::new());
+        for (tgid, process) in &mut self.processes {
+            if process.governor.present() != TensorLevel::Read {
+                process.windows.end();
+                continue;
+            }
+            let plan = self.prices.windows(&process.governor, &process.rate);
+            if plan.is_some() && matches!(process.python, Python::Without) && !process.windows.is_prepared {
+                process.windows.is_prepared = true;
+                strangers.push(*tgid);
+            } else {
+                turns.extend(process.windows.turn(*tgid, plan, pipeline).map(|turn| (*tgid, turn)));
+            }
+        }
+        // It takes longer than a window.
+        for tgid in strangers {
+            self.meet_python(kernel, tgid);
+        }
+        for (tgid, turn) in turns {
+            self.turn_window(kernel, tgid, turn);
+        }
+    }
+
+    fn turn_window(&mut self, kernel: &mut Kernel, tgid: u32, turn: Turn) {
+        let begun = Instant::now();
+        let detaching = match turn {
+            Turn::Open => {
+                self.torch.change(kernel, tgid, self.prices.in_window());
+                None
+            }
+            Turn::Close => self.torch.close(kernel, tgid),
+        };
+        log::debug!("process {tgid}: {turn:?} took {:?}", begun.elapsed());
+        let Some(process) = self.processes.get_mut(&tgid) else { return };
+        match turn {
+            Turn::Open => {
+                process.books.begin_window();
+                log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
+            }
+            Turn::Close => process.windows.state = State::Closing(detaching),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::Pipeline;
+
+    use super::*;
+
+    const PLAN: Windows = Windows { open_ns: 200_000_000, every_ns: 3_000_000_000 };
+
+    fn turn(windows: &mut ProcessWindows, ago: Duration, plan: Option<Windows>) -> Option<Turn> {
+        windows.since = Instant::now().checked_sub(ago).expect("the machine runs for longer than that");
+        windows.turn(7, plan, &mut Intake::new(Pipeline::new(true), None))
+    }
+
+    #[test]
+    fn a_window_opens_after_its_time_and_closes_after_its_length() {
+        let mut windows = ProcessWindows::new();
+        assert_eq!(turn(&mut windows, Duration::from_secs(1), Some(PLAN)), None);
+        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
+        assert_eq!(turn(&mut windows, Duration::from_millis(100), Some(PLAN)), None);
+        assert_eq!(turn(&mut windows, Duration::from_millis(200), Some(PLAN)), Some(Turn::Close));
+        assert_eq!(turn(&mut windows, Duration::from_millis(220), Some(PLAN)), None);
+        assert!(matches!(windows.state, State::Ending), "its last events come with the next fetch");
+        assert_eq!(turn(&mut windows, Duration::from_millis(240), Some(PLAN)), None);
+        assert!(matches!(windows.state, State::Closed));
+        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
+    }
+
+    #[test]
+    fn without_a_plan_none_opens_and_an_open_one_closes() {
+        let mut windows = ProcessWindows::new();
+        assert_eq!(turn(&mut windows, Duration::from_secs(100), None), None);
+        assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
+        assert_eq!(turn(&mut windows, Duration::ZERO, None), Some(Turn::Close));
+        assert_eq!([turn(&mut windows, Duration::ZERO, None), turn(&mut windows, Duration::ZERO, None)], [None; 2]);
+        assert!(matches!(windows.state, State::Closed));
+    }
+}

@@ -1,0 +1,19 @@
+/* What the resource manager (RM) and UVM do with a request that was read. */
+#ifndef GPUSIM_RESOURCE_MANAGER_H
+#define GPUSIM_RESOURCE_MANAGER_H
+
+#include "device_library.h"
+#include "journal.h"
+
+/* Each sets the request's status, and what it grants. */
+void manager_allocate(struct request *request, const void *parameters);
+void manager_free(struct request *request);
+void manager_duplicate(struct request *request);
+void manager_control(struct request *request, void *parameters);
+
+/* Whether memory that is to be mapped exists. */
+void manager_map(struct request *request);
+
+const struct device_machine *manager_machine(void);
+
+#endif

@@ -1,0 +1,271 @@
+//! `memwatch explain`: all that NVML charges a process has a purpose, by the kernel driver's own books; or a sentence says why it has none.
+
+use std::path::PathBuf;
+
+use memwatch_tests::agent::Agent;
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Shape, until};
+use serde_json::Value;
+
+const ROOT: u32 = 0;
+
+/// A machine with a kernel driver of this version.
+pub(crate) fn machine(version: &str) -> Option<Gpu> {
+    let gpu = Gpu::new(Shape::Cmp)?;
+    let file = gpu.directory().join("version");
+    std::fs::write(&file, format!("{version}\n")).expect("it is this test's");
+    let path = file.display().to_string();
+    Some(gpu.with("MEMWATCH_DRIVER_VERSION_FILE", &path))
+}
+
+/// The first GPU of a process, as the agent explains it; nothing where it has none yet.
+fn asked(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
+    let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
+    assert!(!answer.stderr.contains("panicked"), "{answer:#?}");
+    let report: Value = serde_json::from_str(&answer.stdout).ok()?;
+    let process = report["data"]["processes"].as_array()?.iter().find(|process| process["pid"] == tgid)?.clone();
+    (!process["gpus"][0].is_null()).then_some(process)
+}
+
+/// The same once it is what was waited for.
+pub(crate) fn explained(gpu: &Gpu, agent: &Agent, tgid: u32, is_it: impl Fn(&Value) -> bool) -> Value {
+    until("the process is explained", || asked(gpu, agent, tgid).filter(|process| is_it(&process["gpus"][0])))
+}
+
+/// Believed, and of a reading after which nothing changed.
+pub(crate) fn is_settled(own: &Value) -> bool {
+    own["trust"] == "trusted" && own["since_reading_bytes"] == 0
+}
+
+pub(crate) fn sum(parts: &Value, label: Option<&str>) -> u64 {
+    let all = parts.as_array().expect("parts").iter();
+    let of = all.filter(|part| label.is_none_or(|label| part["label"] == label));
+    of.map(|part| part["bytes"].as_u64().expect("bytes")).sum()
+}
+
+/// Nothing is unexplained, and parts and columns are all of it.
+pub(crate) fn assert_all_is_explained(own: &Value, what: &str) {
+    assert_eq!((&own["unexplained_bytes"], &own["older_bytes"]), (&0.into(), &0.into()), "{what}: {own:#}");
+    assert_eq!(Some(sum(&own["parts"], None)), own["used_bytes"].as_u64(), "{what}: {own:#}");
+    let columns = own["columns"].as_object().expect("columns").values();
+    let columns: u64 = columns.map(|bytes| bytes.as_u64().expect("bytes")).sum();
+    assert_eq!(Some(columns), own["live_bytes"].as_u64(), "{what}: {own:#}");
+}
+
+#[test]
+fn all_that_nvml_charges_a_process_seen_from_its_start_has_a_purpose() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 3M", "create h 4M", "hostalloc pinned 5M"]);
+    let process = explained(&gpu, &agent, workload.tgid(), is_settled);
+    let own = &process["gpus"][0];
+    assert_all_is_explained(own, "a context and two allocations");
+    assert_eq!(sum(&own["parts"], Some("context")), CONTEXT_BYTES);
+    assert_eq!(own["columns"]["requested_bytes"], 7 * MIB);
+    assert!(process["host"]["pinned_bytes"].as_u64() >= Some(5 * MIB), "{process:#}");
+    assert_eq!(process["kernel_driver"], "580.159.04");
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &workload.tgid().to_string()]);
+    shown.assert_ended_with(0, &[]);
+    for part in
+        ["used ", " = context ", "cuMemAlloc_v2", "cuMemCreate", "requested by the program 7.0 MiB", "host memory"]
+    {
+        assert!(shown.stdout.contains(part), "{part} is not in {}", shown.stdout);
+    }
+    assert!(!shown.stdout.contains("unexplained"), "{}", shown.stdout);
+    workload.run(&["free a", "alloc b 64M"]);
+    let process = explained(&gpu, &agent, workload.tgid(), |own| {
+        is_settled(own) && own["columns"]["requested_bytes"] == 68 * MIB
+    });
+    assert_all_is_explained(&process["gpus"][0], "after a free");
+}
+
+#[test]
+fn local_memory_names_the_bytes_of_a_thread_and_each_object_what_is_requested_of_it() {
+    let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_RM_EXTRAS", &1)) else { return };
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 3M", "alloc b 4096", "kernel 1952"]);
+    let process = explained(&gpu, &agent, workload.tgid(), is_settled);
+    let own = &process["gpus"][0];
+    assert_all_is_explained(own, "a kernel with local memory");
+    let parts = own["parts"].as_array().expect("parts").iter();
+    let per_thread: Vec<_> =
+        parts.filter_map(|part| Some((part["label"].as_str()?, part["bytes_per_thread"].as_u64()?))).collect();
+    assert_eq!(per_thread, [("local_memory", 1952)], "{own:#}");
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &workload.tgid().to_string()]);
+    assert!(shown.stdout.contains("local memory, 1,952 bytes per thread"), "{}", shown.stdout);
+    let objects = own["objects"].as_array().expect("objects");
+    let whole: u64 = objects
+        .iter()
+        .map(|object| object["granted_bytes"].as_u64().unwrap() * object["objects"].as_u64().unwrap())
+        .sum();
+    assert_eq!(Some(whole), own["live_bytes"].as_u64(), "{own:#}");
+    let of = |requested: u64| {
+        let one = objects.iter().find(|object| object["used"]["requested_bytes"] == requested).expect("an object");
+        let bytes = |field: &str| one["used"][field].as_u64().expect("bytes");
+        assert!(one["address"].is_u64() && one["objects"] == 1, "{one:#}");
+        (bytes("slack_bytes") + bytes("rounding_bytes"), one["granted_bytes"].as_u64().expect("bytes"))
+    };
+    assert_eq!((of(3 * MIB), of(4096)), ((MIB, 4 * MIB), (2 * MIB - 4096, 2 * MIB)), "{own:#}");
+}
+
+/// Each row is a program, whose checkpoints are looked at.
+fn assert_training_is_explained(gpu: &Gpu, agent: &Agent, version: &str, allocator: Allocator) {
+    let Some(mut job) = gpu.torch(version, allocator, &["idle_hold.py"]) else { return };
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let reserved = checkpoint["devices"][0]["memory_reserved"].as_u64().expect("a number");
+        let process = explained(gpu, agent, job.tgid(), is_settled);
+        let own = &process["gpus"][0];
+        assert_all_is_explained(own, &format!("{version} {allocator:?} {}", checkpoint["label"]));
+        let granted = sum(&own["parts"], Some("requested")) + sum(&own["parts"], Some("pool"));
+        assert!(granted >= reserved, "{version} {allocator:?}: {granted} for {reserved}: {own:#}");
+        job.go_on();
+    }
+}
+
+#[test]
+fn nothing_of_pytorch_is_unexplained_with_any_allocator() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    for allocator in [Allocator::Native, Allocator::Expandable, Allocator::Async] {
+        assert_training_is_explained(&gpu, &agent, "2.8", allocator);
+    }
+    assert_training_is_explained(&gpu, &agent, "2.15", Allocator::Native);
+}
+
+#[test]
+fn what_a_process_had_before_is_one_part_and_all_that_comes_is_explained() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let mut older = gpu.workload();
+    older.run(&["uuid 0", "device 0", "alloc a 64M"]);
+    let agent = Agent::start(&gpu);
+    let tgid = older.tgid().to_string();
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
+    assert!(shown.stdout.contains("no request of it to the kernel driver was seen"), "{}", shown.stdout);
+    older.run(&["alloc c 32M"]);
+    let older_bytes = CONTEXT_BYTES + 64 * MIB;
+    let process = explained(&gpu, &agent, older.tgid(), |own| own["older_bytes"] == older_bytes);
+    assert_ne!(process["gpus"][0]["trust"], "trusted", "any number would fit: {process:#}");
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid, "--duration", "100ms"]);
+    assert!(shown.stdout.contains("it started before memwatch came"), "{}", shown.stdout);
+    // Another process shows that the sums of this kernel driver are right.
+    let mut newer = gpu.workload();
+    newer.run(&["uuid 0", "device 0", "alloc b 8M"]);
+    explained(&gpu, &agent, newer.tgid(), is_settled);
+    let process = explained(&gpu, &agent, older.tgid(), is_settled);
+    let own = &process["gpus"][0];
+    assert_eq!((&own["older_bytes"], &own["unexplained_bytes"]), (&older_bytes.into(), &0.into()), "{own:#}");
+    assert_eq!(own["live_bytes"], 32 * MIB);
+}
+
+/// A driver whose requests are not understood: `explain` says why, and nothing else changes.
+fn assert_refused(version: &str, setting: &str, trust: &str, sentence: &str) {
+    let Some(gpu) = machine(version) else { return };
+    let gpu = gpu.with("GPUSIM_RM", &setting);
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
+    let tgid = workload.tgid().to_string();
+    let process = explained(&gpu, &agent, workload.tgid(), |own| own["trust"] == trust);
+    assert_eq!(process["gpus"][0]["trust"], trust);
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid]);
+    assert!(shown.stdout.contains(sentence), "{setting}: {}", shown.stdout);
+    let report: Value = until("the agent has a reading", || {
+        let answer = agent.ask(&gpu, ROOT, &["--json", "ps", "--pid", &tgid]);
+        let report: Value = serde_json::from_str(&answer.stdout).ok()?;
+        (report["data"]["processes"][0]["gpus"][0]["used_bytes"].is_u64()).then_some(report)
+    });
+    let own = &report["data"]["processes"][0];
+    let allocated = &own["gpus"][0]["driver_allocated_bytes"];
+    assert_eq!((&own["exact"], allocated), (&true.into(), &(3 * MIB).into()), "{own:#}");
+}
+
+#[test]
+fn a_kernel_driver_that_nobody_knows_is_refused_with_its_version() {
+    assert_refused("610.10.01", "580", "unknown", "610.10.01 have layouts not known here");
+}
+
+#[test]
+fn a_request_of_another_size_is_refused_with_that_reason() {
+    assert_refused("580.159.04", "odd", "refused", "a size that no known version of it has");
+}
+
+#[test]
+fn requests_of_older_branches_and_other_ways_to_ask_are_explained_as_the_newest_are() {
+    let ways = [
+        ("535.54.03", "535"),
+        ("525.60.11", "525"),
+        ("515.43.04", "515"),
+        ("580.159.04", "xfer"),
+        ("580.159.04", "heap"),
+    ];
+    for (version, setting) in ways {
+        let Some(gpu) = machine(version) else { return };
+        let gpu = gpu.with("GPUSIM_RM", &setting);
+        let agent = Agent::start(&gpu);
+        let mut workload = gpu.workload();
+        workload.run(&["uuid 0", "device 0", "alloc a 3M", "create h 4M"]);
+        let process = explained(&gpu, &agent, workload.tgid(), is_settled);
+        assert_all_is_explained(&process["gpus"][0], setting);
+    }
+}
+
+#[test]
+fn a_library_with_two_stubs_is_followed_and_one_without_any_is_reported() {
+    let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with_variant("two")) else { return };
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
+    let process = explained(&gpu, &agent, workload.tgid(), is_settled);
+    assert_all_is_explained(&process["gpus"][0], "two stubs");
+    let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with_variant("noplt")) else { return };
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
+    let tgid = workload.tgid().to_string();
+    let shown = gpu.run_memwatch(&["--no-agent", "explain", "--pid", &tgid]);
+    assert!(shown.stdout.contains("no request of it to the kernel driver was seen"), "{shown:#?}");
+}
+
+#[test]
+fn memory_that_the_kernel_driver_refuses_is_listed_with_the_call_that_asked() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 3M"]);
+    workload.ask("alloc b 900G");
+    let process = explained(&gpu, &agent, workload.tgid(), is_settled);
+    assert_eq!(process["refused_requests"], 1, "{process:#}");
+    let refused = &process["last_refused"][0];
+    assert_eq!((&refused["function"], &refused["asked_bytes"]), (&"cuMemAlloc_v2".into(), &(900_u64 << 30).into()));
+}
+
+fn golden() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../memwatch-core/src/kernel_driver/tests/golden"))
+}
+
+/// Two readings of NVML caught an allocation that had just been made: by so many bytes they are short.
+const IN_FLIGHT: [(&str, &str, u64); 2] = [("cupy", "s2", 8 * MIB), ("gpt2async", "s5", 32 * MIB)];
+
+#[test]
+fn requests_of_real_programs_replayed_through_the_stub_give_what_nvml_charged_them() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    for name in ["steps", "gpt2", "gpt2async", "gpt2exp", "nccl", "jax", "cupy", "graph", "managed", "compile"] {
+        let mut workload = gpu.workload();
+        workload.run(&[&format!("replay {}", golden().join(format!("{name}.tsv")).display())]);
+        let mut marks = 0;
+        loop {
+            let answer = workload.ask("mark");
+            let Some(mark) = answer["mark"].as_str().filter(|mark| *mark != "after_exit") else { break };
+            let ahead =
+                IN_FLIGHT.iter().find(|(log, at, _)| (*log, *at) == (name, mark)).map_or(0, |(.., bytes)| *bytes);
+            let charged = answer["used_bytes"].as_u64().expect("a number") + ahead;
+            if charged > 0 {
+                // Records are fetched every 20 ms.
+                explained(&gpu, &agent, workload.tgid(), |own| own["live_bytes"] == charged);
+                marks += 1;
+            }
+        }
+        assert!(marks > 0, "{name}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Nothing of what NVML charges a job is unexplained at any settled reading: of real PyTorch under each allocator, in one process or in eight, and of one
+//! that has ended and is charged all the same.
+
+use memwatch_tests::agent::Agent;
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, TorchJob, until};
+use serde_json::{Value, json};
+
+use crate::explain::{assert_all_is_explained, explained, is_settled, machine, sum};
+
+const VERSION: &str = "2.8";
+const ROOT: u32 = 0;
+
+/// A job that was seen from its start, on each GPU that it uses at one reading.
+fn assert_is_explained(gpu: &Gpu, agent: &Agent, tgid: u32, what: &str) {
+    let process = until("the job is explained on each GPU", || {
+        let process = explained(gpu, agent, tgid, is_settled);
+        gpus(&process).iter().all(is_settled).then_some(process)
+    });
+    for own in gpus(&process) {
+        assert_all_is_explained(own, what);
+    }
+}
+
+fn gpus(process: &Value) -> &[Value] {
+    process["gpus"].as_array().expect("a list")
+}
+
+/// All of them go from checkpoint to checkpoint together; how many there were.
+fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: &mut [TorchJob], what: &str) -> usize {
+    let mut checkpoints = 0;
+    loop {
+        let reached: Vec<_> = jobs.iter_mut().map(TorchJob::next_checkpoint).collect();
+        let Some(checkpoint) = reached.into_iter().collect::<Option<Vec<_>>>() else { return checkpoints };
+        checkpoints += 1;
+        for job in &*jobs {
+            assert_is_explained(gpu, agent, job.tgid(), &format!("{what} {}", checkpoint[0]["label"]));
+        }
+        jobs.iter_mut().for_each(TorchJob::go_on);
+    }
+}
+
+#[test]
+fn nothing_of_any_kind_of_pytorch_job_is_unexplained() {
+    let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_RM_EXTRAS", &1)) else { return };
+    let agent = Agent::start(&gpu);
+    let jobs: [(&[&str], Allocator); 7] = [
+        (&["grow_free.py"], Allocator::Native),
+        (&["grow_free.py"], Allocator::Expandable),
+        (&["grow_free.py"], Allocator::Async),
+        (&["graphs.py"], Allocator::Native),
+        (&["holdings.py"], Allocator::Native),
+        (&["fork_copy.py"], Allocator::Native),
+        (&["oom.py"], Allocator::Native),
+    ];
+    for (words, allocator) in jobs {
+        let Some(job) = gpu.torch(VERSION, allocator, words) else { return };
+        let what = format!("{} {allocator:?}", words[0]);
+        let checkpoints = assert_jobs_are_explained(&gpu, &agent, &mut [job], &what);
+        assert!(checkpoints > 0, "{what}");
+    }
+}
+
+#[test]
+fn two_ranks_and_a_job_on_two_gpus_are_explained_on_each() {
+    let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_DEVICES", &2)) else { return };
+    let agent = Agent::start(&gpu);
+    let store = gpu.directory().join("store").display().to_string();
+    let rank = |rank: &str| {
+        let mut command = gpu.torch_command(VERSION, Allocator::Native, &["two_ranks.py", "ddp", "--store", &store])?;
+        command.env("RANK", rank);
+        Some(TorchJob::start(command))
+    };
+    let Some((one, other)) = rank("0").zip(rank("1")) else { return };
+    assert!(assert_jobs_are_explained(&gpu, &agent, &mut [one, other], "two ranks") > 0);
+    let Some(job) = gpu.torch(VERSION, Allocator::Native, &["two_gpus.py"]) else { return };
+    assert!(assert_jobs_are_explained(&gpu, &agent, &mut [job], "two GPUs") > 0);
+}
+
+#[test]
+fn eight_pytorch_processes_at_once_are_each_explained() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    let allocators = [Allocator::Native, Allocator::Expandable, Allocator::Async];
+    let started = (0..8).map(|at| gpu.torch(VERSION, allocators[at % 3], &["idle_hold.py", "--mib", "64"]));
+    let Some(mut jobs) = started.collect::<Option<Vec<_>>>() else { return };
+    assert!(assert_jobs_are_explained(&gpu, &agent, &mut jobs, "eight jobs") > 0);
+}
+
+#[test]
+fn of_a_job_that_memwatch_found_running_the_older_part_stays_and_all_that_comes_is_explained() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let Some(mut job) = gpu.torch(VERSION, Allocator::Native, &["idle_hold.py", "--mib", "256"]) else { return };
+    assert_eq!(job.next_checkpoint().expect("it holds memory")["label"], "holding");
+    let older_bytes = gpu.ledger().process(job.tgid()).expect("it is in the ledger").devices[0].used_bytes;
+    assert!(older_bytes >= CONTEXT_BYTES + 256 * MIB);
+    let agent = Agent::start(&gpu);
+    let mut newer = gpu.workload();
+    newer.run(&["uuid 0", "device 0", "alloc a 8M"]);
+    explained(&gpu, &agent, newer.tgid(), is_settled);
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it takes more")["label"], "more");
+    let own = explained(&gpu, &agent, job.tgid(), is_settled)["gpus"][0].clone();
+    assert_eq!((&own["older_bytes"], &own["unexplained_bytes"]), (&older_bytes.into(), &0.into()), "{own:#}");
+    assert_eq!(sum(&own["parts"], Some("requested")), 128 * MIB, "{own:#}");
+    // What it frees of the older part has no size in its requests: the part begins again at the next settled reading.
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it frees the early part")["label"], "early part freed");
+    let left_bytes = older_bytes - 256 * MIB;
+    let own = explained(&gpu, &agent, job.tgid(), |own| is_settled(own) && own["older_bytes"] == left_bytes);
+    assert_eq!(own["gpus"][0]["unexplained_bytes"], 0, "{own:#}");
+}
+
+/// A process that is none of this one's children; it is killed when this is dropped.
+struct Orphan(libc::pid_t);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        // SAFETY: it takes numbers. It fails where the process has ended.
+        let _ = unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+}
+
+/// What is reported of a process that has ended: nothing once it is charged no more.
+fn ended(gpu: &Gpu, agent: &Agent, tgid: u32) -> Option<Value> {
+    let answer = agent.ask(gpu, ROOT, &["--json", "explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
+    let report: Value = serde_json::from_str(&answer.stdout).ok()?;
+    report["data"]["processes"].as_array()?.iter().find(|process| process["pid"] == tgid).cloned()
+}
+
+#[test]
+fn memory_that_a_forked_child_keeps_of_its_parent_has_a_row_and_a_sentence_until_the_child_ends() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 128M"]);
+    let tgid = workload.tgid();
+    explained(&gpu, &agent, tgid, is_settled);
+    let child = workload.ask("fork c")["tgid"].as_i64().expect("a child");
+    let orphan = Orphan(libc::pid_t::try_from(child).expect("a tgid"));
+    workload.report("@c sleep 600000");
+    // It would end with its parent, from which it reads.
+    let doing = format!("/proc/{child}/wchan");
+    until("the child sleeps", || std::fs::read_to_string(&doing).ok().filter(|doing| doing.contains("nanosleep")));
+    drop(Orphan(libc::pid_t::try_from(tgid).expect("a tgid")));
+    workload.wait();
+    let left = |process: &Value| process["left_behind"]["gpus"][0]["used_bytes"].as_u64();
+    let process =
+        until("what is left of it is reported", || ended(&gpu, &agent, tgid).filter(|one| left(one).is_some()));
+    assert_eq!(left(&process), Some(CONTEXT_BYTES + 128 * MIB), "{process:#}");
+    assert_eq!(process["left_behind"]["forked_pids"], json!([child]), "{process:#}");
+    assert_eq!(process["gpus"][0]["live_bytes"], CONTEXT_BYTES + 128 * MIB, "what it had last: {process:#}");
+    let shown = agent.ask(&gpu, ROOT, &["explain", "--pid", &tgid.to_string(), "--duration", "100ms"]);
+    let sentence = format!("NVML still charges it 646.0 MiB: PID {child}, which it forked, has its open files");
+    assert!(shown.stdout.contains(&sentence), "{}", shown.stdout);
+    drop(orphan);
+    until("nothing is left of it", || ended(&gpu, &agent, tgid).is_none_or(|one| left(&one).is_none()).then_some(()));
+}

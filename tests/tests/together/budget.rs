@@ -1,0 +1,264 @@
+//! What tracing a program's tensors would cost it is predicted before it is traced, and by default no more is traced than the budget allows.
+//!
+//! The rates are so far apart that no machine is slow or fast enough to change what comes of them: some hundred tensors per second, and as many as the
+//! processor can make.
+
+use std::process::Command;
+
+use memwatch_tests::report::{Report, as_recorded};
+use memwatch_tests::{Allocator, Gpu, Outcome, Program, Shape, TorchJob, Watch, until};
+use serde_json::Value;
+
+const CALM: &str = "200";
+const FAST: &str = "0";
+
+/// More events per second than any level of tracing has room for in 2 %.
+const HOT: u64 = 10_000;
+
+/// A job at the first of these rates.
+fn job(gpu: &Gpu, words: &[&str]) -> Option<TorchJob> {
+    let mut job = gpu.torch("2.15", Allocator::Native, &[&["decode_loop.py"], words].concat())?;
+    let begun = job.next_checkpoint().expect("it begins with the first rate");
+    assert_eq!(begun["label"], format!("rate {}", words[0]));
+    Some(job)
+}
+
+/// Goes on, to the end of a part or to the beginning of the next.
+fn next(job: &mut TorchJob, label: &str) -> Value {
+    job.go_on();
+    let checkpoint = job.next_checkpoint().expect("it goes on");
+    assert_eq!(checkpoint["label"], label);
+    checkpoint
+}
+
+fn level(report: &Report, job: &TorchJob) -> Value {
+    report.process(job.tgid()).map_or(Value::Null, |process| process.0["tensor_level"].clone())
+}
+
+fn is_at(report: &Report, job: &TorchJob, chosen: &str) -> bool {
+    level(report, job)["chosen"] == chosen
+}
+
+/// What the allocator of its only device has.
+fn sums(report: &Report, job: &TorchJob) -> Value {
+    report.process(job.tgid()).map_or(Value::Null, |process| process.0["tensor"]["gpus"][0].clone())
+}
+
+/// How many tensors have come.
+fn allocations(report: &Report, job: &TorchJob) -> Option<u64> {
+    sums(report, job)["allocations"].as_u64()
+}
+
+fn has_tensors(report: &Report, job: &TorchJob) -> bool {
+    sums(report, job).is_object()
+}
+
+/// Whether the line that makes the tensors has some of what came.
+fn has_lines(report: &Report, job: &TorchJob) -> bool {
+    let Some(process) = report.process(job.tgid()) else { return false };
+    let sites = process.0["tensor"]["places"][0]["sites"].as_array().map_or(&[][..], Vec::as_slice);
+    let is_counted = |site: &&Value| site["function"] == "run" && site["allocations"].as_u64() > Some(0);
+    sites.iter().any(|site| is_counted(&site))
+}
+
+/// Waits until memwatch's totals, peaks and counts are the ones that PyTorch has at a checkpoint at which it rests.
+fn until_equal(watch: &mut Watch, job: &TorchJob, checkpoint: &Value) -> Report {
+    let stats = &checkpoint["devices"][0]["memory_stats"];
+    let keys = [
+        ("allocated_bytes", "allocated_bytes.all.current"),
+        ("reserved_bytes", "reserved_bytes.all.current"),
+        ("active_bytes", "active_bytes.all.current"),
+        ("requested_bytes", "requested_bytes.all.current"),
+        ("peak_allocated_bytes", "allocated_bytes.all.peak"),
+        ("peak_reserved_bytes", "reserved_bytes.all.peak"),
+        ("allocations", "allocation.all.allocated"),
+        ("frees", "allocation.all.freed"),
+    ];
+    watch.until(|report| {
+        let ours = sums(report, job);
+        keys.iter().all(|(own, theirs)| stats[theirs].is_u64() && ours[own] == stats[theirs])
+    })
+}
+
+/// Waits until what is in a recording is like this: it is read while it is written.
+fn until_recorded(gpu: &Gpu, path: &str, holds: impl Fn(&Report) -> bool) {
+    until("the recording is as expected", || {
+        let outcome = gpu.run_memwatch(&["report", "--json", path]);
+        (outcome.code == 0 && holds(&Report::parse(&outcome.stdout))).then_some(())
+    });
+}
+
+#[test]
+fn a_calm_program_is_traced_with_modules_and_lines() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(job) = job(&gpu, &[CALM]) else { return };
+    let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
+    let report = watch.until(|report| has_lines(report, &job));
+    let chosen = level(&report, &job);
+    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"layers".into(), &"layers".into()), "{chosen}");
+    let (price, budget) = (&chosen["predicted_seconds_per_second"], &chosen["budget_seconds_per_second"]);
+    assert!(price.as_f64() < Some(0.02) && price.as_f64() > Some(0.0) && budget == 0.02, "{chosen}");
+}
+
+/// The whole course: calm, hot, calm again.
+#[test]
+fn a_program_that_becomes_hot_is_read_until_it_is_calm_again_and_its_totals_are_right_throughout() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = job(&gpu, &[CALM, FAST, CALM, "--rest"]) else { return };
+    let mut watch = gpu.watch(&["--no-agent", "--pid", &job.tgid().to_string()]);
+    watch.until(|report| is_at(report, &job, "layers") && has_lines(report, &job));
+    let calm = next(&mut job, &format!("rest after {CALM}"));
+    until_equal(&mut watch, &job, &calm);
+    next(&mut job, &format!("rate {FAST}"));
+    let lowered = level(&watch.until(|report| is_at(report, &job, "read")), &job);
+    assert!(lowered["tensor_events_per_second"].as_u64() > Some(HOT), "{lowered}");
+    let (price, asked) = (&lowered["predicted_seconds_per_second"], &lowered["predicted_seconds_per_second_asked"]);
+    assert!(price == 0.0 && asked.as_f64() > Some(0.02) && lowered["asked"] == "layers", "{lowered}");
+    // As long as it is hot it stays there, and its totals go on.
+    let mut counts = Vec::new();
+    for _ in 0..20 {
+        let report = watch.next_report();
+        assert!(is_at(&report, &job, "read"), "{report:#?}");
+        counts.extend(allocations(&report, &job));
+    }
+    assert!(counts.is_sorted() && counts.first() < counts.last(), "{counts:?}");
+    let hot = next(&mut job, &format!("rest after {FAST}"));
+    let equal = until_equal(&mut watch, &job, &hot);
+    assert_eq!(sums(&equal, &job)["observed_by"], "numbers");
+    next(&mut job, &format!("rate {CALM}"));
+    let raised = watch.until(|report| is_at(report, &job, "layers"));
+    assert_eq!(level(&raised, &job)["asked"], "layers");
+    let before = allocations(&raised, &job);
+    let again = watch.until(|report| has_lines(report, &job) && allocations(report, &job) > before);
+    assert!(is_at(&again, &job, "layers"), "{again:#?}");
+    let end = next(&mut job, &format!("rest after {CALM}"));
+    until_equal(&mut watch, &job, &end);
+}
+
+#[test]
+fn each_change_of_a_level_is_one_line_and_stands_in_the_recording() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = job(&gpu, &[CALM, FAST, CALM]) else { return };
+    let (tgid, path) = (job.tgid(), gpu.directory().join("job.mwr").display().to_string());
+    let words = ["record", "--json", "--pid", &tgid.to_string(), "-o", &path];
+    let mut recorder = Program::start_with_errors(gpu.memwatch(&words));
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
+    next(&mut job, &format!("rate {FAST}"));
+    let line = recorder.until_line_with("tensor events/s");
+    let rest = format!("would slow PID {tgid} by about ");
+    assert!(line.contains(&rest) && line.ends_with(" % (budget 2 %). To trace anyway: --tensors=layers"), "{line}");
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "read"));
+    next(&mut job, &format!("rate {CALM}"));
+    let line = recorder.until_line_with("traced again");
+    assert!(
+        line.starts_with(&format!("memwatch: tensors, lines and modules of PID {tgid} are traced again")),
+        "{line}"
+    );
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "layers"));
+    recorder.signal(libc::SIGINT);
+    assert_eq!(recorder.end(), 0);
+}
+
+#[test]
+fn a_recording_of_a_program_that_becomes_hot_says_what_its_recorder_reported() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = job(&gpu, &[CALM, FAST]) else { return };
+    let (tgid, path) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
+    let mut recorder = Program::start(gpu.memwatch(&["record", "--json", "--pid", &tgid, "-o", &path]));
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "layers") && has_tensors(report, &job));
+    next(&mut job, &format!("rate {FAST}"));
+    until_recorded(&gpu, &path, |report| is_at(report, &job, "read"));
+    recorder.signal(libc::SIGINT);
+    let reported = recorder.next_line().expect("it says what it has");
+    assert_eq!(recorder.end(), 0, "{reported}");
+    let replayed = Outcome::of(gpu.memwatch(&["report", "--json", &path]));
+    assert_eq!(as_recorded(&replayed.stdout), reported);
+    let report = Report::parse(&reported);
+    assert!(has_tensors(&report, &job), "what was traced by then is there");
+    assert_eq!(level(&report, &job)["asked"], "layers");
+}
+
+#[test]
+fn without_a_limit_a_hot_program_is_traced_and_its_price_is_known() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(job) = job(&gpu, &[FAST]) else { return };
+    let mut watch = gpu.watch(&["--no-agent", "--budget=none", "--pid", &job.tgid().to_string()]);
+    let chosen = level(&watch.until(|report| has_lines(report, &job)), &job);
+    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"layers".into(), &"layers".into()), "{chosen}");
+    assert!(chosen["budget_seconds_per_second"].is_null(), "{chosen}");
+    assert!(chosen["predicted_seconds_per_second"].as_f64() > Some(0.02), "{chosen}");
+}
+
+#[test]
+fn a_level_that_is_asked_for_is_obeyed_and_its_price_is_printed_first() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(job) = job(&gpu, &[FAST]) else { return };
+    let tgid = job.tgid().to_string();
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=sites", "--pid", &tgid]);
+    let chosen = level(&watch.until(|report| has_lines(report, &job)), &job);
+    assert_eq!((&chosen["asked"], &chosen["chosen"]), (&"sites".into(), &"sites".into()), "{chosen}");
+    assert!(chosen["predicted_seconds_per_second"].as_f64() > Some(0.02), "{chosen}");
+    drop(watch);
+    for words in [&["--json", "--tensors=sites"][..], &["sites", "--duration", "10m"]] {
+        let mut program = Program::start_with_errors(gpu.memwatch(&[words, &["--no-agent", "--pid", &tgid]].concat()));
+        let price = program.until_line_with("tensor events/s");
+        assert!(price.contains(&format!("tracing slows PID {tgid} by about ")), "{price}");
+    }
+}
+
+#[test]
+fn a_budget_that_is_none_is_refused_with_2() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    for wrong in ["-1", "abc", "-2%", "101", "2%%"] {
+        let sentence = "a budget is a part of one processor from 0 to 100 percent, such as 2%, or none for no limit";
+        let budget = format!("--budget={wrong}");
+        for words in [&[&*budget][..], &["doctor", "--pid", "1", &budget]] {
+            let outcome = gpu.run_memwatch(words);
+            outcome.assert_ended_with(2, &[sentence, wrong]);
+            assert_eq!(outcome.stdout, "", "{wrong}");
+        }
+    }
+}
+
+/// What the doctor says of processes, in JSON.
+fn prices(gpu: &Gpu, words: &[&str]) -> Value {
+    let outcome = gpu.run_memwatch(&[&["doctor", "--json"], words].concat());
+    outcome.assert_ended_with(0, &[]);
+    Report::parse(&outcome.stdout).json()["data"]["prices"].clone()
+}
+
+/// Each level with its price, and which of them fit.
+fn fitting(process: &Value) -> Vec<&str> {
+    let levels = process["levels"].as_array().expect("a list of levels");
+    let price = |level: &&Value| level["predicted_seconds_per_second"].as_f64();
+    assert!(levels.len() == 4 && levels.iter().collect::<Vec<_>>().is_sorted_by_key(price), "{process:#}");
+    levels.iter().filter(|level| level["fits_budget"] == true).filter_map(|level| level["level"].as_str()).collect()
+}
+
+#[test]
+fn the_doctor_predicts_the_price_of_each_level_and_says_which_is_chosen() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let (Some(calm), Some(hot)) = (job(&gpu, &[CALM]), job(&gpu, &[FAST])) else { return };
+    let mut stranger = Command::new("sleep");
+    stranger.arg("1000");
+    let mut stranger = Program::start(stranger);
+    let named = [calm.tgid(), hot.tgid(), stranger.tgid()].map(|tgid| tgid.to_string());
+    let words = ["--pid", &named[0], "--pid", &named[1], "--pid", &named[2]];
+    let report = prices(&gpu, &words);
+    assert_eq!((&report["budget_seconds_per_second"], &report["probe_measured"]), (&0.02.into(), &true.into()));
+    assert!(report["probe_ns"].as_u64() > Some(0), "{report:#}");
+    let [first, second, third] = [0, 1, 2].map(|index| &report["processes"][index]);
+    assert_eq!((fitting(first), &first["chosen"]), (vec!["read", "blocks", "sites", "layers"], &"layers".into()));
+    assert_eq!((fitting(second), &second["chosen"]), (vec!["read"], &"read".into()), "{second:#}");
+    assert!(second["tensor_events_per_second"].as_u64() > Some(HOT), "{second:#}");
+    assert!(third["reason"].as_str().is_some_and(|why| why.contains("PyTorch with CUDA is not loaded")), "{third:#}");
+    let unlimited = prices(&gpu, &["--budget=none", "--pid", &named[1]]);
+    assert_eq!(unlimited["processes"][0]["chosen"], "layers");
+    let text = gpu.run_memwatch(&["doctor", "--pid", &named[1]]);
+    text.assert_ended_with(0, &[]);
+    assert!(text.stdout.contains("without --tensors it is traced at level read"), "{text:#?}");
+    stranger.signal(libc::SIGKILL);
+    assert_eq!(stranger.end(), -1);
+    gpu.run_memwatch(&["doctor", "--pid", &named[2]])
+        .assert_ended_with(6, &[&format!("there is no process {}", named[2])]);
+}

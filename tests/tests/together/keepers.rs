@@ -1,0 +1,102 @@
+//! Who keeps what grows: eleven kinds of leaks, each found with the path that keeps it, by reading alone and by a trace.
+
+use memwatch_tests::places::PlacesWatch;
+use memwatch_tests::{Allocator, Gpu, Outcome, Shape, TorchJob};
+use serde_json::Value;
+
+/// Each keeper of `keepers.py`, and the path that leads to its tensors.
+const PATHS: [(&str, &str); 11] = [
+    ("list", "keepers.py:main: history[*]"),
+    ("dict", "by_step[*]"),
+    ("attribute", "trainer.outputs[*]"),
+    ("closure", "callbacks[*].__closure__[*].cell_contents"),
+    ("graph", "keepers.py:main: steps.total"),
+    ("hook", "model._forward_hooks[*].__closure__[*].cell_contents[*]"),
+    ("tensor_hook", "keepers.py:main: steps.weight._backward_hooks[*].args[*]"),
+    ("cache", "cached[*]"),
+    ("exception", "errors[*].__traceback__.tb_next.tb_frame → keepers.py:fail: logits"),
+    ("class_attribute", "Trainer.everything[*]"),
+    ("registry", "keepers_registry.ENTRIES[*]"),
+];
+
+fn findings(report: &Value) -> impl Iterator<Item = &Value> {
+    report["data"]["processes"][0]["findings"].as_array().into_iter().flatten()
+}
+
+/// The path that a keeper is printed with: of an autograd graph that of the tensor it belongs to.
+fn path(keeper: &Value) -> &str {
+    keeper["kept_by"].as_str().or_else(|| keeper["name"].as_str()).unwrap_or_default()
+}
+
+fn parsed(ended: &Outcome) -> Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| panic!("{error} in {ended:?}"))
+}
+
+/// The paths that grow, by reading alone.
+fn growing(report: &Value) -> Vec<&str> {
+    let grows = findings(report).filter(|finding| finding["verdict"] == "leak" && finding["level"] == "name");
+    grows.map(|finding| path(&finding["keepers"][0])).collect()
+}
+
+/// Watches a job that rests without a probe, while something happens to it: what is reported then of how the readings ended.
+pub(crate) fn end_of_readings(gpu: &Gpu, job: &mut TorchJob, happens: impl FnOnce(&mut TorchJob)) -> String {
+    let tgid = job.tgid().to_string();
+    let words = ["leak", "--json", "--read-only", "--interval", "100ms", "--duration", "10m", &tgid];
+    let watch = PlacesWatch::of(gpu.memwatch(&words));
+    happens(job);
+    let report = watch.ended();
+    let process = &report["data"]["processes"][0];
+    assert!(process["readings"]["count"].as_u64() >= Some(1), "{report:#}");
+    process["readings"]["ended"].as_str().unwrap_or_else(|| panic!("{report:#}")).to_owned()
+}
+
+#[test]
+fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["keepers.py", "--hold"]) else { return };
+    assert_eq!(job.next_checkpoint().expect("it holds")["label"], "begun");
+    let tgid = job.tgid().to_string();
+    let traced = PlacesWatch::of(gpu.memwatch(&["--no-agent", "leak", "--json", "--duration", "10m", "--pid", &tgid]));
+    job.go_on();
+    // A trace has a verdict after ten seconds. On a busy machine that is too short: a reading in the middle of a step misses names.
+    let mut report = Value::Null;
+    for duration in ["16s", "32s", "64s"] {
+        let words = ["--json", "leak", "--read-only", "--interval", "400ms", "--duration", duration, &tgid];
+        let ended = gpu.run_memwatch(&words);
+        // Nothing may be allocated when it looks first.
+        if ended.code != 0 {
+            continue;
+        }
+        report = parsed(&ended);
+        let growing = growing(&report);
+        if PATHS.iter().all(|(_, path)| growing.contains(path)) {
+            break;
+        }
+    }
+    let names = growing(&report);
+    for (keeper, path) in PATHS {
+        assert!(names.contains(&path), "{keeper}: {path} is not among {names:?}");
+    }
+    let history = findings(&report).find(|finding| path(&finding["keepers"][0]) == PATHS[0].1).expect("it grows");
+    assert!(history["blocks"]["came"].as_u64() > Some(3) && history["keepers"][0]["newest"].is_string(), "{history}");
+    assert!(report["data"]["processes"][0]["readings"]["count"].as_u64() >= Some(10), "{report}");
+    // It rests, so that nothing changes while it is read who keeps what.
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it stops")["label"], "kept");
+    let traced = traced.interrupt();
+    let leaks: Vec<&Value> = findings(&traced).filter(|finding| finding["verdict"] == "leak").collect();
+    let keepers = leaks.iter().flat_map(|finding| finding["keepers"].as_array().into_iter().flatten());
+    let paths: Vec<&str> = keepers.map(path).collect();
+    for (keeper, path) in PATHS {
+        assert!(paths.contains(&path), "{keeper}: {path} is not among {paths:?} of {leaks:#?}");
+    }
+    let functions: Vec<_> = leaks.iter().filter_map(|finding| finding["function"].as_str()).collect();
+    assert_eq!(functions.iter().filter(|function| **function == "made").count(), 1, "ten keep what one line takes");
+    let by_name = gpu.run_memwatch(&["holdings", "keepers.py", "--top", "100"]);
+    by_name.assert_ended_with(0, &[]);
+    assert!(by_name.stdout.contains(PATHS[0].1), "{}", by_name.stdout);
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it goes on")["label"], "goes");
+    let end = end_of_readings(&gpu, &mut job, TorchJob::go_on);
+    assert_eq!(end, "the process runs another program now (exec): sleep 600");
+}

@@ -1,0 +1,3 @@
+"""A module that other modules leave things in."""
+
+ENTRIES: dict[str, object] = {}

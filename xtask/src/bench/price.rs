@@ -1,0 +1,225 @@
+//! `cargo xtask bench price`: what each level costs the two programs that pay most, beside the goals.
+//!
+//! A small model in training and a decode loop, both as fast as the processor lets them be. Shares of added time and nanoseconds per event are of the
+//! shortest steps, which a busy machine disturbs least.
+
+use super::DOCUMENT;
+use super::report::PRICE;
+use super::training::{Measured, Mode, Tools, Training, VERSION, in_turns, least, middle};
+use crate::args::Args;
+use crate::document;
+use crate::repo::Repo;
+use crate::table::Table;
+use anyhow::{Result, bail};
+use std::fmt::Write as _;
+use std::process::Command;
+
+const ROUNDS: u64 = 6;
+/// Fewer events than this per second are no test of the price.
+const LEAST_RATE: f64 = 100_000.0;
+/// A step of training takes as long as several of decoding.
+const PROGRAMS: [(&str, &[&str], u64); 2] =
+    [("a small model, training", &[], 300), ("decoding with a KV cache", &["--decode"], 1_500)];
+
+/// What a mode may take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Goal {
+    /// Nothing is asked of it.
+    None,
+    /// So much more of a step, percent.
+    Percent(f64),
+    /// So many times what the empty count takes.
+    Times(f64),
+}
+
+/// The modes, and how many probes each event passes in them: one that comes is reported and traced, one that goes is reported, its request completed and
+/// traced; at `layers` the nodes of the graph have some as well.
+const MODES: [(Mode, Goal); 8] = [
+    (Mode::Nobody, Goal::None),
+    (Mode::Memwatch(&[]), Goal::Percent(2.0)),
+    (Mode::Memwatch(&["--budget=0"]), Goal::Percent(0.2)),
+    (Mode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
+    (Mode::Memwatch(&["--tensors=sites"]), Goal::Times(1.6)),
+    (Mode::Memwatch(&["--tensors=layers"]), Goal::Times(3.0)),
+    (Mode::History, Goal::None),
+    (Mode::Count, Goal::None),
+];
+
+/// What an event costs in one mode.
+struct Price {
+    /// What is added to the shortest step, percent.
+    added_percent: f64,
+    /// Nanoseconds.
+    event_ns: f64,
+    /// Of what the empty count takes.
+    times: f64,
+}
+
+/// Builds everything, measures, prints the tables and writes them into docs/overhead.md.
+pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
+    let rounds = args.count("--rounds")?.unwrap_or(ROUNDS);
+    args.finish()?;
+    let tools = Tools::build(repo, "price")?;
+    let bpftrace = crate::run::first_line(Command::new("bpftrace").arg("--version"))?;
+    let mut text = format!("{}, PyTorch {VERSION}, {bpftrace}.\n", document::machine()?);
+    for (program, words, steps) in PROGRAMS {
+        let mut training = Training::start(repo, &tools.driver, words)?;
+        let measured = in_turns(&mut training, &tools, &MODES.map(|(mode, _)| mode), (rounds, steps))?;
+        text.push_str(&part((program, rounds, steps), &measured)?);
+    }
+    println!("{text}");
+    document::update(&repo.path(DOCUMENT), &PRICE, &text)
+}
+
+/// One program: its table, and the goals that were missed.
+fn part((program, rounds, steps): (&str, u64, u64), measured: &[Measured]) -> Result<String> {
+    let (events, base_ns) = (measured[0].events_per_step, least(&measured[0].shortest_ns));
+    let rate = events / (base_ns / 1e9);
+    if rate < LEAST_RATE {
+        bail!("{program} has {rate:.0} tensor events per second, which is no test of the price");
+    }
+    let mut text = String::new();
+    write!(
+        text,
+        "\n**{program}**: {rounds} rounds of {steps} steps, {events:.0} tensor events in each, {rate:.0} a second while nobody watches; milliseconds per step.\n\n"
+    )?;
+    let mut table = Table::new(&[
+        "watched by",
+        "shortest",
+        "median",
+        "95 % of the median",
+        "added to the shortest, %",
+        "ns per tensor event",
+        "times the count",
+        "goal",
+        "reached",
+    ]);
+    let prices = prices(measured);
+    let mut missed = String::new();
+    for ((measured, price), (_, goal)) in measured.iter().zip(&prices).zip(MODES) {
+        let (low, high) = interval(&measured.median_ns);
+        let is_base = measured.mode == Mode::Nobody;
+        let added = |of: String| if is_base { String::new() } else { of };
+        let (wanted, reached) = judged(goal, price);
+        table.row(vec![
+            measured.mode.title(),
+            format!("{:.3}", least(&measured.shortest_ns) / 1e6),
+            format!("{:.3}", middle(&measured.median_ns) / 1e6),
+            format!("{:.3} to {:.3}", low / 1e6, high / 1e6),
+            added(format!("{:.1}", price.added_percent)),
+            added(format!("{:.0}", price.event_ns)),
+            added(format!("{:.2}", price.times)),
+            wanted,
+            reached.map_or_else(String::new, |reached| if reached { "yes" } else { "no" }.to_owned()),
+        ]);
+        if reached == Some(false) {
+            writeln!(missed, "* {}: {}", measured.mode.title(), excess(goal, price))?;
+        }
+    }
+    text.push_str(&table.text());
+    if !missed.is_empty() {
+        write!(text, "\nMissed:\n\n{missed}")?;
+    }
+    Ok(text)
+}
+
+fn prices(measured: &[Measured]) -> Vec<Price> {
+    let (base_ns, events) = (least(&measured[0].shortest_ns), measured[0].events_per_step);
+    let added_ns = |one: &Measured| least(&one.shortest_ns) - base_ns;
+    let count_ns = measured.iter().find(|one| one.mode == Mode::Count).map_or(f64::NAN, added_ns);
+    let price = |one: &Measured| Price {
+        added_percent: 100.0 * added_ns(one) / base_ns,
+        event_ns: added_ns(one) / events,
+        times: added_ns(one) / count_ns,
+    };
+    measured.iter().map(price).collect()
+}
+
+/// A goal in words, and whether it is reached.
+fn judged(goal: Goal, price: &Price) -> (String, Option<bool>) {
+    match goal {
+        Goal::None => (String::new(), None),
+        Goal::Percent(most) => (format!("≤ {most} %"), Some(price.added_percent <= most)),
+        Goal::Times(most) => (format!("≤ {most} ×"), Some(price.times <= most)),
+    }
+}
+
+/// By how much a goal is missed.
+fn excess(goal: Goal, price: &Price) -> String {
+    match goal {
+        Goal::None => String::new(),
+        Goal::Percent(most) => format!("{:.1} points above the goal.", price.added_percent - most),
+        Goal::Times(most) => {
+            let count_ns = price.event_ns / price.times;
+            format!(
+                "{:.2} × instead of {most}: {:.0} ns an event too many. The count, one trap an event, takes {count_ns:.0} of its {:.0} ns.",
+                price.times,
+                price.event_ns - most * count_ns,
+                price.event_ns
+            )
+        }
+    }
+}
+
+/// Between which two of these values the true median lies, in 95 of 100 cases or more, whatever their distribution; the lowest and the highest, where they are
+/// too few for that.
+fn interval(values: &[f64]) -> (f64, f64) {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    // Of fair coins so many fall on one side: at most `left_out` of them in less than 2.5 of 100 cases.
+    let all = 0.5_f64.powi(i32::try_from(sorted.len()).unwrap_or(i32::MAX));
+    let (mut ways, mut below, mut left_out) = (1.0, all, 0);
+    while below <= 0.025 && 2 * (left_out + 1) < sorted.len() {
+        ways *= f64::from(u32::try_from(sorted.len() - left_out).unwrap_or(u32::MAX))
+            / f64::from(u32::try_from(left_out + 1).unwrap_or(u32::MAX));
+        below += ways * all;
+        if below > 0.025 {
+            break;
+        }
+        left_out += 1;
+    }
+    match (sorted.get(left_out), sorted.get(sorted.len().wrapping_sub(1 + left_out))) {
+        (Some(low), Some(high)) => (*low, *high),
+        _ => (f64::NAN, f64::NAN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(mode: Mode, shortest_ns: f64) -> Measured {
+        Measured { mode, shortest_ns: vec![shortest_ns], median_ns: vec![shortest_ns], events_per_step: 100.0 }
+    }
+
+    #[test]
+    fn a_price_is_of_the_shortest_steps_and_beside_the_count() {
+        let all = [
+            measured(Mode::Nobody, 1_000_000.0),
+            measured(Mode::Memwatch(&[]), 1_010_000.0),
+            measured(Mode::Count, 1_050_000.0),
+        ];
+        let prices = prices(&all);
+        assert!((prices[1].added_percent - 1.0).abs() < 1e-9 && (prices[1].event_ns - 100.0).abs() < 1e-9);
+        assert!((prices[1].times - 0.2).abs() < 1e-9 && (prices[2].times - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_goal_that_is_missed_says_by_how_much() {
+        let price = Price { added_percent: 9.0, event_ns: 1_500.0, times: 3.0 };
+        assert_eq!(judged(Goal::Percent(2.0), &price), ("≤ 2 %".to_owned(), Some(false)));
+        assert_eq!(judged(Goal::Times(3.0), &price), ("≤ 3 ×".to_owned(), Some(true)));
+        assert_eq!(excess(Goal::Percent(2.0), &price), "7.0 points above the goal.");
+        assert!(excess(Goal::Times(1.3), &price).starts_with("3.00 × instead of 1.3: 850 ns an event too many."));
+    }
+
+    #[test]
+    fn an_interval_of_a_median_is_of_two_of_the_values() {
+        let values = |count: u32| (1..=count).map(f64::from).collect::<Vec<_>>();
+        assert_eq!(interval(&values(3)), (1.0, 3.0));
+        assert_eq!(interval(&values(6)), (1.0, 6.0));
+        assert_eq!(interval(&values(9)), (2.0, 8.0));
+        assert_eq!(interval(&values(15)), (4.0, 12.0));
+        assert!(interval(&[]).0.is_nan());
+    }
+}
