@@ -25,7 +25,10 @@ const IS_CLASS: u64 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Head {
     Empty,
+    /// Both its ends lead back to it.
     Full,
+    /// One of them does: the program adds an object to the young ones, or the collector counts references in the links, while it is read.
+    Moving,
 }
 
 /// The addresses of the heads of all generations of an interpreter; `None` where none are found, as in a free-threaded build.
@@ -74,7 +77,11 @@ fn head_at(memory: &impl Memory, bytes: &[u8], offset: usize, address: u64) -> O
         return None;
     }
     let is_linked = |node: u64, offset: u32| Some(memory.u64(at(node, offset)?)? & LINK == address);
-    (is_linked(next, 8)? && is_linked(previous, 0)?).then_some(Head::Full)
+    match (is_linked(next, 8), is_linked(previous, 0)) {
+        (Some(true), Some(true)) => Some(Head::Full),
+        (Some(true), _) | (_, Some(true)) => Some(Head::Moving),
+        _ => None,
+    }
 }
 
 /// Whether an object stands at an address: its class is one, and so is the class of that.
@@ -89,4 +96,78 @@ fn is_object(memory: &impl Memory, object: u64) -> bool {
         is_class(class(own)?)
     };
     checked() == Some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    const INTERPRETER: u64 = 0x10_0000;
+    const GENERATIONS: u64 = INTERPRETER + 0x100;
+
+    /// Words by their addresses; what else there is of the interpreter's pages is 0.
+    struct Words(HashMap<u64, u64>);
+
+    impl Memory for Words {
+        fn fill(&self, address: u64, into: &mut [u8]) -> bool {
+            for (byte, at) in into.iter_mut().zip(address..) {
+                let word = self.0.get(&(at & !7)).copied();
+                let is_interpreter = (INTERPRETER..INTERPRETER + SCANNED_BYTES).contains(&at);
+                let Some(word) = word.or_else(|| is_interpreter.then_some(0)) else { return false };
+                *byte = word.to_le_bytes()[usize::try_from(at & 7).unwrap()];
+            }
+            true
+        }
+    }
+
+    /// An interpreter with two objects in each generation; those of generation `number` lie at `0x20_0000 * (number + 1)`.
+    fn interpreter() -> Words {
+        let (class, metaclass) = (0x1_0000_u64, 0x1_1000);
+        let mut words = HashMap::from([(class + 8, metaclass), (metaclass + 8, metaclass)]);
+        words.insert(metaclass + u64::from(TYPE_FLAGS), IS_CLASS);
+        for number in 0..3 {
+            let head = GENERATIONS + number * GENERATION_BYTES as u64;
+            let (first, last) = (0x20_0000 * (number + 1), 0x20_0000 * (number + 1) + 0x1000);
+            words.extend([(head, first), (head + 8, last)]);
+            words.extend([(first, last), (first + 8, head), (last, head), (last + 8, first)]);
+            words.extend([(first + 16, 1), (first + 24, class), (last + 16, 1), (last + 24, class)]);
+        }
+        Words(words)
+    }
+
+    fn heads() -> Vec<u64> {
+        (0..3).map(|number| GENERATIONS + number * GENERATION_BYTES as u64).collect()
+    }
+
+    #[test]
+    fn generations_are_found_by_what_a_list_is() {
+        assert_eq!(generations(&interpreter(), INTERPRETER), Some(heads()));
+    }
+
+    #[test]
+    fn generations_are_found_while_the_program_adds_an_object_to_the_young_ones() {
+        let mut moving = interpreter();
+        // The last object that the head led to has another one behind it by now.
+        moving.0.insert(0x20_1000, 0x20_2000);
+        assert_eq!(generations(&moving, INTERPRETER), Some(heads()));
+    }
+
+    #[test]
+    fn generations_are_found_while_the_collector_counts_references_in_the_links() {
+        let mut counting = interpreter();
+        for number in 0..2 {
+            counting.0.insert(0x20_0000 * (number + 1) + 8, 4);
+        }
+        assert_eq!(generations(&counting, INTERPRETER), Some(heads()));
+    }
+
+    #[test]
+    fn what_leads_nowhere_is_no_generation() {
+        let mut broken = interpreter();
+        broken.0.insert(0x20_1000, 0x20_2000);
+        broken.0.insert(0x20_0008, 4);
+        assert_eq!(generations(&broken, INTERPRETER), None);
+    }
 }

@@ -10,6 +10,7 @@ mod moving;
 mod numbers;
 mod reading;
 mod refusal;
+mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use crate::rtti;
 pub use calibration::{BlockLayout, Calibration};
 use devices::Moment;
 pub use refusal::{Contradiction, Refusal};
+pub use standing::standing;
 
 /// `c10::cuda::CUDACachingAllocator::allocator`, which `libc10_cuda.so` exports: the address of the process's allocator.
 pub const ALLOCATOR_SYMBOL: &str = "_ZN3c104cuda20CUDACachingAllocator9allocatorE";

@@ -1,14 +1,13 @@
 //! The books of a process's caching allocators, read from its memory: nothing is stopped, attached or written.
 
-use std::collections::HashMap;
 use std::io;
 use std::thread::sleep;
 use std::time::Duration;
 
-use memwatch_core::input::books::{BookBlock, Books, MovingBooks, Numbers};
+use memwatch_core::input::books::{Books, MovingBooks, Numbers};
 use memwatch_core::words::Tgid;
 use memwatch_inspect::pytorch::{
-    ALLOCATOR_SYMBOL, Calibration, Refusal, device_allocators, read, read_moving, read_numbers,
+    ALLOCATOR_SYMBOL, Calibration, Refusal, device_allocators, read, read_moving, read_numbers, standing,
 };
 
 use super::known_builds;
@@ -120,21 +119,14 @@ impl BooksReader {
     /// # Errors
     /// The allocators are not understood, or no reading found a block.
     pub(crate) fn read_standing(&self) -> Result<MovingBooks, BooksError> {
-        let mut standing = self.read_moving_some()?;
-        for _ in 1..STANDING_READINGS {
+        let mut readings = vec![self.read_moving_some()?];
+        while readings.len() < STANDING_READINGS {
             sleep(BETWEEN_STANDING);
-            let next = self.read_moving_some()?;
-            for device in &mut standing.devices {
-                let again = next.devices.iter().find(|again| again.ordinal == device.ordinal);
-                // An allocator that is not found this once says nothing of its blocks.
-                let Some(again) = again else { continue };
-                let found: HashMap<u64, &BookBlock> = again.blocks.iter().map(|block| (block.address, block)).collect();
-                device.blocks.retain(|block| found.get(&block.address) == Some(&block));
-                (device.allocated_bytes, device.reserved_bytes) = (again.allocated_bytes, again.reserved_bytes);
-            }
-            standing.time_ns = next.time_ns;
+            readings.push(self.read_moving_some()?);
         }
-        Ok(standing)
+        // The last one is confirmed at once.
+        readings.push(self.read_moving_some()?);
+        standing(&readings).ok_or_else(|| Refusal::Busy.into())
     }
 
     /// A reading that has found blocks: one may meet the allocators just when nothing is in its place.

@@ -38,8 +38,9 @@ const WORKSPACES: [&str; 3] = [
 
 /// For how long a whole reading is tried of a process whose allocators are at work; then the blocks that stand still are read.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Readings of which the best is taken.
+/// Readings with names of which the best is taken, and readings in all: a program that goes on may hide its objects in one.
 const MOST_READINGS: usize = 3;
+const MOST_TRIES: usize = 6;
 /// Between two tries.
 const BETWEEN: Duration = Duration::from_millis(10);
 
@@ -103,11 +104,15 @@ impl HoldingsReader {
     /// Their books are not understood, or no block stands still.
     pub(crate) fn read_patiently(&mut self) -> Result<(Holdings, Vec<DeviceTotals>), BooksError> {
         let mut best = self.read_within(PATIENCE)?;
-        for _ in 1..MOST_READINGS {
-            if lacks(&best.0) == (false, 0) || self.is_unchanged(&best.0) {
+        let runs_python = self.layout.is_ok();
+        let has_names = |holdings: &Holdings| !runs_python || holdings.without_names.is_none();
+        let mut readings = usize::from(has_names(&best.0));
+        for _ in 1..MOST_TRIES {
+            if readings >= MOST_READINGS || lacks(&best.0) == Lacks::default() || self.is_unchanged(&best.0) {
                 break;
             }
             let next = self.read_within(PATIENCE)?;
+            readings += usize::from(has_names(&next.0));
             if lacks(&next.0) < lacks(&best.0) {
                 best = next;
             }
@@ -181,10 +186,22 @@ impl HoldingsReader {
     }
 }
 
-/// Whether objects are missing in a reading, and of how many bytes nothing is known to lead to them: the less, the better.
-fn lacks(holdings: &Holdings) -> (bool, u64) {
+/// What a reading lacks: the less, the better.
+#[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Lacks {
+    names: bool,
+    objects: bool,
+    /// Nothing is known to lead to them.
+    lost_bytes: u64,
+}
+
+fn lacks(holdings: &Holdings) -> Lacks {
     let lost = holdings.rows.iter().filter(|row| !row.is_found()).map(|row| row.block_bytes);
-    (holdings.is_partial, lost.fold(0, u64::saturating_add))
+    Lacks {
+        names: holdings.without_names.is_some(),
+        objects: holdings.is_partial,
+        lost_bytes: lost.fold(0, u64::saturating_add),
+    }
 }
 
 fn is_one(mapping: &Mapping, name: &str) -> bool {

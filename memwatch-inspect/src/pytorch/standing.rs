@@ -1,0 +1,121 @@
+//! The blocks that stand still while their allocators work: the ones that several readings have in common.
+//!
+//! A table that is filled meanwhile moves its entries, so that a reading may miss one that was there all the time.
+
+use std::collections::HashMap;
+
+use foldhash::fast::FixedState;
+use memwatch_core::input::books::{BookBlock, MovingBooks, MovingDevice};
+use memwatch_core::words::Ordinal;
+
+/// Readings that may miss a block that stands still.
+const MISSED: usize = 1;
+
+/// The blocks that are the same in all readings but one at the most, and are in one of the last two. The totals are those of the last one; `None` without
+/// a reading.
+pub fn standing(readings: &[MovingBooks]) -> Option<MovingBooks> {
+    let (first, last) = (readings.first()?, readings.last()?);
+    let mut ordinals: Vec<Ordinal> =
+        readings.iter().flat_map(|books| books.devices.iter().map(|device| device.ordinal)).collect();
+    ordinals.sort_unstable();
+    ordinals.dedup();
+    let devices = ordinals.into_iter().filter_map(|ordinal| device(readings, ordinal)).collect();
+    Some(MovingBooks { tgid: last.tgid, began_ns: first.began_ns, time_ns: last.time_ns, devices })
+}
+
+/// What is known of a block: how it is, in how many readings it was the same, and the last of those.
+struct Seen<'b> {
+    block: &'b BookBlock,
+    times: usize,
+    last: usize,
+    is_same: bool,
+}
+
+/// A reading that did not find the device's allocator says nothing of its blocks.
+fn device(readings: &[MovingBooks], ordinal: Ordinal) -> Option<MovingDevice> {
+    let found: Vec<&MovingDevice> =
+        readings.iter().filter_map(|books| books.devices.iter().find(|device| device.ordinal == ordinal)).collect();
+    let newest = found.last()?;
+    let mut seen = HashMap::<u64, Seen<'_>, FixedState>::default();
+    for (reading, device) in found.iter().enumerate() {
+        for block in &device.blocks {
+            let known = seen.entry(block.address).or_insert(Seen { block, times: 0, last: reading, is_same: true });
+            known.is_same &= known.block == block;
+            known.times += 1;
+            known.last = reading;
+        }
+    }
+    let stands = |known: &Seen<'_>| {
+        known.is_same && known.times + MISSED >= found.len().max(MISSED + 1) && known.last + 1 + MISSED >= found.len()
+    };
+    let mut blocks: Vec<BookBlock> = seen.values().filter(|known| stands(known)).map(|known| *known.block).collect();
+    blocks.sort_unstable_by_key(|block| block.address);
+    Some(MovingDevice { blocks, ..(*newest).clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::input::books::BookState;
+
+    use super::*;
+
+    fn block(address: u64, bytes: u64) -> BookBlock {
+        BookBlock { address, bytes, requested_bytes: bytes, state: BookState::ActiveAllocated }
+    }
+
+    fn reading(blocks: &[BookBlock]) -> MovingBooks {
+        let bytes = blocks.iter().map(|block| block.bytes).sum();
+        let device = MovingDevice {
+            ordinal: Ordinal(0),
+            allocated_bytes: bytes,
+            reserved_bytes: bytes,
+            blocks: blocks.to_vec(),
+        };
+        MovingBooks { devices: vec![device], ..MovingBooks::default() }
+    }
+
+    fn addresses(readings: &[MovingBooks]) -> Vec<u64> {
+        let books = standing(readings).expect("there are readings");
+        books.devices.iter().flat_map(|device| device.blocks.iter().map(|block| block.address)).collect()
+    }
+
+    #[test]
+    fn a_block_that_one_reading_missed_stands_still() {
+        let (kept, other) = (block(512, 512), block(2048, 1024));
+        for missed in 0..5 {
+            let readings: Vec<_> = (0..5)
+                .map(|number| if number == missed { reading(&[other]) } else { reading(&[other, kept]) })
+                .collect();
+            assert_eq!(addresses(&readings), [512, 2048], "missed in reading {missed}");
+        }
+    }
+
+    #[test]
+    fn a_block_that_comes_or_goes_meanwhile_does_not() {
+        let (old, new) = (block(512, 512), block(2048, 1024));
+        let with = |blocks: &[&[BookBlock]]| -> Vec<_> { blocks.iter().map(|blocks| reading(blocks)).collect() };
+        assert_eq!(addresses(&with(&[&[old], &[old], &[old], &[], &[]])), [0_u64; 0]);
+        assert_eq!(addresses(&with(&[&[], &[], &[old, new], &[old, new], &[old, new]])), [0_u64; 0]);
+        assert_eq!(addresses(&with(&[&[old], &[], &[old], &[], &[old]])), [0_u64; 0]);
+    }
+
+    #[test]
+    fn a_block_of_another_size_at_the_same_address_is_not_the_same() {
+        let (before, after) = (block(512, 512), block(512, 1024));
+        assert_eq!(addresses(&[reading(&[before]), reading(&[before]), reading(&[after])]), [0_u64; 0]);
+    }
+
+    #[test]
+    fn a_reading_without_the_device_takes_nothing_from_it() {
+        let kept = block(512, 512);
+        let nothing = MovingBooks::default();
+        assert_eq!(addresses(&[nothing.clone(), reading(&[kept]), nothing.clone(), reading(&[kept]), nothing]), [512]);
+        assert_eq!(standing(&[]), None);
+    }
+
+    #[test]
+    fn totals_are_those_of_the_last_reading() {
+        let books = standing(&[reading(&[block(512, 512)]), reading(&[block(512, 512), block(1024, 512)])]).unwrap();
+        assert_eq!(books.devices[0].allocated_bytes, 1024);
+    }
+}
