@@ -42,8 +42,8 @@ pub(super) fn write(
     }
     let missing: Vec<_> = snapshot.processes.iter().filter(|process| process.explained.is_none()).collect();
     for process in &missing {
-        let text = "no request of it to the kernel driver was seen: what NVML charges it is older than the watch";
-        page.line(&plain(&format!("PID {}  {}: {text}", process.tgid.0, printable(&process.command))));
+        page.line(&Sentence::new(Tone::Heading, format!("PID {}  {}", process.tgid.0, printable(&process.command))));
+        words::unseen(snapshot, process).iter().for_each(|sentence| page.line(&plain(sentence)));
         write_left_behind(&mut page, snapshot, process);
     }
     if snapshot.processes.is_empty() {

@@ -2,11 +2,12 @@
 
 use memwatch_core::kernel_driver::labels::{Label, Sure};
 use memwatch_core::kernel_driver::trust::Trust;
-use memwatch_core::snapshot::{ExplainedUse, PartView, RemainderView, Summand};
-use memwatch_core::words::Tgid;
+use memwatch_core::snapshot::{ExplainedUse, PartView, ProcessView, RemainderView, Snapshot, Summand};
+use memwatch_core::words::{GpuUuid, Tgid};
 
 use crate::render::explained::name_of;
 use crate::render::format::{bytes, count, printable, signed_bytes};
+use crate::render::sentences;
 
 /// A part is looked at for advice from this size on, in bytes.
 const WORTH_ADVICE_BYTES: u64 = 32 << 20;
@@ -46,6 +47,17 @@ pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
     parts.extend(signed("changed since NVML was read", since.unwrap_or(0)));
     let parts = if parts.is_empty() { "nothing".to_owned() } else { parts.join(" + ") };
     Some(format!("used {} = {parts}", bytes(used)))
+}
+
+/// What is known of a process that has asked the kernel driver for nothing since it is watched: a sentence for each GPU.
+pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> {
+    let charged = process.gpus.iter().filter_map(|own| Some((own.uuid.as_ref(), own.used_bytes?)));
+    let sentence = |(uuid, used): (Option<&GpuUuid>, u64)| {
+        let place = sentences::gpu_number(snapshot, uuid);
+        format!("GPU {place}  used {}: pre-existing; no request to the kernel driver was seen since", bytes(used))
+    };
+    let charged: Vec<String> = charged.map(sentence).collect();
+    if charged.is_empty() { vec!["no request of it to the kernel driver was seen".to_owned()] } else { charged }
 }
 
 /// Why the books explain nothing, or not yet; `None` where they do.
