@@ -42,6 +42,7 @@ use addresses::Addresses;
 use alias::{Aliases, Origin};
 use context::{Contexts, TornDown};
 use grants::Allocation;
+pub use reading::DriverSegment;
 use graph::{Graphs, NodeGrant, StreamKey};
 use pool::Pools;
 use tenants::Tenants;
