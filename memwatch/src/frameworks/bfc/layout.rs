@@ -133,19 +133,33 @@ fn name_offset(code: &[u8]) -> Option<u32> {
     find(code, end, LOAD, |load| load.base == RSI && load.offset == text.offset + 8).map(|_| text.offset)
 }
 
-/// `add $REGIONS, %rdi`, a call, `imul $STRIDE, m64, %reg`, `mov CHUNKS(%this), %reg`.
+/// `add $REGIONS, %rdi`, a call, and then in some order `mov CHUNKS(%this), %reg` and a product with the size of a chunk.
 fn chunks(code: &[u8]) -> Option<ChunkLayout> {
     const ADD_TO_RDI: [u8; 3] = [0x48, 0x81, 0xc7];
-    const MULTIPLY: u8 = 0x6b;
     let add = code.windows(3).position(|bytes| bytes == ADD_TO_RDI)?;
     let regions = u32::from_le_bytes(*code.get(add + 3..)?.first_chunk()?);
-    let multiply = (add + 7..code.len()).find(|at| {
-        matches!(code[*at..], [0x48..=0x4f, MULTIPLY, modrm, _, stride, ..] if modrm >> 6 == 0 && modrm & 7 == 4 && CHUNK_BYTES.contains(&stride))
-    })?;
-    let stride = u32::from(*code.get(multiply + 4)?);
-    let (vector, _) = find(code, multiply + 5, LOAD, |_| true)?;
+    let (vector, end) = find(code, add + 7, LOAD, |_| true)?;
+    let stride = (add + 7..code.len().min(end + PRODUCT_BEHIND)).find_map(|at| stride(&code[at..]))?;
     let is_behind = vector.offset > regions && regions <= MOST_OFFSET;
     is_behind.then_some(ChunkLayout { regions, chunks: vector.offset, stride })
+}
+
+/// How far behind the load of the vector the product is at most, in bytes.
+const PRODUCT_BEHIND: usize = 8;
+
+/// `imul $STRIDE, (%reg, %reg, 8), %reg`, or `shl $6, %reg` for 64.
+fn stride(code: &[u8]) -> Option<u32> {
+    const MULTIPLY: u8 = 0x6b;
+    const SHIFT: u8 = 0xc1;
+    match *code {
+        [0x48..=0x4f, MULTIPLY, modrm, _, stride, ..]
+            if modrm >> 6 == 0 && modrm & 7 == 4 && CHUNK_BYTES.contains(&stride) =>
+        {
+            Some(u32::from(stride))
+        }
+        [0x48..=0x4f, SHIFT, 0xe0..=0xe7, 6, ..] => Some(64),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -165,11 +179,18 @@ mod tests {
         0x8b, 0x94, 0x24, 0x88, 0x04, 0, 0, 0x48, 0x8b, 0x4c, 0x02, 0x18,
     ];
 
+    /// Of TensorFlow 2.21.0.
+    const LOOK_UP_64: &[u8] = &[
+        0x48, 0x81, 0xc7, 0x70, 0x05, 0, 0, 0x48, 0x89, 0xce, 0xe8, 1, 2, 3, 4, 0x48, 0xc1, 0xeb, 0x08, 0x48, 0x8b,
+        0x04, 0xd8, 0x49, 0x8b, 0x94, 0x24, 0x88, 0x05, 0, 0, 0x48, 0xc1, 0xe0, 0x06, 0x48, 0x8b, 0x4c, 0x02, 0x18,
+    ];
+
     #[test]
     fn the_offsets_of_a_build_stand_in_its_code() {
         assert_eq!(counters(CLEAR), Some(0x4b8));
         assert_eq!(name_offset(NAME), Some(0x3e8));
         assert_eq!(chunks(LOOK_UP), Some(ChunkLayout { regions: 0x470, chunks: 0x488, stride: 0x68 }));
+        assert_eq!(chunks(LOOK_UP_64), Some(ChunkLayout { regions: 0x570, chunks: 0x588, stride: 64 }));
     }
 
     #[test]

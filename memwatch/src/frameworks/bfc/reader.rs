@@ -1,6 +1,7 @@
 //! The arenas' own books, read from a process's memory: nothing is stopped, attached or written.
 //!
-//! An object begins with the address of its class's table, by which the process's heap is searched once. What is read counts only where the arena's
+//! An object begins with the address of its class's table, by which the process's heap is searched once; TensorFlow's are of a class of their own, and
+//! are known from their events alone. What is read counts only where the arena's
 //! counters are the same before and after, and the chunks add up to them.
 
 use std::io;
@@ -87,8 +88,7 @@ impl ArenaReader {
     }
 
     fn arena(&self, allocator: u64) -> Option<ArenaBook> {
-        let is_one = self.table.is_none_or(|table| self.space.u64(allocator) == Some(table));
-        let before = self.counters(allocator).filter(|_| is_one)?;
+        let before = self.counters(allocator)?;
         let name = self.name(allocator)?;
         let parts = self.layout.chunks.and_then(|layout| self.chunks(allocator, layout));
         let (regions, chunks) = parts.unwrap_or_default();
