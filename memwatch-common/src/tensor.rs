@@ -6,7 +6,7 @@ mod plan;
 mod table;
 
 pub use plan::{CHUNK_FREED, CHUNK_GRANTED, ONLY_LISTED, Statistics, TensorPlan, Text, Walk};
-pub use table::{Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, FrameworkLibrary, tensor_probe};
+pub use table::{FrameworkLibrary, Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, tensor_probe};
 
 use crate::record::RecordKind;
 

@@ -13,8 +13,8 @@ use memwatch_common::loss::Loss;
 use memwatch_common::native::Registers;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
-    CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord, Text,
-    TextRecord, Walk,
+    CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord,
+    Text, TextRecord, Walk,
 };
 
 use crate::kernel::{Bpf, add};
@@ -118,7 +118,11 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Regis
     let depth = if is_grant { Some(registers.rsp) } else { None };
     let mut walked = if walks { python::walk(event.thread, event.time_ns, depth) } else { Walked::default() };
     if walks && is_grant {
-        let grant = Grant { thread: event.thread, time_ns: event.time_ns, bytes: if plan.counters { args[5] } else { args[1] } };
+        let grant = Grant {
+            thread: event.thread,
+            time_ns: event.time_ns,
+            bytes: if plan.counters { args[5] } else { args[1] },
+        };
         walked = native::copy(grant, walked, registers);
     }
     let mut extra = [0; 2];
@@ -131,8 +135,7 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Regis
         }
         Some((argument, offset_bytes)) if plan.counters => {
             let mut words = [0; 3];
-            let was_read =
-                Bpf.read_words(pick(&args, argument).wrapping_add(u64::from(offset_bytes)), &mut words);
+            let was_read = Bpf.read_words(pick(&args, argument).wrapping_add(u64::from(offset_bytes)), &mut words);
             [extra[0], extra[1], args[2]] = words;
             was_read
         }

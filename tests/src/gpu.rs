@@ -166,7 +166,8 @@ impl Gpu {
         // XLA asks the program `ptxas` to assemble; the wheel brings it.
         let lib = python.parent()?.parent()?.join("lib");
         let pythons = std::fs::read_dir(lib).ok()?.flatten().map(|python| python.path());
-        let assembler = pythons.map(|python| python.join("site-packages/nvidia/cu13/bin")).find(|path| path.is_dir())?;
+        let assembler =
+            pythons.map(|python| python.join("site-packages/nvidia/cu13/bin")).find(|path| path.is_dir())?;
         let usual = std::env::var_os("PATH").unwrap_or_default();
         let programs = [assembler].into_iter().chain(std::env::split_paths(&usual));
         let mut command = Command::new(python);

@@ -28,7 +28,8 @@ pub(crate) fn ensure_jax(repo: &Path, cache: &Path) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let _lock = crate::torch::lock(&folder.join("lock"))?;
     let requirements = repo.join("tests/gpusim/jax-requirements.txt");
-    let wanted = fs::read_to_string(&requirements).with_context(|| format!("cannot read {}", requirements.display()))?;
+    let wanted =
+        fs::read_to_string(&requirements).with_context(|| format!("cannot read {}", requirements.display()))?;
     let (venv, stamp) = (folder.join("venv"), folder.join(STAMP));
     let python = venv.join("bin/python");
     let starts = |python: &Path| run::succeeds(Command::new(python).args(["-c", ""]));

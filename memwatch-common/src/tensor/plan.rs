@@ -17,6 +17,7 @@ pub enum Text {
 
 /// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, low bits
 /// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1.
+#[expect(clippy::struct_excessive_bools, reason = "each is a bit of the cookie")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
     /// How the name is read.

@@ -1,8 +1,8 @@
 //! What only processes with JAX or TensorFlow have: arenas, and where in the driver's memory their chunks lie.
 
+use super::TensorLedger;
 use super::bfc::Arenas;
 use super::framework::FrameworkAllocator as _;
-use super::TensorLedger;
 use crate::decode::{TensorChange, TensorEvent};
 use crate::input::arenas::ArenaBooks;
 use crate::ledger::DriverSegment;

@@ -2,8 +2,8 @@
 
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{
-    CHUNK_FREED, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE, TensorMeaning, TensorRecord,
-    TextRecord, tensor_probe,
+    CHUNK_FREED, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE,
+    TensorMeaning, TensorRecord, TextRecord, tensor_probe,
 };
 use serde::{Deserialize, Serialize};
 

@@ -93,7 +93,7 @@ impl Arena {
 
     /// Its largest chunk so far, in bytes; `None` where an earlier one may have been larger.
     pub fn largest_bytes(&self) -> Option<u64> {
-        Some(self.largest_bytes).filter(|_| self.is_largest_known)
+        self.is_largest_known.then_some(self.largest_bytes)
     }
 
     /// How often its own counters were not what its events add up to.

@@ -85,7 +85,11 @@ fn is_of_framework(file: &str) -> bool {
 
 /// 0 for the program and the packages it uses, 1 for Python's own library, 2 for torch, other frameworks and code that they have generated.
 fn foreignness(file: &str) -> u8 {
-    if is_of_framework(file) || below_torch(file).is_some() || file.contains("/torchinductor_") || file.starts_with("<eval_with_key>") {
+    if is_of_framework(file)
+        || below_torch(file).is_some()
+        || file.contains("/torchinductor_")
+        || file.starts_with("<eval_with_key>")
+    {
         2
     } else {
         u8::from(is_of_python(file))

@@ -81,8 +81,7 @@ fn resting(snapshot: &Snapshot) -> Option<Failure> {
 fn is_counted(snapshot: &Snapshot) -> bool {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     let is_counted = |tensors: &TensorsView| {
-        let is_any =
-            !tensors.allocators.is_empty() || !tensors.arenas.is_empty() || tensors.books_refused.is_some();
+        let is_any = !tensors.allocators.is_empty() || !tensors.arenas.is_empty() || tensors.books_refused.is_some();
         let is_named = tensors.arenas.iter().all(|arena| arena.name.is_some());
         is_any && is_named && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
     };

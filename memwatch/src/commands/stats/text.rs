@@ -59,7 +59,9 @@ pub(crate) fn write(
             any = true;
             page.line(&Sentence::new(Tone::Heading, arenas::heading(snapshot, process, arena)));
             page.grid(&arenas::numbers(arena));
-            arenas::doubts(arena).into_iter().for_each(|doubt| page.line(&Sentence::new(Tone::Warning, doubt)));
+            for doubt in arenas::doubts(arena) {
+                page.line(&Sentence::new(Tone::Warning, doubt));
+            }
         }
         if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.books_refused.as_ref()) {
             let text = format!("PID {}: what it held before the attach is not known: {why}", process.tgid.0);

@@ -50,7 +50,8 @@ impl ArenaReader {
         let space = AddressSpace::open(tgid)?;
         let mut of_library = space.mappings().iter().filter(|mapping| library(&mapping.path));
         let base = of_library.find(|mapping| mapping.offset == 0).map(|mapping| mapping.start);
-        let table = base.zip(layout.table).and_then(|(base, table)| base.checked_add(table)?.checked_add(BEFORE_FUNCTIONS));
+        let table =
+            base.zip(layout.table).and_then(|(base, table)| base.checked_add(table)?.checked_add(BEFORE_FUNCTIONS));
         Ok(Self { tgid, space, layout, table })
     }
 
@@ -112,7 +113,7 @@ impl ArenaReader {
         (!name.is_empty()).then(|| name.into())
     }
 
-    fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<(Vec<(u64, u64)>, Vec<ArenaChunk>)> {
+    fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<Parts> {
         let regions = self.vector(allocator, layout.regions, MOST_REGIONS << 6)?;
         let regions = REGION_BYTES.into_iter().find_map(|stride| regions_of(&regions, stride))?;
         let bytes = self.vector(allocator, layout.chunks, MOST_CHUNKS.checked_mul(u64::from(layout.stride))?)?;
@@ -141,6 +142,9 @@ impl ArenaReader {
         self.space.bytes(begin, end.checked_sub(begin)?, usize::try_from(most_bytes).ok()?)
     }
 }
+
+/// Regions, by address and size in bytes, and the chunks in them.
+type Parts = (Vec<(u64, u64)>, Vec<ArenaChunk>);
 
 /// The regions of a vector whose elements have this size, if each ends where its beginning and its size say.
 fn regions_of(bytes: &[u8], stride: u64) -> Option<Vec<(u64, u64)>> {

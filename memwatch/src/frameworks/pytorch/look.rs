@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
 use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
 
@@ -129,7 +130,9 @@ impl Eyes {
         if let Some((_, known)) = self.known.iter().find(|(identity, _)| identity.is_same_file(&file.identity)) {
             return known.clone();
         }
+        let begin = Instant::now();
         let known = self.look_into(file, library);
+        log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
         self.known.push((file.identity.clone(), known.clone()));
         known
     }

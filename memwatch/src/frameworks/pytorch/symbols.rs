@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{Point, TENSOR_PROBES, TensorPlan, TensorProbe, FrameworkLibrary};
+use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorPlan, TensorProbe};
 use object::ReadCache;
 
 use super::counter::counter;
@@ -117,9 +117,8 @@ pub(crate) struct Symbols {
 pub(crate) fn symbols(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<Symbols, ResolveError> {
     let mut found = Symbols::default();
     for table in layout.tables() {
-        let is_missing = |name: &&SymbolName| {
-            !found.functions.contains_key(&name.key) && !found.objects.contains_key(&name.key)
-        };
+        let is_missing =
+            |name: &&SymbolName| !found.functions.contains_key(&name.key) && !found.objects.contains_key(&name.key);
         let missing: Vec<SymbolName> = wanted.iter().filter(is_missing).copied().collect();
         if !missing.is_empty() {
             search(file, layout, (table, &missing), &mut found)
@@ -157,7 +156,8 @@ fn search(
 
 /// The offsets, in the string table, of the names that are meant and are no part of a function's, with their keys.
 fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
-    let finders: Vec<(&SymbolName, Finder<'_>)> = wanted.iter().map(|name| (name, Finder::new(name.beginning))).collect();
+    let finders: Vec<(&SymbolName, Finder<'_>)> =
+        wanted.iter().map(|name| (name, Finder::new(name.beginning))).collect();
     let mut names = HashMap::new();
     in_pieces(file, table.strings, |offset, piece| {
         for (wanted, finder) in &finders {

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, FrameworkLibrary};
+use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
 use memwatch_core::input::TensorLevel;
 
 use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};

@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 
 use object::elf::{
-    FileHeader64, PF_X, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, STT_OBJECT, SectionHeader64, Sym64,
+    FileHeader64, PF_X, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, STT_OBJECT,
+    SectionHeader64, Sym64,
 };
 use object::pod::slice_from_all_bytes;
 use object::read::ReadRef;

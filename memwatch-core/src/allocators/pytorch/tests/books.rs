@@ -7,9 +7,9 @@ use super::properties::{History, steps};
 use super::{Family, Scope};
 use memwatch_common::loss::Loss;
 
-use crate::allocators::{Frameworks, TensorLedger};
 use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
+use crate::allocators::{Frameworks, TensorLedger};
 use crate::input::books::{BookBlock, Books, MovingBooks, MovingDevice};
 use crate::words::Tgid;
 

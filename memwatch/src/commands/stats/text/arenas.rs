@@ -37,6 +37,8 @@ pub(super) fn numbers(arena: &ArenaView) -> Grid {
 
 /// Why its numbers may be less than exact, in a sentence each.
 pub(super) fn doubts(arena: &ArenaView) -> Vec<String> {
+    const NAMED: &str = "its GPU is known by the allocator's name: its memory is older than the attach";
+    const UNKNOWN_PLACE: &str = "its GPU is not known: no driver allocation that was seen holds its memory";
     let mut doubts = Vec::new();
     if arena.bytes_in_use.is_none() {
         doubts.push(format!("{UNKNOWN} this build does not show where its allocator counts"));
@@ -46,8 +48,8 @@ pub(super) fn doubts(arena: &ArenaView) -> Vec<String> {
         doubts.push(format!("out of step with the allocator {times}: in no sum of exact numbers"));
     }
     match &*arena.device_by {
-        "name" => doubts.push("its GPU is known by the allocator's name: its memory is older than the attach".to_owned()),
-        "unknown" => doubts.push("its GPU is not known: no driver allocation that was seen holds its memory".to_owned()),
+        "name" => doubts.push(NAMED.to_owned()),
+        "unknown" => doubts.push(UNKNOWN_PLACE.to_owned()),
         _ => {}
     }
     if let Some(in_use) = arena.bytes_in_use.filter(|in_use| *in_use != arena.known_chunk_bytes) {

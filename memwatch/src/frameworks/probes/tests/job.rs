@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{Item, Record};
-use memwatch_common::tensor::{TENSOR_PROBES, FrameworkLibrary};
+use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES};
 use serde_json::Value;
 use tempfile::TempDir;
 
