@@ -1,12 +1,12 @@
-//! What is captured of PyTorch's caching allocator and of what runs around it: the table, the plan and the records.
+//! What is captured of frameworks' allocators and of what runs around them: the table, the plan and the records.
 //!
 //! Everything here is probed in one process at a time.
 
 mod plan;
 mod table;
 
-pub use plan::{ONLY_LISTED, Statistics, TensorPlan, Text, Walk};
-pub use table::{Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, TorchLibrary, tensor_probe};
+pub use plan::{CHUNK_FREED, CHUNK_GRANTED, ONLY_LISTED, Statistics, TensorPlan, Text, Walk};
+pub use table::{FrameworkLibrary, Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, tensor_probe};
 
 use crate::record::RecordKind;
 
@@ -43,7 +43,7 @@ pub struct TensorRecord {
     pub reserved: u32,
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
-    /// The six integer argument registers at entry; at a return zeros.
+    /// The six integer argument registers at entry; at a return zeros. With [`TensorPlan::counters`] argument 2 is the third word that was peeked at.
     pub args: [u64; 6],
     /// Stack words, peeked words, or the return value and zero.
     pub extra: [u64; 2],

@@ -1,5 +1,6 @@
 //! All that may enter the pipeline. Whatever is not here cannot change a number.
 
+pub mod arenas;
 pub mod books;
 pub mod holdings;
 mod level;
@@ -160,6 +161,8 @@ pub enum Input {
         /// The version.
         version: Option<String>,
     },
+    /// What the arenas of JAX and TensorFlow have by their own books: before any record that is later than the reading.
+    Arenas(Box<arenas::ArenaBooks>),
 }
 
 /// An address in the kernel half's allocation map.

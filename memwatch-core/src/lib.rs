@@ -172,6 +172,7 @@ impl Pipeline {
             Input::TraceWindow { tgid, time_ns, is_open } => self.trace_window(tgid, time_ns, is_open),
             Input::Holdings(holdings) => self.learn_holdings(holdings),
             Input::Rm(call) => self.follow_rm(&call),
+            Input::Arenas(books) => self.learn_arenas(&books),
             Input::KernelDriver { version } => self.kernel_driver.learn_version(version),
         }
     }

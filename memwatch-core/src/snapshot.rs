@@ -3,6 +3,7 @@
 //! Field names and shapes are the JSON contract. Unknown is `None` and leaves as `null`, never 0.
 
 mod allocators;
+mod arenas;
 pub mod build;
 pub mod groups;
 mod history;
@@ -15,6 +16,7 @@ pub use crate::kernel_driver::view::{
     RefusedView, RemainderView, Summand, UsedView,
 };
 pub use allocators::{AllocatorView, StatisticView};
+pub use arenas::ArenaView;
 pub use history::{DeviceHistory, HistoryBlock, HistoryFrame, HistoryLine, HistoryMark, HistorySegment, MemoryHistory};
 pub use places::{
     CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, MergedFrameView, NativeView,

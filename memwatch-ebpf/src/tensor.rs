@@ -13,8 +13,8 @@ use memwatch_common::loss::Loss;
 use memwatch_common::native::Registers;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
-    FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord, Text,
-    TextRecord, Walk,
+    CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord,
+    Text, TextRecord, Walk,
 };
 
 use crate::kernel::{Bpf, add};
@@ -112,30 +112,42 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Regis
         Walk::Never => false,
         Walk::Always => true,
         Walk::Grants => args[1].cast_signed() > 0,
+        Walk::Chunks => args[1] == CHUNK_GRANTED,
     };
-    let is_grant = matches!(plan.stack, Walk::Grants);
+    let is_grant = matches!(plan.stack, Walk::Grants | Walk::Chunks);
     let depth = if is_grant { Some(registers.rsp) } else { None };
     let mut walked = if walks { python::walk(event.thread, event.time_ns, depth) } else { Walked::default() };
     if walks && is_grant {
-        let grant = Grant { thread: event.thread, time_ns: event.time_ns, bytes: args[1] };
+        let grant = Grant {
+            thread: event.thread,
+            time_ns: event.time_ns,
+            bytes: if plan.counters { args[5] } else { args[1] },
+        };
         walked = native::copy(grant, walked, registers);
     }
     let mut extra = [0; 2];
+    let mut args = *args;
     let was_read = match plan.peek {
         Some((argument, offset_bytes)) if plan.thread_variable => {
-            let word = variable::word(event.thread, pick(args, argument), offset_bytes);
+            let word = variable::word(event.thread, pick(&args, argument), offset_bytes);
             extra[0] = word.unwrap_or(0);
             word.is_some()
         }
+        Some((argument, offset_bytes)) if plan.counters => {
+            let mut words = [0; 3];
+            let was_read = Bpf.read_words(pick(&args, argument).wrapping_add(u64::from(offset_bytes)), &mut words);
+            [extra[0], extra[1], args[2]] = words;
+            was_read
+        }
         Some((argument, offset_bytes)) => {
-            Bpf.read_words(pick(args, argument).wrapping_add(u64::from(offset_bytes)), &mut extra)
+            Bpf.read_words(pick(&args, argument).wrapping_add(u64::from(offset_bytes)), &mut extra)
         }
         None if plan.stack_words => Bpf.read_words(registers.rsp.wrapping_add(8), &mut extra),
-        None => true,
+        None => !plan.counters,
     };
     let unreadable = if was_read { 0 } else { FLAG_EXTRA_UNREADABLE };
     let flags = walked.flags | unreadable;
-    send(event, TensorRecord { flags, args: *args, extra, stack: walked.id, ..blank(event) });
+    send(event, TensorRecord { flags, args, extra, stack: walked.id, ..blank(event) });
 }
 
 /// An argument by its number.

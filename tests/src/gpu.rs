@@ -153,6 +153,38 @@ impl Gpu {
         }
     }
 
+    /// A script of `tests/workloads` on real JAX, not started. `None` where that is not installed.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
+    pub fn jax_command(&self, words: &[&str]) -> Option<Command> {
+        let (Some(python), Some(runtime)) = (path_in("JAX_PYTHON"), path_in("TORCH_2_15_RUNTIME")) else {
+            return skip("JAX is not installed: run through `cargo xtask test`");
+        };
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
+        let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
+        // XLA asks the program `ptxas` to assemble; the wheel brings it.
+        let lib = python.parent()?.parent()?.join("lib");
+        let pythons = std::fs::read_dir(lib).ok()?.flatten().map(|python| python.path());
+        let assembler =
+            pythons.map(|python| python.join("site-packages/nvidia/cu13/bin")).find(|path| path.is_dir())?;
+        let usual = std::env::var_os("PATH").unwrap_or_default();
+        let programs = [assembler].into_iter().chain(std::env::split_paths(&usual));
+        let mut command = Command::new(python);
+        self.apply(&mut command);
+        command
+            .env("PATH", std::env::join_paths(programs).expect("these paths hold no colon"))
+            .env("LD_LIBRARY_PATH", libraries)
+            .env("PYTHONUNBUFFERED", "1")
+            .env("JAX_PLATFORMS", "cuda")
+            .env("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+            .env("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+            .env("TF_CPP_MIN_LOG_LEVEL", "3")
+            .env("GPUSIM_DRIVER_VERSION", "13020");
+        command.arg(scripts.join(words[0])).args(&words[1..]);
+        Some(command)
+    }
+
     /// Starts memwatch with `--json`, and waits until it has attached.
     pub fn watch(&self, words: &[&str]) -> Watch {
         Watch::start(self.memwatch(words))

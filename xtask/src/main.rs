@@ -10,6 +10,7 @@ mod child;
 mod demo;
 mod docs;
 mod document;
+mod frameworks;
 mod fuzz;
 mod gpu_check;
 mod gpusim;

@@ -1,5 +1,8 @@
 //! What to copy of an event: one plan per row, packed into the attach cookie.
 
+/// The bits of a peek's offset that lie beside its argument.
+const LOW_OFFSET: u64 = 0x3FF;
+
 /// How a row's name is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -12,8 +15,9 @@ pub enum Text {
     StringInArgument1 = 2,
 }
 
-/// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, peek
-/// offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1.
+/// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, low bits
+/// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1.
+#[expect(clippy::struct_excessive_bools, reason = "each is a bit of the cookie")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
     /// How the name is read.
@@ -31,6 +35,8 @@ pub struct TensorPlan {
     /// What the peeked argument points to names a variable of each thread, a `tls_index` of the C library; the first word is copied from this
     /// thread's, at the peek's offset into it.
     pub thread_variable: bool,
+    /// The peek is of three words; the third takes the place of argument 2. Without a peek the words count as unreadable.
+    pub counters: bool,
 }
 
 /// What an event has to do with the allocator's own statistics.
@@ -59,7 +65,14 @@ pub enum Walk {
     Always = 1,
     /// Where argument 1 as a signed number is above 0: at allocations, not at frees.
     Grants = 2,
+    /// Where argument 1 is [`CHUNK_GRANTED`]: at allocations, not at frees.
+    Chunks = 3,
 }
+
+/// Argument 1 of `tsl::BFCAllocator::AddTraceMe` at an allocation: the length of "MemoryAllocation" (xla/tsl/framework/bfc_allocator.cc).
+pub const CHUNK_GRANTED: u64 = 16;
+/// And where it takes one back: the length of "MemoryDeallocation".
+pub const CHUNK_FREED: u64 = 18;
 
 impl TensorPlan {
     /// Registers only.
@@ -72,7 +85,16 @@ impl TensorPlan {
             forgets: false,
             statistics: Statistics::None,
             thread_variable: false,
+            counters: false,
         }
+    }
+
+    /// With the three words of the object in argument 0 that lie at an offset in bytes below 8192.
+    #[must_use]
+    pub const fn counters_at(mut self, offset_bytes: u16) -> Self {
+        self.peek = Some((0, offset_bytes));
+        self.counters = true;
+        self
     }
 
     /// With a word of the thread's own variable that argument 0 names, at an offset in bytes below 1024.
@@ -103,6 +125,11 @@ impl TensorPlan {
         self
     }
 
+    pub(super) const fn counters(mut self) -> Self {
+        self.counters = true;
+        self
+    }
+
     pub(super) const fn forgets(mut self) -> Self {
         self.forgets = true;
         self
@@ -123,12 +150,14 @@ impl TensorPlan {
             | (self.text as u64) << 16
             | (self.stack_words as u64) << 18
             | (argument as u64) << 19
-            | (offset_bytes as u64) << 22
+            | (offset_bytes as u64 & LOW_OFFSET) << 22
             | (self.stack as u64) << 32
             | (self.forgets as u64) << 34
             | (self.statistics as u64) << 35
             | (is_return as u64) << 37
             | (self.thread_variable as u64) << 38
+            | (offset_bytes as u64 >> 10 & 7) << 39
+            | (self.counters as u64) << 42
     }
 
     /// The row's id, its plan, and whether it is the return probe's.
@@ -143,6 +172,7 @@ impl TensorPlan {
         let stack = match (cookie >> 32) & 3 {
             1 => Walk::Always,
             2 => Walk::Grants,
+            3 => Walk::Chunks,
             _ => Walk::Never,
         };
         let statistics = match (cookie >> 35) & 3 {
@@ -152,7 +182,7 @@ impl TensorPlan {
         };
         let peek = match (cookie >> 19) & 7 {
             0 => None,
-            argument => Some((argument as u8 - 1, ((cookie >> 22) & 0x3FF) as u16)),
+            argument => Some((argument as u8 - 1, ((cookie >> 22) & LOW_OFFSET | ((cookie >> 39) & 7) << 10) as u16)),
         };
         let plan = Self {
             text,
@@ -162,6 +192,7 @@ impl TensorPlan {
             forgets: (cookie >> 34) & 1 == 1,
             statistics,
             thread_variable: (cookie >> 38) & 1 == 1,
+            counters: (cookie >> 42) & 1 == 1,
         };
         ((cookie & 0xFFFF) as u16, plan, (cookie >> 37) & 1 == 1)
     }

@@ -1,4 +1,4 @@
-//! The table: one row per probed function around PyTorch's caching allocator.
+//! The table: one row per probed function around a framework's allocator.
 //!
 //! Symbols are beginnings of mangled names, since signatures change from version to version; presence and registers were checked in the wheels of
 //! PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for x86-64.
@@ -7,7 +7,7 @@ use super::plan::{Statistics, TensorPlan, Text, Walk};
 
 /// The library a row's function is in, by the name of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TorchLibrary {
+pub enum FrameworkLibrary {
     /// `libc10.so`: what the allocator reports to a profiler. Exported.
     C10,
     /// `libc10_cuda.so`: the caching allocator. Local symbols: only where it is not stripped.
@@ -18,6 +18,10 @@ pub enum TorchLibrary {
     TorchCuda,
     /// `libtorch_python.so`: NVTX ranges.
     TorchPython,
+    /// `xla_cuda_plugin.so`: XLA's plug-in for JAX. Local symbols: only where it is not stripped.
+    Xla,
+    /// `libtensorflow_framework.so`. Exported.
+    TensorFlow,
     /// `libpython3.x.so` or the interpreter's executable. The function has no symbol there: it is where a type object says.
     Python,
 }
@@ -31,6 +35,8 @@ pub enum Purpose {
     AllocatorUntilTrace,
     /// The same where the allocator reports its own trace only while it is recorded (before PyTorch 2.4).
     AllocatorWithoutTrace,
+    /// Chunks of the arenas of XLA and TensorFlow.
+    Arena,
     /// Forward, backward, optimizer, and what the program calls a range.
     Stages,
     /// Which node of the backward graph belongs to which module.
@@ -90,6 +96,9 @@ pub enum TensorMeaning {
     CaptureBegins,
     /// `CUDAGraph::capture_end(this)`, or its first part alone (`capture_end_pre`, in PyTorch 2.15, where Python calls the parts): it is captured.
     CaptureEnds,
+    /// `tsl::BFCAllocator::AddTraceMe(this, {length, text}, chunk, requested bytes, chunk bytes)`: under the allocator's lock, after its statistics
+    /// are. The same in the builds of June 2024 to October 2026.
+    Chunk,
     /// The code object in argument 0 goes; its address may become another's.
     CodeGoes,
 }
@@ -104,6 +113,7 @@ impl TensorMeaning {
             Self::ReportedOutOfMemory => [ALL, ALL, ALL, 0xffff, 0, 0],
             Self::Traced => [ALL, 0xffff_ffff, ALL, ALL, ALL, 0xff],
             Self::Requested => [ALL, ALL, ALL, 0, 0, 0],
+            Self::Chunk => [ALL; 6],
             Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],
             Self::PeaksReset | Self::AccumulatedReset => [0, 0xff, 0, 0, 0, 0],
             Self::Synchronized | Self::BlockFreed | Self::CaptureBegins | Self::CaptureEnds | Self::CodeGoes => {
@@ -130,9 +140,11 @@ pub struct TensorProbe {
     /// Stable number: the low 16 bits of the attach cookie, and [`TensorRecord::probe`].
     pub id: u16,
     /// Where the function is.
-    pub library: TorchLibrary,
+    pub library: FrameworkLibrary,
     /// What its mangled name begins with; empty where it has no symbol.
     pub symbol: &'static str,
+    /// What it ends with, where there are others that begin so.
+    pub ending: &'static str,
     /// Where it is probed.
     pub point: Point,
     /// What to capture.
@@ -145,12 +157,22 @@ pub struct TensorProbe {
 
 const fn row(
     id: u16,
-    (library, purpose): (TorchLibrary, Purpose),
+    (library, purpose): (FrameworkLibrary, Purpose),
     symbol: &'static str,
     meaning: TensorMeaning,
     plan: TensorPlan,
 ) -> TensorProbe {
-    TensorProbe { id, library, symbol, point: Point::Entry, plan, meaning, purpose }
+    TensorProbe { id, library, symbol, ending: "", point: Point::Entry, plan, meaning, purpose }
+}
+
+/// `tsl::BFCAllocator::AddTraceMe`: all that an arena grants or takes back passes it. An exception may pass its callers, so that nothing here is probed
+/// where it returns.
+const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
+    let plan = REGISTERS.walk(Walk::Chunks).counters();
+    let mut probe =
+        row(id, (library, Purpose::Arena), "_ZN3tsl12BFCAllocator10AddTraceMeE", TensorMeaning::Chunk, plan);
+    probe.ending = "EPKvll";
+    probe
 }
 
 const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
@@ -165,15 +187,15 @@ macro_rules! device_allocator {
 }
 
 const REGISTERS: TensorPlan = TensorPlan::registers();
-const REPORTS: (TorchLibrary, Purpose) = (TorchLibrary::C10, Purpose::Allocator);
-const ALLOCATOR: (TorchLibrary, Purpose) = (TorchLibrary::C10Cuda, Purpose::Allocator);
-const UNTIL_TRACE: (TorchLibrary, Purpose) = (TorchLibrary::C10Cuda, Purpose::AllocatorUntilTrace);
-const WITHOUT_TRACE: (TorchLibrary, Purpose) = (TorchLibrary::C10Cuda, Purpose::AllocatorWithoutTrace);
-const STAGES: (TorchLibrary, Purpose) = (TorchLibrary::TorchCpu, Purpose::Stages);
-const LAYERS: (TorchLibrary, Purpose) = (TorchLibrary::TorchCpu, Purpose::Layers);
-const GRAPHS: (TorchLibrary, Purpose) = (TorchLibrary::TorchCuda, Purpose::Stages);
-const NVTX: (TorchLibrary, Purpose) = (TorchLibrary::TorchPython, Purpose::Stages);
-const PYTHON: (TorchLibrary, Purpose) = (TorchLibrary::Python, Purpose::Python);
+const REPORTS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10, Purpose::Allocator);
+const ALLOCATOR: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::Allocator);
+const UNTIL_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorUntilTrace);
+const WITHOUT_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorWithoutTrace);
+const STAGES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Stages);
+const LAYERS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCpu, Purpose::Layers);
+const GRAPHS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchCuda, Purpose::Stages);
+const NVTX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::TorchPython, Purpose::Stages);
+const PYTHON: (FrameworkLibrary, Purpose) = (FrameworkLibrary::Python, Purpose::Python);
 
 /// The table. Ids are stable: they stand in recordings, and a removed row keeps its number.
 pub const TENSOR_PROBES: &[TensorProbe] = &[
@@ -258,6 +280,8 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(28, GRAPHS, "_ZN2at4cuda9CUDAGraph15capture_end_preE", TensorMeaning::CaptureEnds, REGISTERS),
     row(26, NVTX, "nvtxRangePushA", TensorMeaning::NvtxPush, REGISTERS.text(Text::Argument0)),
     row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
+    arena(60, FrameworkLibrary::Xla),
+    arena(61, FrameworkLibrary::TensorFlow),
     row(40, PYTHON, "", TensorMeaning::CodeGoes, REGISTERS.forgets()),
 ];
 
@@ -282,6 +306,10 @@ mod tests {
         }
         let of_thread = TensorPlan::registers().walk(Walk::Always).of_thread(1023);
         assert_eq!(TensorPlan::from_cookie(of_thread.cookie(23, false)), (23, of_thread, false));
+        for offset_bytes in [0, 0x3ff, 0x400, 0x5b0, 8191] {
+            let counters = TensorPlan::registers().walk(Walk::Chunks).counters_at(offset_bytes);
+            assert_eq!(TensorPlan::from_cookie(counters.cookie(60, false)), (60, counters, false));
+        }
     }
 
     #[test]

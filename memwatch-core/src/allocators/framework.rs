@@ -1,6 +1,7 @@
 //! The seam between a framework's allocator and everything that asks what it has: sums by place, views, forecasts.
 //!
-//! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`]. What it needs beside this is a table of the framework's functions in
+//! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`], JAX's and TensorFlow's [`super::bfc::Arenas`]; in a process they are
+//! one, [`super::frameworks::Frameworks`]. What is not asked of every allocator is provided: it has none. What it needs beside this is a table of the framework's functions in
 //! memwatch-common, and the way to find them in a process in memwatch's `frameworks/`.
 
 use std::collections::BTreeMap;
@@ -32,46 +33,64 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     fn reported(&self) -> BTreeMap<Ordinal, Reported>;
 
     /// What the allocator at this address has counted itself, read right after its last report. Says whether it could be believed.
-    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool;
+    fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &Words) -> bool {
+        false
+    }
 
     /// All segments and blocks of a device at this moment, as the allocator's own books have them; no event that came before is later. Says whether
     /// they could be believed.
-    fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool;
+    fn learn_books(&mut self, _books: &DeviceBooks, _time_ns: u64) -> bool {
+        false
+    }
 
     /// What a device's allocator has counted by now, read while no event is traced. Says whether it could be believed.
-    fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool;
+    fn learn_numbers(&mut self, _numbers: &DeviceNumbers, _time_ns: u64) -> bool {
+        false
+    }
 
     /// How many bytes each device's allocator has granted in all, by its own count, where that is known.
-    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64>;
+    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
+        BTreeMap::new()
+    }
 
     /// No event of it is traced from now on: what is known is as it was read last.
-    fn stop(&mut self);
+    fn stop(&mut self) {}
 
     /// Events are traced again: what came meanwhile was missed.
-    fn resume(&mut self);
+    fn resume(&mut self) {
+        self.lose();
+    }
 
     /// Whether a reading of the allocators' own books would say more than is known.
-    fn wants_books(&self) -> bool;
+    fn wants_books(&self) -> bool {
+        false
+    }
 
     /// Of these blocks, which were read, the ones that are known from no event are older than the watch, if with them all blocks add up to what the
     /// allocator reports. Says which it took.
-    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock>;
+    fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[BookBlock]) -> Vec<BookBlock> {
+        Vec::new()
+    }
 
     /// Whether not all blocks that the program has are known one by one.
-    fn wants_blocks(&self) -> bool;
+    fn wants_blocks(&self) -> bool {
+        false
+    }
 
     /// Whether an allocator's own counters are wanted, and there is a way to them.
-    fn wants_counters(&self) -> bool;
+    fn wants_counters(&self) -> bool {
+        false
+    }
 
     /// Events did not arrive.
     fn lose(&mut self);
 
     /// Peaks of all devices begin again, for memwatch alone.
-    fn begin_own_peaks(&mut self, now_ns: u64);
+    fn begin_own_peaks(&mut self, _now_ns: u64) {}
 
     /// So many lines of history are kept from now on, of each device.
-    fn keep_history(&mut self, limit: usize);
+    fn keep_history(&mut self, _limit: usize) {}
 
     /// In which phase the block was granted that a device granted last.
-    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage);
+    fn note_phase(&mut self, _ordinal: Ordinal, _phase: Stage) {}
 }

@@ -5,13 +5,16 @@
 //!      └──────▶ threads (what each is doing: stage, layer, site) ──────────────────▶ places (sums by site, stage, layer)
 //! ```
 
+pub mod bfc;
 pub mod names;
 pub mod places;
 pub mod pytorch;
 pub mod threads;
 
+mod arenas;
 mod durations;
 mod framework;
+mod frameworks;
 mod held;
 mod high_water;
 pub mod log;
@@ -44,11 +47,12 @@ use self::marks::Marks;
 use self::moving::Moving;
 use self::names::Names;
 use self::places::{Places, Refusal};
-use self::pytorch::{Allocators, DeviceAllocator, DriverChange, Words};
+use self::pytorch::{DeviceAllocator, DriverChange, Words};
 use self::sampling::Sampling;
 use self::threads::Threads;
 
 pub use self::framework::FrameworkAllocator;
+pub use self::frameworks::Frameworks;
 pub use self::log::LogLine;
 pub use self::marks::Mark;
 
@@ -109,7 +113,7 @@ pub struct Reported {
 
 /// The caching allocators of one process, and what its threads do with them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct TensorLedger<A = Allocators> {
+pub struct TensorLedger<A = Frameworks> {
     allocators: A,
     stacks: Stacks,
     #[serde(with = "by_name::losses")]
@@ -214,7 +218,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
         self.settle_before(event);
         let Some(change) = self.allocators.apply(event) else { return };
-        let now = reported_by(event);
+        let is_chunk = matches!(event.what, TensorChange::Chunk(_));
+        let now = if is_chunk { self.observed(&change) } else { reported_by(event) };
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
             self.places.observe(ordinal, before_bytes, now.allocated_bytes);
@@ -249,6 +254,22 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
                 self.places.refuse(Refusal { ordinal, wanted_bytes, time_ns: event.time_ns, whose });
             }
         }
+    }
+
+    /// The same of an allocator whose report does not name its device.
+    fn observed(&self, change: &BlockChange) -> Option<(Ordinal, u64, Reported)> {
+        let (ordinal, is_grant, bytes) = match change {
+            BlockChange::Granted(block) => (block.ordinal, true, block.block_bytes),
+            BlockChange::Freed { ordinal, block_bytes, .. } => (*ordinal, false, *block_bytes),
+            BlockChange::Refused { .. } => return None,
+        };
+        let now = self.allocators.reported().get(&ordinal).copied()?;
+        let before_bytes = if is_grant {
+            now.allocated_bytes.saturating_sub(bytes)
+        } else {
+            now.allocated_bytes.saturating_add(bytes)
+        };
+        Some((ordinal, before_bytes, now))
     }
 
     /// Probes are in place from now on, but for these rows of the table; `from_start` where nothing was allocated before.
@@ -439,22 +460,22 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 impl TensorLedger {
     /// The allocators whose own numbers would make these surer, by their address.
     pub fn drifting(&self) -> Vec<u64> {
-        self.allocators.drifting()
+        self.allocators.pytorch.drifting()
     }
 
     /// Whether an allocator reports without a trace of its own: what it does shows in its other functions.
     pub fn lacks_trace(&self) -> bool {
-        self.allocators.lacks_trace()
+        self.allocators.pytorch.lacks_trace()
     }
 
     /// Whether all allocators trace what they report.
     pub fn has_trace(&self) -> bool {
-        self.allocators.has_trace()
+        self.allocators.pytorch.has_trace()
     }
 
     /// The allocators by device.
     pub const fn allocators(&self) -> &BTreeMap<Ordinal, DeviceAllocator> {
-        self.allocators.devices()
+        self.allocators.pytorch.devices()
     }
 }
 

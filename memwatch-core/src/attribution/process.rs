@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::overhead::Overhead;
 use crate::allocators::TensorLedger;
-use crate::decode::Call;
+use crate::decode::{Call, TensorEvent};
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::kernel_driver::Watched;
 use crate::kernel_driver::view::Explained;
@@ -192,6 +192,17 @@ impl Process {
         let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
         self.tensors_watched_ns = time_ns;
         self.tensors.get_or_insert_default().begin(from_start, missing);
+    }
+
+    /// Where in the driver's memory an event's chunk lies, before the event is taken in: the driver's call that made room for it came before.
+    pub fn place_chunk(&mut self, event: &TensorEvent) {
+        let Some(tensors) = &mut self.tensors else { return };
+        tensors.begin_arenas(self.from_start && self.losses.is_empty());
+        if let Some(address) = tensors.unplaced_chunk(event)
+            && let Some(segment) = self.ledger.segment_at(address)
+        {
+            tensors.learn_segment(segment);
+        }
     }
 
     /// Records of calls come later than the word on the probes: an allocation from before them says that blocks were missed.

@@ -15,7 +15,7 @@ use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
 pub use node::{NodeLayout, NodeWords};
-pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
+pub use tensor::{Chunk, StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,24 @@
 //! What a ledger can be asked.
 
+use serde::{Deserialize, Serialize};
+
 use super::alias::{Origin, SharedObject};
 use super::context::DeviceAnswers;
 use super::pool::Backed;
 use super::totals::{DeviceRef, DeviceTotals, Kind, Totals};
-use super::{FailedAllocation, ProcessLedger};
+use super::{Allocation, FailedAllocation, ProcessLedger};
 use crate::words::Ordinal;
+
+/// An allocation of the driver, by what lies in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverSegment {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The device; `None` for memory of the host.
+    pub ordinal: Option<Ordinal>,
+}
 
 impl ProcessLedger {
     /// Current, peak and total bytes.
@@ -20,6 +33,19 @@ impl ProcessLedger {
             && untouched(self.totals.host())
             && self.failures.is_empty()
             && self.unknown_frees == 0
+    }
+
+    /// The driver's allocation that an address lies in, where it is a device's or the host's: managed memory may be in either.
+    pub fn segment_at(&self, address: u64) -> Option<DriverSegment> {
+        let holds = |(start, own): &(u64, Allocation)| address.checked_sub(*start).is_some_and(|at| at < own.bytes);
+        let (start, own) = self.addresses.own().find(holds)?;
+        let is_host = matches!(own.kind, Kind::PinnedHost | Kind::Registered | Kind::HostPhysical);
+        let ordinal = match own.device {
+            DeviceRef::Ordinal(ordinal) if !is_host && own.kind != Kind::Managed => Some(ordinal),
+            _ if is_host => None,
+            _ => return None,
+        };
+        Some(DriverSegment { address: start, bytes: own.bytes, ordinal })
     }
 
     /// The last failed allocations, oldest first.

@@ -9,6 +9,7 @@ use crate::allocators::pytorch::Words;
 use crate::attribution::process::Process;
 use crate::decode::decode_tensor;
 use crate::input::LevelChoice;
+use crate::input::arenas::ArenaBooks;
 use crate::input::books::{Books, MovingBooks, Numbers};
 use crate::input::holdings::Holdings;
 use crate::snapshot::PlaceNameView;
@@ -103,7 +104,10 @@ impl Pipeline {
             if let Record::Tensor(tensor) = record {
                 tensors.count_copies(tensor.flags);
             }
-            tensors.apply(&event);
+            process.place_chunk(&event);
+            if let Some(tensors) = &mut process.tensors {
+                tensors.apply(&event);
+            }
             self.follow_tensors(&event);
             self.observe_steps(event.tgid);
             self.note_tensor_oom(&event);
@@ -171,6 +175,19 @@ impl Pipeline {
         if let Some(tensors) = self.watched_tensors(holdings.tgid) {
             tensors.learn_holdings(holdings);
         }
+    }
+
+    pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {
+        self.follow_time(books.time_ns);
+        if let Some(tensors) = self.watched_tensors(books.tgid) {
+            tensors.learn_arenas(books);
+        }
+    }
+
+    /// The arenas of this process, by address, of which their own books would say more than is known.
+    pub fn wanted_arenas(&self, tgid: Tgid) -> Vec<u64> {
+        let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
+        tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_books())
     }
 
     pub(crate) fn refuse_books(&mut self, tgid: Tgid, reason: Name) {

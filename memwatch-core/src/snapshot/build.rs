@@ -1,6 +1,7 @@
 //! From the pipeline's state to the snapshot: names, sums and differences, no new facts.
 
 mod allocators;
+mod arenas;
 pub(crate) mod explained;
 mod fragmentation;
 mod history;

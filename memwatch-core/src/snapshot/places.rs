@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::allocators::AllocatorView;
+use super::arenas::ArenaView;
 use crate::allocators::names::HeldAs;
 use crate::allocators::sampling::Estimate;
 use crate::words::{GpuUuid, Name};
@@ -14,6 +15,9 @@ use crate::words::{GpuUuid, Name};
 pub struct TensorsView {
     /// Its caching allocators, by device.
     pub allocators: Vec<AllocatorView>,
+    /// Its arenas in device memory, of JAX and TensorFlow.
+    #[serde(default)]
+    pub arenas: Vec<ArenaView>,
     /// Events and stacks that did not arrive, by cause.
     pub losses: BTreeMap<Name, u64>,
     /// Its native stacks by what ended them: `complete`, `copy_ends`, `no_information`, `unreadable`, `contradictory`,

@@ -18,7 +18,7 @@ commands! {
         Holdings(holdings::args::Names) => awaited holdings::run;
         /// Explain all that NVML charges a process: context, code, libraries
         Explain(explain::args::Explain) => awaited explain::run;
-        /// Print torch.cuda.memory_stats() of a process, from outside
+        /// Print what memory_stats() of PyTorch or JAX has, from outside
         Stats(stats::args::Stats) => awaited stats::stats;
     }
     Check {

@@ -1,6 +1,7 @@
 //! One watch: the kernel half, the other sources and the pipeline, from attach to detach.
 
 pub(crate) mod analysis;
+mod arenas;
 mod books;
 mod calm;
 mod copies;

@@ -1,5 +1,6 @@
 //! Tests that each compare PyTorch jobs of their own, whatever else runs: two run at a time. They wait for Python for most of their time.
 
+mod arenas;
 mod budget;
 mod diff;
 mod export;

@@ -1,7 +1,6 @@
 //! A framework that is not PyTorch, through the seam: what asks for places and totals needs no word of it.
 
 use super::*;
-use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 
 /// An arena that reports each block and its total, keeps no cache, and has no counters to be read.
 #[derive(Clone, Debug, Default)]
@@ -39,53 +38,9 @@ impl FrameworkAllocator for Arena {
         self.totals.clone()
     }
 
-    fn learn_counters(&mut self, _allocator: u64, _time_ns: u64, _words: &Words) -> bool {
-        false
-    }
-
-    fn learn_books(&mut self, _books: &DeviceBooks, _time_ns: u64) -> bool {
-        false
-    }
-
-    fn learn_numbers(&mut self, _numbers: &DeviceNumbers, _time_ns: u64) -> bool {
-        false
-    }
-
-    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
-        BTreeMap::new()
-    }
-
-    fn stop(&mut self) {}
-
-    fn resume(&mut self) {
-        self.is_lossy = true;
-    }
-
-    fn wants_books(&self) -> bool {
-        false
-    }
-
-    fn adopt_older(&mut self, _ordinal: Ordinal, _blocks: &[BookBlock]) -> Vec<BookBlock> {
-        Vec::new()
-    }
-
-    fn wants_blocks(&self) -> bool {
-        false
-    }
-
-    fn wants_counters(&self) -> bool {
-        false
-    }
-
     fn lose(&mut self) {
         self.is_lossy = true;
     }
-
-    fn begin_own_peaks(&mut self, _now_ns: u64) {}
-
-    fn keep_history(&mut self, _limit: usize) {}
-
-    fn note_phase(&mut self, _ordinal: Ordinal, _phase: Stage) {}
 }
 
 #[test]

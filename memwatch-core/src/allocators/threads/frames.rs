@@ -73,9 +73,23 @@ fn modules(stack: &PythonStack) -> Vec<&PythonModule> {
     if own.is_empty() { all().collect() } else { own }
 }
 
-/// 0 for the program and the packages it uses, 1 for Python's own library, 2 for torch and for code that it has generated.
+/// Packages that allocate for whoever calls them, beside torch.
+const FRAMEWORKS: [&str; 5] = ["jax/", "jaxlib/", "tensorflow/", "keras/", "numpy/"];
+
+/// Whether a file belongs to a framework's package.
+fn is_of_framework(file: &str) -> bool {
+    let below = |place| file.rsplit_once(place).map(|(_, below)| below);
+    let below = below("/site-packages/").or_else(|| below("/dist-packages/"));
+    below.is_some_and(|below| FRAMEWORKS.iter().any(|package| below.starts_with(package)))
+}
+
+/// 0 for the program and the packages it uses, 1 for Python's own library, 2 for torch, other frameworks and code that they have generated.
 fn foreignness(file: &str) -> u8 {
-    if below_torch(file).is_some() || file.contains("/torchinductor_") || file.starts_with("<eval_with_key>") {
+    if is_of_framework(file)
+        || below_torch(file).is_some()
+        || file.contains("/torchinductor_")
+        || file.starts_with("<eval_with_key>")
+    {
         2
     } else {
         u8::from(is_of_python(file))

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use super::allocators::allocators;
+use super::arenas::arenas;
 use super::fragmentation::{self, Fragmentation};
 use super::named;
 use super::native::{ends, native_view};
@@ -74,6 +75,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     });
     TensorsView {
         allocators: allocators(ledger, &uuid),
+        arenas: arenas(ledger.arenas(), &uuid),
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
         books_refused: ledger.books_refused().cloned(),

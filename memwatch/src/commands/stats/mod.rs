@@ -1,4 +1,4 @@
-//! `memwatch stats`: what PyTorch's `memory_stats()` has, from outside.
+//! `memwatch stats`: what the `memory_stats()` of PyTorch and JAX have, from outside.
 
 pub(crate) mod args;
 pub(crate) mod text;
@@ -65,7 +65,7 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
 /// PyTorch is there and nothing is known of its allocator: an empty list needs a reason.
 fn resting(snapshot: &Snapshot) -> Option<Failure> {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
-    if tensors.peek().is_none() || tensors.any(|tensors| !tensors.allocators.is_empty()) {
+    if tensors.peek().is_none() || tensors.any(|tensors| !tensors.allocators.is_empty() || !tensors.arenas.is_empty()) {
         return None;
     }
     let mut refused = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()?.books_refused.as_ref());
@@ -81,8 +81,9 @@ fn resting(snapshot: &Snapshot) -> Option<Failure> {
 fn is_counted(snapshot: &Snapshot) -> bool {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     let is_counted = |tensors: &TensorsView| {
-        let is_any = !tensors.allocators.is_empty() || tensors.books_refused.is_some();
-        is_any && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
+        let is_any = !tensors.allocators.is_empty() || !tensors.arenas.is_empty() || tensors.books_refused.is_some();
+        let is_named = tensors.arenas.iter().all(|arena| arena.name.is_some());
+        is_any && is_named && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
     };
     tensors.peek().is_some() && tensors.all(|tensors| is_counted(tensors))
 }

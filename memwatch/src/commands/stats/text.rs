@@ -1,5 +1,7 @@
 //! `memwatch stats` as text, in the order of PyTorch's own `memory_summary()`.
 
+mod arenas;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
@@ -53,6 +55,14 @@ pub(crate) fn write(
             page.line(&Sentence::new(Tone::Heading, heading(snapshot, process, allocator)));
             page.allocator(snapshot, allocator, clock);
         }
+        for arena in process.tensors.iter().flat_map(|tensors| &tensors.arenas) {
+            any = true;
+            page.line(&Sentence::new(Tone::Heading, arenas::heading(snapshot, process, arena)));
+            page.grid(&arenas::numbers(arena));
+            for doubt in arenas::doubts(arena) {
+                page.line(&Sentence::new(Tone::Warning, doubt));
+            }
+        }
         if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.books_refused.as_ref()) {
             let text = format!("PID {}: what it held before the attach is not known: {why}", process.tgid.0);
             page.line(&Sentence::new(Tone::Warning, text));
@@ -63,7 +73,7 @@ pub(crate) fn write(
         }
     }
     if !any {
-        page.line(&Sentence::new(Tone::Plain, "No PyTorch allocator found."));
+        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch, JAX or TensorFlow found."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;

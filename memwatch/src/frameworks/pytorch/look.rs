@@ -1,26 +1,41 @@
-//! The slow part of finding PyTorch in a process, in a thread of its own: reading its mappings and the symbols of its libraries.
+//! The slow part of finding a framework in a process, in a thread of its own: reading its mappings and the symbols of its libraries.
 
 use std::fs::File;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 
-use memwatch_common::tensor::TorchLibrary;
+use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
 
 use super::symbols::{TensorPoint, points};
+use crate::frameworks::bfc::ArenaLayout;
 use crate::sources::kernel::attach::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan, is_library};
 
 /// The libraries by the stem of their file's name: small ones first, whose probes are wanted soonest.
-const LIBRARIES: [(&str, TorchLibrary); 5] = [
-    ("libc10.so", TorchLibrary::C10),
-    ("libc10_cuda.so", TorchLibrary::C10Cuda),
-    ("libtorch_python.so", TorchLibrary::TorchPython),
-    ("libtorch_cuda.so", TorchLibrary::TorchCuda),
-    ("libtorch_cpu.so", TorchLibrary::TorchCpu),
+const LIBRARIES: [(&str, FrameworkLibrary); 7] = [
+    ("xla_cuda_plugin.so", FrameworkLibrary::Xla),
+    ("libtensorflow_framework.so", FrameworkLibrary::TensorFlow),
+    ("libc10.so", FrameworkLibrary::C10),
+    ("libc10_cuda.so", FrameworkLibrary::C10Cuda),
+    ("libtorch_python.so", FrameworkLibrary::TorchPython),
+    ("libtorch_cuda.so", FrameworkLibrary::TorchCuda),
+    ("libtorch_cpu.so", FrameworkLibrary::TorchCpu),
 ];
 
-/// How many libraries there are.
-pub(crate) const LIBRARY_COUNT: usize = LIBRARIES.len();
+/// How many libraries PyTorch has.
+pub(crate) const LIBRARY_COUNT: usize = 5;
+
+/// Whether a path is that of one of the libraries with arenas.
+pub(crate) fn has_arenas(path: &[u8]) -> bool {
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    LIBRARIES.iter().filter(|(_, library)| is_of_arenas(*library)).any(|(stem, _)| is_library(path, stem))
+}
+
+/// Whether a library has arenas instead of PyTorch's allocators.
+pub(crate) const fn is_of_arenas(library: FrameworkLibrary) -> bool {
+    matches!(library, FrameworkLibrary::Xla | FrameworkLibrary::TensorFlow)
+}
 
 /// What the thread says.
 pub(crate) enum LookResult {
@@ -30,17 +45,26 @@ pub(crate) enum LookResult {
     Done(u32),
 }
 
-/// A library of PyTorch in a process.
+/// A framework's library in a process.
 #[derive(Clone)]
 pub(crate) struct FoundLibrary {
     /// The process.
     pub(crate) tgid: u32,
     /// Which.
-    pub(crate) library: TorchLibrary,
+    pub(crate) library: FrameworkLibrary,
     /// Its file.
     pub(crate) file: LibraryFile,
     /// Where the rows are in it; or why nobody knows.
     pub(crate) points: Result<Vec<TensorPoint>, String>,
+    /// Where things lie in its arenas, where it has any.
+    pub(crate) arenas: Option<ArenaLayout>,
+}
+
+/// What is known of a file.
+#[derive(Clone)]
+struct Known {
+    points: Result<Vec<TensorPoint>, String>,
+    arenas: Option<ArenaLayout>,
 }
 
 /// The thread, seen from outside. It ends with this.
@@ -85,8 +109,8 @@ impl Looker {
 struct Eyes {
     scan: LibraryScan,
     version: KernelVersion,
-    /// Files looked into before; few, since machines have few versions of PyTorch.
-    known: Vec<(FileIdentity, Result<Vec<TensorPoint>, String>)>,
+    /// Files looked into before; few, since machines have few versions of a framework.
+    known: Vec<(FileIdentity, Known)>,
 }
 
 impl Eyes {
@@ -95,19 +119,39 @@ impl Eyes {
         for (stem, library) in LIBRARIES {
             let name = |file: &&LibraryFile| is_library(file.display.trim_end_matches(" (deleted)").as_bytes(), stem);
             let Some(file) = found.iter().find(name) else { continue };
-            let points = self.points(file, library);
-            say.send(LookResult::Found(Box::new(FoundLibrary { tgid, library, file: file.clone(), points }))).ok()?;
+            let Known { points, arenas } = self.known(file, library);
+            let found = FoundLibrary { tgid, library, file: file.clone(), points, arenas };
+            say.send(LookResult::Found(Box::new(found))).ok()?;
         }
         say.send(LookResult::Done(tgid)).ok()
     }
 
-    fn points(&mut self, file: &LibraryFile, library: TorchLibrary) -> Result<Vec<TensorPoint>, String> {
-        if let Some((_, points)) = self.known.iter().find(|(identity, _)| identity.is_same_file(&file.identity)) {
-            return points.clone();
+    fn known(&mut self, file: &LibraryFile, library: FrameworkLibrary) -> Known {
+        if let Some((_, known)) = self.known.iter().find(|(identity, _)| identity.is_same_file(&file.identity)) {
+            return known.clone();
         }
-        let opened = File::open(file.path()).map_err(|error| error.to_string());
-        let found = opened.and_then(|opened| points(&opened, library, self.version).map_err(|error| chain(&error)));
-        self.known.push((file.identity.clone(), found.clone()));
-        found
+        let begin = Instant::now();
+        let known = self.look_into(file, library);
+        log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
+        self.known.push((file.identity.clone(), known.clone()));
+        known
+    }
+
+    fn look_into(&self, file: &LibraryFile, library: FrameworkLibrary) -> Known {
+        let opened = match File::open(file.path()) {
+            Ok(opened) => opened,
+            Err(error) => return Known { points: Err(error.to_string()), arenas: None },
+        };
+        let mut points = points(&opened, library, self.version).map_err(|error| chain(&error));
+        if !is_of_arenas(library) {
+            return Known { points, arenas: None };
+        }
+        let arenas = ArenaLayout::of(&opened).inspect_err(|error| log::warn!("{}: {}", file.display, chain(error)));
+        let arenas = arenas.unwrap_or_default();
+        if let (Some(offset_bytes), Ok(points)) = (arenas.counters, &mut points) {
+            let of_chunks = points.iter_mut().filter(|point| point.row.meaning == TensorMeaning::Chunk);
+            of_chunks.for_each(|point| point.plan = point.plan.counters_at(offset_bytes));
+        }
+        Known { points, arenas: Some(arenas) }
     }
 }

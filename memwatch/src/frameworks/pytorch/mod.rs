@@ -12,10 +12,11 @@ mod watch;
 
 pub(crate) use books::{BooksError, BooksReader};
 pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
+pub(crate) use look::has_arenas;
 pub(crate) use memwatch_core::input::TensorLevel;
 pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use price::{events, rates};
-pub(crate) use symbols::TensorPoint;
 #[cfg(test)]
 pub(crate) use symbols::points;
+pub(crate) use symbols::{SymbolName, TensorPoint, symbols};
 pub(crate) use watch::{Arrival, TensorRequest, TorchWatch};

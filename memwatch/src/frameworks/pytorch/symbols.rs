@@ -1,15 +1,15 @@
-//! Where the rows' functions lie in PyTorch's libraries: local symbols among half a million.
+//! Where the rows' functions lie in frameworks' libraries: local symbols among half a million.
 //!
 //! The string table of `libtorch_cpu.so` alone is 78 MB. It is searched in pieces for the beginnings of names, and the symbols that point to
 //! what was found are picked out of the symbol table; neither is ever in memory as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{Point, TENSOR_PROBES, TensorPlan, TensorProbe, TorchLibrary};
+use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorPlan, TensorProbe};
 use object::ReadCache;
 
 use super::counter::counter;
@@ -61,7 +61,7 @@ impl TensorPoint {
 /// The file cannot be read or understood.
 pub(crate) fn points(
     file: &File,
-    library: TorchLibrary,
+    library: FrameworkLibrary,
     kernel: KernelVersion,
 ) -> Result<Vec<TensorPoint>, ResolveError> {
     let rows: Vec<&TensorProbe> =
@@ -69,17 +69,10 @@ pub(crate) fn points(
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ReadCache::new(clone);
     let layout = Layout::parse(&cache)?;
-    let mut found: BTreeMap<u16, FunctionLocation> = BTreeMap::new();
-    // What is exported is in the small table; the large one is searched only for the rest.
-    for table in layout.tables() {
-        let missing: Vec<&TensorProbe> = rows.iter().copied().filter(|row| !found.contains_key(&row.id)).collect();
-        if !missing.is_empty() {
-            search(file, &layout, table, &missing, &mut found)
-                .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
-        }
-    }
+    let names: Vec<SymbolName> = rows.iter().map(|row| SymbolName::of(row)).collect();
+    let found = symbols(file, &layout, &names)?;
     let place = |row: &&'static TensorProbe| {
-        let location = found.get(&row.id)?;
+        let location = found.functions.get(&row.id)?;
         let mut code = vec![0; usize::try_from(location.size_bytes.min(CODE_BYTES)).ok()?];
         let read = location.size_bytes <= CODE_BYTES && file.read_exact_at(&mut code, location.file_offset).is_ok();
         let code = if read { &code[..] } else { &[] };
@@ -90,25 +83,70 @@ pub(crate) fn points(
     Ok(rows.iter().filter_map(place).collect())
 }
 
-/// Adds what a table has of these rows.
+/// A symbol that is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SymbolName {
+    /// What it is called in the answer.
+    pub(crate) key: u16,
+    /// What its mangled name begins with.
+    pub(crate) beginning: &'static str,
+    /// What it ends with.
+    pub(crate) ending: &'static str,
+}
+
+impl SymbolName {
+    /// A row's.
+    pub(crate) const fn of(row: &TensorProbe) -> Self {
+        Self { key: row.id, beginning: row.symbol, ending: row.ending }
+    }
+}
+
+/// What was found, by the keys of the names.
+#[derive(Debug, Default)]
+pub(crate) struct Symbols {
+    /// Functions.
+    pub(crate) functions: BTreeMap<u16, FunctionLocation>,
+    /// Data: addresses as the file counts.
+    pub(crate) objects: BTreeMap<u16, u64>,
+}
+
+/// Looks for symbols in a file. What is exported is in the small table; the large one is searched only for the rest.
+///
+/// # Errors
+/// A table cannot be read.
+pub(crate) fn symbols(file: &File, layout: &Layout<'_>, wanted: &[SymbolName]) -> Result<Symbols, ResolveError> {
+    let mut found = Symbols::default();
+    for table in layout.tables() {
+        let is_missing =
+            |name: &&SymbolName| !found.functions.contains_key(&name.key) && !found.objects.contains_key(&name.key);
+        let missing: Vec<SymbolName> = wanted.iter().filter(is_missing).copied().collect();
+        if !missing.is_empty() {
+            search(file, layout, (table, &missing), &mut found)
+                .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
+        }
+    }
+    Ok(found)
+}
+
+/// Adds what a table has of these names.
 fn search(
     file: &File,
     layout: &Layout<'_>,
-    table: Table,
-    rows: &[&'static TensorProbe],
-    found: &mut BTreeMap<u16, FunctionLocation>,
+    (table, wanted): (Table, &[SymbolName]),
+    found: &mut Symbols,
 ) -> io::Result<()> {
-    let names = names(file, table, rows)?;
+    let names = names(file, table, wanted)?;
     if names.is_empty() {
         return Ok(());
     }
     in_pieces(file, table.symbols, |_, piece| {
         for symbol in piece.as_chunks::<SYMBOL_BYTES>().0 {
             let name = u32::from_le_bytes([symbol[0], symbol[1], symbol[2], symbol[3]]);
-            if let Some(row) = names.get(&u64::from(name))
-                && let Some(location) = layout.function(symbol)
-            {
-                found.entry(*row).or_insert(location);
+            let Some(key) = names.get(&u64::from(name)) else { continue };
+            if let Some(location) = layout.function(symbol) {
+                found.functions.entry(*key).or_insert(location);
+            } else if let Some(address) = Layout::object(symbol) {
+                found.objects.entry(*key).or_insert(address);
             }
         }
         // Symbols are 24 bytes: what is left of a piece goes with the next.
@@ -116,22 +154,23 @@ fn search(
     })
 }
 
-/// The offsets, in the string table, of the names that begin like a row's symbol and are a function's entry, with the row.
-fn names(file: &File, table: Table, rows: &[&'static TensorProbe]) -> io::Result<BTreeMap<u64, u16>> {
-    let finders: Vec<(u16, Finder<'_>)> = rows.iter().map(|row| (row.id, Finder::new(row.symbol))).collect();
-    let mut names = BTreeMap::new();
+/// The offsets, in the string table, of the names that are meant and are no part of a function's, with their keys.
+fn names(file: &File, table: Table, wanted: &[SymbolName]) -> io::Result<HashMap<u64, u16>> {
+    let finders: Vec<(&SymbolName, Finder<'_>)> =
+        wanted.iter().map(|name| (name, Finder::new(name.beginning))).collect();
+    let mut names = HashMap::new();
     in_pieces(file, table.strings, |offset, piece| {
-        for (row, finder) in &finders {
+        for (wanted, finder) in &finders {
             for start in finder.find_iter(piece) {
                 let name = &piece[start..piece.len().min(start + NAME_BYTES)];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
                 // A name that is cut at the end of a piece is judged again, whole, in the next.
                 let place = offset + start as u64;
-                if is_entry(name, finder.needle()) {
-                    names.insert(place, *row)
-                } else {
-                    names.remove(&place)
-                };
+                if is_entry(name, finder.needle()) && name.ends_with(wanted.ending.as_bytes()) {
+                    names.insert(place, wanted.key);
+                } else if names.get(&place) == Some(&wanted.key) {
+                    names.remove(&place);
+                }
             }
         }
         NAME_BYTES

@@ -5,12 +5,13 @@ use std::num::NonZeroU32;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use memwatch_common::tensor::{Purpose, TENSOR_PROBES, TensorProbe, TorchLibrary};
+use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
 use memwatch_core::input::TensorLevel;
 
-use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker};
+use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};
 use super::price::Counting;
 use super::symbols::TensorPoint;
+use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::Kernel;
@@ -25,7 +26,7 @@ const PATIENT_EVERY: Duration = Duration::from_millis(500);
 const COMPLETE: Duration = Duration::from_secs(5);
 
 /// The libraries of the allocator itself.
-const ALLOCATORS: [TorchLibrary; 2] = [TorchLibrary::C10, TorchLibrary::C10Cuda];
+const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibrary::C10Cuda];
 
 /// What is watched of it, and how much of its allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,14 +40,14 @@ pub(crate) struct TensorRequest {
 
 impl TensorRequest {
     fn wants(self, row: &TensorProbe) -> bool {
-        wants(self.level, row.purpose) && !(self.reports_only && row.library == TorchLibrary::C10Cuda)
+        wants(self.level, row.purpose) && !(self.reports_only && row.library == FrameworkLibrary::C10Cuda)
     }
 }
 
 /// Whether a level needs the rows that are for this.
 fn wants(level: TensorLevel, purpose: Purpose) -> bool {
     match purpose {
-        Purpose::Allocator | Purpose::AllocatorUntilTrace => level >= TensorLevel::Blocks,
+        Purpose::Allocator | Purpose::AllocatorUntilTrace | Purpose::Arena => level >= TensorLevel::Blocks,
         Purpose::Python => level >= TensorLevel::Sites,
         Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
         // Put in where the others show that it is needed.
@@ -86,7 +87,9 @@ struct Watched {
     waiting: bool,
     /// When the first library was found.
     found: Option<Instant>,
-    libraries: BTreeMap<TorchLibrary, Library>,
+    /// Where things lie in its arenas, where it has any.
+    arenas: Option<ArenaLayout>,
+    libraries: BTreeMap<FrameworkLibrary, Library>,
 }
 
 struct Library {
@@ -172,6 +175,11 @@ impl TorchWatch {
         self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.request.level)
     }
 
+    /// Where things lie in the arenas of a process; `None` where it has no library with arenas.
+    pub(crate) fn arenas_of(&self, tgid: u32) -> Option<ArenaLayout> {
+        self.processes.get(&tgid)?.arenas
+    }
+
     /// What is watched of a process at a level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }
@@ -224,7 +232,7 @@ impl TorchWatch {
             }
             return None;
         }
-        let is_first = watched.level.is_none() && found.library == TorchLibrary::C10;
+        let is_first = watched.level.is_none() && found.library == FrameworkLibrary::C10;
         // What it loads later is seen from its first tensor on.
         if !is_first || arrival == Arrival::Start || watched.looks > 1 {
             watched.level.get_or_insert(self.request.level);
@@ -242,7 +250,7 @@ impl TorchWatch {
     /// Whether all libraries that this process will have are probed, as far as is known.
     pub(crate) fn is_settled(&self, tgid: u32) -> bool {
         self.processes.get(&tgid).is_some_and(|watched| match watched.found {
-            Some(found) => watched.libraries.len() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
+            Some(found) => watched.torch_count() == LIBRARY_COUNT || found.elapsed() >= COMPLETE,
             None => false,
         })
     }
@@ -277,7 +285,7 @@ impl TorchWatch {
 
     /// Probes a library unless it has its probes; the process, once its allocator has all of its.
     fn take_in(&mut self, kernel: &mut Kernel, found: FoundLibrary) -> Option<(u32, Vec<u16>)> {
-        let FoundLibrary { tgid, library, file, points } = found;
+        let FoundLibrary { tgid, library, file, points, arenas } = found;
         // It may have ended meanwhile.
         let watched = self.processes.get_mut(&tgid)?;
         let level = watched.level.unwrap_or(self.request.level);
@@ -293,10 +301,21 @@ impl TorchWatch {
         own.put_in(kernel, tgid, request);
         watched.libraries.insert(library, own);
         watched.found.get_or_insert_with(Instant::now);
+        if is_of_arenas(library) {
+            watched.arenas = arenas;
+            // Nothing of PyTorch begins with it.
+            return Some((tgid, allocator_rows().collect()));
+        }
         let is_complete =
             ALLOCATORS.contains(&library) && ALLOCATORS.iter().all(|part| watched.libraries.contains_key(part));
         is_complete.then(|| (tgid, watched.missing()))
     }
+}
+
+/// The rows on PyTorch's allocators.
+fn allocator_rows() -> impl Iterator<Item = u16> {
+    let is_one = |row: &&TensorProbe| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace);
+    TENSOR_PROBES.iter().filter(is_one).map(|row| row.id)
 }
 
 fn attach(kernel: &mut Kernel, tgid: u32, file: &LibraryFile, points: &[TensorPoint]) -> Option<TensorProbes> {
@@ -330,21 +349,25 @@ impl Watched {
             looked: None,
             waiting: false,
             found: None,
+            arenas: None,
             libraries: BTreeMap::new(),
         }
     }
 
-    /// The rows on allocators that no library has.
+    /// How many of PyTorch's libraries it has.
+    fn torch_count(&self) -> usize {
+        self.libraries.keys().filter(|library| !is_of_arenas(**library)).count()
+    }
+
+    /// The rows on PyTorch's allocators that no library has.
     fn missing(&self) -> Vec<u16> {
-        let rows =
-            TENSOR_PROBES.iter().filter(|row| matches!(row.purpose, Purpose::Allocator | Purpose::AllocatorUntilTrace));
         let is_in_place = |id: &u16| self.libraries.values().any(|library| library.wanted.contains(id));
-        rows.map(|row| row.id).filter(|id| !is_in_place(id)).collect()
+        allocator_rows().filter(|id| !is_in_place(id)).collect()
     }
 
     /// When it is looked at next; `None` where it has all, or is being looked at.
     fn next_look(&self, now: Instant) -> Option<Instant> {
-        let has_all = self.libraries.len() == LIBRARY_COUNT || self.level == Some(TensorLevel::Off);
+        let has_all = self.torch_count() == LIBRARY_COUNT || self.level == Some(TensorLevel::Off);
         if self.waiting || self.counting.is_some() || has_all {
             return None;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
-use memwatch_core::snapshot::{AllocatorView, ProcessView, Snapshot, StatisticView, TensorsView};
+use memwatch_core::snapshot::{AllocatorView, ArenaView, ProcessView, Snapshot, StatisticView, TensorsView};
 use memwatch_core::words::{GpuUuid, Name};
 use serde::Serialize;
 
@@ -41,6 +41,43 @@ struct ProcessJson<'a> {
     books_refused: Option<&'a str>,
     overhead: Option<OverheadJson>,
     devices: Vec<DeviceJson<'a>>,
+    arenas: Vec<ArenaJson<'a>>,
+}
+
+/// An arena of JAX or TensorFlow, with the keys of `device.memory_stats()` where it has them.
+#[derive(Serialize)]
+pub(crate) struct ArenaJson<'a> {
+    name: Option<&'a str>,
+    device: Option<i32>,
+    uuid: Option<&'a str>,
+    device_by: &'a str,
+    num_allocs: Option<u64>,
+    bytes_in_use: Option<u64>,
+    peak_bytes_in_use: Option<u64>,
+    largest_alloc_size: Option<u64>,
+    pool_bytes: u64,
+    requested_bytes: u64,
+    known_chunk_bytes: u64,
+    exact: bool,
+    out_of_step: u64,
+}
+
+fn arena_json(arena: &ArenaView) -> ArenaJson<'_> {
+    ArenaJson {
+        name: arena.name.as_deref(),
+        device: arena.device,
+        uuid: arena.uuid.as_ref().map(GpuUuid::as_str),
+        device_by: &arena.device_by,
+        num_allocs: arena.num_allocs,
+        bytes_in_use: arena.bytes_in_use,
+        peak_bytes_in_use: arena.peak_bytes_in_use,
+        largest_alloc_size: arena.largest_alloc_bytes,
+        pool_bytes: arena.pool_bytes,
+        requested_bytes: arena.requested_bytes,
+        known_chunk_bytes: arena.known_chunk_bytes,
+        exact: arena.exact,
+        out_of_step: arena.out_of_step,
+    }
 }
 
 /// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one is not known; `certainty` has the same keys.
@@ -60,6 +97,7 @@ struct DeviceJson<'a> {
 #[derive(Serialize)]
 pub(crate) struct TensorJson<'a> {
     gpus: Vec<GpuJson<'a>>,
+    arenas: Vec<ArenaJson<'a>>,
     windows: Option<WindowsJson>,
     places: Vec<places::DeviceJson<'a>>,
     losses: &'a BTreeMap<Name, u64>,
@@ -106,6 +144,7 @@ struct GpuJson<'a> {
 pub(crate) fn tensor(tensors: &TensorsView) -> TensorJson<'_> {
     TensorJson {
         gpus: tensors.allocators.iter().map(gpu_json).collect(),
+        arenas: tensors.arenas.iter().map(arena_json).collect(),
         windows: tensors.windows.map(|windows| WindowsJson {
             windows: windows.windows,
             discarded: windows.discarded,
@@ -128,6 +167,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> Option<Proce
         books_refused: tensors.books_refused.as_deref(),
         overhead: process.overhead.as_ref().map(overhead::json),
         devices: tensors.allocators.iter().map(|allocator| device_json(allocator, clock)).collect(),
+        arenas: tensors.arenas.iter().map(arena_json).collect(),
     })
 }
 

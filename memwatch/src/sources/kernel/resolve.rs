@@ -8,7 +8,8 @@
 use std::collections::BTreeMap;
 
 use object::elf::{
-    FileHeader64, PF_X, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, SectionHeader64, Sym64,
+    FileHeader64, PF_X, PT_LOAD, ProgramHeader64, SHN_UNDEF, SHT_DYNSYM, SHT_SYMTAB, STT_FUNC, STT_OBJECT,
+    SectionHeader64, Sym64,
 };
 use object::pod::slice_from_all_bytes;
 use object::read::ReadRef;
@@ -203,6 +204,13 @@ impl<'data> Layout<'data> {
             return None;
         }
         locate(symbol, self.segments).filter(|location| lies_within(location, self.file_bytes))
+    }
+
+    /// The address of the data that an entry of a symbol table defines here, if it does: as the file counts, before relocation.
+    pub(crate) fn object(symbol: &[u8; SYMBOL_BYTES]) -> Option<u64> {
+        let (symbol, _) = object::pod::from_bytes::<Sym64<LittleEndian>>(symbol).ok()?;
+        let is_defined = symbol.st_type() == STT_OBJECT && symbol.st_shndx.get(LE) != SHN_UNDEF;
+        is_defined.then(|| symbol.st_value.get(LE))
     }
 }
 

@@ -15,6 +15,7 @@ use memwatch_core::snapshot::MemoryHistory;
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
+use super::arenas::ProcessArenas;
 use super::books::ProcessBooks;
 use super::copies::Copies;
 use super::holdings::ProcessHoldings;
@@ -66,6 +67,8 @@ pub(super) struct Process {
     resting: Option<RestingNumbers>,
     /// All that they have.
     pub(super) books: ProcessBooks,
+    /// And what its arenas have.
+    arenas: ProcessArenas,
     /// What they have counted, where no event is traced.
     pub(super) numbers: ProcessNumbers,
     /// And who keeps that.
@@ -197,6 +200,9 @@ impl Tensors {
         }
         for (tgid, process) in &mut self.processes {
             process.follow(kernel, *tgid, (self.holdings_every, self.fetches), pipeline);
+            if let Some(layout) = self.torch.arenas_of(*tgid) {
+                process.arenas.read(*tgid, (layout, true), pipeline);
+            }
             if pipeline.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
             } else if pipeline.has_trace(Tgid(*tgid)) {
@@ -398,6 +404,7 @@ impl Process {
             asked: None,
             resting,
             books: ProcessBooks::new(),
+            arenas: ProcessArenas::default(),
             numbers: ProcessNumbers::default(),
             holdings: ProcessHoldings::default(),
             records: 0,

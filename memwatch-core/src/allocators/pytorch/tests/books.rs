@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use super::naive::Naive;
 use super::properties::{History, steps};
-use super::{Allocators, Family, Scope};
+use super::{Family, Scope};
 use memwatch_common::loss::Loss;
 
-use crate::allocators::TensorLedger;
 use crate::allocators::names::SiteKey;
 use crate::allocators::pytorch::{Base, BlockState, Certainty, DeviceAllocator};
+use crate::allocators::{Frameworks, TensorLedger};
 use crate::input::books::{BookBlock, Books, MovingBooks, MovingDevice};
 use crate::words::Tgid;
 
@@ -55,7 +55,7 @@ proptest! {
         maps in 0_usize..2,
     ) {
         let mut history = History::new(expandable, 4 * maps);
-        let (mut early, mut late) = (TensorLedger::<Allocators>::default(), TensorLedger::<Allocators>::default());
+        let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
         early.begin(true, &[]);
         late.begin(false, &[]);
         for step in before {
@@ -95,7 +95,7 @@ proptest! {
         parity: u64,
     ) {
         let mut history = History::new(false, 0);
-        let (mut early, mut late) = (TensorLedger::<Allocators>::default(), TensorLedger::<Allocators>::default());
+        let (mut early, mut late) = (TensorLedger::<Frameworks>::default(), TensorLedger::<Frameworks>::default());
         early.begin(true, &[]);
         late.begin(false, &[]);
         for step in before {
@@ -136,7 +136,7 @@ proptest! {
     #[test]
     fn books_that_are_older_than_what_came_already_are_not_taken(before in steps()) {
         let mut history = History::new(false, 0);
-        let mut late = TensorLedger::<Allocators>::default();
+        let mut late = TensorLedger::<Frameworks>::default();
         late.begin(false, &[]);
         for step in before {
             history.step(step);
@@ -155,7 +155,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
     for step in [(50, 1, 4096), (51, 1, 8192), (52, 1, 40_000)] {
         history.step(step);
     }
-    let mut late = TensorLedger::<Allocators>::default();
+    let mut late = TensorLedger::<Frameworks>::default();
     late.begin(false, &[]);
     history.events.clear();
     // One came and went unseen, one came and was seen.
@@ -179,7 +179,7 @@ fn what_a_reading_does_not_have_has_gone_and_what_nobody_saw_come_is_older() {
 #[test]
 fn after_lost_events_a_block_that_nobody_saw_come_is_not_called_older() {
     let mut history = History::new(false, 0);
-    let mut ledger = TensorLedger::<Allocators>::default();
+    let mut ledger = TensorLedger::<Frameworks>::default();
     ledger.begin(true, &[]);
     history.step((50, 1, 4096));
     apply(&mut history, &mut [&mut ledger]);

@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{Item, Record};
-use memwatch_common::tensor::{TENSOR_PROBES, TorchLibrary};
+use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -131,10 +131,10 @@ impl Drop for Job {
 }
 
 /// All libraries that have rows in any process that trains.
-pub(crate) const LIBRARIES: [(TorchLibrary, &str); 3] = [
-    (TorchLibrary::C10, "libc10.so"),
-    (TorchLibrary::C10Cuda, "libc10_cuda.so"),
-    (TorchLibrary::TorchCpu, "libtorch_cpu.so"),
+pub(crate) const LIBRARIES: [(FrameworkLibrary, &str); 3] = [
+    (FrameworkLibrary::C10, "libc10.so"),
+    (FrameworkLibrary::C10Cuda, "libc10_cuda.so"),
+    (FrameworkLibrary::TorchCpu, "libtorch_cpu.so"),
 ];
 
 /// The kernel half on one job; all goes when this is dropped.
@@ -150,7 +150,7 @@ impl Watched {
     pub(crate) fn attach(
         job: &Job,
         (classic_uprobes, ring_bytes): (bool, u32),
-        libraries: &[(TorchLibrary, &str)],
+        libraries: &[(FrameworkLibrary, &str)],
     ) -> Self {
         let options = LoadOptions { all_processes: true, ring_bytes, classic_uprobes, diagnostics: false };
         let mut kernel = Kernel::load(options).unwrap();
@@ -203,7 +203,7 @@ impl Watched {
     }
 
     /// Takes all probes out and puts the rows of one library into all processes.
-    pub(crate) fn attach_to_all(&mut self, job: &Job, (library, name): (TorchLibrary, &str)) {
+    pub(crate) fn attach_to_all(&mut self, job: &Job, (library, name): (FrameworkLibrary, &str)) {
         self.detach(job);
         let path = job.mapped(name).expect("PyTorch has loaded its libraries");
         let points = points(&File::open(&path).unwrap(), library, running_kernel()).unwrap();

@@ -1,0 +1,46 @@
+//! What only processes with JAX or TensorFlow have: arenas, and where in the driver's memory their chunks lie.
+
+use super::TensorLedger;
+use super::bfc::Arenas;
+use super::framework::FrameworkAllocator as _;
+use crate::decode::{TensorChange, TensorEvent};
+use crate::input::arenas::ArenaBooks;
+use crate::ledger::DriverSegment;
+
+impl TensorLedger {
+    /// The arenas, by address.
+    pub const fn arenas(&self) -> &Arenas {
+        &self.allocators.bfc
+    }
+
+    /// An event's chunk, where the driver's ledger has to be asked in which of its allocations that lies.
+    pub fn unplaced_chunk(&self, event: &TensorEvent) -> Option<u64> {
+        let TensorChange::Chunk(chunk) = &event.what else { return None };
+        (!self.allocators.bfc.knows_place(chunk)).then_some(chunk.address)
+    }
+
+    /// The driver's allocation that holds a chunk.
+    pub fn learn_segment(&mut self, segment: DriverSegment) {
+        self.allocators.bfc.learn_segment(segment);
+    }
+
+    /// Whether all driver allocations of the process were seen, from its start on.
+    pub fn begin_arenas(&mut self, from_start: bool) {
+        self.allocators.bfc.begin(from_start, &[]);
+    }
+
+    /// What the arenas have by their own books. Chunks that no event had shown are older than the watch.
+    pub fn learn_arenas(&mut self, books: &ArenaBooks) {
+        for older in self.allocators.bfc.learn_arenas(books) {
+            let reported = self.allocators.reported();
+            if let Some(now) = reported.get(&older.ordinal) {
+                self.places.observe(older.ordinal, now.allocated_bytes, now.allocated_bytes);
+            }
+            let chunks = self.allocators.bfc.chunks_on(older.ordinal);
+            if !older.chunks.is_empty() && !self.has_lost_events() {
+                self.places.adopt_older(older.ordinal, &chunks);
+            }
+        }
+        self.name_older();
+    }
+}

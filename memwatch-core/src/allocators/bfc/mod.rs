@@ -1,0 +1,206 @@
+//! The arenas of JAX and TensorFlow (`tsl::BFCAllocator`): chunks within a few large allocations of the driver.
+//!
+//! Each event carries the arena's own counters, taken under its lock: what they say is what `device.memory_stats()` answers, and whether the events add
+//! up to it is checked with each. A chunk is on the device of the driver's segment that holds its address; arenas in host memory drop out by that.
+
+mod arena;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::arena::{Arena, Home};
+use super::pytorch::DriverChange;
+use super::{Block, BlockChange, FrameworkAllocator, Reported};
+use crate::decode::{Chunk, TensorChange, TensorEvent};
+use crate::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk};
+use crate::ledger::DriverSegment;
+use crate::words::Ordinal;
+
+/// Processes have a handful of arenas: what claims to be more than this is none.
+const MOST_ARENAS: usize = 256;
+/// So many segments are remembered at most; one that is forgotten is asked for again.
+const MOST_SEGMENTS: usize = 4096;
+
+/// Chunks of an arena that are older than the watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Older {
+    /// Where.
+    pub(super) ordinal: Ordinal,
+    /// The ones that no event had shown.
+    pub(super) chunks: Vec<ArenaChunk>,
+}
+
+/// All arenas of a process, by address.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Arenas {
+    arenas: BTreeMap<u64, Arena>,
+    segments: BTreeMap<u64, DriverSegment>,
+    /// Its driver's allocations were all seen: an address in none of them is no device's.
+    from_start: bool,
+}
+
+impl Arenas {
+    /// By address.
+    pub const fn arenas(&self) -> &BTreeMap<u64, Arena> {
+        &self.arenas
+    }
+
+    /// What an arena has of the driver, in bytes, as far as its chunks have shown.
+    pub fn segment_bytes(&self, arena: &Arena) -> u64 {
+        let holds = |segment: &&DriverSegment| {
+            let end = segment.address.saturating_add(segment.bytes);
+            segment.ordinal == arena.home().ordinal() && arena.has_chunk_between(segment.address, end)
+        };
+        self.segments.values().filter(holds).map(|segment| segment.bytes).sum()
+    }
+
+    /// Whether nobody needs to ask the driver's ledger where this chunk is.
+    pub fn knows_place(&self, chunk: &Chunk) -> bool {
+        let is_host = self.arenas.get(&chunk.allocator).is_some_and(|arena| arena.home == Home::Host);
+        is_host || self.segment_at(chunk.address).is_some()
+    }
+
+    /// The driver's ledger has an allocation that holds a chunk.
+    pub fn learn_segment(&mut self, segment: DriverSegment) {
+        if self.segments.len() >= MOST_SEGMENTS {
+            self.segments.clear();
+        }
+        self.segments.insert(segment.address, segment);
+    }
+
+    fn segment_at(&self, address: u64) -> Option<&DriverSegment> {
+        let (start, segment) = self.segments.range(..=address).next_back()?;
+        (address - start < segment.bytes).then_some(segment)
+    }
+
+    /// Where a chunk of an arena is.
+    fn home_of(&self, address: u64, before: Home) -> Home {
+        match (self.segment_at(address).map(|segment| segment.ordinal), before) {
+            (_, Home::Host) | (Some(None), _) => Home::Host,
+            (Some(Some(ordinal)), _) => Home::Device(ordinal),
+            (None, Home::Unknown) if self.from_start => Home::Host,
+            (None, before) => before,
+        }
+    }
+
+    fn apply_chunk(&mut self, event: &TensorEvent, chunk: &Chunk) -> Option<BlockChange> {
+        if self.arenas.len() >= MOST_ARENAS && !self.arenas.contains_key(&chunk.allocator) {
+            return None;
+        }
+        let before = self.arenas.get(&chunk.allocator).map_or(Home::Unknown, |arena| arena.home);
+        let home = self.home_of(chunk.address, before);
+        let arena = self.arenas.entry(chunk.allocator).or_insert_with(|| Arena::met_with(chunk));
+        arena.home = home;
+        let is_past = arena.has_in_books(event.time_ns);
+        if is_past && !(chunk.is_grant && arena.holds(chunk)) {
+            return None;
+        }
+        let freed_bytes = if is_past { None } else { arena.apply(chunk) };
+        arena.time_ns = arena.time_ns.max(event.time_ns);
+        if home == Home::Host {
+            arena.drop_chunks();
+        }
+        let ordinal = home.ordinal()?;
+        if !chunk.is_grant {
+            let block_bytes = freed_bytes.unwrap_or(chunk.bytes);
+            return Some(BlockChange::Freed { ordinal, address: chunk.address, block_bytes });
+        }
+        Some(BlockChange::Granted(Block {
+            ordinal,
+            address: chunk.address,
+            block_bytes: chunk.bytes,
+            requested_bytes: Some(chunk.requested_bytes),
+            cached: None,
+            tid: event.tid,
+            stack: event.stack,
+            time_ns: event.time_ns,
+        }))
+    }
+
+    /// What the arenas have by their own books; an arena of which an event came since the reading began is left out. Says which chunks are older than
+    /// the watch.
+    pub(super) fn learn_arenas(&mut self, books: &ArenaBooks) -> Vec<Older> {
+        books.arenas.iter().filter_map(|book| self.learn_arena(book, books)).collect()
+    }
+
+    fn learn_arena(&mut self, book: &ArenaBook, books: &ArenaBooks) -> Option<Older> {
+        let known = self.arenas.get(&book.allocator);
+        let is_late = known.is_some_and(|arena| arena.time_ns >= books.began_ns);
+        if is_late || (known.is_none() && self.arenas.len() >= MOST_ARENAS) {
+            return None;
+        }
+        let before = known.map_or(Home::Unknown, |arena| arena.home);
+        let first = book.regions.first().map(|(address, _)| *address);
+        let home = first.map_or(before, |address| self.home_of(address, before));
+        let home = if home == Home::Unknown { named_home(&book.name) } else { home };
+        if let Home::Named(ordinal) = home {
+            for &(address, bytes) in &book.regions {
+                self.learn_segment(DriverSegment { address, bytes, ordinal: Some(ordinal) });
+            }
+        }
+        let arena = self.arenas.entry(book.allocator).or_default();
+        arena.home = home;
+        let chunks = arena.learn(book, books.time_ns);
+        if home == Home::Host {
+            arena.drop_chunks();
+        }
+        Some(Older { ordinal: home.ordinal()?, chunks })
+    }
+
+    /// The chunks of a device that are known, in bytes by address.
+    pub(super) fn chunks_on(&self, ordinal: Ordinal) -> BTreeMap<u64, u64> {
+        let here = self.arenas.values().filter(|arena| arena.home.ordinal() == Some(ordinal));
+        here.flat_map(Arena::chunks).collect()
+    }
+
+    /// The arenas, by address, that have chunks which are not known one by one, or no name.
+    pub fn wanted_books(&self) -> Vec<u64> {
+        let lacks = |arena: &Arena| arena.home != Home::Host && !(arena.is_exact() && arena.name.is_some());
+        self.arenas.iter().filter(|(_, arena)| lacks(arena)).map(|(address, _)| *address).collect()
+    }
+}
+
+/// XLA and TensorFlow call the arena of a device `GPU_0_bfc`, and no other one so (xla/pjrt/gpu/gpu_helpers.cc, tensorflow/core/common_runtime/gpu).
+fn named_home(name: &str) -> Home {
+    let number = name.strip_prefix("GPU_").and_then(|rest| rest.strip_suffix("_bfc"));
+    number.and_then(|number| number.parse().ok()).map_or(Home::Host, |number| Home::Named(Ordinal(number)))
+}
+
+impl FrameworkAllocator for Arenas {
+    fn begin(&mut self, from_start: bool, _missing: &[u16]) {
+        self.from_start = from_start;
+    }
+
+    /// What decides is whether the driver's calls were missed, not the arena's events.
+    fn miss_start(&mut self) {}
+
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        let TensorChange::Chunk(chunk) = &event.what else { return None };
+        self.apply_chunk(event, chunk)
+    }
+
+    fn driver(&mut self, change: DriverChange) {
+        if let DriverChange::Freed { address } = change {
+            self.segments.remove(&address);
+        }
+    }
+
+    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        let mut all: BTreeMap<Ordinal, Reported> = BTreeMap::new();
+        for arena in self.arenas.values().filter(|arena| arena.is_believed()) {
+            let (Some(ordinal), Some(counters)) = (arena.home.ordinal(), arena.counters()) else { continue };
+            let sum = all.entry(ordinal).or_default();
+            sum.allocated_bytes = sum.allocated_bytes.saturating_add(counters.bytes_in_use);
+            sum.reserved_bytes = sum.reserved_bytes.saturating_add(self.segment_bytes(arena));
+            sum.time_ns = sum.time_ns.max(arena.time_ns);
+        }
+        all
+    }
+
+    fn lose(&mut self) {
+        self.arenas.values_mut().for_each(Arena::lose);
+    }
+}

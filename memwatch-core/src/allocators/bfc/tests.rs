@@ -1,0 +1,155 @@
+use super::*;
+use crate::allocators::TensorLedger;
+use crate::decode::StackRef;
+use crate::input::arenas::ArenaCounters;
+use crate::words::{Tgid, Tid};
+
+const GPU: Ordinal = Ordinal(0);
+const ARENA: u64 = 0x5000;
+const HOST_ARENA: u64 = 0x6000;
+const SEGMENT: DriverSegment = DriverSegment { address: 0x10_0000, bytes: 0x10_0000, ordinal: Some(GPU) };
+
+fn counters(num_allocs: u64, bytes_in_use: u64, peak_bytes_in_use: u64) -> ArenaCounters {
+    ArenaCounters { num_allocs, bytes_in_use, peak_bytes_in_use }
+}
+
+fn event(time_ns: u64, chunk: Chunk) -> TensorEvent {
+    let (tgid, tid, stack) = (Tgid(1), Tid(1), StackRef::NoPython);
+    TensorEvent { tgid, tid, time_ns, stack, what: TensorChange::Chunk(chunk) }
+}
+
+fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk {
+    Chunk { allocator: ARENA, is_grant, address, requested_bytes: bytes - 1, bytes, counters: Some(now) }
+}
+
+fn with_segment() -> Arenas {
+    let mut arenas = Arenas::default();
+    arenas.begin(true, &[]);
+    arenas.learn_segment(SEGMENT);
+    arenas
+}
+
+fn book(chunks: &[(u64, u64)], now: ArenaCounters) -> ArenaBooks {
+    let chunks = chunks.iter().map(|&(address, bytes)| ArenaChunk { address, bytes, requested_bytes: bytes });
+    let arena = ArenaBook {
+        allocator: ARENA,
+        name: "GPU_0_bfc".into(),
+        counters: now,
+        largest_alloc_bytes: 4096,
+        regions: vec![(SEGMENT.address, SEGMENT.bytes)],
+        chunks: chunks.collect(),
+    };
+    ArenaBooks { tgid: Tgid(1), began_ns: 100, time_ns: 200, arenas: vec![arena] }
+}
+
+#[test]
+fn an_arenas_counters_are_its_own_and_are_checked_with_each_event() {
+    let mut arenas = with_segment();
+    let granted = arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    assert!(matches!(granted, Some(BlockChange::Granted(block)) if block.ordinal == GPU && block.block_bytes == 1024));
+    arenas.apply(&event(2, chunk(true, 0x10_0800, 512, counters(2, 1536, 1536))));
+    let freed = arenas.apply(&event(3, chunk(false, 0x10_0100, 1024, counters(2, 512, 1536))));
+    assert_eq!(freed, Some(BlockChange::Freed { ordinal: GPU, address: 0x10_0100, block_bytes: 1024 }));
+    let arena = &arenas.arenas()[&ARENA];
+    assert_eq!((arena.known_bytes(), arena.requested_bytes(), arena.largest_bytes()), (512, 511, Some(1024)));
+    assert!(arena.is_exact());
+    let reported = arenas.reported()[&GPU];
+    assert_eq!((reported.allocated_bytes, reported.reserved_bytes), (512, SEGMENT.bytes));
+}
+
+#[test]
+fn one_whose_counters_contradict_an_event_is_in_no_exact_sum() {
+    let mut arenas = with_segment();
+    arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    arenas.apply(&event(2, chunk(true, 0x10_0800, 512, counters(2, 9999, 9999))));
+    assert_eq!(arenas.arenas()[&ARENA].out_of_step(), 1);
+    assert!(!arenas.arenas()[&ARENA].is_exact());
+    assert!(arenas.reported().is_empty());
+}
+
+#[test]
+fn what_was_lost_is_no_contradiction_and_the_largest_is_not_known_after_it() {
+    let mut arenas = with_segment();
+    arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    arenas.lose();
+    arenas.apply(&event(2, chunk(true, 0x10_0800, 512, counters(3, 5632, 5632))));
+    let arena = &arenas.arenas()[&ARENA];
+    assert_eq!((arena.out_of_step(), arena.is_exact(), arena.largest_bytes()), (0, false, None));
+    assert_eq!(arenas.reported()[&GPU].allocated_bytes, 5632, "the totals are the arena's own");
+}
+
+#[test]
+fn a_program_that_begins_its_counters_again_does_not_contradict_them() {
+    let mut arenas = with_segment();
+    arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    arenas.apply(&event(2, chunk(true, 0x10_0800, 512, counters(2, 1536, 1536))));
+    arenas.apply(&event(3, chunk(false, 0x10_0800, 512, counters(2, 1024, 1536))));
+    arenas.apply(&event(4, chunk(true, 0x10_0800, 256, counters(1, 1280, 1280))));
+    assert!(arenas.arenas()[&ARENA].is_exact());
+}
+
+#[test]
+fn an_arena_in_host_memory_is_no_devices() {
+    let mut arenas = with_segment();
+    let host = Chunk { allocator: HOST_ARENA, ..chunk(true, 0x7f00_0000, 512, counters(1, 512, 512)) };
+    assert_eq!(arenas.apply(&event(1, host)), None, "all of the driver's memory was seen, and it is in none of it");
+    assert_eq!(arenas.arenas()[&HOST_ARENA].home(), Home::Host);
+    assert!(arenas.reported().is_empty());
+}
+
+#[test]
+fn a_segment_that_was_granted_before_the_watch_is_placed_by_the_arenas_own_books() {
+    let mut arenas = Arenas::default();
+    let granted = arenas.apply(&event(50, chunk(true, 0x10_0100, 1024, counters(7, 5120, 5120))));
+    assert_eq!(granted, None, "nobody knows on which device");
+    assert_eq!(arenas.wanted_books(), [ARENA]);
+    let older = arenas.learn_arenas(&book(&[(0x10_0100, 1024), (0x10_1000, 4096)], counters(7, 5120, 5120)));
+    let [older] = older.as_slice() else { panic!("{older:?}") };
+    assert_eq!((older.ordinal, older.chunks.len()), (GPU, 1), "one of the two had come with an event");
+    let arena = &arenas.arenas()[&ARENA];
+    assert_eq!((arena.home(), arena.is_exact(), arena.largest_bytes()), (Home::Named(GPU), true, Some(4096)));
+    assert!(arenas.wanted_books().is_empty());
+    assert_eq!(arenas.reported()[&GPU].reserved_bytes, SEGMENT.bytes);
+}
+
+#[test]
+fn a_reading_that_an_event_overtook_is_not_taken() {
+    let mut arenas = with_segment();
+    arenas.apply(&event(150, chunk(true, 0x10_0100, 1024, counters(7, 5120, 5120))));
+    assert!(arenas.learn_arenas(&book(&[(0x10_1000, 4096)], counters(6, 4096, 4096))).is_empty());
+    assert_eq!(arenas.arenas()[&ARENA].counters(), Some(counters(7, 5120, 5120)));
+}
+
+#[test]
+fn chunks_that_do_not_add_up_are_not_taken_and_the_counters_are() {
+    let mut arenas = Arenas::default();
+    assert!(arenas.learn_arenas(&book(&[(0x10_1000, 512)], counters(6, 4096, 8192)))[0].chunks.is_empty());
+    let arena = &arenas.arenas()[&ARENA];
+    assert_eq!((arena.known_bytes(), arena.is_exact()), (0, false));
+    assert_eq!(arena.counters(), Some(counters(6, 4096, 8192)));
+}
+
+#[test]
+fn the_ledger_adopts_older_chunks_and_has_the_arenas_sum() {
+    let mut ledger = TensorLedger::default();
+    ledger.learn_arenas(&book(&[(0x10_0100, 1024), (0x10_1000, 4096)], counters(7, 5120, 6144)));
+    assert_eq!(ledger.reported()[&GPU].allocated_bytes, 5120);
+    ledger.apply(&event(300, chunk(true, 0x10_4000, 512, counters(8, 5632, 6144))));
+    assert_eq!(ledger.places().devices()[&GPU].allocated_bytes(), 5632);
+    assert_eq!(ledger.places().devices()[&GPU].total().live_bytes, 5632);
+    ledger.apply(&event(301, chunk(false, 0x10_1000, 4096, counters(8, 1536, 6144))));
+    assert_eq!(ledger.places().devices()[&GPU].total().live_bytes, 1536);
+    assert!(ledger.arenas().arenas()[&ARENA].is_exact());
+}
+
+#[test]
+fn an_event_that_the_books_have_already_only_says_whose_its_chunk_is() {
+    let mut arenas = with_segment();
+    arenas.learn_arenas(&book(&[(0x10_1000, 4096)], counters(6, 4096, 8192)));
+    let late = |chunk| event(90, chunk);
+    let granted = arenas.apply(&late(chunk(true, 0x10_1000, 4096, counters(5, 8192, 8192))));
+    assert!(matches!(granted, Some(BlockChange::Granted(_))));
+    assert_eq!(arenas.apply(&late(chunk(false, 0x10_3000, 4096, counters(5, 4096, 8192)))), None);
+    let arena = &arenas.arenas()[&ARENA];
+    assert_eq!((arena.counters(), arena.out_of_step()), (Some(counters(6, 4096, 8192)), 0));
+}

@@ -1,0 +1,116 @@
+//! All frameworks' allocators in one process, as one: each event goes to the one whose it is, and totals of a device are the sum of theirs.
+
+use std::collections::BTreeMap;
+
+use memwatch_common::tensor::{Purpose, TENSOR_PROBES};
+use serde::{Deserialize, Serialize};
+
+use super::bfc::Arenas;
+use super::pytorch::{Allocators, DriverChange, Words};
+use super::threads::Stage;
+use super::{BlockChange, FrameworkAllocator, Reported};
+use crate::decode::{TensorChange, TensorEvent};
+use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
+use crate::words::Ordinal;
+
+/// The allocators of one process: PyTorch's by device, and arenas by address.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Frameworks {
+    /// PyTorch's.
+    pub(super) pytorch: Allocators,
+    /// JAX's and TensorFlow's.
+    pub(super) bfc: Arenas,
+}
+
+impl FrameworkAllocator for Frameworks {
+    /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event.
+    fn begin(&mut self, from_start: bool, missing: &[u16]) {
+        let mut rows = TENSOR_PROBES.iter().filter(|row| row.purpose == Purpose::Allocator);
+        if rows.any(|row| !missing.contains(&row.id)) {
+            self.pytorch.begin(from_start, missing);
+        }
+    }
+
+    fn miss_start(&mut self) {
+        self.pytorch.miss_start();
+        self.bfc.miss_start();
+    }
+
+    fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
+        if matches!(event.what, TensorChange::Chunk(_)) { self.bfc.apply(event) } else { self.pytorch.apply(event) }
+    }
+
+    fn driver(&mut self, change: DriverChange) {
+        self.pytorch.driver(change);
+        self.bfc.driver(change);
+    }
+
+    fn reported(&self) -> BTreeMap<Ordinal, Reported> {
+        let mut all = self.pytorch.reported();
+        for (ordinal, more) in self.bfc.reported() {
+            let sum = all.entry(ordinal).or_default();
+            sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
+            sum.reserved_bytes = sum.reserved_bytes.saturating_add(more.reserved_bytes);
+            sum.time_ns = sum.time_ns.max(more.time_ns);
+        }
+        all
+    }
+
+    fn learn_counters(&mut self, allocator: u64, time_ns: u64, words: &Words) -> bool {
+        self.pytorch.learn_counters(allocator, time_ns, words)
+    }
+
+    fn learn_books(&mut self, books: &DeviceBooks, time_ns: u64) -> bool {
+        self.pytorch.learn_books(books, time_ns)
+    }
+
+    fn learn_numbers(&mut self, numbers: &DeviceNumbers, time_ns: u64) -> bool {
+        self.pytorch.learn_numbers(numbers, time_ns)
+    }
+
+    fn counted_bytes(&self) -> BTreeMap<Ordinal, u64> {
+        self.pytorch.counted_bytes()
+    }
+
+    fn stop(&mut self) {
+        self.pytorch.stop();
+    }
+
+    fn resume(&mut self) {
+        self.pytorch.resume();
+        self.bfc.resume();
+    }
+
+    fn wants_books(&self) -> bool {
+        self.pytorch.wants_books()
+    }
+
+    fn adopt_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) -> Vec<BookBlock> {
+        self.pytorch.adopt_older(ordinal, blocks)
+    }
+
+    fn wants_blocks(&self) -> bool {
+        self.pytorch.wants_blocks()
+    }
+
+    fn wants_counters(&self) -> bool {
+        self.pytorch.wants_counters()
+    }
+
+    fn lose(&mut self) {
+        self.pytorch.lose();
+        self.bfc.lose();
+    }
+
+    fn begin_own_peaks(&mut self, now_ns: u64) {
+        self.pytorch.begin_own_peaks(now_ns);
+    }
+
+    fn keep_history(&mut self, limit: usize) {
+        self.pytorch.keep_history(limit);
+    }
+
+    fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
+        self.pytorch.note_phase(ordinal, phase);
+    }
+}

@@ -1,0 +1,36 @@
+//! The arenas of a JAX or TensorFlow program: what each has, as `device.memory_stats()` answers it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::words::{GpuUuid, Name};
+
+/// A `tsl::BFCAllocator` in a device's memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArenaView {
+    /// What the framework calls it, such as `GPU_0_bfc`; `None` before its memory was read.
+    pub name: Option<Name>,
+    /// The process's own number of the device; `None` where it is not known in which memory it is.
+    pub device: Option<i32>,
+    /// The GPU; `None` where it is not known.
+    pub uuid: Option<GpuUuid>,
+    /// How the device is known: `segment` (it holds the addresses), `name` (the driver granted the memory before the watch) or `unknown`.
+    pub device_by: Name,
+    /// Allocations in all, by its own count; `None` where this build does not show its counters.
+    pub num_allocs: Option<u64>,
+    /// What the program has, rounded as the arena does, by its own count.
+    pub bytes_in_use: Option<u64>,
+    /// The most of that.
+    pub peak_bytes_in_use: Option<u64>,
+    /// Its largest chunk so far; `None` where an earlier one may have been larger.
+    pub largest_alloc_bytes: Option<u64>,
+    /// What it has of the driver, as far as its chunks have shown.
+    pub pool_bytes: u64,
+    /// The sum of the chunks that are known one by one: all, where this equals `bytes_in_use`.
+    pub known_chunk_bytes: u64,
+    /// What the program asked for in those.
+    pub requested_bytes: u64,
+    /// Its counters contradicted no event, and all its chunks are known.
+    pub exact: bool,
+    /// How often its counters contradicted an event.
+    pub out_of_step: u64,
+}

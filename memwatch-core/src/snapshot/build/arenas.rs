@@ -1,0 +1,36 @@
+//! What is known of arenas, for the snapshot.
+
+use crate::allocators::bfc::{Arena, Arenas, Home};
+use crate::snapshot::ArenaView;
+use crate::words::{GpuUuid, Ordinal};
+
+/// The arenas of one process that are not in host memory; `uuid` names the GPU behind a device.
+pub(super) fn arenas(arenas: &Arenas, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<ArenaView> {
+    let shown = arenas.arenas().values().filter(|arena| arena.home() != Home::Host);
+    shown.map(|arena| view(arena, arenas.segment_bytes(arena), &uuid)).collect()
+}
+
+fn view(arena: &Arena, pool_bytes: u64, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> ArenaView {
+    let counters = arena.counters();
+    let ordinal = arena.home().ordinal();
+    let device_by = match arena.home() {
+        Home::Device(_) => "segment",
+        Home::Named(_) => "name",
+        Home::Unknown | Home::Host => "unknown",
+    };
+    ArenaView {
+        name: arena.name().cloned(),
+        device: ordinal.map(|ordinal| ordinal.0),
+        uuid: ordinal.and_then(uuid),
+        device_by: device_by.into(),
+        num_allocs: counters.map(|now| now.num_allocs),
+        bytes_in_use: counters.map(|now| now.bytes_in_use),
+        peak_bytes_in_use: counters.map(|now| now.peak_bytes_in_use),
+        largest_alloc_bytes: arena.largest_bytes(),
+        pool_bytes,
+        known_chunk_bytes: arena.known_bytes(),
+        requested_bytes: arena.requested_bytes(),
+        exact: arena.is_exact(),
+        out_of_step: arena.out_of_step(),
+    }
+}

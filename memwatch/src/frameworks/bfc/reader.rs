@@ -1,0 +1,181 @@
+//! The arenas' own books, read from a process's memory: nothing is stopped, attached or written.
+//!
+//! An object begins with the address of its class's table, by which the process's heap is searched once; TensorFlow's are of a class of their own, and
+//! are known from their events alone. What is read counts only where the arena's
+//! counters are the same before and after, and the chunks add up to them.
+
+use std::io;
+
+use memchr::memmem::Finder;
+use memwatch_core::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk, ArenaCounters};
+use memwatch_core::words::{Name, Tgid};
+use memwatch_inspect::memory::Memory;
+
+use super::layout::{ArenaLayout, ChunkLayout};
+use crate::printable::printable;
+use crate::sources::address_space::AddressSpace;
+use crate::sources::clock::boottime_ns;
+
+/// The table's address in an object is behind its first two words: the offset to the whole object and the type (Itanium C++ ABI, 2.5.2).
+const BEFORE_FUNCTIONS: u64 = 16;
+/// How much of a heap is searched at once, and at most.
+const PIECE_BYTES: u64 = 1 << 20;
+const MOST_HEAP_BYTES: u64 = 4 << 30;
+/// A process has a handful; a name is short; a large program has some thousand chunks.
+const MOST_ARENAS: usize = 64;
+const MOST_NAME_BYTES: u64 = 64;
+const MOST_CHUNKS: u64 = 1 << 20;
+const MOST_REGIONS: u64 = 4096;
+/// Bytes of a region that are read: where it begins, its size, where it ends. It is this long, or a few words longer.
+const REGION_BYTES: [u64; 5] = [0x38, 0x30, 0x28, 0x40, 0x48];
+/// In a chunk: size, requested size, number (-1 where it is free), address.
+const CHUNK_WORDS: [usize; 4] = [0, 8, 0x10, 0x18];
+
+/// A process whose arenas can be read.
+#[derive(Debug)]
+pub(crate) struct ArenaReader {
+    tgid: u32,
+    space: AddressSpace,
+    layout: ArenaLayout,
+    /// The table of the class, as the process's objects name it.
+    table: Option<u64>,
+}
+
+impl ArenaReader {
+    /// Opens the process's memory; `library` says whether a mapping's path is that of the file with this layout.
+    ///
+    /// # Errors
+    /// The process has gone, or may not be read.
+    pub(crate) fn open(tgid: u32, layout: ArenaLayout, library: impl Fn(&[u8]) -> bool) -> io::Result<Self> {
+        let space = AddressSpace::open(tgid)?;
+        let mut of_library = space.mappings().iter().filter(|mapping| library(&mapping.path));
+        let base = of_library.find(|mapping| mapping.offset == 0).map(|mapping| mapping.start);
+        let table =
+            base.zip(layout.table).and_then(|(base, table)| base.checked_add(table)?.checked_add(BEFORE_FUNCTIONS));
+        Ok(Self { tgid, space, layout, table })
+    }
+
+    /// Searches the heap for arenas: for a program that had them before it was watched.
+    pub(crate) fn search(&mut self) -> Vec<u64> {
+        let Some(table) = self.table else { return Vec::new() };
+        if self.space.refresh().is_err() {
+            return Vec::new();
+        }
+        let word = table.to_le_bytes();
+        let finder = Finder::new(&word);
+        let mut found = Vec::new();
+        for heap in self.space.mappings().iter().filter(|mapping| mapping.path == b"[heap]") {
+            let end = heap.end.min(heap.start.saturating_add(MOST_HEAP_BYTES));
+            let mut at = heap.start;
+            while at < end && found.len() < MOST_ARENAS {
+                let length = PIECE_BYTES.min(end - at);
+                if let Some(piece) = self.space.bytes(at, length, 1 << 20) {
+                    // Pieces begin at pages, and objects at words.
+                    let objects = finder.find_iter(&piece).filter(|offset| offset % 8 == 0);
+                    found.extend(objects.map(|offset| at + offset as u64));
+                }
+                at += length;
+            }
+        }
+        found.truncate(MOST_ARENAS);
+        found
+    }
+
+    /// Reads these arenas, as far as they stood still.
+    pub(crate) fn read(&self, arenas: &[u64]) -> ArenaBooks {
+        let began_ns = boottime_ns();
+        let arenas = arenas.iter().filter_map(|arena| self.arena(*arena)).collect();
+        ArenaBooks { tgid: Tgid(self.tgid), began_ns, time_ns: boottime_ns(), arenas }
+    }
+
+    fn arena(&self, allocator: u64) -> Option<ArenaBook> {
+        let before = self.counters(allocator)?;
+        let name = self.name(allocator)?;
+        let parts = self.layout.chunks.and_then(|layout| self.chunks(allocator, layout));
+        let (regions, chunks) = parts.unwrap_or_default();
+        let after = self.counters(allocator)?;
+        let (counters, largest_alloc_bytes) = before;
+        (before == after).then_some(ArenaBook { allocator, name, counters, largest_alloc_bytes, regions, chunks })
+    }
+
+    fn counters(&self, allocator: u64) -> Option<(ArenaCounters, u64)> {
+        let at = allocator.checked_add(u64::from(self.layout.counters?))?;
+        let [num_allocs, bytes_in_use, peak_bytes_in_use, largest] = self.space.words(at, 4)?.try_into().ok()?;
+        let is_possible = bytes_in_use <= peak_bytes_in_use && largest <= peak_bytes_in_use;
+        is_possible.then_some((ArenaCounters { num_allocs, bytes_in_use, peak_bytes_in_use }, largest))
+    }
+
+    fn name(&self, allocator: u64) -> Option<Name> {
+        let at = allocator.checked_add(u64::from(self.layout.name?))?;
+        let [text, length] = self.space.words(at, 2)?.try_into().ok()?;
+        let bytes = self.space.bytes(text, length, usize::try_from(MOST_NAME_BYTES).ok()?)?;
+        let name = printable(&String::from_utf8_lossy(&bytes)).into_owned();
+        (!name.is_empty()).then(|| name.into())
+    }
+
+    fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<Parts> {
+        let regions = self.vector(allocator, layout.regions, MOST_REGIONS << 6)?;
+        let regions = REGION_BYTES.into_iter().find_map(|stride| regions_of(&regions, stride))?;
+        let bytes = self.vector(allocator, layout.chunks, MOST_CHUNKS.checked_mul(u64::from(layout.stride))?)?;
+        let stride = usize::try_from(layout.stride).ok()?;
+        let chunks = bytes.chunks_exact(stride).filter_map(|chunk| {
+            let [bytes, requested_bytes, number, address] = CHUNK_WORDS.map(|at| word(chunk, at));
+            (number? != u64::MAX).then_some(ArenaChunk {
+                address: address?,
+                bytes: bytes?,
+                requested_bytes: requested_bytes?,
+            })
+        });
+        let lies_in = |chunk: &ArenaChunk| {
+            let end = chunk.address.checked_add(chunk.bytes);
+            regions.iter().any(|(start, bytes)| chunk.address >= *start && end.is_some_and(|end| end <= start + bytes))
+        };
+        // A chunk that is merged with its neighbour keeps its row, without an address.
+        let chunks: Vec<ArenaChunk> = chunks.filter(lies_in).collect();
+        Some((regions, chunks))
+    }
+
+    /// The bytes of a vector: its beginning and end are two words of the object.
+    fn vector(&self, allocator: u64, offset: u32, most_bytes: u64) -> Option<Vec<u8>> {
+        let at = allocator.checked_add(u64::from(offset))?;
+        let [begin, end] = self.space.words(at, 2)?.try_into().ok()?;
+        self.space.bytes(begin, end.checked_sub(begin)?, usize::try_from(most_bytes).ok()?)
+    }
+}
+
+/// Regions, by address and size in bytes, and the chunks in them.
+type Parts = (Vec<(u64, u64)>, Vec<ArenaChunk>);
+
+/// The regions of a vector whose elements have this size, if each ends where its beginning and its size say.
+fn regions_of(bytes: &[u8], stride: u64) -> Option<Vec<(u64, u64)>> {
+    let stride = usize::try_from(stride).ok()?;
+    let region = |element: &[u8]| {
+        let [start, length, end] = [0, 8, 16].map(|at| word(element, at));
+        let (start, length) = (start?, length?);
+        (start != 0 && start.checked_add(length) == end).then_some((start, length))
+    };
+    let regions: Option<Vec<_>> = bytes.chunks_exact(stride).map(region).collect();
+    regions.filter(|_| bytes.len().is_multiple_of(stride))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::regions_of;
+
+    fn bytes_of(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn the_size_of_a_region_is_the_one_at_which_all_of_them_are_whole() {
+        let two = bytes_of(&[0x1000, 0x100, 0x1100, 7, 8, 9, 10, 0x2000, 0x200, 0x2200, 7, 8, 9, 10]);
+        assert_eq!(regions_of(&two, 0x38), Some(vec![(0x1000, 0x100), (0x2000, 0x200)]));
+        assert_eq!(regions_of(&two, 0x30), None);
+        assert_eq!(regions_of(&two[..0x40], 0x38), None, "none is cut");
+        assert_eq!(regions_of(&[], 0x38), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,56 @@
+"""A JAX program that stops at checkpoints and prints what its device says of its memory.
+
+Words: --wait to wait for a line at each checkpoint.
+"""
+
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+from jax._src import hardware_utils
+
+# JAX looks for NVIDIA's device files, which the simulated GPU does not have.
+hardware_utils.has_visible_nvidia_gpu = lambda: True
+DEVICE = jax.devices()[0]
+
+
+def checkpoint(label):
+    print(json.dumps({"label": label, "stats": DEVICE.memory_stats()}), flush=True)
+    if "--wait" in sys.argv:
+        sys.stdin.readline()
+
+
+def put(count):
+    return jax.device_put(np.ones((count,), np.float32), DEVICE).block_until_ready()
+
+
+def main():
+    first = put(1_000_000)
+    checkpoint("first")
+    kept = [put(1 << 18) for _ in range(5)]
+    small = put(3)
+    checkpoint("several")
+    first.delete()
+    kept.pop(1).delete()
+    checkpoint("freed")
+    step = jax.jit(lambda weights: weights * 2.0 + 1.0)
+    donating = jax.jit(lambda weights: weights * 3.0 + 1.0, donate_argnums=0)
+    weights = put(1 << 20)
+    for _ in range(3):
+        weights = step(weights)
+    weights.block_until_ready()
+    checkpoint("steps")
+    for _ in range(3):
+        weights = donating(weights)
+    weights.block_until_ready()
+    checkpoint("donated")
+    small.delete()
+    checkpoint("end")
+
+
+main()
+sys.stdout.flush()
+# XLA's own end needs functions of cuBLAS that the stand-in does not have.
+os._exit(0)
