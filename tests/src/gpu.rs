@@ -158,19 +158,18 @@ impl Gpu {
     /// # Panics
     /// When a path of the build holds a colon.
     pub fn jax_command(&self, words: &[&str]) -> Option<Command> {
-        let (Some(python), Some(runtime)) = (path_in("JAX_PYTHON"), path_in("TORCH_2_15_RUNTIME")) else {
+        let path = |what: &str| path_in(&format!("JAX_{what}"));
+        let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
             return skip("JAX is not installed: run through `cargo xtask test`");
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
         // XLA asks the program `ptxas` to assemble; the wheel brings it.
-        let lib = python.parent()?.parent()?.join("lib");
-        let pythons = std::fs::read_dir(lib).ok()?.flatten().map(|python| python.path());
-        let assembler =
-            pythons.map(|python| python.join("site-packages/nvidia/cu13/bin")).find(|path| path.is_dir())?;
+        let assembler = packages.join("nvidia/cu13/bin");
         let usual = std::env::var_os("PATH").unwrap_or_default();
         let programs = [assembler].into_iter().chain(std::env::split_paths(&usual));
-        let mut command = Command::new(python);
+        let newer = NewerSystem { root, packages };
+        let mut command = newer.python();
         self.apply(&mut command);
         command
             .env("PATH", std::env::join_paths(programs).expect("these paths hold no colon"))
@@ -182,7 +181,9 @@ impl Gpu {
             .env("TF_CPP_MIN_LOG_LEVEL", "3")
             .env("GPUSIM_DRIVER_VERSION", "13020");
         command.arg(scripts.join(words[0])).args(&words[1..]);
-        Some(command)
+        // What the driver library is linked with.
+        let device = self.driver.join("device");
+        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
     /// Starts memwatch with `--json`, and waits until it has attached.

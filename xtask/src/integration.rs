@@ -1,7 +1,6 @@
 //! What the integration tests need, and where they find it.
 
 use crate::args::Args;
-use crate::frameworks;
 use crate::gpusim::{self, Prologue};
 use crate::profile_readers;
 use crate::repo::{Profile, Repo};
@@ -63,18 +62,10 @@ pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
             eprintln!("set-up: the tests with PyTorch {version} in a newer system are SKIPPED. {error:#}");
         }
     }
-    if let Err(error) = jax_python(repo) {
-        eprintln!("set-up: the tests with JAX are SKIPPED. {error:#}");
+    if let Err(error) = torch::ensure_jax(repo.root(), &repo.made("torch")) {
+        eprintln!("set-up: the tests with JAX in a newer system are SKIPPED. {error:#}");
     }
     Ok(())
-}
-
-/// The interpreter of the environment with JAX, made first where needed.
-///
-/// # Errors
-/// When its wheels or a suitable Python cannot be had.
-pub(crate) fn jax_python(repo: &Repo) -> Result<PathBuf> {
-    frameworks::ensure_jax(repo.root(), &repo.made("frameworks"))
 }
 
 /// The environment with one PyTorch version, made first where needed.
@@ -111,8 +102,10 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
     // Where it cannot be made, `install_torch` has reported why.
-    if let Ok(python) = jax_python(repo) {
-        variables.push(("JAX_PYTHON".to_owned(), python.into()));
+    if let Ok(environment) = torch::ensure_jax(repo.root(), &repo.made("torch")) {
+        variables.push(("JAX_ROOT".to_owned(), environment.root.into()));
+        variables.push(("JAX_PACKAGES".to_owned(), environment.packages.into()));
+        variables.push(("JAX_RUNTIME".to_owned(), environment.runtime_lib_dir.into()));
     }
     let mut cargo = pinned(repo, "cargo");
     if !setup::is_root() {

@@ -10,7 +10,6 @@ mod child;
 mod demo;
 mod docs;
 mod document;
-mod frameworks;
 mod fuzz;
 mod gpu_check;
 mod gpusim;

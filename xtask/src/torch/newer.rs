@@ -22,6 +22,8 @@ const LINKS: &[(&str, &str)] = &[("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64
 const MOUNT_POINTS: &[&str] = &["proc", "sys", "dev", "tmp"];
 /// `/etc/passwd`: PyTorch asks for the user's name.
 const USERS: &str = "root:x:0:0:root:/root:/bin/sh\n";
+/// The systems that wheels are made for and that run in it.
+const PLATFORMS: &[&str] = &["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"];
 /// Written last: a folder without it is half made.
 const STAMP: &str = ".memwatch-complete";
 
@@ -51,28 +53,34 @@ pub(super) fn root(folder: &Path) -> Result<()> {
     complete(folder, &wanted)
 }
 
-/// Unpacks PyTorch and what it imports into `folder`, for the Python in the root, or finds it there. `python` has pip.
+/// Unpacks wheels into `folder` for the Python in the root, or finds them there: the ones in `requirements`, and `more`. `python` has pip; `name` is
+/// what they are called in messages.
 ///
 /// # Errors
 /// When pip fails.
-pub(super) fn packages(folder: &Path, python: &Path, requirements: &Path, version: &str) -> Result<()> {
-    let wanted = fs::read_to_string(requirements).with_context(|| format!("cannot read {}", requirements.display()))?
-        + &format!("torch=={version} for {PYTHON}\n");
+pub(super) fn packages(
+    folder: &Path,
+    python: &Path,
+    (requirements, more): (&Path, Option<&str>),
+    name: &str,
+) -> Result<()> {
+    let listed = fs::read_to_string(requirements).with_context(|| format!("cannot read {}", requirements.display()))?;
+    let wanted = listed + &format!("{} for {PYTHON}\n", more.unwrap_or_default());
     if is_complete(folder, &wanted) {
         return Ok(());
     }
     remove(folder)?;
-    eprintln!("set-up: installing PyTorch {version} for Python {PYTHON} in {} ...", folder.display());
+    eprintln!("set-up: installing {name} for Python {PYTHON} in {} ...", folder.display());
     let mut pip = Command::new(python);
-    // The wheel's dependencies would bring NVIDIA's libraries, hence --no-deps.
+    // The wheels' dependencies would bring NVIDIA's libraries, hence --no-deps. pip asks of a wheel for any Python whether its own would do.
     pip.args(["-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check", "--quiet"]);
-    pip.args(["--root-user-action=ignore", "--only-binary=:all:", "--implementation=cp"]);
+    pip.args(["--root-user-action=ignore", "--only-binary=:all:", "--implementation=cp", "--ignore-requires-python"]);
     pip.arg(format!("--python-version={PYTHON}"));
-    for platform in ["manylinux_2_28", "manylinux2014"] {
+    for platform in PLATFORMS {
         pip.arg(format!("--platform={platform}_{}", std::env::consts::ARCH));
     }
-    pip.arg("--target").arg(folder).arg(format!("torch=={version}")).arg("--requirement").arg(requirements);
-    run::run_quietly(&mut pip).context("pip could not install PyTorch")?;
+    pip.arg("--target").arg(folder).args(more).arg("--requirement").arg(requirements);
+    run::run_quietly(&mut pip).with_context(|| format!("pip could not install {name}"))?;
     complete(folder, &wanted)
 }
 
