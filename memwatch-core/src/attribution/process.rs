@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::overhead::Overhead;
 use crate::allocators::TensorLedger;
 use crate::decode::{Call, TensorEvent};
+use crate::input::arenas::ArenaBooks;
 use crate::input::{HeldAddresses, LevelChoice, ProcessFacts, TensorLevel};
 use crate::kernel_driver::Watched;
 use crate::kernel_driver::view::Explained;
@@ -201,6 +202,15 @@ impl Process {
         if let Some(address) = tensors.unplaced_chunk(event)
             && let Some(segment) = self.ledger.segment_at(address)
         {
+            tensors.learn_segment(segment);
+        }
+    }
+
+    /// Where in the driver's memory the regions of arenas lie, before their books are taken in.
+    pub fn place_regions(&mut self, books: &ArenaBooks) {
+        let Some(tensors) = &mut self.tensors else { return };
+        let regions = books.arenas.iter().flat_map(|arena| &arena.regions);
+        for segment in regions.filter_map(|(address, _)| self.ledger.segment_at(*address)) {
             tensors.learn_segment(segment);
         }
     }

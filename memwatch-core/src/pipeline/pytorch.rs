@@ -179,6 +179,9 @@ impl Pipeline {
 
     pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {
         self.follow_time(books.time_ns);
+        if let Some(process) = self.processes.get_mut(&books.tgid) {
+            process.place_regions(books);
+        }
         if let Some(tensors) = self.watched_tensors(books.tgid) {
             tensors.learn_arenas(books);
         }

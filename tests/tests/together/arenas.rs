@@ -8,7 +8,8 @@ const FIELDS: [&str; 5] = ["num_allocs", "bytes_in_use", "peak_bytes_in_use", "l
 
 /// The only arena in device memory of the only process with one.
 fn arena(report: &Value) -> Option<&Value> {
-    let mut arenas = report["processes"].as_array()?.iter().flat_map(|process| process["arenas"].as_array()).flatten();
+    let mut arenas =
+        report["data"]["processes"].as_array()?.iter().flat_map(|process| process["arenas"].as_array()).flatten();
     arenas.next().filter(|_| arenas.next().is_none())
 }
 
