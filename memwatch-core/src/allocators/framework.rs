@@ -26,6 +26,9 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
     /// Takes one event into account, and says what has become of a block.
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange>;
 
+    /// An event that its own books have already: nothing of it counts but what it shows of the build.
+    fn skip(&mut self, _event: &TensorEvent) {}
+
     /// The driver granted or took back memory that may be a segment.
     fn driver(&mut self, change: DriverChange);
 

@@ -40,6 +40,10 @@ impl FrameworkAllocator for Frameworks {
         if matches!(event.what, TensorChange::Chunk(_)) { self.bfc.apply(event) } else { self.pytorch.apply(event) }
     }
 
+    fn skip(&mut self, event: &TensorEvent) {
+        self.pytorch.skip(event);
+    }
+
     fn driver(&mut self, change: DriverChange) {
         self.pytorch.driver(change);
         self.bfc.driver(change);

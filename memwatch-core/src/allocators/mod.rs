@@ -213,6 +213,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
             self.places.spend(spent);
         }
         if event.time_ns < self.course.books_ns {
+            self.allocators.skip(event);
             return;
         }
         self.course.event_ns = self.course.event_ns.max(event.time_ns);

@@ -211,6 +211,17 @@ impl FrameworkAllocator for Allocators {
         self.devices.values_mut().for_each(DeviceAllocator::lose);
     }
 
+    /// What a build shows, it shows for all devices.
+    fn skip(&mut self, event: &TensorEvent) {
+        for device in self.devices.values_mut() {
+            match event.what {
+                TensorChange::Traced(_) => device.sight.trace = true,
+                TensorChange::BlockFreed { .. } => device.sight.block_frees = true,
+                _ => {}
+            }
+        }
+    }
+
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
         if !is_believable(&event.what) {
             self.unbelievable += 1;
