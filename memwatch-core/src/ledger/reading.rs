@@ -35,17 +35,23 @@ impl ProcessLedger {
             && self.unknown_frees == 0
     }
 
-    /// The driver's allocation that an address lies in, where it is a device's or the host's: managed memory may be in either.
+    /// The driver's allocation that an address lies in, or the mapping of physical memory, where it is a device's or the host's: managed memory may be
+    /// in either.
     pub fn segment_at(&self, address: u64) -> Option<DriverSegment> {
         let holds = |(start, own): &(u64, Allocation)| address.checked_sub(*start).is_some_and(|at| at < own.bytes);
-        let (start, own) = self.addresses.own().find(holds)?;
-        let is_host = matches!(own.kind, Kind::PinnedHost | Kind::Registered | Kind::HostPhysical);
-        let ordinal = match own.device {
-            DeviceRef::Ordinal(ordinal) if !is_host && own.kind != Kind::Managed => Some(ordinal),
-            _ if is_host => None,
+        let granted = self.addresses.own().find(holds).map(|(start, own)| (start, own.bytes, own.kind, own.device));
+        let mapped = || {
+            let (start, bytes, physical) = self.physical.mapping_at(address)?;
+            Some((start, bytes, physical.kind, physical.device))
+        };
+        let (address, bytes, kind, device) = granted.or_else(mapped)?;
+        let ordinal = match (kind, device) {
+            (Kind::PinnedHost | Kind::Registered | Kind::HostPhysical, _) => None,
+            (Kind::Managed, _) => return None,
+            (_, DeviceRef::Ordinal(ordinal)) => Some(ordinal),
             _ => return None,
         };
-        Some(DriverSegment { address: start, bytes: own.bytes, ordinal })
+        Some(DriverSegment { address, bytes, ordinal })
     }
 
     /// The last failed allocations, oldest first.

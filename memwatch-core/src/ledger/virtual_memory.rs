@@ -165,6 +165,13 @@ impl VirtualMemory {
         mapping.physical.filter(|_| address - start < mapping.bytes)
     }
 
+    /// The mapping that an address lies in: where it begins, its size in bytes, and the memory behind it.
+    pub fn mapping_at(&self, address: u64) -> Option<(u64, u64, &Physical)> {
+        let (start, mapping) = self.mappings.range(..=address).next_back()?;
+        let physical = self.memory.get(&self.mapped_at(address)?)?;
+        Some((*start, mapping.bytes, physical))
+    }
+
     /// One reference less.
     pub fn release(&mut self, handle: u64, entered_ns: u64) -> HandleRelease {
         if !self.handles.is_for_present(handle, entered_ns) {

@@ -183,8 +183,13 @@ impl FrameworkAllocator for Arenas {
     }
 
     fn driver(&mut self, change: DriverChange) {
-        if let DriverChange::Freed { address } = change {
-            self.segments.remove(&address);
+        match change {
+            DriverChange::Freed { address } => drop(self.segments.remove(&address)),
+            DriverChange::Unmapped { address, bytes } => {
+                let gone = address..address.saturating_add(bytes);
+                self.segments.retain(|start, _| !gone.contains(start));
+            }
+            DriverChange::Mapped { .. } => {}
         }
     }
 

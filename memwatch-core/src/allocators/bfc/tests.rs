@@ -153,3 +153,13 @@ fn an_event_that_the_books_have_already_only_says_whose_its_chunk_is() {
     let arena = &arenas.arenas()[&ARENA];
     assert_eq!((arena.counters(), arena.out_of_step()), (Some(counters(6, 4096, 8192)), 0));
 }
+
+#[test]
+fn memory_that_is_mapped_no_more_is_no_segment() {
+    let mut arenas = with_segment();
+    arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    assert_eq!(arenas.segment_bytes(&arenas.arenas()[&ARENA]), SEGMENT.bytes);
+    arenas.driver(DriverChange::Mapped { address: 0x40_0000, bytes: 512 });
+    arenas.driver(DriverChange::Unmapped { address: SEGMENT.address, bytes: SEGMENT.bytes });
+    assert_eq!(arenas.segment_bytes(&arenas.arenas()[&ARENA]), 0);
+}

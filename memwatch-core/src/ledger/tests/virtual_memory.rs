@@ -2,6 +2,7 @@
 
 use crate::ledger::tests::{DEVICE_0, MIB, Story};
 use crate::test_calls::*;
+use crate::words::Ordinal;
 
 #[test]
 fn a_mapping_made_at_an_address_whose_unmap_is_still_to_come_stays() {
@@ -203,4 +204,15 @@ fn an_unbind_seen_after_its_part_was_bound_again_ends_the_former_binding() {
     assert_eq!(story.live(), 10);
     story.report([multicast_unbind(0x60, 0, 0, 0x1000)]);
     assert_eq!((story.live(), story.frees()), (0, (2, 0, 0)));
+}
+
+#[test]
+fn an_address_lies_in_the_mapping_of_the_device_whose_memory_is_behind_it() {
+    let mut story = Story::on_device_0();
+    story.report([mem_create(0x40, 8 * MIB, DEVICE_0), mem_map(0x1000_0000, 8 * MIB, 0, 0x40), mem_release(0x40)]);
+    let segment = story.ledger.segment_at(0x1000_0000 + MIB).expect("it is mapped");
+    assert_eq!((segment.address, segment.bytes, segment.ordinal), (0x1000_0000, 8 * MIB, Some(Ordinal(0))));
+    assert_eq!(story.ledger.segment_at(0x1000_0000 + 8 * MIB), None);
+    story.report([mem_unmap(0x1000_0000, 8 * MIB)]);
+    assert_eq!(story.ledger.segment_at(0x1000_0000 + MIB), None);
 }

@@ -43,7 +43,9 @@ pub(super) fn write(
     let missing: Vec<_> = snapshot.processes.iter().filter(|process| process.explained.is_none()).collect();
     for process in &missing {
         page.line(&Sentence::new(Tone::Heading, format!("PID {}  {}", process.tgid.0, printable(&process.command))));
-        words::unseen(snapshot, process).iter().for_each(|sentence| page.line(&plain(sentence)));
+        for sentence in words::unseen(snapshot, process) {
+            page.line(&plain(&sentence));
+        }
         write_left_behind(&mut page, snapshot, process);
     }
     if snapshot.processes.is_empty() {
