@@ -9,7 +9,7 @@ const FIELDS: [&str; 5] = ["num_allocs", "bytes_in_use", "peak_bytes_in_use", "l
 /// The only arena in device memory of the only process with one.
 fn arena(report: &Value) -> Option<&Value> {
     let mut arenas =
-        report["data"]["processes"].as_array()?.iter().flat_map(|process| process["arenas"].as_array()).flatten();
+        report["data"]["processes"].as_array()?.iter().filter_map(|process| process["arenas"].as_array()).flatten();
     arenas.next().filter(|_| arenas.next().is_none())
 }
 
@@ -49,7 +49,7 @@ fn a_recording_from_the_start_has_jaxs_last_numbers_and_the_lines_that_hold_its_
     let recording = gpu.directory().join("jax.mwr").display().to_string();
     let ended = Outcome::of(gpu.memwatch_run(&["--no-agent", "-o", &recording], &job));
     ended.assert_ended_with(0, &["is written"]);
-    let last = ended.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).last();
+    let last = ended.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).next_back();
     let last = last.filter(|checkpoint| checkpoint["label"] == "end").expect("the job has reached its end");
     let stats = gpu.run_memwatch(&["stats", "--json", "--in", &recording]);
     let stats: Value = serde_json::from_str(&stats.stdout).expect("one report");

@@ -14,8 +14,7 @@ fn counters(num_allocs: u64, bytes_in_use: u64, peak_bytes_in_use: u64) -> Arena
 }
 
 fn event(time_ns: u64, chunk: Chunk) -> TensorEvent {
-    let (tgid, tid, stack) = (Tgid(1), Tid(1), StackRef::NoPython);
-    TensorEvent { tgid, tid, time_ns, stack, what: TensorChange::Chunk(chunk) }
+    TensorEvent { tgid: Tgid(1), tid: Tid(1), time_ns, stack: StackRef::NoPython, what: TensorChange::Chunk(chunk) }
 }
 
 fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk {
@@ -64,7 +63,7 @@ fn one_whose_counters_contradict_an_event_is_in_no_exact_sum() {
     arenas.apply(&event(2, chunk(true, 0x10_0800, 512, counters(2, 9999, 9999))));
     assert_eq!(arenas.arenas()[&ARENA].out_of_step(), 1);
     assert!(!arenas.arenas()[&ARENA].is_exact());
-    assert!(arenas.reported().is_empty());
+    assert_eq!(arenas.reported().len(), 0);
 }
 
 #[test]
@@ -94,7 +93,7 @@ fn an_arena_in_host_memory_is_no_devices() {
     let host = Chunk { allocator: HOST_ARENA, ..chunk(true, 0x7f00_0000, 512, counters(1, 512, 512)) };
     assert_eq!(arenas.apply(&event(1, host)), None, "all of the driver's memory was seen, and it is in none of it");
     assert_eq!(arenas.arenas()[&HOST_ARENA].home(), Home::Host);
-    assert!(arenas.reported().is_empty());
+    assert_eq!(arenas.reported().len(), 0);
 }
 
 #[test]
@@ -108,7 +107,7 @@ fn a_segment_that_was_granted_before_the_watch_is_placed_by_the_arenas_own_books
     assert_eq!((older.ordinal, older.chunks.len()), (GPU, 1), "one of the two had come with an event");
     let arena = &arenas.arenas()[&ARENA];
     assert_eq!((arena.home(), arena.is_exact(), arena.largest_bytes()), (Home::Named(GPU), true, Some(4096)));
-    assert!(arenas.wanted_books().is_empty());
+    assert_eq!(arenas.wanted_books(), [0_u64; 0]);
     assert_eq!(arenas.reported()[&GPU].reserved_bytes, SEGMENT.bytes);
 }
 
@@ -116,14 +115,14 @@ fn a_segment_that_was_granted_before_the_watch_is_placed_by_the_arenas_own_books
 fn a_reading_that_an_event_overtook_is_not_taken() {
     let mut arenas = with_segment();
     arenas.apply(&event(150, chunk(true, 0x10_0100, 1024, counters(7, 5120, 5120))));
-    assert!(arenas.learn_arenas(&book(&[(0x10_1000, 4096)], counters(6, 4096, 4096))).is_empty());
+    assert_eq!(arenas.learn_arenas(&book(&[(0x10_1000, 4096)], counters(6, 4096, 4096))), Vec::new());
     assert_eq!(arenas.arenas()[&ARENA].counters(), Some(counters(7, 5120, 5120)));
 }
 
 #[test]
 fn chunks_that_do_not_add_up_are_not_taken_and_the_counters_are() {
     let mut arenas = Arenas::default();
-    assert!(arenas.learn_arenas(&book(&[(0x10_1000, 512)], counters(6, 4096, 8192)))[0].chunks.is_empty());
+    assert_eq!(arenas.learn_arenas(&book(&[(0x10_1000, 512)], counters(6, 4096, 8192)))[0].chunks, Vec::new());
     let arena = &arenas.arenas()[&ARENA];
     assert_eq!((arena.known_bytes(), arena.is_exact()), (0, false));
     assert_eq!(arena.counters(), Some(counters(6, 4096, 8192)));
