@@ -40,7 +40,8 @@ pub(crate) struct TensorRequest {
 
 impl TensorRequest {
     fn wants(self, row: &TensorProbe) -> bool {
-        wants(self.level, row.purpose) && !(self.reports_only && row.library == FrameworkLibrary::C10Cuda)
+        wants(self.level, row.purpose)
+            && !(self.reports_only && matches!(row, TensorProbe { library: FrameworkLibrary::C10Cuda, .. }))
     }
 }
 
@@ -232,7 +233,7 @@ impl TorchWatch {
             }
             return None;
         }
-        let is_first = watched.level.is_none() && found.library == FrameworkLibrary::C10;
+        let is_first = watched.level.is_none() && matches!(found, FoundLibrary { library: FrameworkLibrary::C10, .. });
         // What it loads later is seen from its first tensor on.
         if !is_first || arrival == Arrival::Start || watched.looks > 1 {
             watched.level.get_or_insert(self.request.level);
