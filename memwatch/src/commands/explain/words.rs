@@ -49,15 +49,16 @@ pub(super) fn sum(own: &ExplainedUse) -> Option<String> {
     Some(format!("used {} = {parts}", bytes(used)))
 }
 
-/// What is known of a process that has asked the kernel driver for nothing since it is watched: a sentence for each GPU.
+/// What is known of a process of which no request to the kernel driver was seen: it asks for nothing, or its library cannot be watched for that. A
+/// sentence for each GPU.
 pub(super) fn unseen(snapshot: &Snapshot, process: &ProcessView) -> Vec<String> {
+    const UNSEEN: &str = "no request of it to the kernel driver was seen";
     let charged = process.gpus.iter().filter_map(|own| Some((own.uuid.as_ref(), own.used_bytes?)));
     let sentence = |(uuid, used): (Option<&GpuUuid>, u64)| {
-        let place = sentences::gpu_number(snapshot, uuid);
-        format!("GPU {place}  used {}: pre-existing; no request to the kernel driver was seen since", bytes(used))
+        format!("GPU {}  used {}: {UNSEEN}", sentences::gpu_number(snapshot, uuid), bytes(used))
     };
     let charged: Vec<String> = charged.map(sentence).collect();
-    if charged.is_empty() { vec!["no request of it to the kernel driver was seen".to_owned()] } else { charged }
+    if charged.is_empty() { vec![UNSEEN.to_owned()] } else { charged }
 }
 
 /// Why the books explain nothing, or not yet; `None` where they do.
