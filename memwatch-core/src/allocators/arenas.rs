@@ -43,4 +43,13 @@ impl TensorLedger {
         }
         self.name_older();
     }
+
+    /// The same while no event is traced: whose the chunks are is not known.
+    pub fn read_arenas(&mut self, books: &ArenaBooks) {
+        self.allocators.stop();
+        self.allocators.bfc.learn_arenas(books);
+        for (ordinal, now) in self.allocators.bfc.reported() {
+            self.follow_read(ordinal, now);
+        }
+    }
 }

@@ -78,6 +78,7 @@ impl FrameworkAllocator for Frameworks {
 
     fn stop(&mut self) {
         self.pytorch.stop();
+        self.bfc.stop();
     }
 
     fn resume(&mut self) {

@@ -69,7 +69,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         }
     }
 
-    fn follow_read(&mut self, ordinal: Ordinal, now: Reported) {
+    pub(super) fn follow_read(&mut self, ordinal: Ordinal, now: Reported) {
         if self.sampling.is_some() {
             self.places.count_allocated(ordinal, now.allocated_bytes);
         } else {

@@ -179,10 +179,11 @@ impl Pipeline {
 
     pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {
         self.follow_time(books.time_ns);
-        if let Some(process) = self.processes.get_mut(&books.tgid) {
-            process.place_regions(books);
-        }
-        if let Some(tensors) = self.watched_tensors(books.tgid) {
+        let Some(process) = self.processes.get_mut(&books.tgid) else { return };
+        process.place_regions(books);
+        if process.is_read_only() {
+            process.tensors.get_or_insert_default().read_arenas(books);
+        } else if let Some(tensors) = self.watched_tensors(books.tgid) {
             tensors.learn_arenas(books);
         }
     }

@@ -29,8 +29,11 @@ pub struct ArenaView {
     pub known_chunk_bytes: u64,
     /// What the program asked for in those.
     pub requested_bytes: u64,
-    /// Its counters contradicted no event, and all its chunks are known.
+    /// Its counters contradicted no event, none is missing, and all its chunks are known.
     pub exact: bool,
+    /// No event of it is traced: its numbers are as they were read last.
+    #[serde(default)]
+    pub as_read: bool,
     /// How often its counters contradicted an event.
     pub out_of_step: u64,
 }

@@ -17,6 +17,7 @@ mod jobs;
 mod libraries;
 mod loader;
 mod named;
+mod oom;
 mod owners;
 mod prometheus;
 mod real_drivers;

@@ -1,5 +1,6 @@
 //! JAX's arena: what memwatch says of it equals what `device.memory_stats()` says, field by field, from the start and attached late.
 
+use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
 use serde_json::Value;
 
@@ -13,11 +14,14 @@ fn arena(report: &Value) -> Option<&Value> {
     arenas.next().filter(|_| arenas.next().is_none())
 }
 
+fn has_stats(arena: &Value, checkpoint: &Value) -> bool {
+    FIELDS.iter().all(|field| arena[field] == checkpoint["stats"][field])
+}
+
 /// Whether an arena has what JAX says, and all of its chunks are known.
 fn agrees(report: &Value, checkpoint: &Value) -> bool {
     arena(report).is_some_and(|arena| {
-        let is_same = FIELDS.iter().all(|field| arena[field] == checkpoint["stats"][field]);
-        is_same && arena["exact"] == true && arena["known_chunk_bytes"] == arena["bytes_in_use"]
+        has_stats(arena, checkpoint) && arena["exact"] == true && arena["known_chunk_bytes"] == arena["bytes_in_use"]
     })
 }
 
@@ -36,6 +40,29 @@ fn attached_late_an_arena_has_the_numbers_that_jax_says_at_every_checkpoint() {
     while let Some(checkpoint) = job.next_checkpoint() {
         let report = watch.until(|report| agrees(report.json(), &checkpoint));
         assert_eq!(arena(report.json()).expect("it agrees")["out_of_step"], 0);
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 6);
+}
+
+#[test]
+fn without_a_single_probe_an_arena_has_the_numbers_that_jax_says_and_is_never_exact() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.jax_command(&["jax_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    let tgid = job.tgid();
+    let mut watch = None;
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let watch = watch.get_or_insert_with(|| gpu.watch(&["--no-agent", "--budget=0", "--pid", &tgid.to_string()]));
+        let of_process = |report: &Report| {
+            let process = report.process(tgid)?;
+            process.0["tensor"]["arenas"].as_array()?.first().cloned()
+        };
+        let report = watch.until(|report| of_process(report).is_some_and(|arena| has_stats(&arena, &checkpoint)));
+        let arena = of_process(&report).expect("it has the same numbers");
+        assert_eq!((&arena["as_read"], &arena["exact"]), (&true.into(), &false.into()), "{arena:#}");
         checkpoints += 1;
         job.go_on();
     }

@@ -3,7 +3,7 @@
 use memwatch_tests::places::PlacesWatch;
 use memwatch_tests::report::Report;
 use memwatch_tests::statistics::held_job;
-use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, until};
+use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Shape};
 use serde_json::{Value, json};
 
 fn in_recording(gpu: &Gpu, words: &[&str], file: &str) -> Outcome {
@@ -57,41 +57,6 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
     let text = in_recording(&gpu, &["oom"], &file);
     text.assert_ended_with(0, &[]);
     assert!(text.stdout.contains("CUDA OUT OF MEMORY  ") && text.stdout.contains("\n  top "), "{}", text.stdout);
-}
-
-#[test]
-fn who_else_held_the_gpu_is_reported_where_the_whole_machine_was_recorded() {
-    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
-    let gpu = gpu.with("GPUSIM_TOTAL_MB", &4_000);
-    let (mut other, mut job) = (gpu.workload(), gpu.workload());
-    let file = gpu.directory().join("node.mwr").display().to_string();
-    let mut recorder = Program::start(gpu.memwatch(&["record", "-o", &file]));
-    let is_seen = |tgid: u32| {
-        let read = in_recording(&gpu, &["ps", "--json"], &file);
-        read.code == 0
-            && Report::parse(&read.stdout)
-                .process(tgid)
-                .is_some_and(|process| process.0["gpus"][0]["used_bytes"].is_u64())
-    };
-    for workload in [&mut other, &mut job] {
-        workload.run(&["device 0", "alloc first 1048576"]);
-    }
-    other.run(&["alloc held 1610612736"]);
-    until("both are seen", || (is_seen(other.tgid()) && is_seen(job.tgid())).then_some(()));
-    assert_eq!(job.ask("alloc wanted 1610612736")["result"], 2);
-    recorder.signal(libc::SIGINT);
-    assert_eq!(recorder.end(), 0);
-    let outcome = in_recording(&gpu, &["oom", "--json"], &file);
-    outcome.assert_ended_with(0, &[]);
-    let report = Report::parse(&outcome.stdout);
-    let failure = failure(report.json());
-    assert_eq!((&failure["level"], &failure["symbol"]), (&"driver".into(), &"cuMemAlloc_v2".into()), "{failure:#}");
-    assert_eq!(failure["holders"][0]["pid"], other.tgid(), "{failure:#}");
-    let refused = &failure["refused"][0];
-    assert_eq!((&refused["function"], &refused["asked_bytes"]), (&"cuMemAlloc_v2".into(), &(1536 * MIB).into()));
-    assert_eq!(report.json()["data"]["survived"], json!([]));
-    let advice = failure["advice"][0].as_str().expect("a sentence");
-    assert!(advice.contains("other processes held") && advice.contains(&format!("PID {}", other.tgid())), "{advice}");
 }
 
 #[test]

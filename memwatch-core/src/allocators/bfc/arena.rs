@@ -106,9 +106,9 @@ impl Arena {
         self.counters.is_some() && self.out_of_step == 0
     }
 
-    /// Whether its counters are believed and all chunks behind them are known.
+    /// Whether its counters are believed, none of its events is missing, and all chunks behind the counters are known.
     pub fn is_exact(&self) -> bool {
-        self.is_believed() && self.counters.is_some_and(|now| now.bytes_in_use == self.known_bytes)
+        self.is_believed() && !self.is_lossy && self.counters.is_some_and(|now| now.bytes_in_use == self.known_bytes)
     }
 
     /// Whether an event is older than the books that were read last, which have it already; such a grant is still news where its chunk is there.

@@ -40,6 +40,8 @@ pub struct Arenas {
     segments: BTreeMap<u64, DriverSegment>,
     /// Its driver's allocations were all seen: an address in none of them is no device's.
     from_start: bool,
+    /// No event of them is traced: what is known is as it was read last.
+    is_stopped: bool,
 }
 
 impl Arenas {
@@ -156,9 +158,15 @@ impl Arenas {
         here.flat_map(Arena::chunks).collect()
     }
 
-    /// The arenas, by address, that have chunks which are not known one by one, or no name.
+    /// Whether no event of them is traced.
+    pub const fn is_stopped(&self) -> bool {
+        self.is_stopped
+    }
+
+    /// The arenas, by address, that have chunks which are not known one by one, or no name; all, where no event of them is traced.
     pub fn wanted_books(&self) -> Vec<u64> {
-        let lacks = |arena: &Arena| arena.home != Home::Host && !(arena.is_exact() && arena.name.is_some());
+        let is_known = |arena: &Arena| !self.is_stopped && arena.is_exact() && arena.name.is_some();
+        let lacks = |arena: &Arena| arena.home != Home::Host && !is_known(arena);
         self.arenas.iter().filter(|(_, arena)| lacks(arena)).map(|(address, _)| *address).collect()
     }
 }
@@ -203,6 +211,16 @@ impl FrameworkAllocator for Arenas {
             sum.time_ns = sum.time_ns.max(arena.time_ns);
         }
         all
+    }
+
+    fn stop(&mut self) {
+        self.is_stopped = true;
+        self.lose();
+    }
+
+    fn resume(&mut self) {
+        self.is_stopped = false;
+        self.lose();
     }
 
     fn lose(&mut self) {

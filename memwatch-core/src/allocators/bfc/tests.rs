@@ -162,3 +162,31 @@ fn memory_that_is_mapped_no_more_is_no_segment() {
     arenas.driver(DriverChange::Unmapped { address: SEGMENT.address, bytes: SEGMENT.bytes });
     assert_eq!(arenas.segment_bytes(&arenas.arenas()[&ARENA]), 0);
 }
+
+#[test]
+fn arenas_of_which_no_event_is_traced_are_as_they_were_read_last_and_never_exact() {
+    let mut ledger = TensorLedger::default();
+    ledger.learn_arenas(&book(&[(0x10_0100, 1024)], counters(7, 1024, 6144)));
+    assert!(ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().wanted_books().is_empty());
+    ledger.stop();
+    assert!(!ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().is_stopped());
+    let later = ArenaBooks { began_ns: 300, time_ns: 400, ..book(&[(0x10_2000, 512)], counters(9, 512, 6144)) };
+    ledger.read_arenas(&later);
+    assert_eq!(ledger.reported()[&GPU].allocated_bytes, 512);
+    assert_eq!(ledger.places().devices()[&GPU].allocated_bytes(), 512);
+    assert_eq!(ledger.arenas().wanted_books(), [ARENA], "it goes on, and nobody sees it");
+    ledger.resume();
+    assert!(!ledger.arenas().is_stopped() && !ledger.arenas().arenas()[&ARENA].is_exact());
+    let again = ArenaBooks { began_ns: 500, time_ns: 600, ..later };
+    ledger.learn_arenas(&again);
+    assert!(ledger.arenas().arenas()[&ARENA].is_exact());
+}
+
+#[test]
+fn after_a_loss_an_arena_is_not_exact_until_more_of_it_is_known() {
+    let mut arenas = with_segment();
+    arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
+    arenas.lose();
+    assert!(!arenas.arenas()[&ARENA].is_exact(), "what it counts now is not known");
+    assert_eq!(arenas.wanted_books(), [ARENA]);
+}

@@ -7,10 +7,10 @@ use crate::words::{GpuUuid, Ordinal};
 /// The arenas of one process that are not in host memory; `uuid` names the GPU behind a device.
 pub(super) fn arenas(arenas: &Arenas, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> Vec<ArenaView> {
     let shown = arenas.arenas().values().filter(|arena| arena.home() != Home::Host);
-    shown.map(|arena| view(arena, arenas.segment_bytes(arena), &uuid)).collect()
+    shown.map(|arena| view(arena, (arenas.segment_bytes(arena), arenas.is_stopped()), &uuid)).collect()
 }
 
-fn view(arena: &Arena, pool_bytes: u64, uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> ArenaView {
+fn view(arena: &Arena, (pool_bytes, as_read): (u64, bool), uuid: impl Fn(Ordinal) -> Option<GpuUuid>) -> ArenaView {
     let counters = arena.counters();
     let ordinal = arena.home().ordinal();
     let device_by = match arena.home() {
@@ -30,7 +30,8 @@ fn view(arena: &Arena, pool_bytes: u64, uuid: impl Fn(Ordinal) -> Option<GpuUuid
         pool_bytes,
         known_chunk_bytes: arena.known_bytes(),
         requested_bytes: arena.requested_bytes(),
-        exact: arena.is_exact(),
+        exact: arena.is_exact() && !as_read,
+        as_read,
         out_of_step: arena.out_of_step(),
     }
 }

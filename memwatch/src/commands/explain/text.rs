@@ -40,8 +40,7 @@ pub(super) fn write(
     for (process, explained) in explained {
         write_process(&mut page, (snapshot, clock), process, explained);
     }
-    let missing: Vec<_> = snapshot.processes.iter().filter(|process| process.explained.is_none()).collect();
-    for process in &missing {
+    for process in snapshot.processes.iter().filter(|process| process.explained.is_none()) {
         page.line(&Sentence::new(Tone::Heading, format!("PID {}  {}", process.tgid.0, printable(&process.command))));
         for sentence in words::unseen(snapshot, process) {
             page.line(&plain(&sentence));

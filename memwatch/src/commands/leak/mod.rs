@@ -10,6 +10,7 @@ use std::io;
 
 use memwatch_core::Pipeline;
 use memwatch_core::features::leak::view::LeaksView;
+use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
@@ -49,13 +50,22 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         (snapshot, session.pipeline().leaks(threshold), TakenAt::here())
     };
     leaks.retain(|leaks| snapshot.process(leaks.tgid, leaks.observed_since_ns).is_some());
+    print((&leaks, &snapshot), &taken_at, (args, common))
+}
+
+/// Writes what was found, and says with which code to end.
+fn print(
+    (leaks, snapshot): (&[LeaksView], &Snapshot),
+    taken_at: &TakenAt,
+    (args, common): (&Leak, &Common),
+) -> Result<Exit, Failure> {
     let mut out = io::stdout().lock();
     unless_closed(if common.json {
-        json::write(&mut out, &leaks, &snapshot, taken_at.origin())
+        json::write(&mut out, leaks, snapshot, taken_at.origin())
     } else {
-        text::write(&mut out, (&leaks, args.top), &snapshot, &taken_at.clock, &style(common, false))
+        text::write(&mut out, (leaks, args.top), snapshot, &taken_at.clock, &style(common, false))
     })?;
-    Ok(exit_of(&leaks, args))
+    Ok(exit_of(leaks, args))
 }
 
 /// Whether what `--fail-on` names was found.

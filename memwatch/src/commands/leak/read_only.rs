@@ -12,12 +12,11 @@ use memwatch_core::snapshot::Snapshot;
 use tokio::time::Instant;
 
 use super::args::Leak;
-use super::{exit_of, json, text};
+use super::print;
 use crate::commands::holdings;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::{BooksError, HoldingsReader, NAMES_TIME};
 use crate::options::Common;
-use crate::render::output::{style, unless_closed};
 use crate::sources::clock::{boottime_ns, thread_ns};
 use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TakenAt, tgids_to_read};
@@ -64,13 +63,7 @@ pub(super) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         read.leaks.view(&read.facts, since_ns, args.threshold as f64)
     };
     let leaks: Vec<LeaksView> = read.iter().map(view).collect();
-    let (mut out, taken_at) = (io::stdout().lock(), TakenAt::here());
-    unless_closed(if common.json {
-        json::write(&mut out, &leaks, &snapshot, taken_at.origin())
-    } else {
-        text::write(&mut out, (&leaks, args.top), &snapshot, &taken_at.clock, &style(common, false))
-    })?;
-    Ok(exit_of(&leaks, args))
+    print((&leaks, &snapshot), &TakenAt::here(), (args, common))
 }
 
 /// The processes and their children, each read for the first time.

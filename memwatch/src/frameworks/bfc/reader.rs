@@ -1,8 +1,7 @@
 //! The arenas' own books, read from a process's memory: nothing is stopped, attached or written.
 //!
 //! An object begins with the address of its class's table, by which the process's heap is searched once; TensorFlow's are of a class of their own, and
-//! are known from their events alone. What is read counts only where the arena's
-//! counters are the same before and after, and the chunks add up to them.
+//! are known from their events alone. What is read counts only where the arena's counters are the same before and after, and the chunks add up to them.
 
 use std::io;
 
@@ -19,7 +18,7 @@ use crate::sources::clock::boottime_ns;
 /// The table's address in an object is behind its first two words: the offset to the whole object and the type (Itanium C++ ABI, 2.5.2).
 const BEFORE_FUNCTIONS: u64 = 16;
 /// How much of a heap is searched at once, and at most.
-const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BYTES: usize = 1 << 20;
 const MOST_HEAP_BYTES: u64 = 4 << 30;
 /// A process has a handful; a name is short; a large program has some thousand chunks.
 const MOST_ARENAS: usize = 64;
@@ -56,11 +55,8 @@ impl ArenaReader {
     }
 
     /// Searches the heap for arenas: for a program that had them before it was watched.
-    pub(crate) fn search(&mut self) -> Vec<u64> {
+    pub(crate) fn search(&self) -> Vec<u64> {
         let Some(table) = self.table else { return Vec::new() };
-        if self.space.refresh().is_err() {
-            return Vec::new();
-        }
         let word = table.to_le_bytes();
         let finder = Finder::new(&word);
         let mut found = Vec::new();
@@ -68,8 +64,8 @@ impl ArenaReader {
             let end = heap.end.min(heap.start.saturating_add(MOST_HEAP_BYTES));
             let mut at = heap.start;
             while at < end && found.len() < MOST_ARENAS {
-                let length = PIECE_BYTES.min(end - at);
-                if let Some(piece) = self.space.bytes(at, length, 1 << 20) {
+                let length = (PIECE_BYTES as u64).min(end - at);
+                if let Some(piece) = self.space.bytes(at, length, PIECE_BYTES) {
                     // Pieces begin at pages, and objects at words.
                     let objects = finder.find_iter(&piece).filter(|offset| offset % 8 == 0);
                     found.extend(objects.map(|offset| at + offset as u64));

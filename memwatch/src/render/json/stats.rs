@@ -59,6 +59,7 @@ pub(crate) struct ArenaJson<'a> {
     requested_bytes: u64,
     known_chunk_bytes: u64,
     exact: bool,
+    as_read: bool,
     out_of_step: u64,
 }
 
@@ -76,6 +77,7 @@ fn arena_json(arena: &ArenaView) -> ArenaJson<'_> {
         requested_bytes: arena.requested_bytes,
         known_chunk_bytes: arena.known_chunk_bytes,
         exact: arena.exact,
+        as_read: arena.as_read,
         out_of_step: arena.out_of_step,
     }
 }

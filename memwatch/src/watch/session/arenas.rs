@@ -1,8 +1,10 @@
 //! When the own books of a process's arenas are read: once at the attach, where it had them before, and whenever what was followed lacks something.
 //!
-//! It happens between two fetches of the ring, as with PyTorch's books.
+//! It happens between two fetches of the ring, as with PyTorch's books; what takes longer, the search of the heap for arenas, does not.
 
 use std::io;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
@@ -21,41 +23,77 @@ const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct ProcessArenas {
     reader: Option<ArenaReader>,
-    /// What the heap has shown, until it was read.
-    searched: Option<Vec<u64>>,
+    search: Search,
+    /// What it has shown, until that was read.
+    found: Vec<u64>,
     is_refused: bool,
     tried: Option<Instant>,
     tries: u32,
 }
 
+/// Of the heap, for arenas that the process had before it was watched: gigabytes, in a thread of its own.
+#[derive(Debug, Default)]
+enum Search {
+    #[default]
+    NotBegun,
+    Runs(Receiver<Vec<u64>>),
+    Ended,
+}
+
 impl ProcessArenas {
-    /// Reads them where they say more than is known; `is_late` where the process had them before it was watched.
-    pub(super) fn read(&mut self, tgid: u32, (layout, is_late): (ArenaLayout, bool), pipeline: &mut Intake) {
-        let between = if self.tries < QUICK_TRIES { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
-        if self.is_refused || self.tried.is_some_and(|tried| tried.elapsed() < between) {
+    /// Reads them where they say more than is known.
+    pub(super) fn read(&mut self, tgid: u32, layout: ArenaLayout, pipeline: &mut Intake) {
+        self.follow_search(tgid, layout);
+        let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid)));
+        if self.reading_due(!wanted.is_empty(), now).is_none_or(|due| due > now) {
             return;
         }
-        let mut wanted = pipeline.wanted_arenas(Tgid(tgid));
-        let is_search_due = is_late && self.searched.is_none();
-        if wanted.is_empty() && !is_search_due && self.searched.as_ref().is_none_or(Vec::is_empty) {
-            return;
-        }
-        self.tried = Some(Instant::now());
+        self.tried = Some(now);
         self.tries = self.tries.saturating_add(1);
         if let Err(error) = self.open(tgid, layout) {
             log::info!("process {tgid}: what its arenas held before is not known: {error}");
             self.is_refused = true;
-            return;
         }
         let is_tried_enough = self.tries > QUICK_TRIES;
-        let Some(reader) = &mut self.reader else { return };
-        let searched = self.searched.get_or_insert_with(|| if is_late { reader.search() } else { Vec::new() });
-        wanted.extend(searched.iter().filter(|arena| !wanted.contains(arena)).copied().collect::<Vec<_>>());
+        let Some(reader) = &self.reader else { return };
+        wanted.extend(&self.found);
+        wanted.sort_unstable();
+        wanted.dedup();
         let books = reader.read(&wanted);
         // What looks like an arena and cannot be read for a second is none, or not finished: its events will say.
-        searched.retain(|arena| !is_tried_enough && books.arenas.iter().all(|book| book.allocator != *arena));
+        self.found.retain(|arena| !is_tried_enough && books.arenas.iter().all(|book| book.allocator != *arena));
         if !books.arenas.is_empty() {
             pipeline.step(Input::Arenas(Box::new(books)));
+        }
+    }
+
+    /// When there is something to do; `is_wanted` is whether more is wanted of arenas that are known.
+    pub(super) fn due(&self, is_wanted: bool, now: Instant) -> Option<Instant> {
+        let search = match &self.search {
+            Search::NotBegun => Some(now),
+            Search::Runs(_) => Some(now + BETWEEN_TRIES),
+            Search::Ended => None,
+        };
+        [search.filter(|_| !self.is_refused), self.reading_due(is_wanted, now)].into_iter().flatten().min()
+    }
+
+    fn reading_due(&self, is_wanted: bool, now: Instant) -> Option<Instant> {
+        if self.is_refused || (!is_wanted && self.found.is_empty()) {
+            return None;
+        }
+        let between = if self.tries < QUICK_TRIES { BETWEEN_TRIES } else { BETWEEN_LATER_TRIES };
+        Some(self.tried.map_or(now, |tried| tried + between))
+    }
+
+    fn follow_search(&mut self, tgid: u32, layout: ArenaLayout) {
+        match &self.search {
+            Search::NotBegun => self.search = begin_search(tgid, layout),
+            Search::Runs(answer) => match answer.try_recv() {
+                Ok(found) => (self.search, self.found) = (Search::Ended, found),
+                Err(TryRecvError::Disconnected) => self.search = Search::Ended,
+                Err(TryRecvError::Empty) => {}
+            },
+            Search::Ended => {}
         }
     }
 
@@ -64,5 +102,21 @@ impl ProcessArenas {
             self.reader = Some(ArenaReader::open(tgid, layout, has_arenas)?);
         }
         Ok(())
+    }
+}
+
+fn begin_search(tgid: u32, layout: ArenaLayout) -> Search {
+    let (sender, answer) = channel();
+    let thread = thread::Builder::new().name(format!("search {tgid}")).spawn(move || {
+        let found = ArenaReader::open(tgid, layout, has_arenas).map(|reader| reader.search());
+        // Nobody waits for it where the watch has ended.
+        let _ = sender.send(found.unwrap_or_default());
+    });
+    match thread {
+        Ok(_) => Search::Runs(answer),
+        Err(error) => {
+            log::warn!("process {tgid}: its heap is not searched for arenas: {error}");
+            Search::Ended
+        }
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct Process {
     /// All that they have.
     pub(super) books: ProcessBooks,
     /// And what its arenas have.
-    arenas: ProcessArenas,
+    pub(super) arenas: ProcessArenas,
     /// What they have counted, where no event is traced.
     pub(super) numbers: ProcessNumbers,
     /// And who keeps that.
@@ -201,7 +201,7 @@ impl Tensors {
         for (tgid, process) in &mut self.processes {
             process.follow(kernel, *tgid, (self.holdings_every, self.fetches), pipeline);
             if let Some(layout) = self.torch.arenas_of(*tgid) {
-                process.arenas.read(*tgid, (layout, true), pipeline);
+                process.arenas.read(*tgid, layout, pipeline);
             }
             if pipeline.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
@@ -317,9 +317,12 @@ impl Tensors {
         {
             process.records += 1;
             // Where its allocators can be read, they say how many there are.
-            if !process.numbers.are_known()
-                && tensor_probe(tensor.probe).is_some_and(|row| row.meaning == TensorMeaning::Reported)
-            {
+            let is_counted = |meaning| match meaning {
+                TensorMeaning::Reported => !process.numbers.are_known(),
+                TensorMeaning::Chunk => true,
+                _ => false,
+            };
+            if tensor_probe(tensor.probe).is_some_and(|row| is_counted(row.meaning)) {
                 process.rate.count(1);
             }
         }

@@ -47,6 +47,9 @@ pub(super) fn doubts(arena: &ArenaView) -> Vec<String> {
         let times = plural(arena.out_of_step, "time", "times");
         doubts.push(format!("out of step with the allocator {times}: in no sum of exact numbers"));
     }
+    if arena.as_read {
+        doubts.push("read from its memory now and then: its events are not traced".to_owned());
+    }
     match &*arena.device_by {
         "name" => doubts.push(NAMED.to_owned()),
         "unknown" => doubts.push(UNKNOWN_PLACE.to_owned()),
