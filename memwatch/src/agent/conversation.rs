@@ -133,6 +133,7 @@ impl Reception {
                         Request::Follow { every_ms } => follow = Some(pace(every_ms)),
                         Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
                         Request::History => self.history(stream, viewer).await?,
+                        Request::Outlook => self.outlook(stream, viewer).await?,
                         Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
@@ -170,6 +171,16 @@ impl Reception {
         let earliest = Instant::now() + CLOSEST;
         let kept = self.source.history().await.ok_or(End::Disconnected)?;
         self.send(stream, &protocol::frame(&Answer::History(kept))?).await?;
+        sleep_until(earliest).await;
+        Ok(())
+    }
+
+    async fn outlook(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+        let earliest = Instant::now() + CLOSEST;
+        let (outlook, published) = (self.source.outlook().await, self.source.latest().await);
+        let (Some(outlook), Some(published)) = (outlook, published) else { return Err(End::Disconnected) };
+        let message = outlook.observed_by(viewer, &published.snapshot);
+        self.send(stream, &protocol::frame(&Answer::Outlook(message))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }

@@ -66,6 +66,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
             history.begin(&mut session);
         }
         session.pipeline_mut().watch_growth();
+        session.pipeline_mut().watch_forecasts(&[]);
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }
@@ -160,6 +161,9 @@ impl Loop {
             }
             Question::History(reply) => {
                 let _ = reply.send(history.as_ref().map(History::kept));
+            }
+            Question::Outlook(reply) => {
+                let _ = reply.send(publisher.outlook(session));
             }
             Question::ResetPeaks(tgid, viewer, reply) => {
                 let now = publisher.fresh(session, state);

@@ -8,12 +8,16 @@ use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
-use crate::client::protocol::HistoryFiles;
+use crate::client::protocol::{HistoryFiles, OutlookMessage};
+use crate::render::tui::WARNED_BYTES_PER_MINUTE;
 use crate::sources::clock;
 use crate::watch::session::Session;
 
 /// A snapshot younger than this answers the next question, too: any number of readers makes no more work than one.
 pub(crate) const FRESH: Duration = Duration::from_millis(100);
+
+/// How old an outlook may be: what it is made of are windows of seconds.
+const OUTLOOK: Duration = Duration::from_secs(1);
 
 /// So many questions wait for the loop before the next one has to wait to be asked.
 const WAITING: usize = 64;
@@ -65,6 +69,8 @@ pub(crate) enum Question {
     History(oneshot::Sender<Option<HistoryFiles>>),
     /// The peaks of a process begin again, if this viewer gets to see it; whether they did.
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
+    /// What grows, and whether memory runs out.
+    Outlook(oneshot::Sender<Arc<OutlookMessage>>),
 }
 
 /// The questions, for the task that owns the watch.
@@ -91,6 +97,13 @@ impl SnapshotSource {
         answer.await.ok()
     }
 
+    /// What grows, and whether memory runs out, of a second ago at most; `None` when the agent is about to end.
+    pub(crate) async fn outlook(&self) -> Option<Arc<OutlookMessage>> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Question::Outlook(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
     /// Resets a process's peaks; false where the viewer does not get to see such a process, `None` when the agent is about to end.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
@@ -103,6 +116,7 @@ impl SnapshotSource {
 #[derive(Debug, Default)]
 pub(crate) struct Publisher {
     last: Option<(Instant, Arc<Published>)>,
+    outlook: Option<(Instant, Arc<OutlookMessage>)>,
     snapshots_total: u64,
 }
 
@@ -113,6 +127,20 @@ impl Publisher {
             Some((made, published)) if made.elapsed() < FRESH => Arc::clone(published),
             _ => self.renew(session, agent),
         }
+    }
+
+    /// What grows, and whether memory runs out: looked for once a second, however many ask.
+    pub(crate) fn outlook(&mut self, session: &Session) -> Arc<OutlookMessage> {
+        if let Some((made, outlook)) = &self.outlook
+            && made.elapsed() < OUTLOOK
+        {
+            return Arc::clone(outlook);
+        }
+        let pipeline = session.pipeline();
+        let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
+        let outlook = Arc::new(OutlookMessage { leaks, forecasts: pipeline.forecasts() });
+        self.outlook = Some((Instant::now(), Arc::clone(&outlook)));
+        outlook
     }
 
     /// Resets a process's peaks; false where this viewer sees no such process.
@@ -130,6 +158,7 @@ impl Publisher {
     /// Keeps no snapshot that answers nobody any more.
     pub(crate) fn forget(&mut self) {
         self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
+        self.outlook.take_if(|(made, _)| made.elapsed() >= OUTLOOK);
     }
 
     /// Makes a snapshot now.

@@ -13,8 +13,8 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use protocol::{
-    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, PEAKS_SINCE_MINOR, PROTOCOL, Request,
-    SnapshotMessage, Welcome,
+    ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, OUTLOOK_SINCE_MINOR, OutlookMessage,
+    PEAKS_SINCE_MINOR, PROTOCOL, Request, SnapshotMessage, Welcome,
 };
 
 /// How long an agent has for its welcome: it may just be attaching its probes.
@@ -24,6 +24,8 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long an agent may be gone before a client gives up: a restart takes less.
 const GONE: Duration = Duration::from_secs(15);
 const RETRY: Duration = Duration::from_millis(250);
+/// How old an outlook may be: what it is made of are windows of seconds.
+const OUTLOOK: Duration = Duration::from_secs(1);
 
 /// Why there is no agent to be asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +78,8 @@ pub(crate) struct Client {
     lost: Option<Instant>,
     /// For how long that may be.
     gone: Duration,
+    /// The last outlook, where any is wanted.
+    outlook: Option<OutlookMessage>,
 }
 
 #[derive(Debug)]
@@ -84,6 +88,8 @@ struct Connection {
     inbox: Inbox,
     /// A snapshot was asked for and has not come; until when it must.
     asked: Option<Instant>,
+    /// From when on it may be asked for an outlook; `None` where the agent has none.
+    outlook_due: Option<Instant>,
 }
 
 impl Client {
@@ -94,12 +100,22 @@ impl Client {
     pub(crate) async fn meet(path: &Path) -> Result<Self, NoAgent> {
         let (connection, welcome) = Connection::open(path).await?;
         let (path, viewer) = (path.to_owned(), welcome.viewer);
-        Ok(Self { path, connection: Some(connection), viewer, lost: None, gone: Duration::ZERO })
+        Ok(Self { path, connection: Some(connection), viewer, lost: None, gone: Duration::ZERO, outlook: None })
     }
 
     /// From now on it looks for an agent that is gone: it may be restarting.
     pub(crate) fn persist(&mut self) {
         self.gone = GONE;
+    }
+
+    /// From now on it asks with snapshots what grows, and whether memory runs out.
+    pub(crate) fn want_outlook(&mut self) {
+        self.outlook.get_or_insert_default();
+    }
+
+    /// What grew at the last snapshot, and whether memory runs out; nothing where the agent is too old to say so.
+    pub(crate) fn outlook(&self) -> OutlookMessage {
+        self.outlook.clone().unwrap_or_default()
     }
 
     /// What this program gets to see.
@@ -150,7 +166,7 @@ impl Client {
     pub(crate) async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
         loop {
             let why = match &mut self.connection {
-                Some(connection) => match connection.snapshot().await {
+                Some(connection) => match connection.snapshot(self.outlook.as_mut()).await {
                     Ok(seen) => return Ok(seen),
                     Err(why) => why,
                 },
@@ -188,7 +204,7 @@ impl Connection {
     async fn open(path: &Path) -> Result<(Self, Welcome), NoAgent> {
         let greet = async {
             let stream = UnixStream::connect(path).await?;
-            let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None };
+            let mut connection = Self { stream, inbox: Inbox::new(ANSWER_BYTES), asked: None, outlook_due: None };
             let hello = Request::Hello { protocol: PROTOCOL, program: env!("CARGO_PKG_VERSION").to_owned() };
             // An agent without room may have hung up already; its answer is still in the socket.
             let _ = connection.say(&hello);
@@ -196,9 +212,12 @@ impl Connection {
             Ok::<_, NoAgent>((connection, welcome))
         };
         let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", WELCOME.as_secs()));
-        let (connection, answer) = timeout(WELCOME, greet).await.map_err(silent)??;
+        let (mut connection, answer) = timeout(WELCOME, greet).await.map_err(silent)??;
         match answer {
-            Answer::Welcome(welcome) if welcome.protocol.major == PROTOCOL.major => Ok((connection, welcome)),
+            Answer::Welcome(welcome) if welcome.protocol.major == PROTOCOL.major => {
+                connection.outlook_due = (welcome.protocol.minor >= OUTLOOK_SINCE_MINOR).then(Instant::now);
+                Ok((connection, welcome))
+            }
             Answer::Welcome(welcome) => Err(NoAgent::Unusable(format!(
                 "it is memwatch {} and speaks protocol {}, this is {} and speaks {}: use the same version of both",
                 welcome.program.escape_debug(),
@@ -210,22 +229,39 @@ impl Connection {
         }
     }
 
-    async fn snapshot(&mut self) -> Result<TimedSnapshot, NoAgent> {
+    /// An outlook that is due comes before it.
+    async fn snapshot(&mut self, mut outlook: Option<&mut OutlookMessage>) -> Result<TimedSnapshot, NoAgent> {
         let until = if let Some(until) = self.asked {
             until
         } else {
+            self.ask_outlook(outlook.is_some())?;
             self.say(&Request::Snapshot)?;
             *self.asked.insert(Instant::now() + ANSWER)
         };
         let silent = |_elapsed| NoAgent::Unusable(format!("it has not answered in {} s", ANSWER.as_secs()));
-        let answer = timeout_at(until, self.answer()).await.map_err(silent)??;
-        self.asked = None;
-        match answer {
-            Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }) => {
-                Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns })
+        loop {
+            match timeout_at(until, self.answer()).await.map_err(silent)?? {
+                Answer::Outlook(fresh) => {
+                    if let Some(outlook) = &mut outlook {
+                        **outlook = fresh;
+                    }
+                }
+                Answer::Snapshot(SnapshotMessage { snapshot, boottime_to_unix_ns }) => {
+                    self.asked = None;
+                    return Ok(TimedSnapshot { snapshot: snapshot.into_owned(), boottime_to_unix_ns });
+                }
+                _ => return Err(NoAgent::Unusable("it answers something else".to_owned())),
             }
-            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
+    }
+
+    fn ask_outlook(&mut self, is_wanted: bool) -> Result<(), NoAgent> {
+        let now = Instant::now();
+        if is_wanted && self.outlook_due.is_some_and(|due| due <= now) {
+            self.say(&Request::Outlook)?;
+            self.outlook_due = Some(now + OUTLOOK);
+        }
+        Ok(())
     }
 
     /// One question, and its answer.

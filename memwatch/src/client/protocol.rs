@@ -7,18 +7,24 @@ use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
-use memwatch_core::snapshot::{Snapshot, Viewer};
+use memwatch_core::features::forecast::view::ForecastsView;
+use memwatch_core::features::leak::view::LeaksView;
+use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
+use memwatch_core::words::Tgid;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// What this program speaks. The major number changes when one side must know more than the other says.
-pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 2 };
+pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 3 };
 
 /// From this minor version on an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
 
 /// From this minor version on it says where its history is.
 pub(crate) const HISTORY_SINCE_MINOR: u32 = 2;
+
+/// From this minor version on it says what grows and whether memory runs out.
+pub(crate) const OUTLOOK_SINCE_MINOR: u32 = 3;
 
 /// The longest frame that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
@@ -66,6 +72,8 @@ pub(crate) enum Request {
     },
     /// Where its history is: for those who see everything.
     History,
+    /// What grows, and whether memory runs out.
+    Outlook,
 }
 
 /// What an agent says.
@@ -81,6 +89,8 @@ pub(crate) enum Answer<'a> {
     PeaksReset,
     /// Where its history is; nothing where it keeps none.
     History(Option<HistoryFiles>),
+    /// What grows, and whether memory runs out, of what the client may see.
+    Outlook(OutlookMessage),
     /// It will not be answered: why, in a sentence. Then the agent hangs up.
     Refused {
         /// The sentence.
@@ -117,6 +127,29 @@ pub(crate) struct SnapshotMessage<'a> {
     pub(crate) snapshot: Cow<'a, Snapshot>,
     /// What to add to its `CLOCK_BOOTTIME` values to get nanoseconds since 1970.
     pub(crate) boottime_to_unix_ns: i128,
+}
+
+/// What grows in processes, and whether memory runs out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct OutlookMessage {
+    /// What grows by a megabyte a minute or more, by process.
+    pub(crate) leaks: Vec<LeaksView>,
+    /// When memory runs out.
+    pub(crate) forecasts: ForecastsView,
+}
+
+impl OutlookMessage {
+    /// What this viewer gets to see of it, by the processes of a snapshot.
+    pub(crate) fn observed_by(&self, viewer: Viewer, snapshot: &Snapshot) -> Self {
+        let is_shown = |tgid: Tgid, observed_since_ns: u64| {
+            let is_it = |process: &&ProcessView| (process.tgid, process.observed_since_ns) == (tgid, observed_since_ns);
+            snapshot.processes.iter().find(is_it).is_some_and(|process| process.is_shown_to(viewer))
+        };
+        let mut own = self.clone();
+        own.leaks.retain(|leaks| is_shown(leaks.tgid, leaks.observed_since_ns));
+        own.forecasts.processes.retain(|forecast| is_shown(forecast.tgid, forecast.observed_since_ns));
+        own
+    }
 }
 
 /// A frame that says this.
@@ -246,7 +279,7 @@ mod tests {
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
         let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":2,"minor":2},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":2,"minor":3},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = Answer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

@@ -1,6 +1,7 @@
 //! The live view: `memwatch`, `memwatch --pid`.
 
 use crate::client::TimedSnapshot;
+use crate::client::protocol::OutlookMessage;
 use crate::commands::run::write_logs;
 use crate::exit::{Exit, Failure};
 use crate::export::mem_trace::MemTrace;
@@ -60,8 +61,10 @@ pub(crate) async fn watch(
         eprintln!("memwatch: {idle}; waiting for its first CUDA call");
     }
     let mut output = Output::watch(common, options.targets.len() == 1)?;
-    if let (true, Source::Watch(session)) = (options.is_screen, &mut source) {
-        session.pipeline_mut().watch_forecasts(&[]);
+    match &mut source {
+        Source::Watch(session) if options.is_screen => session.pipeline_mut().watch_forecasts(&[]),
+        Source::Agent(agent) if options.is_screen => agent.want_outlook(),
+        Source::Watch(_) | Source::Agent(_) => {}
     }
     let mut trace = requested.log.as_deref().map(MemTrace::new);
     let stop = drive(&mut source, &mut output, (&filter, trace.as_mut()), pace).await?;
@@ -120,7 +123,7 @@ async fn drive(
     Ok(stop)
 }
 
-/// Leaks and forecasts, where the pipeline is this program's own.
+/// Leaks and forecasts, and names, where the pipeline is this program's own.
 fn outlooks(source: &Source) -> Outlooks {
     match source {
         Source::Watch(session) => {
@@ -128,7 +131,10 @@ fn outlooks(source: &Source) -> Outlooks {
             let leaks = pipeline.leaks(WARNED_BYTES_PER_MINUTE);
             Outlooks { leaks, forecasts: pipeline.forecasts(), holdings: held(pipeline) }
         }
-        Source::Agent(_) => Outlooks::default(),
+        Source::Agent(agent) => {
+            let OutlookMessage { leaks, forecasts } = agent.outlook();
+            Outlooks { leaks, forecasts, holdings: Vec::new() }
+        }
     }
 }
 

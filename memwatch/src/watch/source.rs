@@ -9,6 +9,7 @@ use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
+use crate::client::protocol::OutlookMessage;
 use crate::client::{Client, NoAgent, TimedSnapshot};
 use crate::exit::{Exit, Failure};
 use crate::options::{Common, DEFAULT_SOCKET, Targets};
@@ -199,6 +200,16 @@ impl AgentWatch {
         let path = self.client.path();
         let gone = |why| Failure::new(Exit::Error, format_args!("the agent on {}: {why}", path.display()));
         Client::reset_peaks(path, tgid).await.map_err(gone)
+    }
+
+    /// From now on it asks what grows, and whether memory runs out.
+    pub(crate) fn want_outlook(&mut self) {
+        self.client.want_outlook();
+    }
+
+    /// What grew at the last snapshot, and whether memory runs out, of all that this viewer gets to see.
+    pub(crate) fn outlook(&self) -> OutlookMessage {
+        self.client.outlook()
     }
 
     /// The living processes of its last snapshot.

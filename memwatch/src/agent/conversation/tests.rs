@@ -3,6 +3,7 @@ use crate::agent::publish::{AgentState, Question, Requests};
 use crate::agent::socket::{ConnectionLimit, OpenSocket};
 use crate::client::{Client, NoAgent};
 use crate::render::fixture;
+use memwatch_core::features::leak::view::LeaksView;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tempfile::TempDir;
@@ -73,6 +74,10 @@ async fn hand_out(mut requests: Requests, processes: u32) {
                 let _ = reply.send(viewer == Viewer::Everything && tgid.0 < 10);
                 continue;
             }
+            Question::Outlook(reply) => {
+                let _ = reply.send(Arc::new(outlook(processes)));
+                continue;
+            }
             Question::History(reply) => {
                 let kept = protocol::HistoryFiles { file: "/h/history.mwr".into(), previous: None, failing: None };
                 let _ = reply.send((processes > 3).then_some(kept));
@@ -84,6 +89,19 @@ async fn hand_out(mut requests: Requests, processes: u32) {
         let snapshot = fixture::crowded_node(processes);
         let _ = reply.send(Arc::new(Published { snapshot, boottime_to_unix_ns: 5, agent }));
     }
+}
+
+/// The processes of the node, and one that it does not show.
+fn outlook(processes: u32) -> protocol::OutlookMessage {
+    let known = fixture::crowded_node(processes);
+    let mut outlook = protocol::OutlookMessage::default();
+    for process in &known.processes {
+        let (tgid, observed_since_ns) = (process.tgid, process.observed_since_ns);
+        outlook.leaks.push(LeaksView { tgid, observed_since_ns, too_short: 2, ..LeaksView::default() });
+    }
+    outlook.leaks.push(LeaksView { tgid: Tgid(4_000_000), ..LeaksView::default() });
+    outlook.forecasts.time_ns = 7;
+    outlook
 }
 
 fn hello(major: u32) -> Vec<u8> {
@@ -113,6 +131,19 @@ async fn a_client_is_welcomed_and_reported() {
     drop(client);
     agent.until(|state| (state.clients, state.clients_total) == (0, 1)).await;
     assert_eq!((agent.access.state().clients_refused_total, agent.access.state().clients_dropped_total), (0, 0));
+}
+
+#[tokio::test]
+async fn what_grows_comes_with_snapshots_for_who_wants_it_and_of_the_processes_that_it_may_see() {
+    let agent = Made::start(3, ROOMY, TIMEOUT);
+    let mut client = Client::meet(&agent.path()).await.expect("it welcomes");
+    client.snapshot().await.expect("it answers");
+    assert_eq!(client.outlook(), protocol::OutlookMessage::default(), "nobody asked for it");
+    client.want_outlook();
+    let seen = client.snapshot().await.expect("it answers");
+    let shown: Vec<Tgid> = seen.snapshot.processes.iter().map(|process| process.tgid).collect();
+    let of: Vec<Tgid> = client.outlook().leaks.iter().map(|leaks| leaks.tgid).collect();
+    assert_eq!((of, client.outlook().forecasts.time_ns), (shown, 7));
 }
 
 #[tokio::test]
