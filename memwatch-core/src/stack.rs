@@ -3,7 +3,7 @@
 pub mod lines;
 pub mod native;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET};
@@ -110,11 +110,27 @@ pub fn wrapped_as(class: &str) -> Option<&'static str> {
     WRAPPERS.iter().find(|(wrapper, _)| *wrapper == class).map(|(_, inner)| *inner)
 }
 
+/// So many frames of Python, and of machine code, are kept of one process: some 100 MB each. A program with 10,000 lines that allocate has a tenth.
+const MOST_FRAMES: usize = 1 << 20;
+/// Of so many native stacks that are like another it is known which one: the events that name them come right behind them.
+const WAITING: usize = 1 << 12;
+
 /// The stacks of one process, by the number that the kernel half gave them.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Stacks {
     by_id: HashMap<u64, Arc<PythonStack>>,
     native: HashMap<u64, Arc<NativeStack>>,
+    /// Frames of both, as they were when they came.
+    frames: [usize; 2],
+    /// Stacks that were not kept: there are too many different ones.
+    unkept: u64,
+    /// Each allocation of a thread without Python has a number of its own: the last ones that are like one that is known, and that one.
+    alike: HashMap<u64, u64>,
+    /// The keys of `alike`, as they came.
+    order: VecDeque<u64>,
+    /// The native stacks of threads without Python: made anew from `native` where it is missing.
+    #[serde(skip)]
+    by_content: HashMap<Arc<NativeStack>, u64>,
     /// Native stacks by what ended them.
     ends: BTreeMap<NativeEnd, u64>,
     missing_copies: MissingCopies,
@@ -132,7 +148,25 @@ pub struct MissingCopies {
 impl Stacks {
     /// The stack of this number is this from now on.
     pub fn learn(&mut self, id: u64, stack: PythonStack) {
-        self.by_id.insert(id, Arc::new(stack));
+        if self.by_id.contains_key(&id) || self.has_room(0, stack.frames.len()) {
+            self.by_id.insert(id, Arc::new(stack));
+        }
+    }
+
+    fn has_room(&mut self, which: usize, frames: usize) -> bool {
+        let all = self.frames[which].saturating_add(frames);
+        let has_room = all <= MOST_FRAMES;
+        if has_room {
+            self.frames[which] = all;
+        } else {
+            self.unkept += 1;
+        }
+        has_room
+    }
+
+    /// How many stacks were not kept, since there are too many different ones.
+    pub const fn unkept(&self) -> u64 {
+        self.unkept
     }
 
     /// The stack of this number, if it arrived.
@@ -141,14 +175,58 @@ impl Stacks {
     }
 
     /// The native stack of this number is this from now on: that of the Python stack of the same number, as far as all allocations on it that were
-    /// looked at have it, or that of a thread without Python.
-    pub fn learn_native(&mut self, id: u64, stack: NativeStack) {
-        *self.ends.entry(stack.end).or_insert(0) += 1;
-        if let Some(before) = self.native.insert(id, Arc::new(stack))
-            && let Some(count) = self.ends.get_mut(&before.end)
-        {
-            *count = count.saturating_sub(1);
+    /// looked at have it, or that of a thread without Python. Says whether it is another one than all that are known.
+    pub fn learn_native(&mut self, id: u64, stack: NativeStack) -> bool {
+        let is_known = self.native.contains_key(&id);
+        if !is_known && !self.by_id.contains_key(&id) {
+            return self.learn_alone(id, stack);
         }
+        if !is_known && !self.has_room(1, stack.frames.len()) {
+            return false;
+        }
+        *self.ends.entry(stack.end).or_insert(0) += 1;
+        if let Some(before) = self.native.insert(id, Arc::new(stack)) {
+            if let Some(count) = self.ends.get_mut(&before.end) {
+                *count = count.saturating_sub(1);
+            }
+            if self.by_content.get(&before) == Some(&id) {
+                self.by_content.remove(&before);
+            }
+        }
+        true
+    }
+
+    /// Of a thread without Python.
+    fn learn_alone(&mut self, id: u64, stack: NativeStack) -> bool {
+        if self.by_content.is_empty() {
+            let own = self.native.iter().filter(|(id, _)| !self.by_id.contains_key(id));
+            self.by_content = own.map(|(id, stack)| (stack.clone(), *id)).collect();
+        }
+        let end = stack.end;
+        if let Some(first) = self.by_content.get(&stack) {
+            *self.ends.entry(end).or_insert(0) += 1;
+            self.alike.insert(id, *first);
+            self.order.push_back(id);
+            if self.order.len() > WAITING
+                && let Some(oldest) = self.order.pop_front()
+            {
+                self.alike.remove(&oldest);
+            }
+            return false;
+        }
+        if !self.has_room(1, stack.frames.len()) {
+            return false;
+        }
+        *self.ends.entry(end).or_insert(0) += 1;
+        let stack = Arc::new(stack);
+        self.native.insert(id, stack.clone());
+        self.by_content.insert(stack, id);
+        true
+    }
+
+    /// The number under which the native stack of this number is kept: of those that are alike it is one.
+    pub fn kept_as(&self, id: u64) -> u64 {
+        self.alike.get(&id).copied().unwrap_or(id)
     }
 
     /// The native stack of this number, if it arrived.
@@ -182,3 +260,6 @@ impl Stacks {
         self.by_id.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests;

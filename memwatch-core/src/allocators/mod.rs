@@ -204,6 +204,16 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Takes one event into account.
     pub fn apply(&mut self, event: &TensorEvent) {
+        match event.stack {
+            StackRef::Native(id) if self.stacks.kept_as(id) != id => {
+                let stack = StackRef::Native(self.stacks.kept_as(id));
+                self.take(&TensorEvent { stack, ..event.clone() });
+            }
+            _ => self.take(event),
+        }
+    }
+
+    fn take(&mut self, event: &TensorEvent) {
         self.threads.apply(event, &mut self.names);
         self.follow_steps(event.time_ns);
         self.marks.apply(event);
@@ -365,8 +375,11 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Learns what a native stack is, before the events that name it.
     pub fn learn_native(&mut self, id: u64, stack: NativeStack) {
-        self.threads.learn_native(id, &stack, &mut self.names);
-        self.stacks.learn_native(id, stack);
+        if self.stacks.learn_native(id, stack)
+            && let Some(stack) = self.stacks.native(id)
+        {
+            self.threads.learn_native(id, stack, &mut self.names);
+        }
     }
 
     /// Native stacks are missing, as the flags of an event say.

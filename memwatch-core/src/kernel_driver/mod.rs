@@ -97,11 +97,14 @@ impl KernelDriver {
         self.confirmed
     }
 
-    /// A native stack: of use here where it is one at an ioctl.
-    pub fn learn_stack(&mut self, tgid: Tgid, id: u64, stack: &NativeStack) {
-        if let Some(caller) = Caller::of(stack) {
+    /// A native stack: of use here where it is one at an ioctl. Says whether it is.
+    pub fn learn_stack(&mut self, tgid: Tgid, id: u64, stack: &NativeStack) -> bool {
+        let caller = Caller::of(stack);
+        let is_of_request = caller.is_some();
+        if let Some(caller) = caller {
             self.processes.entry(tgid).or_default().stacks.learn(id, caller);
         }
+        is_of_request
     }
 
     /// What is kept of a process; `None` where no ioctl of it was seen.

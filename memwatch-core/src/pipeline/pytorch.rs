@@ -126,8 +126,9 @@ impl Pipeline {
     }
 
     pub(crate) fn learn_native(&mut self, tgid: Tgid, id: u64, stack: NativeStack) {
-        self.kernel_driver.learn_stack(tgid, id, &stack);
-        // A request to the kernel driver has one as well, also in a process without PyTorch.
+        if self.kernel_driver.learn_stack(tgid, id, &stack) {
+            return;
+        }
         let has_tensors = self.processes.get(&tgid).is_some_and(|process| process.tensors.is_some());
         if has_tensors && !self.has_ended_tensors(tgid) {
             self.tensors_mut(tgid).learn_native(id, stack);

@@ -24,6 +24,9 @@ pub struct TensorsView {
     /// `too_many_frames`, or `differing` where allocations on one Python stack have different frames from there on; and
     /// allocations without one that were to have one: `over_budget`, to keep the program fast, and `lost`, where there was no room for it.
     pub native_stacks: BTreeMap<Name, u64>,
+    /// Stacks that were not kept, since the program has too many different ones: what was allocated on them has a line and no stack.
+    #[serde(default)]
+    pub stacks_left_out: u64,
     /// Why what it held before the attach could not be read from its memory; `None` where it could, or was not wanted.
     pub books_refused: Option<Name>,
     /// The windows in which it was traced; `None` where it is all the time, or never.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{PythonFrame, PythonStack};
 
 /// The native frames of a thread, innermost first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NativeStack {
     /// The frames that were found: none of them is guessed.
     pub frames: Vec<NativeFrame>,

@@ -78,6 +78,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
         arenas: arenas(ledger.arenas(), &uuid),
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
+        stacks_left_out: ledger.stacks().unkept(),
         books_refused: ledger.books_refused().cloned(),
         windows: ledger.sampling().map(|sampling| WindowsView {
             windows: sampling.windows(),

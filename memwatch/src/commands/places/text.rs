@@ -313,6 +313,13 @@ impl Page {
             let text = format!("native stacks that are not whole: {}", short.join(", "));
             self.line(&Sentence::new(Tone::Warning, text));
         }
+        if tensors.stacks_left_out > 0 {
+            let text = format!(
+                "{} stacks are not shown: the program has too many different ones",
+                count(tensors.stacks_left_out)
+            );
+            self.line(&Sentence::new(Tone::Warning, text));
+        }
     }
 
     fn refused(&mut self, snapshot: &Snapshot, places: &PlacesView, clock: &WallClock) {

@@ -81,6 +81,7 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
     let mut snapshot = fixture::training_node();
     let tensors = snapshot.processes[0].tensors.as_mut().expect("it has tensors");
     tensors.native_stacks = [("complete".into(), 3), ("copy_ends".into(), 2)].into();
+    tensors.stacks_left_out = 12;
     let stack = StackView { frames: Vec::new(), truncated: false, native: Some(native), sum: SumView::default() };
     tensors.places.devices[0].stacks = vec![stack];
     let reported = reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: true });
@@ -93,6 +94,7 @@ fn native_frames_stand_around_those_of_python_and_say_where_they_are_missing() {
 ";
     assert!(reported.contains(expected), "{reported}");
     assert!(reported.contains("native stacks that are not whole: 2 (more of the stack was not copied)"), "{reported}");
+    assert!(reported.contains("12 stacks are not shown: the program has too many different ones"), "{reported}");
     assert!(!reported_of(&snapshot, Wanted { which: Places::Sites, top: 1, native: false }).contains("native"));
 }
 
