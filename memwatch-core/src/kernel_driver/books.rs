@@ -23,6 +23,8 @@ pub struct RefusedMemory {
     pub time_ns: u64,
     /// The thread that asked.
     pub tid: Tid,
+    /// Which GPU the device is that it was to be below of.
+    pub place: Place,
     /// Where the memory was to be.
     pub lies: Lies,
     /// What was asked for, in bytes; `None` where that could not be read.

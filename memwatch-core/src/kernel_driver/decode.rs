@@ -115,6 +115,8 @@ pub enum Event {
     },
     /// Memory was not granted, for want of it.
     Refused {
+        /// The client that asked, and what it was to be below of.
+        parent: Key,
         /// Where it was to be.
         lies: Lies,
         /// What was asked for, in bytes; `None` where that could not be read.
@@ -328,17 +330,18 @@ fn heap(call: &RmCall) -> Result<Event, Violation> {
 
 fn refused(call: &RmCall, does: Does) -> Event {
     let (class, attr) = (call.word(12), call.param(24));
+    let parent = Key { client: call.word(0), object: call.word(4) };
     let lies = match does {
         Does::Alloc if matches!(class, VIDEO_MEMORY | SYSTEM_MEMORY) && call.param(8) & VIRTUAL == 0 => {
             lies(class, attr).unwrap_or(Lies::Video)
         }
         Does::AllocMemory if class == OS_DESCRIPTOR => {
             let asked_bytes = Some(call.long(32).saturating_add(1));
-            return Event::Refused { lies: Lies::PinnedHost, asked_bytes };
+            return Event::Refused { parent, lies: Lies::PinnedHost, asked_bytes };
         }
         _ => return Event::Nothing,
     };
-    Event::Refused { lies, asked_bytes: asked(call).filter(|bytes| *bytes > 0) }
+    Event::Refused { parent, lies, asked_bytes: asked(call).filter(|bytes| *bytes > 0) }
 }
 
 /// GET_GID_INFO: flags 4, length 8, data 12.

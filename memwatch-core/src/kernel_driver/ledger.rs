@@ -19,7 +19,7 @@ impl KernelDriver {
             Event::Made { key, parent, new } => self.make(call, (key, parent), new, most_bytes),
             Event::Freed(key) => self.free(call, key),
             Event::Duplicated { key, parent, source } => self.duplicate(call, (key, parent), source),
-            Event::Refused { lies, asked_bytes } => self.refuse(call, lies, asked_bytes),
+            Event::Refused { parent, lies, asked_bytes } => self.refuse(call, parent, lies, asked_bytes),
             Event::Named { key, uuid } => self.name(key, uuid),
             Event::Mapped { base, bytes, candidates } => self.map(call.tgid, (base, bytes), candidates),
             Event::Unmapped { base } => self.unmap(call.tgid, base),
@@ -252,10 +252,12 @@ impl KernelDriver {
         self.imported.insert(original, others);
     }
 
-    fn refuse(&mut self, call: &RmCall, lies: Lies, asked_bytes: Option<u64>) {
+    fn refuse(&mut self, call: &RmCall, parent: Key, lies: Lies, asked_bytes: Option<u64>) {
         let named = self.evidence(call, None).named();
+        let client = self.clients.get(&parent.client);
+        let place = client.map(|client| client.place(client.device_of(parent.object))).unwrap_or_default();
         let (time_ns, tid, inside) = (call.returned_ns, call.tid, call.inside);
-        self.books_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, lies, asked_bytes, inside, named });
+        self.books_mut(call.tgid).note_refused(RefusedMemory { time_ns, tid, place, lies, asked_bytes, inside, named });
     }
 
     fn name(&mut self, key: Key, uuid: GpuUuid) {

@@ -169,6 +169,10 @@ pub struct ExplainedHost {
     pub driver_bytes: u64,
     /// Pages of the process that are pinned, in bytes: they are in its resident set.
     pub pinned_bytes: u64,
+    /// The process's resident set, in bytes, when that is shown; `None` of a process that is gone, and in recordings. Pinned pages are in it, the
+    /// driver's are not: it is added to neither.
+    #[serde(default)]
+    pub resident_bytes: Option<u64>,
 }
 
 /// An allocation that the kernel driver refused for want of memory.
@@ -178,6 +182,9 @@ pub struct RefusedView {
     pub time_ns: u64,
     /// The thread that asked.
     pub tid: Tid,
+    /// The GPU that it was asked of; `None` where that is not known.
+    #[serde(default)]
+    pub uuid: Option<GpuUuid>,
     /// Where the memory was to be.
     pub lies: Lies,
     /// What was asked for, in bytes; `None` where that could not be read.

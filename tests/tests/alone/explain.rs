@@ -237,6 +237,12 @@ fn memory_that_the_kernel_driver_refuses_is_listed_with_the_call_that_asked() {
     assert_eq!(process["refused_requests"], 1, "{process:#}");
     let refused = &process["last_refused"][0];
     assert_eq!((&refused["function"], &refused["asked_bytes"]), (&"cuMemAlloc_v2".into(), &(900_u64 << 30).into()));
+    assert_eq!(refused["uuid"], process["gpus"][0]["uuid"], "{process:#}");
+    assert!(refused["uuid"].is_string());
+    let pages = std::fs::read_to_string(format!("/proc/{}/statm", workload.tgid())).expect("it lives");
+    let pages: u64 = pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number");
+    let resident = process["host"]["resident_bytes"].as_u64().expect("it lives");
+    assert!(resident.abs_diff(pages * 4096) < 4 * MIB, "{resident} for {pages} pages");
 }
 
 fn golden() -> PathBuf {

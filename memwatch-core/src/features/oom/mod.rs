@@ -60,7 +60,7 @@ impl Pipeline {
     pub(crate) fn note_refused_request(&mut self, tgid: Tgid) {
         let Some(log) = &mut self.detectors.ooms else { return };
         if let Some(refused) = self.kernel_driver.books(tgid).and_then(|books| books.refused().last()) {
-            log.requests.open(tgid, explained::refused(refused));
+            log.requests.open(tgid, explained::refused(refused, tgid, &self.reading.devices));
         }
     }
 

@@ -29,7 +29,8 @@ fn all_layouts_of_an_allocation_read_alike_where_the_version_is_known() {
         let call = video(layout, NAMES, 4_325_376, 6 * MIB);
         assert_eq!(decode(&call.0, branch), Ok(granted(4_325_376, 6 * MIB)), "{layout:?}");
         let call = call.refused(layout, 0x51);
-        let refused = Event::Refused { lies: Lies::Video, asked_bytes: Some(4_325_376) };
+        let parent = Key { client: CLIENT, object: DEVICE };
+        let refused = Event::Refused { parent, lies: Lies::Video, asked_bytes: Some(4_325_376) };
         assert_eq!(decode(&call.0, branch), Ok(refused), "{layout:?}");
     }
 }

@@ -366,6 +366,8 @@ fn refused_allocations_are_kept_with_what_they_asked_for_and_who_asked() {
         assert_eq!((refused.asked_bytes, refused.owner.as_deref()), (Some(128 * MIB), Some("PyTorch")));
         assert_eq!((refused.function.as_deref(), refused.label), (Some("cuMemAlloc_v2"), Label::Requested));
         assert!(refused.inside.is_some_and(|inside| inside.entered_ns < refused.time_ns));
+        assert_eq!(refused.uuid, explained.gpus[0].uuid, "of the GPU that the device is");
+        assert!(refused.uuid.is_some());
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn process(around: &Surroundings<'_>, process: &Process) -> Option<Ex
         gpus,
         host,
         imported: around.kernel_driver.imported(process.tgid),
-        refused: books.refused().map(refused).collect(),
+        refused: books.refused().map(|one| refused(one, process.tgid, &around.reading.devices)).collect(),
         refused_count: books.refused_count(),
         reused: books.reused(),
         version: around.kernel_driver.version().map(str::to_owned),
@@ -190,11 +190,12 @@ pub(crate) fn left_behind(around: &Surroundings<'_>, process: &Process) -> Optio
 }
 
 /// One request that the kernel driver refused.
-pub(crate) fn refused(refused: &RefusedMemory) -> RefusedView {
+pub(crate) fn refused(refused: &RefusedMemory, tgid: Tgid, devices: &[DeviceFacts]) -> RefusedView {
     let named = &refused.named;
     RefusedView {
         time_ns: refused.time_ns,
         tid: refused.tid,
+        uuid: resolve_place(&refused.place, tgid, devices),
         lies: refused.lies,
         asked_bytes: refused.asked_bytes,
         function: named.function.as_deref().map(str::to_owned),

@@ -66,6 +66,7 @@ struct Use<'a> {
 pub(crate) struct Refused<'a> {
     time: String,
     tid: u32,
+    uuid: Option<&'a str>,
     asked_bytes: Option<u64>,
     function: Option<&'a str>,
     owner: Option<&'a str>,
@@ -136,6 +137,7 @@ pub(crate) fn refused_json<'a>(refused: &'a RefusedView, clock: &WallClock) -> R
     Refused {
         time: clock.rfc3339(refused.time_ns),
         tid: refused.tid.0,
+        uuid: refused.uuid.as_ref().map(GpuUuid::as_str),
         asked_bytes: refused.asked_bytes,
         function: refused.function.as_deref(),
         owner: refused.owner.as_deref(),

@@ -16,6 +16,7 @@ use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, Targets};
 use crate::render::output::{style, unless_closed};
+use crate::sources::procfs::ProcReader;
 use crate::watch::one_shot::{TIMEOUT, TakenAt, recorded_snapshot};
 use crate::watch::past::{Needs, Recording};
 use crate::watch::source::{Rhythm, Source};
@@ -48,11 +49,23 @@ pub(crate) async fn run(args: &Explain, common: &Common) -> Result<Exit, Failure
         }
     }
     let filter = Filter::new(&targets);
-    let snapshot = filtered(seen.snapshot, &filter)?;
+    let mut snapshot = filtered(seen.snapshot, &filter)?;
+    learn_resident(&mut snapshot);
     write(&snapshot, &TakenAt::here(), common)?;
     match &source.idle_targets()[..] {
         [idle, ..] => Err(Failure::new(Exit::NoTarget, idle)),
         [] => found_any(&snapshot, &filter),
+    }
+}
+
+/// Host memory stands beside what the kernel says of the whole process.
+fn learn_resident(snapshot: &mut Snapshot) {
+    let proc = ProcReader::new("/proc");
+    for process in &mut snapshot.processes {
+        let (tgid, start_ns) = (process.tgid.0, process.start_ns.filter(|_| process.ended_ns.is_none()));
+        if let Some(explained) = &mut process.explained {
+            explained.host.resident_bytes = start_ns.and_then(|start_ns| proc.resident_bytes(tgid, start_ns));
+        }
     }
 }
 

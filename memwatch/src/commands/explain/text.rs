@@ -2,6 +2,7 @@
 
 use std::io;
 
+use memwatch_core::kernel_driver::decode::Lies;
 use memwatch_core::snapshot::{Explained, ExplainedUse, GpuView, ProcessView, RefusedView, Snapshot};
 
 use super::words;
@@ -75,8 +76,9 @@ fn write_process(
     }
     let host = explained.host;
     if host.driver_bytes + host.pinned_bytes > 0 {
+        let resident = host.resident_bytes.map(|resident| format!(" of {}", bytes(resident))).unwrap_or_default();
         let text = format!(
-            "host memory: the driver's own {}, pinned {} (part of its resident set)",
+            "host memory: the driver's own {}, pinned {} (part of its resident set{resident})",
             bytes(host.driver_bytes),
             bytes(host.pinned_bytes)
         );
@@ -145,8 +147,10 @@ fn write_use(page: &mut Page, (process, explained): (&ProcessView, &Explained), 
 fn write_refused(page: &mut Page, (snapshot, clock): (&Snapshot, &WallClock), explained: &Explained) {
     let line = |one: &RefusedView| {
         let (asked, called) = refused(one);
+        let gpu = one.uuid.as_ref().filter(|_| one.lies == Lies::Video);
+        let gpu = gpu.map(|gpu| format!(" on GPU {}", sentences::gpu_number(snapshot, Some(gpu)))).unwrap_or_default();
         let moment = clock.moment(one.time_ns, snapshot.time_ns);
-        Sentence::new(Tone::Bad, format!("refused: {asked} in {called} at {moment}"))
+        Sentence::new(Tone::Bad, format!("refused: {asked}{gpu} in {called} at {moment}"))
     };
     for one in explained.refused.iter().rev().take(LISTED) {
         page.line(&line(one));

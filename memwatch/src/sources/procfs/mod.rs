@@ -37,6 +37,7 @@ const FIRST_PROCESS: u32 = 1;
 pub(crate) struct ProcReader {
     root: PathBuf,
     ns_per_tick: u64,
+    page_bytes: u64,
     users: BTreeMap<u32, Option<String>>,
 }
 
@@ -44,9 +45,10 @@ impl ProcReader {
     /// A reader of the tree at `root`.
     pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
         // SAFETY: sysconf has no preconditions.
-        let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-        let ticks = u64::try_from(ticks).ok().filter(|ticks| *ticks > 0).unwrap_or(100);
-        Self { root: root.into(), ns_per_tick: 1_000_000_000 / ticks, users: BTreeMap::new() }
+        let [ticks, page] = [libc::_SC_CLK_TCK, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
+        let positive = |value: libc::c_long| u64::try_from(value).ok().filter(|value| *value > 0);
+        let ns_per_tick = 1_000_000_000 / positive(ticks).unwrap_or(100);
+        Self { root: root.into(), ns_per_tick, page_bytes: positive(page).unwrap_or(4096), users: BTreeMap::new() }
     }
 
     /// What is known of a process; `None` if there is none, or it is gone.
@@ -144,6 +146,12 @@ impl ProcReader {
         }
         let machine = mounts(self.directory(FIRST_PROCESS)).or_else(|_| mounts(self.root.join("self")));
         matches!((mounts(directory.to_owned()), machine), (Ok(own), Ok(machine)) if own == machine)
+    }
+
+    /// The resident set of a process that began at this time, in bytes; `None` where it has ended, or its number is another's.
+    pub(crate) fn resident_bytes(&self, tgid: u32, start_ns: u64) -> Option<u64> {
+        let stat = self.stat(tgid).filter(|stat| stat.start_ticks.saturating_mul(self.ns_per_tick) == start_ns)?;
+        (!stat.ended).then(|| stat.resident_pages.saturating_mul(self.page_bytes))
     }
 
     /// Whether the process exists.

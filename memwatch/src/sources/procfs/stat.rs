@@ -10,6 +10,8 @@ pub(super) struct Stat {
     pub(super) threads: u32,
     pub(super) parent_tgid: u32,
     pub(super) start_ticks: u64,
+    /// Pages of its memory that are in the machine's.
+    pub(super) resident_pages: u64,
 }
 
 impl Stat {
@@ -19,12 +21,14 @@ impl Stat {
         let name_start = bytes[..name_end].iter().position(|byte| *byte == b'(')? + 1;
         let fields = std::str::from_utf8(&bytes[name_end + 1..]).ok()?;
         let mut fields = fields.split_ascii_whitespace();
-        // Field 3 (state) is the first after the name; 4 is the parent, 20 the number of threads, 22 the start.
+        // Field 3 (state) is the first after the name; 4 is the parent, 20 the number of threads, 22 the start, 24 the resident set.
         let ended = matches!(fields.next()?, "Z" | "X");
         let parent_tgid = fields.next()?.parse().ok()?;
         let threads = fields.nth(15)?.parse().ok()?;
         let start_ticks = fields.nth(1)?.parse().ok()?;
-        Some(Self { comm: unescaped(&bytes[name_start..name_end]), ended, threads, parent_tgid, start_ticks })
+        let resident_pages = fields.nth(1)?.parse().ok()?;
+        let comm = unescaped(&bytes[name_start..name_end]);
+        Some(Self { comm, ended, threads, parent_tgid, start_ticks, resident_pages })
     }
 
     /// Nothing of the process runs any more.
@@ -86,7 +90,14 @@ mod tests {
     #[test]
     fn a_name_with_parentheses_and_spaces_does_not_shift_the_fields() {
         let line = b"7 (a) S 1 (b) S 42 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 1234 1000 10 18446744073709551615";
-        let stat = Stat { comm: "a) S 1 (b".into(), ended: false, threads: 1, parent_tgid: 42, start_ticks: 1234 };
+        let stat = Stat {
+            comm: "a) S 1 (b".into(),
+            ended: false,
+            threads: 1,
+            parent_tgid: 42,
+            start_ticks: 1234,
+            resident_pages: 10,
+        };
         assert_eq!(Stat::parse(line), Some(stat));
         for broken in ["", "7 (x", "7 (x) S", "7 (x) S a b c", ")", ")("] {
             assert_eq!(Stat::parse(broken.as_bytes()), None, "{broken:?}");

@@ -46,6 +46,17 @@ impl Proc {
 }
 
 #[test]
+fn a_resident_set_is_that_of_the_process_that_began_then_and_of_no_other() {
+    let proc = Proc::new().process(7, "train", 1, 1234);
+    let reader = ProcReader::new(proc.0.path());
+    let start_ns = ProcReader::new(proc.0.path()).facts(7, false).expect("it is there").start_ns;
+    let page_bytes = reader.page_bytes;
+    assert_eq!(reader.resident_bytes(7, start_ns), Some(10 * page_bytes));
+    assert_eq!(reader.resident_bytes(7, start_ns + 1), None, "its number was given to another");
+    assert_eq!(reader.resident_bytes(8, start_ns), None);
+}
+
+#[test]
 fn hostile_names_and_long_command_lines_become_bounded_valid_text() {
     let proc = Proc::new().process(7, "x", 1, 200);
     let proc = proc.file(7, "comm", b"\x1b[31m\xff\n").file(7, "cmdline", vec![b'a'; 100_000]);

@@ -125,6 +125,7 @@ fn request(mib: u64, function: Option<&str>, owner: Option<&str>) -> RefusedView
     RefusedView {
         time_ns: 1,
         tid: Tid(7),
+        uuid: None,
         lies: Lies::Video,
         asked_bytes: Some(mib << 20),
         function: function.map(str::to_owned),
