@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"GPUSIM01");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const DEVICES: usize = 8;
 const SLOTS: usize = 256;
 const TOTAL_BYTES_OFFSET: usize = 24;

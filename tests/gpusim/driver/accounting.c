@@ -1,5 +1,7 @@
 #include "accounting.h"
 
+#include "driver.h"
+
 static struct ledger *ledger;
 static struct ledger_process *own;
 static struct process_identity identity; /* of who has, or had, the slot */
@@ -58,14 +60,32 @@ bool accounting_occupy(int device, uint64_t bytes)
         fits = ledger_used_bytes(ledger, device) <= usable_bytes - bytes;
     }
     if (fits)
-        store(&own->devices[device].used_bytes, own->devices[device].used_bytes + bytes);
+        __atomic_fetch_add(&own->devices[device].used_bytes, bytes, __ATOMIC_RELAXED);
     ledger_unlock(ledger);
     return fits;
 }
 
 void accounting_vacate(int device, uint64_t bytes)
 {
-    store(&own->devices[device].used_bytes, own->devices[device].used_bytes - bytes);
+    __atomic_fetch_sub(&own->devices[device].used_bytes, bytes, __ATOMIC_RELAXED);
+}
+
+void accounting_import(int device, const struct shared_description *description, uint32_t object)
+{
+    struct ledger_import import = {
+        .importer = identity, .exporter = description->tgid, .source = description->object, .object = object,
+        .device = device, .bytes = round_up(description->bytes, GRANULE_BYTES)};
+    ledger_import(ledger, import);
+}
+
+void accounting_drop_import(uint32_t object)
+{
+    ledger_drop_import(ledger, &identity, object);
+}
+
+void accounting_give_up(uint32_t object)
+{
+    ledger_give_up(ledger, identity.tgid, object);
 }
 
 uint32_t accounting_new_client(void)

@@ -7,6 +7,7 @@
 
 #include "cuda_abi.h"
 #include "ledger.h"
+#include "shared_handle.h"
 
 /* Opens the ledger and takes a slot; CUDA_SUCCESS, or why the driver cannot start. */
 CUresult accounting_start(void);
@@ -23,6 +24,16 @@ const struct ledger *accounting_ledger(void);
 /* Takes `bytes` of a device's memory; false when the device, over all living processes, has not that much left. */
 bool accounting_occupy(int device, uint64_t bytes);
 void accounting_vacate(int device, uint64_t bytes);
+
+/*
+ * Another process's memory came under an object of this one's, or that object is freed. It is charged to who made it, until that one frees it
+ * or ends: then to the first of the others.
+ */
+void accounting_import(int device, const struct shared_description *description, uint32_t object);
+void accounting_drop_import(uint32_t object);
+
+/* An object of this process's is freed that others may have. */
+void accounting_give_up(uint32_t object);
 
 /* A number for a client of the kernel driver: no other process's client has it. */
 uint32_t accounting_new_client(void);

@@ -2,6 +2,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "accounting.h"
 #include "address_space.h"
 #include "allocation.h"
 #include "context.h"
@@ -59,8 +60,10 @@ static CUresult open_alias(CUdeviceptr *address, const CUipcMemHandle *handle, s
         memcpy(fresh.origin, handle, sizeof *handle);
         if (rm_is_on() && description.object)
             fresh.object = rm_duplicate(context->device, description.client, description.object);
-        if (fresh.object)
+        if (fresh.object) {
+            accounting_import(context->device, &description, fresh.object);
             rm_map(fresh.object, fresh.address, fresh.block_bytes, 0);
+        }
         alias = allocation_insert(&fresh);
     }
     alias->opened++;

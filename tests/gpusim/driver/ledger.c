@@ -125,9 +125,67 @@ void ledger_unlock(struct ledger *ledger)
     pthread_mutex_unlock(&ledger->mutex);
 }
 
-static void clear(struct ledger_process *process)
+static bool is_same(const struct process_identity *one, const struct process_identity *other)
 {
+    return one->tgid == other->tgid && one->start_time_ticks == other->start_time_ticks
+        && one->pid_namespace == other->pid_namespace;
+}
+
+static struct ledger_process *slot_of(struct ledger *ledger, const struct process_identity *identity)
+{
+    for (uint32_t slot = 0; slot < ledger->slot_bound; slot++)
+        if (is_same(&ledger->processes[slot].identity, identity))
+            return &ledger->processes[slot];
+    return NULL;
+}
+
+static bool is_charged(const struct ledger *ledger, int exporter, uint32_t source)
+{
+    for (int row = 0; row < LEDGER_IMPORTS; row++) {
+        const struct ledger_import *import = &ledger->imports[row];
+        if (import->importer.tgid != 0 && import->exporter == exporter && import->source == source && import->is_charged)
+            return true;
+    }
+    return false;
+}
+
+/* What a process had, one object of it or with 0 all of them, is charged to the first that has it as well. */
+static void hand_on(struct ledger *ledger, int exporter, uint32_t source)
+{
+    for (int row = 0; row < LEDGER_IMPORTS; row++) {
+        struct ledger_import *import = &ledger->imports[row];
+        if (import->importer.tgid == 0 || import->exporter != exporter || (source && import->source != source))
+            continue;
+        struct ledger_process *importer = slot_of(ledger, &import->importer);
+        if (!importer || is_charged(ledger, exporter, import->source))
+            continue;
+        import->is_charged = 1;
+        __atomic_fetch_add(&importer->devices[import->device].used_bytes, import->bytes, __ATOMIC_RELAXED);
+    }
+}
+
+static void drop_import(struct ledger *ledger, struct ledger_import *import)
+{
+    struct ledger_import dropped = *import;
+    memset(import, 0, sizeof *import);
+    if (!dropped.is_charged)
+        return;
+    struct ledger_process *importer = slot_of(ledger, &dropped.importer);
+    if (importer)
+        __atomic_fetch_sub(&importer->devices[dropped.device].used_bytes, dropped.bytes, __ATOMIC_RELAXED);
+    hand_on(ledger, dropped.exporter, dropped.source);
+}
+
+static void clear(struct ledger *ledger, struct ledger_process *process)
+{
+    struct process_identity gone = process->identity;
     memset(process, 0, sizeof *process);
+    if (gone.tgid == 0)
+        return;
+    for (int row = 0; row < LEDGER_IMPORTS; row++)
+        if (is_same(&ledger->imports[row].importer, &gone))
+            drop_import(ledger, &ledger->imports[row]);
+    hand_on(ledger, gone.tgid, 0);
 }
 
 /* Where the kernel hides the stack start, an exec is noticed only here. */
@@ -136,7 +194,7 @@ static void clear_earlier_image(struct ledger *ledger, const struct process_iden
     for (uint32_t slot = 0; slot < ledger->slot_bound; slot++) {
         struct ledger_process *process = &ledger->processes[slot];
         if (process->identity.tgid == identity->tgid && process->identity.pid_namespace == identity->pid_namespace)
-            clear(process);
+            clear(ledger, process);
     }
 }
 
@@ -151,19 +209,13 @@ struct ledger_process *ledger_claim_slot(struct ledger *ledger)
         slot++;
     struct ledger_process *claimed = slot < LEDGER_SLOTS ? &ledger->processes[slot] : NULL;
     if (claimed) {
-        clear(claimed);
+        clear(ledger, claimed);
         claimed->identity = identity;
         if (slot >= ledger->slot_bound)
             ledger->slot_bound = slot + 1;
     }
     ledger_unlock(ledger);
     return claimed;
-}
-
-static bool is_same(const struct process_identity *one, const struct process_identity *other)
-{
-    return one->tgid == other->tgid && one->start_time_ticks == other->start_time_ticks
-        && one->pid_namespace == other->pid_namespace;
 }
 
 /* Rows of children that are gone are free again. */
@@ -198,7 +250,7 @@ void ledger_clear_slot(struct ledger *ledger, struct ledger_process *process)
 {
     ledger_lock(ledger);
     if (!has_heir(ledger, &process->identity))
-        clear(process);
+        clear(ledger, process);
     ledger_unlock(ledger);
 }
 
@@ -208,8 +260,37 @@ void ledger_reap(struct ledger *ledger)
         struct ledger_process *process = &ledger->processes[slot];
         bool is_gone = process->identity.tgid != 0 && !identity_is_alive(&process->identity);
         if (is_gone && !has_heir(ledger, &process->identity))
-            clear(process);
+            clear(ledger, process);
     }
+}
+
+void ledger_import(struct ledger *ledger, struct ledger_import import)
+{
+    ledger_lock(ledger);
+    int row = 0;
+    while (row < LEDGER_IMPORTS && ledger->imports[row].importer.tgid != 0)
+        row++;
+    if (row < LEDGER_IMPORTS)
+        ledger->imports[row] = import;
+    else
+        log_line(LOG_ALWAYS, "more than %d imports", LEDGER_IMPORTS);
+    ledger_unlock(ledger);
+}
+
+void ledger_drop_import(struct ledger *ledger, const struct process_identity *importer, uint32_t object)
+{
+    ledger_lock(ledger);
+    for (int row = 0; row < LEDGER_IMPORTS; row++)
+        if (ledger->imports[row].object == object && is_same(&ledger->imports[row].importer, importer))
+            drop_import(ledger, &ledger->imports[row]);
+    ledger_unlock(ledger);
+}
+
+void ledger_give_up(struct ledger *ledger, int tgid, uint32_t object)
+{
+    ledger_lock(ledger);
+    hand_on(ledger, tgid, object);
+    ledger_unlock(ledger);
 }
 
 struct ledger_process *ledger_find(struct ledger *ledger, int tgid)

@@ -16,10 +16,11 @@
 #include "liveness.h"
 
 #define LEDGER_MAGIC 0x31304d4953555047ull /* "GPUSIM01" */
-#define LEDGER_VERSION 2u
+#define LEDGER_VERSION 3u
 #define LEDGER_DEVICES 8
 #define LEDGER_SLOTS 256
 #define LEDGER_HEIRS 256
+#define LEDGER_IMPORTS 256
 #define LEDGER_DEFAULT_PATH "/dev/shm/gpusim.ledger"
 
 /* What device memory is held as. LEDGER_DEVICE, _POOL_USED, _PHYSICAL and _ARRAY together are the process's owned memory. */
@@ -73,6 +74,16 @@ struct ledger_heir {
     struct process_identity child;
 };
 
+/* Memory of one process that another has as well: where the first frees it or ends, it is charged to the first of the others. */
+struct ledger_import {
+    struct process_identity importer; /* tgid 0: the row is free */
+    int32_t exporter;                 /* its tgid */
+    uint32_t source, object;          /* of the kernel driver: the exporter's, and the importer's own */
+    int32_t device;
+    uint64_t bytes;     /* granted */
+    uint64_t is_charged; /* 1: the importer is charged */
+};
+
 struct ledger {
     uint64_t magic;
     uint32_t version;
@@ -94,6 +105,7 @@ struct ledger {
     uint8_t reserved[184];
     struct ledger_process processes[LEDGER_SLOTS];
     struct ledger_heir heirs[LEDGER_HEIRS];
+    struct ledger_import imports[LEDGER_IMPORTS];
 };
 
 _Static_assert(sizeof(struct process_identity) == 32, "ledger layout");
@@ -126,6 +138,15 @@ void ledger_clear_slot(struct ledger *ledger, struct ledger_process *process);
 
 /* Empties the slots of processes that are gone, with all children that kept their memory. The caller holds the lock. */
 void ledger_reap(struct ledger *ledger);
+
+/* This process has another's memory as well, from now on. Takes the lock itself. */
+void ledger_import(struct ledger *ledger, struct ledger_import import);
+
+/* It has it no longer, by its own object. Takes the lock itself. */
+void ledger_drop_import(struct ledger *ledger, const struct process_identity *importer, uint32_t object);
+
+/* A process has freed an object that others may have as well. Takes the lock itself. */
+void ledger_give_up(struct ledger *ledger, int tgid, uint32_t object);
 
 /* The slot of a living process, NULL without one. The caller holds the lock. */
 struct ledger_process *ledger_find(struct ledger *ledger, int tgid);

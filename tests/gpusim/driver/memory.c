@@ -91,7 +91,10 @@ static void release_address_only(struct allocation *allocation)
 
 void memory_drop_alias(struct allocation *alias)
 {
-    host_object_unpin(alias->context->device, alias->object, alias->address, alias->block_bytes);
+    uint32_t object = alias->object;
+    host_object_unpin(alias->context->device, object, alias->address, alias->block_bytes);
+    if (object)
+        accounting_drop_import(object);
     release_address_only(alias);
 }
 

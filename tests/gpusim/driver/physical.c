@@ -55,10 +55,15 @@ CUresult physical_create(enum physical_kind kind, int device, uint64_t bytes, st
     return CUDA_SUCCESS;
 }
 
-struct physical *physical_import(int device, uint64_t bytes, uint32_t client, uint32_t object)
+struct physical *physical_import(const struct shared_description *description)
 {
-    uint32_t own = rm_is_on() && object ? rm_duplicate(device, client, object) : 0;
-    return insert((struct physical){.kind = PHYSICAL_IMPORTED, .device = device, .bytes = bytes, .object = own});
+    int device = description->device;
+    bool asks = rm_is_on() && description->object;
+    uint32_t own = asks ? rm_duplicate(device, description->client, description->object) : 0;
+    if (own)
+        accounting_import(device, description, own);
+    return insert(
+        (struct physical){.kind = PHYSICAL_IMPORTED, .device = device, .bytes = description->bytes, .object = own});
 }
 
 uint32_t physical_object(const struct physical *physical)
@@ -85,6 +90,8 @@ static void free_if_unheld(struct physical *physical)
         accounting_host_freed(LEDGER_HOST_PHYSICAL, physical->bytes);
     }
     host_object_give(physical->device, physical->object);
+    if (physical->kind == PHYSICAL_IMPORTED && physical->object)
+        accounting_drop_import(physical->object);
     table[physical->handle - 1] = NULL;
     free(physical);
 }

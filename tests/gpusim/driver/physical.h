@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "cuda_abi.h"
+#include "shared_handle.h"
 #include "video_memory.h"
 
 enum physical_kind {
@@ -31,7 +32,7 @@ struct physical {
 CUresult physical_create(enum physical_kind kind, int device, uint64_t bytes, struct physical **created);
 
 /* Another process's memory, by the number of its client and object at the kernel driver. */
-struct physical *physical_import(int device, uint64_t bytes, uint32_t client, uint32_t object);
+struct physical *physical_import(const struct shared_description *description);
 
 /* The kernel driver's object, as it is mapped and exported; 0 without one. */
 uint32_t physical_object(const struct physical *physical);

@@ -54,7 +54,7 @@ DRIVER_API(cuMemImportFromShareableHandle)(CUmemGenericAllocationHandle *handle,
     if (!shared_import((int)(intptr_t)os_handle, &description)) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else {
-        physical = physical_import(description.device, description.bytes, description.client, description.object);
+        physical = physical_import(&description);
         physical->properties.type = ALLOCATION_TYPE_PINNED;
         physical->properties.location.type = LOCATION_DEVICE;
         *handle = physical->handle;

@@ -27,10 +27,12 @@ bool video_memory_take(struct video_memory *memory, int device, uint64_t bytes, 
 
 void video_memory_give(struct video_memory *memory, int device)
 {
-    if (rm_is_on())
+    if (rm_is_on()) {
         rm_give_memory(device, memory->object);
-    else
+        accounting_give_up(memory->object);
+    } else {
         accounting_vacate(device, memory->bytes);
+    }
     *memory = (struct video_memory){0};
 }
 

@@ -245,6 +245,34 @@ fn memory_that_the_kernel_driver_refuses_is_listed_with_the_call_that_asked() {
     assert!(resident.abs_diff(pages * 4096) < 4 * MIB, "{resident} for {pages} pages");
 }
 
+#[test]
+fn memory_of_an_exporter_that_was_killed_is_its_importers_and_names_it() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    let mut exporter = gpu.workload();
+    exporter.run(&["uuid 0", "device 0", "alloc a 6M", "create h 4M"]);
+    let handle = exporter.ask("ipcget a")["handle"].as_str().expect("a handle").to_owned();
+    let file = exporter.ask("export f h")["f"].as_u64().expect("a file");
+    let mut importer = gpu.workload();
+    importer.run(&["uuid 0", "device 0", &format!("ipcopen b {handle}")]);
+    importer.run(&[&format!("takefd g {} {file}", exporter.tgid()), "import i g"]);
+    let own = &explained(&gpu, &agent, importer.tgid(), is_settled)["gpus"][0];
+    assert_eq!(own["used_bytes"], CONTEXT_BYTES, "what is imported is charged to its exporter: {own:#}");
+    exporter.report("kill");
+    exporter.wait();
+    let own = &explained(&gpu, &agent, importer.tgid(), |own| own["used_bytes"] != CONTEXT_BYTES)["gpus"][0];
+    assert_all_is_explained(own, "an importer whose exporter was killed");
+    assert_eq!(sum(&own["parts"], Some("inherited")), 10 * MIB, "{own:#}");
+    let inherited = own["parts"].as_array().expect("parts").iter().filter(|part| part["label"] == "inherited");
+    let from: Vec<_> = inherited.map(|part| part["from_pid"].as_u64().expect("a PID")).collect();
+    assert_eq!(from, [u64::from(exporter.tgid()); 2], "by two functions: {own:#}");
+    importer.run(&["ipcclose b"]);
+    let own = &explained(&gpu, &agent, importer.tgid(), |own| {
+        is_settled(own) && own["used_bytes"] == CONTEXT_BYTES + 4 * MIB
+    })["gpus"][0];
+    assert_all_is_explained(own, "one of two is closed");
+}
+
 fn golden() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../memwatch-core/src/kernel_driver/tests/golden"))
 }

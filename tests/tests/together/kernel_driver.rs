@@ -245,6 +245,36 @@ fn imports_are_duplicates_that_charge_nothing() {
 }
 
 #[test]
+fn memory_that_its_exporter_has_no_more_is_charged_to_the_first_importer() {
+    let Some((gpu, _)) = machine() else { return };
+    let mut exporter = gpu.workload();
+    exporter.run(&["device 0", "alloc a 6M", "create h 4M"]);
+    let handle = exporter.ask("ipcget a")["handle"].as_str().expect("a handle").to_owned();
+    let file = exporter.ask("export f h")["f"].as_u64().expect("a file");
+    let take = format!("takefd g {} {file}", exporter.tgid());
+    let [mut first, mut second] = [(); 2].map(|()| gpu.workload());
+    for importer in [&mut first, &mut second] {
+        importer.run(&["device 0", &format!("ipcopen b {handle}"), &take, "import i g"]);
+    }
+    let used = |one: &Workload, other: &Workload| [used_bytes(&gpu, one), used_bytes(&gpu, other)];
+    assert_eq!(used(&first, &second), [CONTEXT_BYTES; 2]);
+    exporter.run(&["free a"]);
+    assert_eq!(used(&first, &second), [CONTEXT_BYTES + 6 * MIB, CONTEXT_BYTES]);
+    first.run(&["ipcclose b"]);
+    assert_eq!(used(&first, &second), [CONTEXT_BYTES, CONTEXT_BYTES + 6 * MIB]);
+    exporter.report("kill");
+    exporter.wait();
+    second.run(&["meminfo"]);
+    assert_eq!(used(&first, &second), [CONTEXT_BYTES + 4 * MIB, CONTEXT_BYTES + 6 * MIB]);
+    first.report("kill");
+    first.wait();
+    second.run(&["meminfo"]);
+    assert_eq!(used_bytes(&gpu, &second), CONTEXT_BYTES + 10 * MIB);
+    second.run(&["ipcclose b", "release i"]);
+    assert_eq!(used_bytes(&gpu, &second), CONTEXT_BYTES);
+}
+
+#[test]
 fn every_piece_of_video_memory_is_mapped_whole() {
     let Some((gpu, journal)) = machine() else { return };
     let mut workload = gpu.workload();
