@@ -128,7 +128,7 @@ pub struct Stacks {
     alike: HashMap<u64, u64>,
     /// The keys of `alike`, as they came.
     order: VecDeque<u64>,
-    /// The native stacks of threads without Python: made anew from `native` where it is missing.
+    /// The native stacks of threads without Python: made from `native` again where it is missing.
     #[serde(skip)]
     by_content: HashMap<Arc<NativeStack>, u64>,
     /// Native stacks by what ended them.
@@ -224,14 +224,14 @@ impl Stacks {
         true
     }
 
-    /// The number under which the native stack of this number is kept: of those that are alike it is one.
+    /// The number under which the native stack of this number is kept: all that are alike have one.
     pub fn kept_as(&self, id: u64) -> u64 {
         self.alike.get(&id).copied().unwrap_or(id)
     }
 
     /// The native stack of this number, if it arrived.
     pub fn native(&self, id: u64) -> Option<&Arc<NativeStack>> {
-        self.native.get(&id)
+        self.native.get(&self.kept_as(id))
     }
 
     /// What the flags of an event say of a copy that is missing.

@@ -44,6 +44,8 @@ const CALLER: &str = "rm_call.c";
 
 /// The driver's name for the loader, and its file's.
 const LIBCUDA: &str = "libcuda.so.1";
+/// A library of the driver's that draws, and asks for memory itself.
+const GRAPHICS: &str = "libnvidia-glcore.so.1";
 
 /// A libcuda that differs in how it calls `ioctl`.
 struct Variant {
@@ -62,7 +64,7 @@ const COMPILER_FLAGS: [&str; 8] =
     ["-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-fcf-protection=none"];
 
 /// Builds `out/lib/libcuda.so.1` (with a `libcuda.so` link, and its [`VARIANTS`] below), the `libgpusim-device.so` that it is linked with,
-/// `out/lib/libnvidia-ml.so.1` and `out/bin/gpusim-workload` with the C compiler `cc`. Does nothing when they are newer than every source and were
+/// `out/lib/libnvidia-ml.so.1`, `out/lib/libnvidia-glcore.so.1` and `out/bin/gpusim-workload` with the C compiler `cc`. Does nothing when they are newer than every source and were
 /// built with the same prologue.
 ///
 /// # Errors
@@ -71,9 +73,11 @@ pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue) -> anyhow::Resu
     let driver = repo.join("tests/gpusim/driver");
     let device = repo.join("tests/gpusim/device");
     let workload = repo.join("tests/gpusim/workload");
+    let graphics = repo.join("tests/gpusim/graphics");
     let stamp = out.join("build/stamp");
     let generator = vec![repo.join("xtask/src/gpusim.rs")];
-    let sources = [files_of(&driver)?, files_of(&device)?, files_of(&workload)?, generator].concat();
+    let sources =
+        [files_of(&driver)?, files_of(&device)?, files_of(&workload)?, files_of(&graphics)?, generator].concat();
     if is_fresh(&stamp, prologue, &sources)? {
         return Ok(());
     }
@@ -83,6 +87,7 @@ pub(crate) fn build(repo: &Path, out: &Path, prologue: Prologue) -> anyhow::Resu
     }
     build_device(&device, out)?;
     build_driver(&driver, &device, out, prologue)?;
+    build_graphics(&graphics, &device, out)?;
     build_nvml(&driver, out)?;
     build_workload(&workload, out)?;
     fs::write(&stamp, prologue.name()).context("writing the build stamp")
@@ -169,6 +174,17 @@ fn link_driver(variant: &Variant, parts: &[PathBuf], out: &Path) -> anyhow::Resu
     command.args(COMPILER_FLAGS).args(variant.flags).args(library_flags(LIBCUDA)).args(["-Wl,-z,lazy"]).arg(places);
     let parts = [parts, &[out.join(DEVICE)]].concat();
     compile(&mut command, &parts, &out.join(variant.folder).join(LIBCUDA))
+}
+
+/// A library that draws: it finds the device library as libcuda does.
+fn build_graphics(graphics: &Path, device: &Path, out: &Path) -> anyhow::Result<()> {
+    let mut places = OsString::from("-Wl,--enable-new-dtags,-rpath,$ORIGIN:");
+    places.push(out.join("device"));
+    let mut command = Command::new("cc");
+    command.args(COMPILER_FLAGS).args(["-fplt", "-Wl,-z,lazy"]).args(library_flags(GRAPHICS)).arg(places);
+    command.arg("-I").arg(device);
+    let parts = [c_files(graphics)?, vec![out.join(DEVICE)]].concat();
+    compile(&mut command, &parts, &out.join("lib").join(GRAPHICS))
 }
 
 fn build_nvml(driver: &Path, out: &Path) -> anyhow::Result<()> {

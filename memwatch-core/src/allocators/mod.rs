@@ -204,13 +204,8 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
 
     /// Takes one event into account.
     pub fn apply(&mut self, event: &TensorEvent) {
-        match event.stack {
-            StackRef::Native(id) if self.stacks.kept_as(id) != id => {
-                let stack = StackRef::Native(self.stacks.kept_as(id));
-                self.take(&TensorEvent { stack, ..event.clone() });
-            }
-            _ => self.take(event),
-        }
+        let stack = event.stack.renumbered(|id| self.stacks.kept_as(id));
+        if stack == event.stack { self.take(event) } else { self.take(&TensorEvent { stack, ..event.clone() }) }
     }
 
     fn take(&mut self, event: &TensorEvent) {

@@ -49,6 +49,17 @@ pub enum StackRef {
 }
 
 impl StackRef {
+    /// The same, a native stack under another number.
+    #[must_use]
+    pub fn renumbered(self, number: impl FnOnce(u64) -> u64) -> Self {
+        match self {
+            Self::Native(id) => Self::Native(number(id)),
+            other => other,
+        }
+    }
+}
+
+impl StackRef {
     /// Whether the thread runs no Python.
     pub const fn is_without_python(self) -> bool {
         matches!(self, Self::NoPython | Self::Native(_))

@@ -111,7 +111,7 @@ const LAUNCHERS: [&str; 3] = ["cuLaunch", "cuGraphLaunch", "cuGraphInstantiate"]
 type Fits = fn(&Evidence<'_>) -> bool;
 
 /// The first rule that fits counts.
-const RULES: [(Fits, Label, Sure); 11] = [
+const RULES: [(Fits, Label, Sure); 12] = [
     (|seen| seen.regrown, Label::LocalMemory, Sure::High),
     (|seen| seen.is(makes_context), Label::Context, Sure::High),
     (|seen| seen.is(sets_limit), Label::Context, Sure::Medium),
@@ -122,6 +122,7 @@ const RULES: [(Fits, Label, Sure); 11] = [
     (|seen| seen.is(takes_from_pool), Label::Pool, Sure::High),
     (|seen| seen.is(requests) && seen.caller.is_some(), Label::Requested, Sure::High),
     (|seen| seen.is(requests), Label::Requested, Sure::Medium),
+    (|seen| seen.caller.is_some_and(Caller::is_graphics), Label::Requested, Sure::Medium),
     (|_| true, Label::Driver, Sure::Low),
 ];
 

@@ -11,11 +11,18 @@ use crate::stack::native::{NativeFrame, NativeStack, file_name};
 const WAITING: usize = 4096;
 /// NVIDIA's user-space driver, by the beginnings of its files' names: libcuda, and the libraries of graphics and video.
 const DRIVER: [&str; 2] = ["libcuda.so", "libnvidia-"];
+/// Those of graphics and video, and what people call what they are for: who called them is not kept.
+const GRAPHICS: [(&str, &str); 4] = [
+    ("libnvidia-glcore", "OpenGL or Vulkan"),
+    ("libnvidia-eglcore", "OpenGL or Vulkan"),
+    ("libnvidia-glsi", "OpenGL or Vulkan"),
+    ("libnvcuvid", "video decoder"),
+];
 /// What only passes on what it is asked for.
 const PASSES_ON: &str = "libcudart";
 
 /// Libraries by the beginnings of their files' names.
-const LIBRARIES: [(&str, &str); 19] = [
+const LIBRARIES: [(&str, &str); 20] = [
     ("libnccl", "NCCL"),
     ("libcublas", "cuBLAS"),
     ("libcudnn", "cuDNN"),
@@ -35,6 +42,7 @@ const LIBRARIES: [(&str, &str); 19] = [
     ("libuct_cuda", "UCX"),
     ("libnvshmem", "NVSHMEM"),
     ("nvshmem", "NVSHMEM"),
+    ("libnvcuvid", "video decoder"),
 ];
 /// Modules by the folder that they lie in.
 const FOLDERS: [(&str, &str); 2] = [("/cupy", "CuPy"), ("/jaxlib/", "JAX")];
@@ -51,6 +59,10 @@ pub struct Caller {
 impl Caller {
     /// Who called, where a stack's innermost frame is the driver's; `None` where it is not.
     pub fn of(stack: &NativeStack) -> Option<Self> {
+        let innermost = file_of(stack.frames.first()?);
+        if let Some((_, owner)) = GRAPHICS.iter().find(|(beginning, _)| innermost.starts_with(beginning)) {
+            return Some(Self { function: None, owner: Some((*owner).into()) });
+        }
         let within = stack.frames.iter().take_while(|frame| is_of_driver(frame)).count();
         let outermost = stack.frames[..within].last()?;
         let mut beyond = stack.frames[within..].iter();
@@ -58,6 +70,13 @@ impl Caller {
         // A stack that was cut off in the driver does not show its outermost function.
         let function = outermost.name.clone().filter(|_| within < stack.frames.len());
         Some(Self { function, owner: caller.map(|NativeFrame { library, .. }| owner(library)) })
+    }
+}
+
+impl Caller {
+    /// Whether it is one of the libraries of graphics and video.
+    pub(super) fn is_graphics(&self) -> bool {
+        self.owner.as_deref().is_some_and(|owner| GRAPHICS.iter().any(|(_, name)| *name == owner))
     }
 }
 
@@ -132,6 +151,20 @@ mod tests {
         let cupy =
             caller(&[("libcuda.so.1", Some("cuMemAlloc_v2")), ("/site-packages/cupy_backends/runtime.so", None)]);
         assert_eq!(cupy, Some(named("cuMemAlloc_v2", "CuPy")));
+    }
+
+    #[test]
+    fn libraries_of_graphics_and_video_are_named_themselves() {
+        let gl = caller(&[
+            ("/usr/lib/libnvidia-glcore.so.580.1", None),
+            ("/usr/lib/libGLX_nvidia.so.0", Some("glTexImage2D")),
+        ]);
+        let gl = gl.expect("a caller");
+        assert_eq!((gl.owner.as_deref(), gl.is_graphics()), (Some("OpenGL or Vulkan"), true));
+        let video = caller(&[("/usr/lib/libnvcuvid.so.1", Some("cuvidCreateDecoder"))]).expect("a caller");
+        assert_eq!(video.owner.as_deref(), Some("video decoder"));
+        let cuda = caller(&[("libcuda.so.1", Some("cuMemAlloc_v2")), ("/usr/lib/libnvcuvid.so.1", None)]);
+        assert_eq!(cuda.and_then(|cuda| cuda.owner).as_deref(), Some("video decoder"));
     }
 
     #[test]

@@ -30,6 +30,11 @@ pub(crate) use maps::{is_library, unescape};
 /// How the driver library's file names begin: this alone, or followed by a dot and a version.
 pub(crate) const LIBRARY_STEM: &str = "libcuda.so";
 
+/// The driver's other libraries that ask the kernel driver for memory: OpenGL's and Vulkan's, and the video decoder's (imports of `ioctl`, and the sizes of
+/// its requests in the code: drivers 470 to 555).
+pub(crate) const REQUESTERS: [&str; 4] =
+    ["libnvidia-glcore.so", "libnvidia-eglcore.so", "libnvidia-glsi.so", "libnvcuvid.so"];
+
 /// More files that cannot be probed are not listed.
 const MOST_LEFT_OUT: usize = 64;
 
@@ -163,6 +168,13 @@ impl LibraryScan {
     }
 
     /// Adds a file the user has named; it may have any name, and is reported if it cannot be used.
+    /// The same without the files that the user has named.
+    #[must_use]
+    pub(crate) fn without_named(mut self) -> Self {
+        self.named.clear();
+        self
+    }
+
     #[must_use]
     pub(crate) fn with_named(mut self, path: impl Into<PathBuf>) -> Self {
         self.named.push(path.into());

@@ -12,7 +12,10 @@ use tokio::sync::Notify;
 use super::kernel::attach::{Plan, PlanError, plan};
 use super::kernel::site::KernelVersion;
 use super::library::loader::LoaderSearch;
-use super::library::{Discovery, FileIdentity, LibraryFile, LibraryScan};
+use super::library::{Discovery, FileIdentity, LIBRARY_STEM, LibraryFile, LibraryScan, REQUESTERS, is_library};
+
+/// So many files that only ask the kernel driver are looked into: a driver has four, and each container may have its own.
+const MOST_REQUESTERS: usize = 32;
 
 /// What is to be looked at.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(crate) enum Subject {
     Loader(u32),
     /// What this program may map, started with these directories in `LD_LIBRARY_PATH`.
     Program(PathBuf, Vec<u8>),
+    /// Which of the driver's other libraries these processes have mapped that ask the kernel driver for memory, or this machine has.
+    Requesters(Option<Vec<u32>>),
     /// What a sweep found that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
     Swept(u64, Discovery),
 }
@@ -41,6 +46,8 @@ pub(crate) struct Looked {
     pub(crate) found: Discovery,
     /// The new files among what was found.
     pub(crate) new: Vec<NewFile>,
+    /// And the new ones that only ask the kernel driver.
+    pub(crate) requesters: Vec<NewFile>,
 }
 
 /// What was looked at.
@@ -49,6 +56,7 @@ pub(crate) enum Looking {
     Mapped(u32),
     Loader(u32),
     Program,
+    Requesters,
     Swept(u64),
 }
 
@@ -77,7 +85,14 @@ impl Lookers {
         let news = Arc::new(Notify::new());
         let worker = |name: &str| {
             let (orders, ordered) = channel();
-            let mut eyes = Eyes { scan: scan.clone(), version, search: LoaderSearch::default() };
+            let mut eyes = Eyes {
+                scan: scan.clone(),
+                requesters: scan.clone().with_stems(&REQUESTERS).without_named(),
+                loadable: scan.clone().with_stems(&[&[LIBRARY_STEM][..], &REQUESTERS].concat()),
+                known_requesters: Vec::new(),
+                version,
+                search: LoaderSearch::default(),
+            };
             let (done, news) = (done.clone(), Arc::clone(&news));
             std::thread::Builder::new().name(name.to_owned()).spawn(move || {
                 for order in ordered {
@@ -97,7 +112,7 @@ impl Lookers {
     pub(crate) fn order(&self, order: Order) {
         let thread = match order.subject {
             Subject::Mapped(_) | Subject::Swept(..) => &self.mapped,
-            Subject::Loader(_) | Subject::Program(..) => &self.loaders,
+            Subject::Loader(_) | Subject::Program(..) | Subject::Requesters(_) => &self.loaders,
         };
         // The threads end only with this.
         let _ = thread.send(order);
@@ -127,23 +142,62 @@ impl Lookers {
 
 struct Eyes {
     scan: LibraryScan,
+    requesters: LibraryScan,
+    /// For both.
+    loadable: LibraryScan,
+    /// Requesters that were looked into.
+    known_requesters: Vec<FileIdentity>,
     version: KernelVersion,
     search: LoaderSearch,
 }
 
 impl Eyes {
     fn look(&mut self, Order { subject, known }: Order) -> Looked {
+        let mut asking = Vec::new();
         let (subject, found) = match subject {
             Subject::Mapped(tgid) => (Looking::Mapped(tgid), self.scan.scan_process(tgid)),
-            Subject::Loader(tgid) => (Looking::Loader(tgid), self.search.files(&self.scan, tgid)),
+            Subject::Loader(tgid) => {
+                let mut found = self.search.files(&self.loadable, tgid);
+                asking = take_requesters(&mut found);
+                (Looking::Loader(tgid), found)
+            }
             Subject::Program(program, path) => {
-                (Looking::Program, self.search.files_of_program(&self.scan, &program, &path))
+                let mut found = self.search.files_of_program(&self.loadable, &program, &path);
+                asking = take_requesters(&mut found);
+                (Looking::Program, found)
+            }
+            Subject::Requesters(tgids) => {
+                let here = || self.requesters.scan_host();
+                let found = tgids.map_or_else(here, |tgids| self.requesters.scan_processes(&tgids));
+                asking = found.files;
+                (Looking::Requesters, Discovery::default())
             }
             Subject::Swept(begun_ns, found) => (Looking::Swept(begun_ns), found),
         };
         let new = new_files(&found, &known, (self.version, self.scan.probes()));
-        Looked { subject, found, new }
+        Looked { subject, found, new, requesters: self.look_into(asking) }
     }
+
+    /// Where new files call `ioctl`.
+    fn look_into(&mut self, files: Vec<LibraryFile>) -> Vec<NewFile> {
+        let mut new = Vec::new();
+        for file in files {
+            let is_known = self.known_requesters.iter().any(|known| known.is_same_file(&file.identity));
+            if !is_known && self.known_requesters.len() < MOST_REQUESTERS {
+                self.known_requesters.push(file.identity.clone());
+                let plan = plan(&file, self.version, (&[], When::Always));
+                new.push(NewFile { file, plan });
+            }
+        }
+        new
+    }
+}
+
+/// Takes out the files that only ask the kernel driver.
+fn take_requesters(found: &mut Discovery) -> Vec<LibraryFile> {
+    let is_one = |file: &mut LibraryFile| REQUESTERS.iter().any(|stem| is_library(file.display.as_bytes(), stem));
+    found.left_out.retain(|file| !REQUESTERS.iter().any(|stem| is_library(file.display.as_bytes(), stem)));
+    found.files.extract_if(.., is_one).collect()
 }
 
 /// The files that are not known, each with where its functions are.

@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -112,6 +113,21 @@ static void run_ioctl(struct call *call)
     call_reply_number(call, "readable", (uint64_t)readable);
 }
 
+/* graphics BYTES: memory that a library takes which draws, with requests of its own */
+static void run_graphics(struct call *call)
+{
+    void *library = dlopen("libnvidia-glcore.so.1", RTLD_NOW);
+    bool (*take)(uint32_t, uint64_t) = NULL;
+    if (library)
+        *(void **)&take = dlsym(library, "graphics_take");
+    if (!take) {
+        call_fail(call, "graphics BYTES, where libnvidia-glcore.so.1 is to be found");
+        return;
+    }
+    bool granted = take(0, call_number(call, 1, 0));
+    call_result(call, granted ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
 static void run_checkpoint(struct call *call)
 {
     call_result(call, driver.checkpoint((int)call_number(call, 1, 0), NULL));
@@ -134,6 +150,7 @@ const struct command process_commands[] = {
     {"kill", 1, run_kill},
     {"takefd", 4, run_take_file},
     {"ioctl", 2, run_ioctl},
+    {"graphics", 2, run_graphics},
     {"checkpoint", 2, run_checkpoint},
     {"restore", 2, run_restore},
     {0},

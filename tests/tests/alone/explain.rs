@@ -273,6 +273,23 @@ fn memory_of_an_exporter_that_was_killed_is_its_importers_and_names_it() {
     assert_all_is_explained(own, "one of two is closed");
 }
 
+#[test]
+fn what_a_library_that_draws_asks_for_itself_is_a_part_with_its_name() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::start(&gpu);
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    explained(&gpu, &agent, workload.tgid(), is_settled);
+    workload.run(&["graphics 6M", "graphics 3M"]);
+    let bytes = CONTEXT_BYTES + 14 * MIB;
+    let process = explained(&gpu, &agent, workload.tgid(), |own| is_settled(own) && own["used_bytes"] == bytes);
+    let own = &process["gpus"][0];
+    assert_all_is_explained(own, "CUDA and OpenGL in one process");
+    let of_graphics = own["parts"].as_array().expect("parts").iter().find(|part| part["owner"] == "OpenGL or Vulkan");
+    let of_graphics = of_graphics.expect("a part");
+    assert_eq!((&of_graphics["bytes"], &of_graphics["objects"]), (&(10 * MIB).into(), &2.into()), "{own:#}");
+}
+
 fn golden() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../memwatch-core/src/kernel_driver/tests/golden"))
 }

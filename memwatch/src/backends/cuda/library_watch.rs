@@ -7,6 +7,7 @@
 mod files;
 mod intake;
 mod loaders;
+mod requesters;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,7 @@ use crate::sources::library_sweep::{Among, Sweeper, Swept};
 use crate::sources::mappings::{MappingRecords, NewMapping};
 use files::{Files, Met};
 use loaders::Loaders;
+use requesters::Requesters;
 
 /// Where nothing reports mappings: how long a process without a library is looked at often, and how often then and later.
 const EAGER: Duration = Duration::from_secs(60);
@@ -69,6 +71,7 @@ pub(crate) struct LibraryWatch {
     /// Processes that are being looked at.
     pending: BTreeMap<u32, Pending>,
     loaders: Loaders,
+    requesters: Requesters,
     /// Processes that have mapped what programs with CUDA map before the driver library, since the last call of [`Self::take_heralded`].
     heralded: BTreeSet<u32>,
     /// Files with the name that get no probes, by path; and whether the user has named them.
@@ -117,6 +120,7 @@ impl LibraryWatch {
             mapped: Vec::new(),
             pending: BTreeMap::new(),
             loaders: Loaders::default(),
+            requesters: Requesters::default(),
             heralded: BTreeSet::new(),
             left_out: BTreeMap::new(),
             expected: BTreeMap::new(),
@@ -160,6 +164,7 @@ impl LibraryWatch {
             self.files.insert(met);
         }
         self.note_left_out(&found);
+        self.order_requesters(None);
     }
 
     /// Probes every file that any process of the machine has mapped. It takes a while: later, sweeps do that beside the loop.
@@ -168,6 +173,7 @@ impl LibraryWatch {
         let found = self.scan.scan_all();
         let new = new_files(&found, &self.files.identities(), (self.version, self.scan.probes()));
         self.take_in(kernel, &found, (new, None));
+        self.order_requesters(Some(self.users()));
     }
 
     /// Probes what these processes have mapped, and what their loaders may find. It takes a while, as above.
@@ -183,6 +189,7 @@ impl LibraryWatch {
             }
             self.order(Subject::Loader(tgid));
         }
+        self.order_requesters(Some(tgids.iter().copied().collect()));
         self.wait_for(kernel, tgids.len());
     }
 
@@ -224,12 +231,13 @@ impl LibraryWatch {
     pub(crate) fn fetch_mapped(&mut self) -> bool {
         let LibrarySource::Records(records) = &mut self.source else { return false };
         let new = records.take();
-        let is_of_interest = !new.libraries.is_empty() || !new.heralds.is_empty();
+        let is_of_interest = !new.libraries.is_empty() || !new.heralds.is_empty() || !new.requesters.is_empty();
         if new.incomplete {
             log::info!("mapping records were lost: looking through the processes");
             self.sweeper.hurry();
         }
         self.mapped.extend(new.libraries);
+        self.requesters.note(new.requesters);
         self.heralded.extend(&new.heralds);
         self.loaders.note(new.heralds);
         is_of_interest
@@ -244,6 +252,8 @@ impl LibraryWatch {
     /// before it had its probes.
     pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();
+        // Who uses CUDA may go on to draw.
+        self.loaders.note(self.mapped.iter().map(|mapping| mapping.tgid).collect());
         for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
             let Some(met) = self.files.behind(&mapping.inode) else {
                 self.look_at(mapping);
@@ -255,6 +265,10 @@ impl LibraryWatch {
             }
             let identity = met.identity.clone();
             self.files.note_user(&identity, mapping.tgid, mapping.time_ns);
+        }
+        let mapped_requesters = self.requesters.take_new(&wanted);
+        if !mapped_requesters.is_empty() {
+            self.order_requesters(Some(mapped_requesters));
         }
         self.loaders.keep_wanted(wanted);
         self.order_loaders();

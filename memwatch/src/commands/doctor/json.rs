@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Diagnosis;
 use super::check::{Barrier, Check, Topic};
-use super::library::LibraryReport;
+use super::library::{LibraryReport, RequesterReport};
 use super::nvml::NvmlReport;
 use super::prices::{LevelPrice, PriceReport, ProcessPrices};
 use crate::printable::write_json;
@@ -46,6 +46,7 @@ struct Data<'a> {
     kernel_release: &'a str,
     checks: Vec<CheckJson<'a>>,
     libraries: &'a [LibraryReport],
+    graphics_and_video: &'a [RequesterReport],
     libraries_left_out: Vec<LeftOutJson<'a>>,
     processes_seen: usize,
     processes_denied: usize,
@@ -147,6 +148,7 @@ fn data(diagnosis: &Diagnosis) -> Data<'_> {
         kernel_release: &diagnosis.release,
         checks: diagnosis.checks.iter().map(check).collect(),
         libraries: &diagnosis.libraries.files,
+        graphics_and_video: &diagnosis.libraries.requesters,
         libraries_left_out: left_out.collect(),
         processes_seen: diagnosis.libraries.processes,
         processes_denied: diagnosis.libraries.processes_denied,

@@ -1,5 +1,7 @@
 //! The driver library files of this machine, and what probing each of them comes to.
 
+mod requesters;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -7,6 +9,7 @@ use memwatch_common::probes::When;
 use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use serde::Serialize;
 
+pub(crate) use self::requesters::RequesterReport;
 use super::check::{Barrier, Check, State, Topic};
 use super::nvml::Traces;
 use super::permission::{security_module_line, ways};
@@ -31,6 +34,8 @@ pub(crate) struct Libraries {
     pub(crate) files: Vec<LibraryReport>,
     /// Files with the name that are no 64-bit libraries, or cannot be read.
     pub(crate) left_out: Vec<LeftOut>,
+    /// The driver's other files that ask the kernel driver for memory.
+    pub(crate) requesters: Vec<RequesterReport>,
     /// Processes whose mappings were read.
     pub(crate) processes: usize,
     /// Processes whose mappings this user may not read.
@@ -92,7 +97,7 @@ pub(crate) fn examine(named: &[PathBuf], kernel: Option<&mut Kernel>, version: O
     // Without a version nothing counts as emulated, and every site is the entry.
     let version = version.unwrap_or(KernelVersion { major: 0, minor: 0 });
     let files = files.iter().map(|file| report(file, kernel.as_deref_mut(), version)).collect();
-    Libraries { files, left_out, processes, processes_denied }
+    Libraries { files, left_out, requesters: requesters::examine(scan, version), processes, processes_denied }
 }
 
 fn report(file: &LibraryFile, kernel: Option<&mut Kernel>, version: KernelVersion) -> LibraryReport {
@@ -163,6 +168,7 @@ impl Libraries {
     pub(crate) fn checks(&self, privilege: &Privilege, verbose: bool) -> Vec<Check> {
         let mut checks: Vec<Check> = self.files.iter().map(|file| judge_file(file, verbose)).collect();
         checks.extend(self.files.iter().filter_map(|file| judge_exports(file, verbose)));
+        checks.extend(self.requesters.iter().map(requesters::judge));
         checks.extend(self.left_out.iter().map(|left_out| judge_left_out(left_out, privilege)));
         checks.push(judge_processes(self.processes, self.processes_denied, privilege));
         checks

@@ -60,7 +60,7 @@ pub(crate) fn healthy() -> Diagnosis {
         processes: Some(2),
     };
     let nvml = Ok(NvmlReport { driver_version: Some("595.45".to_owned()), nvml_version: None, gpus: vec![gpu] });
-    let libraries = Libraries { files: vec![library()], left_out: Vec::new(), processes: 50, processes_denied: 0 };
+    let libraries = Libraries { files: vec![library()], processes: 50, ..Libraries::default() };
     let mut checks = vec![Check::new(Topic::Kernel, "kernel", State::Ok, "Linux 6.18.0")];
     checks.extend(permission::checks(&root()));
     checks.extend([nvml::judge_driver(Some("NVIDIA 595.45.04"), Traces::Found), libraries.judge(true, &root())]);

@@ -164,6 +164,21 @@ pub(crate) fn attach(
     (coverage, probes)
 }
 
+/// Probes nothing but what a file asks the kernel driver for. Says how that went.
+pub(crate) fn attach_requests(
+    kernel: &mut Kernel,
+    file: &LibraryFile,
+    plan: Result<&Plan, &PlanError>,
+) -> (KernelCalls, LibraryProbes) {
+    let mut probes = LibraryProbes(Vec::new());
+    let calls = match plan {
+        Err(error) => KernelCalls::Refused { reason: chain(error) },
+        Ok(_) if !kernel.places_probes => KernelCalls::Refused { reason: "the budget is 0".to_owned() },
+        Ok(plan) => attach_stubs(kernel, file, &plan.stubs, &mut probes.0),
+    };
+    (calls, probes)
+}
+
 /// Takes the probes out of a file.
 ///
 /// # Errors

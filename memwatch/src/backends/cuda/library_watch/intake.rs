@@ -19,11 +19,13 @@ impl LibraryWatch {
     pub(super) fn take_in_look(
         &mut self,
         kernel: &mut Kernel,
-        Looked { subject, found, new }: Looked,
+        Looked { subject, found, new, requesters }: Looked,
     ) -> Vec<Latecomer> {
+        self.requesters.attach(kernel, requesters);
         match subject {
             Looking::Mapped(tgid) => self.take_in_process(kernel, tgid, (found, new)),
             Looking::Swept(begun_ns) => self.take_in_sweep(kernel, begun_ns, (found, new)),
+            Looking::Requesters => Vec::new(),
             Looking::Loader(tgid) => {
                 self.loaders.done(tgid);
                 let owner = Owner::of(&PathBuf::from(format!("/proc/{tgid}")));

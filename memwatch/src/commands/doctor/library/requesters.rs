@@ -1,0 +1,65 @@
+//! The driver's libraries beside libcuda that ask the kernel driver for memory: whether their requests can be seen.
+
+use memwatch_common::probes::When;
+use memwatch_core::input::KernelCalls;
+use serde::Serialize;
+
+use crate::commands::doctor::check::{Check, State, Topic};
+use crate::sources::kernel::attach::{chain, plan};
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::{LibraryFile, LibraryScan, REQUESTERS};
+
+/// One such file.
+#[derive(Debug, Serialize)]
+pub(crate) struct RequesterReport {
+    /// Where it was found.
+    pub(crate) path: String,
+    /// Whether its requests can be probed.
+    pub(crate) kernel_calls: KernelCalls,
+}
+
+/// All of them, of the machine and of its processes.
+pub(super) fn examine(scan: LibraryScan, version: KernelVersion) -> Vec<RequesterReport> {
+    let found = scan.with_stems(&REQUESTERS).without_named().scan_all();
+    found.files.iter().map(|file| report(file, version)).collect()
+}
+
+fn report(file: &LibraryFile, version: KernelVersion) -> RequesterReport {
+    let kernel_calls = match plan(file, version, (&[], When::Always)) {
+        Ok(plan) => plan.stubs.map_or_else(|refused| refused, |stubs| KernelCalls::Probed { stubs: stubs.len() }),
+        Err(error) => KernelCalls::Refused { reason: chain(&error) },
+    };
+    RequesterReport { path: file.display.clone(), kernel_calls }
+}
+
+/// What that means for the processes that use it.
+pub(super) fn judge(report: &RequesterReport) -> Check {
+    let (state, words) = match &report.kernel_calls {
+        KernelCalls::Probed { stubs } => {
+            (State::Ok, format!("requests to the kernel driver found at {}", super::count(*stubs, "stub")))
+        }
+        KernelCalls::None => (State::Ok, "makes no requests to the kernel driver".to_owned()),
+        KernelCalls::Refused { reason } => {
+            (State::Degraded, format!("requests to the kernel driver are not seen: {reason}"))
+        }
+    };
+    Check::new(Topic::Driver, "graphics and video", state, format!("{}: {words}", report.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_whose_requests_cannot_be_seen_has_its_reason() {
+        let of = |kernel_calls| judge(&RequesterReport { path: "/lib/libnvidia-glcore.so.1".to_owned(), kernel_calls });
+        let fine = of(KernelCalls::Probed { stubs: 1 });
+        assert_eq!(
+            (fine.state, &*fine.fact),
+            (State::Ok, "/lib/libnvidia-glcore.so.1: requests to the kernel driver found at 1 stub")
+        );
+        let refused = of(KernelCalls::Refused { reason: "it calls ioctl without a stub".to_owned() });
+        assert_eq!(refused.state, State::Degraded);
+        assert!(refused.fact.ends_with("are not seen: it calls ioctl without a stub"), "{}", refused.fact);
+    }
+}
