@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpucheck import ask_probes, calls, compare, elf, library, machine, outside, overhead, report, tracefs, watcher
+from gpucheck import ask_kernel_driver, ask_probes, calls, compare, elf, library, machine, outside, overhead, report, tracefs, watcher
 from gpucheck.calls import Call
 from gpucheck.steps import STEPS
 
@@ -153,6 +153,23 @@ class AgainstTorch(unittest.TestCase):
         answer = compare.judge([self.row(memwatch_live_bytes=138, memwatch_peak_bytes=158, outside_torch_bytes=38)], taken)
         self.assertEqual(answer.state, "answered")
         self.assertIn("outside PyTorch: libcublas.so.13 8 + 30 bytes", answer.text)
+
+
+class KernelDriver(unittest.TestCase):
+    def _row(self, **changed: object) -> dict:
+        return {"trust": "trusted", "used_bytes": 540, "parts_bytes": 540, "older_bytes": 0, "unexplained_bytes": 0, **changed}
+
+    def test_parts_that_are_all_of_it_agree_wherever_nvml_charges_anything(self) -> None:
+        answer = ask_kernel_driver.judge([self._row(), self._row(used_bytes=0, parts_bytes=0), self._row(used_bytes=None)])
+        self.assertEqual((answer.state, answer.text), ("answered", "1 of 1 points: the parts are NVML's number to the byte"))
+
+    def test_what_is_unexplained_or_not_believed_differs(self) -> None:
+        short = ask_kernel_driver.judge([self._row(), self._row(parts_bytes=538, unexplained_bytes=2 << 20)])
+        self.assertEqual(short.state, "differs")
+        self.assertIn("1 of 2 points", short.text)
+        self.assertIn("most unexplained: 2.00 MiB", short.text)
+        self.assertEqual(ask_kernel_driver.judge([self._row(trust="refused: lost")]).state, "differs")
+        self.assertEqual(ask_kernel_driver.judge([]).state, "differs", "nothing was compared")
 
 
 class Sites(unittest.TestCase):

@@ -23,6 +23,19 @@ class IpcHandle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_ubyte * 64),)
 
 
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp (cuda.h, 12.0)."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handle_types", c_int),
+        ("place", c_int),
+        ("number", c_int),
+        ("win32", c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
 def driver_version() -> tuple[int, int]:
     """The newest CUDA that the driver serves; needs no GPU."""
     version = c_int()
@@ -39,6 +52,30 @@ class Driver:
         device = c_int()
         self.call("cuDeviceGet", byref(device), c_int(0))
         self.device = device
+
+    def count(self) -> int:
+        """How many devices there are."""
+        count = c_int()
+        self.call("cuDeviceGetCount", byref(count))
+        return count.value
+
+    def use(self, ordinal: int) -> None:
+        """All that follows concerns this device."""
+        self.call("cuDeviceGet", byref(self.device), c_int(ordinal))
+
+    def enable_peer(self, ordinal: int) -> None:
+        """The current context may use the memory of another device's primary one."""
+        other, context = c_int(), c_void_p()
+        self.call("cuDeviceGet", byref(other), c_int(ordinal))
+        self.call("cuDevicePrimaryCtxRetain", byref(context), other)
+        self.call("cuCtxEnablePeerAccess", context, c_uint(0))
+
+    def create_physical(self, size_bytes: int, place: int, number: int) -> int:
+        """cuMemCreate of pinned memory: at 1 of this device, 2 of the host, 3 of the host's node of that number."""
+        properties = AllocationProperties(type=1, place=place, number=number)
+        handle = c_uint64()
+        self.call("cuMemCreate", byref(handle), c_size_t(size_bytes), byref(properties), c_uint64(0))
+        return handle.value
 
     def call(self, symbol: str, *arguments: object) -> None:
         """Calls a function. CudaError where it answers anything but 0."""

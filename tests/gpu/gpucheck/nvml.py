@@ -100,6 +100,19 @@ class Nvml:
                 count.value = len(rows) * 2
         return {row.pid: None if row.used == _UNAVAILABLE else row.used for row in rows[: count.value]}
 
+    def first_instance(self) -> str | None:
+        """The UUID of the first instance of the first GPU; None where it has none."""
+        count = c_uint()
+        self._call("nvmlDeviceGetMaxMigDeviceCount", self.device, byref(count))
+        for index in range(count.value):
+            instance = c_void_p()
+            try:
+                self._call("nvmlDeviceGetMigDeviceHandleByIndex", self.device, c_uint(index), byref(instance))
+            except NvmlError:
+                continue
+            return self._text("nvmlDeviceGetUUID", instance)
+        return None
+
     def used_by(self, tgid: int) -> int | None:
         """What a process uses, None where it is not listed or its bytes are not known."""
         return self.processes().get(tgid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpucheck import ask_memory, ask_mps, ask_probes, compare, overhead
+from gpucheck import ask_kernel_driver, ask_memory, ask_mps, ask_probes, compare, overhead
 from gpucheck.bench import Answer, Bench
 
 
@@ -88,6 +88,54 @@ STEPS = (
         240,
         True,
         compare.against_torch,
+    ),
+    Step(
+        "explained",
+        "Is all that NVML charges a PyTorch process explained by its requests to the kernel driver?",
+        "memwatch explain at every checkpoint of a training under three allocators, seen from its start by an agent",
+        120,
+        True,
+        ask_kernel_driver.explained,
+    ),
+    Step(
+        "context_parts",
+        "What is a context made of?",
+        "the objects that memwatch explain lists for a program that makes a context and nothing else",
+        30,
+        True,
+        ask_kernel_driver.context_parts,
+    ),
+    Step(
+        "host_physical",
+        "What does the kernel driver take for cuMemCreate on the host?",
+        "64 MiB by cuMemCreate with the locations HOST and HOST_NUMA: growth of what memwatch explain has of GPU and host",
+        60,
+        True,
+        ask_kernel_driver.host_physical,
+    ),
+    Step(
+        "two_gpus",
+        "Is it so on two GPUs, and what does peer access take?",
+        "a program with memory on both, before and after cuCtxEnablePeerAccess",
+        60,
+        True,
+        ask_kernel_driver.two_gpus,
+    ),
+    Step(
+        "instances",
+        "Is it so on an instance of a divided GPU?",
+        "a program on the first MIG instance that NVML lists",
+        30,
+        True,
+        ask_kernel_driver.instances,
+    ),
+    Step(
+        "graphics",
+        "Is it so of programs that draw or encode?",
+        "vkcube and ffmpeg with NVENC, where they are installed",
+        60,
+        True,
+        ask_kernel_driver.graphics,
     ),
     Step(
         "traces",

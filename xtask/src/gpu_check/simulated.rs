@@ -18,6 +18,9 @@ const TORCH: &str = "2.15.0";
 /// What of the simulated GPU is as on the machines that were asked: see docs/gpu-runs.
 const AS_MEASURED: [(&str, &str); 2] = [("GPUSIM_CUBLAS_MEMORY", "1"), ("GPUSIM_FABRIC", "1")];
 
+/// The kernel driver whose requests the simulated one has.
+const KERNEL_DRIVER: &str = "580.159.04\n";
+
 /// The whole check. Its reports stay below `target/`: nothing simulated belongs beside what a real GPU answered.
 pub(super) fn check(repo: &Repo, folder: &Path, words: &[String]) -> Result<ExitStatus> {
     run(repo, folder, TORCH, |command| {
@@ -51,8 +54,11 @@ fn run(repo: &Repo, folder: &Path, torch: &str, add: impl FnOnce(&mut Command)) 
     setup::packages(&[Package::PythonVenv])?;
     let environment = integration::torch_environment(repo, torch)?;
     let ledger = repo.made(&format!("gpu-check/ledger-{}", std::process::id()));
+    let version = repo.made("gpu-check/kernel-driver-version");
+    fs::write(&version, KERNEL_DRIVER).with_context(|| format!("cannot write {}", version.display()))?;
     let mut command = environment.command(&driver.join("lib"), &ledger);
     command.arg(folder.join(bundle::PROGRAM)).arg("--simulated").envs(AS_MEASURED);
+    command.env("MEMWATCH_DRIVER_VERSION_FILE", version);
     add(&mut command);
     let ended = follow(&mut command);
     if ledger.exists() {
