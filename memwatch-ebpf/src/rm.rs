@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::HashMap;
+use aya_ebpf::maps::{HashMap, Queue};
 use memwatch_common::capture::{Kernel as _, Thread};
 use memwatch_common::native::Registers;
 use memwatch_common::rm::capture::{NO_IOCTL, RmInFlight, RmKernel, on_ioctl, on_ioctl_return, room};
@@ -17,6 +17,10 @@ use crate::native::copy_request;
 /// Ioctls between entry and return, by `tgid << 32 | tid`.
 #[map]
 static RM_IN_FLIGHT: HashMap<u64, RmInFlight> = HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+
+/// Records for which the ring had no room: without one of them a process's sum is never right again, and they are few.
+#[map]
+static RM_WAITING: Queue<RmRecord> = Queue::with_max_entries(2048, 0);
 
 static NOTHING_IN_FLIGHT: RmInFlight = NO_IOCTL;
 
@@ -83,6 +87,6 @@ impl RmKernel for Bpf {
     #[inline(always)]
     fn emit_rm(&self, record: &RmRecord) -> bool {
         Self::introduce(record.tgid);
-        Self::output(record, false)
+        Self::output(record, false) || RM_WAITING.push(record, 0).is_ok()
     }
 }

@@ -87,7 +87,7 @@ pub trait RmKernel: Kernel {
     fn read_payload(&self, address: u64, payload: &mut [u8; PAYLOAD_BYTES], place: (usize, u64)) -> bool;
     /// Copies the stack of the running thread, where that is wanted and there is room: the copy's number, or 0.
     fn copy_stack(&self, thread: Thread, now_ns: u64, registers: &Registers) -> u64;
-    /// Hands a record to user space; false when the ring is full.
+    /// Hands a record to user space; false when there is no room for it.
     fn emit_rm(&self, record: &RmRecord) -> bool;
 }
 

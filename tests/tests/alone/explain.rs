@@ -274,6 +274,27 @@ fn memory_of_an_exporter_that_was_killed_is_its_importers_and_names_it() {
 }
 
 #[test]
+fn requests_for_which_the_ring_has_no_room_are_not_lost_and_keep_their_order() {
+    let Some(gpu) = machine("580.159.04") else { return };
+    let agent = Agent::by(&gpu, gpu.memwatch(&["--ring-bytes", "4096"]));
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc a 4M"]);
+    explained(&gpu, &agent, workload.tgid(), is_settled);
+    agent.signal(libc::SIGSTOP);
+    // An object's name is given to the next as soon as it is freed.
+    let answer = workload.ask("loop cuMemAlloc 200 2M");
+    workload.run(&["alloc b 6M", "free a", "alloc c 2M", "free b", "alloc d 8M"]);
+    agent.signal(libc::SIGCONT);
+    assert_eq!(answer["result"], 0, "{answer}");
+    let bytes = CONTEXT_BYTES + 10 * MIB;
+    let process = explained(&gpu, &agent, workload.tgid(), |own| is_settled(own) && own["used_bytes"] == bytes);
+    assert_all_is_explained(&process["gpus"][0], "after a full ring");
+    let shown: Value = serde_json::from_str(&agent.ask(&gpu, ROOT, &["--json", "ps"]).stdout).expect("JSON");
+    assert!(shown["losses"]["ring_full"].as_u64() > Some(100), "records of calls were lost: {shown:#}");
+    assert_eq!(shown["losses"]["rm_record_lost"], 0, "{shown:#}");
+}
+
+#[test]
 fn what_a_library_that_draws_asks_for_itself_is_a_part_with_its_name() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = Agent::start(&gpu);

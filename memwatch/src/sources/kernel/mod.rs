@@ -10,3 +10,4 @@ pub(crate) mod resolve;
 pub(crate) mod ring;
 pub(crate) mod site;
 pub(crate) mod stub;
+mod waiting;

@@ -13,12 +13,14 @@ use tokio::io::unix::AsyncFd;
 
 use self::memory::RingMemory;
 use super::load::LoadError;
+use super::waiting::{Waiting, time_of};
 
 /// The reading end of the ring buffer.
 pub(crate) struct Ring {
     records: AsyncFd<Records>,
     /// What the kernel half looks at to know whether the reader sleeps.
     sleeps: Array<MapData, u64>,
+    waiting: Waiting,
     size_bytes: usize,
 }
 
@@ -44,7 +46,7 @@ impl Ring {
         // SAFETY: the descriptor is the map's own; it stays open and the same for as long as the map lives inside `Records`.
         let records = unsafe { AsyncFd::register(Records { map, memory }) }?;
         let sleeps = ebpf.take_map("READER_SLEEPS").ok_or(LoadError::Missing("READER_SLEEPS"))?;
-        Ok(Self { records, sleeps: Array::try_from(sleeps)?, size_bytes: size })
+        Ok(Self { records, sleeps: Array::try_from(sleeps)?, waiting: Waiting::open(ebpf)?, size_bytes: size })
     }
 
     /// Has the kernel half ask for attention with the next record, whatever it is, once. A record that came before may be in the ring and have woken
@@ -70,11 +72,31 @@ impl Ring {
     /// Hands over every record that is in the ring now, and at most a ringful: calls that come faster than they are taken in must
     /// not keep reports and signals waiting.
     pub(crate) fn drain(&mut self, mut take: impl FnMut(Result<Item<'_>, RecordError>)) {
-        let memory = &mut self.records.get_mut().memory;
-        let mut left_bytes = self.size_bytes;
-        while left_bytes > 0
-            && let Some(bytes) = memory.take(|record| take(Item::from_bytes(record)))
-        {
+        let Self { records, waiting, size_bytes, .. } = self;
+        let memory = &mut records.get_mut().memory;
+        let mut left_bytes = *size_bytes;
+        waiting.fetch();
+        while left_bytes > 0 {
+            // Where the ring was full when this began, what found no room since came before all that found some.
+            let was_full = left_bytes < *size_bytes / 2;
+            let taken = memory.take(|record| {
+                let item = Item::from_bytes(record);
+                if let Some(time_ns) = time_of(&item) {
+                    if was_full {
+                        waiting.fetch();
+                    }
+                    while let Some(record) = waiting.before(time_ns) {
+                        take(Ok(Item::Rm(record)));
+                    }
+                }
+                take(item);
+            });
+            let Some(bytes) = taken else {
+                while let Some(record) = waiting.before(u64::MAX) {
+                    take(Ok(Item::Rm(record)));
+                }
+                return;
+            };
             left_bytes = left_bytes.saturating_sub(bytes);
         }
     }
