@@ -2,7 +2,9 @@
 //!
 //! What a line allocates in a window is taken for its part of all that is allocated: the allocator counts all of it itself, also between windows. With
 //! b the bytes of a line in a window and a those of all lines, the estimate is A * sum(b) / sum(a), where A is what the allocator counts in the whole time:
-//! a ratio estimator over windows as clusters (W. G. Cochran, Sampling Techniques, 3rd edition, 6.3 and 9A).
+//! a ratio estimator over windows as clusters (W. G. Cochran, Sampling Techniques, 3rd edition, 6.3 and 9A). The variance that it has by the windows alone
+//! is too small for programs, which do rare things in bursts: on recorded runs the truth lay within two standard errors for 68 to 83 % of the lines. With
+//! one more window of the mean size, of which nothing is known but the lines' parts, it is 96 to 99 %.
 
 use std::collections::BTreeMap;
 
@@ -66,6 +68,8 @@ struct DeviceSample {
     all: BTreeMap<SampleKey, Seen>,
     bytes: f64,
     squares: f64,
+    /// How many windows had any of it.
+    windows: u64,
 }
 
 /// The windows of one process.
@@ -163,6 +167,7 @@ impl DeviceSample {
     fn keep_window(&mut self) {
         let all = self.now_bytes as f64;
         (self.bytes, self.squares) = (self.bytes + all, self.squares + all * all);
+        self.windows += u64::from(self.now_bytes > 0);
         for (key, bytes) in std::mem::take(&mut self.now) {
             let (seen, bytes) = (self.all.entry(key).or_default(), bytes as f64);
             seen.bytes += bytes;
@@ -190,7 +195,11 @@ impl DeviceSample {
         let residual = ratio.mul_add(ratio * self.squares, seen.squares) - 2.0 * ratio * seen.products;
         let unseen = (1.0 - self.bytes / whole).clamp(0.0, 1.0);
         let count = windows as f64;
-        let variance = residual.max(0.0) * count / (count - 1.0) * unseen;
+        // What comes rarely may lie between all windows: one more of their mean size is counted, which has nothing but the line with the chance of its
+        // part, and else nothing of it.
+        let mean = self.bytes / self.windows as f64;
+        let rare = mean * mean * ratio * (1.0 - ratio);
+        let variance = (residual.max(0.0) * count / (count - 1.0) + rare) * unseen;
         let error = (windows > 1).then(|| (variance.sqrt() * whole / self.bytes).round() as u64);
         Some(Estimate { bytes: (ratio * whole).round() as u64, standard_error_bytes: error })
     }
@@ -199,3 +208,7 @@ impl DeviceSample {
 #[cfg(test)]
 #[path = "tests/sampling.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "tests/sampled_runs.rs"]
+mod sampled_runs;

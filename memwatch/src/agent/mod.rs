@@ -66,7 +66,6 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
             history.begin(&mut session);
         }
         session.pipeline_mut().watch_growth();
-        session.pipeline_mut().watch_forecasts(&[]);
         if let Some(sentence) = lacking {
             eprintln!("memwatch: {sentence}");
         }

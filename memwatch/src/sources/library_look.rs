@@ -11,11 +11,9 @@ use tokio::sync::Notify;
 
 use super::kernel::attach::{Plan, PlanError, plan};
 use super::kernel::site::KernelVersion;
+use super::library::limits::{Owner, Shares};
 use super::library::loader::LoaderSearch;
 use super::library::{Discovery, FileIdentity, LIBRARY_STEM, LibraryFile, LibraryScan, REQUESTERS, is_library};
-
-/// So many files that only ask the kernel driver are looked into: a driver has four, and each container may have its own.
-const MOST_REQUESTERS: usize = 32;
 
 /// What is to be looked at.
 #[derive(Debug)]
@@ -26,7 +24,7 @@ pub(crate) enum Subject {
     Loader(u32),
     /// What this program may map, started with these directories in `LD_LIBRARY_PATH`.
     Program(PathBuf, Vec<u8>),
-    /// Which of the driver's other libraries these processes have mapped that ask the kernel driver for memory, or this machine has.
+    /// Which of the driver's other libraries that ask the kernel driver for memory these processes have mapped, or this machine has.
     Requesters(Option<Vec<u32>>),
     /// What a sweep found that began at this time: `CLOCK_BOOTTIME`, nanoseconds.
     Swept(u64, Discovery),
@@ -90,6 +88,7 @@ impl Lookers {
                 requesters: scan.clone().with_stems(&REQUESTERS).without_named(),
                 loadable: scan.clone().with_stems(&[&[LIBRARY_STEM][..], &REQUESTERS].concat()),
                 known_requesters: Vec::new(),
+                shares: Shares::default(),
                 version,
                 search: LoaderSearch::default(),
             };
@@ -145,20 +144,23 @@ struct Eyes {
     requesters: LibraryScan,
     /// For both.
     loadable: LibraryScan,
-    /// Requesters that were looked into.
+    /// Requesters that were looked into, and whose they are.
     known_requesters: Vec<FileIdentity>,
+    shares: Shares,
     version: KernelVersion,
     search: LoaderSearch,
 }
 
 impl Eyes {
     fn look(&mut self, Order { subject, known }: Order) -> Looked {
-        let mut asking = Vec::new();
+        let (mut asking, mut owner) = (Vec::new(), None);
         let (subject, found) = match subject {
             Subject::Mapped(tgid) => (Looking::Mapped(tgid), self.scan.scan_process(tgid)),
             Subject::Loader(tgid) => {
                 let mut found = self.search.files(&self.loadable, tgid);
                 asking = take_requesters(&mut found);
+                asking.extend(self.requesters.scan_process(tgid).files);
+                owner = Owner::of(&PathBuf::from(format!("/proc/{tgid}")));
                 (Looking::Loader(tgid), found)
             }
             Subject::Program(program, path) => {
@@ -175,15 +177,19 @@ impl Eyes {
             Subject::Swept(begun_ns, found) => (Looking::Swept(begun_ns), found),
         };
         let new = new_files(&found, &known, (self.version, self.scan.probes()));
-        Looked { subject, found, new, requesters: self.look_into(asking) }
+        Looked { subject, found, new, requesters: self.look_into(asking, owner) }
     }
 
-    /// Where new files call `ioctl`.
-    fn look_into(&mut self, files: Vec<LibraryFile>) -> Vec<NewFile> {
+    /// Where new files call `ioctl`, unless their owner has too many.
+    fn look_into(&mut self, files: Vec<LibraryFile>, owner: Option<Owner>) -> Vec<NewFile> {
         let mut new = Vec::new();
         for file in files {
             let is_known = self.known_requesters.iter().any(|known| known.is_same_file(&file.identity));
-            if !is_known && self.known_requesters.len() < MOST_REQUESTERS {
+            let owner = file.owner.or(owner);
+            if !is_known && owner.is_none_or(|owner| self.shares.has_room(owner)) {
+                if let Some(owner) = owner {
+                    self.shares.count(owner);
+                }
                 self.known_requesters.push(file.identity.clone());
                 let plan = plan(&file, self.version, (&[], When::Always));
                 new.push(NewFile { file, plan });

@@ -56,8 +56,8 @@ pub(crate) struct MappedInode {
 pub(crate) struct NewMappings {
     /// Mappings of driver libraries, in the order of their times.
     pub(crate) libraries: Vec<NewMapping>,
-    /// Mappings of the driver's other libraries that ask the kernel driver for memory.
-    pub(crate) requesters: Vec<NewMapping>,
+    /// The processes that have mapped one of the driver's other libraries that ask the kernel driver for memory.
+    pub(crate) requesters: Vec<u32>,
     /// The processes that have mapped a library that programs with CUDA map before the driver's.
     pub(crate) heralds: Vec<u32>,
     /// Other mappings may have gone unseen.
@@ -153,16 +153,17 @@ impl<'a> Visitor<'a> for &mut NewMappings {
         if HERALDS.iter().any(|stem| is_library(&record.filename, stem)) {
             self.heralds.push(record.pid);
         }
-        let is_requester = REQUESTERS.iter().any(|stem| is_library(&record.filename, stem));
-        if !is_requester && !is_library(&record.filename, LIBRARY_STEM) {
+        if REQUESTERS.iter().any(|stem| is_library(&record.filename, stem)) {
+            self.requesters.push(record.pid);
+        }
+        if !is_library(&record.filename, LIBRARY_STEM) {
             return;
         }
         let (Some(major), Some(minor), Some(number)) = (record.maj(), record.min(), record.ino()) else { return };
         let inode =
             MappedInode { device: (major, minor), number, generation: record.ino_generation().unwrap_or_default() };
         let time_ns = metadata.sample_id().time().unwrap_or_default();
-        let mappings = if is_requester { &mut self.requesters } else { &mut self.libraries };
-        mappings.push(NewMapping { tgid: record.pid, time_ns, inode });
+        self.libraries.push(NewMapping { tgid: record.pid, time_ns, inode });
     }
 }
 

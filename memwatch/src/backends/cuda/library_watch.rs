@@ -7,7 +7,6 @@
 mod files;
 mod intake;
 mod loaders;
-mod requesters;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use memwatch_common::probes::Probe;
 use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::clock;
-use crate::sources::kernel::attach::{attach, chain};
+use crate::sources::kernel::attach::{LibraryProbes, attach, chain};
 use crate::sources::kernel::load::Kernel;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::limits::Owner;
@@ -27,7 +26,6 @@ use crate::sources::library_sweep::{Among, Sweeper, Swept};
 use crate::sources::mappings::{MappingRecords, NewMapping};
 use files::{Files, Met};
 use loaders::Loaders;
-use requesters::Requesters;
 
 /// Where nothing reports mappings: how long a process without a library is looked at often, and how often then and later.
 const EAGER: Duration = Duration::from_secs(60);
@@ -71,7 +69,8 @@ pub(crate) struct LibraryWatch {
     /// Processes that are being looked at.
     pending: BTreeMap<u32, Pending>,
     loaders: Loaders,
-    requesters: Requesters,
+    /// Probes at the requests of the driver's other libraries, for as long as the watch lasts.
+    requesters: Vec<LibraryProbes>,
     /// Processes that have mapped what programs with CUDA map before the driver library, since the last call of [`Self::take_heralded`].
     heralded: BTreeSet<u32>,
     /// Files with the name that get no probes, by path; and whether the user has named them.
@@ -120,7 +119,7 @@ impl LibraryWatch {
             mapped: Vec::new(),
             pending: BTreeMap::new(),
             loaders: Loaders::default(),
-            requesters: Requesters::default(),
+            requesters: Vec::new(),
             heralded: BTreeSet::new(),
             left_out: BTreeMap::new(),
             expected: BTreeMap::new(),
@@ -164,7 +163,7 @@ impl LibraryWatch {
             self.files.insert(met);
         }
         self.note_left_out(&found);
-        self.order_requesters(None);
+        self.order(Subject::Requesters(None));
     }
 
     /// Probes every file that any process of the machine has mapped. It takes a while: later, sweeps do that beside the loop.
@@ -173,7 +172,7 @@ impl LibraryWatch {
         let found = self.scan.scan_all();
         let new = new_files(&found, &self.files.identities(), (self.version, self.scan.probes()));
         self.take_in(kernel, &found, (new, None));
-        self.order_requesters(Some(self.users()));
+        self.order(Subject::Requesters(Some(self.users())));
     }
 
     /// Probes what these processes have mapped, and what their loaders may find. It takes a while, as above.
@@ -189,7 +188,6 @@ impl LibraryWatch {
             }
             self.order(Subject::Loader(tgid));
         }
-        self.order_requesters(Some(tgids.iter().copied().collect()));
         self.wait_for(kernel, tgids.len());
     }
 
@@ -237,9 +235,9 @@ impl LibraryWatch {
             self.sweeper.hurry();
         }
         self.mapped.extend(new.libraries);
-        self.requesters.note(new.requesters);
         self.heralded.extend(&new.heralds);
         self.loaders.note(new.heralds);
+        self.loaders.note(new.requesters);
         is_of_interest
     }
 
@@ -265,10 +263,6 @@ impl LibraryWatch {
             }
             let identity = met.identity.clone();
             self.files.note_user(&identity, mapping.tgid, mapping.time_ns);
-        }
-        let mapped_requesters = self.requesters.take_new(&wanted);
-        if !mapped_requesters.is_empty() {
-            self.order_requesters(Some(mapped_requesters));
         }
         self.loaders.keep_wanted(wanted);
         self.order_loaders();

@@ -1,5 +1,6 @@
 //! Windows in which everything is traced of a process that nothing else of fits the budget: probes are put in, and taken out again.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ pub(super) struct ProcessWindows {
     state: State,
     /// When the last one was opened, or since when one may be.
     since: Instant,
+    /// The next opens after this part of the usual time: a program's steps have a rhythm, and windows in step with it would show the same again and again.
+    part: f64,
     /// What the first one needs is there.
     is_prepared: bool,
 }
@@ -47,7 +50,7 @@ enum Turn {
 impl ProcessWindows {
     /// None yet.
     pub(super) fn new() -> Self {
-        Self { state: State::Closed, since: Instant::now(), is_prepared: false }
+        Self { state: State::Closed, since: Instant::now(), part: drawn_part(), is_prepared: false }
     }
 
     /// Whether the process is traced otherwise than in windows: they are over.
@@ -58,12 +61,17 @@ impl ProcessWindows {
     /// When there is something to do.
     pub(super) fn due(&self, is_read: bool, plan: Option<Windows>, now: Instant) -> Option<Instant> {
         match (&self.state, plan) {
-            (State::Closed, Some(plan)) if is_read => Some(self.since + Duration::from_nanos(plan.every_ns)),
+            (State::Closed, Some(plan)) if is_read => Some(self.since + self.pause(plan)),
             (State::Closed, _) => None,
             (State::Open, Some(plan)) => Some(self.since + Duration::from_nanos(plan.open_ns)),
             (State::Closing(Some(detaching)), _) if !detaching.is_finished() => Some(now + DETACHING),
             _ => Some(now),
         }
+    }
+
+    /// From the beginning of a window to that of the next.
+    fn pause(&self, plan: Windows) -> Duration {
+        Duration::from_nanos(plan.every_ns).mul_f64(self.part).max(Duration::from_nanos(plan.open_ns))
     }
 
     /// What is due, all events having been fetched that came before the last call.
@@ -73,8 +81,8 @@ impl ProcessWindows {
             pipeline.step(Input::TraceWindow { tgid: Tgid(tgid), time_ns: clock::boottime_ns(), is_open });
         };
         match (&self.state, plan) {
-            (State::Closed, Some(plan)) if elapsed >= Duration::from_nanos(plan.every_ns) => {
-                (self.state, self.since) = (State::Open, Instant::now());
+            (State::Closed, Some(plan)) if elapsed >= self.pause(plan) => {
+                (self.state, self.since, self.part) = (State::Open, Instant::now(), drawn_part());
                 report(pipeline, true);
                 Some(Turn::Open)
             }
@@ -94,6 +102,12 @@ impl ProcessWindows {
             _ => None,
         }
     }
+}
+
+/// Between one half and one and a half, each as likely as the others.
+fn drawn_part() -> f64 {
+    let drawn = RandomState::new().build_hasher().finish() % 1024;
+    0.5 + f64::from(u16::try_from(drawn).unwrap_or(0)) / 1024.0
 }
 
 impl Tensors {
@@ -153,6 +167,7 @@ mod tests {
 
     fn turn(windows: &mut ProcessWindows, ago: Duration, plan: Option<Windows>) -> Option<Turn> {
         windows.since = Instant::now().checked_sub(ago).expect("the machine runs for longer than that");
+        windows.part = 1.0;
         windows.turn(7, plan, &mut Intake::new(Pipeline::new(true), None))
     }
 
@@ -168,6 +183,24 @@ mod tests {
         assert_eq!(turn(&mut windows, Duration::from_millis(240), Some(PLAN)), None);
         assert!(matches!(windows.state, State::Closed));
         assert_eq!(turn(&mut windows, Duration::from_secs(3), Some(PLAN)), Some(Turn::Open));
+    }
+
+    #[test]
+    fn windows_are_in_step_with_no_program() {
+        let mut windows = ProcessWindows::new();
+        let pauses: Vec<Duration> = (0..100)
+            .map(|_| {
+                windows.part = drawn_part();
+                windows.pause(PLAN)
+            })
+            .collect();
+        assert!(pauses.iter().all(|pause| (1500..4500).contains(&pause.as_millis())), "{pauses:?}");
+        assert!(
+            pauses.iter().any(|pause| pause.as_millis() < 2500) && pauses.iter().any(|pause| pause.as_millis() > 3500)
+        );
+        windows.part = 0.5;
+        let dense = Windows { every_ns: 250_000_000, ..PLAN };
+        assert_eq!(windows.pause(dense), Duration::from_millis(200), "one ends before the next");
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use memwatch_core::input::KernelCalls;
+
 use super::files::Met;
 use super::{Latecomer, LibraryWatch, Pending};
 use crate::sources::clock;
-use crate::sources::kernel::attach::{attach, detach_from_file};
+use crate::sources::kernel::attach::{attach, attach_requests, detach_from_file};
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::library::limits::Owner;
 use crate::sources::library::{Discovery, FileIdentity, LeftOut, LibraryFile};
@@ -21,7 +23,7 @@ impl LibraryWatch {
         kernel: &mut Kernel,
         Looked { subject, found, new, requesters }: Looked,
     ) -> Vec<Latecomer> {
-        self.requesters.attach(kernel, requesters);
+        self.attach_requesters(kernel, requesters);
         match subject {
             Looking::Mapped(tgid) => self.take_in_process(kernel, tgid, (found, new)),
             Looking::Swept(begun_ns) => self.take_in_sweep(kernel, begun_ns, (found, new)),
@@ -176,6 +178,20 @@ impl LibraryWatch {
         }
         self.files.note_refused(refused);
         attached
+    }
+
+    /// Probes what the driver's libraries for graphics and video ask the kernel driver for, and nothing else: a process that has one before its probes
+    /// has memory that is older than the watch, and no call of CUDA's is missed by it.
+    fn attach_requesters(&mut self, kernel: &mut Kernel, new: Vec<NewFile>) {
+        for NewFile { file, plan } in new {
+            let (calls, probes) = attach_requests(kernel, &file, plan.as_ref());
+            match calls {
+                KernelCalls::Probed { stubs } => log::info!("{}: requests are probed at {stubs} stubs", file.display),
+                KernelCalls::Refused { reason } => log::info!("{}: requests are not seen: {reason}", file.display),
+                KernelCalls::None => {}
+            }
+            self.requesters.push(probes);
+        }
     }
 
     /// Notes the files that cannot be probed.

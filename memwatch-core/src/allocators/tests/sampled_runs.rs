@@ -1,0 +1,136 @@
+//! Sums from windows against the whole trace, on recorded runs of real PyTorch: whether their errors are as large as they say.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::Pipeline;
+use crate::allocators::TensorLedger;
+use crate::recording::{Part, Reader};
+use crate::words::Tgid;
+
+/// A window is open so long, and the next opens after a time between these, nanoseconds.
+const OPEN_NS: u64 = 200_000_000;
+const PAUSE_NS: (u64, u64) = (400_000_000, 1_200_000_000);
+/// With fewer windows nothing is claimed here.
+const LEAST_WINDOWS: u64 = 5;
+
+fn recordings() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/replays");
+    let files = std::fs::read_dir(folder).expect("the recordings are in the tree").map(|entry| entry.expect("a file"));
+    let mut paths: Vec<_> = files.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "mwr"));
+    paths.sort();
+    paths
+}
+
+/// When windows of one process open and close.
+struct Schedule {
+    draws: u64,
+    /// Each has one window that never closes: it shows everything.
+    is_whole: bool,
+    turns_ns: BTreeMap<Tgid, (u64, bool)>,
+}
+
+impl Schedule {
+    fn new(seed: u64, is_whole: bool) -> Self {
+        Self { draws: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, is_whole, turns_ns: BTreeMap::new() }
+    }
+
+    fn pause_ns(draws: &mut u64) -> u64 {
+        *draws ^= *draws << 13;
+        *draws ^= *draws >> 7;
+        *draws ^= *draws << 17;
+        PAUSE_NS.0 + *draws % (PAUSE_NS.1 - PAUSE_NS.0)
+    }
+
+    fn turn(&mut self, tgid: Tgid, time_ns: u64, ledger: &mut TensorLedger) {
+        let Self { draws, is_whole, turns_ns } = self;
+        let (due_ns, is_open) = turns_ns.entry(tgid).or_insert_with(|| (time_ns + Self::pause_ns(draws), false));
+        if time_ns < *due_ns {
+            return;
+        }
+        let lost = ledger.lost_events();
+        let sampling = ledger.sampling.get_or_insert_default();
+        (*due_ns, *is_open) = if *is_open {
+            sampling.close(time_ns, lost);
+            (time_ns + Self::pause_ns(draws), false)
+        } else {
+            sampling.open(time_ns, lost);
+            (if *is_whole { u64::MAX } else { time_ns + OPEN_NS }, true)
+        };
+    }
+}
+
+/// Plays a recording with all its events, and has these windows beside.
+fn play(path: &Path, mut schedule: Schedule) -> Vec<(Tgid, Sampling)> {
+    let mut reader = Reader::open(BufReader::new(File::open(path).expect("it is there"))).expect("it is a recording");
+    let mut pipeline = Pipeline::new(true);
+    while let Some(part) = reader.next_part().expect("it can be read") {
+        let Part::Chunk(chunk) = part else { panic!("{} has no beginning", path.display()) };
+        let played = chunk.for_each(|input| {
+            let time_ns = input.time_ns();
+            for (tgid, process) in &mut pipeline.processes {
+                if let (Some(time_ns), Some(tensors)) = (time_ns, &mut process.tensors) {
+                    schedule.turn(*tgid, time_ns, tensors);
+                }
+            }
+            pipeline.step(input);
+        });
+        assert!(played.is_ok(), "{} is damaged", path.display());
+    }
+    let ended = pipeline.processes.values_mut().chain(&mut pipeline.ended);
+    let of = |process: &mut crate::attribution::process::Process| {
+        let mut sampling = process.tensors.as_mut()?.sampling.take()?;
+        sampling.close(u64::MAX, sampling.lost_before());
+        Some((process.tgid, *sampling))
+    };
+    ended.filter_map(of).collect()
+}
+
+/// How many lines there are with 1 % of the bytes or more, and of how many the truth lies within two standard errors.
+#[derive(Debug, Default)]
+struct Covered {
+    runs: u32,
+    lines: u32,
+    within: u32,
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "sums of sizes are whole, and below 2^53")]
+fn bytes(sum: f64) -> u64 {
+    sum as u64
+}
+
+impl Covered {
+    /// One device of a process: what was seen in windows, and what there was.
+    fn compare(&mut self, (sample, windows): (&DeviceSample, u64), whole: &DeviceSample) {
+        for (key, truth) in &whole.all {
+            if matches!(key, SampleKey::Site(_)) && truth.bytes >= whole.bytes / 100.0 {
+                let estimate = sample.estimate(*key, bytes(whole.bytes), windows).expect("there were bytes");
+                let error = estimate.standard_error_bytes.expect("there were several windows");
+                self.lines += 1;
+                self.within += u32::from(estimate.bytes.abs_diff(bytes(truth.bytes)) <= 2 * error);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_truth_lies_within_two_standard_errors_as_often_as_it_should() {
+    let mut covered = Covered::default();
+    for (seed, path) in (1..).zip(recordings()) {
+        let truths = play(&path, Schedule::new(seed, true));
+        let before = covered.lines;
+        for (tgid, sampling) in play(&path, Schedule::new(seed, false)) {
+            let (_, truth) = truths.iter().find(|(own, _)| *own == tgid).expect("the same process");
+            for (ordinal, whole) in truth.devices.iter().filter(|_| sampling.windows() >= LEAST_WINDOWS) {
+                covered.compare((&sampling.devices[ordinal], sampling.windows()), whole);
+            }
+        }
+        covered.runs += u32::from(covered.lines > before);
+    }
+    let percent = f64::from(covered.within) / f64::from(covered.lines) * 100.0;
+    assert!(covered.runs >= 30, "{covered:?}");
+    assert!((92.0..=98.0).contains(&percent), "{percent:.1} %: {covered:?}");
+}
