@@ -250,8 +250,6 @@ impl LibraryWatch {
     /// before it had its probes.
     pub(crate) fn look_at_mapped(&mut self, wanted: impl Fn(u32) -> bool) -> Vec<Latecomer> {
         let mut late = Vec::new();
-        // Who uses CUDA may go on to draw.
-        self.loaders.note(self.mapped.iter().map(|mapping| mapping.tgid).collect());
         for mapping in std::mem::take(&mut self.mapped).into_iter().filter(|mapping| wanted(mapping.tgid)) {
             let Some(met) = self.files.behind(&mapping.inode) else {
                 self.look_at(mapping);
@@ -263,6 +261,8 @@ impl LibraryWatch {
             }
             let identity = met.identity.clone();
             self.files.note_user(&identity, mapping.tgid, mapping.time_ns);
+            // Who uses CUDA may go on to draw.
+            self.loaders.note(vec![mapping.tgid]);
         }
         self.loaders.keep_wanted(wanted);
         self.order_loaders();

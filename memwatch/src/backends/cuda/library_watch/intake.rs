@@ -73,6 +73,7 @@ impl LibraryWatch {
             }
         }
         self.mapped.extend(again);
+        self.loaders.note(vec![tgid]);
         late
     }
 
