@@ -149,12 +149,13 @@ fn unpickled(file: &Path) -> Vec<u8> {
 
 /// Waits until a recording that is being written has all that the program holds now.
 fn until_written(gpu: &Gpu, file: &str, checkpoint: &Value) {
-    let held = &checkpoint["devices"][0]["memory_stats"]["allocation.all.allocated"];
-    until(&format!("{held} allocations in {file}"), || {
+    let held = &checkpoint["devices"][0]["memory_stats"];
+    let [allocated, freed] = ["allocation.all.allocated", "allocation.all.freed"];
+    until(&format!("{} allocations and {} frees in {file}", held[allocated], held[freed]), || {
         let read = Outcome::of(gpu.memwatch(&["stats", "--json", "--in", file]));
         let stated: Value = serde_json::from_str(&read.stdout).unwrap_or_default();
-        let written = &stated["data"]["processes"][0]["devices"][0]["statistics"]["allocation.all.allocated"];
-        (written == held).then_some(())
+        let written = &stated["data"]["processes"][0]["devices"][0]["statistics"];
+        [allocated, freed].iter().all(|field| written[field] == held[field]).then_some(())
     });
 }
 
