@@ -109,7 +109,9 @@ impl Outlooks {
     pub(crate) fn warning(&self, process: &ProcessView, pace: Pace) -> Option<(Tone, String)> {
         let at = |leak: &LeakView| {
             let line = places::leak(leak).unwrap_or_else(|| "driver allocations".to_owned());
-            format!("{} at {line}", pace.text(leak.bytes_per_minute))
+            // Between windows it grows, too.
+            let at_least = if leak.level == "tensor" && is_sampled(process) { "at least " } else { "" };
+            format!("{at_least}{} at {line}", pace.text(leak.bytes_per_minute))
         };
         let cause = self.leaking(process).next().map(at);
         if let Some(found) = self.end(process) {
@@ -127,8 +129,15 @@ impl Outlooks {
     }
 }
 
+/// Whether lines have what was seen of them in windows, and no more.
+pub(crate) fn is_sampled(process: &ProcessView) -> bool {
+    process.tensors.as_ref().is_some_and(|tensors| tensors.windows.is_some())
+}
+
 #[cfg(test)]
 mod tests {
+    use memwatch_core::snapshot::WindowsView;
+
     use super::*;
     use crate::render::tui::fixture::{leaking_node, leaking_outlooks};
 
@@ -147,6 +156,16 @@ mod tests {
         assert_eq!((tone, &*text), (Tone::Warning, "leak: +126 MiB/step at train_leak.py:10 forward"));
         assert_eq!(outlooks.status(&snapshot.processes[0]), Some((Tone::Warning, "leak".to_owned())));
         assert_eq!(warning(&Outlooks::default()), None);
+    }
+
+    #[test]
+    fn growth_that_only_windows_have_shown_is_at_least_so_much() {
+        let mut snapshot = leaking_node();
+        let outlooks = Outlooks { forecasts: ForecastsView::default(), ..leaking_outlooks() };
+        let tensors = snapshot.processes[0].tensors.as_mut().expect("PyTorch");
+        tensors.windows = Some(WindowsView { windows: 5, discarded: 0, open_ns: 1_000_000_000 });
+        let (_, text) = outlooks.warning(&snapshot.processes[0], Pace { steps_per_second: None }).expect("it leaks");
+        assert!(text.starts_with("leak: at least +"), "{text}");
     }
 
     #[test]
