@@ -80,6 +80,7 @@ impl Outlooks {
         let is_it = |leak: &&LeakView| {
             leak.kind.as_ref() == Some(&site.kind)
                 && (&leak.file, leak.line, &leak.function) == (&site.file, site.line, &site.function)
+                && leak.held == site.held
                 && leak.uuid.as_ref() == uuid
         };
         let found = self.leaks(process)?.findings.iter().find(is_it)?;
@@ -113,7 +114,9 @@ impl Outlooks {
             let at_least = if leak.level == "tensor" && is_sampled(process) { "at least " } else { "" };
             format!("{at_least}{} at {line}", pace.text(leak.bytes_per_minute))
         };
-        let cause = self.leaking(process).next().map(at);
+        // What came between two windows has no line: one that was seen in them says more.
+        let has_line = |leak: &&LeakView| !is_sampled(process) || leak.file.is_some();
+        let cause = self.leaking(process).find(has_line).or_else(|| self.leaking(process).next()).map(at);
         if let Some(found) = self.end(process) {
             let end = found.outlook.end?;
             let when = end.range.map_or_else(
@@ -166,6 +169,11 @@ mod tests {
         tensors.windows = Some(WindowsView { windows: 5, discarded: 0, open_ns: 1_000_000_000 });
         let (_, text) = outlooks.warning(&snapshot.processes[0], Pace { steps_per_second: None }).expect("it leaks");
         assert!(text.starts_with("leak: at least +"), "{text}");
+        let mut between = outlooks.clone();
+        let faster = LeakView { kind: Some("preexisting".into()), file: None, ..between.leaks[0].findings[0].clone() };
+        between.leaks[0].findings.insert(0, faster);
+        let (_, same) = between.warning(&snapshot.processes[0], Pace { steps_per_second: None }).expect("it leaks");
+        assert_eq!(same, text, "what has no line names none");
     }
 
     #[test]
