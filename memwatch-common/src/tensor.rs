@@ -5,7 +5,10 @@
 mod plan;
 mod table;
 
-pub use plan::{CHUNK_FREED, CHUNK_GRANTED, ONLY_LISTED, Statistics, TensorPlan, Text, Walk};
+pub use plan::{
+    ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, Held, ONLY_LISTED,
+    PRIVATE_POOL, Statistics, TensorPlan, Text, Walk,
+};
 pub use table::{FrameworkLibrary, Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, tensor_probe};
 
 use crate::record::RecordKind;

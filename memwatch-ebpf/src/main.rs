@@ -8,6 +8,7 @@
 #![expect(internal_features, reason = "the atomic add of the kernel's counters has no stable name on this target")]
 #![expect(clippy::needless_pass_by_value, reason = "aya's macros hand each program its context by value")]
 
+mod block;
 mod kernel;
 mod native;
 mod process;
@@ -159,7 +160,7 @@ fn ioctl_leave(context: &RetProbeContext) -> u32 {
 fn tensor_enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
-    tensor::on_enter(cookie(context), &arguments(registers), &kept(registers));
+    tensor::on_enter(cookie(context), &arguments(registers), accumulator(registers), &kept(registers));
     0
 }
 
@@ -205,6 +206,14 @@ fn kept(registers: &pt_regs) -> Registers {
     }
 }
 
+/// The register that is neither an argument's nor kept across calls.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+fn accumulator(registers: &pt_regs) -> u64 {
+    // SAFETY: as in `kept`.
+    unsafe { core::ptr::read_volatile(&raw const registers.rax) }
+}
+
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn return_value(registers: &pt_regs) -> u64 {
@@ -229,6 +238,13 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
 #[inline(always)]
 fn kept(registers: &pt_regs) -> Registers {
     Registers { rbx: 0, rbp: 0, rsp: stack_pointer(registers), r12_to_r15: [0; 4], rip: 0 }
+}
+
+/// No row asks for it there.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+fn accumulator(_registers: &pt_regs) -> u64 {
+    0
 }
 
 #[cfg(bpf_target_arch = "aarch64")]

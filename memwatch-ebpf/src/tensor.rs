@@ -13,14 +13,14 @@ use memwatch_common::loss::Loss;
 use memwatch_common::native::Registers;
 use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{
-    CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan, TensorRecord,
-    Text, TextRecord, Walk,
+    BlockPlan, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_RETURN, ONLY_LISTED, Statistics, TEXT_BYTES, TensorPlan,
+    TensorRecord, Text, TextRecord, Walk,
 };
 
 use crate::kernel::{Bpf, add};
 use crate::native::Grant;
 use crate::python::{self, Walked};
-use crate::{native, statistics, variable};
+use crate::{block, native, statistics, variable};
 
 /// Processes whose events are wanted; read only where the cookie says so.
 #[map]
@@ -40,7 +40,7 @@ struct Event {
 
 /// At a function's entry, or in its entry block where all arguments are still in place.
 #[inline(always)]
-pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], registers: &Registers) {
+pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Registers) {
     let thread = Bpf.thread();
     if !is_wanted(cookie, thread.tgid) {
         return;
@@ -52,9 +52,13 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], registers: &Registers) {
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
     match plan.text {
         Text::None => {
-            send_words(event, plan, args, registers);
+            let allocator = send_words(event, plan, args, (rax, registers));
             match plan.statistics {
                 Statistics::None => {}
+                Statistics::Offered if allocator != 0 => {
+                    statistics::note_allocator(thread, allocator);
+                    statistics::offer(thread, event.time_ns);
+                }
                 Statistics::Announced => statistics::note_allocator(thread, args[0]),
                 Statistics::Offered => statistics::offer(thread, event.time_ns),
             }
@@ -106,8 +110,9 @@ fn is_wanted(cookie: u64, tgid: u32) -> bool {
     cookie & ONLY_LISTED == 0 || TENSOR_TARGETS.get_ptr(&tgid).is_some()
 }
 
+/// Sends the event; returns the allocator that it is of, where the plan says in which register that is.
 #[inline(always)]
-fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Registers) {
+fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], (rax, registers): (u64, &Registers)) -> u64 {
     let walks = match plan.stack {
         Walk::Never => false,
         Walk::Always => true,
@@ -128,6 +133,7 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Regis
     let mut extra = [0; 2];
     let mut args = *args;
     let was_read = match plan.peek {
+        None if plan.block != BlockPlan::None => block::read(plan.block, &mut args, &mut extra, (rax, registers)),
         Some((argument, offset_bytes)) if plan.thread_variable => {
             let word = variable::word(event.thread, pick(&args, argument), offset_bytes);
             extra[0] = word.unwrap_or(0);
@@ -142,12 +148,16 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], registers: &Regis
         Some((argument, offset_bytes)) => {
             Bpf.read_words(pick(&args, argument).wrapping_add(u64::from(offset_bytes)), &mut extra)
         }
-        None if plan.stack_words => Bpf.read_words(registers.rsp.wrapping_add(8), &mut extra),
+        // Of a call the return address is not on the stack yet.
+        None if plan.stack_words => {
+            Bpf.read_words(registers.rsp.wrapping_add(if plan.at_call { 0 } else { 8 }), &mut extra)
+        }
         None => !plan.counters,
     };
     let unreadable = if was_read { 0 } else { FLAG_EXTRA_UNREADABLE };
     let flags = walked.flags | unreadable;
     send(event, TensorRecord { flags, args, extra, stack: walked.id, ..blank(event) });
+    if plan.block == BlockPlan::None { 0 } else { extra[1] }
 }
 
 /// An argument by its number.

@@ -2,6 +2,8 @@
 
 /// The bits of a peek's offset that lie beside its argument.
 const LOW_OFFSET: u64 = 0x3FF;
+/// Where the bits of a [`BlockPlan`] begin.
+const BLOCK_SHIFT: u32 = 43;
 
 /// How a row's name is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +18,8 @@ pub enum Text {
 }
 
 /// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, low bits
-/// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1.
+/// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1, block 2, its
+/// allocator's register 3, its own 3, its offset in words 9, at a call 1.
 #[expect(clippy::struct_excessive_bools, reason = "each is a bit of the cookie")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
@@ -37,6 +40,112 @@ pub struct TensorPlan {
     pub thread_variable: bool,
     /// The peek is of three words; the third takes the place of argument 2. Without a peek the words count as unreadable.
     pub counters: bool,
+    /// What else is read of the allocator's own books there, about the block that comes or goes.
+    pub block: BlockPlan,
+    /// The probe is on the instruction that calls the function: arguments on the stack begin where the stack pointer is.
+    pub at_call: bool,
+}
+
+/// What is read of a caching allocator's own books about a block, where its code shows in which registers the allocator and the block are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockPlan {
+    /// Nothing.
+    #[default]
+    None,
+    /// A block is granted: its stream and what was asked for are read. What the offset in bytes leads to is `{size, requested, pool, address}`, and
+    /// counts only where size and address are those of arguments 1 and 0.
+    Granted {
+        /// Where the allocator's address is.
+        allocator: Held,
+        /// Where the block's is.
+        block: Held,
+        /// Into the block.
+        offset_bytes: u16,
+    },
+    /// A block is given back: it is read how many blocks are active and how many of them the program has. The offset in bytes leads to the counter of
+    /// allocated bytes, from which argument 2 was read.
+    GivenBack {
+        /// Where the allocator's address is.
+        allocator: Held,
+        /// Into the allocator.
+        offset_bytes: u16,
+    },
+    /// A block in argument 1 goes back into its pool after it was given back; the offset is that of [`BlockPlan::Granted`].
+    Completed {
+        /// Into the block.
+        offset_bytes: u16,
+    },
+}
+
+/// How far before the counter of allocated bytes that of active blocks is, in words, and that of blocks that the program has: three `Stat` of four words
+/// in each of `allocation`, `segment`, `active`, `inactive_split` (`DeviceStats` in c10/core/CachingDeviceAllocator.h, the same in 2.1 to 2.15).
+pub const ACTIVE_TO_BYTES_WORDS: usize = 24;
+/// See [`ACTIVE_TO_BYTES_WORDS`].
+pub const ALLOCATION_TO_BYTES_WORDS: usize = 48;
+
+/// In argument 4 of a granted block, beside its device: it is of a private pool.
+pub const PRIVATE_POOL: u64 = 1 << 16;
+
+/// A register that keeps an address from before a call to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Held {
+    /// `rax`.
+    Rax = 0,
+    /// `rbx`.
+    Rbx = 1,
+    /// `rbp`.
+    Rbp = 2,
+    /// `r12`.
+    R12 = 3,
+    /// `r13`.
+    R13 = 4,
+    /// `r14`.
+    R14 = 5,
+    /// `r15`.
+    R15 = 6,
+}
+
+impl Held {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 7] = [Self::Rax, Self::Rbx, Self::Rbp, Self::R12, Self::R13, Self::R14, Self::R15];
+
+    #[inline(always)]
+    const fn of_number(number: u64) -> Self {
+        match number & 7 {
+            1 => Self::Rbx,
+            2 => Self::Rbp,
+            3 => Self::R12,
+            4 => Self::R13,
+            5 => Self::R14,
+            6 => Self::R15,
+            _ => Self::Rax,
+        }
+    }
+}
+
+impl BlockPlan {
+    const fn bits(self) -> u64 {
+        let (kind, allocator, block, offset_bytes) = match self {
+            Self::None => (0, Held::Rax, Held::Rax, 0),
+            Self::Granted { allocator, block, offset_bytes } => (1, allocator, block, offset_bytes),
+            Self::GivenBack { allocator, offset_bytes } => (2, allocator, Held::Rax, offset_bytes),
+            Self::Completed { offset_bytes } => (3, Held::Rax, Held::Rax, offset_bytes),
+        };
+        kind | (allocator as u64) << 2 | (block as u64) << 5 | ((offset_bytes as u64 / 8) & 0x1FF) << 8
+    }
+
+    #[inline(always)]
+    const fn of_bits(bits: u64) -> Self {
+        let (allocator, block) = (Held::of_number(bits >> 2), Held::of_number(bits >> 5));
+        let offset_bytes = (bits >> 8 & 0x1FF) as u16 * 8;
+        match bits & 3 {
+            1 => Self::Granted { allocator, block, offset_bytes },
+            2 => Self::GivenBack { allocator, offset_bytes },
+            3 => Self::Completed { offset_bytes },
+            _ => Self::None,
+        }
+    }
 }
 
 /// What an event has to do with the allocator's own statistics.
@@ -86,7 +195,17 @@ impl TensorPlan {
             statistics: Statistics::None,
             thread_variable: false,
             counters: false,
+            block: BlockPlan::None,
+            at_call: false,
         }
+    }
+
+    /// On the instruction that calls the function, with what is read about the block.
+    #[must_use]
+    pub const fn at_call(mut self, block: BlockPlan) -> Self {
+        self.at_call = true;
+        self.block = block;
+        self
     }
 
     /// With the three words of the object in argument 0 that lie at an offset in bytes below 8192.
@@ -158,6 +277,8 @@ impl TensorPlan {
             | (self.thread_variable as u64) << 38
             | (offset_bytes as u64 >> 10 & 7) << 39
             | (self.counters as u64) << 42
+            | self.block.bits() << BLOCK_SHIFT
+            | (self.at_call as u64) << 60
     }
 
     /// The row's id, its plan, and whether it is the return probe's.
@@ -193,6 +314,8 @@ impl TensorPlan {
             statistics,
             thread_variable: (cookie >> 38) & 1 == 1,
             counters: (cookie >> 42) & 1 == 1,
+            block: BlockPlan::of_bits(cookie >> BLOCK_SHIFT),
+            at_call: (cookie >> 60) & 1 == 1,
         };
         ((cookie & 0xFFFF) as u16, plan, (cookie >> 37) & 1 == 1)
     }

@@ -31,6 +31,12 @@ pub enum FrameworkLibrary {
 pub enum Purpose {
     /// Blocks and segments of the caching allocator.
     Allocator,
+    /// The same with one probe for a block that comes and one for a block that goes, where the allocator's code shows where to put them.
+    AllocatorCalls,
+    /// What the allocator reports of each block, where its code does not show that.
+    AllocatorReports,
+    /// Its trace of all that it does, where its code does not show that.
+    AllocatorTrace,
     /// The same as long as it is not known that the allocator reports its own trace, which says all that these do.
     AllocatorUntilTrace,
     /// The same where the allocator reports its own trace only while it is recorded (before PyTorch 2.4).
@@ -50,6 +56,8 @@ pub enum Purpose {
 pub enum Point {
     /// At its entry.
     Entry,
+    /// On instructions that call it: which, and what is read there, its callers' code shows.
+    Calls,
     /// Where it asks for the thread's variable that it counts in: the number is not given yet, and the same as at the return, which costs many
     /// times as much. At its return where its code is not as expected: only of a function through which no exception is thrown.
     Count,
@@ -64,6 +72,17 @@ pub enum TensorMeaning {
     ReportedOutOfMemory,
     /// `record_trace(this, action, address, bytes, stream, device, …)`, and the pool's id on the stack: under the same lock.
     Traced,
+    /// The call of `reportMemoryUsageToProfiler` by which a block is granted: the arguments of [`Self::Reported`], but for argument 5, the stream; the
+    /// peeks are what was asked for, in bytes, and the allocator.
+    Granted,
+    /// The call of it by which a block is given back: argument 5 is how many blocks streams still use that were given back; the second peek the
+    /// allocator.
+    GivenBack,
+    /// A call of `free_block` for a block that was given back before, since a stream still used it: arguments are the allocator, the block's address
+    /// and size, what was asked for, its stream and the device.
+    Completed,
+    /// A call of `record_trace` about segments, snapshots and failures; the arguments of [`Self::Traced`].
+    TracedRarely,
     /// `DeviceCachingAllocator::malloc`: before the lock. The requested bytes are argument 1 or 2, by version.
     Requested,
     /// `alloc_block(this, …, is_retry, …)`: one call per attempt to get a segment.
@@ -110,8 +129,11 @@ impl TensorMeaning {
         match self {
             // The last is a packed `c10::Device`.
             Self::Reported => [ALL, ALL, ALL, ALL, 0xffff, 0],
+            Self::Granted => [ALL, ALL, ALL, ALL, 0xffff | super::PRIVATE_POOL, ALL],
+            Self::GivenBack => [ALL, ALL, ALL, ALL, 0xffff, ALL],
+            Self::Completed => [ALL, ALL, ALL, ALL, ALL, 0xff],
             Self::ReportedOutOfMemory => [ALL, ALL, ALL, 0xffff, 0, 0],
-            Self::Traced => [ALL, 0xffff_ffff, ALL, ALL, ALL, 0xff],
+            Self::Traced | Self::TracedRarely => [ALL, 0xffff_ffff, ALL, ALL, ALL, 0xff],
             Self::Requested => [ALL, ALL, ALL, 0, 0, 0],
             Self::Chunk => [ALL; 6],
             Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],
@@ -187,7 +209,10 @@ macro_rules! device_allocator {
 }
 
 const REGISTERS: TensorPlan = TensorPlan::registers();
-const REPORTS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10, Purpose::Allocator);
+const REPORTS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10, Purpose::AllocatorReports);
+const FAILURES: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10, Purpose::Allocator);
+const TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorTrace);
+const CALLS: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorCalls);
 const ALLOCATOR: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::Allocator);
 const UNTIL_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorUntilTrace);
 const WITHOUT_TRACE: (FrameworkLibrary, Purpose) = (FrameworkLibrary::C10Cuda, Purpose::AllocatorWithoutTrace);
@@ -208,14 +233,14 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     ),
     row(
         2,
-        REPORTS,
+        FAILURES,
         "_ZN3c1027reportOutOfMemoryToProfilerE",
         TensorMeaning::ReportedOutOfMemory,
         REGISTERS.walk(Walk::Always).statistics(Statistics::Offered),
     ),
     row(
         3,
-        ALLOCATOR,
+        TRACE,
         device_allocator!("12record_traceE"),
         TensorMeaning::Traced,
         REGISTERS.stack_words().statistics(Statistics::Announced),
@@ -249,6 +274,31 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
         "_ZN3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocator21resetAccumulatedStatsE",
         TensorMeaning::AccumulatedReset,
         REGISTERS,
+    ),
+    at(
+        Point::Calls,
+        row(
+            10,
+            CALLS,
+            "_ZN3c1027reportMemoryUsageToProfilerE",
+            TensorMeaning::Granted,
+            REGISTERS.walk(Walk::Grants).statistics(Statistics::Offered),
+        ),
+    ),
+    at(
+        Point::Calls,
+        row(
+            11,
+            CALLS,
+            "_ZN3c1027reportMemoryUsageToProfilerE",
+            TensorMeaning::GivenBack,
+            REGISTERS.statistics(Statistics::Offered),
+        ),
+    ),
+    at(Point::Calls, row(12, CALLS, device_allocator!("10free_blockE"), TensorMeaning::Completed, REGISTERS)),
+    at(
+        Point::Calls,
+        row(13, CALLS, device_allocator!("12record_traceE"), TensorMeaning::TracedRarely, REGISTERS.stack_words()),
     ),
     row(
         20,
@@ -292,6 +342,7 @@ pub fn tensor_probe(id: u16) -> Option<&'static TensorProbe> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::{BlockPlan, Held};
     use super::{Point, TENSOR_PROBES, TensorPlan, Walk};
 
     #[test]
@@ -303,6 +354,15 @@ mod tests {
                     (probe.id, probe.plan, is_return)
                 );
             }
+        }
+        let (allocator, block) = (Held::R13, Held::R15);
+        for block in [
+            BlockPlan::Granted { allocator, block, offset_bytes: 0x38 },
+            BlockPlan::GivenBack { allocator, offset_bytes: 0x208 },
+            BlockPlan::Completed { offset_bytes: 0xff8 },
+        ] {
+            let at_call = TensorPlan::registers().walk(Walk::Grants).at_call(block);
+            assert_eq!(TensorPlan::from_cookie(at_call.cookie(10, false)), (10, at_call, false));
         }
         let of_thread = TensorPlan::registers().walk(Walk::Always).of_thread(1023);
         assert_eq!(TensorPlan::from_cookie(of_thread.cookie(23, false)), (23, of_thread, false));
@@ -316,7 +376,7 @@ mod tests {
     fn ids_are_unique_and_a_return_has_nothing_to_read_from_registers() {
         for (index, probe) in TENSOR_PROBES.iter().enumerate() {
             assert!(TENSOR_PROBES[..index].iter().all(|other| other.id != probe.id), "{}", probe.symbol);
-            if probe.point != Point::Entry {
+            if probe.point == Point::Count {
                 let plan = TensorPlan { stack: Walk::Never, ..probe.plan };
                 assert_eq!(plan, TensorPlan::registers(), "{}", probe.symbol);
                 assert!(probe.plan.stack != Walk::Grants, "{}", probe.symbol);

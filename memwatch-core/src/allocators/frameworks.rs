@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::bfc::Arenas;
 use super::pytorch::{Allocators, DriverChange, Words};
 use super::threads::Stage;
-use super::{BlockChange, FrameworkAllocator, Reported};
+use super::{BlockChange, FrameworkAllocator, Reported, TensorLedger};
 use crate::decode::{TensorChange, TensorEvent};
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::words::Ordinal;
@@ -25,7 +25,8 @@ pub struct Frameworks {
 impl FrameworkAllocator for Frameworks {
     /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event.
     fn begin(&mut self, from_start: bool, missing: &[u16]) {
-        let mut rows = TENSOR_PROBES.iter().filter(|row| row.purpose == Purpose::Allocator);
+        let is_its = |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
+        let mut rows = TENSOR_PROBES.iter().filter(|row| is_its(row.purpose));
         if rows.any(|row| !missing.contains(&row.id)) {
             self.pytorch.begin(from_start, missing);
         }
@@ -117,5 +118,12 @@ impl FrameworkAllocator for Frameworks {
 
     fn note_phase(&mut self, ordinal: Ordinal, phase: Stage) {
         self.pytorch.note_phase(ordinal, phase);
+    }
+}
+
+impl TensorLedger {
+    /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.
+    pub fn split(&mut self, event: &TensorEvent) -> Option<[Option<TensorEvent>; 3]> {
+        self.allocators.pytorch.split(event)
     }
 }

@@ -7,6 +7,7 @@ use memwatch_common::tensor::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::block::BlockReport;
 use super::low_u32;
 use super::node::NodeWords;
 use crate::input::arenas::ArenaCounters;
@@ -154,6 +155,8 @@ pub enum TensorChange {
     CodeGoes(u64),
     /// An arena of JAX or TensorFlow has granted or taken back a chunk.
     Chunk(Chunk),
+    /// All about a block that came or went, from one probe: [`BlockReport::events`] says what that is of the above.
+    Block(BlockReport),
 }
 
 /// What an arena reports of a chunk, within its lock and after it has counted it.
@@ -190,6 +193,8 @@ pub struct Traced {
     pub ordinal: Ordinal,
     /// The private pool; (0, 0) for the usual ones. Given by 2.8 and later; words without meaning before.
     pub pool: Option<(u64, u64)>,
+    /// What was requested is not known: `bytes` is what it was rounded to.
+    pub is_rounded: bool,
 }
 
 /// `TraceEntry::Action`, in its order.
@@ -298,7 +303,10 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
             allocated_bytes: second,
             reserved_bytes: third,
         },
-        TensorMeaning::Traced => TensorChange::Traced(traced(record, readable)),
+        TensorMeaning::Granted | TensorMeaning::GivenBack | TensorMeaning::Completed => {
+            TensorChange::Block(BlockReport::of(record, tensor_probe(record.probe)?.meaning)?)
+        }
+        TensorMeaning::Traced | TensorMeaning::TracedRarely => TensorChange::Traced(traced(record, readable)),
         TensorMeaning::Requested => TensorChange::Requested { allocator: first, words: [second, third] },
         TensorMeaning::SegmentWanted => {
             TensorChange::SegmentWanted { allocator: first, is_retry: low_byte(third) != 0 }
@@ -345,16 +353,17 @@ fn traced(record: &TensorRecord, readable: bool) -> Traced {
         stream,
         ordinal: device_index(device),
         pool: readable.then_some((pool_low, pool_high)),
+        is_rounded: false,
     }
 }
 
 /// A `c10::DeviceIndex`: a signed byte.
-fn device_index(register: u64) -> Ordinal {
+pub(super) fn device_index(register: u64) -> Ordinal {
     Ordinal(i32::from(low_byte(register).cast_signed()))
 }
 
 /// The device behind a packed `c10::Device`: its type in the low byte, its index in the next; the rest is undefined. `None` for no GPU.
-fn gpu(register: u64) -> Option<Ordinal> {
+pub(super) fn gpu(register: u64) -> Option<Ordinal> {
     let [kind, index, ..] = register.to_le_bytes();
     (kind == CUDA).then(|| Ordinal(i32::from(index.cast_signed())))
 }

@@ -7,7 +7,7 @@ use crate::allocators::TensorLedger;
 use crate::allocators::log::LogLine;
 use crate::allocators::pytorch::Words;
 use crate::attribution::process::Process;
-use crate::decode::decode_tensor;
+use crate::decode::{TensorEvent, decode_tensor};
 use crate::input::LevelChoice;
 use crate::input::arenas::ArenaBooks;
 use crate::input::books::{Books, MovingBooks, Numbers};
@@ -104,16 +104,25 @@ impl Pipeline {
             if let Record::Tensor(tensor) = record {
                 tensors.count_copies(tensor.flags);
             }
-            process.place_chunk(&event);
-            if let Some(tensors) = &mut process.tensors {
-                tensors.apply(&event);
+            match tensors.split(&event) {
+                Some(parts) => parts.iter().flatten().for_each(|part| self.tensor_event(part)),
+                None => self.tensor_event(&event),
             }
-            self.follow_tensors(&event);
-            self.observe_steps(event.tgid);
-            self.note_tensor_oom(&event);
-            self.observe_simulations(&event);
-            self.observe_fragments_of(&event);
         }
+    }
+
+    fn tensor_event(&mut self, event: &TensorEvent) {
+        if let Some(process) = self.processes.get_mut(&event.tgid) {
+            process.place_chunk(event);
+            if let Some(tensors) = &mut process.tensors {
+                tensors.apply(event);
+            }
+        }
+        self.follow_tensors(event);
+        self.observe_steps(event.tgid);
+        self.note_tensor_oom(event);
+        self.observe_simulations(event);
+        self.observe_fragments_of(event);
     }
 
     pub(crate) fn learn_stack(&mut self, tgid: Tgid, id: u64, stack: PythonStack) {

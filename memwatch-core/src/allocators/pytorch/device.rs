@@ -252,6 +252,9 @@ impl DeviceAllocator {
                 let is_known = self.give_back(address);
                 if !is_known {
                     self.memory.forget_pending(Some(address));
+                    if traced.is_rounded {
+                        self.doubt(Doubt::OlderBlocks);
+                    }
                 }
                 self.returning = Some(Returning { address, requested_bytes: bytes, is_known, is_completed: false });
             }

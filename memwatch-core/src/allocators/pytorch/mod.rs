@@ -33,7 +33,7 @@ pub use trust::{Certainty, Doubt, Named, Trust};
 
 use super::threads::Stage;
 use super::{BlockChange, FrameworkAllocator, Reported};
-use crate::decode::{TensorChange, TensorEvent, TraceAction, Traced};
+use crate::decode::{PendingBlocks, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
 use crate::words::{Ordinal, Tid};
 
@@ -71,6 +71,8 @@ pub struct Allocators {
     /// What the driver has mapped and no report has shown to be an allocator's.
     mapped: Mapped,
     unbelievable: u64,
+    /// What was given back and is in use still, as events of single probes say.
+    pending: PendingBlocks,
     from_start: bool,
     missing: Vec<u16>,
     #[serde(skip)]
@@ -104,6 +106,17 @@ impl Allocators {
         self.places.iter().filter(|(_, ordinal)| drifts(ordinal)).map(|(allocator, _)| *allocator).collect()
     }
 
+    /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.
+    pub fn split(&mut self, event: &TensorEvent) -> Option<[Option<TensorEvent>; 3]> {
+        let TensorChange::Block(report) = &event.what else { return None };
+        let Self { devices, pending, .. } = self;
+        let pool_of = |ordinal, address| {
+            let (_, segment) = devices.get(&ordinal)?.memory.segment_of(address)?;
+            Some(segment.private_pool)
+        };
+        Some(report.events(event, pending, pool_of))
+    }
+
     fn device(&mut self, ordinal: Ordinal) -> &mut DeviceAllocator {
         self.devices.entry(ordinal).or_insert_with(|| {
             let mut device = DeviceAllocator::new(ordinal, self.from_start);
@@ -116,6 +129,7 @@ impl Allocators {
     /// What was under way is not waited for any more, and something may have begun unseen.
     fn forget_course(&mut self) {
         self.from_start = false;
+        self.pending.forget();
         self.unplaced.clear();
         self.unplaced_events = 0;
         self.asked.clear();

@@ -1,6 +1,7 @@
 //! Real PyTorch on the simulated GPU, probed for real: what the kernel half sends is what PyTorch's own trace and Python's own objects say.
 
 mod asleep;
+mod calls;
 mod job;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,6 +61,7 @@ fn events_of_2_15_are_those_of_its_own_trace_and_statistics_come_on_demand() {
         false,
         &[
             events_are_those_of_its_own_trace,
+            calls::one_probe_shows_what_several_do,
             the_numbers_of_nodes_are_all_that_pytorch_gives,
             statistics_are_those_of_the_event_before,
             probes_in_all_processes_report_all_that_are_listed,
@@ -75,6 +77,7 @@ fn events_of_2_8_are_those_of_its_own_trace_and_have_the_stacks_that_ran() {
         false,
         &[
             events_are_those_of_its_own_trace,
+            calls::one_probe_shows_what_several_do,
             the_numbers_of_nodes_are_all_that_pytorch_gives,
             statistics_are_those_of_the_event_before,
             stacks_are_those_of_the_functions_that_run,
@@ -89,7 +92,7 @@ fn events_of_2_8_are_those_of_its_own_trace_and_have_the_stacks_that_ran() {
 
 #[test]
 fn classic_probes_see_all_threads_of_the_process_too() {
-    with_a_job("2.8", true, &[events_are_those_of_its_own_trace, nothing_is_walked_any_more_in_a_job_that_has_ended]);
+    with_a_job("2.8", true, &[calls::one_probe_shows_what_several_do, events_are_those_of_its_own_trace, nothing_is_walked_any_more_in_a_job_that_has_ended]);
 }
 
 /// PyTorch's numbers for the actions of its trace.

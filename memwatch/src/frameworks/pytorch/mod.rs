@@ -1,6 +1,7 @@
 //! PyTorch in a process: its libraries, the rows' functions in them, and the probes on those.
 
 mod books;
+mod calls;
 mod counter;
 mod holdings;
 mod known_builds;

@@ -12,6 +12,7 @@ use memchr::memmem::Finder;
 use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorPlan, TensorProbe};
 use object::ReadCache;
 
+use super::calls;
 use super::counter::counter;
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
 use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
@@ -40,7 +41,7 @@ pub(crate) struct TensorPoint {
 impl TensorPoint {
     /// What the row says, at this offset.
     pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
-        Self { row, file_offset, plan: row.plan, is_return: row.point != Point::Entry }
+        Self { row, file_offset, plan: row.plan, is_return: row.point == Point::Count }
     }
 
     /// A row in a function with this code.
@@ -64,8 +65,9 @@ pub(crate) fn points(
     library: FrameworkLibrary,
     kernel: KernelVersion,
 ) -> Result<Vec<TensorPoint>, ResolveError> {
-    let rows: Vec<&TensorProbe> =
-        TENSOR_PROBES.iter().filter(|row| row.library == library && !row.symbol.is_empty()).collect();
+    let is_of_library = |row: &&TensorProbe| row.library == library && !row.symbol.is_empty();
+    let is_wanted = |row: &&TensorProbe| is_of_library(row) && row.point != Point::Calls;
+    let rows: Vec<&TensorProbe> = TENSOR_PROBES.iter().filter(is_wanted).collect();
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ReadCache::new(clone);
     let layout = Layout::parse(&cache)?;
@@ -80,7 +82,29 @@ pub(crate) fn points(
         let site = select(code, location.address, layout.machine(), kernel);
         Some(TensorPoint::of_function(row, location, code, &site))
     };
-    Ok(rows.iter().filter_map(place).collect())
+    let mut points: Vec<TensorPoint> = rows.iter().filter_map(place).collect();
+    if library == FrameworkLibrary::C10Cuda {
+        let (found, all) = (symbols(file, &layout, &calls::NAMES)?, functions(file, &layout)?);
+        match calls::calls(file, &layout, &all, &found) {
+            Some(calls) => points.extend(calls),
+            None => log::info!("PyTorch's allocator in this build shows blocks by several probes for each"),
+        }
+    }
+    Ok(points)
+}
+
+/// All functions of a file, each once.
+fn functions(file: &File, layout: &Layout<'_>) -> Result<Vec<FunctionLocation>, ResolveError> {
+    let mut all = BTreeMap::new();
+    for table in layout.tables() {
+        in_pieces(file, table.symbols, |_, piece| {
+            let (symbols, rest) = piece.as_chunks::<SYMBOL_BYTES>();
+            all.extend(symbols.iter().filter_map(|symbol| layout.function(symbol)).map(|at| (at.address, at)));
+            rest.len()
+        })
+        .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
+    }
+    Ok(all.into_values().collect())
 }
 
 /// A symbol that is looked for.

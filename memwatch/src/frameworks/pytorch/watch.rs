@@ -33,22 +33,49 @@ const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibra
 pub(crate) struct TensorRequest {
     /// What.
     pub(crate) level: TensorLevel,
-    /// Only what the allocator reports of each tensor: one probe for each that comes or goes instead of three. What was requested, streams, and
+    /// Only what the allocator reports of each tensor, where one probe for each that comes or goes shows no more. What was requested, streams, and
     /// segments are not seen then.
     pub(crate) reports_only: bool,
 }
 
+/// How the blocks of a process's allocators are seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sight {
+    /// The allocators' library was not found yet.
+    #[default]
+    Unknown,
+    /// Where they call what reports a block: by one probe for each that comes or goes.
+    Calls,
+    /// By the functions that are called, of which several are passed.
+    Functions,
+}
+
 impl TensorRequest {
-    fn wants(self, row: &TensorProbe) -> bool {
-        wants(self.level, row.purpose)
-            && !(self.reports_only && matches!(row, TensorProbe { library: FrameworkLibrary::C10Cuda, .. }))
+    fn wants(self, row: &TensorProbe, sight: Sight) -> bool {
+        let is_seen_so = match row.purpose {
+            Purpose::AllocatorCalls => sight == Sight::Calls,
+            Purpose::AllocatorReports | Purpose::AllocatorTrace | Purpose::AllocatorUntilTrace => {
+                sight == Sight::Functions
+            }
+            _ => true,
+        };
+        // One probe shows all: there is nothing to be left out.
+        let reports_only = self.reports_only && sight != Sight::Calls;
+        is_seen_so
+            && wants(self.level, row.purpose)
+            && !(reports_only && matches!(row, TensorProbe { library: FrameworkLibrary::C10Cuda, .. }))
     }
 }
 
 /// Whether a level needs the rows that are for this.
 fn wants(level: TensorLevel, purpose: Purpose) -> bool {
     match purpose {
-        Purpose::Allocator | Purpose::AllocatorUntilTrace | Purpose::Arena => level >= TensorLevel::Blocks,
+        Purpose::Allocator
+        | Purpose::AllocatorCalls
+        | Purpose::AllocatorReports
+        | Purpose::AllocatorTrace
+        | Purpose::AllocatorUntilTrace
+        | Purpose::Arena => level >= TensorLevel::Blocks,
         Purpose::Python => level >= TensorLevel::Sites,
         Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
         // Put in where the others show that it is needed.
@@ -81,6 +108,8 @@ struct Watched {
     level: Option<TensorLevel>,
     /// Only what the allocator reports.
     reports_only: bool,
+    /// How its blocks are seen.
+    sight: Sight,
     /// How often it was looked at.
     looks: u64,
     /// When it was last looked at; and whether the answer is still to come.
@@ -190,14 +219,7 @@ impl TorchWatch {
     pub(crate) fn change(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) -> Vec<u16> {
         let Some(watched) = self.processes.get_mut(&tgid) else { return Vec::new() };
         (watched.level, watched.reports_only) = (Some(request.level), request.reports_only);
-        // The trace before the reports: a report without a trace shows no size that was asked for.
-        for library in watched.libraries.values_mut().rev() {
-            // A library in which nothing changes keeps its probes: nothing of it is missed.
-            if library.rows(request) != library.wanted {
-                library.take_out(kernel, tgid);
-                library.put_in(kernel, tgid, request);
-            }
-        }
+        watched.follow(kernel, tgid, request);
         watched.missing()
     }
 
@@ -259,6 +281,13 @@ impl TorchWatch {
     /// Puts in the rows for allocators that keep no trace of their own.
     pub(crate) fn do_without_trace(&mut self, kernel: &mut Kernel, tgid: u32) {
         let Some(watched) = self.processes.get_mut(&tgid) else { return };
+        if watched.sight == Sight::Calls {
+            log::warn!("process {tgid}: its allocator's blocks are not where its code says: several probes show each");
+            watched.sight = Sight::Functions;
+            let request = watched.request(self.request);
+            watched.follow(kernel, tgid, request);
+            return;
+        }
         for library in watched.libraries.values_mut() {
             let points = std::mem::take(&mut library.on_demand);
             library.probes.extend(attach(kernel, tgid, &library.file, &points));
@@ -289,8 +318,7 @@ impl TorchWatch {
         let FoundLibrary { tgid, library, file, points, arenas } = found;
         // It may have ended meanwhile.
         let watched = self.processes.get_mut(&tgid)?;
-        let level = watched.level.unwrap_or(self.request.level);
-        let request = TensorRequest { level, reports_only: watched.reports_only || self.request.reports_only };
+        let request = watched.request(self.request);
         if request.level == TensorLevel::Off || watched.libraries.contains_key(&library) {
             return None;
         }
@@ -298,9 +326,12 @@ impl TorchWatch {
             log::warn!("process {tgid}: {}: its tensors are not traced: {error}", file.display);
             Vec::new()
         });
-        let mut own = Library::new(file, points);
-        own.put_in(kernel, tgid, request);
-        watched.libraries.insert(library, own);
+        if library == FrameworkLibrary::C10Cuda {
+            let has_calls = points.iter().any(|point| point.row.purpose == Purpose::AllocatorCalls);
+            watched.sight = if has_calls { Sight::Calls } else { Sight::Functions };
+        }
+        watched.libraries.insert(library, Library::new(file, points));
+        watched.follow(kernel, tgid, request);
         watched.found.get_or_insert_with(Instant::now);
         if is_of_arenas(library) {
             watched.arenas = arenas;
@@ -346,12 +377,30 @@ impl Watched {
             counting: None,
             level: None,
             reports_only: false,
+            sight: Sight::default(),
             looks: 0,
             looked: None,
             waiting: false,
             found: None,
             arenas: None,
             libraries: BTreeMap::new(),
+        }
+    }
+
+    /// What is watched of it.
+    fn request(&self, of_all: TensorRequest) -> TensorRequest {
+        let level = self.level.unwrap_or(of_all.level);
+        TensorRequest { level, reports_only: self.reports_only || of_all.reports_only }
+    }
+
+    /// From now on this is in place. The trace before the reports: a report without a trace shows no size that was asked for.
+    fn follow(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) {
+        for library in self.libraries.values_mut().rev() {
+            // A library in which nothing changes keeps its probes: nothing of it is missed.
+            if library.rows(request, self.sight) != library.wanted {
+                library.take_out(kernel, tgid);
+                library.put_in(kernel, tgid, (request, self.sight));
+            }
         }
     }
 
@@ -402,16 +451,16 @@ impl Library {
     }
 
     /// The rows that are wanted of it.
-    fn rows(&self, request: TensorRequest) -> Vec<u16> {
-        self.points.iter().map(|point| point.row).filter(|row| request.wants(row)).map(|row| row.id).collect()
+    fn rows(&self, request: TensorRequest, sight: Sight) -> Vec<u16> {
+        self.points.iter().map(|point| point.row).filter(|row| request.wants(row, sight)).map(|row| row.id).collect()
     }
 
     /// Puts in what is wanted; nothing of it is in place.
-    fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, request: TensorRequest) {
-        self.wanted = self.rows(request);
+    fn put_in(&mut self, kernel: &mut Kernel, tgid: u32, (request, sight): (TensorRequest, Sight)) {
+        self.wanted = self.rows(request, sight);
         let (wanted, others): (Vec<TensorPoint>, Vec<TensorPoint>) =
-            self.points.iter().copied().partition(|point| request.wants(point.row));
-        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only;
+            self.points.iter().copied().partition(|point| request.wants(point.row, sight));
+        let has_blocks = request.level >= TensorLevel::Blocks && !request.reports_only && sight != Sight::Calls;
         let is_on_demand = |point: &TensorPoint| point.row.purpose == Purpose::AllocatorWithoutTrace && has_blocks;
         self.on_demand = others.into_iter().filter(is_on_demand).collect();
         let (until_trace, always): (Vec<_>, Vec<_>) =

@@ -75,7 +75,7 @@ pub(crate) fn plan(
         return Err(PlanError::TooLarge);
     }
     let stubs = match when {
-        When::Always => stub::find(&opened).map_err(|error| not_probed(&error)),
+        When::Always => stub::find(&opened, stub::IOCTL).map_err(|error| not_probed(&error)),
         When::DeviceUnknown | When::GraphMemory => Ok(Vec::new()),
     };
     let cache = ReadCache::new(opened);
@@ -393,7 +393,7 @@ fn attach_stubs(
 /// What a file without a stub is to its coverage.
 fn not_probed(reason: &NoStub) -> KernelCalls {
     match reason {
-        NoStub::NotImported => KernelCalls::None,
+        NoStub::NotImported(_) => KernelCalls::None,
         reason => KernelCalls::Refused { reason: chain(reason) },
     }
 }

@@ -197,6 +197,15 @@ impl<'data> Layout<'data> {
         self.machine
     }
 
+    /// The address that code at an offset in the file has, as the file counts.
+    pub(crate) fn address_of(&self, file_offset: u64) -> Option<u64> {
+        let code = |segment: &&Segment| segment.p_type(LE) == PT_LOAD && segment.p_flags(LE).contains(PF_X);
+        self.segments.iter().filter(code).find_map(|segment| {
+            let within = file_offset.checked_sub(segment.p_offset(LE))?;
+            (within < segment.p_filesz(LE)).then(|| segment.p_vaddr(LE).checked_add(within))?
+        })
+    }
+
     /// The function that an entry of a symbol table defines here, if it does.
     pub(crate) fn function(&self, symbol: &[u8; SYMBOL_BYTES]) -> Option<FunctionLocation> {
         let (symbol, _) = object::pod::from_bytes::<Sym64<LittleEndian>>(symbol).ok()?;

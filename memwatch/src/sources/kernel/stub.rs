@@ -1,5 +1,5 @@
-//! Where does a library call `ioctl`? Its procedure linkage table has a stub for that, `jmp` to the address that the loader has filled in: all calls
-//! pass it, and the return address on the stack is the caller's, so that return probes work there as in a function.
+//! Where does a library call a function of another, as `ioctl`? Its procedure linkage table has a stub for that, `jmp` to the address that the loader
+//! has filled in: all calls pass it, and the return address on the stack is the caller's, so that return probes work there as in a function.
 //!
 //! Found by what the loader needs (`PT_DYNAMIC`), without section headers; System V ABI, AMD64 supplement, 5.2. Any doubt is a refusal.
 
@@ -18,8 +18,10 @@ use object::{LittleEndian, ReadCache};
 use crate::sources::pieces::in_pieces;
 
 const LE: LittleEndian = LittleEndian;
-/// What is called, and the zero that ends it.
-const NAME: &[u8; 6] = b"ioctl\0";
+/// What the requests to the kernel driver pass, and the zero that ends it.
+pub(crate) const IOCTL: &str = "ioctl\0";
+/// The longest beginning of a name that is looked for.
+const MOST_NAME_BYTES: usize = 64;
 /// Headers, entries and relocations beyond these counts are refused; a driver of 2025 has 10, 40 and 60,000.
 const MOST_SEGMENTS: usize = 64;
 const MOST_ENTRIES: u64 = 1024;
@@ -40,15 +42,15 @@ const STUB_ALIGNMENT: u64 = 8;
 /// Why no stub of a file is probed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoStub {
-    /// It imports no `ioctl`.
-    #[error("it does not import ioctl")]
-    NotImported,
+    /// It imports no such function.
+    #[error("it does not import {0}")]
+    NotImported(&'static str),
     /// It calls without a stub (`-fno-plt`), or keeps the address: there is no one place that all calls pass.
-    #[error("it calls ioctl without a stub")]
-    WithoutStub,
+    #[error("it calls {0} without a stub")]
+    WithoutStub(&'static str),
     /// It imports it, and no instruction was found that uses that.
-    #[error("no use of its ioctl was found")]
-    NotUsed,
+    #[error("no use of its {0} was found")]
+    NotUsed(&'static str),
     /// Where stubs look otherwise.
     #[error("stubs are known on x86-64 only")]
     UnsupportedMachine,
@@ -60,11 +62,11 @@ pub(crate) enum NoStub {
     Unreadable(#[from] io::Error),
 }
 
-/// The stubs of a file through which it calls `ioctl`: their offsets in it.
+/// The stubs of a file through which it calls the function whose name begins with these bytes, of which 64 count: their offsets in it.
 ///
 /// # Errors
 /// [`NoStub`] says why none is to be probed. No content makes it panic.
-pub(crate) fn find(file: &File) -> Result<Vec<u64>, NoStub> {
+pub(crate) fn find(file: &File, name: &'static str) -> Result<Vec<u64>, NoStub> {
     let cache = ReadCache::new(file);
     let header = FileHeader64::<LittleEndian>::parse(&cache).map_err(|_damage| NoStub::Damaged("ELF header"))?;
     if !header.is_little_endian() || header.e_machine(LE) != elf::EM_X86_64 {
@@ -74,21 +76,27 @@ pub(crate) fn find(file: &File) -> Result<Vec<u64>, NoStub> {
     if segments.len() > MOST_SEGMENTS {
         return Err(NoStub::Damaged("program headers"));
     }
-    let image = Image { file, segments };
+    let image = Image { file, segments, name };
     let slots = image.slots()?;
     if slots.is_empty() {
-        return Err(NoStub::NotImported);
+        return Err(NoStub::NotImported(shown(name)));
     }
     image.stubs(&slots)
+}
+
+/// A name without the zero that ends it.
+fn shown(name: &'static str) -> &'static str {
+    name.trim_end_matches('\0')
 }
 
 struct Image<'data> {
     file: &'data File,
     segments: &'data [ProgramHeader64<LittleEndian>],
+    name: &'static str,
 }
 
 impl Image<'_> {
-    /// The addresses that the loader fills with that of `ioctl`.
+    /// The addresses that the loader fills with that of the function.
     fn slots(&self) -> Result<Vec<u64>, NoStub> {
         let dynamic = self.segments.iter().find(|segment| segment.p_type(LE) == PT_DYNAMIC);
         let Some(dynamic) = dynamic else { return Ok(Vec::new()) };
@@ -112,9 +120,9 @@ impl Image<'_> {
             self.each((start, length), |relocation: &Rela64<LittleEndian>| {
                 let kind = relocation.r_type(LE, false);
                 let has_name = matches!(kind, R_X86_64_JUMP_SLOT | R_X86_64_GLOB_DAT | R_X86_64_64);
-                if has_name && self.is_ioctl(relocation.r_sym(LE, false), (symbols, strings))? {
+                if has_name && self.is_meant(relocation.r_sym(LE, false), (symbols, strings))? {
                     if kind == R_X86_64_64 {
-                        return Err(NoStub::WithoutStub);
+                        return Err(NoStub::WithoutStub(shown(self.name)));
                     }
                     slots.push(relocation.r_offset.get(LE));
                 }
@@ -124,16 +132,16 @@ impl Image<'_> {
         Ok(slots)
     }
 
-    fn is_ioctl(&self, symbol: u32, (symbols, strings): (u64, u64)) -> Result<bool, NoStub> {
+    fn is_meant(&self, symbol: u32, (symbols, strings): (u64, u64)) -> Result<bool, NoStub> {
         let damaged = || NoStub::Damaged("symbol table");
         let mut entry = [0; size_of::<Sym64<LittleEndian>>()];
         let address = symbols.checked_add(u64::from(symbol) * entry.len() as u64).ok_or_else(damaged)?;
         self.file.read_exact_at(&mut entry, self.offset_of(address).ok_or_else(damaged)?)?;
         let (entry, _) = from_bytes::<Sym64<LittleEndian>>(&entry).map_err(|()| damaged())?;
         let address = strings.checked_add(entry.st_name.get(LE).into()).ok_or_else(damaged)?;
-        let mut name = [0; NAME.len()];
+        let mut name = [0; MOST_NAME_BYTES];
         let read = self.file.read_at(&mut name, self.offset_of(address).ok_or_else(damaged)?)?;
-        Ok(read == name.len() && name == *NAME)
+        Ok(name[..read].starts_with(&self.name.as_bytes()[..self.name.len().min(MOST_NAME_BYTES)]))
     }
 
     /// The stubs that use one of these slots; refused where something else uses one.
@@ -155,10 +163,10 @@ impl Image<'_> {
             })?;
         }
         match scan.stubs.len() {
-            _ if scan.others > 0 => Err(NoStub::WithoutStub),
-            0 => Err(NoStub::NotUsed),
+            _ if scan.others > 0 => Err(NoStub::WithoutStub(shown(self.name))),
+            0 => Err(NoStub::NotUsed(shown(self.name))),
             1..=MOST_STUBS => Ok(scan.stubs),
-            _ => Err(NoStub::WithoutStub),
+            _ => Err(NoStub::WithoutStub(shown(self.name))),
         }
     }
 

@@ -318,7 +318,9 @@ impl Tensors {
             process.records += 1;
             // Where its allocators can be read, they say how many there are.
             let is_counted = |meaning| match meaning {
-                TensorMeaning::Reported => !process.numbers.are_known(),
+                TensorMeaning::Reported | TensorMeaning::Granted | TensorMeaning::GivenBack => {
+                    !process.numbers.are_known()
+                }
                 TensorMeaning::Chunk => true,
                 _ => false,
             };

@@ -273,7 +273,7 @@ impl Naive {
 
     fn trace(&mut self, tid: Tid, action: TraceAction, address: u64, bytes: u64) {
         let (allocator, ordinal, stream, pool) = (self.allocator, self.ordinal, 0, None);
-        let traced = Traced { allocator, action, address, bytes, stream, ordinal, pool };
+        let traced = Traced { allocator, action, address, bytes, stream, ordinal, pool, is_rounded: false };
         self.reported.push((tid, TensorChange::Traced(traced)));
     }
 

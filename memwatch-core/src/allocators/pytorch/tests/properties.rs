@@ -179,7 +179,7 @@ proptest! {
                 _ => {
                     let action = ACTIONS[usize::from(kind) % ACTIONS.len()];
                     let (address, bytes, stream, pool) = (first, second, third, None);
-                    TensorChange::Traced(Traced { allocator, action, address, bytes, stream, ordinal, pool })
+                    TensorChange::Traced(Traced { allocator, action, address, bytes, stream, ordinal, pool, is_rounded: false })
                 }
             };
             let event = TensorEvent { tgid: Tgid(7), tid: Tid(u32::from(small % 3)), time_ns: third, stack: StackRef::NotAsked, what };

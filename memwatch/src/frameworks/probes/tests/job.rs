@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{Item, Record};
-use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES};
+use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -160,11 +160,24 @@ impl Watched {
         let mut probes = Vec::new();
         for &(library, name) in libraries {
             let path = job.mapped(name).expect("PyTorch has loaded its libraries");
-            let points = points(&File::open(&path).unwrap(), library, version).unwrap();
+            let mut points = points(&File::open(&path).unwrap(), library, version).unwrap();
+            points.retain(|point| point.row.purpose != Purpose::AllocatorCalls);
             assert!(!points.is_empty());
             probes.push(attach(&mut kernel, &path, tgid, &points).unwrap());
         }
         Self { kernel, ring, probes, code_goes: false }
+    }
+
+    /// Puts in what shows all of a block with one probe, beside what is there.
+    pub(crate) fn attach_calls(&mut self, job: &Job) -> TensorProbes {
+        let path = job.mapped("libc10_cuda.so").expect("PyTorch has loaded its libraries");
+        let mut points = points(&File::open(&path).unwrap(), FrameworkLibrary::C10Cuda, running_kernel()).unwrap();
+        points.retain(|point| point.row.purpose == Purpose::AllocatorCalls);
+        attach(&mut self.kernel, &path, NonZeroU32::new(job.tgid()).unwrap(), &points).unwrap()
+    }
+
+    pub(crate) fn take_out(&mut self, probes: TensorProbes) {
+        detach(&mut self.kernel, probes).unwrap();
     }
 
     pub(crate) fn want_statistics(&mut self, job: &Job) {

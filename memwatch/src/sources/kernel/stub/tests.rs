@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{AGAIN, DISTANCE_BYTES, ENDBR64, NoStub, Place, Scan, Use, find, use_before};
+use super::{AGAIN, DISTANCE_BYTES, ENDBR64, IOCTL, NoStub, Place, Scan, Use, find, use_before};
 
 const CALLS: &str = "int ioctl(int, unsigned long, ...);\n\
     int ask(int fd, unsigned long request, void *argument) { return ioctl(fd, request, argument) + 1; }\n";
@@ -34,7 +34,7 @@ fn stubs_of(source: &str, flags: &[&str]) -> Option<Result<Vec<[u8; 4]>, String>
         let offset = usize::try_from(offset).expect("within a file");
         *bytes[offset..].first_chunk().expect("a stub")
     };
-    let found = find(&File::open(&path).expect("it was made"));
+    let found = find(&File::open(&path).expect("it was made"), IOCTL);
     Some(found.map(|stubs| stubs.into_iter().map(first).collect()).map_err(|error| error.to_string()))
 }
 
@@ -60,7 +60,7 @@ fn all_stubs_are_found_where_there_are_several() {
 #[test]
 fn a_library_that_calls_without_a_stub_is_refused_with_that_reason() {
     let refused = |source: &str, flags: &[&str]| stubs_of(source, flags).map(|found| found.expect_err("no stub"));
-    let without = Some(NoStub::WithoutStub.to_string());
+    let without = Some(NoStub::WithoutStub("ioctl").to_string());
     if refused(CALLS, &["-fno-plt"]).is_none() {
         return;
     }
@@ -69,9 +69,9 @@ fn a_library_that_calls_without_a_stub_is_refused_with_that_reason() {
     assert_eq!(refused(&kept, &[]), without);
     let pointer = format!("{CALLS} int (*pointer)(int, unsigned long, ...) = ioctl;\n");
     assert_eq!(refused(&pointer, &[]), without);
-    assert_eq!(refused("int nothing(void) { return 1; }", &[]), Some(NoStub::NotImported.to_string()));
+    assert_eq!(refused("int nothing(void) { return 1; }", &[]), Some(NoStub::NotImported("ioctl").to_string()));
     let weak = "__asm__(\".data\\n.quad 0\\n.text\\n\"); int getpid(void); int ask(void) { return getpid(); }";
-    assert_eq!(refused(weak, &[]), Some(NoStub::NotImported.to_string()), "another function");
+    assert_eq!(refused(weak, &[]), Some(NoStub::NotImported("ioctl").to_string()), "another function");
 }
 
 #[test]
@@ -116,18 +116,18 @@ fn a_file_that_is_cut_or_made_up_is_refused_and_nothing_panics() {
         file.write_all(bytes).expect("written");
         file
     };
-    assert!(matches!(find(&file_of(b"not a library")), Err(NoStub::Damaged(_))));
+    assert!(matches!(find(&file_of(b"not a library"), IOCTL), Err(NoStub::Damaged(_))));
     let directory = TempDir::with_prefix("memwatch-test-").expect("a directory");
     let Some(path) = library(directory.path(), CALLS, &[]) else { return };
     let whole = std::fs::read(path).expect("it was made");
     for length in (0..whole.len()).step_by(97) {
         // Behind what the loader needs there are names for debuggers alone.
-        let _ = find(&file_of(&whole[..length]));
+        let _ = find(&file_of(&whole[..length]), IOCTL);
     }
-    assert!(find(&file_of(&whole[..0x800])).is_err());
+    assert!(find(&file_of(&whole[..0x800]), IOCTL).is_err());
     for at in (0..whole.len().min(0x400)).chain((0x2c00..whole.len()).step_by(7)) {
         let mut changed = whole.clone();
         changed[at] ^= 0xff;
-        let _ = find(&file_of(&changed));
+        let _ = find(&file_of(&changed), IOCTL);
     }
 }

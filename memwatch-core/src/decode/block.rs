@@ -1,0 +1,171 @@
+//! What one probe says of a block that comes or goes becomes what the allocator's own trace and its report would have said.
+
+use std::collections::BTreeMap;
+
+use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, PRIVATE_POOL, TensorMeaning, TensorRecord};
+use serde::{Deserialize, Serialize};
+
+use super::tensor::{device_index, gpu};
+use super::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
+use crate::words::Ordinal;
+
+/// A block came or went, with the allocator's totals after that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockReport {
+    /// The allocator of one device: the `this` of its methods; 0 where it could not be read.
+    pub allocator: u64,
+    /// The device.
+    pub ordinal: Ordinal,
+    /// The block.
+    pub address: u64,
+    /// Its size as the allocator rounded it, in bytes.
+    pub block_bytes: u64,
+    /// What.
+    pub turn: BlockTurn,
+}
+
+/// What has become of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BlockTurn {
+    /// The program has it.
+    Granted {
+        /// The allocator's totals.
+        totals: Totals,
+        /// What was read of the block; `None` where it could not be.
+        request: Option<Request>,
+    },
+    /// The program has given it back.
+    GivenBack {
+        /// The allocator's totals.
+        totals: Totals,
+        /// How many blocks a stream still uses that were given back; `None` where it could not be read.
+        pending_blocks: Option<u64>,
+    },
+    /// No stream uses it any more: it was given back before.
+    Completed {
+        /// What was asked for, in bytes.
+        requested_bytes: u64,
+        /// Its stream.
+        stream: u64,
+    },
+}
+
+/// The totals of one device's allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// `allocated_bytes.all.current`.
+    pub allocated_bytes: u64,
+    /// `reserved_bytes.all.current`.
+    pub reserved_bytes: u64,
+}
+
+/// What a block was granted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What was asked for, in bytes.
+    pub bytes: u64,
+    /// The stream.
+    pub stream: u64,
+    /// It is of a private pool.
+    pub is_private: bool,
+}
+
+/// How many blocks were given back and are still used by a stream, by allocator: what distinguishes one that went back into its pool at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingBlocks(BTreeMap<u64, u64>);
+
+impl PendingBlocks {
+    /// Events did not arrive.
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether the block that was given back last is in its pool again, where so many are pending now.
+    fn is_completed(&mut self, allocator: u64, now: u64) -> bool {
+        let before = self.0.insert(allocator, now);
+        // Where nobody knows how many were pending before, it is as many as now: few blocks wait for a stream.
+        before.is_none_or(|before| before.checked_add(1) != Some(now))
+    }
+
+    fn complete(&mut self, allocator: u64) {
+        if let Some(pending) = self.0.get_mut(&allocator) {
+            *pending = pending.saturating_sub(1);
+        }
+    }
+}
+
+impl BlockReport {
+    /// Reads a record; `None` for one of another device than a GPU, or of another meaning.
+    pub(super) fn of(record: &TensorRecord, meaning: TensorMeaning) -> Option<Self> {
+        let readable = record.flags & FLAG_EXTRA_UNREADABLE == 0;
+        let [first, second, third, fourth, fifth, sixth] = record.args;
+        let totals = Totals { allocated_bytes: third, reserved_bytes: fourth };
+        let [requested_bytes, allocator] = record.extra;
+        let turn = match meaning {
+            TensorMeaning::Granted => {
+                let is_private = fifth & PRIVATE_POOL != 0;
+                let request = Request { bytes: requested_bytes, stream: sixth, is_private };
+                BlockTurn::Granted { totals, request: readable.then_some(request) }
+            }
+            TensorMeaning::GivenBack => BlockTurn::GivenBack { totals, pending_blocks: readable.then_some(sixth) },
+            TensorMeaning::Completed if readable => {
+                let turn = BlockTurn::Completed { requested_bytes: fourth, stream: fifth };
+                let ordinal = device_index(sixth);
+                return Some(Self { allocator: first, ordinal, address: second, block_bytes: third, turn });
+            }
+            _ => return None,
+        };
+        let block_bytes = second.cast_signed().unsigned_abs();
+        Some(Self { allocator, ordinal: gpu(fifth)?, address: first, block_bytes, turn })
+    }
+
+    /// The same as lines of the allocator's trace, and what it reports, in their order. `pool_of` knows the private pools of addresses.
+    pub fn events(
+        &self,
+        event: &TensorEvent,
+        pending: &mut PendingBlocks,
+        pool_of: impl FnOnce(Ordinal, u64) -> Option<(u64, u64)>,
+    ) -> [Option<TensorEvent>; 3] {
+        let (bytes, signed) = (self.block_bytes, i64::try_from(self.block_bytes).unwrap_or(i64::MAX));
+        let line =
+            |what| TensorEvent { what: TensorChange::Traced(what), stack: StackRef::NotAsked, ..*event };
+        let report =
+            |bytes, totals| Some(TensorEvent { what: self.reported(bytes, totals), stack: event.stack, ..*event });
+        match self.turn {
+            BlockTurn::Granted { totals, request } => {
+                let traced = request.map(|Request { bytes, stream, is_private }| {
+                    let pool = if is_private { pool_of(self.ordinal, self.address) } else { Some((0, 0)) };
+                    line(Traced { stream, pool, ..self.traced(TraceAction::Alloc, bytes) })
+                });
+                [traced, None, report(signed, totals)]
+            }
+            BlockTurn::GivenBack { totals, pending_blocks } => {
+                let is_completed = pending_blocks.is_none_or(|now| pending.is_completed(self.allocator, now));
+                let traced = |action| line(Traced { is_rounded: true, ..self.traced(action, bytes) });
+                let completed = is_completed.then(|| traced(TraceAction::FreeCompleted));
+                [Some(traced(TraceAction::FreeRequested)), completed, report(-signed, totals)]
+            }
+            BlockTurn::Completed { requested_bytes, stream } => {
+                pending.complete(self.allocator);
+                let traced = Traced { stream, ..self.traced(TraceAction::FreeCompleted, requested_bytes) };
+                [Some(line(traced)), None, None]
+            }
+        }
+    }
+
+    const fn traced(&self, action: TraceAction, bytes: u64) -> Traced {
+        let Self { allocator, ordinal, address, .. } = *self;
+        Traced { allocator, action, address, bytes, stream: 0, ordinal, pool: None, is_rounded: false }
+    }
+
+    const fn reported(&self, block_bytes: i64, totals: Totals) -> TensorChange {
+        let Totals { allocated_bytes, reserved_bytes } = totals;
+        TensorChange::Reported {
+            ordinal: self.ordinal,
+            address: self.address,
+            block_bytes,
+            allocated_bytes,
+            reserved_bytes,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What a caching allocator's own books have of the block that comes or goes, read while its lock is held.
+
+use memwatch_common::capture::Kernel;
+use memwatch_common::native::Registers;
+use memwatch_common::tensor::{ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, Held, PRIVATE_POOL};
+
+use crate::kernel::Bpf;
+
+/// Where a block has its device and its stream: a byte and a word at its beginning (`Block` in c10/cuda/CUDACachingAllocator.cpp, the same in 2.6 to
+/// 2.15).
+const DEVICE_AND_STREAM: u64 = 0;
+
+/// More than a `DeviceCachingAllocator` has, in which its two usual pools lie; private ones are memory of their own. 1.5 to 2 KiB in 2.6 to 2.15.
+const ALLOCATOR_BYTES: u64 = 8 << 10;
+
+/// Reads what the plan says, and puts it in the place of arguments and peeks that the row's meaning names; false where it could not be read, or is not
+/// what the arguments say.
+#[inline(always)]
+pub(crate) fn read(
+    plan: BlockPlan,
+    args: &mut [u64; 6],
+    extra: &mut [u64; 2],
+    (rax, registers): (u64, &Registers),
+) -> bool {
+    match plan {
+        BlockPlan::None => true,
+        BlockPlan::Granted { allocator, block, offset_bytes } => {
+            let (block, mut words, mut front) = (held(block, rax, registers), [0; 4], [0; 2]);
+            let was_read = Bpf.read_words(block.wrapping_add(offset_bytes.into()), &mut words)
+                && Bpf.read_words(block.wrapping_add(DEVICE_AND_STREAM), &mut front);
+            let [bytes, requested_bytes, pool, address] = words;
+            let allocator = held(allocator, rax, registers);
+            *extra = [requested_bytes, allocator];
+            let is_private = pool.wrapping_sub(allocator) >= ALLOCATOR_BYTES;
+            args[4] = args[4] & 0xffff | if is_private { PRIVATE_POOL } else { 0 };
+            args[5] = front[1];
+            was_read && address == args[0] && bytes == args[1]
+        }
+        BlockPlan::GivenBack { allocator, offset_bytes } => {
+            let (allocator, mut granted, mut active) = (held(allocator, rax, registers), [0; 1], [0; 1]);
+            let bytes_at = allocator.wrapping_add(offset_bytes.into());
+            let was_read = Bpf.read_words(bytes_at.wrapping_sub(ALLOCATION_TO_BYTES_WORDS as u64 * 8), &mut granted)
+                && Bpf.read_words(bytes_at.wrapping_sub(ACTIVE_TO_BYTES_WORDS as u64 * 8), &mut active);
+            *extra = [0, allocator];
+            args[5] = active[0].wrapping_sub(granted[0]);
+            was_read
+        }
+        BlockPlan::Completed { offset_bytes } => {
+            let (mut words, mut front) = ([0; 4], [0; 2]);
+            let was_read = Bpf.read_words(args[1].wrapping_add(offset_bytes.into()), &mut words)
+                && Bpf.read_words(args[1].wrapping_add(DEVICE_AND_STREAM), &mut front);
+            let [bytes, requested_bytes, _, address] = words;
+            let [device, stream] = front;
+            *args = [args[0], address, bytes, requested_bytes, stream, device];
+            was_read
+        }
+    }
+}
+
+#[inline(always)]
+fn held(register: Held, rax: u64, registers: &Registers) -> u64 {
+    match register {
+        Held::Rax => rax,
+        Held::Rbx => registers.rbx,
+        Held::Rbp => registers.rbp,
+        Held::R12 => registers.r12_to_r15[0],
+        Held::R13 => registers.r12_to_r15[1],
+        Held::R14 => registers.r12_to_r15[2],
+        Held::R15 => registers.r12_to_r15[3],
+    }
+}

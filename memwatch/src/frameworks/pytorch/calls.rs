@@ -1,0 +1,267 @@
+//! Where PyTorch's allocator calls what reports a block, what traces it and what puts it back: instructions on which one probe shows all of a block.
+//!
+//! What `alloc_found_block` and `free` do between their beginning and their end is in registers where they call `reportMemoryUsageToProfiler`: the
+//! compiler has loaded arguments from the block and from the allocator's counters, and so shows where both are. Actions of the trace are constants. The
+//! same shape in 2.6, 2.8 to 2.11 and 2.15. Any doubt is an answer of `None`: the functions themselves are probed then.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use memwatch_common::tensor::{ALLOCATION_TO_BYTES_WORDS, BlockPlan, Held, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe};
+
+use super::symbols::{SymbolName, Symbols, TensorPoint};
+use crate::sources::kernel::resolve::{FunctionLocation, Layout, Machine};
+use crate::sources::kernel::stub;
+
+/// What a call passes: everything in `DeviceCachingAllocator` that memory passes.
+const RECORD_TRACE: u16 = 0;
+const FREE_BLOCK: u16 = 1;
+const ALLOC_FOUND_BLOCK: u16 = 2;
+const FREE: u16 = 3;
+/// What `free` is a front of, from 2.15 on.
+const FREE_LOCKED: u16 = 4;
+
+macro_rules! named {
+    ($key:ident, $rest:literal) => {
+        SymbolName {
+            key: $key,
+            beginning: concat!("_ZN3c104cuda20CUDACachingAllocator6Native22DeviceCachingAllocator", $rest),
+            ending: "",
+        }
+    };
+}
+
+/// The functions between which calls are looked for.
+pub(super) const NAMES: [SymbolName; 5] = [
+    named!(RECORD_TRACE, "12record_traceE"),
+    named!(FREE_BLOCK, "10free_blockE"),
+    named!(ALLOC_FOUND_BLOCK, "17alloc_found_blockE"),
+    named!(FREE, "4freeE"),
+    named!(FREE_LOCKED, "11free_lockedE"),
+];
+/// What reports blocks, in another library.
+const REPORT: &str = "_ZN3c1027reportMemoryUsageToProfilerE";
+
+/// `TraceEntry::Action`: what [`super::calls`] reports by other calls.
+const ALLOC: u64 = 0;
+const FREE_REQUESTED: u64 = 1;
+const FREE_COMPLETED: u64 = 2;
+
+/// Longer functions are not decoded; PyTorch's longest here has 10 KiB.
+const CODE_BYTES: u64 = 1 << 20;
+/// How many instructions before a call are looked at.
+const LOOKED_AT: usize = 32;
+/// From the size of a block to its address, in bytes: `size`, `requested_size` and `pool` lie between them.
+const SIZE_TO_ADDRESS: u64 = 24;
+/// From the counter of allocated bytes to that of reserved bytes: three `Stat` of four words.
+const ALLOCATED_TO_RESERVED: u64 = 96;
+/// Offsets beyond this have no room in a plan.
+const OFFSETS: u64 = 4096;
+
+/// An instruction that calls, or jumps to, one of the functions.
+struct Call {
+    file_offset: u64,
+    target: Target,
+    is_jump: bool,
+    /// The function that it is in, by its key, if it has one.
+    inside: Option<u16>,
+    /// What comes before it, without a jump or call between; the last one first.
+    before: Vec<Instruction>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Report,
+    RecordTrace,
+    FreeBlock,
+}
+
+/// The points of the rows that are on calls, all of them; `None` where this build's code is not as expected.
+pub(super) fn calls(file: &File, layout: &Layout<'_>, all: &[FunctionLocation], found: &Symbols) -> Option<Vec<TensorPoint>> {
+    if layout.machine() != Machine::X86_64 {
+        return None;
+    }
+    let stubs = stub::find(file, REPORT).ok()?;
+    let mut targets: Vec<(u64, Target)> =
+        stubs.iter().map(|stub| Some((layout.address_of(*stub)?, Target::Report))).collect::<Option<_>>()?;
+    targets.push((found.functions.get(&RECORD_TRACE)?.address, Target::RecordTrace));
+    targets.push((found.functions.get(&FREE_BLOCK)?.address, Target::FreeBlock));
+    let mut calls = Vec::new();
+    for function in all {
+        let inside = found.functions.iter().find(|(_, named)| named.address == function.address).map(|(key, _)| *key);
+        find_calls(file, (function, inside), &targets, &mut calls)?;
+    }
+    points(&calls)
+}
+
+/// Adds the calls in a function. `None` where a function is reached in a way that no probe can be put on.
+fn find_calls(
+    file: &File,
+    (function, inside): (&FunctionLocation, Option<u16>),
+    targets: &[(u64, Target)],
+    calls: &mut Vec<Call>,
+) -> Option<()> {
+    if function.size_bytes > CODE_BYTES {
+        return None;
+    }
+    let mut code = vec![0; usize::try_from(function.size_bytes).ok()?];
+    file.read_exact_at(&mut code, function.file_offset).ok()?;
+    let mut decoder = Decoder::with_ip(64, &code, function.address, DecoderOptions::NONE);
+    let mut before: Vec<Instruction> = Vec::new();
+    for instruction in &mut decoder {
+        let target = targets.iter().find(|(address, _)| instruction.near_branch_target() == *address);
+        if let Some((_, target)) = target.filter(|_| instruction.op0_kind() == OpKind::NearBranch64) {
+            let offset = instruction.ip() - function.address;
+            let opcode = code.get(usize::try_from(offset).ok()?);
+            let is_jump = match opcode {
+                Some(0xe8) => false,
+                Some(0xe9) => true,
+                // Stepped through, with a prefix, or reached on a condition.
+                _ => return None,
+            };
+            let last_first = before.iter().rev().take(LOOKED_AT).copied().collect();
+            let file_offset = function.file_offset + offset;
+            calls.push(Call { file_offset, target: *target, is_jump, inside, before: last_first });
+        }
+        if instruction.flow_control() == FlowControl::Next {
+            before.push(instruction);
+        } else {
+            before.clear();
+        }
+    }
+    Some(())
+}
+
+fn points(calls: &[Call]) -> Option<Vec<TensorPoint>> {
+    let mut points = Vec::new();
+    let (mut actions, mut block_offset, mut is_given_back) = (Vec::new(), None, false);
+    for call in calls {
+        let is_in_free = matches!(call.inside, Some(FREE | FREE_LOCKED));
+        match call.target {
+            Target::Report if call.inside == Some(ALLOC_FOUND_BLOCK) => {
+                let plan = granted(call)?;
+                let BlockPlan::Granted { offset_bytes, .. } = plan else { return None };
+                if block_offset.replace(offset_bytes).is_some_and(|before| before != offset_bytes) {
+                    return None;
+                }
+                points.push(point(call, TensorMeaning::Granted, plan)?);
+            }
+            Target::Report if is_in_free => {
+                points.push(point(call, TensorMeaning::GivenBack, given_back(call)?)?);
+                is_given_back = true;
+            }
+            Target::Report => return None,
+            Target::RecordTrace => {
+                let action = constant(call, Register::RSI).filter(|_| !call.is_jump)?;
+                let is_expected = match action {
+                    ALLOC => call.inside == Some(ALLOC_FOUND_BLOCK),
+                    FREE_REQUESTED => is_in_free,
+                    FREE_COMPLETED => call.inside == Some(FREE_BLOCK),
+                    _ => {
+                        points.push(point(call, TensorMeaning::TracedRarely, BlockPlan::None)?);
+                        true
+                    }
+                };
+                actions.push(action);
+                if !is_expected {
+                    return None;
+                }
+            }
+            Target::FreeBlock => {}
+        }
+    }
+    let offset_bytes = block_offset.filter(|_| is_given_back)?;
+    let is_traced = [ALLOC, FREE_REQUESTED, FREE_COMPLETED].iter().all(|action| actions.contains(action));
+    for call in calls.iter().filter(|call| call.target == Target::FreeBlock) {
+        if !matches!(call.inside, Some(FREE | FREE_LOCKED)) {
+            points.push(point(call, TensorMeaning::Completed, BlockPlan::Completed { offset_bytes })?);
+        }
+    }
+    is_traced.then_some(points)
+}
+
+fn point(call: &Call, meaning: TensorMeaning, block: BlockPlan) -> Option<TensorPoint> {
+    let row: &'static TensorProbe = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
+    let plan: TensorPlan = row.plan.at_call(block);
+    Some(TensorPoint { row, file_offset: call.file_offset, plan, is_return: false })
+}
+
+/// Where the block and the allocator are when a block is reported as granted.
+fn granted(call: &Call) -> Option<BlockPlan> {
+    let (block, address) = loaded(call, Register::RDI)?;
+    let (of_size, size) = loaded(call, Register::RSI)?;
+    if of_size != block || size.checked_add(SIZE_TO_ADDRESS) != Some(address) {
+        return None;
+    }
+    let (allocator, _) = counters(call)?;
+    Some(BlockPlan::Granted { allocator: held(allocator)?, block: held(block)?, offset_bytes: u16::try_from(size).ok()? })
+}
+
+/// Where the allocator is when a block is reported as given back.
+fn given_back(call: &Call) -> Option<BlockPlan> {
+    let (allocator, allocated) = counters(call)?;
+    let has_counts = allocated >= ALLOCATION_TO_BYTES_WORDS as u64 * 8;
+    let offset_bytes = u16::try_from(allocated).ok().filter(|_| has_counts)?;
+    Some(BlockPlan::GivenBack { allocator: held(allocator)?, offset_bytes })
+}
+
+/// The register that the allocator is in, and where its counter of allocated bytes is: the third and fourth argument are the counters.
+fn counters(call: &Call) -> Option<(Register, u64)> {
+    let (allocator, reserved) = loaded(call, Register::RCX)?;
+    let (of_allocated, allocated) = loaded(call, Register::RDX)?;
+    let is_as_expected = of_allocated == allocator && allocated.checked_add(ALLOCATED_TO_RESERVED) == Some(reserved);
+    is_as_expected.then_some((allocator, allocated))
+}
+
+/// The instruction that has written a register before the call, and those between the two.
+fn writer(call: &Call, register: Register) -> Option<(&Instruction, &[Instruction])> {
+    let at = call.before.iter().position(|before| writes(before, register))?;
+    Some((&call.before[at], &call.before[..at]))
+}
+
+/// Whether an instruction may write a register: what it names first.
+fn writes(instruction: &Instruction, register: Register) -> bool {
+    instruction.op0_kind() == OpKind::Register && instruction.op0_register().full_register() == register
+}
+
+/// The register and the offset of `mov OFFSET(%register),%argument`, where that register still has the same at the call.
+fn loaded(call: &Call, argument: Register) -> Option<(Register, u64)> {
+    let (instruction, after) = writer(call, argument)?;
+    let base = instruction.memory_base();
+    let is_load = instruction.mnemonic() == Mnemonic::Mov
+        && instruction.op0_register() == argument
+        && instruction.op1_kind() == OpKind::Memory
+        && instruction.memory_index() == Register::None;
+    let offset = instruction.memory_displacement64();
+    let is_kept = base != argument && !after.iter().any(|after| writes(after, base));
+    (is_load && is_kept && offset < OFFSETS && offset.is_multiple_of(8)).then_some((base, offset))
+}
+
+/// The constant in `mov $CONSTANT,%register`, or 0 of `xor %register,%register`.
+fn constant(call: &Call, register: Register) -> Option<u64> {
+    let (instruction, _) = writer(call, register)?;
+    let is_same = instruction.op1_kind() == OpKind::Register
+        && instruction.op0_register() == instruction.op1_register();
+    match (instruction.mnemonic(), instruction.op1_kind()) {
+        (Mnemonic::Mov, OpKind::Immediate32 | OpKind::Immediate32to64) => Some(instruction.immediate(1)),
+        (Mnemonic::Xor, OpKind::Register) if is_same => Some(0),
+        _ => None,
+    }
+}
+
+const fn held(register: Register) -> Option<Held> {
+    Some(match register {
+        Register::RAX => Held::Rax,
+        Register::RBX => Held::Rbx,
+        Register::RBP => Held::Rbp,
+        Register::R12 => Held::R12,
+        Register::R13 => Held::R13,
+        Register::R14 => Held::R14,
+        Register::R15 => Held::R15,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;
