@@ -70,6 +70,8 @@ pub struct InFlight {
     pub frames: [Frame; NESTING],
     /// Where the record of a returning call is made: the kernel half's own stack is too small for it.
     pub record: CallRecord,
+    /// 1 where user space knows the thread's process.
+    pub introduced: u64,
 }
 
 /// The identity of a running thread, in the initial pid namespace.
@@ -110,6 +112,8 @@ pub trait Kernel {
     fn debit(&self, tgid: u32, address: u64) -> Booked;
     /// Notes that addresses have gone which no call names.
     fn note_teardown(&self, tgid: u32);
+    /// Has user space know a process before its first record comes.
+    fn introduce(&self, tgid: u32);
     /// Hands a record to user space; false when the ring is full.
     fn emit(&self, record: &CallRecord) -> bool;
     /// Counts a loss.
@@ -199,16 +203,16 @@ fn is_echo(frames: &mut [Frame; NESTING], probe: u16) -> bool {
     found
 }
 
-/// At a watched function's return: completes the record and hands it on.
+/// At a watched function's return: completes the record and hands it on. Only a process that is watched has calls in flight.
 #[inline(always)]
 pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_pointer: u64) {
     let thread = kernel.thread();
-    if !is_wanted(kernel, cookie, thread.tgid) {
+    if cookie & ONLY_LISTED != 0 && !kernel.listed(thread.tgid) {
         return;
     }
     let (probe, plan) = CapturePlan::from_cookie(cookie);
     let seen = kernel.with_existing_in_flight(thread, |calls| {
-        let InFlight { frames, record } = calls;
+        let InFlight { frames, record, introduced } = calls;
         let straddles = frames[0].entered_ns < kernel.armed_ns();
         let index = returning(frames, probe, stack_pointer).ok_or_else(|| straddles || is_echo(frames, probe))?;
         let frame = &mut frames[index];
@@ -225,6 +229,10 @@ pub fn on_return<K: Kernel>(kernel: &K, cookie: u64, return_value: u64, stack_po
             out: [0; 2],
             peek: frame.peek,
         };
+        if *introduced == 0 {
+            kernel.introduce(thread.tgid);
+            *introduced = 1;
+        }
         complete(kernel, &plan, frame, record);
         frame.stack_pointer = 0;
         Ok(())

@@ -34,6 +34,7 @@ pub(crate) struct FakeKernel {
     files: RefCell<HashMap<u32, u64>>,
     allocation_map: RefCell<HashMap<u64, Booked>>,
     teardowns: Cell<u64>,
+    introduced: Cell<u64>,
 }
 
 impl Kernel for FakeKernel {
@@ -83,6 +84,10 @@ impl Kernel for FakeKernel {
     fn note_teardown(&self, _: u32) {
         self.teardowns.set(self.teardowns.get() + 1);
     }
+    fn introduce(&self, tgid: u32) {
+        assert_eq!(tgid, THREAD.tgid);
+        self.introduced.set(self.introduced.get() + 1);
+    }
     fn emit(&self, record: &CallRecord) -> bool {
         if !self.ring_full.get() {
             self.emitted.borrow_mut().push(*record);
@@ -118,6 +123,8 @@ fn a_call_carries_its_registers_times_status_and_out_word() {
     assert_eq!((record.probe, record.status, record.tgid, record.tid), (7, 0, 100, 101));
     assert_eq!((record.entered_ns, record.returned_ns), (10, 20));
     assert_eq!(record.args, [0x1000, 4096, 3, 4, 5, 6]);
+    kernel.call(OUT, [0x1000, 4096, 3, 4, 5, 6], 0);
+    assert_eq!(kernel.introduced.get(), 1, "once for each thread");
     assert_eq!(record.out, [0xdead, 0]);
     assert!(kernel.lost.borrow().is_empty());
 }

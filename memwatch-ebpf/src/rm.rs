@@ -86,7 +86,7 @@ impl RmKernel for Bpf {
 
     #[inline(always)]
     fn emit_rm(&self, record: &RmRecord) -> bool {
-        Self::introduce(record.tgid);
+        Self::introduce_process(record.tgid);
         Self::output(record, false) || RM_WAITING.push(record, 0).is_ok()
     }
 }

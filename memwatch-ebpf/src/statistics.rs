@@ -11,6 +11,7 @@ use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, STATISTICS_OFFSET_BYTES, STATISTICS_WORDS, StatisticsRecord};
 
 use crate::kernel::Bpf;
+use crate::python::mix;
 use crate::threads::notes;
 
 /// The number of the last request; 0 while nobody wants statistics.
@@ -24,6 +25,12 @@ static STATISTICS_WANTED: HashMap<u32, u64> = HashMap::with_max_entries(4096, BP
 /// The last request that was answered for each allocator. One that is forgotten is answered again.
 #[map]
 static STATISTICS_SENT: LruHashMap<Allocator, u64> = LruHashMap::with_max_entries(1024, 0);
+
+/// Marks of allocators and the last request, by a part of the mark: nothing is wanted of them.
+#[map]
+static STATISTICS_SETTLED: Array<u64> = Array::with_max_entries(SETTLED, 0);
+
+const SETTLED: u32 = 256;
 
 /// An allocator in a process.
 #[derive(Clone, Copy)]
@@ -43,16 +50,30 @@ pub(crate) fn note_allocator(thread: Thread, allocator: u64) {
     }
 }
 
-/// The lock is held and the numbers are consistent: sends them if they are wanted.
+/// The lock is held and the numbers of the allocator that this thread is in are consistent: sends them if they are wanted.
 #[inline(always)]
 pub(crate) fn offer(thread: Thread, time_ns: u64) {
+    if last_request() != 0
+        && let Some(notes) = notes(thread)
+    {
+        offer_of(thread, notes.allocator, time_ns);
+    }
+}
+
+/// The same of this allocator.
+#[inline(always)]
+pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     let request = last_request();
-    if request == 0 {
+    if request == 0 || allocator == 0 {
         return;
     }
-    let Some(notes) = notes(thread) else { return };
-    let allocator = Allocator { address: notes.allocator, tgid: thread.tgid.into() };
-    if allocator.address == 0 || notes.settled == [allocator.address, request] {
+    let allocator = Allocator { address: allocator, tgid: thread.tgid.into() };
+    // A number that no other allocator has with any request, or so rarely that its statistics come with the request after.
+    let mark = mix(request, mix(allocator.tgid, allocator.address));
+    #[expect(clippy::cast_possible_truncation, reason = "a place among few")]
+    let Some(settled) = STATISTICS_SETTLED.get_ptr_mut((mark >> 32) as u32 & (SETTLED - 1)) else { return };
+    // SAFETY: map values are aligned to eight bytes; whoever comes at the same time writes a mark of its own.
+    if unsafe { settled.read_volatile() } == mark {
         return;
     }
     // SAFETY: the values are copied at once; numbers that only grow.
@@ -66,7 +87,8 @@ pub(crate) fn offer(thread: Thread, time_ns: u64) {
         }
         let _ = STATISTICS_SENT.insert(&allocator, &wanted, BPF_ANY.into());
     }
-    notes.settled = [allocator.address, request];
+    // SAFETY: as above.
+    unsafe { settled.write_volatile(mark) };
 }
 
 #[inline(always)]

@@ -55,10 +55,7 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Regis
             let allocator = send_words(event, plan, args, (rax, registers));
             match plan.statistics {
                 Statistics::None => {}
-                Statistics::Offered if allocator != 0 => {
-                    statistics::note_allocator(thread, allocator);
-                    statistics::offer(thread, event.time_ns);
-                }
+                Statistics::Offered if allocator != 0 => statistics::offer_of(thread, allocator, event.time_ns),
                 Statistics::Announced => statistics::note_allocator(thread, args[0]),
                 Statistics::Offered => statistics::offer(thread, event.time_ns),
             }

@@ -63,8 +63,6 @@ pub(crate) struct Notes {
     pub(crate) variable: [u64; 2],
     /// The allocator that the next statistics are of.
     pub(crate) allocator: u64,
-    /// The allocator and the request that were settled last.
-    pub(crate) settled: [u64; 2],
     /// The stack, as it is sent.
     pub(crate) stack: Stack,
 }
@@ -97,7 +95,6 @@ static NOTHING: Notes = Notes {
     copied_times: [0; SENT],
     variable: [0; 2],
     allocator: 0,
-    settled: [0; 2],
     stack: Stack {
         record: StackRecord { kind: 0, flags: 0, frames: 0, tgid: 0, id: 0, entries: [0; STACK_FRAMES / 64] },
         frames: [StackFrame { code: 0, instruction: 0, object: 0 }; STACK_FRAMES],

@@ -25,7 +25,8 @@ pub struct Frameworks {
 impl FrameworkAllocator for Frameworks {
     /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event.
     fn begin(&mut self, from_start: bool, missing: &[u16]) {
-        let is_its = |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
+        let is_its =
+            |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
         let mut rows = TENSOR_PROBES.iter().filter(|row| is_its(row.purpose));
         if rows.any(|row| !missing.contains(&row.id)) {
             self.pytorch.begin(from_start, missing);

@@ -127,8 +127,7 @@ impl BlockReport {
         pool_of: impl FnOnce(Ordinal, u64) -> Option<(u64, u64)>,
     ) -> [Option<TensorEvent>; 3] {
         let (bytes, signed) = (self.block_bytes, i64::try_from(self.block_bytes).unwrap_or(i64::MAX));
-        let line =
-            |what| TensorEvent { what: TensorChange::Traced(what), stack: StackRef::NotAsked, ..*event };
+        let line = |what| TensorEvent { what: TensorChange::Traced(what), stack: StackRef::NotAsked, ..*event };
         let report =
             |bytes, totals| Some(TensorEvent { what: self.reported(bytes, totals), stack: event.stack, ..*event });
         match self.turn {
@@ -167,5 +166,78 @@ impl BlockReport {
             allocated_bytes,
             reserved_bytes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_common::record::Record;
+    use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, PRIVATE_POOL, TensorRecord};
+
+    use super::PendingBlocks;
+    use crate::decode::{TensorChange, TraceAction, decode_tensor};
+
+    const GRANTED: u16 = 10;
+    const GIVEN_BACK: u16 = 11;
+    const COMPLETED: u16 = 12;
+    const POOL: (u64, u64) = (0, 7);
+
+    fn record(probe: u16, args: [u64; 6], extra: [u64; 2]) -> TensorRecord {
+        TensorRecord { kind: 3, probe, args, extra, stack: 9, ..TensorRecord::default() }
+    }
+
+    /// What an event is of the trace, by action and bytes, and of the reports, by bytes and what is allocated then.
+    fn parts(record: TensorRecord, pending: &mut PendingBlocks) -> Vec<(Option<TraceAction>, i64, u64)> {
+        let event = decode_tensor(&Record::Tensor(record)).expect("an event");
+        let TensorChange::Block(report) = &event.what else { panic!("{event:?}") };
+        let parts = report.events(&event, pending, |_, _| Some(POOL));
+        let shown = parts.into_iter().flatten().map(|part| match part.what {
+            TensorChange::Traced(traced) => {
+                let is_private = traced.pool == Some(POOL);
+                (Some(traced.action), i64::try_from(traced.bytes).expect("small"), u64::from(is_private))
+            }
+            TensorChange::Reported { block_bytes, allocated_bytes, .. } => (None, block_bytes, allocated_bytes),
+            other => panic!("{other:?}"),
+        });
+        shown.collect()
+    }
+
+    fn given_back(pending: u64) -> TensorRecord {
+        record(GIVEN_BACK, [0x7000, 512_u64.wrapping_neg(), 1024, 4096, 1, pending], [0, 5])
+    }
+
+    #[test]
+    fn a_granted_block_is_traced_with_what_was_asked_for_and_then_reported() {
+        let granted = |device| record(GRANTED, [0x7000, 512, 1536, 4096, device, 3], [400, 5]);
+        let pending = &mut PendingBlocks::default();
+        assert_eq!(parts(granted(1), pending), [(Some(TraceAction::Alloc), 400, 0), (None, 512, 1536)]);
+        let private = parts(granted(1 | PRIVATE_POOL), pending);
+        assert_eq!(private, [(Some(TraceAction::Alloc), 400, 1), (None, 512, 1536)]);
+        let unreadable = TensorRecord { flags: FLAG_EXTRA_UNREADABLE, ..granted(1) };
+        assert_eq!(parts(unreadable, pending), [(None, 512, 1536)], "nothing is guessed");
+    }
+
+    #[test]
+    fn a_block_that_a_stream_still_uses_goes_back_into_its_pool_later() {
+        let (at_once, later) = (
+            vec![
+                (Some(TraceAction::FreeRequested), 512, 0),
+                (Some(TraceAction::FreeCompleted), 512, 0),
+                (None, -512, 1024),
+            ],
+            vec![(Some(TraceAction::FreeRequested), 512, 0), (None, -512, 1024)],
+        );
+        let pending = &mut PendingBlocks::default();
+        // Two were pending before anybody looked.
+        for (count, expected) in [(2, &at_once), (3, &later), (3, &at_once), (4, &later)] {
+            assert_eq!(parts(given_back(count), pending), *expected, "{count}");
+        }
+        let completed = record(COMPLETED, [5, 0x7000, 512, 400, 3, 0], [0; 2]);
+        assert_eq!(parts(completed, pending), [(Some(TraceAction::FreeCompleted), 400, 0)]);
+        assert_eq!(parts(given_back(3), pending), at_once);
+        pending.forget();
+        assert_eq!(parts(given_back(9), pending), at_once, "it is begun again with what there is then");
+        let unreadable = TensorRecord { flags: FLAG_EXTRA_UNREADABLE, ..given_back(10) };
+        assert_eq!(parts(unreadable, pending), at_once);
     }
 }

@@ -38,7 +38,8 @@ impl Workload {
     pub(super) fn start(driver: &Path) -> Result<Self> {
         let ledger = driver.join(format!("bench-ledger-{}", std::process::id()));
         let mut command = Command::new(driver.join("bin/gpusim-workload"));
-        command.env("LD_LIBRARY_PATH", driver.join("lib")).env("GPUSIM_LEDGER", &ledger);
+        // Requests to the kernel driver are measured apart: a real driver makes none for most calls.
+        command.env("LD_LIBRARY_PATH", driver.join("lib")).env("GPUSIM_LEDGER", &ledger).env("GPUSIM_RM", "off");
         let mut program = Owned::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let (commands, answers) = program.pipes();
         let mut workload = Self {

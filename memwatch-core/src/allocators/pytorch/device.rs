@@ -9,6 +9,7 @@ use super::peaks::OwnPeaks;
 use super::pools::Pools;
 use super::readout::Tail;
 use super::statistics::{Family, PoolSize, Scope, Statistics};
+use super::untraced::Sight;
 use super::{ROUNDING, trust::Doubt};
 use crate::allocators::{Block, BlockChange, Reported};
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
@@ -83,17 +84,6 @@ pub struct DeviceAllocator {
     pub(super) refused_readouts: u64,
 }
 
-/// What the events so far have shown that they show.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sight {
-    /// The allocator's trace.
-    pub trace: bool,
-    /// Attempts to get a segment.
-    pub attempts: bool,
-    /// Blocks that go back into their pool.
-    pub block_frees: bool,
-}
-
 impl DeviceAllocator {
     /// An allocator of which nothing is known yet; `from_start` where it has done nothing yet.
     pub fn new(ordinal: Ordinal, from_start: bool) -> Self {
@@ -151,6 +141,7 @@ impl DeviceAllocator {
         };
         self.history.begin(event);
         self.is_just_read = false;
+        self.sight.reports = true;
         let now = Reported { allocated_bytes, reserved_bytes, time_ns: event.time_ns };
         let bytes = block_bytes.unsigned_abs();
         let change = if block_bytes > 0 {

@@ -2,11 +2,12 @@
 
 use std::borrow::Cow;
 
-use super::device::{Base, DeviceAllocator, Sight};
+use super::device::{Base, DeviceAllocator};
 use super::history::History;
 use super::memory::Memory;
 use super::statistics::{Family, Scope, Stat, Statistics};
 use super::trust::{Doubt, Named, Trust};
+use super::untraced::Sight;
 use crate::allocators::Reported;
 
 /// The rows of the table of tensor probes for what happens rarely: their events cannot show that they are in place.

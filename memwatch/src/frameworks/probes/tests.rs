@@ -92,7 +92,15 @@ fn events_of_2_8_are_those_of_its_own_trace_and_have_the_stacks_that_ran() {
 
 #[test]
 fn classic_probes_see_all_threads_of_the_process_too() {
-    with_a_job("2.8", true, &[calls::one_probe_shows_what_several_do, events_are_those_of_its_own_trace, nothing_is_walked_any_more_in_a_job_that_has_ended]);
+    with_a_job(
+        "2.8",
+        true,
+        &[
+            calls::one_probe_shows_what_several_do,
+            events_are_those_of_its_own_trace,
+            nothing_is_walked_any_more_in_a_job_that_has_ended,
+        ],
+    );
 }
 
 /// PyTorch's numbers for the actions of its trace.

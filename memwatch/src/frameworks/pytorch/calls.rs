@@ -8,7 +8,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
-use memwatch_common::tensor::{ALLOCATION_TO_BYTES_WORDS, BlockPlan, Held, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe};
+use memwatch_common::tensor::{
+    ALLOCATION_TO_BYTES_WORDS, BlockPlan, Held, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe,
+};
 
 use super::symbols::{SymbolName, Symbols, TensorPoint};
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, Machine};
@@ -78,7 +80,12 @@ enum Target {
 }
 
 /// The points of the rows that are on calls, all of them; `None` where this build's code is not as expected.
-pub(super) fn calls(file: &File, layout: &Layout<'_>, all: &[FunctionLocation], found: &Symbols) -> Option<Vec<TensorPoint>> {
+pub(super) fn calls(
+    file: &File,
+    layout: &Layout<'_>,
+    all: &[FunctionLocation],
+    found: &Symbols,
+) -> Option<Vec<TensorPoint>> {
     if layout.machine() != Machine::X86_64 {
         return None;
     }
@@ -195,7 +202,11 @@ fn granted(call: &Call) -> Option<BlockPlan> {
         return None;
     }
     let (allocator, _) = counters(call)?;
-    Some(BlockPlan::Granted { allocator: held(allocator)?, block: held(block)?, offset_bytes: u16::try_from(size).ok()? })
+    Some(BlockPlan::Granted {
+        allocator: held(allocator)?,
+        block: held(block)?,
+        offset_bytes: u16::try_from(size).ok()?,
+    })
 }
 
 /// Where the allocator is when a block is reported as given back.
@@ -241,8 +252,8 @@ fn loaded(call: &Call, argument: Register) -> Option<(Register, u64)> {
 /// The constant in `mov $CONSTANT,%register`, or 0 of `xor %register,%register`.
 fn constant(call: &Call, register: Register) -> Option<u64> {
     let (instruction, _) = writer(call, register)?;
-    let is_same = instruction.op1_kind() == OpKind::Register
-        && instruction.op0_register() == instruction.op1_register();
+    let is_same =
+        instruction.op1_kind() == OpKind::Register && instruction.op0_register() == instruction.op1_register();
     match (instruction.mnemonic(), instruction.op1_kind()) {
         (Mnemonic::Mov, OpKind::Immediate32 | OpKind::Immediate32to64) => Some(instruction.immediate(1)),
         (Mnemonic::Xor, OpKind::Register) if is_same => Some(0),

@@ -161,6 +161,7 @@ impl Kernel {
         }
         let mut ebpf = loader
             .override_global("CAN_LOOP", &can_loop, true)
+            .override_global("RING_BYTES", &options.ring_bytes, true)
             .override_global("WATCH_ALL", &watch_all, true)
             .override_global("AYA_LOG_LEVEL", &level, true)
             .map_max_entries("RECORDS", options.ring_bytes)

@@ -85,6 +85,17 @@ fn as_an_early_watch(before: Vec<Step>, after: Vec<Step>, expandable: bool, maps
 }
 
 #[test]
+fn books_that_come_before_any_event_do_not_say_that_a_build_keeps_no_trace() {
+    let mut history = History::new(false, 0);
+    history.step((0, 39, 0));
+    let now_ns = history.events.last().map_or(0, |(event, _)| event.time_ns) + 10;
+    let mut late = TensorLedger::<Frameworks>::default();
+    late.begin(false, &[]);
+    assert!(late.learn_books(&books(&history, 0, (now_ns, now_ns + 20))));
+    assert!(!late.lacks_trace() && !late.has_trace());
+}
+
+#[test]
 fn what_a_build_shows_is_known_from_events_that_the_books_have_already() {
     as_an_early_watch(vec![(0, 39, 0)], vec![(235, 3, 0)], false, 0)
         .expect("nothing came after the books but a refusal");

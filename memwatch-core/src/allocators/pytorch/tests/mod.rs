@@ -37,7 +37,16 @@ fn event(what: TensorChange) -> TensorEvent {
 
 fn traced(action: TraceAction, address: u64, bytes: u64, stream: u64) -> TensorChange {
     let (ordinal, pool) = (Ordinal(0), None);
-    TensorChange::Traced(Traced { allocator: ALLOCATOR, action, address, bytes, stream, ordinal, pool, is_rounded: false })
+    TensorChange::Traced(Traced {
+        allocator: ALLOCATOR,
+        action,
+        address,
+        bytes,
+        stream,
+        ordinal,
+        pool,
+        is_rounded: false,
+    })
 }
 
 fn reported(address: u64, block_bytes: i64, allocated_bytes: u64, reserved_bytes: u64) -> TensorChange {
@@ -64,7 +73,16 @@ fn what_private_pools_have_of_the_driver_is_counted_by_pool_also_when_they_are_g
     let (mut naive, id) = (naive::Naive::new(0, false), (0, 3));
     let report = |allocators: &mut Allocators, action, address, bytes| {
         let ordinal = Ordinal(0);
-        let traced = Traced { allocator: ALLOCATOR, action, address, bytes, stream: 0, ordinal, pool: Some(id), is_rounded: false };
+        let traced = Traced {
+            allocator: ALLOCATOR,
+            action,
+            address,
+            bytes,
+            stream: 0,
+            ordinal,
+            pool: Some(id),
+            is_rounded: false,
+        };
         allocators.apply(&event(TensorChange::Traced(traced)));
     };
     report(&mut allocators, TraceAction::SegmentAlloc, 0x4000_0000, 20 << 20);

@@ -28,7 +28,16 @@ impl Program {
 
     fn trace(&mut self, action: TraceAction, address: u64, bytes: u64, pool: (u64, u64)) {
         let (allocator, ordinal, pool) = (ALLOCATOR, Ordinal(0), Some(pool));
-        self.observe(TensorChange::Traced(Traced { allocator, action, address, bytes, stream: 0, ordinal, pool, is_rounded: false }));
+        self.observe(TensorChange::Traced(Traced {
+            allocator,
+            action,
+            address,
+            bytes,
+            stream: 0,
+            ordinal,
+            pool,
+            is_rounded: false,
+        }));
     }
 
     fn report(&mut self, block_bytes: i64, allocated_bytes: u64, reserved_bytes: u64) {
