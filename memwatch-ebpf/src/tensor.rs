@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::helpers::generated::bpf_probe_read_user_str;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::HashMap;
+use aya_ebpf::maps::{Array, HashMap};
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
 use memwatch_common::native::Registers;
@@ -29,6 +29,10 @@ static TENSOR_TARGETS: HashMap<u32, u8> = HashMap::with_max_entries(4096, BPF_F_
 /// Tensor events of processes whose events are counted before any is traced; user space puts the processes in.
 #[map]
 static TENSOR_COUNTS: HashMap<u32, u64> = HashMap::with_max_entries(4096, BPF_F_NO_PREALLOC);
+
+/// 1 once stacks are wanted of any process: until then nobody looks for what is known of one.
+#[map]
+static STACKS_WANTED: Array<u64> = Array::with_max_entries(1, 0);
 
 /// What the records of one event have in common.
 #[derive(Clone, Copy)]
@@ -116,6 +120,7 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], (rax, registers):
         Walk::Grants => args[1].cast_signed() > 0,
         Walk::Chunks => args[1] == CHUNK_GRANTED,
     };
+    let walks = walks && STACKS_WANTED.get(0).is_some_and(|wanted| *wanted != 0);
     let is_grant = matches!(plan.stack, Walk::Grants | Walk::Chunks);
     let depth = if is_grant { Some(registers.rsp) } else { None };
     let mut walked = if walks { python::walk(event.thread, event.time_ns, depth) } else { Walked::default() };

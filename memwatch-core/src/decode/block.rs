@@ -1,4 +1,4 @@
-//! What one probe says of a block that comes or goes becomes what the allocator's own trace and its report would have said.
+//! What one probe shows of a block that comes or goes, as lines of the allocator's own trace and what it reports.
 
 use std::collections::BTreeMap;
 

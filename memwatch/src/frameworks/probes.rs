@@ -176,7 +176,13 @@ pub(crate) fn set_layout(kernel: &mut Kernel, tgid: u32, layout: &PythonLayout) 
         let state = WalkState { epoch: clock::boottime_ns() | 1, ..WalkState::default() };
         walks.insert(&tgid, &Walks(state), 0).map_err(in_table("WALKS"))?;
     }
-    hash::<u32, Layout>(kernel, "PYTHON")?.insert(&tgid, &Layout(*layout), 0).map_err(in_table("PYTHON"))
+    hash::<u32, Layout>(kernel, "PYTHON")?.insert(&tgid, &Layout(*layout), 0).map_err(in_table("PYTHON"))?;
+    want_stacks(kernel)
+}
+
+/// Whoever has tensors is looked up from now on in what is known of its stacks.
+fn want_stacks(kernel: &mut Kernel) -> Result<(), LoadError> {
+    array(kernel, "STACKS_WANTED")?.set(0, &1, 0).map_err(in_table("STACKS_WANTED"))
 }
 
 /// From now on stacks are copied in this process, for their native frames; those of allocations of `large_bytes` and above whenever there is room.
@@ -190,7 +196,10 @@ pub(crate) fn want_copies(kernel: &mut Kernel, tgid: u32, large_bytes: u64) -> R
     }
     list(kernel, tgid)?;
     array(kernel, "LARGE_BYTES")?.set(0, &large_bytes, 0).map_err(in_table("LARGE_BYTES"))?;
-    hash::<u32, Copies>(kernel, "COPIES")?.insert(&tgid, &Copies(CopyState::default()), 0).map_err(in_table("COPIES"))
+    hash::<u32, Copies>(kernel, "COPIES")?
+        .insert(&tgid, &Copies(CopyState::default()), 0)
+        .map_err(in_table("COPIES"))?;
+    want_stacks(kernel)
 }
 
 /// What the kernel half keeps of the walks in a process: how many stacks were left out, among others. `None` where none are walked.

@@ -12,6 +12,7 @@ use crate::allocators::Reported;
 use crate::decode::StackRef;
 
 /// What the events so far have shown that they show.
+#[expect(clippy::struct_excessive_bools, reason = "each is something that was seen or not")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Sight {
     /// Reports: totals may be known from a reading before there is one.

@@ -251,8 +251,8 @@ mod tests {
         let hot = &prices["processes"][0];
         assert_eq!((&hot["pid"], &hot["chosen"], &hot["reason"]), (&json!(7), &json!("read"), &Value::Null));
         let blocks = json!({
-            "level": "blocks", "shows": "each tensor as it comes and goes", "ns_per_event": 3_050,
-            "predicted_seconds_per_second": 0.366, "fits_budget": false
+            "level": "blocks", "shows": "each tensor as it comes and goes", "ns_per_event": 2_650,
+            "predicted_seconds_per_second": 0.318, "fits_budget": false
         });
         assert_eq!(hot["levels"][1], blocks);
         let without = &prices["processes"][2];

@@ -91,8 +91,8 @@ pub(super) fn report(
 ) -> PriceReport {
     let prices = measured.as_ref().map_or_else(|_| Prices::default(), |trap_ns| Prices { trap_ns: *trap_ns });
     // Windows change nothing about which level is chosen.
-    let (reports_only, by_default, has_windows) = (false, true, false);
-    let asked = Asked { level: TensorLevel::Layers, reports_only, by_default, has_windows, budget, prices };
+    let (several_probes, by_default, has_windows) = (false, true, false);
+    let asked = Asked { level: TensorLevel::Layers, several_probes, by_default, has_windows, budget, prices };
     let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));
         ProcessPrices { tgid, name, prediction }
@@ -104,7 +104,7 @@ fn predicted(asked: Asked, tgid: Tgid, events_per_second: u64) -> Prediction {
     let levels = LEVELS.map(|(level, shows)| LevelPrice {
         level,
         shows,
-        event_ns: asked.prices.event_ns(level, asked.reports_only),
+        event_ns: asked.prices.event_ns(level, asked.several_probes),
         ns_per_second: asked.price_ns(level, events_per_second),
         fits: asked.fits(level, events_per_second),
     });

@@ -226,14 +226,14 @@ What tracing PyTorch would cost
   PID 7 (python3): 120,000 tensor events/s
       LEVEL   NS PER EVENT  OF A PROCESSOR  FITS    SHOWS
   ->  read               0             0 %  yes     totals, peaks and counts, read from its memory
-      blocks         3,050          36.6 %  no      each tensor as it comes and goes
-      sites          4,150          49.8 %  no      the lines of Python
-      layers         5,800          69.6 %  no      phases and modules
+      blocks         2,650          31.8 %  no      each tensor as it comes and goes
+      sites          3,400          40.8 %  no      the lines of Python
+      layers         5,000            60 %  no      phases and modules
       without --tensors it is traced at level read
   PID 9 (python3): 0 tensor events/s
 ";
         assert!(text.contains(table), "{text}");
-        assert!(text.contains("\n  ->  layers         5,800             0 %  yes     phases and modules\n"), "{text}");
+        assert!(text.contains("\n  ->  layers         5,000             0 %  yes     phases and modules\n"), "{text}");
         assert!(text.contains("  PID 11 (python3): PyTorch with CUDA is not loaded: there are no tensors"), "{text}");
         assert!(!render(&healthy(), false).contains("What tracing"));
         let text = render(&priced(Err("the trial run did not work".to_owned())), false);

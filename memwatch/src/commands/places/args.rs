@@ -28,7 +28,7 @@ pub(crate) struct Where {
     /// With --by line: the stacks that hold most, with native frames
     #[arg(long)]
     pub(crate) native: bool,
-    /// With --by module: what rounding and splitting waste in each (costs three probes per tensor instead of one)
+    /// With --by module: what rounding and splitting waste in each
     #[arg(long)]
     pub(crate) fragmentation: bool,
 }

@@ -8,6 +8,7 @@ mod known_builds;
 mod look;
 mod numbers;
 mod price;
+mod request;
 mod symbols;
 mod watch;
 
@@ -17,7 +18,8 @@ pub(crate) use look::has_arenas;
 pub(crate) use memwatch_core::input::TensorLevel;
 pub(crate) use numbers::{Moment, RestingNumbers};
 pub(crate) use price::{events, rates};
+pub(crate) use request::TensorRequest;
 #[cfg(test)]
 pub(crate) use symbols::points;
 pub(crate) use symbols::{SymbolName, TensorPoint, symbols};
-pub(crate) use watch::{Arrival, TensorRequest, TorchWatch};
+pub(crate) use watch::{Arrival, TorchWatch};

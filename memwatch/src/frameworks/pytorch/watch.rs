@@ -10,6 +10,7 @@ use memwatch_core::input::TensorLevel;
 
 use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};
 use super::price::Counting;
+use super::request::{Sight, TensorRequest};
 use super::symbols::TensorPoint;
 use crate::frameworks::bfc::ArenaLayout;
 use crate::frameworks::probes as tensor_probes;
@@ -27,61 +28,6 @@ const COMPLETE: Duration = Duration::from_secs(5);
 
 /// The libraries of the allocator itself.
 const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibrary::C10Cuda];
-
-/// What is watched of it, and how much of its allocator.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TensorRequest {
-    /// What.
-    pub(crate) level: TensorLevel,
-    /// Only what the allocator reports of each tensor, where one probe for each that comes or goes shows no more. What was requested, streams, and
-    /// segments are not seen then.
-    pub(crate) reports_only: bool,
-}
-
-/// How the blocks of a process's allocators are seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Sight {
-    /// The allocators' library was not found yet.
-    #[default]
-    Unknown,
-    /// Where they call what reports a block: by one probe for each that comes or goes.
-    Calls,
-    /// By the functions that are called, of which several are passed.
-    Functions,
-}
-
-impl TensorRequest {
-    fn wants(self, row: &TensorProbe, sight: Sight) -> bool {
-        let is_seen_so = match row.purpose {
-            Purpose::AllocatorCalls => sight == Sight::Calls,
-            Purpose::AllocatorReports | Purpose::AllocatorTrace | Purpose::AllocatorUntilTrace => {
-                sight == Sight::Functions
-            }
-            _ => true,
-        };
-        // One probe shows all: there is nothing to be left out.
-        let reports_only = self.reports_only && sight != Sight::Calls;
-        is_seen_so
-            && wants(self.level, row.purpose)
-            && !(reports_only && matches!(row, TensorProbe { library: FrameworkLibrary::C10Cuda, .. }))
-    }
-}
-
-/// Whether a level needs the rows that are for this.
-fn wants(level: TensorLevel, purpose: Purpose) -> bool {
-    match purpose {
-        Purpose::Allocator
-        | Purpose::AllocatorCalls
-        | Purpose::AllocatorReports
-        | Purpose::AllocatorTrace
-        | Purpose::AllocatorUntilTrace
-        | Purpose::Arena => level >= TensorLevel::Blocks,
-        Purpose::Python => level >= TensorLevel::Sites,
-        Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
-        // Put in where the others show that it is needed.
-        Purpose::AllocatorWithoutTrace => false,
-    }
-}
 
 /// The processes that are watched for tensors.
 pub(crate) struct TorchWatch {
@@ -156,7 +102,7 @@ impl TorchWatch {
         &mut self,
         kernel: &mut Kernel,
         wanted: &BTreeMap<u32, Arrival>,
-        mut decide: impl FnMut(u32, u64) -> TensorLevel,
+        mut decide: impl FnMut(u32, (u64, bool)) -> TensorLevel,
     ) -> Vec<(u32, Vec<u16>)> {
         let Some(looker) = &self.looker else { return Vec::new() };
         let now = Instant::now();
@@ -189,7 +135,9 @@ impl TorchWatch {
         }
         for (tgid, counting) in self.counted() {
             let (waiting, rate) = counting.end(kernel, tgid);
-            self.set_level(tgid, rate.map_or(self.request.level, |rate| decide(tgid, rate)));
+            let points = || waiting.iter().flat_map(|found| found.points.iter().flatten());
+            let several_probes = Sight::of(points()) == Sight::Functions && self.request.needs_several(points());
+            self.set_level(tgid, rate.map_or(self.request.level, |rate| decide(tgid, (rate, several_probes))));
             new.extend(waiting.into_iter().filter_map(|found| self.take_in(kernel, found)));
         }
         new
@@ -198,6 +146,14 @@ impl TorchWatch {
     /// When somebody is to be looked at next, or an answer about him is to be heard.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         self.looker.as_ref().and_then(|_| self.processes.values().filter_map(|watched| watched.due(now)).min())
+    }
+
+    /// Whether several probes show each tensor of a process, and not one.
+    pub(crate) fn needs_several_probes(&self, tgid: u32) -> bool {
+        self.processes.get(&tgid).is_some_and(|watched| {
+            let points = watched.libraries.values().flat_map(|library| &library.points);
+            watched.sight == Sight::Functions && watched.request(self.request).needs_several(points)
+        })
     }
 
     /// How much is watched of a process.
@@ -327,8 +283,7 @@ impl TorchWatch {
             Vec::new()
         });
         if library == FrameworkLibrary::C10Cuda {
-            let has_calls = points.iter().any(|point| point.row.purpose == Purpose::AllocatorCalls);
-            watched.sight = if has_calls { Sight::Calls } else { Sight::Functions };
+            watched.sight = Sight::of(&points);
         }
         watched.libraries.insert(library, Library::new(file, points));
         watched.follow(kernel, tgid, request);

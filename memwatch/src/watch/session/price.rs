@@ -97,7 +97,7 @@ impl PriceGuard {
     pub(super) fn new(options: &SessionOptions) -> Self {
         let asked = Asked {
             level: options.tensors.level,
-            reports_only: options.tensors.reports_only,
+            several_probes: false,
             by_default: options.tensors_by_default,
             budget: options.budget,
             prices: Prices::default(),
@@ -123,21 +123,27 @@ impl PriceGuard {
         }
     }
 
-    /// How much is traced of a process that has so many events per second.
-    pub(super) fn decide(&mut self, tgid: u32, events_per_second: u64) -> TensorLevel {
-        self.keep(self.asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
+    /// What is asked for of a process whose tensors several probes show, or one.
+    const fn asked(&self, several_probes: bool) -> Asked {
+        Asked { several_probes, ..self.asked }
+    }
+
+    /// How much is traced of a process that has so many events per second, of which several probes show each, or one.
+    pub(super) fn decide(&mut self, tgid: u32, (events_per_second, several_probes): (u64, bool)) -> TensorLevel {
+        let asked = self.asked(several_probes);
+        self.keep(asked.choose((Tgid(tgid), clock::boottime_ns()), events_per_second), None)
     }
 
     /// The level at which a process is to be traced from now on, where that is another.
     pub(super) fn look_again(
         &mut self,
-        tgid: u32,
+        (tgid, several_probes): (u32, bool),
         governor: &mut Governor,
         rate: &mut Rate,
     ) -> Option<(TensorLevel, TensorLevel)> {
-        let before = governor.present();
-        let events_per_second = rate.take(self.asked.most_events(before))?;
-        let choice = governor.look(self.asked, (Tgid(tgid), clock::boottime_ns()), events_per_second)?;
+        let (before, asked) = (governor.present(), self.asked(several_probes));
+        let events_per_second = rate.take(asked.most_events(before))?;
+        let choice = governor.look(asked, (Tgid(tgid), clock::boottime_ns()), events_per_second)?;
         Some((before, self.keep(choice, Some(before))))
     }
 
@@ -192,9 +198,9 @@ mod tests {
     #[test]
     fn a_rate_that_rises_while_it_is_traced_lowers_the_level_and_leaves_a_choice() {
         let mut guard = guard(true);
-        let mut governor = Governor::new(guard.decide(7, 100));
-        assert_eq!(guard.look_again(7, &mut governor, &mut rate(100)), None);
-        let lowered = guard.look_again(7, &mut governor, &mut rate(200_000));
+        let mut governor = Governor::new(guard.decide(7, (100, false)));
+        assert_eq!(guard.look_again((7, false), &mut governor, &mut rate(100)), None);
+        let lowered = guard.look_again((7, false), &mut governor, &mut rate(200_000));
         assert_eq!(lowered, Some((TensorLevel::Layers, TensorLevel::Read)));
         let chosen: Vec<_> = guard.take_choices().iter().map(|choice| choice.chosen).collect();
         assert_eq!(chosen, [TensorLevel::Layers, TensorLevel::Read]);
@@ -204,9 +210,9 @@ mod tests {
     #[test]
     fn a_level_that_was_asked_for_by_name_stays() {
         let mut guard = guard(false);
-        let mut governor = Governor::new(guard.decide(7, 200_000));
+        let mut governor = Governor::new(guard.decide(7, (200_000, false)));
         assert_eq!(governor.present(), TensorLevel::Layers);
-        assert_eq!(guard.look_again(7, &mut governor, &mut rate(200_000)), None);
+        assert_eq!(guard.look_again((7, false), &mut governor, &mut rate(200_000)), None);
     }
 
     #[test]
@@ -215,7 +221,7 @@ mod tests {
         let rate = |before, events| {
             let since = known.checked_sub(before).expect("the machine runs for longer than that");
             let lowered = guard(true).look_again(
-                7,
+                (7, false),
                 &mut Governor::new(TensorLevel::Layers),
                 &mut Rate { since, events, known, latest: 0, last: None },
             );
@@ -242,7 +248,7 @@ mod tests {
         let (since, known) = (Instant::now().checked_sub(AGAIN).expect("a second ago"), Instant::now());
         let mut governor = Governor::new(TensorLevel::Read);
         let mut unknown = Rate { since, events: 0, known: since, latest: 0, last: None };
-        assert_eq!(guard(true).look_again(7, &mut governor, &mut unknown), None);
+        assert_eq!(guard(true).look_again((7, false), &mut governor, &mut unknown), None);
         assert!(unknown.take(0).is_none() && Rate { known, ..unknown }.take(0) == Some(0));
     }
 }

@@ -187,7 +187,7 @@ impl Tensors {
             let level = self.torch.level_of(tgid);
             self.processes.entry(tgid).or_insert_with(|| Process::new(tgid, level));
             if level == TensorLevel::Read && pipeline.level_of(Tgid(tgid)).is_none() {
-                self.prices.decide(tgid, 0);
+                self.prices.decide(tgid, (0, false));
             }
             if level > TensorLevel::Read {
                 self.begin(kernel, (tgid, missing), pipeline);
@@ -230,9 +230,10 @@ impl Tensors {
 
     /// More or less is traced from now on of a process whose tensors come and go at another rate than before.
     fn look_at_prices(&mut self, kernel: &mut Kernel, pipeline: &mut Intake) {
-        let Self { prices, processes, .. } = self;
+        let Self { prices, processes, torch, .. } = self;
         let changed = |(tgid, process): (&u32, &mut Process)| {
-            Some((*tgid, prices.look_again(*tgid, &mut process.governor, &mut process.rate)?))
+            let whose = (*tgid, torch.needs_several_probes(*tgid));
+            Some((*tgid, prices.look_again(whose, &mut process.governor, &mut process.rate)?))
         };
         let changed: Vec<(u32, (TensorLevel, TensorLevel))> = processes.iter_mut().filter_map(changed).collect();
         for (tgid, (before, level)) in changed {
