@@ -70,7 +70,6 @@ pub(crate) fn offer_of(thread: Thread, allocator: u64, time_ns: u64) {
     let allocator = Allocator { address: allocator, tgid: thread.tgid.into() };
     // A number that no other allocator has with any request, or so rarely that its statistics come with the request after.
     let mark = mix(request, mix(allocator.tgid, allocator.address));
-    #[expect(clippy::cast_possible_truncation, reason = "a place among few")]
     let Some(settled) = STATISTICS_SETTLED.get_ptr_mut((mark >> 32) as u32 & (SETTLED - 1)) else { return };
     // SAFETY: map values are aligned to eight bytes; whoever comes at the same time writes a mark of its own.
     if unsafe { settled.read_volatile() } == mark {

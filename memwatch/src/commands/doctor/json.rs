@@ -252,7 +252,7 @@ mod tests {
         assert_eq!((&hot["pid"], &hot["chosen"], &hot["reason"]), (&json!(7), &json!("read"), &Value::Null));
         let blocks = json!({
             "level": "blocks", "shows": "each tensor as it comes and goes", "ns_per_event": 2_650,
-            "predicted_seconds_per_second": 0.318, "fits_budget": false
+            "predicted_seconds_per_second": 318.0 / 1000.0, "fits_budget": false
         });
         assert_eq!(hot["levels"][1], blocks);
         let without = &prices["processes"][2];
