@@ -39,7 +39,7 @@ pub use gpu::{Gpu, Shape};
 pub use later::Later;
 pub use program::Program;
 pub use torch_job::{Allocator, TorchJob};
-pub use wait::{TIMEOUT, until};
+pub use wait::{TIMEOUT, stop, until};
 pub use watch::{Outcome, Watch};
 pub use workload::Workload;
 

@@ -92,7 +92,9 @@ impl Program {
 
     /// Sends it a signal.
     pub fn signal(&self, number: i32) {
-        if let Ok(tgid) = i32::try_from(self.tgid()) {
+        if number == libc::SIGSTOP {
+            crate::stop(self.tgid());
+        } else if let Ok(tgid) = i32::try_from(self.tgid()) {
             // SAFETY: the child has not been waited for, so the number is its own.
             unsafe { libc::kill(tgid, number) };
         }

@@ -165,7 +165,7 @@ fn a_full_ring_is_counted_and_makes_its_owner_inexact() {
     let mut watch = gpu.watch(&["--ring-bytes", "4096"]);
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
-    signal(libc::SIGSTOP);
+    memwatch_tests::stop(watch.tgid());
     let mut workload = start(&gpu);
     let answer = workload.ask("loop cuMemAlloc 200 2M");
     signal(libc::SIGCONT);
@@ -198,7 +198,7 @@ fn totals_are_taken_back_to_the_truth_after_a_full_ring() {
     watch.settled();
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
-    signal(libc::SIGSTOP);
+    memwatch_tests::stop(watch.tgid());
     assert_eq!(workload.ask("loop cuMemAlloc 200 2M")["result"], 0);
     workload.run(&[
         "free ghost",
@@ -243,7 +243,7 @@ fn totals_stay_as_they_were_reported_where_a_lost_teardown_makes_the_truth_unkno
     watch.settled();
     // SAFETY: the process is ours and alive; stopped, it cannot empty its ring.
     let signal = |number| unsafe { libc::kill(i32::try_from(watch.tgid()).expect("a pid"), number) };
-    signal(libc::SIGSTOP);
+    memwatch_tests::stop(watch.tgid());
     assert_eq!(workload.ask("loop cuMemAlloc 200 2M")["result"], 0);
     workload.run(&["ctx destroy own"]);
     signal(libc::SIGCONT);

@@ -178,7 +178,7 @@ fn while_stopped<R>(tgid: u32, happens: impl FnOnce() -> R) -> R {
         // SAFETY: the process is a child of this test, and was not waited for.
         assert_eq!(unsafe { libc::kill(tgid, signal) }, 0);
     };
-    send(libc::SIGSTOP);
+    memwatch_tests::stop(tgid);
     let result = happens();
     send(libc::SIGCONT);
     result

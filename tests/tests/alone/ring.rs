@@ -86,7 +86,7 @@ fn sums_of(gpu: &Gpu, command: &str, file: &Path) -> Vec<String> {
 fn a_training_of_which_the_newest_is_kept_has_the_sums_of_all_of_it_and_never_more_than_its_room() {
     let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
     let Some(job) = gpu.torch_command("2.15", Allocator::Native, &["busy_step.py"]) else { return };
-    let mut job = held(&gpu, &job, "run 350\n");
+    let mut job = held(&gpu, &job, "run 700\n");
     let [all, newest] = ["all.mwr", "newest.mwr"].map(|name| gpu.directory().join(name));
     let mut recorders = [record(&gpu, &job, &all, &[]), record(&gpu, &job, &newest, &NEWEST)];
     for file in [&all, &newest] {

@@ -52,6 +52,9 @@ const FREE_COMPLETED: u64 = 2;
 
 /// Longer functions are not decoded; PyTorch's longest here has 10 KiB.
 const CODE_BYTES: u64 = 1 << 20;
+/// Nor are more bytes in all, or more functions: 0.5 MiB and 3,000 there.
+const ALL_CODE_BYTES: u64 = 32 << 20;
+pub(super) const MOST_FUNCTIONS: usize = 1 << 18;
 /// How many instructions before a call are looked at.
 const LOOKED_AT: usize = 32;
 /// From the size of a block to its address, in bytes: `size`, `requested_size` and `pool` lie between them.
@@ -86,7 +89,8 @@ pub(super) fn calls(
     all: &[FunctionLocation],
     found: &Symbols,
 ) -> Option<Vec<TensorPoint>> {
-    if layout.machine() != Machine::X86_64 {
+    let code_bytes = all.iter().map(|function| function.size_bytes).fold(0, u64::saturating_add);
+    if layout.machine() != Machine::X86_64 || code_bytes > ALL_CODE_BYTES || all.len() > MOST_FUNCTIONS {
         return None;
     }
     let stubs = stub::find(file, REPORT).ok()?;

@@ -93,13 +93,14 @@ pub(crate) fn points(
     Ok(points)
 }
 
-/// All functions of a file, each once.
+/// All functions of a file, each once; of one that has too many, more than are looked at.
 fn functions(file: &File, layout: &Layout<'_>) -> Result<Vec<FunctionLocation>, ResolveError> {
     let mut all = BTreeMap::new();
     for table in layout.tables() {
         in_pieces(file, table.symbols, |_, piece| {
             let (symbols, rest) = piece.as_chunks::<SYMBOL_BYTES>();
-            all.extend(symbols.iter().filter_map(|symbol| layout.function(symbol)).map(|at| (at.address, at)));
+            let functions = symbols.iter().filter_map(|symbol| layout.function(symbol)).map(|at| (at.address, at));
+            all.extend(functions.take((calls::MOST_FUNCTIONS + 1).saturating_sub(all.len())));
             rest.len()
         })
         .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;
