@@ -107,9 +107,6 @@ pub enum Held {
 }
 
 impl Held {
-    /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 7] = [Self::Rax, Self::Rbx, Self::Rbp, Self::R12, Self::R13, Self::R14, Self::R15];
-
     #[inline(always)]
     const fn of_number(number: u64) -> Self {
         match number & 7 {

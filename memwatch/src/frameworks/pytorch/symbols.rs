@@ -65,8 +65,10 @@ pub(crate) fn points(
     library: FrameworkLibrary,
     kernel: KernelVersion,
 ) -> Result<Vec<TensorPoint>, ResolveError> {
-    let is_of_library = |row: &&TensorProbe| row.library == library && !row.symbol.is_empty();
-    let is_wanted = |row: &&TensorProbe| is_of_library(row) && row.point != Point::Calls;
+    let is_wanted = |row: &&TensorProbe| {
+        let TensorProbe { library: own, symbol, point, .. } = row;
+        *own == library && !symbol.is_empty() && *point != Point::Calls
+    };
     let rows: Vec<&TensorProbe> = TENSOR_PROBES.iter().filter(is_wanted).collect();
     let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
     let cache = ReadCache::new(clone);
