@@ -160,7 +160,8 @@ fn ioctl_leave(context: &RetProbeContext) -> u32 {
 fn tensor_enter(context: &ProbeContext) -> u32 {
     // SAFETY: a uprobe's context is a pt_regs.
     let registers = unsafe { &*context.regs };
-    tensor::on_enter(cookie(context), &arguments(registers), accumulator(registers), &kept(registers));
+    // Where a function is called, what it will return its value in is free for another.
+    tensor::on_enter(cookie(context), &arguments(registers), return_value(registers), &kept(registers));
     0
 }
 
@@ -206,14 +207,6 @@ fn kept(registers: &pt_regs) -> Registers {
     }
 }
 
-/// The register that is neither an argument's nor kept across calls.
-#[cfg(bpf_target_arch = "x86_64")]
-#[inline(always)]
-fn accumulator(registers: &pt_regs) -> u64 {
-    // SAFETY: as in `kept`.
-    unsafe { core::ptr::read_volatile(&raw const registers.rax) }
-}
-
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 fn return_value(registers: &pt_regs) -> u64 {
@@ -238,13 +231,6 @@ fn stack_pointer(registers: &pt_regs) -> u64 {
 #[inline(always)]
 fn kept(registers: &pt_regs) -> Registers {
     Registers { rbx: 0, rbp: 0, rsp: stack_pointer(registers), r12_to_r15: [0; 4], rip: 0 }
-}
-
-/// No row asks for it there.
-#[cfg(bpf_target_arch = "aarch64")]
-#[inline(always)]
-fn accumulator(_registers: &pt_regs) -> u64 {
-    0
 }
 
 #[cfg(bpf_target_arch = "aarch64")]
