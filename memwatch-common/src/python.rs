@@ -49,11 +49,16 @@ pub struct PythonLayout {
     pub frame_bytes: u32,
     /// 1: code, previous and instruction lie in the first `frame_bytes`, the first local beyond (before 3.11).
     pub frame_far: u32,
-    /// 1: stacks are wanted.
-    pub enabled: u32,
+    /// Which stacks are wanted: [`STACKS_OF_ALL`], [`STACKS_BY_BYTES`] or 0 for none.
+    pub stacks: u32,
 }
 
 const _: () = assert!(size_of::<PythonLayout>() == 104);
+
+/// [`PythonLayout::stacks`]: those of all allocations.
+pub const STACKS_OF_ALL: u32 = 1;
+/// [`PythonLayout::stacks`]: those of large blocks, and of small ones by a draw ([`crate::tensor::draw`]).
+pub const STACKS_BY_BYTES: u32 = 2;
 
 /// [`PythonLayout::frame_entry`] of interpreters that enter their loop for every frame (before 3.11).
 pub const EACH_FRAME: u32 = u32::MAX;

@@ -2,6 +2,7 @@
 //!
 //! Everything here is probed in one process at a time.
 
+pub mod draw;
 mod plan;
 mod table;
 
@@ -27,6 +28,8 @@ pub const FLAG_NO_PYTHON: u8 = 16;
 pub const FLAG_COPY_OVER_BUDGET: u8 = 32;
 /// It was to be copied and was not: the ring buffer was filling.
 pub const FLAG_COPY_LOST: u8 = 64;
+/// Stacks are taken by bytes, and the block is small: without another flag and without a stack it was not drawn ([`draw`]).
+pub const FLAG_BY_DRAW: u8 = 128;
 
 /// One event at a probed function around the caching allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

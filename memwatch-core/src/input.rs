@@ -16,7 +16,7 @@ use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
 use crate::words::{GpuUuid, Name, Tgid, by_name};
 
-pub use level::{LevelChoice, TensorLevel, Windows};
+pub use level::{LevelChoice, Stacks, TensorLevel, Windows};
 
 /// One thing that happened outside. The order of inputs decides everything.
 ///

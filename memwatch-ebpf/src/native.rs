@@ -13,7 +13,7 @@ use memwatch_common::native::{
     WINDOW_NS,
 };
 use memwatch_common::record::RecordKind;
-use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
+use memwatch_common::tensor::{FLAG_BY_DRAW, FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
 
 use crate::kernel::{Bpf, add};
 use crate::process::ProbedReturn;
@@ -63,15 +63,18 @@ pub(crate) fn copy(grant: Grant, walked: Walked, registers: &Registers) -> Walke
         let lost = copy_once(grant, walked.id, registers);
         return Walked { flags: if lost { walked.flags | FLAG_COPY_LOST } else { walked.flags }, ..walked };
     }
-    if walked.flags & !FLAG_NO_PYTHON != 0 {
+    let by_draw = walked.flags & FLAG_BY_DRAW;
+    // One that was not drawn has no other flag.
+    if walked.flags == FLAG_BY_DRAW || walked.flags & !(FLAG_NO_PYTHON | FLAG_BY_DRAW) != 0 {
         return walked;
     }
-    match copy_alone(COPIES.get_ptr_mut(&grant.thread.tgid), grant, registers) {
-        Alone::Unwanted => walked,
-        Alone::Copied(id) => Walked { id, flags: FLAG_NO_PYTHON },
-        Alone::OverBudget => Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_OVER_BUDGET },
-        Alone::Lost => Walked { id: 0, flags: FLAG_NO_PYTHON | FLAG_COPY_LOST },
-    }
+    let (id, flags) = match copy_alone(COPIES.get_ptr_mut(&grant.thread.tgid), grant, registers) {
+        Alone::Unwanted => return walked,
+        Alone::Copied(id) => (id, 0),
+        Alone::OverBudget => (0, FLAG_COPY_OVER_BUDGET),
+        Alone::Lost => (0, FLAG_COPY_LOST),
+    };
+    Walked { id, flags: FLAG_NO_PYTHON | by_draw | flags }
 }
 
 /// What came of a copy that has a number of its own.

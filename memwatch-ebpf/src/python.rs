@@ -6,16 +6,19 @@ use core::ffi::c_void;
 
 use aya_ebpf::Global;
 use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
-use aya_ebpf::helpers::generated::bpf_loop;
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_loop};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap};
 use memwatch_common::capture::{Kernel, Thread};
 use memwatch_common::loss::Loss;
-use memwatch_common::python::{DEFAULT_WINDOW_FRAMES, EACH_FRAME, PythonLayout, WALK_FRAMES, WINDOW_NS, WalkState};
+use memwatch_common::python::{
+    DEFAULT_WINDOW_FRAMES, EACH_FRAME, PythonLayout, STACKS_BY_BYTES, WALK_FRAMES, WINDOW_NS, WalkState,
+};
 use memwatch_common::record::RecordKind;
+use memwatch_common::tensor::draw::chance;
 use memwatch_common::tensor::{
-    FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_TRUNCATED, FLAG_STACK_UNREADABLE, STACK_FRAME_BYTES,
-    STACK_FRAMES, STACK_RECORD_BYTES, StackFrame, StackRecord,
+    FLAG_BY_DRAW, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_TRUNCATED, FLAG_STACK_UNREADABLE,
+    STACK_FRAME_BYTES, STACK_FRAMES, STACK_RECORD_BYTES, StackFrame, StackRecord,
 };
 
 use crate::kernel::{Bpf, add};
@@ -94,19 +97,68 @@ const SEARCH_AGAIN_NS: u64 = 100_000_000;
 const UNREADABLE_STACK: Walked = Walked { id: 0, flags: FLAG_STACK_UNREADABLE };
 const NO_PYTHON: Walked = Walked { id: 0, flags: FLAG_NO_PYTHON };
 
-/// Walks the running thread's Python stack, and sends it unless it was sent before. The stack pointer distinguishes stacks where it is given.
+/// What an allocation's stack is taken by.
+#[derive(Clone, Copy)]
+pub(crate) struct Allocation {
+    /// It distinguishes stacks.
+    pub(crate) stack_pointer: u64,
+    /// Of the block.
+    pub(crate) bytes: u64,
+}
+
+/// Walks the running thread's Python stack, and sends it unless it was sent before; of a small block perhaps not, where stacks are taken by bytes.
 #[inline(always)]
-pub(crate) fn walk(thread: Thread, now_ns: u64, stack_pointer: Option<u64>) -> Walked {
+pub(crate) fn walk(thread: Thread, now_ns: u64, allocation: Option<Allocation>) -> Walked {
     if CAN_LOOP.load() == 0 {
         return Walked::default();
     }
     let Some(layout) = PYTHON.get_ptr(&thread.tgid) else { return Walked::default() };
-    let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return Walked::default() };
     // SAFETY: map values live as long as the program runs; user space replaces them as a whole.
-    let (layout, state) = unsafe { (&*layout, &mut *state) };
-    if layout.enabled == 0 {
-        return Walked::default();
+    let layout = unsafe { &*layout };
+    let by_draw = match draw(layout.stacks, allocation) {
+        Draw::Unwanted => return Walked::default(),
+        Draw::Missed => return Walked { id: 0, flags: FLAG_BY_DRAW },
+        Draw::Taken { by_draw } => by_draw,
+    };
+    let Some(state) = WALKS.get_ptr_mut(&thread.tgid) else { return Walked::default() };
+    // SAFETY: likewise.
+    let state = unsafe { &mut *state };
+    let walked = walk_wanted(thread, now_ns, (layout, state), allocation);
+    Walked { flags: walked.flags | by_draw, ..walked }
+}
+
+/// What came of the draw.
+#[derive(Clone, Copy)]
+enum Draw {
+    /// There is none: no stack is wanted.
+    Unwanted,
+    /// The block has no stack.
+    Missed,
+    /// It has one; the flag is that of blocks that are drawn.
+    Taken { by_draw: u8 },
+}
+
+#[inline(always)]
+fn draw(stacks: u32, allocation: Option<Allocation>) -> Draw {
+    match (stacks, allocation) {
+        (0, _) => Draw::Unwanted,
+        (STACKS_BY_BYTES, Some(allocation)) => match chance(allocation.bytes) {
+            // SAFETY: the helper has no arguments.
+            Some(chance) if unsafe { bpf_get_prandom_u32() } >= chance => Draw::Missed,
+            Some(_) => Draw::Taken { by_draw: FLAG_BY_DRAW },
+            None => Draw::Taken { by_draw: 0 },
+        },
+        _ => Draw::Taken { by_draw: 0 },
     }
+}
+
+#[inline(always)]
+fn walk_wanted(
+    thread: Thread,
+    now_ns: u64,
+    (layout, state): (&PythonLayout, &mut WalkState),
+    allocation: Option<Allocation>,
+) -> Walked {
     if !is_in_budget(state, now_ns) {
         return Walked { id: 0, flags: FLAG_STACK_OVER_BUDGET };
     }
@@ -117,9 +169,9 @@ pub(crate) fn walk(thread: Thread, now_ns: u64, stack_pointer: Option<u64>) -> W
         Ok(frame) => notes.cursor = frame,
         Err(()) => return UNREADABLE_STACK,
     }
-    notes.hash = match stack_pointer {
+    notes.hash = match allocation {
         // A thread's pointer lies at a fixed place above its stack, so that threads that do the same have the same depth.
-        Some(stack_pointer) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(stack_pointer)),
+        Some(allocation) if layout.by_depth != 0 => mix(state.epoch, own.wrapping_sub(allocation.stack_pointer)),
         _ => state.epoch,
     };
     notes.frames = 0;

@@ -19,7 +19,7 @@ use memwatch_common::tensor::{
 
 use crate::kernel::{Bpf, add};
 use crate::native::Grant;
-use crate::python::{self, Walked};
+use crate::python::{self, Allocation, Walked};
 use crate::{block, native, statistics, variable};
 
 /// Processes whose events are wanted; read only where the cookie says so.
@@ -122,14 +122,11 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], (rax, registers):
     };
     let walks = walks && STACKS_WANTED.get(0).is_some_and(|wanted| *wanted != 0);
     let is_grant = matches!(plan.stack, Walk::Grants | Walk::Chunks);
-    let depth = if is_grant { Some(registers.rsp) } else { None };
-    let mut walked = if walks { python::walk(event.thread, event.time_ns, depth) } else { Walked::default() };
+    let bytes = if plan.counters { args[5] } else { args[1] };
+    let allocation = if is_grant { Some(Allocation { stack_pointer: registers.rsp, bytes }) } else { None };
+    let mut walked = if walks { python::walk(event.thread, event.time_ns, allocation) } else { Walked::default() };
     if walks && is_grant {
-        let grant = Grant {
-            thread: event.thread,
-            time_ns: event.time_ns,
-            bytes: if plan.counters { args[5] } else { args[1] },
-        };
+        let grant = Grant { thread: event.thread, time_ns: event.time_ns, bytes };
         walked = native::copy(grant, walked, registers);
     }
     let mut extra = [0; 2];

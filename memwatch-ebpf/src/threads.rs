@@ -2,7 +2,7 @@
 //!
 //! A probe's program can be interrupted by another thread's on the same processor, so room per processor would not do.
 
-use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::bindings::{BPF_ANY, BPF_F_NO_PREALLOC};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::HashMap;
 use memwatch_common::capture::Thread;
@@ -104,23 +104,17 @@ static NOTHING: Notes = Notes {
 /// The notes on the running thread, empty ones where there are none; `None` when the table is full.
 #[inline(always)]
 pub(crate) fn notes(thread: Thread) -> Option<&'static mut Notes> {
-    let notes = THREADS.get_ptr_mut(&thread.tid).or_else(|| {
-        // Only this thread inserts its key, so a failure means a full table.
-        THREADS.insert(&thread.tid, &NOTHING, BPF_NOEXIST.into()).ok()?;
+    let own = u64::from(thread.tgid);
+    // SAFETY: entries live as long as the program runs.
+    let known = THREADS.get_ptr_mut(&thread.tid).filter(|notes| unsafe { (**notes).tgid == own });
+    let notes = known.or_else(|| {
+        // Only this thread writes under its key, so a failure means a full table.
+        THREADS.insert(&thread.tid, &NOTHING, BPF_ANY.into()).ok()?;
         THREADS.get_ptr_mut(&thread.tid)
     })?;
     // SAFETY: the entry belongs to the running thread, which is here; nobody else writes or removes it.
     let notes = unsafe { &mut *notes };
-    if notes.tgid != u64::from(thread.tgid) {
-        notes.tgid = thread.tgid.into();
-        notes.thread_state = 0;
-        notes.searched_ns = 0;
-        notes.first_page = 0;
-        notes.sent = [0; SENT];
-        notes.copied_of = [0; SENT];
-        notes.variable = [0; 2];
-        notes.allocator = 0;
-    }
+    notes.tgid = own;
     Some(notes)
 }
 

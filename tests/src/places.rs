@@ -18,7 +18,8 @@ pub struct PlacesWatch {
 impl PlacesWatch {
     /// One of `sites`, `stages` or `layers`, of these jobs.
     pub fn start(gpu: &Gpu, list: &str, jobs: &[&TorchJob]) -> Self {
-        let mut command = gpu.memwatch(&["--no-agent", list, "--json", "--duration", "10m", "--top", "100000"]);
+        let mut command =
+            gpu.memwatch(&["--no-agent", list, "--stacks=all", "--json", "--duration", "10m", "--top", "100000"]);
         for job in jobs {
             command.arg("--pid").arg(job.tgid().to_string());
         }

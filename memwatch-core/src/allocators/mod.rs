@@ -96,6 +96,8 @@ pub struct Block {
     pub tid: Tid,
     /// Where in the program.
     pub stack: StackRef,
+    /// Its stack was taken by a draw: see [`TensorEvent::is_drawn`].
+    pub is_drawn: bool,
     /// `CLOCK_BOOTTIME`, nanoseconds.
     pub time_ns: u64,
 }

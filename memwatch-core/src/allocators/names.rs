@@ -83,6 +83,8 @@ impl SiteKey {
     const UNREADABLE: Self = Self(5);
     /// The stack has a number, and what it is did not arrive.
     pub(super) const MISSING: Self = Self(6);
+    /// The block is small, and its stack was not drawn.
+    pub(crate) const NOT_DRAWN: Self = Self(7);
 
     /// The row of this number.
     #[cfg(test)]
@@ -98,6 +100,7 @@ impl SiteKey {
             StackRef::OverBudget => Self::OVER_BUDGET,
             StackRef::Unreadable => Self::UNREADABLE,
             StackRef::Known(_) => Self::MISSING,
+            StackRef::NotDrawn => Self::NOT_DRAWN,
         }
     }
 }
@@ -171,9 +174,11 @@ pub struct Names {
 
 impl Default for Names {
     fn default() -> Self {
-        let not_known = [StackRef::NotAsked, StackRef::OverBudget, StackRef::Unreadable, StackRef::Known(0)];
-        let [not_asked, over_budget, unreadable, missing] = not_known.map(Site::NotKnown);
-        let sites = [Site::Rest, Site::BeforeAttach, Site::NoPython, not_asked, over_budget, unreadable, missing];
+        use StackRef::{Known, NotAsked, NotDrawn, OverBudget, Unreadable};
+        let [not_asked, over_budget] = [NotAsked, OverBudget].map(Site::NotKnown);
+        let [unreadable, missing, not_drawn] = [Unreadable, Known(0), NotDrawn].map(Site::NotKnown);
+        let [rest, before, no_python] = [Site::Rest, Site::BeforeAttach, Site::NoPython];
+        let sites = [rest, before, no_python, not_asked, over_budget, unreadable, missing, not_drawn];
         let layers = [Layer::Rest, Layer::BeforeAttach, Layer::NotKnown, Layer::None];
         Self {
             sites: Interned::new(SITES, sites),

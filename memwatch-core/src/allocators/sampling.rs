@@ -47,6 +47,12 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    /// No estimate at all.
+    #[must_use]
+    pub const fn exactly(bytes: u64) -> Self {
+        Self { bytes, standard_error_bytes: Some(0) }
+    }
+
     /// Of two together. Where one has more the other has less, so their errors may cancel out, and never add up to more than this.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {

@@ -2,18 +2,20 @@
 
 use std::num::NonZeroU64;
 
-use crate::input::{LevelChoice, TensorLevel, Windows};
+use crate::input::{LevelChoice, Stacks, TensorLevel, Windows};
 use crate::words::Tgid;
 
 /// What one probe costs where nobody has measured it: as on the slowest machine that was measured (docs/overhead.md), nanoseconds.
 const DEFAULT_TRAP_NS: u64 = 1_400;
 /// What one event costs at a level, in hundredths of a probe that only counts: docs/overhead.md, "The price of a level".
 const BLOCKS_PERCENT: u64 = 265;
-const SITES_PERCENT: u64 = 340;
+const SITES_PERCENT: u64 = 310;
+const ALL_SITES_PERCENT: u64 = 340;
 const LAYERS_PERCENT: u64 = 500;
 /// The same where several probes show each tensor: builds whose code does not show where one would do.
 const SEVERAL_BLOCKS_PERCENT: u64 = 305;
-const SEVERAL_SITES_PERCENT: u64 = 415;
+const SEVERAL_SITES_PERCENT: u64 = 380;
+const SEVERAL_ALL_SITES_PERCENT: u64 = 415;
 const SEVERAL_LAYERS_PERCENT: u64 = 580;
 
 const SECOND_NS: u128 = 1_000_000_000;
@@ -38,16 +40,15 @@ impl Default for Prices {
 
 impl Prices {
     /// What a tensor that is allocated or freed costs the program at a level, nanoseconds.
-    pub const fn event_ns(self, level: TensorLevel, several_probes: bool) -> u64 {
-        let percent = match (level, several_probes) {
-            (TensorLevel::Off | TensorLevel::Read, _) => 0,
-            (TensorLevel::Blocks, false) => BLOCKS_PERCENT,
-            (TensorLevel::Sites, false) => SITES_PERCENT,
-            (TensorLevel::Layers, false) => LAYERS_PERCENT,
-            (TensorLevel::Blocks, true) => SEVERAL_BLOCKS_PERCENT,
-            (TensorLevel::Sites, true) => SEVERAL_SITES_PERCENT,
-            (TensorLevel::Layers, true) => SEVERAL_LAYERS_PERCENT,
+    pub const fn event_ns(self, level: TensorLevel, stacks: Stacks, several_probes: bool) -> u64 {
+        let (one, several) = match (level, stacks) {
+            (TensorLevel::Off | TensorLevel::Read, _) => (0, 0),
+            (TensorLevel::Blocks, _) => (BLOCKS_PERCENT, SEVERAL_BLOCKS_PERCENT),
+            (TensorLevel::Sites, Stacks::ByBytes) => (SITES_PERCENT, SEVERAL_SITES_PERCENT),
+            (TensorLevel::Sites, Stacks::All) => (ALL_SITES_PERCENT, SEVERAL_ALL_SITES_PERCENT),
+            (TensorLevel::Layers, _) => (LAYERS_PERCENT, SEVERAL_LAYERS_PERCENT),
         };
+        let percent = if several_probes { several } else { one };
         self.trap_ns.get().saturating_mul(percent) / 100
     }
 }
@@ -103,6 +104,8 @@ const WINDOWS_PERCENT: u64 = 80;
 pub struct Asked {
     /// How much.
     pub level: TensorLevel,
+    /// Of which blocks, where lines are traced and no modules.
+    pub stacks: Stacks,
     /// Several probes show each tensor, and not one.
     pub several_probes: bool,
     /// Nobody asked for the level by name: it may be lowered.
@@ -118,7 +121,12 @@ pub struct Asked {
 impl Asked {
     /// What a level is predicted to take of one processor at so many tensor events per second, nanoseconds per second.
     pub const fn price_ns(self, level: TensorLevel, events_per_second: u64) -> u64 {
-        events_per_second.saturating_mul(self.prices.event_ns(level, self.several_probes))
+        events_per_second.saturating_mul(self.event_ns(level))
+    }
+
+    /// What one of them is, nanoseconds.
+    pub const fn event_ns(self, level: TensorLevel) -> u64 {
+        self.prices.event_ns(level, self.stacks, self.several_probes)
     }
 
     /// The level at which a process is traced that has so many tensor events per second: the highest that fits the budget, or what was asked for by
@@ -135,7 +143,7 @@ impl Asked {
             return None;
         }
         let most_ns = u128::from(most_ns) * u128::from(WINDOWS_PERCENT) / 100;
-        let price_ns = u128::from(events_per_second) * u128::from(self.prices.event_ns(self.level, false));
+        let price_ns = u128::from(events_per_second) * u128::from(self.prices.event_ns(self.level, Stacks::All, false));
         let nanoseconds = |value: u128| u64::try_from(value).unwrap_or(u64::MAX);
         let open_ns = nanoseconds((u128::from(LONGEST_CYCLE_NS) * most_ns).checked_div(price_ns)?);
         let open_ns = open_ns.clamp(SHORTEST_WINDOW_NS, LONGEST_WINDOW_NS);
@@ -146,7 +154,7 @@ impl Asked {
     /// So many events a level may have in a second; no end of them where there is no limit, or it was asked for by name.
     pub const fn most_events(self, level: TensorLevel) -> u64 {
         let most_ns = self.budget.ns_per_second();
-        match (most_ns, self.prices.event_ns(level, self.several_probes)) {
+        match (most_ns, self.event_ns(level)) {
             (Some(most_ns), event_ns @ 1..) if self.by_default => most_ns / event_ns,
             _ => u64::MAX,
         }
@@ -256,6 +264,7 @@ mod tests {
         let prices = Prices { trap_ns: NonZeroU64::new(1_000).expect("a price") };
         Asked {
             level: Layers,
+            stacks: Stacks::All,
             several_probes: false,
             by_default: true,
             budget: Budget::default(),

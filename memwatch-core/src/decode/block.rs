@@ -127,7 +127,12 @@ impl BlockReport {
         pool_of: impl FnOnce(Ordinal, u64) -> Option<(u64, u64)>,
     ) -> [Option<TensorEvent>; 3] {
         let (bytes, signed) = (self.block_bytes, i64::try_from(self.block_bytes).unwrap_or(i64::MAX));
-        let line = |what| TensorEvent { what: TensorChange::Traced(what), stack: StackRef::NotAsked, ..*event };
+        let line = |what| TensorEvent {
+            what: TensorChange::Traced(what),
+            stack: StackRef::NotAsked,
+            is_drawn: false,
+            ..*event
+        };
         let report =
             |bytes, totals| Some(TensorEvent { what: self.reported(bytes, totals), stack: event.stack, ..*event });
         match self.turn {

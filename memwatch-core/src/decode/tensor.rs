@@ -2,8 +2,8 @@
 
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{
-    CHUNK_FREED, CHUNK_GRANTED, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE,
-    TensorMeaning, TensorRecord, TextRecord, tensor_probe,
+    CHUNK_FREED, CHUNK_GRANTED, FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET,
+    FLAG_STACK_UNREADABLE, TensorMeaning, TensorRecord, TextRecord, tensor_probe,
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,8 @@ pub struct TensorEvent {
     pub time_ns: u64,
     /// Where in the program, if that was asked.
     pub stack: StackRef,
+    /// Of a small block that has its stack by a draw: it stands for others.
+    pub is_drawn: bool,
     /// What.
     pub what: TensorChange,
 }
@@ -47,6 +49,8 @@ pub enum StackRef {
     OverBudget,
     /// It could not be read.
     Unreadable,
+    /// The block is small, and was not drawn.
+    NotDrawn,
 }
 
 impl StackRef {
@@ -252,6 +256,7 @@ pub fn decode_tensor(record: &Record) -> Option<TensorEvent> {
             tid: Tid(tensor.tid),
             time_ns: tensor.time_ns,
             stack: stack_of(tensor),
+            is_drawn: tensor.flags & FLAG_BY_DRAW != 0 && stack_of(tensor) != StackRef::NotDrawn,
             what: change_of(tensor)?,
         }),
         Record::Text(text) => Some(TensorEvent {
@@ -259,6 +264,7 @@ pub fn decode_tensor(record: &Record) -> Option<TensorEvent> {
             tid: Tid(text.tid),
             time_ns: text.time_ns,
             stack: StackRef::NotAsked,
+            is_drawn: false,
             what: named(text)?,
         }),
         Record::Call(_) | Record::Process(_) => None,
@@ -272,6 +278,7 @@ fn stack_of(record: &TensorRecord) -> StackRef {
         _ if has(FLAG_STACK_UNREADABLE) => StackRef::Unreadable,
         0 if has(FLAG_NO_PYTHON) => StackRef::NoPython,
         id if has(FLAG_NO_PYTHON) => StackRef::Native(id),
+        0 if has(FLAG_BY_DRAW) => StackRef::NotDrawn,
         0 => StackRef::NotAsked,
         id => StackRef::Known(id),
     }
@@ -376,7 +383,9 @@ const fn low_byte(word: u64) -> u8 {
 #[cfg(test)]
 mod tests {
     use memwatch_common::record::Record;
-    use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, TENSOR_PROBES, TensorRecord};
+    use memwatch_common::tensor::{
+        FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, TENSOR_PROBES, TensorRecord,
+    };
 
     use super::{NodeWords, StackRef, TensorChange, TraceAction, decode_tensor};
     use crate::words::Ordinal;
@@ -448,5 +457,17 @@ mod tests {
         assert_eq!(event(0, 5), Some(StackRef::Known(5)));
         assert_eq!(event(FLAG_NO_PYTHON, 0), Some(StackRef::NoPython));
         assert_eq!(event(FLAG_NO_PYTHON, 5), Some(StackRef::Native(5)));
+        assert_eq!(event(FLAG_BY_DRAW, 0), Some(StackRef::NotDrawn));
+    }
+
+    #[test]
+    fn a_small_block_that_was_drawn_stands_for_others_whatever_became_of_its_stack() {
+        let is_drawn = |flags, stack| {
+            let record = TensorRecord { flags, stack, ..record(21, [0; 6], [0; 2]) };
+            decode_tensor(&Record::Tensor(record)).expect("an event").is_drawn
+        };
+        let fates = [(0, 5), (FLAG_NO_PYTHON, 0), (FLAG_NO_PYTHON, 5), (FLAG_STACK_OVER_BUDGET, 0)];
+        assert!(fates.into_iter().all(|(flags, stack)| is_drawn(flags | FLAG_BY_DRAW, stack)));
+        assert!(!fates.into_iter().any(|(flags, stack)| is_drawn(flags, stack)) && !is_drawn(FLAG_BY_DRAW, 0));
     }
 }

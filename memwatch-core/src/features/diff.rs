@@ -146,6 +146,7 @@ fn added(one: &SumView, other: &SumView) -> SumView {
         mean_lifetime_ns: None,
         longest_lifetime_ns: one.longest_lifetime_ns.max(other.longest_lifetime_ns),
         sampled: None,
+        sampled_live: None,
     }
 }
 

@@ -37,6 +37,16 @@ impl TensorLevel {
     }
 }
 
+/// Of which blocks the stack is taken, where lines are traced and no modules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stacks {
+    /// Of large ones, and of small ones by a draw of bytes ([`memwatch_common::tensor::draw`]).
+    #[default]
+    ByBytes,
+    /// Of all.
+    All,
+}
+
 /// The level at which a process is traced from now on, and the prices that it was chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelChoice {

@@ -107,8 +107,12 @@ pub struct SumView {
     pub mean_lifetime_ns: Option<u64>,
     /// And the longest.
     pub longest_lifetime_ns: Option<u64>,
-    /// What all its blocks have come to, by the windows in which it was traced; `None` where all of it is traced.
+    /// What all its blocks have come to, by the windows in which it was traced, or by those of its small blocks that were drawn; `None` where all of
+    /// it is traced, and every block has a stack.
     pub sampled: Option<Estimate>,
+    /// What its live blocks come to, by those of its small ones that were drawn; likewise.
+    #[serde(default)]
+    pub sampled_live: Option<Estimate>,
 }
 
 /// A stage.
@@ -163,7 +167,8 @@ pub struct StageBytesView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteView {
     /// `line`, or `backward_of` for the backward pass of what the line computed; `native` for a function in a thread without Python;
-    /// `no_python`, `preexisting`, `rest`, and `not_asked`, `over_budget`, `unreadable` or `missing` where the stack is not known.
+    /// `no_python`, `preexisting`, `rest`, and `not_asked`, `over_budget`, `unreadable`, `missing` or `not_sampled` (a small block, whose bytes are in
+    /// the estimates of lines) where the stack is not known.
     pub kind: Name,
     /// The file; of a native function the name of that with its code.
     pub file: Option<String>,

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use super::{LayerView, PhaseView, SiteView, SumView};
+use crate::allocators::sampling::Estimate;
 use crate::words::{Name, sum_of_known};
 
 /// What is beyond a list's bound.
@@ -146,7 +147,8 @@ fn cut<R: Row>(mut rows: Vec<R>, most: usize) -> Vec<R> {
 
 /// The rest last; most live bytes first, then most bytes at all, then by name: two watches of one program list alike.
 fn order<R: Row>(one: &R, other: &R) -> Ordering {
-    let sums = |row: &R| (row.sum().live_bytes, row.sum().peak_bytes, row.sum().total_bytes);
+    let held = |sum: &SumView| sum.sampled_live.map_or(sum.live_bytes, |estimate| estimate.bytes);
+    let sums = |row: &R| (held(row.sum()), row.sum().peak_bytes, row.sum().total_bytes);
     let by_name = || (one.kind(), one.names(), one.line()).cmp(&(other.kind(), other.names(), other.line()));
     (*one.kind() == REST).cmp(&(*other.kind() == REST)).then_with(|| sums(other).cmp(&sums(one))).then_with(by_name)
 }
@@ -162,8 +164,15 @@ pub(crate) fn add(sum: &mut SumView, other: &SumView) {
         frees: sum.frees.saturating_add(other.frees),
         mean_lifetime_ns: mean_lifetime_ns(sum, other),
         longest_lifetime_ns: sum.longest_lifetime_ns.max(other.longest_lifetime_ns),
-        sampled: sum.sampled.zip(other.sampled).map(|(one, other)| one.plus(other)).or(sum.sampled).or(other.sampled),
+        sampled: both((sum.sampled, sum.total_bytes), (other.sampled, other.total_bytes)),
+        sampled_live: both((sum.sampled_live, sum.live_bytes), (other.sampled_live, other.live_bytes)),
     };
+}
+
+/// Of two sums, one of which may be known exactly.
+fn both(one: (Option<Estimate>, u64), other: (Option<Estimate>, u64)) -> Option<Estimate> {
+    let known = |(estimate, bytes): (Option<Estimate>, u64)| estimate.unwrap_or(Estimate::exactly(bytes));
+    (one.0.is_some() || other.0.is_some()).then(|| known(one).plus(known(other)))
 }
 
 /// Of both, by the number of their frees. What is not known of one says nothing of the other.

@@ -79,7 +79,7 @@ fn tensors_that_are_switched_off_stay_as_they_were_and_no_analysis_takes_them_fo
 #[test]
 fn a_lower_level_goes_on_with_what_it_has() {
     let mut watch = traced();
-    lower(&mut watch, 4_500);
+    lower(&mut watch, 5_000);
     report(&mut watch, 0x3000, 3 * MIB);
     assert_eq!(allocated(&watch), Some(3 * MIB));
     assert_eq!(watch.running(7).level.map(|choice| choice.chosen), Some(TensorLevel::Blocks));

@@ -3,7 +3,7 @@
 //! The numbers were compiled from the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1, 3.13.0 and 3.14.10 for 64-bit processes; they are the same in every
 //! release of a minor version, which is an ABI. From 3.13 on the process says most of them itself (`_Py_DebugOffsets`).
 
-use memwatch_common::python::{EACH_FRAME, PythonLayout};
+use memwatch_common::python::{EACH_FRAME, PythonLayout, STACKS_OF_ALL};
 use memwatch_core::stack::lines::LineTable;
 
 use super::PythonError;
@@ -153,7 +153,7 @@ const V3_9: Layout = Layout {
         by_depth: cfg!(target_arch = "x86_64") as u32,
         frame_bytes: 112,
         frame_far: 1,
-        enabled: 1,
+        stacks: STACKS_OF_ALL,
     },
     native_thread: None,
     modules: 856,

@@ -46,8 +46,6 @@ pub(crate) async fn watch(
     let tensors = requested.request(!targets.selected.is_everybody());
     let mut options = session_options(targets, tensors, common);
     options.logs_tensors = requested.log.is_some();
-    options.tensors_by_default = requested.is_default();
-    options.budget = requested.budget;
     options.is_screen = Output::is_screen(common);
     options.holdings_every = options.is_screen.then_some(holdings::ON_SCREEN);
     let mut source = if requested.is_asked_for() && common.agent.is_none() {

@@ -29,6 +29,7 @@ fn sum(mebibytes: [u64; 3], allocations: u64, frees: u64) -> SumView {
         mean_lifetime_ns: lifetime,
         longest_lifetime_ns: lifetime,
         sampled: None,
+        sampled_live: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use memwatch_core::attribution::price::Budget;
 
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::pytorch::{Stacks, TensorLevel, TensorRequest};
 
 /// How much of PyTorch is watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
@@ -15,13 +15,24 @@ pub(crate) struct Tensors {
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "layers", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
+    #[command(flatten)]
+    pub(crate) limit: Limit,
+    /// At level sites, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
+    /// average, and sums marked ≈ have an error) or all, which slows the program more
+    #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
+    pub(crate) stacks: Stacks,
+    /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+}
+
+/// What it may cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
+pub(crate) struct Limit {
     /// What tracing may cost a process: percent of one processor, such as 2%; 0 to place no probe and only read its
     /// memory, none for no limit. Less is traced where more does not fit
     #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = budget, allow_negative_numbers = true)]
     pub(crate) budget: Budget,
-    /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
-    #[arg(long, value_name = "FILE")]
-    pub(crate) log: Option<PathBuf>,
 }
 
 impl Tensors {
@@ -33,21 +44,23 @@ impl Tensors {
     /// # Errors
     /// With a sentence, when nothing may be spent on a level that was asked for.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if self.budget.is_nothing() && self.is_asked_for() {
+        if self.limit.budget.is_nothing() && self.is_asked_for() {
             return Err("--budget 0 places no probe: leave out --tensors and --log, or give a budget".to_owned());
         }
         Ok(())
     }
 
     /// Whether nobody asked for a level by name, or for what takes all of it.
-    pub(crate) const fn is_default(&self) -> bool {
+    const fn is_default(&self) -> bool {
         self.level.is_none() && self.log.is_none()
     }
 
     /// The level for a watch: everything in processes that were named, nothing in all others.
     pub(crate) fn request(&self, named: bool) -> TensorRequest {
         let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
-        TensorRequest { level, reports_only: false }
+        // To place no probe is obeyed with a level that was asked for by name, too.
+        let budget = (self.is_default() || self.limit.budget.is_nothing()).then_some(self.limit.budget);
+        TensorRequest { stacks: self.stacks, budget, ..TensorRequest::of(level) }
     }
 }
 
@@ -58,6 +71,14 @@ pub(crate) fn level(text: &str) -> Result<TensorLevel, String> {
         "sites" => Ok(TensorLevel::Sites),
         "layers" => Ok(TensorLevel::Layers),
         _ => Err("off, blocks, sites or layers".to_owned()),
+    }
+}
+
+pub(crate) fn stacks(text: &str) -> Result<Stacks, String> {
+    match text {
+        "bytes" => Ok(Stacks::ByBytes),
+        "all" => Ok(Stacks::All),
+        _ => Err("bytes or all".to_owned()),
     }
 }
 
@@ -89,12 +110,15 @@ mod tests {
 
     #[test]
     fn nothing_can_be_traced_for_nothing() {
-        let none = Tensors { budget: Budget::Part(0), ..Tensors::default() };
+        let none = Tensors { limit: Limit { budget: Budget::Part(0) }, ..Tensors::default() };
         assert_eq!(none.check(), Ok(()));
         let traced = Tensors { level: Some(TensorLevel::Sites), ..none.clone() };
         assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
         let off = Tensors { level: Some(TensorLevel::Off), ..none };
-        assert_eq!((off.check(), Tensors { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
+        assert_eq!(
+            (off.check(), Tensors { limit: Limit { budget: Budget::None }, ..traced }.check()),
+            (Ok(()), Ok(()))
+        );
     }
 
     #[test]

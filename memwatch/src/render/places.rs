@@ -133,6 +133,7 @@ fn row_without_name(kind: &str) -> String {
         "differing" => "allocations here have different ones",
         "over_budget" => "(unknown: left out to keep the program fast)",
         "unreadable" => "(unknown: the stack could not be read)",
+        "not_sampled" => "(below 1 MiB and not sampled: part of the sums marked ≈)",
         "missing" => "(unknown: the stack did not arrive)",
         other => return printable(other).into_owned(),
     }

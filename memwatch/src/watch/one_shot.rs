@@ -11,7 +11,7 @@ use memwatch_core::words::Tgid;
 use tokio::time::Instant;
 
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
+use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
 use crate::render::json::Origin;
 use crate::render::output::host_name;
@@ -66,10 +66,6 @@ pub(crate) fn recorded_snapshot(
     let replay = recorded::play(recording, prepare)?;
     let snapshot = recorded::chosen(&replay, &recording.path, selected)?;
     Ok((snapshot, TakenAt::of(&replay)))
-}
-
-pub(crate) const fn all_of(level: TensorLevel) -> TensorRequest {
-    TensorRequest { level, reports_only: false }
 }
 
 /// A watch on these processes alone; the ones that are named by what they belong to are looked up first.

@@ -30,7 +30,6 @@ use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, Item, ProcessRecord, Record};
 use memwatch_common::rm::RmRecord;
 use memwatch_core::Pipeline;
-use memwatch_core::attribution::price::Budget;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
@@ -47,7 +46,7 @@ use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::backends::readings::Readings;
 use crate::exit::Failure;
-use crate::frameworks::pytorch::{TensorLevel, TensorRequest, TorchWatch};
+use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
 use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
@@ -101,10 +100,6 @@ pub(crate) struct SessionOptions {
     pub(crate) tensors: TensorRequest,
     /// And only in processes of this selection, where everybody is watched.
     pub(crate) named: Option<Selection>,
-    /// Nobody asked for that by name: it is lowered where it would cost a program much.
-    pub(crate) tensors_by_default: bool,
-    /// What tracing may cost a program.
-    pub(crate) budget: Budget,
     /// A screen shows what a line on standard error would say, and would destroy.
     pub(crate) is_screen: bool,
     /// How often it is read what processes with PyTorch hold; of the ones that are older than the watch it is once.
@@ -113,15 +108,6 @@ pub(crate) struct SessionOptions {
     pub(crate) logs_tensors: bool,
     /// Everything is recorded here.
     pub(crate) tape: Option<TapeOptions>,
-}
-
-impl SessionOptions {
-    /// What of PyTorch is watched, where not even one probe may be placed.
-    fn affordable_tensors(&self) -> TensorRequest {
-        let is_nothing = self.budget.is_nothing() && self.tensors_by_default;
-        let level = if is_nothing { self.tensors.level.min(TensorLevel::Read) } else { self.tensors.level };
-        TensorRequest { level, ..self.tensors }
-    }
 }
 
 /// A running watch.
@@ -167,7 +153,7 @@ impl Session {
         };
         let version = kernel_version()?;
         let mut kernel = Kernel::load(load).map_err(Failure::from_load)?;
-        kernel.places_probes = !options.budget.is_nothing();
+        kernel.places_probes = !options.tensors.places_none();
         let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose();
         let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
         let ring = Ring::open(&mut kernel.ebpf, options.ring_bytes).context("the ring buffer cannot be read")?;
@@ -176,7 +162,7 @@ impl Session {
             KernelAllocationMap::open(&mut kernel.ebpf).context("the kernel half's allocation map cannot be read")?;
         let scan = options.libraries.iter().fold(backends::scan(), LibraryScan::with_named);
         let libraries = LibraryWatch::new(scan, version, library_source(options.polls_libraries));
-        let torch = TorchWatch::new(version, options.affordable_tensors());
+        let torch = TorchWatch::new(version, options.tensors.affordable());
         let mut session = Self {
             kernel,
             diagnostics,

@@ -9,7 +9,6 @@ use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
 use crate::watch::filter::GpuFilter;
 use crate::watch::selection::Selection;
 use crate::watch::session::SessionOptions;
-use memwatch_core::attribution::price::Budget;
 use memwatch_core::snapshot::Snapshot;
 
 const DEFAULT_RING_BYTES: u32 = 16 << 20;
@@ -40,8 +39,6 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
         diagnostics: common.verbose > 1,
         tensors,
         named: selection_of(&targets.selected),
-        tensors_by_default: false,
-        budget: Budget::default(),
         is_screen: false,
         holdings_every: None,
         logs_tensors: false,

@@ -19,6 +19,7 @@ mod newcomer;
 mod oom;
 mod profile;
 mod pytorch;
+mod samples;
 mod simulate;
 mod tensors;
 mod tensors_more;

@@ -25,7 +25,7 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
-    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
+    let oom = ["--no-agent", "oom", "--budget=none", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));
     job.go_on();
     let pieces = job.next_checkpoint().expect("it comes so far");
@@ -66,7 +66,17 @@ fn memory_that_pytorch_was_refused_and_got_when_it_tried_again_is_listed_and_is_
     let gpu = gpu.with("GPUSIM_RM_FAIL", &"status51:19");
     let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["idle_hold.py"]) else { return };
     let tgid = job.tgid();
-    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid.to_string()];
+    let oom = [
+        "--no-agent",
+        "oom",
+        "--budget=none",
+        "--json",
+        "--duration",
+        "10m",
+        "--fail-on-oom",
+        "--pid",
+        &tgid.to_string(),
+    ];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));
     job.go_on();
     while job.next_checkpoint().is_some() {

@@ -34,12 +34,13 @@ enum Goal {
 
 /// The modes, and how many probes each event passes in them: one that comes is reported and traced, one that goes is reported, its request completed and
 /// traced; at `layers` the nodes of the graph have some as well.
-const MODES: [(Mode, Goal); 8] = [
+const MODES: [(Mode, Goal); 9] = [
     (Mode::Nobody, Goal::None),
     (Mode::Memwatch(&[]), Goal::Percent(2.0)),
     (Mode::Memwatch(&["--budget=0"]), Goal::Percent(0.2)),
     (Mode::Memwatch(&["--tensors=blocks"]), Goal::Times(1.3)),
     (Mode::Memwatch(&["--tensors=sites"]), Goal::Times(1.6)),
+    (Mode::Memwatch(&["--tensors=sites", "--stacks=all"]), Goal::None),
     (Mode::Memwatch(&["--tensors=layers"]), Goal::Times(3.0)),
     (Mode::History, Goal::None),
     (Mode::Count, Goal::None),

@@ -118,6 +118,7 @@ impl Arenas {
             cached: None,
             tid: event.tid,
             stack: event.stack,
+            is_drawn: event.is_drawn,
             time_ns: event.time_ns,
         }))
     }

@@ -14,7 +14,7 @@ impl Places {
     pub(in crate::allocators) fn list_older(&mut self, ordinal: Ordinal, blocks: &[BookBlock]) {
         for block in blocks {
             let (address, bytes, whose) = (block.address, block.bytes, BEFORE_ATTACH);
-            self.live.insert(LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose });
+            self.live.insert(LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose, is_drawn: false });
         }
     }
 
@@ -40,7 +40,7 @@ impl Places {
         let gone: Vec<LiveBlock> = self.live.all().filter(has_gone).copied().collect();
         for block in gone {
             self.live.remove(ordinal, block.address);
-            self.device(ordinal).change(&block.whose, Step::Free(block.bytes, None));
+            self.device(ordinal).lose(&block, Step::Free(block.bytes, None));
         }
         self.device(ordinal).allocated_bytes = blocks.values().copied().fold(0, u64::saturating_add);
     }
@@ -50,7 +50,7 @@ impl Places {
         let gone: Vec<LiveBlock> = self.live.all().filter(|block| block.ordinal == ordinal).copied().collect();
         for block in gone {
             self.live.remove(ordinal, block.address);
-            self.device(ordinal).change(&block.whose, Step::Forget(block.bytes));
+            self.device(ordinal).lose(&block, Step::Forget(block.bytes));
         }
         let device = self.device(ordinal);
         let site = device.sites.get(SiteKey::BEFORE_ATTACH.0 as usize);
@@ -88,7 +88,15 @@ impl Places {
             if whose.site == SiteKey::BEFORE_ATTACH {
                 older_bytes = older_bytes.saturating_add(*bytes);
                 let (address, bytes) = (*address, *bytes);
-                self.live.insert(LiveBlock { ordinal, address, bytes, granted_ns: 0, tid: Tid(0), whose });
+                self.live.insert(LiveBlock {
+                    ordinal,
+                    address,
+                    bytes,
+                    granted_ns: 0,
+                    tid: Tid(0),
+                    whose,
+                    is_drawn: false,
+                });
             }
         }
         let device = self.device(ordinal);

@@ -28,6 +28,8 @@ pub struct LiveBlock {
     pub tid: Tid,
     /// Whose it is.
     pub whose: Attribution,
+    /// Its stack was taken by a draw.
+    pub is_drawn: bool,
 }
 
 /// All of them.

@@ -3,6 +3,7 @@
 //! An event costs one entry in a map and six additions. What each place had at the device's peak is kept exactly without copying: see [`Sum`].
 
 mod books;
+mod drawn;
 mod floor;
 mod live;
 mod sum;
@@ -18,6 +19,7 @@ use crate::allocators::names::{LayerKey, PhaseKey, SiteKey};
 use crate::allocators::threads::{Attribution, Evidence, Stage};
 use crate::words::Ordinal;
 
+pub use self::drawn::Drawn;
 pub use self::live::LiveBlock;
 pub use self::sum::Sum;
 
@@ -96,6 +98,8 @@ pub struct DevicePlaces {
     /// How many times `total` was higher than ever before.
     epoch: u64,
     sites: Vec<Sum>,
+    /// Of the sites that have blocks with a stack by a draw.
+    drawn: BTreeMap<SiteKey, Drawn>,
     /// Of each site, in windows of time.
     floors: Floors,
     /// The same in windows of a step.
@@ -144,13 +148,17 @@ impl Places {
             granted_ns: block.time_ns,
             tid: block.tid,
             whose,
+            is_drawn: block.is_drawn,
         };
         // Two live blocks have no address in common: the free of the one before did not arrive.
         if let Some(gone) = self.live.insert(live) {
-            self.device(gone.ordinal).change(&gone.whose, Step::Free(gone.bytes, None));
+            self.device(gone.ordinal).lose(&gone, Step::Free(gone.bytes, None));
         }
         let device = self.device(block.ordinal);
         device.change(&whose, Step::Grant(block.block_bytes));
+        if block.is_drawn {
+            device.drawn.entry(whose.site).or_default().grant(block.block_bytes);
+        }
         let layer = at(&mut device.layers, whose.layer.0 as usize);
         match block.requested_bytes {
             Some(requested) => layer.rounding_bytes += block.block_bytes.saturating_sub(requested),
@@ -180,7 +188,7 @@ impl Places {
             Some(block) => {
                 // Of one that is older than the watch, that is not known.
                 let age_ns = (block.granted_ns > 0).then(|| time_ns.saturating_sub(block.granted_ns));
-                self.device(ordinal).change(&block.whose, Step::Free(block.bytes, age_ns));
+                self.device(ordinal).lose(&block, Step::Free(block.bytes, age_ns));
             }
             None => self.device(ordinal).change(&BEFORE_ATTACH, Step::Free(block_bytes, None)),
         }
@@ -310,6 +318,14 @@ impl DevicePlaces {
         }
     }
 
+    /// A block goes.
+    fn lose(&mut self, block: &LiveBlock, step: Step) {
+        self.change(&block.whose, step);
+        if let Some(drawn) = self.drawn.get_mut(&block.whose.site).filter(|_| block.is_drawn) {
+            drawn.free(block.bytes);
+        }
+    }
+
     fn call_path(&mut self, call_path: CallPath) -> &mut Sum {
         let has_room = self.call_paths.len() < CALL_PATHS || self.call_paths.contains_key(&call_path);
         let call_path = if has_room { call_path } else { CallPath { stack: None, site: SiteKey::REST, ..call_path } };
@@ -362,6 +378,11 @@ impl DevicePlaces {
     /// By site.
     pub fn sites(&self) -> impl Iterator<Item = (SiteKey, &Sum)> {
         keyed(&self.sites).map(|(index, sum)| (SiteKey(index), sum)).filter(|(_, sum)| sum.is_used())
+    }
+
+    /// What a site's blocks stand for that have their stack by a draw; `None` where it has none.
+    pub fn drawn(&self, site: SiteKey) -> Option<&Drawn> {
+        self.drawn.get(&site)
     }
 
     /// By layer.

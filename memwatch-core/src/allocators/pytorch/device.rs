@@ -168,6 +168,7 @@ impl DeviceAllocator {
                 cached,
                 tid,
                 stack,
+                is_drawn: event.is_drawn,
                 time_ns,
             })
         } else {

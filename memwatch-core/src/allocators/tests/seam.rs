@@ -27,8 +27,17 @@ impl FrameworkAllocator for Arena {
         }
         let (tid, stack) = (event.tid, event.stack);
         let requested_bytes = Some(bytes);
-        let block =
-            Block { ordinal, address, block_bytes: bytes, requested_bytes, cached: Some(false), tid, stack, time_ns };
+        let block = Block {
+            ordinal,
+            address,
+            block_bytes: bytes,
+            requested_bytes,
+            cached: Some(false),
+            tid,
+            stack,
+            is_drawn: false,
+            time_ns,
+        };
         Some(BlockChange::Granted(block))
     }
 
@@ -51,7 +60,7 @@ fn another_framework_has_totals_and_places_through_the_seam_alone() {
         let what =
             TensorChange::Reported { ordinal: GPU, address, block_bytes, allocated_bytes, reserved_bytes: 1 << 20 };
         let stack = StackRef::Known(FORWARD);
-        ledger.apply(&TensorEvent { tgid: Tgid(1), tid: MAIN, time_ns: allocated_bytes, stack, what });
+        ledger.apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid: MAIN, time_ns: allocated_bytes, stack, what });
     };
     report(0x1000, 4096, 4096);
     report(0x2000, 1024, 5120);

@@ -291,6 +291,7 @@ impl<'a> Stacks<'a> {
                 StackRef::NotAsked => "memwatch: before attach",
                 StackRef::NoPython | StackRef::Native(_) => "memwatch: a thread without Python",
                 StackRef::OverBudget => "memwatch: no stack, to keep the program fast",
+                StackRef::NotDrawn => "memwatch: a small block, whose stack was not taken",
                 StackRef::Unreadable => "memwatch: the stack could not be read",
                 StackRef::Known(_) => "memwatch: the stack was lost",
             })];

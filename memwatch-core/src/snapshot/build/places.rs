@@ -172,6 +172,7 @@ impl List<'_> {
             mean_lifetime_ns: sum.mean_lifetime_ns(),
             longest_lifetime_ns: sum.mean_lifetime_ns().map(|_| sum.longest_ns),
             sampled: None,
+            sampled_live: None,
         }
     }
 
@@ -221,7 +222,13 @@ impl List<'_> {
     }
 
     fn site(&self, key: SiteKey, sum: &Sum) -> SiteView {
-        SiteView { sum: self.sampled(SampleKey::Site(key), sum), ..site_name(self.names, key) }
+        let mut all = self.sampled(SampleKey::Site(key), sum);
+        if let Some(drawn) = self.device.drawn(key) {
+            all.sampled_live = Some(drawn.live(sum.live_bytes));
+            // What windows say has been worked out from all that they show.
+            all.sampled = all.sampled.or_else(|| Some(drawn.total(sum.total_bytes)));
+        }
+        SiteView { sum: all, ..site_name(self.names, key) }
     }
 
     fn phases(&self) -> Vec<PhaseView> {
@@ -391,6 +398,7 @@ const fn site_kind(site: &Site) -> Name {
         Site::NotKnown(StackRef::OverBudget) => "over_budget",
         Site::NotKnown(StackRef::Unreadable) => "unreadable",
         Site::NotKnown(StackRef::Known(_)) => "missing",
+        Site::NotKnown(StackRef::NotDrawn) => "not_sampled",
         Site::Line(_) => "line",
         Site::BackwardOf(_) => "backward_of",
         Site::Native(_) => "native",

@@ -22,7 +22,7 @@ use crate::watch::signals::Signals;
 use args::{Diff, Growth};
 
 /// What a recording has: so that the same can be compared.
-const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: false };
+const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
 
 /// One of the two.
 pub(crate) struct Run<'a> {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use memwatch_core::attribution::price::{Asked, Budget, Prices};
-use memwatch_core::input::TensorLevel;
+use memwatch_core::input::{Stacks, TensorLevel};
 use memwatch_core::words::Tgid;
 
 use super::permission::ways;
@@ -17,7 +17,7 @@ use crate::watch::source::comm;
 const LEVELS: [(TensorLevel, &str); 4] = [
     (TensorLevel::Read, "totals, peaks and counts, read from its memory"),
     (TensorLevel::Blocks, "each tensor as it comes and goes"),
-    (TensorLevel::Sites, "the lines of Python"),
+    (TensorLevel::Sites, "the lines of Python; blocks below 1 MiB are sampled"),
     (TensorLevel::Layers, "phases and modules"),
 ];
 
@@ -92,7 +92,15 @@ pub(super) fn report(
     let prices = measured.as_ref().map_or_else(|_| Prices::default(), |trap_ns| Prices { trap_ns: *trap_ns });
     // Windows change nothing about which level is chosen.
     let (several_probes, by_default, has_windows) = (false, true, false);
-    let asked = Asked { level: TensorLevel::Layers, several_probes, by_default, has_windows, budget, prices };
+    let asked = Asked {
+        level: TensorLevel::Layers,
+        stacks: Stacks::default(),
+        several_probes,
+        by_default,
+        has_windows,
+        budget,
+        prices,
+    };
     let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));
         ProcessPrices { tgid, name, prediction }
@@ -104,7 +112,7 @@ fn predicted(asked: Asked, tgid: Tgid, events_per_second: u64) -> Prediction {
     let levels = LEVELS.map(|(level, shows)| LevelPrice {
         level,
         shows,
-        event_ns: asked.prices.event_ns(level, asked.several_probes),
+        event_ns: asked.event_ns(level),
         ns_per_second: asked.price_ns(level, events_per_second),
         fits: asked.fits(level, events_per_second),
     });

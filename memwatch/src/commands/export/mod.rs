@@ -30,7 +30,7 @@ use args::{Export, Flamegraph, Held, Written};
 /// So many pairs of process and GPU have series of their own in a file of metrics.
 const OWN_SERIES: usize = 1000;
 /// What a watch sees of PyTorch: allocations and frees with their owners, so that a backward pass has the lines that it is of.
-const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
+const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
 
 /// `memwatch export`.
 ///

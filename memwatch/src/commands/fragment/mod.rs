@@ -43,8 +43,7 @@ pub(crate) async fn run(args: &Fragment, common: &Common) -> Result<Exit, Failur
         let found = found(&snapshot, &replay.pipeline, args.request, args.worst);
         (snapshot, found, TakenAt::of(&replay))
     } else {
-        let mut session =
-            open_named(selected, TensorRequest { level: args.level, reports_only: false }, common).await?;
+        let mut session = open_named(selected, TensorRequest::of(args.level), common).await?;
         prepare(session.pipeline_mut());
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;

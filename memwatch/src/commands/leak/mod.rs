@@ -40,8 +40,8 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
-        let mut session =
-            open_named(selected, TensorRequest { level: TensorLevel::Layers, reports_only: true }, common).await?;
+        let request = TensorRequest::of_reports(TensorLevel::Layers).within(args.limit.budget);
+        let mut session = open_named(selected, request, common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;
         recorded::follow(&mut session, &mut signals, Some(Instant::now() + args.duration)).await;

@@ -24,7 +24,7 @@ use crate::watch::looks::{Observation, look};
 use args::Monitor;
 
 /// All that PyTorch's allocator does and for which code: what each detector needs is in it.
-const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: false };
+const REQUEST: TensorRequest = TensorRequest::of(TensorLevel::Layers);
 
 /// Something that can be looked for.
 pub(crate) struct Detector {

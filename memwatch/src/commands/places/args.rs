@@ -1,6 +1,8 @@
 //! What `memwatch where` takes.
 
+use crate::frameworks::pytorch::Stacks;
 use crate::options::moment::PAST;
+use crate::options::tensors::stacks;
 use crate::options::{Checked, Subject, values};
 use clap::ValueEnum;
 use std::time::Duration;
@@ -45,6 +47,10 @@ pub(crate) struct Places {
     /// Maximum number of rows
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub(crate) top: usize,
+    /// With --by line, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
+    /// average, and sums marked ≈ have an error) or all, which slows the program more
+    #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
+    pub(crate) stacks: Stacks,
     /// List blocks of this size and above individually: 500M, 2G; a bare number is bytes
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,

@@ -63,7 +63,8 @@ async fn places(
         recorded_snapshot(&recording, selected, |pipeline| pipeline.list_tensors_from(args.min_size))?
     } else {
         let level = if which == Which::Sites { TensorLevel::Sites } else { TensorLevel::Layers };
-        let mut session = open_named(selected, TensorRequest { level, reports_only }, common).await?;
+        let request = TensorRequest { level, reports_only, stacks: args.stacks, budget: None };
+        let mut session = open_named(selected, request, common).await?;
         session.list_tensors_from(args.min_size);
         let mut signals = Signals::listen()?;
         let deadline = Instant::now() + args.duration;

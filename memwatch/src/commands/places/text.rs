@@ -81,18 +81,20 @@ fn heading(snapshot: &Snapshot, process: &ProcessView, places: &PlacesView, devi
 }
 
 fn sums(sum: &SumView) -> [String; 7] {
+    // Of a line whose small blocks were sampled, all but two columns are of the blocks that have a stack.
+    let at_least = |text: String| if sum.sampled_live.is_some() { format!("≥{text}") } else { text };
     [
-        bytes(sum.live_bytes),
-        bytes(sum.at_peak_bytes),
-        bytes(sum.peak_bytes),
+        sum.sampled_live.map_or_else(|| bytes(sum.live_bytes), sampled),
+        at_least(bytes(sum.at_peak_bytes)),
+        at_least(bytes(sum.peak_bytes)),
         sum.sampled.map_or_else(|| bytes(sum.total_bytes), sampled),
-        count(sum.allocations),
-        count(sum.frees),
+        at_least(count(sum.allocations)),
+        at_least(count(sum.frees)),
         known(sum.mean_lifetime_ns, lifetime),
     ]
 }
 
-/// `≈1.20 GiB ± 0.11 GiB`: by windows in which it was traced.
+/// `≈1.20 GiB ± 0.11 GiB`: by windows in which it was traced, or by the small blocks that were sampled.
 fn sampled(estimate: Estimate) -> String {
     let error = estimate.standard_error_bytes.map_or_else(String::new, |error| format!(" ± {}", bytes(error)));
     format!("≈{}{error}", bytes(estimate.bytes))

@@ -20,7 +20,7 @@ use crate::watch::looks::{Observation, look};
 use args::Profile;
 
 /// What comes and goes: its totals stand in each report.
-const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Blocks, reports_only: true };
+const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Blocks);
 
 /// Watches, or reads the recording, and sums up.
 ///

@@ -36,8 +36,6 @@ pub(crate) async fn record(args: &Record, common: &Common) -> Result<Exit, Failu
     let options = tape(&args.output, &args.tape, tgids.is_empty())?;
     let request = args.tensors.request(!tgids.is_empty());
     let mut session_options = session_options(&Targets::of(&Selected::of(&tgids)), request, common);
-    session_options.tensors_by_default = args.tensors.is_default();
-    session_options.budget = args.tensors.budget;
     session_options.tape = Some(options.clone());
     session_options.holdings_every = Some(holdings::IN_RECORDING);
     let mut session = Session::open(&session_options)?;

@@ -42,8 +42,6 @@ pub(crate) async fn run_command(run: &Run, common: &Common) -> Result<Exit, Fail
     let mut options = session_options(&Targets::default(), run.tensors.request(true), common);
     options.expects_command = true;
     options.logs_tensors = run.tensors.log.is_some();
-    options.tensors_by_default = run.tensors.is_default();
-    options.budget = run.tensors.budget;
     options.libraries.extend(libraries_on_search_path());
     let failed = |failure: Failure| Failure { exit: Exit::Command(125), ..failure };
     if run.output.as_deref().is_some_and(output_file::is_stdout) {

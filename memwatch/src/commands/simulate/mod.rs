@@ -35,8 +35,7 @@ pub(crate) async fn run(args: &Simulate, common: &Common) -> Result<Exit, Failur
         })?;
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.simulations(), TakenAt::of(&replay))
     } else {
-        let mut session =
-            open_named(selected, TensorRequest { level: TensorLevel::Blocks, reports_only: false }, common).await?;
+        let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
         session.pipeline_mut().simulate(args.plans(), args.capacity);
         let mut signals = Signals::listen()?;
         let deadline = args.duration.map(|duration| Instant::now() + duration);

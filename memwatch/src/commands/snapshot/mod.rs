@@ -4,12 +4,11 @@ pub(crate) mod args;
 
 use crate::exit::{Exit, Failure};
 use crate::export::pickle;
-use crate::frameworks::pytorch::TensorLevel;
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Selected, Subject};
 use crate::output_file;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
-use crate::watch::one_shot::all_of;
 use crate::watch::one_shot::finish;
 use crate::watch::one_shot::watch_until;
 use crate::watch::one_shot::without_torch;
@@ -56,7 +55,7 @@ pub(crate) async fn snapshot(args: &Pickle, common: &Common) -> Result<Exit, Fai
 type History = (Snapshot, Option<MemoryHistory>, i128);
 
 async fn watched_history(args: &Pickle, tgid: Tgid, common: &Common) -> Result<History, Failure> {
-    let mut session = open(&[tgid], all_of(TensorLevel::Layers), common)?;
+    let mut session = open(&[tgid], TensorRequest::of(TensorLevel::Layers), common)?;
     session.keep_history(tgid, LONGEST_HISTORY);
     let mut signals = Signals::listen()?;
     let (snapshot, _) = watch_until(&mut session, &mut signals, Instant::now() + args.duration, None, &mut false).await;

@@ -5,14 +5,13 @@ pub(crate) mod text;
 
 use crate::commands::reset_peaks;
 use crate::exit::{Exit, Failure};
-use crate::frameworks::pytorch::TensorLevel;
+use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::Common;
 use crate::render::json;
 use crate::render::output::style;
 use crate::watch::one_shot::Enough;
 use crate::watch::one_shot::TIMEOUT;
 use crate::watch::one_shot::TakenAt;
-use crate::watch::one_shot::all_of;
 use crate::watch::one_shot::finish;
 use crate::watch::one_shot::open_named;
 use crate::watch::one_shot::recorded_snapshot;
@@ -37,7 +36,7 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
     if args.reset_peaks && args.interval.is_none() {
         return reset_peaks::reset(selected, common).await;
     }
-    let mut session = open_named(selected, all_of(TensorLevel::Blocks), common).await?;
+    let mut session = open_named(selected, TensorRequest::of(TensorLevel::Blocks), common).await?;
     let mut signals = Signals::listen()?;
     let Some(interval) = args.interval else {
         let enough: Option<fn(&Snapshot) -> bool> = if args.duration.is_some() { None } else { Some(is_counted) };

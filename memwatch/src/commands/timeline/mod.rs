@@ -25,7 +25,7 @@ use crate::watch::one_shot::TakenAt;
 use args::{Timeline, TimelineFormat};
 
 /// Allocations and frees with their owners: an event has its line, stage and layer.
-const REQUEST: TensorRequest = TensorRequest { level: TensorLevel::Layers, reports_only: true };
+const REQUEST: TensorRequest = TensorRequest::of_reports(TensorLevel::Layers);
 
 /// Watches, or reads the recording, and writes.
 ///

@@ -1,7 +1,8 @@
 //! What of a process's tensors is to be seen, and by which rows of the table.
 
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TensorProbe};
-use memwatch_core::input::TensorLevel;
+use memwatch_core::attribution::price::Budget;
+use memwatch_core::input::{Stacks, TensorLevel};
 
 use super::symbols::TensorPoint;
 
@@ -13,6 +14,10 @@ pub(crate) struct TensorRequest {
     /// Only what the allocator reports of each tensor, where one probe for each that comes or goes shows no more. What was requested, streams, and
     /// segments are not seen then.
     pub(crate) reports_only: bool,
+    /// Of which blocks the stack is taken, where lines are wanted and no modules.
+    pub(crate) stacks: Stacks,
+    /// What it may cost a process, where less may be traced instead; `None` where it is traced whatever it costs.
+    pub(crate) budget: Option<Budget>,
 }
 
 /// How the blocks of a process's allocators are seen.
@@ -36,6 +41,32 @@ impl Sight {
 }
 
 impl TensorRequest {
+    /// All that a level shows.
+    pub(crate) const fn of(level: TensorLevel) -> Self {
+        Self { level, reports_only: false, stacks: Stacks::All, budget: None }
+    }
+
+    /// The same with [`Self::reports_only`].
+    pub(crate) const fn of_reports(level: TensorLevel) -> Self {
+        Self { level, reports_only: true, stacks: Stacks::All, budget: None }
+    }
+
+    /// As much of it as this buys.
+    pub(crate) const fn within(self, budget: Budget) -> Self {
+        Self { budget: Some(budget), ..self }
+    }
+
+    /// Whether no probe may be placed at all.
+    pub(crate) fn places_none(self) -> bool {
+        self.budget.is_some_and(Budget::is_nothing)
+    }
+
+    /// What of it needs none, where none may be placed.
+    pub(crate) fn affordable(self) -> Self {
+        let level = if self.places_none() { self.level.min(TensorLevel::Read) } else { self.level };
+        Self { level, ..self }
+    }
+
     /// Whether several of these points show each tensor, where functions are probed: the allocator's trace beside what it reports.
     pub(super) fn needs_several<'a>(self, points: impl IntoIterator<Item = &'a TensorPoint>) -> bool {
         !self.reports_only && points.into_iter().any(|point| point.row.purpose == Purpose::AllocatorTrace)

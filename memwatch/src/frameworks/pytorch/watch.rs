@@ -5,8 +5,9 @@ use std::num::NonZeroU32;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
-use memwatch_core::input::TensorLevel;
+use memwatch_core::input::{Stacks, TensorLevel};
 
 use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};
 use super::price::Counting;
@@ -169,6 +170,14 @@ impl TorchWatch {
     /// What is watched of a process at a level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }
+    }
+
+    /// Which stacks are wanted of a process: [`PythonLayout::stacks`](memwatch_common::python::PythonLayout::stacks).
+    pub(crate) fn stacks_of(&self, tgid: u32) -> u32 {
+        match (self.level_of(tgid), self.request.stacks) {
+            (TensorLevel::Sites, Stacks::ByBytes) => STACKS_BY_BYTES,
+            _ => STACKS_OF_ALL,
+        }
     }
 
     /// From now on this is watched of a process. Returns the rows on its allocators that no library has.
@@ -345,7 +354,7 @@ impl Watched {
     /// What is watched of it.
     fn request(&self, of_all: TensorRequest) -> TensorRequest {
         let level = self.level.unwrap_or(of_all.level);
-        TensorRequest { level, reports_only: self.reports_only || of_all.reports_only }
+        TensorRequest { level, reports_only: self.reports_only || of_all.reports_only, ..of_all }
     }
 
     /// From now on this is in place. The trace before the reports: a report without a trace shows no size that was asked for.

@@ -112,8 +112,16 @@ struct HistoryJson {
     frees: u64,
     mean_lifetime_seconds: Option<f64>,
     longest_lifetime_seconds: Option<f64>,
-    /// Of all its blocks, by windows of tracing; `null` where all of it is traced.
+    /// Of all its blocks, by windows of tracing or by those of its small blocks that were drawn; `null` where all of it is traced.
     sampled: Option<SampledJson>,
+    /// What its live blocks come to, by those of its small ones that were drawn; `null` where each has its line.
+    sampled_live: Option<SampledLiveJson>,
+}
+
+#[derive(Serialize)]
+struct SampledLiveJson {
+    allocated_bytes: u64,
+    standard_error_bytes: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -286,6 +294,10 @@ fn history_json(sum: &SumView) -> HistoryJson {
         longest_lifetime_seconds: sum.longest_lifetime_ns.map(seconds),
         sampled: sum.sampled.map(|sampled| SampledJson {
             total_bytes: sampled.bytes,
+            standard_error_bytes: sampled.standard_error_bytes,
+        }),
+        sampled_live: sum.sampled_live.map(|sampled| SampledLiveJson {
+            allocated_bytes: sampled.bytes,
             standard_error_bytes: sampled.standard_error_bytes,
         }),
     }

@@ -67,6 +67,22 @@ pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     })
 }
 
+/// Whether small blocks of the process have a line only where they were sampled.
+pub(crate) fn samples_blocks(process: &ProcessView) -> bool {
+    let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
+    devices.flat_map(|device| &device.sites).any(|site| site.kind == "not_sampled")
+}
+
+/// `blocks of PID 1136 below 1 MiB are sampled, one per MiB: ≈ marks what is estimated from them. For each one's line: --stacks=all`.
+fn sampled(process: &ProcessView) -> Option<String> {
+    samples_blocks(process).then(|| {
+        let tgid = process.tgid.0;
+        format!(
+            "blocks of PID {tgid} below 1 MiB are sampled, one per MiB: ≈ marks what is estimated from them. For each one's line: --stacks=all"
+        )
+    })
+}
+
 fn numbers(choice: &LevelChoice) -> (String, u64) {
     (count(choice.events_per_second), choice.asked_ns_per_second.saturating_add(PERCENT_NS / 2) / PERCENT_NS)
 }
@@ -87,7 +103,8 @@ pub(crate) fn percent_of(ns_per_second: u64) -> String {
 pub(super) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
     let running = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
     let lowered = |process: &ProcessView| process.level.as_ref().and_then(lowered);
-    let mut texts: Vec<String> = running.filter_map(lowered).collect();
+    let texts = |process: &ProcessView| lowered(process).into_iter().chain(sampled(process));
+    let mut texts: Vec<String> = running.flat_map(texts).collect();
     let all = texts.len();
     texts.truncate(LISTED);
     if let Some(last) = texts.last_mut() {
@@ -119,9 +136,9 @@ mod tests {
             text(TensorLevel::Layers, 120_000),
             "tensors are read from memory, not traced: at 120,000 tensor events/s tracing would slow PID 1136 by about 60 % (budget 2 %). To trace anyway: --tensors=layers"
         );
-        assert!(text(TensorLevel::Layers, 6_000).starts_with("modules and lines are off: at 6,000 tensor events/s"));
+        assert!(text(TensorLevel::Layers, 7_000).starts_with("modules and lines are off: at 7,000 tensor events/s"));
         assert!(text(TensorLevel::Layers, 5_000).starts_with("modules are off: "));
-        assert!(text(TensorLevel::Sites, 6_000).starts_with("lines are off: "));
+        assert!(text(TensorLevel::Sites, 7_000).starts_with("lines are off: "));
         assert_eq!(text(TensorLevel::Layers, 3_000), "");
         let nothing = LevelChoice { budget_ns_per_second: Some(0), ..choice(TensorLevel::Layers, true, 120_000) };
         let text = "tensors of PID 1136 are read from its memory, not traced: the budget is 0";

@@ -129,6 +129,7 @@ fn sum(live_bytes: u64, peak_bytes: u64, blocks: u64) -> SumView {
         mean_lifetime_ns: None,
         longest_lifetime_ns: None,
         sampled: None,
+        sampled_live: None,
     }
 }
 

@@ -97,9 +97,10 @@ impl PriceGuard {
     pub(super) fn new(options: &SessionOptions) -> Self {
         let asked = Asked {
             level: options.tensors.level,
+            stacks: options.tensors.stacks,
             several_probes: false,
-            by_default: options.tensors_by_default,
-            budget: options.budget,
+            by_default: options.tensors.budget.is_some(),
+            budget: options.tensors.budget.unwrap_or_default(),
             prices: Prices::default(),
             has_windows: false,
         };
@@ -155,7 +156,7 @@ impl PriceGuard {
 
     /// All that was asked for, with as few probes as may be.
     pub(super) const fn in_window(&self) -> TensorRequest {
-        TensorRequest { level: self.asked.level, reports_only: true }
+        TensorRequest::of_reports(self.asked.level)
     }
 
     /// The choices since the last time, oldest first.

@@ -1,13 +1,12 @@
 //! What is watched of PyTorch, and what only the process's memory knows of its records: which code a stack's frames are.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use memwatch_common::python::PythonLayout;
 use memwatch_common::record::{Item, ProcessEvent, ProcessRecord, Record, StackItem};
 use memwatch_common::rm::RmRecord;
-use memwatch_common::tensor::{FLAG_NO_PYTHON, TENSOR_PROBES, TensorMeaning, TensorRecord, tensor_probe};
+use memwatch_common::tensor::{FLAG_NO_PYTHON, TensorMeaning, TensorRecord, tensor_probe};
 use memwatch_core::attribution::price::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
@@ -27,10 +26,10 @@ use super::windows::ProcessWindows;
 use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
-use crate::frameworks::pytorch::{Arrival, Moment, RestingNumbers, TensorLevel, TensorPoint, TorchWatch};
+use crate::frameworks::pytorch::{Arrival, Moment, RestingNumbers, TensorLevel, TorchWatch};
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;
-use crate::sources::python::{PythonError, PythonProcess};
+use crate::sources::python::PythonProcess;
 
 /// How often Python is looked for again in a process where no thread ran any.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -250,6 +249,7 @@ impl Tensors {
 
     fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
         self.torch.change(kernel, tgid, self.torch.request_at(level));
+        self.choose_stacks(kernel, tgid);
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.numbers.forget();
         }
@@ -339,39 +339,6 @@ impl Tensors {
         log_failure(tgid, tensor_probes::forget(kernel, tgid));
     }
 
-    /// A process that has PyTorch: its Python is looked at, if lines are wanted.
-    fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
-        if self.torch.level_of(tgid) >= TensorLevel::Sites {
-            self.meet_python(kernel, tgid);
-        }
-    }
-
-    pub(super) fn meet_python(&mut self, kernel: &mut Kernel, tgid: u32) {
-        let python = match PythonProcess::attach(tgid) {
-            Ok(Some(python)) => {
-                log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
-                let reported = python.layout();
-                // First: no code object whose address was sent goes unnoticed.
-                let probes = watch_code(kernel, tgid, &python);
-                log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &reported));
-                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
-                Python::Found { python: Box::new(python), probes, reported }
-            }
-            Ok(None) => {
-                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, self.large_bytes));
-                Python::Without
-            }
-            Err(PythonError::Idle) => Python::Idle(Instant::now()),
-            Err(error) => {
-                log::warn!("process {tgid}: Python lines are unknown: {error}");
-                Python::Without
-            }
-        };
-        if let Some(process) = self.processes.get_mut(&tgid) {
-            process.python = python;
-        }
-    }
-
     fn resolve(&mut self, item: &StackItem<'_>) -> Option<Input> {
         let process = self.processes.get_mut(&item.record.tgid)?;
         let Python::Found { python, .. } = &mut process.python else { return None };
@@ -459,29 +426,16 @@ impl Process {
     /// Informs the kernel half what has been learnt since, and asks it for what the pipeline lacks.
     fn report(&mut self, kernel: &mut Kernel, tgid: u32, pipeline: &Pipeline) {
         if let Python::Found { python, reported, .. } = &mut self.python
-            && *reported != python.layout()
+            && let layout = (PythonLayout { stacks: reported.stacks, ..python.layout() })
+            && *reported != layout
         {
-            *reported = python.layout();
+            *reported = layout;
             log_failure(tgid, tensor_probes::set_layout(kernel, tgid, reported));
         }
         let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= BETWEEN_STATISTICS);
         if is_due && pipeline.wants_statistics(Tgid(tgid)) {
             self.asked = Some(Instant::now());
             log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
-        }
-    }
-}
-
-/// Probes the end of code objects: their addresses become others'.
-fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
-    let place = python.code_dealloc()?;
-    let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::CodeGoes)?;
-    let points = [TensorPoint::new(row, place.file_offset)];
-    match tensor_probes::attach(kernel, &place.path(), NonZeroU32::new(tgid)?, &points) {
-        Ok(probes) => Some(probes),
-        Err(error) => {
-            log::warn!("process {tgid}: {}: lines of code that goes may be wrong: {error}", place.display);
-            None
         }
     }
 }
@@ -493,5 +447,6 @@ pub(super) fn log_failure<E: std::fmt::Display>(tgid: u32, done: Result<(), E>) 
 }
 
 mod due;
+mod python;
 #[cfg(test)]
 mod tests;

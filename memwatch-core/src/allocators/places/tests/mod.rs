@@ -33,6 +33,7 @@ fn block(address: u64, block_bytes: u64, time_ns: u64) -> Block {
         cached: None,
         tid: Tid(1),
         stack: StackRef::NotAsked,
+        is_drawn: false,
         time_ns,
     }
 }

@@ -99,7 +99,14 @@ impl Pair {
         }
         for (tid, what) in std::mem::take(&mut self.naive.reported) {
             self.time_ns += 1;
-            let event = TensorEvent { tgid: Tgid(7), tid, time_ns: self.time_ns, stack: StackRef::NotAsked, what };
+            let event = TensorEvent {
+                is_drawn: false,
+                tgid: Tgid(7),
+                tid,
+                time_ns: self.time_ns,
+                stack: StackRef::NotAsked,
+                what,
+            };
             if is_seen {
                 self.ledger.apply(&event);
             }

@@ -51,14 +51,20 @@ impl<'a> Table<'a> {
     /// The cells in those.
     fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<Cell> {
         let now = self.now().1;
-        let bytes = now(sum);
+        let drawn = sum.sampled_live.filter(|_| self.process.ended_ns.is_none());
+        let bytes = drawn.map_or_else(|| now(sum), |estimate| estimate.bytes);
         let percent = 100.0 * ratio(bytes, now(&device.total));
+        let about = match (drawn, self.facts.ascii) {
+            (None, _) => "",
+            (Some(_), false) => "≈",
+            (Some(_), true) => "~",
+        };
         let gpu = (self.devices().len() > 1)
             .then(|| Cell::text(sentences::gpu_number(self.facts.snapshot, device.uuid.as_ref())));
         let blocks = sum.allocations.saturating_sub(sum.frees);
         let blocks = if is_counted { Cell::number(blocks, count(blocks)) } else { Cell::unknown() };
         let own = [
-            Cell::number(bytes, size(bytes)).in_tone(Tone::Heading),
+            Cell::number(bytes, format!("{about}{}", size(bytes))).in_tone(Tone::Heading),
             Cell::real(percent, format!("{percent:.0}")),
             Cell::bytes(Some(sum.peak_bytes)),
             blocks,
@@ -156,7 +162,7 @@ pub(crate) fn modules(facts: &Facts, process: &ProcessView) -> Grid {
     let mut rows = Vec::new();
     for device in table.devices() {
         for layer in &device.layers {
-            let mut cells = table.cells(device, &layer.sum, layer.kind != "before_attach");
+            let mut cells = table.cells(device, &layer.sum, layer.kind != "preexisting");
             let class = layer.class.as_deref().map(|class| format!("  {}", printable(class))).unwrap_or_default();
             cells.push(Cell::text(format!("{}{class}", places::layer(layer))));
             rows.push((cells, layer_key(device, layer)));
@@ -176,7 +182,7 @@ pub(crate) fn phases(facts: &Facts, process: &ProcessView) -> Grid {
     let mut rows = Vec::new();
     for device in table.devices() {
         for stage in &device.stages {
-            let mut cells = table.cells(device, &stage.sum, stage.stage != "before_attach");
+            let mut cells = table.cells(device, &stage.sum, stage.stage != "preexisting");
             let name = places::stage(stage);
             cells.push(Cell::text(name.clone()));
             rows.push((cells, device_key(device, &name)));

@@ -1,0 +1,104 @@
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Numbers that look as if they were drawn, the same each time.
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// As the kernel half draws.
+    fn takes(&mut self, bytes: u64) -> bool {
+        let number = u32::try_from(self.next() >> 32).expect("half of it");
+        chance(bytes).is_none_or(|chance| number < chance)
+    }
+}
+
+/// A line: the size of its blocks in bytes, how many it allocates, and how many of those stay.
+struct Line {
+    bytes: u64,
+    blocks: u64,
+    stay: u64,
+}
+
+/// Lines of all kinds, of which each has at least 1 % of all bytes.
+fn lines(draws: &mut Draws) -> Vec<Line> {
+    (0..20)
+        .map(|_| {
+            let bytes = 512 << (draws.next() % 11);
+            let all = 20 * MIB + draws.next() % (80 * MIB);
+            let blocks = all / bytes;
+            Line { bytes, blocks, stay: blocks / 2 + draws.next() % blocks.div_ceil(2) }
+        })
+        .collect()
+}
+
+/// What a line has, and what is known of it: what its blocks with a stack have, and what they stand for.
+fn run(line: &Line, draws: &mut Draws) -> [(u64, Estimate); 2] {
+    let (mut drawn, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
+    for block in 0..line.blocks {
+        if draws.takes(line.bytes) {
+            drawn.grant(line.bytes);
+            total_bytes += line.bytes;
+            if block < line.stay {
+                live_bytes += line.bytes;
+            } else {
+                drawn.free(line.bytes);
+            }
+        }
+    }
+    [(line.stay * line.bytes, drawn.live(live_bytes)), (line.blocks * line.bytes, drawn.total(total_bytes))]
+}
+
+#[test]
+fn in_30_runs_the_truth_lies_within_two_standard_errors_for_95_percent_of_the_lines() {
+    let mut draws = Draws(0x9e37_79b9_7f4a_7c15);
+    let (mut within, mut all) = (0_u32, 0_u32);
+    for _ in 0..30 {
+        for line in lines(&mut draws) {
+            for (truth, estimate) in run(&line, &mut draws) {
+                let Estimate { bytes, standard_error_bytes } = estimate;
+                within += u32::from(bytes.abs_diff(truth) <= 2 * standard_error_bytes.expect("it is known"));
+                all += 1;
+            }
+        }
+    }
+    let percent = within * 100 / all;
+    assert!((92..=98).contains(&percent), "{percent} % of {all}");
+}
+
+#[test]
+fn sums_are_not_biased() {
+    let mut draws = Draws(7);
+    for bytes in [512, 6 << 10, 100 << 10, 700 << 10] {
+        let line = Line { bytes, blocks: 2_000 * MIB / bytes, stay: 1 };
+        let [_, (truth, estimate)] = run(&line, &mut draws);
+        let error = estimate.standard_error_bytes.expect("it is known");
+        // Two thousand draws: the error is a fiftieth.
+        assert!(error < truth / 40 && estimate.bytes.abs_diff(truth) < 3 * error, "{bytes}: {estimate:?} for {truth}");
+    }
+}
+
+#[test]
+fn what_was_drawn_and_is_freed_stands_for_nothing_that_is_live() {
+    let mut drawn = Drawn::default();
+    for bytes in [512, 4096, 4096, MIB - 512] {
+        drawn.grant(bytes);
+    }
+    let (all, one) = (drawn.live(MIB + 2 * 4096).bytes, drawn.live(MIB + 2 * 4096));
+    assert!((4 * MIB..6 * MIB).contains(&all) && one.standard_error_bytes > Some(MIB), "{one:?}");
+    drawn.free(MIB - 512);
+    assert!((3 * MIB..4 * MIB).contains(&drawn.live(512 + 2 * 4096).bytes));
+    for bytes in [4096, 512, 4096] {
+        drawn.free(bytes);
+    }
+    let none = drawn.live(0);
+    assert_eq!((none.bytes, none.standard_error_bytes), (0, Some(MIB)), "none was drawn, which is no proof of none");
+    assert_eq!(drawn.total(MIB + 2 * 4096).bytes, all);
+}

@@ -1,0 +1,75 @@
+//! Lines of Python: what the kernel half needs to walk a process's stacks, and of which allocations it does.
+
+use std::num::NonZeroU32;
+use std::time::Instant;
+
+use memwatch_common::python::PythonLayout;
+use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
+
+use super::{Python, Tensors, log_failure};
+use crate::frameworks::probes as tensor_probes;
+use crate::frameworks::probes::TensorProbes;
+use crate::frameworks::pytorch::{TensorLevel, TensorPoint};
+use crate::sources::kernel::load::Kernel;
+use crate::sources::python::{PythonError, PythonProcess};
+
+impl Tensors {
+    /// A process that has PyTorch: its Python is looked at, if lines are wanted.
+    pub(super) fn meet(&mut self, kernel: &mut Kernel, tgid: u32) {
+        if self.torch.level_of(tgid) >= TensorLevel::Sites {
+            self.meet_python(kernel, tgid);
+        }
+    }
+
+    pub(in crate::watch::session) fn meet_python(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let large_bytes = self.large_bytes;
+        let python = match PythonProcess::attach(tgid) {
+            Ok(Some(python)) => {
+                log::info!("process {tgid}: Python {} of {}", python.version(), python.display());
+                let reported = PythonLayout { stacks: self.torch.stacks_of(tgid), ..python.layout() };
+                // First: no code object whose address was sent goes unnoticed.
+                let probes = watch_code(kernel, tgid, &python);
+                log_failure(tgid, tensor_probes::set_layout(kernel, tgid, &reported));
+                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, large_bytes));
+                Python::Found { python: Box::new(python), probes, reported }
+            }
+            Ok(None) => {
+                log_failure(tgid, tensor_probes::want_copies(kernel, tgid, large_bytes));
+                Python::Without
+            }
+            Err(PythonError::Idle) => Python::Idle(Instant::now()),
+            Err(error) => {
+                log::warn!("process {tgid}: Python lines are unknown: {error}");
+                Python::Without
+            }
+        };
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.python = python;
+        }
+    }
+
+    /// Fewer stacks are taken where no modules are traced.
+    pub(super) fn choose_stacks(&mut self, kernel: &mut Kernel, tgid: u32) {
+        let stacks = self.torch.stacks_of(tgid);
+        if let Some(process) = self.processes.get_mut(&tgid)
+            && let Python::Found { reported, .. } = &mut process.python
+        {
+            reported.stacks = stacks;
+            log_failure(tgid, tensor_probes::set_layout(kernel, tgid, reported));
+        }
+    }
+}
+
+/// Probes the end of code objects: their addresses become others'.
+fn watch_code(kernel: &mut Kernel, tgid: u32, python: &PythonProcess) -> Option<TensorProbes> {
+    let place = python.code_dealloc()?;
+    let row = TENSOR_PROBES.iter().find(|row| row.meaning == TensorMeaning::CodeGoes)?;
+    let points = [TensorPoint::new(row, place.file_offset)];
+    match tensor_probes::attach(kernel, &place.path(), NonZeroU32::new(tgid)?, &points) {
+        Ok(probes) => Some(probes),
+        Err(error) => {
+            log::warn!("process {tgid}: {}: lines of code that goes may be wrong: {error}", place.display);
+            None
+        }
+    }
+}
