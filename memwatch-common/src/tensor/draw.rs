@@ -18,7 +18,7 @@ const fn chances() -> [u32; UNITS] {
     let mut chances = [0; UNITS];
     let (mut missed, mut units) = (1 << 64, 0);
     while units < UNITS {
-        chances[units] = ((1 << 64) - missed >> 32) as u32;
+        chances[units] = (((1 << 64) - missed) >> 32) as u32;
         missed = (missed * EACH) >> 64;
         units += 1;
     }
@@ -27,9 +27,9 @@ const fn chances() -> [u32; UNITS] {
 
 /// How likely a block of this size is taken, in parts of 2^32; `None` where it is taken in any case.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "what is beyond the list has no row in it")]
 pub fn chance(block_bytes: u64) -> Option<u32> {
-    let units = block_bytes.div_ceil(UNIT_BYTES);
-    // A map is read by an index that is known to be within it.
+    let units = block_bytes.div_ceil(UNIT_BYTES).min(UNITS as u64);
     CHANCES.get(units as usize).copied().filter(|chance| *chance != 0)
 }
 

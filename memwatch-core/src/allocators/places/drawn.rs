@@ -12,7 +12,7 @@ use crate::allocators::sampling::Estimate;
 /// The blocks of one line that were drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drawn {
-    /// Those that are live.
+    /// The live ones.
     live: Weight,
     /// All of them since the attach.
     total: Weight,

@@ -133,7 +133,7 @@ impl Outlooks {
     }
 }
 
-/// Whether lines have what was seen of them in windows, or of small blocks those that were drawn, and no more.
+/// Whether lines have what was seen of them in windows, or the small blocks that were sampled, and no more.
 pub(crate) fn is_sampled(process: &ProcessView) -> bool {
     process.tensors.as_ref().is_some_and(|tensors| tensors.windows.is_some() || level::samples_blocks(process))
 }

@@ -41,19 +41,19 @@ fn lines(draws: &mut Draws) -> Vec<Line> {
 
 /// What a line has, and what is known of it: what its blocks with a stack have, and what they stand for.
 fn run(line: &Line, draws: &mut Draws) -> [(u64, Estimate); 2] {
-    let (mut drawn, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
+    let (mut known, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
     for block in 0..line.blocks {
         if draws.takes(line.bytes) {
-            drawn.grant(line.bytes);
+            known.grant(line.bytes);
             total_bytes += line.bytes;
             if block < line.stay {
                 live_bytes += line.bytes;
             } else {
-                drawn.free(line.bytes);
+                known.free(line.bytes);
             }
         }
     }
-    [(line.stay * line.bytes, drawn.live(live_bytes)), (line.blocks * line.bytes, drawn.total(total_bytes))]
+    [(line.stay * line.bytes, known.live(live_bytes)), (line.blocks * line.bytes, known.total(total_bytes))]
 }
 
 #[test]
