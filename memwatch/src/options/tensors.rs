@@ -15,8 +15,10 @@ pub(crate) struct Tensors {
     #[arg(long = "tensors", value_name = "LEVEL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "layers", value_parser = level)]
     pub(crate) level: Option<TensorLevel>,
-    #[command(flatten)]
-    pub(crate) limit: Limit,
+    /// What tracing may cost a process: percent of one processor, such as 2%; 0 to place no probe and only read its
+    /// memory, none for no limit. Less is traced where more does not fit
+    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = budget, allow_negative_numbers = true)]
+    pub(crate) budget: Budget,
     /// At level sites, which blocks get a line: bytes (all of 1 MiB and above; smaller ones are sampled, one per MiB on
     /// average, and sums marked ≈ have an error) or all, which slows the program more
     #[arg(long, value_name = "WHICH", default_value = "bytes", value_parser = stacks)]
@@ -24,15 +26,6 @@ pub(crate) struct Tensors {
     /// Log each change of module or phase to this file, one per process, such as mem_trace_rank_{rank}.log; {pid} is the PID
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
-}
-
-/// What it may cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
-pub(crate) struct Limit {
-    /// What tracing may cost a process: percent of one processor, such as 2%; 0 to place no probe and only read its
-    /// memory, none for no limit. Less is traced where more does not fit
-    #[arg(long, value_name = "PERCENT", default_value = "2%", value_parser = budget, allow_negative_numbers = true)]
-    pub(crate) budget: Budget,
 }
 
 impl Tensors {
@@ -44,7 +37,7 @@ impl Tensors {
     /// # Errors
     /// With a sentence, when nothing may be spent on a level that was asked for.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if self.limit.budget.is_nothing() && self.is_asked_for() {
+        if self.budget.is_nothing() && self.is_asked_for() {
             return Err("--budget 0 places no probe: leave out --tensors and --log, or give a budget".to_owned());
         }
         Ok(())
@@ -59,7 +52,7 @@ impl Tensors {
     pub(crate) fn request(&self, named: bool) -> TensorRequest {
         let level = self.level.unwrap_or(if named { TensorLevel::Layers } else { TensorLevel::Off });
         // To place no probe is obeyed with a level that was asked for by name, too.
-        let budget = (self.is_default() || self.limit.budget.is_nothing()).then_some(self.limit.budget);
+        let budget = (self.is_default() || self.budget.is_nothing()).then_some(self.budget);
         TensorRequest { stacks: self.stacks, budget, ..TensorRequest::of(level) }
     }
 }
@@ -110,15 +103,12 @@ mod tests {
 
     #[test]
     fn nothing_can_be_traced_for_nothing() {
-        let none = Tensors { limit: Limit { budget: Budget::Part(0) }, ..Tensors::default() };
+        let none = Tensors { budget: Budget::Part(0), ..Tensors::default() };
         assert_eq!(none.check(), Ok(()));
         let traced = Tensors { level: Some(TensorLevel::Sites), ..none.clone() };
         assert!(traced.check().is_err_and(|error| error.contains("leave out --tensors")));
         let off = Tensors { level: Some(TensorLevel::Off), ..none };
-        assert_eq!(
-            (off.check(), Tensors { limit: Limit { budget: Budget::None }, ..traced }.check()),
-            (Ok(()), Ok(()))
-        );
+        assert_eq!((off.check(), Tensors { budget: Budget::None, ..traced }.check()), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -56,16 +56,7 @@ fn all_kinds_of_leaks_are_found_with_the_path_that_keeps_them() {
     let Some(mut job) = gpu.torch("2.8", Allocator::Native, &["keepers.py", "--hold"]) else { return };
     assert_eq!(job.next_checkpoint().expect("it holds")["label"], "begun");
     let tgid = job.tgid().to_string();
-    let traced = PlacesWatch::of(gpu.memwatch(&[
-        "--no-agent",
-        "leak",
-        "--budget=none",
-        "--json",
-        "--duration",
-        "10m",
-        "--pid",
-        &tgid,
-    ]));
+    let traced = PlacesWatch::of(gpu.memwatch(&["--no-agent", "leak", "--json", "--duration", "10m", "--pid", &tgid]));
     job.go_on();
     // A trace has a verdict after ten seconds. On a busy machine that is too short: a reading in the middle of a step misses names.
     let mut report = Value::Null;

@@ -59,8 +59,7 @@ fn a_tensor_kept_each_step_is_found_by_its_line_and_a_cache_is_not_taken_for_it(
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
-    let leak =
-        ["--no-agent", "leak", "--budget=none", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
+    let leak = ["--no-agent", "leak", "--json", "--duration", "10m", "--fail-on", "leak", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&leak));
     job.go_on();
     let trained = job.next_checkpoint().expect("it trains to its end");

@@ -25,7 +25,7 @@ fn memory_in_pieces_is_reported_as_the_cause_with_how_to_find_the_setting_that_h
     let (tgid, file) = (job.tgid().to_string(), gpu.directory().join("job.mwr").display().to_string());
     let recorder =
         PlacesWatch::of(gpu.memwatch(&["record", "--tensors=layers", "--json", "--pid", &tgid, "-o", &file]));
-    let oom = ["--no-agent", "oom", "--budget=none", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
+    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));
     job.go_on();
     let pieces = job.next_checkpoint().expect("it comes so far");

@@ -6,7 +6,6 @@ use clap::ValueEnum;
 use memwatch_core::features::leak::model::Verdict;
 
 use crate::options::moment::PAST;
-use crate::options::tensors::Limit;
 use crate::options::{Checked, Subject, values};
 
 /// What keeps growing.
@@ -25,8 +24,6 @@ pub(crate) struct Leak {
     #[arg(short, long, value_name = "TIME", requires = "read_only")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Option<Duration>,
-    #[command(flatten)]
-    pub(crate) limit: Limit,
     /// Growth per minute that counts as a leak: 500K, 10M; less is reported as slow
     #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = values::size_bytes)]
     pub(crate) threshold: u64,

@@ -40,7 +40,7 @@ pub(crate) async fn run(args: &Leak, common: &Common) -> Result<Exit, Failure> {
         (recorded::chosen(&replay, &recording.path, selected)?, replay.pipeline.leaks(threshold), TakenAt::of(&replay))
     } else {
         // With steps: a window that ends within one sees memory that does not stay.
-        let request = TensorRequest::of_reports(TensorLevel::Layers).within(args.limit.budget);
+        let request = TensorRequest::of_reports(TensorLevel::Layers);
         let mut session = open_named(selected, request, common).await?;
         session.pipeline_mut().watch_leaks();
         let mut signals = Signals::listen()?;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use crate::options::moment::PAST;
-use crate::options::tensors::Limit;
 use crate::options::{Checked, Subject, values};
 
 /// Whether memory runs out, and why allocations failed.
@@ -24,8 +23,6 @@ pub(crate) struct Oom {
     /// Print a line when the level of a forecast changes or a threshold is passed
     #[arg(long)]
     pub(crate) follow: bool,
-    #[command(flatten)]
-    pub(crate) limit: Limit,
     /// On each change run this shell command, with the change as JSON on its standard input
     #[arg(long, value_name = "CMD", conflicts_with_all = PAST)]
     pub(crate) exec: Option<String>,

@@ -91,7 +91,7 @@ fn prepare(pipeline: &mut Pipeline, args: &Oom) {
 /// Watches until the time is over, a signal comes or nobody is left, and reports each change as it comes.
 async fn watch(args: &Oom, common: &Common) -> Result<Collected, Failure> {
     // All that PyTorch's allocator does: what lies free in it is reported then.
-    let request = TensorRequest::of(TensorLevel::Layers).within(args.limit.budget);
+    let request = TensorRequest::of(TensorLevel::Layers);
     let mut session = open_named(&args.subject.selected, request, common).await?;
     prepare(session.pipeline_mut(), args);
     let mut signals = Signals::listen()?;

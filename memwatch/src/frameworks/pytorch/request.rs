@@ -51,11 +51,6 @@ impl TensorRequest {
         Self { level, reports_only: true, stacks: Stacks::All, budget: None }
     }
 
-    /// As much of it as this buys.
-    pub(crate) const fn within(self, budget: Budget) -> Self {
-        Self { budget: Some(budget), ..self }
-    }
-
     /// Whether no probe may be placed at all.
     pub(crate) fn places_none(self) -> bool {
         self.budget.is_some_and(Budget::is_nothing)
