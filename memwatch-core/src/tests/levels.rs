@@ -156,6 +156,32 @@ fn a_level_that_is_raised_again_follows_events_and_knows_that_it_missed_some() {
 }
 
 #[test]
+fn what_grows_between_windows_is_a_leak_by_the_segments_that_the_allocator_takes() {
+    let leaks = |lowers: bool| {
+        let mut watch = traced();
+        watch.pipeline.watch_leaks();
+        watch.calls(on_gpu_a(7));
+        if lowers {
+            lower(&mut watch, 120_000);
+            read(&mut watch, words());
+            for is_open in [true, false] {
+                let time_ns = watch.later();
+                watch.pipeline.step(Input::TraceWindow { tgid: Tgid(7), time_ns, is_open });
+            }
+        }
+        for second in 0..60 {
+            watch.calls([mem_alloc(0x7000_0000 + second * 2 * MIB, 2 * MIB).process(7)]).tick();
+        }
+        let mut leaks = watch.pipeline.leaks(1_048_576.0);
+        let findings = leaks.pop().expect("of the process").findings;
+        let grows = findings.into_iter().filter(|finding| finding.verdict.grows());
+        grows.map(|finding| (finding.level.into_owned(), finding.file)).collect::<Vec<_>>()
+    };
+    assert_eq!(leaks(true), [("driver".to_owned(), None)]);
+    assert_eq!(leaks(false), [], "where each tensor is traced, lines say what grows");
+}
+
+#[test]
 fn what_a_window_has_not_shown_is_known_again_once_all_is_traced() {
     let mut watch = traced();
     lower(&mut watch, 120_000);

@@ -110,7 +110,8 @@ impl Leaks {
     pub fn observe(&mut self, process: &Process, now_ns: u64) {
         let (tgid, since_ns) = (process.tgid, process.observed_since_ns);
         let place = |held| Place { tgid, since_ns, held };
-        if let Some(tensors) = process.current_tensors() {
+        let tensors = process.current_tensors();
+        if let Some(tensors) = tensors {
             let taken = self.windows.entry((tgid, since_ns)).or_insert(0);
             if *taken == tensors.windows() {
                 return;
@@ -127,7 +128,9 @@ impl Leaks {
                     }
                 }
             }
-        } else {
+        }
+        // Of what comes between two windows no line has all: the allocator's segments show how much it is.
+        if tensors.is_none_or(|tensors| tensors.sampling().is_some()) {
             for (device, totals) in process.ledger.totals().devices() {
                 self.series.entry(place(Held::Device(device))).or_default().push(now_ns, totals.owned.live_bytes);
             }
