@@ -10,6 +10,7 @@ use crate::commands::leak::words::{by_age, by_blocks, kept_by, named, readings, 
 use crate::render::Tone;
 use crate::render::format::{bytes, count, duration, percent_of_one, plural, rate_per_minute};
 use crate::render::places;
+use crate::render::sentences::level::is_sampled;
 use crate::render::sentences::{self, Sentence};
 use crate::render::text::grid::{Align, Grid};
 use crate::render::text::{Page, TableOptions};
@@ -62,6 +63,11 @@ pub(crate) fn section(page: &mut Page, (leaks, top): (&[LeaksView], usize), snap
                 grid.push(row(snapshot, finding));
             }
             page.grid(&grid);
+            let view = snapshot.process(process.tgid, process.observed_since_ns);
+            if view.is_some_and(is_sampled) && rows.iter().any(|row| row.level == "tensor") {
+                let text = "lines are sampled: a line grows by at least what stands here";
+                page.line(&Sentence::new(Tone::Warning, text));
+            }
             let grow = |finding: &&&LeakView| finding.verdict.grows();
             for finding in rows.iter().take(top).filter(grow) {
                 // The place of what was read is its keeper.

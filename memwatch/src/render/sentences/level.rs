@@ -67,8 +67,13 @@ pub(crate) fn obeyed(choice: &LevelChoice) -> Option<String> {
     })
 }
 
+/// Whether lines have what was seen of them in windows, or of small blocks the ones that were sampled, and no more.
+pub(crate) fn is_sampled(process: &ProcessView) -> bool {
+    process.tensors.as_ref().is_some_and(|tensors| tensors.windows.is_some()) || samples_blocks(process)
+}
+
 /// Whether small blocks of the process have a line only where they were sampled.
-pub(crate) fn samples_blocks(process: &ProcessView) -> bool {
+fn samples_blocks(process: &ProcessView) -> bool {
     let devices = process.tensors.iter().flat_map(|tensors| &tensors.places.devices);
     devices.flat_map(|device| &device.sites).any(|site| site.kind == "not_sampled")
 }

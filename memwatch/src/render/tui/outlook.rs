@@ -10,7 +10,7 @@ use memwatch_core::words::{GpuUuid, Tgid};
 use super::size::{growth, time};
 use crate::render::Tone;
 use crate::render::places;
-use crate::render::sentences::level;
+use crate::render::sentences::level::is_sampled;
 
 /// Growth below this is no warning: bytes a minute.
 pub(crate) const WARNED_BYTES_PER_MINUTE: f64 = 1_048_576.0;
@@ -131,11 +131,6 @@ impl Outlooks {
         }
         cause.map(|cause| (Tone::Warning, format!("leak: {cause}")))
     }
-}
-
-/// Whether lines have what was seen of them in windows, or the small blocks that were sampled, and no more.
-pub(crate) fn is_sampled(process: &ProcessView) -> bool {
-    process.tensors.as_ref().is_some_and(|tensors| tensors.windows.is_some() || level::samples_blocks(process))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 use memwatch_core::features::leak::view::{AgeView, BlocksView, KeeperView, ReadingsView};
 use memwatch_core::input::holdings::HoldingClass;
+use memwatch_core::snapshot::WindowsView;
 
 use super::*;
 use crate::render::fixture;
@@ -41,7 +42,10 @@ fn reported(findings: Vec<LeakView>, top: usize) -> String {
 }
 
 fn printed(findings: Vec<LeakView>, top: usize, readings: Option<ReadingsView>) -> String {
-    let snapshot = fixture::training_node();
+    printed_of(&fixture::training_node(), findings, top, readings)
+}
+
+fn printed_of(snapshot: &Snapshot, findings: Vec<LeakView>, top: usize, readings: Option<ReadingsView>) -> String {
     let process = &snapshot.processes[0];
     let leaks = LeaksView {
         readings,
@@ -53,7 +57,7 @@ fn printed(findings: Vec<LeakView>, top: usize, readings: Option<ReadingsView>) 
         ..LeaksView::default()
     };
     let mut out = Vec::new();
-    write(&mut out, (&[leaks], top), &snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
+    write(&mut out, (&[leaks], top), snapshot, &fixture::clock(), &TableOptions::default()).expect("memory takes all");
     String::from_utf8(out).expect("text is UTF-8")
 }
 
@@ -72,6 +76,17 @@ fn what_grows_stands_with_its_rate_and_line_and_what_does_not_is_only_counted() 
         "{reported}"
     );
     assert!(!reported.contains('\u{1b}'), "{reported}");
+}
+
+#[test]
+fn lines_that_are_sampled_grow_by_at_least_so_much() {
+    let mut snapshot = fixture::training_node();
+    let sampled = |snapshot: &Snapshot| printed_of(snapshot, vec![finding(Verdict::Leak, 12, 64e6)], 5, None);
+    let sentence = "lines are sampled: a line grows by at least what stands here";
+    assert!(!sampled(&snapshot).contains(sentence));
+    let tensors = snapshot.processes[0].tensors.as_mut().expect("it has PyTorch");
+    tensors.windows = Some(WindowsView { windows: 3, discarded: 0, open_ns: 600_000_000 });
+    assert!(sampled(&snapshot).contains(sentence));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::render::format::{count, printable, ratio};
 use crate::render::places;
 use crate::render::sentences::{self, level};
 use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
-use crate::render::tui::outlook::{Pace, is_sampled};
+use crate::render::tui::outlook::Pace;
 use crate::render::tui::size::{growth, size};
 use crate::render::tui::state::RowKey;
 use crate::render::tui::words::short_path;
@@ -121,7 +121,7 @@ fn site_key(device: &DevicePlacesView, site: &SiteView) -> RowKey {
 pub(crate) fn lines(facts: &Facts, process: &ProcessView, pace: Pace) -> Grid {
     let table = Table { facts, process };
     // Of what is sampled, at least so much.
-    let title = match (pace.steps_per_second.is_some(), facts.ascii, is_sampled(process)) {
+    let title = match (pace.steps_per_second.is_some(), facts.ascii, level::is_sampled(process)) {
         (true, false, false) => "Δ/STEP",
         (true, true, false) => "+/STEP",
         (false, false, false) => "Δ/MIN",
