@@ -15,7 +15,7 @@ use serde_json::Value;
 type Asked = (&'static [&'static str], &'static [&'static str]);
 
 const ASKED: [Asked; 13] = [
-    (&["sites"], &["/data/processes/*/devices/*/stacks"]),
+    (&["sites", "--stacks=all"], &["/data/processes/*/devices/*/stacks"]),
     (&["stages"], &["/data/processes/*/steps", "/data/processes/*/devices/*/stages"]),
     (&["layers"], &["/data/processes/*/devices/*/layers"]),
     (&["leak"], &["/data/processes/*/findings/0", "/data/processes/*/too_short"]),

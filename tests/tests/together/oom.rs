@@ -66,17 +66,7 @@ fn memory_that_pytorch_was_refused_and_got_when_it_tried_again_is_listed_and_is_
     let gpu = gpu.with("GPUSIM_RM_FAIL", &"status51:19");
     let Some(mut job) = held_job(&gpu, "2.8", Allocator::Native, &["idle_hold.py"]) else { return };
     let tgid = job.tgid();
-    let oom = [
-        "--no-agent",
-        "oom",
-        "--budget=none",
-        "--json",
-        "--duration",
-        "10m",
-        "--fail-on-oom",
-        "--pid",
-        &tgid.to_string(),
-    ];
+    let oom = ["--no-agent", "oom", "--json", "--duration", "10m", "--fail-on-oom", "--pid", &tgid.to_string()];
     let watch = PlacesWatch::of(gpu.memwatch(&oom));
     job.go_on();
     while job.next_checkpoint().is_some() {
