@@ -84,7 +84,7 @@ impl SiteKey {
     /// The stack has a number, and what it is did not arrive.
     pub(super) const MISSING: Self = Self(6);
     /// The block is small, and its stack was not drawn.
-    pub(crate) const NOT_DRAWN: Self = Self(7);
+    const NOT_DRAWN: Self = Self(7);
 
     /// The row of this number.
     #[cfg(test)]

@@ -47,7 +47,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// No estimate at all.
+    /// What is known exactly.
     #[must_use]
     pub const fn exactly(bytes: u64) -> Self {
         Self { bytes, standard_error_bytes: Some(0) }
@@ -213,7 +213,7 @@ impl DeviceSample {
 
 #[cfg(test)]
 #[path = "tests/sampling.rs"]
-mod tests;
+pub(crate) mod tests;
 
 #[cfg(test)]
 #[path = "tests/sampled_runs.rs"]

@@ -33,6 +33,14 @@ pub struct TensorEvent {
     pub what: TensorChange,
 }
 
+#[cfg(test)]
+impl TensorEvent {
+    /// Of a block that has its stack, or has none, for itself.
+    pub(crate) const fn made((tgid, tid): (Tgid, Tid), time_ns: u64, stack: StackRef, what: TensorChange) -> Self {
+        Self { tgid, tid, time_ns, stack, is_drawn: false, what }
+    }
+}
+
 /// Which stack an event has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StackRef {

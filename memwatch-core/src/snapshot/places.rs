@@ -111,7 +111,6 @@ pub struct SumView {
     /// it is traced, and every block has a stack.
     pub sampled: Option<Estimate>,
     /// What its live blocks come to, by those of its small ones that were drawn; likewise.
-    #[serde(default)]
     pub sampled_live: Option<Estimate>,
 }
 

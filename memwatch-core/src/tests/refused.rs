@@ -124,7 +124,7 @@ fn behind_pytorchs_own_failure_are_its_threads_requests_and_what_it_recovers_fro
     let what =
         TensorChange::OutOfMemory { ordinal: Ordinal(0), wanted_bytes: 500, allocated_bytes: 0, reserved_bytes: 0 };
     let time_ns = watch.later();
-    let event = TensorEvent { is_drawn: false, tgid: Tgid(7), tid: Tid(7), time_ns, stack: StackRef::NotAsked, what };
+    let event = TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what);
     watch.pipeline.note_tensor_oom(&event);
     let failures = watch.failures();
     assert_eq!((&*failures[0].level, asked(&failures[0])), ("tensor", vec![Some(512 * MIB)]));

@@ -239,7 +239,7 @@ fn same_training(
         let stack = StackRef::Known(u64::from(number % 6));
         let process = Tgid(7);
         let tid = Tid(u32::from(thread % 3) + 1);
-        let own = TensorEvent { is_drawn: false, tgid: process, tid, time_ns, stack, what: deed(what, number) };
+        let own = TensorEvent::made((process, tid), time_ns, stack, deed(what, number));
         let reported: Vec<_> =
             history.events.drain(..).map(|(event, words)| (TensorEvent { stack, ..event }, words)).collect();
         for pipeline in [&mut whole, &mut broken] {

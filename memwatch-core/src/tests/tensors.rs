@@ -14,7 +14,7 @@ fn counted_from(probes_are_late: bool) -> String {
     let (allocated_bytes, reserved_bytes) = (512, 2 << 20);
     let what = TensorChange::Reported { ordinal, address: 0xd1, block_bytes: 512, allocated_bytes, reserved_bytes };
     let time_ns = watch.now_ns + 2 * SECOND_NS;
-    let event = TensorEvent { is_drawn: false, tgid: Tgid(7), tid: Tid(7), time_ns, stack: StackRef::NotAsked, what };
+    let event = TensorEvent::made((Tgid(7), Tid(7)), time_ns, StackRef::NotAsked, what);
     watch.pipeline.tensors_mut(Tgid(7)).apply(&event);
     let tensors = watch.running(7).tensors.expect("they are watched");
     tensors.allocators[0].counted_from.to_string()

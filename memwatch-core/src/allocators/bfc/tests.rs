@@ -14,14 +14,7 @@ fn counters(num_allocs: u64, bytes_in_use: u64, peak_bytes_in_use: u64) -> Arena
 }
 
 fn event(time_ns: u64, chunk: Chunk) -> TensorEvent {
-    TensorEvent {
-        is_drawn: false,
-        tgid: Tgid(1),
-        tid: Tid(1),
-        time_ns,
-        stack: StackRef::NoPython,
-        what: TensorChange::Chunk(chunk),
-    }
+    TensorEvent::made((Tgid(1), Tid(1)), time_ns, StackRef::NoPython, TensorChange::Chunk(chunk))
 }
 
 fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk {

@@ -2,7 +2,7 @@
 //!
 //! The estimate of all bytes is the sum of bytes / p over the blocks that were drawn, p being a block's chance; that of its variance the sum of
 //! (bytes / p)² · (1 − p) (D. G. Horvitz and D. J. Thompson, 1952, for independent draws). Of few draws that is too small, so one more is counted: on
-//! programs with random lines the truth then lies within two standard errors in 94 to 98 %.
+//! programs with random lines the truth then lies within two standard errors in 94 to 95 %.
 
 use memwatch_common::tensor::draw::{MEAN_BYTES, chance};
 use serde::{Deserialize, Serialize};

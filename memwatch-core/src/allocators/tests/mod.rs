@@ -35,7 +35,7 @@ impl Process {
 
     fn event(&mut self, tid: Tid, stack: StackRef, what: TensorChange) -> &mut Self {
         self.now_ns += 10;
-        self.ledger.apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid, time_ns: self.now_ns, stack, what });
+        self.ledger.apply(&TensorEvent::made((Tgid(1), tid), self.now_ns, stack, what));
         self
     }
 

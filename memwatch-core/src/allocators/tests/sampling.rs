@@ -20,10 +20,10 @@ fn of_line(line: u32) -> Attribution {
 
 /// Numbers that look as if they were drawn, the same each time.
 #[derive(Debug)]
-struct Draws(u64);
+pub(crate) struct Draws(pub(crate) u64);
 
 impl Draws {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

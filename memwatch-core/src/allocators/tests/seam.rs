@@ -60,7 +60,7 @@ fn another_framework_has_totals_and_places_through_the_seam_alone() {
         let what =
             TensorChange::Reported { ordinal: GPU, address, block_bytes, allocated_bytes, reserved_bytes: 1 << 20 };
         let stack = StackRef::Known(FORWARD);
-        ledger.apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid: MAIN, time_ns: allocated_bytes, stack, what });
+        ledger.apply(&TensorEvent::made((Tgid(1), MAIN), allocated_bytes, stack, what));
     };
     report(0x1000, 4096, 4096);
     report(0x2000, 1024, 5120);

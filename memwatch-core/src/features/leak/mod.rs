@@ -199,7 +199,7 @@ mod tests {
             let (ordinal, address, reserved_bytes) = (Ordinal(0), *address, 1 << 40);
             let what = TensorChange::Reported { ordinal, address, block_bytes, allocated_bytes, reserved_bytes };
             let (tid, stack) = (Tid(1), StackRef::NoPython);
-            tensors.apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid, time_ns: *time_ns, stack, what });
+            tensors.apply(&TensorEvent::made((Tgid(1), tid), *time_ns, stack, what));
         }
         process.tensors = Some(Box::new(tensors));
         process

@@ -263,7 +263,7 @@ mod tests {
             let mut event = |what| {
                 let (tid, time_ns, stack) = (Tid(1), step * 100_000_000, StackRef::NoPython);
                 let tensors = process.tensors.as_mut().expect("it has PyTorch");
-                tensors.apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid, time_ns, stack, what });
+                tensors.apply(&TensorEvent::made((Tgid(1), tid), time_ns, stack, what));
                 leaks.observe_steps(&process, time_ns);
             };
             for (address, block_bytes) in

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use memwatch_core::attribution::price::{Asked, Budget, Prices};
-use memwatch_core::input::{Stacks, TensorLevel};
+use memwatch_core::input::TensorLevel;
 use memwatch_core::words::Tgid;
 
 use super::permission::ways;
@@ -91,16 +91,7 @@ pub(super) fn report(
 ) -> PriceReport {
     let prices = measured.as_ref().map_or_else(|_| Prices::default(), |trap_ns| Prices { trap_ns: *trap_ns });
     // Windows change nothing about which level is chosen.
-    let (several_probes, by_default, has_windows) = (false, true, false);
-    let asked = Asked {
-        level: TensorLevel::Layers,
-        stacks: Stacks::default(),
-        several_probes,
-        by_default,
-        has_windows,
-        budget,
-        prices,
-    };
+    let asked = Asked { level: TensorLevel::Layers, by_default: true, budget, prices, ..Asked::default() };
     let of_process = |(tgid, name, rate): (Tgid, String, Result<u64, String>)| {
         let prediction = rate.map(|rate| predicted(asked, tgid, rate));
         ProcessPrices { tgid, name, prediction }

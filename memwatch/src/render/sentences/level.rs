@@ -106,10 +106,12 @@ pub(crate) fn percent_of(ns_per_second: u64) -> String {
 
 /// One for each process of which less is traced than was asked for, and the number of the others.
 pub(super) fn sentences(snapshot: &Snapshot) -> Vec<Sentence> {
-    let running = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
-    let lowered = |process: &ProcessView| process.level.as_ref().and_then(lowered);
-    let texts = |process: &ProcessView| lowered(process).into_iter().chain(sampled(process));
-    let mut texts: Vec<String> = running.flat_map(texts).collect();
+    // Of one that has ended, estimates still stand on the screen.
+    let texts = |process: &ProcessView| {
+        let level = process.level.as_ref().filter(|_| process.ended_ns.is_none());
+        level.and_then(lowered).into_iter().chain(sampled(process))
+    };
+    let mut texts: Vec<String> = snapshot.processes.iter().flat_map(texts).collect();
     let all = texts.len();
     texts.truncate(LISTED);
     if let Some(last) = texts.last_mut() {

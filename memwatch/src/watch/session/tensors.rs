@@ -249,11 +249,14 @@ impl Tensors {
 
     fn lower(&mut self, kernel: &mut Kernel, tgid: u32, level: TensorLevel) {
         self.torch.change(kernel, tgid, self.torch.request_at(level));
-        self.choose_stacks(kernel, tgid);
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.numbers.forget();
         }
-        let Some(process) = self.processes.get_mut(&tgid).filter(|_| level < TensorLevel::Sites) else { return };
+        if level >= TensorLevel::Sites {
+            self.choose_stacks(kernel, tgid);
+            return;
+        }
+        let Some(process) = self.processes.get_mut(&tgid) else { return };
         if let Python::Found { probes: Some(probes), .. } = std::mem::replace(&mut process.python, Python::Without) {
             log_failure(tgid, tensor_probes::detach(kernel, probes));
         }

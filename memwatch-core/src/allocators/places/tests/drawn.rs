@@ -1,23 +1,11 @@
 use super::*;
+use crate::allocators::sampling::tests::Draws;
 
 const MIB: u64 = 1 << 20;
 
-/// Numbers that look as if they were drawn, the same each time.
-struct Draws(u64);
-
-impl Draws {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// As the kernel half draws.
-    fn takes(&mut self, bytes: u64) -> bool {
-        let number = u32::try_from(self.next() >> 32).expect("half of it");
-        chance(bytes).is_none_or(|chance| number < chance)
-    }
+/// As the kernel half draws.
+fn takes(draws: &mut Draws, bytes: u64) -> bool {
+    chance(bytes).is_none_or(|chance| draws.below(1 << 32) < chance.into())
 }
 
 /// A line: the size of its blocks in bytes, how many it allocates, and how many of those stay.
@@ -31,10 +19,10 @@ struct Line {
 fn lines(draws: &mut Draws) -> Vec<Line> {
     (0..20)
         .map(|_| {
-            let bytes = 512 << (draws.next() % 11);
-            let all = 20 * MIB + draws.next() % (80 * MIB);
+            let bytes = 512 << draws.below(11);
+            let all = 20 * MIB + draws.below(80 * MIB);
             let blocks = all / bytes;
-            Line { bytes, blocks, stay: blocks / 2 + draws.next() % blocks.div_ceil(2) }
+            Line { bytes, blocks, stay: blocks / 2 + draws.below(blocks.div_ceil(2)) }
         })
         .collect()
 }
@@ -43,7 +31,7 @@ fn lines(draws: &mut Draws) -> Vec<Line> {
 fn run(line: &Line, draws: &mut Draws) -> [(u64, Estimate); 2] {
     let (mut known, mut live_bytes, mut total_bytes) = (Drawn::default(), 0, 0);
     for block in 0..line.blocks {
-        if draws.takes(line.bytes) {
+        if takes(draws, line.bytes) {
             known.grant(line.bytes);
             total_bytes += line.bytes;
             if block < line.stay {
@@ -63,8 +51,8 @@ fn in_30_runs_the_truth_lies_within_two_standard_errors_for_95_percent_of_the_li
     for _ in 0..30 {
         for line in lines(&mut draws) {
             for (truth, estimate) in run(&line, &mut draws) {
-                let Estimate { bytes, standard_error_bytes } = estimate;
-                within += u32::from(bytes.abs_diff(truth) <= 2 * standard_error_bytes.expect("it is known"));
+                let error = estimate.standard_error_bytes.expect("it is known");
+                within += u32::from(estimate.bytes.abs_diff(truth) <= 2 * error);
                 all += 1;
             }
         }
@@ -91,8 +79,8 @@ fn what_was_drawn_and_is_freed_stands_for_nothing_that_is_live() {
     for bytes in [512, 4096, 4096, MIB - 512] {
         drawn.grant(bytes);
     }
-    let (all, one) = (drawn.live(MIB + 2 * 4096).bytes, drawn.live(MIB + 2 * 4096));
-    assert!((4 * MIB..6 * MIB).contains(&all) && one.standard_error_bytes > Some(MIB), "{one:?}");
+    let all = drawn.live(MIB + 2 * 4096);
+    assert!((4 * MIB..6 * MIB).contains(&all.bytes) && all.standard_error_bytes > Some(MIB), "{all:?}");
     drawn.free(MIB - 512);
     assert!((3 * MIB..4 * MIB).contains(&drawn.live(512 + 2 * 4096).bytes));
     for bytes in [4096, 512, 4096] {
@@ -100,5 +88,5 @@ fn what_was_drawn_and_is_freed_stands_for_nothing_that_is_live() {
     }
     let none = drawn.live(0);
     assert_eq!((none.bytes, none.standard_error_bytes), (0, Some(MIB)), "none was drawn, which is no proof of none");
-    assert_eq!(drawn.total(MIB + 2 * 4096).bytes, all);
+    assert_eq!(drawn.total(MIB + 2 * 4096), all);
 }

@@ -32,7 +32,7 @@ const ACTIONS: [TraceAction; 9] = [
 ];
 
 fn event(what: TensorChange) -> TensorEvent {
-    TensorEvent { is_drawn: false, tgid: Tgid(7), tid: Tid(8), time_ns: 9, stack: StackRef::NotAsked, what }
+    TensorEvent::made((Tgid(7), Tid(8)), 9, StackRef::NotAsked, what)
 }
 
 fn traced(action: TraceAction, address: u64, bytes: u64, stream: u64) -> TensorChange {

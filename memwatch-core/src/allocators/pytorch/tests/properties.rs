@@ -72,14 +72,7 @@ impl History {
         let last = reported.iter().rposition(|(_, what)| matches!(what, TensorChange::Reported { .. }));
         for (index, (tid, what)) in reported.into_iter().enumerate() {
             self.time_ns += 1_000_000;
-            let event = TensorEvent {
-                is_drawn: false,
-                tgid: Tgid(7),
-                tid,
-                time_ns: self.time_ns,
-                stack: StackRef::NotAsked,
-                what,
-            };
+            let event = TensorEvent::made((Tgid(7), tid), self.time_ns, StackRef::NotAsked, what);
             let is_last = Some(index) == last;
             self.events.push((event, is_last.then(|| (allocator, words.clone()))));
         }
@@ -189,7 +182,7 @@ proptest! {
                     TensorChange::Traced(Traced { allocator, action, address, bytes, stream, ordinal, pool, is_rounded: false })
                 }
             };
-            let event = TensorEvent { is_drawn: false, tgid: Tgid(7), tid: Tid(u32::from(small % 3)), time_ns: third, stack: StackRef::NotAsked, what };
+            let event = TensorEvent::made((Tgid(7), Tid(u32::from(small % 3))), third, StackRef::NotAsked, what);
             allocators.apply(&event);
         }
         for device in allocators.devices().values() {

@@ -42,8 +42,7 @@ impl Story {
     }
 
     fn event_on(&mut self, tid: Tid, what: TensorChange, stack: StackRef) -> &mut Self {
-        self.threads
-            .apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid, time_ns: 0, stack, what }, &mut self.names);
+        self.threads.apply(&TensorEvent::made((Tgid(1), tid), 0, stack, what), &mut self.names);
         self
     }
 

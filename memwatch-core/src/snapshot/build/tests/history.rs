@@ -99,14 +99,7 @@ impl Pair {
         }
         for (tid, what) in std::mem::take(&mut self.naive.reported) {
             self.time_ns += 1;
-            let event = TensorEvent {
-                is_drawn: false,
-                tgid: Tgid(7),
-                tid,
-                time_ns: self.time_ns,
-                stack: StackRef::NotAsked,
-                what,
-            };
+            let event = TensorEvent::made((Tgid(7), tid), self.time_ns, StackRef::NotAsked, what);
             if is_seen {
                 self.ledger.apply(&event);
             }

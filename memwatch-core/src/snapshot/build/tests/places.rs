@@ -25,14 +25,7 @@ fn ledger(lines: u32) -> TensorLedger {
             reserved_bytes: allocated_bytes,
         };
         let stack = StackRef::Known(u64::from(line));
-        ledger.apply(&TensorEvent {
-            is_drawn: false,
-            tgid: Tgid(1),
-            tid: Tid(1),
-            time_ns: u64::from(line),
-            stack,
-            what,
-        });
+        ledger.apply(&TensorEvent::made((Tgid(1), Tid(1)), u64::from(line), stack, what));
     }
     ledger
 }
@@ -78,14 +71,7 @@ fn call_paths_are_all_there_and_add_up_also_where_there_is_no_stack() {
         allocated_bytes: view(&ledger).allocated_bytes + 512,
         reserved_bytes: 1 << 40,
     };
-    ledger.apply(&TensorEvent {
-        is_drawn: false,
-        tgid: Tgid(1),
-        tid: Tid(2),
-        time_ns: 9,
-        stack: StackRef::NoPython,
-        what,
-    });
+    ledger.apply(&TensorEvent::made((Tgid(1), Tid(2)), 9, StackRef::NoPython, what));
     let mut devices = call_paths(&ledger, |_| None);
     let device = devices.remove(0);
     assert_eq!((devices.len(), device.call_paths.len(), device.unplaced_bytes), (0, 2001, 0));
@@ -133,7 +119,7 @@ fn granted(grants: &[(u64, StackRef)], given_back: usize) -> TensorLedger {
     ledger.begin(true, &[]);
     let mut report = |naive: &mut Naive, stack| {
         for (tid, what) in std::mem::take(&mut naive.reported) {
-            ledger.apply(&TensorEvent { is_drawn: false, tgid: Tgid(1), tid, time_ns: 1, stack, what });
+            ledger.apply(&TensorEvent::made((Tgid(1), tid), 1, stack, what));
         }
     };
     for (bytes, stack) in grants {

@@ -51,22 +51,26 @@ impl<'a> Table<'a> {
     /// The cells in those.
     fn cells(&self, device: &DevicePlacesView, sum: &SumView, is_counted: bool) -> Vec<Cell> {
         let now = self.now().1;
-        let drawn = sum.sampled_live.filter(|_| self.process.ended_ns.is_none());
-        let bytes = drawn.map_or_else(|| now(sum), |estimate| estimate.bytes);
-        let percent = 100.0 * ratio(bytes, now(&device.total));
-        let about = match (drawn, self.facts.ascii) {
-            (None, _) => "",
-            (Some(_), false) => "≈",
-            (Some(_), true) => "~",
+        // Of a line whose small blocks were sampled, the rest is of the blocks that have the line.
+        let (about, at_least) = match (sum.sampled_live, self.facts.ascii) {
+            (None, _) => ("", ""),
+            (Some(_), false) => ("≈", "≥"),
+            (Some(_), true) => ("~", ">="),
         };
+        let (bytes, mark) = match (sum.sampled_live, self.process.ended_ns) {
+            (Some(estimate), None) => (estimate.bytes, about),
+            _ => (now(sum), at_least),
+        };
+        let percent = 100.0 * ratio(bytes, now(&device.total));
         let gpu = (self.devices().len() > 1)
             .then(|| Cell::text(sentences::gpu_number(self.facts.snapshot, device.uuid.as_ref())));
         let blocks = sum.allocations.saturating_sub(sum.frees);
-        let blocks = if is_counted { Cell::number(blocks, count(blocks)) } else { Cell::unknown() };
+        let blocks =
+            if is_counted { Cell::number(blocks, format!("{at_least}{}", count(blocks))) } else { Cell::unknown() };
         let own = [
-            Cell::number(bytes, format!("{about}{}", size(bytes))).in_tone(Tone::Heading),
+            Cell::number(bytes, format!("{mark}{}", size(bytes))).in_tone(Tone::Heading),
             Cell::real(percent, format!("{percent:.0}")),
-            Cell::bytes(Some(sum.peak_bytes)),
+            Cell::number(sum.peak_bytes, format!("{at_least}{}", size(sum.peak_bytes))),
             blocks,
         ];
         gpu.into_iter().chain(own).collect()

@@ -21,14 +21,7 @@ impl Program {
 
     fn observe(&mut self, what: TensorChange) {
         self.time_ns += 1;
-        let event = TensorEvent {
-            is_drawn: false,
-            tgid: Tgid(1),
-            tid: Tid(2),
-            time_ns: self.time_ns,
-            stack: StackRef::NotAsked,
-            what,
-        };
+        let event = TensorEvent::made((Tgid(1), Tid(2)), self.time_ns, StackRef::NotAsked, what);
         let capacity = |_| Capacity { total_bytes: 64 * MIB, available_bytes: 64 * MIB };
         self.simulations.observe(0, &event, capacity);
     }
