@@ -36,8 +36,8 @@ pub struct TensorEvent {
 #[cfg(test)]
 impl TensorEvent {
     /// Of a block that has its stack, or has none, for itself.
-    pub(crate) const fn made((tgid, tid): (Tgid, Tid), time_ns: u64, stack: StackRef, what: TensorChange) -> Self {
-        Self { tgid, tid, time_ns, stack, is_drawn: false, what }
+    pub(crate) const fn made(whose: (Tgid, Tid), time_ns: u64, stack: StackRef, what: TensorChange) -> Self {
+        Self { tgid: whose.0, tid: whose.1, time_ns, stack, is_drawn: false, what }
     }
 }
 
