@@ -1,5 +1,6 @@
 //! A simulated machine with GPUs: a driver build, a ledger of its own, and settings.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,6 +20,10 @@ pub enum Shape {
     /// `push rbp`: driver 580.
     Push,
 }
+
+/// Where a build of the driver has its libraries, and the one that they are linked with.
+const LIBRARIES: &str = "lib";
+const DEVICE: &str = "device";
 
 /// A simulated machine; its ledger goes with it.
 #[derive(Debug)]
@@ -49,7 +54,7 @@ impl Gpu {
             return skip("run through `cargo xtask test`, which builds memwatch and the simulated GPU");
         };
         let directory = TempDir::with_prefix("memwatch-test-").expect("a temporary directory");
-        let libraries = driver.join("lib");
+        let libraries = if is_for_all(&driver) { driver.join(LIBRARIES) } else { copied(&driver, directory.path()) };
         let nvml = libraries.join("libnvidia-ml.so.1");
         Some(Self { directory, driver, libraries, memwatch, nvml, settings: Vec::new() })
     }
@@ -77,7 +82,7 @@ impl Gpu {
     /// The same with a build of libcuda that calls the kernel driver otherwise: `noplt`, without a stub for `ioctl`, or `two`, with two.
     #[must_use]
     pub fn with_variant(mut self, variant: &str) -> Self {
-        self.libraries = self.driver.join("lib").join(variant);
+        self.libraries = self.driver.join(LIBRARIES).join(variant);
         self
     }
 
@@ -147,7 +152,7 @@ impl Gpu {
             None => Some(command),
             Some(newer) => {
                 // What the driver library is linked with.
-                let device = self.driver.join("device");
+                let device = self.driver.join(DEVICE);
                 newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
             }
         }
@@ -182,7 +187,7 @@ impl Gpu {
             .env("GPUSIM_DRIVER_VERSION", "13020");
         command.arg(scripts.join(words[0])).args(&words[1..]);
         // What the driver library is linked with.
-        let device = self.driver.join("device");
+        let device = self.driver.join(DEVICE);
         newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
@@ -232,9 +237,16 @@ impl Gpu {
     }
 
     /// Sets a command's environment so that it runs on this machine.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
     pub fn apply(&self, command: &mut Command) {
+        // Where the build's folder is for its owner alone, what the driver library is linked with lies here.
+        let device = self.directory.path().join(DEVICE);
+        let folders = [Some(&self.libraries), Some(&device).filter(|device| device.exists())];
+        let folders = std::env::join_paths(folders.into_iter().flatten()).expect("these paths hold no colon");
         command
-            .env("LD_LIBRARY_PATH", &self.libraries)
+            .env("LD_LIBRARY_PATH", folders)
             .env("GPUSIM_LEDGER", self.ledger_path())
             // What memwatch keeps for later runs of it.
             .env("STATE_DIRECTORY", self.directory.path())
@@ -254,6 +266,28 @@ fn versions_of(version: &str) -> Vec<(&'static str, &'static str)> {
         "2.11" => vec![("GPUSIM_DRIVER_VERSION", "13000")],
         _ => vec![("GPUSIM_DRIVER_VERSION", "13020"), ("GPUSIM_CUDNN_VERSION", "92600")],
     }
+}
+
+/// Whether every user can go into a folder: some tests are other users', and a home is often its owner's alone.
+fn is_for_all(folder: &Path) -> bool {
+    let mode = |folder: &Path| std::fs::metadata(folder).map_or(0, |metadata| metadata.permissions().mode());
+    folder.ancestors().all(|folder| mode(folder) & 0o001 != 0)
+}
+
+/// Copies a build of the driver to where everybody may be let in; its libraries are there.
+fn copied(driver: &Path, directory: &Path) -> PathBuf {
+    for folder in [LIBRARIES, DEVICE] {
+        let copy = directory.join(folder);
+        std::fs::create_dir(&copy).expect("a directory in the temporary one");
+        for entry in std::fs::read_dir(driver.join(folder)).expect("the driver was built") {
+            let file = entry.expect("a file").path();
+            if file.is_file() {
+                let name = file.file_name().expect("a file has a name");
+                std::fs::copy(&file, copy.join(name)).expect("a copy of the driver");
+            }
+        }
+    }
+    directory.join(LIBRARIES)
 }
 
 fn path_in(variable: &str) -> Option<PathBuf> {
