@@ -74,9 +74,18 @@ impl Gpu {
     pub fn with_own_libcuda(mut self) -> Self {
         let libraries = self.directory.path().join("libraries");
         std::fs::create_dir(&libraries).expect("a directory in the temporary one");
-        std::fs::copy(self.libcuda(), libraries.join("libcuda.so.1")).expect("a copy of the driver library");
+        self.copy_libcuda(&libraries);
         self.libraries = libraries;
         self
+    }
+
+    /// Copies the driver library into a folder, and what it is linked with.
+    ///
+    /// # Panics
+    /// When it cannot be copied.
+    pub fn copy_libcuda(&self, folder: &Path) {
+        std::fs::copy(self.libcuda(), folder.join("libcuda.so.1")).expect("a copy of the driver library");
+        copy_files(&self.driver.join(DEVICE), folder);
     }
 
     /// The same with a build of libcuda that calls the kernel driver otherwise: `noplt`, without a stub for `ioctl`, or `two`, with two.
@@ -237,16 +246,9 @@ impl Gpu {
     }
 
     /// Sets a command's environment so that it runs on this machine.
-    ///
-    /// # Panics
-    /// When a path of the build holds a colon.
     pub fn apply(&self, command: &mut Command) {
-        // Where the build's folder is for its owner alone, what the driver library is linked with lies here.
-        let device = self.directory.path().join(DEVICE);
-        let folders = [Some(&self.libraries), Some(&device).filter(|device| device.exists())];
-        let folders = std::env::join_paths(folders.into_iter().flatten()).expect("these paths hold no colon");
         command
-            .env("LD_LIBRARY_PATH", folders)
+            .env("LD_LIBRARY_PATH", &self.libraries)
             .env("GPUSIM_LEDGER", self.ledger_path())
             // What memwatch keeps for later runs of it.
             .env("STATE_DIRECTORY", self.directory.path())
@@ -274,20 +276,22 @@ fn is_for_all(folder: &Path) -> bool {
     folder.ancestors().all(|folder| mode(folder) & 0o001 != 0)
 }
 
-/// Copies a build of the driver to where everybody may be let in; its libraries are there.
+/// Copies a build's libraries to where everybody may be let in. They find what they are linked with beside them.
 fn copied(driver: &Path, directory: &Path) -> PathBuf {
-    for folder in [LIBRARIES, DEVICE] {
-        let copy = directory.join(folder);
-        std::fs::create_dir(&copy).expect("a directory in the temporary one");
-        for entry in std::fs::read_dir(driver.join(folder)).expect("the driver was built") {
-            let file = entry.expect("a file").path();
-            if file.is_file() {
-                let name = file.file_name().expect("a file has a name");
-                std::fs::copy(&file, copy.join(name)).expect("a copy of the driver");
-            }
+    let libraries = directory.join(LIBRARIES);
+    std::fs::create_dir(&libraries).expect("a directory in the temporary one");
+    copy_files(&driver.join(LIBRARIES), &libraries);
+    copy_files(&driver.join(DEVICE), &libraries);
+    libraries
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).expect("the driver was built") {
+        let entry = entry.expect("a file");
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy of the driver");
         }
     }
-    directory.join(LIBRARIES)
 }
 
 fn path_in(variable: &str) -> Option<PathBuf> {

@@ -274,7 +274,7 @@ fn after_its_start_every_thread_has_four_capabilities_and_finds_what_comes_later
     // A library that nobody has named, in a folder that is closed to all but Bob.
     let closed = gpu.directory().join("closed");
     fs::create_dir(&closed).expect("a folder");
-    fs::copy(gpu.libcuda(), closed.join("libcuda.so.1")).expect("a copy");
+    gpu.copy_libcuda(&closed);
     chown(&closed, Some(BOB), Some(BOB)).expect("we are root");
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("we are root");
     let mut command = workload_command_of(&gpu, BOB);
