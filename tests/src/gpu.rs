@@ -288,7 +288,8 @@ fn copied(driver: &Path, directory: &Path) -> PathBuf {
 fn copy_files(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).expect("the driver was built") {
         let entry = entry.expect("a file");
-        if entry.path().is_file() {
+        // A link would become a second library.
+        if entry.file_type().is_ok_and(|kind| kind.is_file()) {
             std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy of the driver");
         }
     }
