@@ -35,8 +35,8 @@ const END_MAGIC: [u8; 4] = *b"MWEN";
 
 /// A chunk has no more inputs than this.
 const MOST_INPUTS: u32 = 1 << 15;
-/// Nor is it longer than this before it is compressed.
-const LONGEST_CHUNK_BYTES: u32 = 32 << 20;
+/// Nor is it longer than this before it is compressed: what is known of one process with a million blocks fits.
+const LONGEST_CHUNK_BYTES: u32 = 256 << 20;
 /// Nor is a state longer than this, packed or not.
 const LONGEST_STATE_BYTES: u32 = 512 << 20;
 /// Nor is the front.

@@ -209,7 +209,7 @@ pub(super) fn checksum(front: &[u8], packed: &[u8]) -> u32 {
 /// A length that a chunk's front knows.
 fn length(length: usize) -> std::io::Result<u32> {
     let length = u32::try_from(length).ok().filter(|length| *length <= LONGEST_CHUNK_BYTES);
-    length.ok_or_else(|| std::io::Error::other("one chunk of a recording would be longer than 32 MiB"))
+    length.ok_or_else(|| std::io::Error::other("one chunk of a recording would be longer than 256 MiB"))
 }
 
 /// Appends its length in four bytes, and a value as JSON.

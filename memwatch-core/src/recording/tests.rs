@@ -139,6 +139,21 @@ fn a_chunk_takes_no_more_than_was_stated_before_and_counts_unless_it_is_left_out
 }
 
 #[test]
+fn one_input_that_is_longer_than_other_chunks_is_a_chunk_of_its_own() {
+    let version = Some("5".repeat(40 << 20));
+    let inputs = [tick(1), Input::KernelDriver { version }, tick(2)];
+    let mut encoder = Encoder::default();
+    assert!(!inputs[..2].iter().any(|input| {
+        let was_full = encoder.is_full();
+        encoder.push(input);
+        was_full
+    }));
+    assert!(encoder.is_full(), "so that nothing comes into its chunk any more");
+    let (bytes, _) = recorded(&[&inputs[..2], &inputs[2..]]);
+    assert!(read(&bytes).0 == inputs, "all of them come back");
+}
+
+#[test]
 fn a_chunk_says_from_when_to_when_it_is() {
     let (bytes, _) = recorded(&[&one_of_each()]);
     let mut reader = Reader::open(&bytes[..]).expect("it is a recording");

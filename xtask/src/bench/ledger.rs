@@ -45,6 +45,7 @@ fn text(machine: &str, rounds: u64, rows: &[Value]) -> Result<String> {
         "ns per record (median)",
         "million records per second (median)",
         "heap bytes per live allocation",
+        "copied for a keyframe, ms (min)",
     ]);
     let number = |row: &Value, field: &str| row[field].as_f64().with_context(|| format!("no {field} in {row}"));
     for row in rows {
@@ -55,6 +56,7 @@ fn text(machine: &str, rounds: u64, rows: &[Value]) -> Result<String> {
             format!("{median_ns:.0}"),
             format!("{:.1}", 1_000.0 / median_ns),
             format!("{:.1}", number(row, "bytes_per_live")?),
+            format!("{:.2}", number(row, "copy_ms")?),
         ]);
     }
     text.push_str(&table.text());
