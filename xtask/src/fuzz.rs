@@ -32,9 +32,9 @@ const TARGETS: &[Target] = &[
 /// How long each runs unless set otherwise, seconds.
 const SECONDS: u64 = 40;
 /// An input that takes longer, in seconds, or more memory, in MiB, is a finding.
-const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
+const LIMITS: [&str; 2] = ["-timeout=60", "-rss_limit_mb=2048"];
 /// A run of libFuzzer ends this much after its time at the latest.
-const GRACE: Duration = Duration::from_secs(60);
+const GRACE: Duration = Duration::from_secs(120);
 
 /// Lines of a log that are shown.
 const LINES_SHOWN: usize = 40;

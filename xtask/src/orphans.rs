@@ -2,17 +2,17 @@
 
 use anyhow::{Context as _, Result};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// A child that is meant to go on; 0 is none.
-static SPARED: AtomicU32 = AtomicU32::new(0);
+/// Children that are meant to go on.
+static SPARED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// Leaves this child alone from now on: it runs beside the tests.
+/// Leaves this child alone from now on, also its exit status: it runs beside the tests.
 pub(crate) fn spare(tgid: u32) {
-    SPARED.store(tgid, Ordering::Relaxed);
+    SPARED.lock().unwrap_or_else(PoisonError::into_inner).push(tgid);
 }
 
 /// From now on, a process whose parent ends becomes our child.
@@ -30,44 +30,49 @@ pub(crate) fn end_all(grace: Duration) -> Vec<String> {
     let start = Instant::now();
     let mut killed = Vec::new();
     loop {
-        reap();
-        let children = children();
-        if children.is_empty() {
+        let (ended, running): (Vec<Child>, Vec<Child>) = children().into_iter().partition(|child| child.has_ended);
+        for child in ended {
+            // SAFETY: the status is not asked for, so no memory is passed.
+            unsafe { libc::waitpid(child.tgid, std::ptr::null_mut(), libc::WNOHANG) };
+        }
+        if running.is_empty() {
             return killed;
         }
         if start.elapsed() >= grace {
-            for (tgid, name) in children {
+            for Child { tgid, command, .. } in running {
                 // SAFETY: a plain system call; the child has not been waited for, so the number is its own.
                 unsafe { libc::kill(tgid, libc::SIGKILL) };
-                killed.push(format!("{tgid} ({name})"));
+                killed.push(format!("{tgid} ({command})"));
             }
         }
         std::thread::sleep(POLL);
     }
 }
 
-/// Waits for every child that has ended.
-fn reap() {
-    // SAFETY: the status is not asked for, so no memory is passed.
-    while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+/// A process whose parent we are.
+struct Child {
+    tgid: i32,
+    /// Its command line, or its name where it has none.
+    command: String,
+    /// Nobody has waited for it yet.
+    has_ended: bool,
 }
 
-/// Our living children, with their command lines, or names where they have none.
-fn children() -> Vec<(i32, String)> {
+/// Our children that are not spared.
+fn children() -> Vec<Child> {
     let us = std::process::id().to_string();
+    let spared = SPARED.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
     let child = |entry: std::fs::DirEntry| {
         let tgid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        if tgid.cast_unsigned() == SPARED.load(Ordering::Relaxed) {
-            return None;
-        }
         let stat = String::from_utf8_lossy(&std::fs::read(entry.path().join("stat")).ok()?).into_owned();
         // The name may hold spaces and parentheses; the state and the parent follow its last one.
         let (head, tail) = stat.rsplit_once(") ")?;
         let mut fields = tail.split(' ');
-        let is_ours = fields.next()? != "Z" && fields.next()? == us;
+        let has_ended = fields.next()? == "Z";
+        let is_ours = fields.next()? == us && !spared.contains(&tgid.cast_unsigned());
         let name = || head.split_once('(').map_or("", |(_, name)| name).to_owned();
-        is_ours.then(|| (tgid, command(&entry.path()).unwrap_or_else(name)))
+        is_ours.then(|| Child { tgid, command: command(&entry.path()).unwrap_or_else(name), has_ended })
     };
     processes.filter_map(child).collect()
 }

@@ -16,8 +16,10 @@ use crate::table::Table;
 use crate::test_output::run_tests;
 use crate::tidy;
 use anyhow::{Context as _, Result, bail};
+use std::fs::{self, File};
 use std::io::Write as _;
-use std::process::Command;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// What the steps share.
@@ -29,6 +31,8 @@ struct Session<'repo> {
     closing_lines: String,
     /// What is fetched over the network while the processors compile.
     downloads: Option<Owned>,
+    /// The parts that run beside the others.
+    beside: Option<Beside>,
 }
 
 /// One step of the run.
@@ -49,6 +53,7 @@ const STEPS: &[Step] = &[
     Step { name: "house rules", part: "tidy", run: |session| tidy::check(session.repo) },
     Step { name: "documents from code", part: "tidy", run: |session| docs::check(session.repo) },
     Step { name: "eBPF object", part: "", run: |session| setup::ebpf_object(session.repo) },
+    Step { name: "lints, unit tests and fuzz targets, beside", part: WHOLE, run: start_beside },
     Step { name: "clippy, kernel half", part: "clippy", run: clippy_kernel_half },
     Step { name: "clippy, user half", part: "clippy", run: clippy_user_half },
     Step { name: "unit tests", part: "unit", run: unit_tests },
@@ -57,6 +62,7 @@ const STEPS: &[Step] = &[
     Step { name: "simulated GPU", part: INTEGRATION, run: |session| integration::build_simulators(session.repo) },
     Step { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
+    Step { name: "lints, unit tests and fuzz targets, the rest", part: WHOLE, run: finish_beside },
 ];
 /// What the tests run beside memwatch. The fuzz targets' compiler is among it: apt-get runs once.
 const INTEGRATION_PACKAGES: &[Package] = &[
@@ -68,6 +74,16 @@ const INTEGRATION_PACKAGES: &[Package] = &[
     Package::Mmdebstrap,
 ];
 const INTEGRATION: &str = "integration";
+/// The part of the steps that only a run of everything has.
+const WHOLE: &str = "whole";
+/// What needs processors and nothing else: in a run of everything it takes what the integration tests, which wait for most of their time, leave.
+const BESIDE: &[&str] = &["clippy", "unit", "fuzz"];
+/// Its name as a part.
+const BESIDE_PART: &str = "beside";
+/// So much do these give way (`nice`): a tenth of a processor stays theirs, so that what they wait for comes within its limits.
+const GIVE_WAY: libc::c_int = 10;
+/// When everything else is done, they take no longer than this.
+const BESIDE_AT_MOST: Duration = Duration::from_mins(20);
 /// The parts of `cargo xtask test quick`: what needs neither root, nor PyTorch, nor minutes.
 const QUICK: &[&str] = &["fmt", "tidy", "clippy", "unit"];
 /// The parts whose tests a name filter reaches.
@@ -78,7 +94,11 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let names: Vec<String> = std::iter::from_fn(|| args.word()).collect();
     args.finish()?;
     let (parts, filter) = plan(&names)?;
-    let mut session = Session { repo, filter, closing_lines: String::new(), downloads: None };
+    if parts == BESIDE {
+        // SAFETY: a plain system call. A refusal leaves the priority as it is, which only takes longer.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, GIVE_WAY) };
+    }
+    let mut session = Session { repo, filter, closing_lines: String::new(), downloads: None, beside: None };
     let mut durations = Vec::new();
     let outcome = run_steps(&mut session, &parts, &mut durations);
     let mut table = Table::new(&["step", "seconds"]);
@@ -94,10 +114,11 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
 /// The parts to run and the name filter: `[]`, `[part]`, `[part, filter]` or `[filter]`.
 fn plan(names: &[String]) -> Result<(Vec<&'static str>, Option<String>)> {
     let find = |name: &String| STEPS.iter().map(|step| step.part).find(|part| !part.is_empty() && part == name);
-    let all = || STEPS.iter().map(|step| step.part).filter(|part| !part.is_empty()).collect();
+    let all = || STEPS.iter().map(|step| step.part).filter(|part| !part.is_empty() && !BESIDE.contains(part)).collect();
     match names {
         [] => Ok((all(), None)),
         [name] if name == "quick" => Ok((QUICK.to_vec(), None)),
+        [name] if name == BESIDE_PART => Ok((BESIDE.to_vec(), None)),
         [name] => Ok(match find(name) {
             Some(part) => (vec![part], None),
             None => (FILTERED.to_vec(), Some(name.clone())),
@@ -176,6 +197,37 @@ fn start_downloads(session: &mut Session<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A process of its own (`cargo xtask test beside`), and the file with what it prints.
+struct Beside {
+    process: Owned,
+    log: PathBuf,
+}
+
+fn start_beside(session: &mut Session<'_>) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find xtask's own file")?;
+    let log = session.repo.made("beside.log");
+    let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+    let errors = output.try_clone().context("cannot share the log")?;
+    let process = Owned::start(
+        Command::new(program).args(["test", BESIDE_PART]).stdin(Stdio::null()).stdout(output).stderr(errors),
+    )?;
+    orphans::spare(process.tgid());
+    session.beside = Some(Beside { process, log });
+    Ok(())
+}
+
+/// Waits for its end, and prints what it has printed.
+fn finish_beside(session: &mut Session<'_>) -> Result<()> {
+    let Some(mut beside) = session.beside.take() else { return Ok(()) };
+    let status = beside.process.wait(BESIDE_AT_MOST)?;
+    print!("{}", fs::read_to_string(&beside.log).with_context(|| format!("cannot read {}", beside.log.display()))?);
+    match status {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => bail!("{status}: cargo xtask test {BESIDE_PART}"),
+        None => bail!("not ended {} minutes after the rest", BESIDE_AT_MOST.as_secs() / 60),
+    }
+}
+
 /// Waits for what is still being installed, and does again what failed: its error belongs here.
 fn finish_downloads(session: &mut Session<'_>) -> Result<()> {
     fetch(session.repo)?;
@@ -224,7 +276,9 @@ mod tests {
     #[test]
     fn no_words_run_every_part() {
         let (parts, filter) = planned(&[]).unwrap();
-        assert!(STEPS.iter().all(|step| step.part.is_empty() || parts.contains(&step.part)));
+        let beside = planned(&[BESIDE_PART]).unwrap().0;
+        let run = |part: &&str| usize::from(parts.contains(part)) + usize::from(beside.contains(part));
+        assert!(STEPS.iter().all(|step| step.part.is_empty() || run(&step.part) == 1));
         assert_eq!(filter, None);
     }
 
