@@ -157,11 +157,7 @@ pub(crate) fn build(repo: &Repo, profile: Profile) -> Result<PathBuf> {
 /// When the build fails.
 pub(crate) fn compile(repo: &Repo, profile: Profile) -> Result<PathBuf> {
     let mut cargo = pinned(repo, "cargo");
-    cargo.args(["build", "--package", "memwatch"]);
-    if profile == Profile::Release {
-        cargo.arg("--release");
-    }
-    run(&mut cargo)?;
+    run(cargo.args(["build", "--package", "memwatch", "--profile", profile.name()]))?;
     Ok(repo.memwatch(profile))
 }
 

@@ -82,7 +82,7 @@ pub(crate) fn torch_environment(repo: &Repo, version: &str) -> Result<TorchEnv> 
 /// As [`install_torch`].
 pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
     let mut variables: Vec<(String, OsString)> =
-        vec![("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Release).into())];
+        vec![("MEMWATCH_BIN".to_owned(), repo.memwatch(Profile::Tested).into())];
     for (prologue, variable, _) in SHAPES {
         variables.push(((*variable).to_owned(), simulator(repo, *prologue).into()));
     }

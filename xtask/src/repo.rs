@@ -58,15 +58,26 @@ impl Repo {
 pub(crate) enum Profile {
     /// Unoptimised, with overflow checks.
     Debug,
-    /// What is installed, tested and measured.
+    /// What is installed and measured.
     Release,
+    /// The same without optimization across crates: what the integration tests run.
+    Tested,
 }
 
 impl Profile {
     fn folder(self) -> &'static str {
         match self {
             Self::Debug => "debug",
+            Self::Release | Self::Tested => self.name(),
+        }
+    }
+
+    /// What cargo calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Debug => "dev",
             Self::Release => "release",
+            Self::Tested => "tested",
         }
     }
 }

@@ -249,7 +249,7 @@ pub(crate) fn fetch_task(repo: &Repo, args: Args) -> Result<()> {
 }
 
 fn build_memwatch(session: &mut Session<'_>) -> Result<()> {
-    binary::compile(session.repo, Profile::Release).map(drop)
+    binary::compile(session.repo, Profile::Tested).map(drop)
 }
 
 /// All programs run, whatever becomes of the ones before.

@@ -79,8 +79,8 @@ mod tests {
     #[test]
     fn rates_and_the_ratio_come_from_the_medians() {
         let rows = [
-            json!({"live": 1_000, "min_ns": 70.0, "median_ns": 80.0, "bytes_per_live": 126.2}),
-            json!({"live": 10_000_000, "min_ns": 190.0, "median_ns": 200.0, "bytes_per_live": 95.6}),
+            json!({"live": 1_000, "min_ns": 70.0, "median_ns": 80.0, "bytes_per_live": 126.2, "copy_ms": 0.01}),
+            json!({"live": 10_000_000, "min_ns": 190.0, "median_ns": 200.0, "bytes_per_live": 95.6, "copy_ms": 0.01}),
         ];
         let text = text("here", 3, &rows).unwrap();
         assert!(text.contains("12.5") && text.contains("5.0"), "{text}");

@@ -29,10 +29,13 @@ pub(super) enum Mode {
     Memwatch,
     /// A bpftrace script that keeps the same ledger.
     Bpftrace,
+    /// One that takes every free for one that succeeds: it has a probe less.
+    BpftraceWithoutResults,
 }
 
 /// Every mode, in the order of a round and of the table.
-pub(super) const MODES: [Mode; 4] = [Mode::None, Mode::Bare, Mode::Memwatch, Mode::Bpftrace];
+pub(super) const MODES: [Mode; 5] =
+    [Mode::None, Mode::Bare, Mode::Memwatch, Mode::Bpftrace, Mode::BpftraceWithoutResults];
 
 impl Mode {
     /// What the table calls it.
@@ -42,6 +45,7 @@ impl Mode {
             Self::Bare => "bare uprobe and uretprobe",
             Self::Memwatch => "memwatch",
             Self::Bpftrace => "bpftrace, same job",
+            Self::BpftraceWithoutResults => "bpftrace, frees taken to succeed",
         }
     }
 
@@ -52,10 +56,12 @@ impl Mode {
     pub(super) fn attach(self, memwatch: &Path, driver: &Path, workload: &Workload) -> Result<Option<Watcher>> {
         let library = driver.join("lib/libcuda.so.1");
         let library = fs::canonicalize(&library).with_context(|| format!("{} is missing", library.display()))?;
+        let bpftrace = |frees| attach_bpftrace(&ledger_script(&library, workload.tgid(), frees), workload.tgid());
         match self {
             Self::None => Ok(None),
             Self::Bare => attach_bpftrace(&bare_script(&library), workload.tgid()).map(Some),
-            Self::Bpftrace => attach_bpftrace(&ledger_script(&library, workload.tgid()), workload.tgid()).map(Some),
+            Self::Bpftrace => bpftrace(FREES).map(Some),
+            Self::BpftraceWithoutResults => bpftrace(FREES_WITHOUT_RESULTS).map(Some),
             Self::Memwatch => {
                 attach_memwatch_with(memwatch, driver, (workload.tgid(), workload.ledger()), &[]).map(Some)
             }
@@ -113,8 +119,33 @@ fn bare_script(library: &Path) -> String {
         .collect()
 }
 
+/// A free takes its address out, and puts it back where it failed: what is live stays true.
+const FREES: &str = "
+uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
+    @freed[tid] = arg0;
+    @freed_bytes[tid] = @live[pid, arg0];
+    @live_bytes[pid] = @live_bytes[pid] - @live[pid, arg0];
+    delete(@live[pid, arg0]);
+}
+uretprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @freed[tid]/ {
+    if (retval != 0) {
+        @live[pid, @freed[tid]] = @freed_bytes[tid];
+        @live_bytes[pid] = @live_bytes[pid] + @freed_bytes[tid];
+    }
+    delete(@freed[tid]);
+    delete(@freed_bytes[tid]);
+}
+";
+/// Whatever is to be freed is gone.
+const FREES_WITHOUT_RESULTS: &str = "
+uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
+    @live_bytes[pid] = @live_bytes[pid] - @live[pid, arg0];
+    delete(@live[pid, arg0]);
+}
+";
+
 /// The allocation map of one process: what is live, by address, and how much in all.
-fn ledger_script(library: &Path, tgid: u32) -> String {
+fn ledger_script(library: &Path, tgid: u32, frees: &str) -> String {
     const SCRIPT: &str = "
 uprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID/ { @out[tid] = arg0; @requested[tid] = arg1; }
 uretprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID && @out[tid]/ {
@@ -126,13 +157,11 @@ uretprobe:LIBRARY:cuMemAlloc_v2 /pid == TGID && @out[tid]/ {
     delete(@out[tid]);
     delete(@requested[tid]);
 }
-uprobe:LIBRARY:cuMemFree_v2 /pid == TGID && @live[pid, arg0]/ {
-    @live_bytes[pid] = @live_bytes[pid] - @live[pid, arg0];
-    delete(@live[pid, arg0]);
-}
+FREES
 END { clear(@out); clear(@requested); clear(@live); }
 ";
-    SCRIPT.replace("LIBRARY", &library.display().to_string()).replace("TGID", &tgid.to_string())
+    let script = SCRIPT.replace("FREES", frees);
+    script.replace("LIBRARY", &library.display().to_string()).replace("TGID", &tgid.to_string())
 }
 
 /// Attaches a script to a process.
@@ -205,7 +234,9 @@ mod tests {
     #[test]
     fn both_scripts_name_the_library_and_nothing_is_left_to_fill_in() {
         let library = Path::new("/opt/libcuda.so.1");
-        for script in [bare_script(library), ledger_script(library, 42)] {
+        for script in
+            [bare_script(library), ledger_script(library, 42, FREES), ledger_script(library, 42, FREES_WITHOUT_RESULTS)]
+        {
             assert!(script.contains("uprobe:/opt/libcuda.so.1:cuMemAlloc_v2"), "{script}");
             assert!(!script.contains("LIBRARY") && !script.contains("TGID"), "{script}");
         }
