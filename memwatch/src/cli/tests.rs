@@ -292,6 +292,8 @@ fn what_a_watch_is_asked_a_recording_is_asked() {
         args(&format!("memwatch {command} --in job.mwr"));
         args(&format!("memwatch {command} --in job.mwr --pid 7"));
     }
+    args("memwatch report --in job.mwr");
+    assert!(refusal("memwatch report f --in f").contains("cannot be used with"));
     let commands = [
         "ps", "leak", "oom", "profile", "timeline", "monitor", "report", "stats", "where", "snapshot", "simulate",
         "fragment",

@@ -8,7 +8,6 @@ mod overhead;
 mod price;
 mod recording;
 mod report;
-mod tensors;
 mod training;
 mod watcher;
 mod workload;
@@ -27,11 +26,10 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
         Some("overhead") => overhead::task(repo, args),
         Some("ledger") => ledger::task(repo, args),
         Some("families") => families::task(repo, args),
-        Some("tensors") => tensors::task(repo, args),
         Some("price") => price::task(repo, args),
         Some("recording") => recording::task(repo, args),
         _ => bail!(
-            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|tensors|price [--rounds N], bench recording [--steps N], \
+            "cargo xtask bench overhead [--rounds N] [--pairs N], bench families|ledger|price [--rounds N], bench recording [--steps N], \
              or bench agent [--duration 60s] [--processes MOST] [--debug]"
         ),
     }

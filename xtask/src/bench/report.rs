@@ -18,11 +18,6 @@ pub(super) const FAMILIES: Part = Part {
     begin: "<!-- families: begin (cargo xtask bench families writes what follows) -->\n",
     end: "<!-- families: end -->\n",
 };
-/// What watching each tensor costs per step of training.
-pub(super) const TENSORS: Part = Part {
-    begin: "<!-- tensors: begin (cargo xtask bench tensors writes what follows) -->\n",
-    end: "<!-- tensors: end -->\n",
-};
 /// What each level of watching costs programs that are bound by the processor.
 pub(super) const PRICE: Part = Part {
     begin: "<!-- price: begin (cargo xtask bench price writes what follows) -->\n",

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 /// The version of PyTorch.
@@ -29,8 +29,6 @@ pub(super) enum Mode {
     Nobody,
     /// `memwatch --pid` with these options.
     Memwatch(&'static [&'static str]),
-    /// `memwatch sites` or `memwatch layers`.
-    Places(&'static str),
     /// PyTorch itself.
     History,
     /// bpftrace, counting the calls of the function that reports each tensor.
@@ -43,10 +41,8 @@ impl Mode {
         match self {
             Self::Nobody => "nobody".to_owned(),
             Self::Memwatch([]) => "memwatch, as it is by default".to_owned(),
-            Self::Memwatch(["--tensors=off"]) => "memwatch, driver calls only".to_owned(),
             Self::Memwatch(["--budget=0"]) => "memwatch, read only".to_owned(),
             Self::Memwatch(options) => format!("memwatch {}", options.join(" ")),
-            Self::Places(list) => format!("memwatch {list}"),
             Self::History => "PyTorch's own history, Python stacks".to_owned(),
             Self::Count => "bpftrace, counting tensors".to_owned(),
         }
@@ -154,14 +150,6 @@ impl Training {
             Mode::Nobody => None,
             Mode::Memwatch(options) => {
                 let watcher = attach_memwatch_with(memwatch, driver, (tgid, &self.ledger), options)?;
-                std::thread::sleep(PROBED);
-                Some(watcher)
-            }
-            Mode::Places(list) => {
-                let mut command = Command::new(memwatch);
-                command.args(["--no-agent", list, "--duration", "10m", "--pid", &tgid.to_string(), "--nvml-lib"]);
-                command.arg(driver.join("lib/libnvidia-ml.so.1")).env("GPUSIM_LEDGER", &self.ledger);
-                let watcher = Watcher::silent(&mut command)?;
                 std::thread::sleep(PROBED);
                 Some(watcher)
             }

@@ -7,8 +7,11 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Replayed {
     /// The recording; without it, --since or --until read the agent's history
-    #[arg(value_name = "FILE", required_unless_present_any = ["since", "until"])]
+    #[arg(value_name = "FILE", required_unless_present_any = ["in_file", "since", "until"])]
     pub(crate) recording: Option<PathBuf>,
+    /// The recording, as other commands take it
+    #[arg(long = "in", value_name = "FILE", conflicts_with = "recording", hide = true)]
+    pub(crate) in_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) window: Window,
     /// Maximum number of rows of each list

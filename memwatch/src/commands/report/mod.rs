@@ -23,7 +23,7 @@ use std::io;
 /// # Errors
 /// When the file is no recording, or the report cannot be written.
 pub(crate) async fn report(args: &Replayed, common: &Common) -> Result<Exit, Failure> {
-    let past = Past { recording: args.recording.clone(), window: args.window };
+    let past = Past { recording: args.recording.as_ref().or(args.in_file.as_ref()).cloned(), window: args.window };
     // The command line names one.
     let Some(recording) = Recording::named(&past, Needs::Calls, common).await? else { return Ok(Exit::Error) };
     let path = &recording.path;
