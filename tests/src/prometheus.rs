@@ -93,6 +93,11 @@ impl Prometheus {
         prometheus
     }
 
+    /// Where it listens.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// The result of an expression now: labels and values.
     ///
     /// # Panics

@@ -4,7 +4,7 @@ use crate::agent;
 use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
-    diff, doctor, explain, export, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report,
+    diff, doctor, explain, export, fleet, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report,
     reset_peaks, run, simulate, snapshot, stats, timeline,
 };
 
@@ -58,6 +58,8 @@ commands! {
     Machine {
         /// Watch the whole machine and serve memwatch and Prometheus
         Agent(agent::args::Agent) => direct agent::run;
+        /// List workloads, nodes or GPUs of many machines, from a Prometheus
+        Fleet(fleet::args::Fleet) => awaited fleet::run;
         /// Check what works on this machine, and how to fix the rest
         Doctor(doctor::Doctor) => direct doctor::command;
     }

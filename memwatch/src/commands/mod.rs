@@ -4,6 +4,7 @@ pub(crate) mod diff;
 pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod fleet;
 pub(crate) mod fragment;
 pub(crate) mod holdings;
 pub(crate) mod leak;

@@ -18,4 +18,5 @@ pub(crate) mod own;
 pub(crate) mod pieces;
 pub(crate) mod presence;
 pub(crate) mod procfs;
+pub(crate) mod prometheus;
 pub(crate) mod python;

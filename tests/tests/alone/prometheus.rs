@@ -139,11 +139,56 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
         assert_job_as_simulated(&prometheus, agent, machine, (job.tgid(), unit));
         assert_all_is_read(&prometheus, agent);
     }
+    let without_rules = Prometheus::start(&agents.each_ref().map(|agent| agent.address), "groups: []\n");
+    for prometheus in [&prometheus, &without_rules] {
+        assert_fleet_is_as_simulated(prometheus, [&first, &second], [&training, &leak]);
+    }
+    drop(without_rules);
     assert_refusal_is_reported(&prometheus, &agents[0], &mut training);
     assert_growth_is_reported(&prometheus, &agents[1], &mut leak);
     drop((training, leak));
     drop(agents);
     prometheus.until_fires("MemwatchAgentDown");
+    let gone = first.run_memwatch(&["fleet", "--prometheus", &prometheus.url()]);
+    assert!(gone.stdout.contains("2 agents do not answer: "), "{gone:?}");
+}
+
+/// Two machines with three GPUs, and what each job has of them.
+fn assert_fleet_is_as_simulated(prometheus: &Prometheus, machines: [&Gpu; 2], jobs: [&Workload; 2]) {
+    let url = prometheus.url();
+    let ask = |words: &[&str]| machines[0].run_memwatch(&[&["fleet", "--prometheus", &url], words].concat());
+    let sum = |of: fn(&Gpu, usize) -> u64| -> u64 {
+        let each = |machine: &&Gpu| {
+            (0..machine.ledger().device_count().expect("devices")).map(|device| of(machine, device)).sum::<u64>()
+        };
+        machines.iter().map(each).sum()
+    };
+    let totals = [
+        ("nodes", 2),
+        ("gpus", 3),
+        ("limit_bytes", sum(|machine, device| machine.ledger().total_bytes(device).expect("the device"))),
+        ("used_bytes", sum(|machine, device| machine.ledger().device_used_bytes(device).expect("the device"))),
+    ];
+    let used = |index: usize| {
+        let process = machines[index].ledger().process(jobs[index].tgid()).expect("the job is there");
+        process.devices[0].used_bytes
+    };
+    let expected = [("training.service", used(0)), ("leak.service", used(1))];
+    until("the fleet is as simulated", || {
+        let report = serde_json::from_str::<serde_json::Value>(&ask(&["--json"]).stdout).ok()?;
+        assert_eq!(report["schema"], "memwatch.fleet/1", "{report}");
+        let has_totals = totals.iter().all(|(name, value)| report["data"]["totals"][name] == *value);
+        let has_jobs = expected.iter().all(|(unit, bytes)| {
+            let rows = report["data"]["workloads"].as_array().into_iter().flatten();
+            let mut own = rows.filter(|row| row["unit"] == *unit);
+            own.any(|row| row["used_bytes"] == *bytes && row["gpus"] == 1 && row["nodes"] == 1)
+        });
+        (has_totals && has_jobs).then_some(())
+    });
+    let text = ask(&[]).stdout;
+    assert!(text.starts_with("2 nodes, 3 GPUs  used ") && text.contains("  training.service\n"), "{text}");
+    assert_eq!(ask(&["--by", "gpu"]).stdout.matches("GPU-").count(), 3);
+    assert_eq!(ask(&["--by", "node", "-n", "1"]).stdout.matches("1 more rows: -n 2 shows all").count(), 1);
 }
 
 /// Memory of each GPU, as the simulator's ledger have it.

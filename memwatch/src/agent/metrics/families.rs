@@ -104,6 +104,13 @@ pub(crate) const GPU_UNATTRIBUTED: Family = gauge(
      (memwatch_workload_memory_preexisting_bytes has that part). Never rounded to 0: a little below 0 \
      where NVML and the calls were read at slightly different moments.",
 );
+/// How busy it is.
+pub(crate) const GPU_UTILIZATION: Family = gauge(
+    "memwatch_gpu_utilization_ratio",
+    "",
+    GPU,
+    "Part of NVML's last sample period in which a kernel ran on the GPU, 0 to 1; absent where NVML does not report it.",
+);
 /// The look ahead.
 pub(crate) const GPU_SECONDS_TO_FULL: Family = gauge(
     "memwatch_gpu_seconds_to_full",
@@ -285,13 +292,14 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 38] = [
+pub(crate) const ALL: [&Family; 39] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
     &GPU_LIMIT,
     &GPU_USED,
     &GPU_UNATTRIBUTED,
+    &GPU_UTILIZATION,
     &GPU_SECONDS_TO_FULL,
     &WORKLOAD_DRIVER,
     &WORKLOAD_LIVE,

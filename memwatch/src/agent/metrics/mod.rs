@@ -99,6 +99,9 @@ impl Metrics {
         gauge(&families::GPU_LIMIT, |gpu| gpu.total_bytes.map(Number::Whole));
         gauge(&families::GPU_USED, |gpu| gpu.used_bytes.map(Number::Whole));
         gauge(&families::GPU_UNATTRIBUTED, |gpu| gpu.unattributed_bytes.map(Number::Signed));
+        gauge(&families::GPU_UTILIZATION, |gpu| {
+            gpu.sensors.utilization_percent.map(|percent| Number::Real(f64::from(percent) / 100.0))
+        });
         gauge(&families::GPU_SECONDS_TO_FULL, |gpu| gpu.seconds_to_full.map(Number::Real));
     }
 

@@ -54,6 +54,7 @@ fn node() -> Snapshot {
     let mut snapshot = fixture::busy_node();
     let mut refused = workload("train-0", 40 * GIB);
     snapshot.gpus[0].seconds_to_full = Some(312.5);
+    snapshot.gpus[0].sensors.utilization_percent = Some(97);
     let gpu = &mut refused.gpus[0];
     gpu.growth_bytes_per_second = Some(1_048_576.25);
     gpu.refusals = BTreeMap::from([(2, 3), (700, 1), (12_345, 4)]);
