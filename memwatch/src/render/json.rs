@@ -4,7 +4,7 @@
 //!
 //! A view stands in it as its fields say ([`form`]). What has a struct of its own here has more than a view, or the view's parts in another shape.
 
-mod form;
+pub(crate) mod form;
 pub(crate) mod groups;
 pub(crate) mod overhead;
 pub(crate) mod places;
