@@ -13,7 +13,7 @@ use crate::features::profile::view::{
 };
 use crate::features::samples::course::{Course, Peak, Point, Summary, percentiles};
 use crate::features::samples::{Life, Samples, Track};
-use crate::features::timeline::Events;
+use crate::features::timeline::events::Events;
 use crate::input::books::Numbers;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Tgid};

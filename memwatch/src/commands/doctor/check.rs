@@ -130,3 +130,13 @@ impl Check {
         self
     }
 }
+
+/// `1 file`, `2 files`, `3 processes`.
+pub(crate) fn count(number: usize, what: &str) -> String {
+    let ending = match (number, what.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{number} {what}{ending}")
+}
