@@ -1,6 +1,6 @@
 //! Copies of a thread's stack, for its native frames: where it was, what its registers held, and the bytes from its stack pointer up.
 
-use crate::record::{RecordKind, Words};
+use crate::record::words::{RecordKind, Words};
 
 /// What is copied at once; where a piece cannot be read, the copy ends.
 pub const PIECE_BYTES: usize = 1 << 10;

@@ -1,33 +1,16 @@
 //! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
 
+pub(crate) mod words;
+
+pub use words::RecordKind;
+
+use self::words::Words;
 use crate::native::{NATIVE_RECORD_BYTES, NativeItem, read_native};
 use crate::rm::{RM_RECORD_BYTES, RmRecord, read_rm};
 use crate::tensor::{
     STACK_FRAME_BYTES, STACK_RECORD_BYTES, STATISTICS_RECORD_BYTES, STATISTICS_WORDS, StackFrame, StackRecord,
     TENSOR_RECORD_BYTES, TEXT_RECORD_BYTES, TensorRecord, TextRecord,
 };
-
-/// What a record is; the first byte of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum RecordKind {
-    /// A [`CallRecord`].
-    Call = 1,
-    /// A [`ProcessRecord`].
-    Process = 2,
-    /// A [`TensorRecord`].
-    Tensor = 3,
-    /// A [`TextRecord`].
-    Text = 4,
-    /// A [`StackRecord`] and its frames.
-    Stack = 5,
-    /// A [`crate::tensor::StatisticsRecord`].
-    Statistics = 6,
-    /// A [`crate::native::NativeRecord`].
-    Native = 7,
-    /// A [`RmRecord`].
-    Rm = 8,
-}
 
 /// An out-pointer was not readable when the call returned; the affected word is 0.
 pub const FLAG_OUT_UNREADABLE: u8 = 1;
@@ -273,45 +256,6 @@ impl Record {
             Some(&kind) => Err(RecordError::UnknownKind(kind)),
             None => Err(RecordError::Length { expected: PROCESS_RECORD_BYTES, got: 0 }),
         }
-    }
-}
-
-/// Reads native-endian integers off the front of a slice whose length was checked.
-pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
-
-impl<'a> Words<'a> {
-    fn of<const EXPECTED: usize>(bytes: &'a [u8]) -> Result<Self, RecordError> {
-        if bytes.len() == EXPECTED {
-            Ok(Self(bytes))
-        } else {
-            Err(RecordError::Length { expected: EXPECTED, got: bytes.len() })
-        }
-    }
-
-    pub(crate) fn take<const N: usize>(&mut self) -> [u8; N] {
-        let mut word = [0; N];
-        if let Some((head, tail)) = self.0.split_at_checked(N) {
-            word.copy_from_slice(head);
-            self.0 = tail;
-        }
-        word
-    }
-
-    pub(crate) fn u8(&mut self) -> u8 {
-        let [byte] = self.take();
-        byte
-    }
-    pub(crate) fn u16(&mut self) -> u16 {
-        u16::from_ne_bytes(self.take())
-    }
-    pub(crate) fn u32(&mut self) -> u32 {
-        u32::from_ne_bytes(self.take())
-    }
-    pub(crate) fn i32(&mut self) -> i32 {
-        i32::from_ne_bytes(self.take())
-    }
-    pub(crate) fn u64(&mut self) -> u64 {
-        u64::from_ne_bytes(self.take())
     }
 }
 

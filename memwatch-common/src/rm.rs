@@ -7,7 +7,7 @@
 pub mod capture;
 mod plans;
 
-use crate::record::{RecordKind, Words};
+use crate::record::words::{RecordKind, Words};
 
 pub use plans::{CLASSES, CONTROLS, Class, Does, PLANS, Plan, Status, class, plan};
 

@@ -12,7 +12,7 @@ pub use plan::{
 };
 pub use table::{FrameworkLibrary, Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, tensor_probe};
 
-use crate::record::RecordKind;
+use crate::record::words::RecordKind;
 
 /// The event happened where the probed function returned; `extra[0]` is the return value.
 pub const FLAG_RETURN: u8 = 1;

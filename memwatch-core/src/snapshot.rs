@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{GpuUuid, Name, Tgid, json};
 
 /// Everything known at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -99,6 +99,7 @@ pub struct GpuView {
     /// Memory in use on the device in bytes, all processes and the driver.
     pub used_bytes: Option<u64>,
     /// Live bytes of all watched processes there.
+    #[serde(serialize_with = "json::driver_allocated_bytes")]
     pub live_bytes: u64,
     /// Live bytes of all watched processes there at the time of the NVML reading, which is what its used bytes go with.
     pub attributed_bytes: u64,
@@ -106,10 +107,12 @@ pub struct GpuView {
     pub unattributed_bytes: Option<i64>,
     /// What is in use and charged to no process: page tables, channels, managed pages.
     #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
     pub remainder: Option<RemainderView>,
     /// What a context takes on this GPU, where a process was seen from its start.
     pub context_bytes: Option<u64>,
     /// When NVML was read: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::sampled_time")]
     pub sampled_ns: u64,
     /// Processes that NVML lists and memwatch does not watch: their number.
     pub unwatched_processes: Option<u64>,
@@ -118,6 +121,7 @@ pub struct GpuView {
     pub unwatched_bytes: Option<u64>,
     /// What the device does beside holding memory.
     #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
     pub sensors: Sensors,
     /// When its memory is full if its use grows on as it has, in seconds from the snapshot's time; `None` where it does not grow, was seen for
     /// too short a time, or where nobody asked for it (`Pipeline::watch_growth`).
@@ -131,8 +135,10 @@ pub struct GpuView {
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON contract with a meaning of its own")]
 pub struct ProcessView {
     /// Process id.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// Its start: `CLOCK_BOOTTIME`, nanoseconds; `None` where `/proc` could not be read in time.
+    #[serde(serialize_with = "json::start_time")]
     pub start_ns: Option<u64>,
     /// Thread-group leader's name.
     pub comm: String,
@@ -143,16 +149,20 @@ pub struct ProcessView {
     /// The user's number.
     pub uid: Option<u32>,
     /// Process id inside its container, where that is another.
+    #[serde(serialize_with = "json::inner_tgid")]
     pub inner_tgid: Option<u32>,
     /// Who started it, parent first.
+    #[serde(serialize_with = "json::apart")]
     pub ancestors: Vec<Ancestor>,
     /// Container, pod, job, unit and rank.
+    #[serde(serialize_with = "json::apart")]
     pub owner: Owner,
     /// Named as a target.
     pub target: bool,
     /// NVML lists it as the client of an MPS server.
     pub mps_client: bool,
     /// From when on its calls were seen: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// It was seen from its start: nothing of it is older than the attach.
     pub from_start: bool,
@@ -161,12 +171,16 @@ pub struct ProcessView {
     /// Its lost records by cause.
     pub losses: BTreeMap<Name, u64>,
     /// When its totals were last taken from the kernel half's own allocation map, after records were lost: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub anchored_ns: Option<u64>,
     /// When its peaks began again, if they did: `CLOCK_BOOTTIME`, nanoseconds. Else they are since `observed_since_ns`.
+    #[serde(serialize_with = "json::peaks_since")]
     pub peaks_begun_ns: Option<u64>,
     /// When it ended, if it has: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub ended_ns: Option<u64>,
     /// What it holds on each GPU.
+    #[serde(serialize_with = "json::apart")]
     pub gpus: Vec<ProcessGpuView>,
     /// Its page-locked host memory.
     pub host: HostView,
@@ -187,23 +201,29 @@ pub struct ProcessView {
     /// Allocations freed by a context's, an image's or the process's end.
     pub implicit_frees: u64,
     /// The last refused allocations, oldest first.
+    #[serde(serialize_with = "json::apart")]
     pub failures: Vec<FailureView>,
     /// Allocations of device-side memory per second over the last tick; `None` before the second.
     pub allocations_per_second: Option<f64>,
     /// Frees of it per second over the last tick; `None` before the second.
     pub frees_per_second: Option<f64>,
     /// What watching it takes of its time; `None` where nothing of it was seen.
+    #[serde(serialize_with = "json::apart")]
     pub overhead: Option<OverheadView>,
     /// How much of its PyTorch is traced, where the price of that was predicted.
     #[serde(default)]
+    #[serde(serialize_with = "json::tensor_level")]
     pub level: Option<LevelChoice>,
     /// Its PyTorch's memory, where that is watched.
+    #[serde(serialize_with = "json::apart")]
     pub tensors: Option<Box<TensorsView>>,
     /// What it has by the kernel driver's own books, believed or not; `None` where no request of it was seen.
     #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
     pub explained: Option<Box<Explained>>,
     /// What NVML charges it although it has ended; `None` of what lives, and where it lists it no more.
     #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
     pub left_behind: Option<Box<LeftBehindView>>,
 }
 
@@ -230,8 +250,10 @@ pub struct OverheadView {
     /// How often it was interrupted for a record.
     pub events: u64,
     /// How long in all since it was watched, nanoseconds.
+    #[serde(serialize_with = "json::all_seconds")]
     pub total_ns: u64,
     /// How much of each second lately; of a process that has ended, on average. `None` where no time has passed.
+    #[serde(serialize_with = "json::seconds_per_second")]
     pub ns_per_second: Option<u64>,
     /// How many Python stacks were left out to keep it fast.
     pub stacks_left_out: u64,
@@ -270,6 +292,7 @@ pub struct ProcessGpuView {
     /// NVML's bytes for the process there.
     pub used_bytes: Option<u64>,
     /// Requested bytes of live device, pool, physical and array memory; 0 while it is checkpointed.
+    #[serde(serialize_with = "json::driver_allocated_bytes")]
     pub live_bytes: u64,
     /// The same while it is checkpointed, and in host memory.
     pub checkpointed_bytes: Option<u64>,
@@ -290,10 +313,13 @@ pub struct ProcessGpuView {
     /// Allocations the driver refused.
     pub failed_allocations: u64,
     /// The same by `CUresult`.
+    #[serde(serialize_with = "json::apart")]
     pub refusals: BTreeMap<i32, u64>,
     /// When the driver last refused one for want of memory: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::apart")]
     pub last_oom_ns: Option<u64>,
     /// By kind; kinds never seen are left out.
+    #[serde(serialize_with = "json::apart")]
     pub kinds: BTreeMap<Name, KindView>,
 }
 
@@ -335,6 +361,7 @@ pub struct HostView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// The function.
     pub symbol: Name,

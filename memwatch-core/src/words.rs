@@ -1,6 +1,7 @@
 //! Newtypes of the dictionary: a tgid is no tid, an ordinal is no NVML index, and a GPU is its UUID.
 
 pub(crate) mod by_name;
+pub mod json;
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,5 +1,7 @@
 //! The maps, and the real kernel behind [`memwatch_common::capture::Kernel`].
 
+pub(crate) mod records;
+
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::Global;
@@ -101,7 +103,7 @@ impl Bpf {
     #[inline(always)]
     pub(crate) fn introduce_process(tgid: u32) {
         if Self::make_known(tgid) {
-            crate::process::announce(tgid);
+            records::announce(tgid);
         }
     }
 
@@ -294,7 +296,7 @@ impl Kernel for Bpf {
 
     #[inline(always)]
     fn open_file(&self, descriptor: u32) -> u64 {
-        crate::process::open_file(descriptor).unwrap_or(0)
+        crate::task::open_file(descriptor).unwrap_or(0)
     }
 
     #[inline(always)]

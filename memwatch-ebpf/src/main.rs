@@ -15,6 +15,7 @@ mod process;
 mod python;
 mod rm;
 mod statistics;
+mod task;
 mod tensor;
 mod threads;
 mod variable;

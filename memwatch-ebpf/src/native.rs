@@ -16,8 +16,8 @@ use memwatch_common::record::RecordKind;
 use memwatch_common::tensor::{FLAG_BY_DRAW, FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET, FLAG_NO_PYTHON};
 
 use crate::kernel::{Bpf, add};
-use crate::process::ProbedReturn;
 use crate::python::{OfProcess, Walked, mix};
+use crate::task::ProbedReturn;
 use crate::threads::{SENT, notes};
 
 /// Processes whose native frames are wanted.

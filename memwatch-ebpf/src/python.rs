@@ -22,7 +22,7 @@ use memwatch_common::tensor::{
 };
 
 use crate::kernel::{Bpf, add};
-use crate::process::thread_pointer;
+use crate::task::thread_pointer;
 use crate::threads::{Notes, SENT, notes};
 use crate::window::{byte, copy, word};
 

@@ -4,7 +4,7 @@
 use memwatch_common::capture::{Kernel, Thread};
 
 use crate::kernel::Bpf;
-use crate::process::thread_pointer;
+use crate::task::thread_pointer;
 use crate::threads::notes;
 
 /// In the thread's control block (glibc's sysdeps/x86_64/nptl/tls.h, `tcbhead_t`): its vector of blocks.

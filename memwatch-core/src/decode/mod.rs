@@ -2,7 +2,6 @@
 
 mod action;
 mod array;
-mod block;
 mod node;
 mod tensor;
 
@@ -15,8 +14,8 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
-pub use block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
 pub use node::{NodeLayout, NodeWords};
+pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
 pub use tensor::{Chunk, StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.

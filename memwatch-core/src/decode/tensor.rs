@@ -1,5 +1,7 @@
 //! Records of the probes on frameworks' allocators become events.
 
+pub(super) mod block;
+
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{
     CHUNK_FREED, CHUNK_GRANTED, FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET,
@@ -7,7 +9,7 @@ use memwatch_common::tensor::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::block::BlockReport;
+use self::block::BlockReport;
 use super::low_u32;
 use super::node::NodeWords;
 use crate::input::arenas::ArenaCounters;

@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
+
 use crate::snapshot::{LayerView, SiteView, Snapshot, StageView, SumView};
+use crate::words::json;
 
 /// Two runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// What the driver granted: live bytes and the peak, of all processes and GPUs.
     pub driver: Pair,
@@ -16,15 +20,18 @@ pub struct Difference {
     /// By stage.
     pub stages: Vec<Row<StageView>>,
     /// By layer.
+    #[serde(serialize_with = "json::apart")]
     pub layers: Vec<Row<LayerView>>,
 }
 
 /// A place in two runs; its own sums stand in `pair`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row<T> {
     /// The place, with what the later run has of it, or else the earlier.
+    #[serde(flatten)]
     pub place: T,
     /// Both.
+    #[serde(flatten)]
     pub pair: Pair,
 }
 
@@ -54,6 +61,16 @@ pub enum Side {
 impl Side {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Live, Self::Peak, Self::Total, Self::Count];
+
+    /// The name in JSON, as a [`SumView`] has it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "live_bytes",
+            Self::Peak => "peak_bytes",
+            Self::Total => "total_bytes",
+            Self::Count => "allocations",
+        }
+    }
 
     /// What a sum has of it.
     pub const fn of(self, sum: &SumView) -> u64 {
@@ -88,6 +105,21 @@ impl Pair {
             (Some(_), None) => "gone",
             _ => "both",
         }
+    }
+}
+
+/// Both sums, how they differ, and by which part of the earlier.
+impl Serialize for Pair {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let sum = |sum: SumView| BTreeMap::from(Side::ALL.map(|side| (side.name(), side.of(&sum))));
+        let growth = |side: Side| (side.name().trim_end_matches("_bytes"), self.growth(side));
+        let mut pair = serializer.serialize_struct("Pair", 5)?;
+        pair.serialize_field("state", self.state())?;
+        pair.serialize_field("before", &self.before.map(sum))?;
+        pair.serialize_field("after", &self.after.map(sum))?;
+        pair.serialize_field("change", &BTreeMap::from(Side::ALL.map(|side| (side.name(), self.change(side)))))?;
+        pair.serialize_field("growth", &BTreeMap::from(Side::ALL.map(growth)))?;
+        pair.end()
     }
 }
 

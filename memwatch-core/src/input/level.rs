@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::Tgid;
+use crate::words::{Tgid, json};
 
 /// How much of PyTorch is traced. Each level has all that those before have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,24 +51,31 @@ pub enum Stacks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelChoice {
     /// The process.
+    #[serde(serialize_with = "json::apart")]
     pub tgid: Tgid,
     /// `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::since")]
     pub time_ns: u64,
     /// The level that was asked for, by name or by default.
     pub asked: TensorLevel,
     /// The level that is traced.
     pub chosen: TensorLevel,
     /// Tensors that are allocated or freed, per second.
+    #[serde(serialize_with = "json::tensor_events_per_second")]
     pub events_per_second: u64,
     /// What the level that was asked for is predicted to take of one processor, nanoseconds per second.
+    #[serde(serialize_with = "json::predicted_seconds_per_second_asked")]
     pub asked_ns_per_second: u64,
     /// The same of the level that is traced.
+    #[serde(serialize_with = "json::predicted_seconds_per_second")]
     pub chosen_ns_per_second: u64,
     /// What tracing may take of one processor, nanoseconds per second; `None` where there is no limit, and in recordings that do not say it.
     #[serde(default)]
+    #[serde(serialize_with = "json::budget_seconds_per_second")]
     pub budget_ns_per_second: Option<u64>,
     /// Windows in which everything is traced, where no more than reading fits.
     #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
     pub windows: Option<Windows>,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::input::rm::Inside;
-use crate::words::{GpuUuid, Tgid, Tid};
+use crate::words::{GpuUuid, Tgid, Tid, json};
 
 use super::decode::Lies;
 use super::labels::{Label, Sure};
@@ -36,6 +36,7 @@ pub struct ExplainedUse {
     /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
     /// Whether it may be shown as an explanation.
+    #[serde(serialize_with = "json::apart")]
     pub trust: Trust,
     /// What NVML charges, in bytes, at the last settled reading; `None` before the first.
     pub used_bytes: Option<u64>,
@@ -44,6 +45,7 @@ pub struct ExplainedUse {
     /// What is older than the watch, in bytes; `None` until that is known.
     pub older_bytes: Option<u64>,
     /// What NVML charges beyond both, in bytes, at the last settled reading; `None` before the first.
+    #[serde(serialize_with = "json::unexplained_bytes")]
     pub difference_bytes: Option<i64>,
     /// What it is for; largest first.
     pub parts: Vec<PartView>,
@@ -51,6 +53,7 @@ pub struct ExplainedUse {
     pub columns: ColumnsView,
     /// The objects that it is made of; alike ones are one row, those with most bytes first, [`PIECES_KEPT`] rows at most.
     #[serde(default)]
+    #[serde(serialize_with = "json::objects")]
     pub pieces: Vec<PieceView>,
 }
 
@@ -179,6 +182,7 @@ pub struct ExplainedHost {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// The thread that asked.
     pub tid: Tid,
@@ -186,6 +190,7 @@ pub struct RefusedView {
     #[serde(default)]
     pub uuid: Option<GpuUuid>,
     /// Where the memory was to be.
+    #[serde(serialize_with = "json::apart")]
     pub lies: Lies,
     /// What was asked for, in bytes; `None` where that could not be read.
     pub asked_bytes: Option<u64>,
@@ -196,6 +201,7 @@ pub struct RefusedView {
     /// What it was for.
     pub label: Label,
     /// With the thread it names the record of that function's call; `None` where none was in flight.
+    #[serde(serialize_with = "json::apart")]
     pub inside: Option<Inside>,
 }
 

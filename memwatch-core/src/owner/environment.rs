@@ -3,8 +3,7 @@
 //! An environment is inherited by whatever a program starts, and says nothing of where that runs: it names a job only as far as the control group
 //! does not contradict it.
 
-use super::path::is_number;
-use super::{Environment, Owner, Rank, SlurmJob};
+use super::{Environment, Owner, Rank, SlurmJob, is_number};
 
 /// A longer value is cut: nobody calls a job so.
 const VALUE_BYTES: usize = 256;

@@ -5,6 +5,11 @@ mod cgroup;
 mod environment;
 mod path;
 mod slurm;
+/// A number of at most twenty digits.
+fn is_number(text: &str) -> bool {
+    (1..=20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 #[cfg(test)]
 mod tests;
 

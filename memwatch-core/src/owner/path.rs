@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use super::slurm;
-use super::{Container, Pod, SlurmJob};
+use super::{Container, Pod, SlurmJob, is_number};
 
 /// Hex digits of an id that OCI runtimes' callers make (docker, containerd's CRI, CRI-O, podman).
 const ID_HEX_DIGITS: usize = 64;
@@ -239,9 +239,4 @@ fn is_hex(text: &str, digits: usize) -> bool {
 
 fn is_hex_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
-}
-
-/// A number of at most twenty digits.
-pub(super) fn is_number(text: &str) -> bool {
-    (1..=20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
 }

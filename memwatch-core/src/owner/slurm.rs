@@ -2,8 +2,7 @@
 //! since Slurm 26.05 with the job's SLUID in place of `job_J` unless `CgroupJobIdPaths=yes` (cgroup.conf(5)); NODE where several slurmd run on
 //! one machine. The slice is the administrator's choice.
 
-use super::SlurmJob;
-use super::path::is_number;
+use super::{SlurmJob, is_number};
 
 /// The longest name of a step that is taken for one.
 const STEP_BYTES: usize = 32;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::allocators::pytorch::Certainty;
-use crate::words::{GpuUuid, Name};
+use crate::words::{GpuUuid, Name, json};
 
 /// The caching allocator of one device of a process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,12 +21,15 @@ pub struct AllocatorView {
     /// What it keeps of that for later: reserved less allocated.
     pub cached_bytes: Option<u64>,
     /// The most it kept so at a report since the watch began, or since `peaks_begun_ns`.
+    #[serde(serialize_with = "json::apart")]
     pub peak_cached_bytes: u64,
     /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` where those of `statistics` are the program's own.
+    #[serde(serialize_with = "json::apart")]
     pub peaks_begun_ns: Option<u64>,
     /// What the program has from before the watch.
     pub preexisting_bytes: Option<u64>,
     /// Bytes of the program's blocks that are known one by one: all, where this equals `allocated_bytes`.
+    #[serde(serialize_with = "json::apart")]
     pub known_block_bytes: u64,
     /// What was rounded up of blocks in use.
     pub rounding_bytes: Option<u64>,
@@ -35,8 +38,10 @@ pub struct AllocatorView {
     /// Rounding and inactive splits.
     pub waste_bytes: Option<u64>,
     /// Allocations since the watch began that came out of the cache.
+    #[serde(serialize_with = "json::apart")]
     pub cache_hits: u64,
     /// Those for which the allocator went to the driver.
+    #[serde(serialize_with = "json::apart")]
     pub cache_misses: u64,
     /// Hits of both, 0 to 1.
     pub hit_rate: Option<f64>,
@@ -46,12 +51,15 @@ pub struct AllocatorView {
     /// Where its numbers count from: `start`, `readout` (its own numbers were read) or `unknown`.
     pub counted_from: Name,
     /// When its own numbers were last read: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::apart")]
     pub readout_ns: Option<u64>,
     /// How often what was followed was not what it reported itself.
     pub out_of_step: u64,
     /// How often its own numbers were read and were not what they should be.
+    #[serde(serialize_with = "json::apart")]
     pub refused_readouts: u64,
     /// The fields of `torch.cuda.memory_stats()`, by PyTorch's keys.
+    #[serde(serialize_with = "json::apart")]
     pub statistics: BTreeMap<Name, StatisticView>,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{GpuUuid, Name};
+use crate::words::{GpuUuid, Name, json};
 
 /// A `tsl::BFCAllocator` in a device's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,7 @@ pub struct ArenaView {
     /// The most of that.
     pub peak_bytes_in_use: Option<u64>,
     /// Its largest chunk so far; `None` where an earlier one may have been larger.
+    #[serde(serialize_with = "json::largest_alloc_size")]
     pub largest_alloc_bytes: Option<u64>,
     /// What it has of the driver, as far as its chunks have shown.
     pub pool_bytes: u64,

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::owner::Owner;
 use crate::snapshot::{GpuView, ProcessGpuView, ProcessView, Snapshot};
-use crate::words::{GpuUuid, sum_of_known};
+use crate::words::{GpuUuid, json, sum_of_known};
 
 /// What the rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +24,12 @@ pub enum By {
 }
 
 /// Processes of one owner.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Group<'a> {
     /// The owner's id; `None` for processes without such an owner, and where the rows are GPUs.
     pub id: Option<String>,
     /// One of them that shows whose they are; `None` for processes without such an owner.
+    #[serde(skip)]
     pub owner: Option<&'a ProcessView>,
     /// By GPU, unknown ones last.
     pub gpus: Vec<GroupGpu>,
@@ -37,7 +40,7 @@ pub struct Group<'a> {
 }
 
 /// A group on one GPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GroupGpu {
     /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
@@ -46,6 +49,7 @@ pub struct GroupGpu {
     /// NVML's bytes for them; `None` where it says of none of them.
     pub used_bytes: Option<u64>,
     /// Requested bytes of live memory.
+    #[serde(serialize_with = "json::driver_allocated_bytes")]
     pub live_bytes: u64,
     /// What the group is charged with: NVML's bytes, and live bytes of processes that it does not list. These add up.
     pub charged_bytes: u64,
@@ -60,7 +64,7 @@ pub struct GroupGpu {
 }
 
 /// What of a GPU's used bytes is charged to none of the groups: the driver's own, other users' processes, and the ones that were not chosen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rest {
     /// The GPU.
     pub uuid: GpuUuid,

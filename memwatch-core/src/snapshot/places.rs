@@ -8,7 +8,7 @@ use super::allocators::AllocatorView;
 use super::arenas::ArenaView;
 use crate::allocators::names::HeldAs;
 use crate::allocators::sampling::Estimate;
-use crate::words::{GpuUuid, Name};
+use crate::words::{GpuUuid, Name, json};
 
 /// What memwatch knows of a process's PyTorch.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,6 +43,7 @@ pub struct WindowsView {
     /// How many more were not counted, since events of them were lost.
     pub discarded: u64,
     /// How long they were in all, nanoseconds.
+    #[serde(serialize_with = "json::all_seconds")]
     pub open_ns: u64,
 }
 
@@ -56,8 +57,10 @@ pub struct PlacesView {
     /// Nodes of the backward graph that several threads may have made: their layer is not known.
     pub ambiguous_nodes: u64,
     /// By device of the process.
+    #[serde(serialize_with = "json::apart")]
     pub devices: Vec<DevicePlacesView>,
     /// The last allocations that PyTorch could not make, oldest first.
+    #[serde(serialize_with = "json::apart")]
     pub refusals: Vec<RefusalView>,
 }
 
@@ -73,18 +76,25 @@ pub struct DevicePlacesView {
     /// What of that is in no place, since events were lost; negative where frees were.
     pub unplaced_bytes: i64,
     /// All places together.
+    #[serde(serialize_with = "json::apart")]
     pub total: SumView,
     /// By stage.
+    #[serde(serialize_with = "json::apart")]
     pub stages: Vec<StageView>,
     /// By layer, those with most live bytes first.
+    #[serde(serialize_with = "json::apart")]
     pub layers: Vec<LayerView>,
     /// By line, likewise.
+    #[serde(serialize_with = "json::apart")]
     pub sites: Vec<SiteView>,
     /// By range that the program opened, likewise.
+    #[serde(serialize_with = "json::apart")]
     pub phases: Vec<PhaseView>,
     /// The stacks with most live bytes.
+    #[serde(serialize_with = "json::apart")]
     pub stacks: Vec<StackView>,
     /// Large blocks, largest first.
+    #[serde(serialize_with = "json::apart")]
     pub large: Vec<LargeView>,
 }
 
@@ -92,6 +102,7 @@ pub struct DevicePlacesView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SumView {
     /// Bytes of its live blocks.
+    #[serde(serialize_with = "json::apart")]
     pub live_bytes: u64,
     /// The most there were; of a row for the rest at most this.
     pub peak_bytes: u64,
@@ -104,13 +115,17 @@ pub struct SumView {
     /// How many of them were freed.
     pub frees: u64,
     /// How long those had lived on average, nanoseconds; `None` where none was freed.
+    #[serde(serialize_with = "json::seconds")]
     pub mean_lifetime_ns: Option<u64>,
     /// And the longest.
+    #[serde(serialize_with = "json::seconds")]
     pub longest_lifetime_ns: Option<u64>,
     /// What all its blocks have come to, by the windows in which it was traced, or by those of its small blocks that were drawn; `None` where all of
     /// it is traced, and every block has a stack.
+    #[serde(serialize_with = "json::apart")]
     pub sampled: Option<Estimate>,
     /// What its live blocks come to, by those of its small ones that were drawn; likewise.
+    #[serde(serialize_with = "json::apart")]
     pub sampled_live: Option<Estimate>,
 }
 
@@ -124,6 +139,7 @@ pub struct StageView {
     /// Allocated while a CUDA graph was captured.
     pub captured: bool,
     /// What it has.
+    #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
@@ -139,11 +155,13 @@ pub struct LayerView {
     /// The module's class.
     pub class: Option<String>,
     /// What it has.
+    #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
     /// The same by stage; stages without any are left out.
     pub stages: BTreeMap<Name, StageBytesView>,
     /// How long threads were at work for it by the host's clock, nanoseconds: from its allocations to the thread's next, within a stage of a step.
     /// `None` where it has no such time.
+    #[serde(serialize_with = "json::seconds")]
     pub host_duration_ns: Option<u64>,
     /// What was rounded up of its live blocks; `None` where what was asked for is not known of all of them.
     pub rounding_bytes: Option<u64>,
@@ -178,6 +196,7 @@ pub struct SiteView {
     /// Of what is pre-existing: what it is by the process's memory; `None` where that does not say it.
     pub held: Option<HeldAs>,
     /// What it has.
+    #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
@@ -189,6 +208,7 @@ pub struct PhaseView {
     /// Its name.
     pub name: Option<String>,
     /// What it has.
+    #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
@@ -231,6 +251,7 @@ pub struct StackView {
     /// have the same, of which the first, the second, the fourth and so on of each thread are looked at.
     pub native: Option<NativeView>,
     /// What it has; of one that ran in several stages, `peak_bytes` is at most this.
+    #[serde(serialize_with = "json::apart")]
     pub sum: SumView,
 }
 
@@ -287,8 +308,10 @@ pub struct LargeView {
     /// Its size.
     pub bytes: u64,
     /// Since when it is there: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub granted_ns: u64,
     /// Whose it is.
+    #[serde(serialize_with = "json::apart")]
     pub whose: WhoseView,
 }
 
@@ -298,10 +321,13 @@ pub struct RefusalView {
     /// The process's own number of the device.
     pub device: i32,
     /// What was wanted.
+    #[serde(serialize_with = "json::requested_bytes")]
     pub wanted_bytes: u64,
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// Whose it would have been.
+    #[serde(serialize_with = "json::apart")]
     pub whose: WhoseView,
 }
 

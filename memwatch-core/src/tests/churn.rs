@@ -1,7 +1,7 @@
 //! How memory comes and goes.
 
 use super::*;
-use crate::features::churn::view::{ClassView, FlowView};
+use crate::features::churn::view::{FlowView, SizeView};
 
 fn flows(story: impl Fn(&mut Watch)) -> Vec<FlowView> {
     let mut pipeline = Pipeline::new(true);
@@ -39,8 +39,8 @@ fn sizes_and_lifetimes_fall_into_classes_that_have_everything() {
         watch.ticks(2).calls([mem_free(0xa0).process(7), mem_free(0xdead).process(7)]);
     });
     let device = reported.iter().find(|flow| flow.kind == "device").expect("it allocated");
-    assert_eq!(device.sizes, [ClassView { from: 64, below: Some(128), count: 2, bytes: 227 }]);
-    let lived: Vec<u64> = device.lifetimes.iter().map(|class| class.count).collect();
+    assert_eq!(device.sizes, [SizeView { from_bytes: 64, below_bytes: Some(128), allocations: 2, bytes: 227 }]);
+    let lived: Vec<u64> = device.lifetimes.iter().map(|class| class.frees).collect();
     assert_eq!(lived, [0, 0, 0, 0, 1, 0, 0]);
     assert_eq!((device.older_frees, device.frees), (1, 1));
     assert!(reported.iter().any(|flow| flow.kind == "pinned" && flow.mean_lifetime_ns.is_none()), "{reported:#?}");

@@ -98,6 +98,18 @@ fn is_object(memory: &impl Memory, object: u64) -> bool {
     checked() == Some(true)
 }
 
+/// A list of addresses, linked at `next`, to its end or to where it cannot be read.
+pub(super) fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Vec<u64> {
+    let mut found = Vec::new();
+    let mut address = first;
+    while address != 0 && found.len() < most {
+        let Some(behind) = at(address, next).and_then(|at| memory.u64(at)) else { break };
+        found.push(address);
+        address = behind;
+    }
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;

@@ -1,6 +1,7 @@
 //! The variables of frames: of the frames that threads run, and of what generators and frame objects keep.
 
 use super::classes::{Kind, tuple_items};
+use super::collector::list;
 use super::edges::{Edge, Label};
 use super::heap::Heap;
 use super::layout::{Layout, SIZE, TYPE};
@@ -20,18 +21,6 @@ const OBJECT_FRAME: u32 = 24;
 const GENERATOR_HEAD: u32 = 56;
 /// The state of a generator's frame stands so many bytes before it, from 3.11 on; above 0 it has ended (`FRAME_COMPLETED`).
 const STATE_BEFORE_FRAME: u64 = 5;
-
-/// A list of addresses, linked at `next`, to its end or to where it cannot be read.
-pub(super) fn list(memory: &impl Memory, first: u64, next: u32, most: usize) -> Vec<u64> {
-    let mut found = Vec::new();
-    let mut address = first;
-    while address != 0 && found.len() < most {
-        let Some(behind) = at(address, next).and_then(|at| memory.u64(at)) else { break };
-        found.push(address);
-        address = behind;
-    }
-    found
-}
 
 /// The file of a code object without its folders, and its function.
 pub(super) fn place_of(heap: &Heap<'_, impl Memory>, code: u64) -> Option<String> {

@@ -8,7 +8,6 @@ use foldhash::fast::FixedState;
 
 use super::classes::{Class, Classes};
 use super::collector::{self, LINK, LINKS_BYTES};
-use super::frames;
 use super::layout::Layout;
 use super::objects::Objects;
 use crate::memory::{Memory, SEARCH_SPENT, at};
@@ -36,7 +35,7 @@ impl<'a, M: Memory> Heap<'a, M> {
     /// Follows the collector's lists, to so many objects at most; `None` where there are no such lists.
     pub fn read(memory: &'a M, layout: &'a Layout, most_objects: usize) -> Option<Self> {
         let objects = Objects { memory, layout };
-        let interpreters = frames::list(
+        let interpreters = collector::list(
             memory,
             memory.u64(layout.walk.interpreters_head)?,
             layout.walk.interpreter_next,

@@ -1,7 +1,5 @@
 //! `memwatch help advanced`: options that few need. Its text is the command's help, which `cli::help` writes from the table.
 
-use clap::CommandFactory as _;
-
 use crate::cli::Args;
 use crate::exit::{Exit, Failure};
 use crate::options::{Checked, Common};
@@ -22,7 +20,7 @@ impl Checked for Advanced {}
     reason = "all rows of the table of commands are alike"
 )]
 pub(crate) fn run(_args: &Advanced, _common: &Common) -> Result<Exit, Failure> {
-    let mut definition = crate::cli::help::dressed(Args::command());
+    let mut definition = Args::definition();
     let page = definition.find_subcommand_mut("advanced").map(|page| page.render_help().to_string());
     print!("{}", page.unwrap_or_default());
     Ok(Exit::Ok)

@@ -185,16 +185,16 @@ impl Diagnosis {
         let limits = self.checks.iter().filter(|check| check.state == State::Degraded).count();
         let limits = match limits {
             0 => String::new(),
-            limits => format!(" ({} above)", library::count(limits, "limit")),
+            limits => format!(" ({} above)", check::count(limits, "limit")),
         };
         let functions: usize = self.libraries.usable().map(|file| file.functions.len()).sum();
         if functions == 0 {
             return format!("ready, but there is no libcuda: nothing to watch yet{limits}");
         }
-        let files = library::count(self.libraries.usable().count(), "library file");
+        let files = check::count(self.libraries.usable().count(), "library file");
         let gpus =
-            self.nvml.as_ref().map_or_else(|_| "no NVML".to_owned(), |report| library::count(report.gpus.len(), "GPU"));
-        format!("ready: {} in {files}, {gpus}{limits}", library::count(functions, "function"))
+            self.nvml.as_ref().map_or_else(|_| "no NVML".to_owned(), |report| check::count(report.gpus.len(), "GPU"));
+        format!("ready: {} in {files}, {gpus}{limits}", check::count(functions, "function"))
     }
 }
 

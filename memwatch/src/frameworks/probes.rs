@@ -16,7 +16,7 @@ use memwatch_common::tensor::ONLY_LISTED;
 
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::clock;
-use crate::sources::kernel::attach::chain;
+use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
 
 pub(crate) use count::{begin_count, counted, forget_count};

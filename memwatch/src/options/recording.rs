@@ -30,9 +30,6 @@ pub(crate) enum Keep {
     Newest,
 }
 
-/// The least that keeps anything of the newest.
-pub(crate) const LEAST_RING_BYTES: u64 = 1 << 20;
-
 impl TapeArgs {
     /// Whether it goes on at its limit.
     ///
@@ -40,7 +37,7 @@ impl TapeArgs {
     /// When there is too little room for that.
     pub(crate) fn keeps_newest(&self) -> Result<bool, String> {
         match (self.keep, self.max_size) {
-            (Keep::Newest, Some(bytes)) if bytes < LEAST_RING_BYTES => {
+            (Keep::Newest, Some(bytes)) if bytes < values::LEAST_RING_BYTES => {
                 Err("--keep newest needs a --max-size of 1M or more: all that is known has to fit several times"
                     .to_owned())
             }

@@ -6,8 +6,6 @@ use std::time::Duration;
 use memwatch_core::features::simulate::model::Settings;
 use memwatch_core::words::Tgid;
 
-use super::recording::LEAST_RING_BYTES;
-
 /// Faster refreshes cost more than they show.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 /// Longer times are typing errors, and keep clear of the clock's end.
@@ -17,6 +15,9 @@ const TIME_UNITS: [(&str, f64); 6] =
     [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3_600.0), ("d", 86_400.0), ("", 1.0)];
 /// Units of a size in bytes.
 const SIZE_UNITS: [(&str, u64); 4] = [("K", 1 << 10), ("M", 1 << 20), ("G", 1 << 30), ("", 1)];
+
+/// The least that keeps anything of the newest.
+pub(crate) const LEAST_RING_BYTES: u64 = 1 << 20;
 
 /// A process id: what `/proc` has a directory for.
 ///

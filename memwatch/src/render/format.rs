@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use ratatui::text::Span;
 
 pub(crate) use crate::printable::printable;
-pub(crate) use crate::render::units::bytes;
+pub(crate) use crate::render::units::{bytes, count, ratio};
 
 /// What stands for a number that is not known.
 pub(crate) const UNKNOWN: &str = "-";
@@ -33,19 +33,6 @@ pub(crate) fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> Stri
     value.map_or_else(|| UNKNOWN.to_owned(), text)
 }
 
-/// `1,234,567`.
-pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Events per second: `0`, `0.4`, `812`, `12.3k`.
 pub(crate) fn rate(per_second: f64) -> String {
     match per_second {
@@ -57,11 +44,6 @@ pub(crate) fn rate(per_second: f64) -> String {
         rate if rate < 999_950.0 => format!("{:.1}k", rate / 1e3),
         rate => format!("{:.1}M", rate / 1e6),
     }
-}
-
-/// `part` of `whole`, 0 to 1 and beyond; nothing of nothing is 0.
-pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { lossy(part) / lossy(whole) }
 }
 
 /// `99.4 %`.
@@ -142,12 +124,6 @@ fn hang(text: &str) -> usize {
     let Some(gap) = text[begin..].find("  ").map(|at| begin + at).filter(|gap| *gap <= EARLY) else { return begin + 4 };
     let rest = &text[gap..];
     gap + (rest.len() - rest.trim_start().len())
-}
-
-/// A whole number as a float: the screen shows three digits of it.
-#[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
-const fn lossy(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

@@ -2,11 +2,10 @@
 //!
 //! Unknown is `null`, never 0. Bytes are integers, times are RFC 3339 in UTC.
 //!
-//! A view stands in it as it is where it has no times. One that has them is of another form here: views keep nanoseconds of the kernel's clock,
-//! which the agent's protocol and keyframes carry exactly, and only a reader's clock makes dates and seconds of them.
+//! A view stands in it as its fields say ([`form`]). What has a struct of its own here has more than a view, or the view's parts in another shape.
 
+pub(crate) mod form;
 pub(crate) mod groups;
-mod level;
 pub(crate) mod overhead;
 pub(crate) mod places;
 pub(crate) mod stats;
@@ -15,21 +14,18 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memwatch_common::loss::Loss;
-use memwatch_core::input::{Coverage, MigFacts, NvmlState, Sensors};
+use memwatch_core::input::{Coverage, NvmlState, Sensors};
 use memwatch_core::owner::{CgroupMemory, Owner, Promise};
 use memwatch_core::snapshot::groups::By;
-use memwatch_core::snapshot::{
-    ContextLimits, FailureView, GpuView, HiddenView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
-    Snapshot,
-};
-use memwatch_core::words::Name;
+use memwatch_core::snapshot::{FailureView, GpuView, HiddenView, KindView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::words::{Name, json};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-use self::groups::GroupsJson;
-use self::level::LevelJson;
-use self::overhead::OverheadJson;
-use self::stats::TensorJson;
+use self::form::Formed;
+use self::groups::Groups;
+use self::overhead::Overhead;
+use self::stats::Tensor;
 use super::wall_clock::WallClock;
 use crate::backends::backend;
 use crate::printable::write_json;
@@ -75,7 +71,7 @@ pub(crate) struct Origin<'a> {
 /// # Errors
 /// What `out` answers.
 pub(crate) fn write(out: &mut impl io::Write, report: Report, snapshot: &Snapshot, origin: Origin) -> io::Result<()> {
-    write_report(out, report.schema(), data(report, snapshot, origin.clock), snapshot, origin)
+    write_report(out, report.schema(), data(report, snapshot), snapshot, origin)
 }
 
 pub(crate) fn write_report(
@@ -85,7 +81,7 @@ pub(crate) fn write_report(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_json(out, &envelope(schema, data, snapshot, origin))?;
+    write_json(out, &Formed::new(&envelope(schema, data, snapshot, origin.host), origin.clock))?;
     out.write_all(b"\n")?;
     out.flush()
 }
@@ -95,12 +91,14 @@ struct Envelope<'a, D> {
     schema: &'static str,
     version: &'static str,
     host: &'a str,
-    time: String,
-    attached_time: String,
+    #[serde(serialize_with = "json::date")]
+    time_ns: u64,
+    #[serde(serialize_with = "json::attached_time")]
+    attached_ns: u64,
     from_agent: bool,
     complete: bool,
     losses: Losses<'a>,
-    coverage: CoverageJson<'a>,
+    coverage: Covered<'a>,
     data: D,
 }
 
@@ -118,7 +116,7 @@ impl Serialize for Losses<'_> {
 }
 
 #[derive(Serialize)]
-struct CoverageJson<'a> {
+struct Covered<'a> {
     #[serde(flatten)]
     coverage: &'a Coverage,
     nvml: &'static str,
@@ -127,94 +125,49 @@ struct CoverageJson<'a> {
 
 #[derive(Serialize)]
 pub(crate) struct Data<'a> {
-    gpus: Vec<GpuJson<'a>>,
-    processes: Vec<ProcessJson<'a>>,
+    gpus: Vec<Gpu<'a>>,
+    processes: Vec<Process<'a>>,
     hidden: Option<&'a HiddenView>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     promised: &'a [Promise],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     cgroup_memory: &'a [CgroupMemory],
     #[serde(flatten)]
-    groups: Option<GroupsJson<'a>>,
+    groups: Option<Groups<'a>>,
 }
 
 #[derive(Serialize)]
-struct GpuJson<'a> {
-    uuid: &'a str,
-    nvml_index: u32,
-    name: &'a str,
-    pci_bus_id: Option<&'a str>,
-    mig: Option<&'a MigFacts>,
-    total_bytes: Option<u64>,
-    used_bytes: Option<u64>,
-    #[serde(rename = "driver_allocated_bytes")]
-    live_bytes: u64,
-    attributed_bytes: u64,
-    unattributed_bytes: Option<i64>,
-    context_bytes: Option<u64>,
-    unwatched_processes: Option<u64>,
-    unwatched_bytes: Option<u64>,
+struct Gpu<'a> {
+    #[serde(flatten)]
+    view: &'a GpuView,
     #[serde(skip_serializing_if = "Option::is_none")]
     sensors: Option<Sensors>,
-    sampled_time: String,
 }
 
 #[derive(Serialize)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a field of the JSON contract with a meaning of its own")]
-struct ProcessJson<'a> {
-    #[serde(rename = "pid")]
-    tgid: u32,
-    start_time: Option<String>,
-    comm: &'a str,
-    command: &'a str,
-    user: Option<&'a str>,
-    uid: Option<u32>,
-    inner_pid: Option<u32>,
+struct Process<'a> {
+    #[serde(flatten)]
+    view: &'a ProcessView,
     #[serde(flatten)]
     owner: &'a Owner,
-    target: bool,
-    mps_client: bool,
-    observed_since: String,
-    from_start: bool,
-    exact: bool,
-    losses: &'a BTreeMap<Name, u64>,
-    anchored: Option<String>,
-    peaks_since: Option<String>,
-    ended: Option<String>,
-    gpus: Vec<ProcessGpuJson<'a>>,
-    host: &'a HostView,
-    checkpointed: bool,
-    imports: &'a [ImportView],
-    aliases: u64,
-    reservation_bytes: u64,
-    modules: u64,
-    context_limits: &'a ContextLimits,
-    allocations_per_second: Option<f64>,
-    frees_per_second: Option<f64>,
-    unknown_frees: u64,
-    implicit_frees: u64,
-    failures: Vec<FailureJson<'a>>,
-    overhead: Option<OverheadJson>,
-    tensor_level: Option<LevelJson>,
-    tensor: Option<TensorJson<'a>>,
+    gpus: Vec<ProcessGpu<'a>>,
+    failures: Vec<Failure<'a>>,
+    overhead: Option<Overhead<'a>>,
+    tensor: Option<Tensor<'a>>,
 }
 
 #[derive(Serialize)]
-struct ProcessGpuJson<'a> {
-    uuid: Option<&'a str>,
-    used_bytes: Option<u64>,
-    #[serde(rename = "driver_allocated_bytes")]
-    live_bytes: u64,
-    checkpointed_bytes: Option<u64>,
-    peak_bytes: u64,
-    preexisting_bytes: Option<u64>,
-    preexisting_includes_context: bool,
-    attributed_bytes: u64,
-    unattributed_bytes: Option<i64>,
-    allocations: u64,
-    frees: u64,
-    failed_allocations: u64,
+struct ProcessGpu<'a> {
+    #[serde(flatten)]
+    view: &'a ProcessGpuView,
     kinds: Kinds<'a>,
+}
+
+#[derive(Serialize)]
+struct Failure<'a> {
+    #[serde(flatten)]
+    view: &'a FailureView,
+    error: Option<&'static str>,
 }
 
 /// Every kind of [`KINDS`], `{}` where it was never seen.
@@ -225,18 +178,18 @@ impl Serialize for Kinds<'_> {
         let others = self.0.keys().map(AsRef::as_ref).filter(|name| !KINDS.contains(name));
         let mut map = serializer.serialize_map(None)?;
         for name in KINDS.into_iter().chain(others) {
-            map.serialize_entry(name, &KindJson { view: self.0.get(name), is_pool: name == "pool" })?;
+            map.serialize_entry(name, &OfKind { view: self.0.get(name), is_pool: name == "pool" })?;
         }
         map.end()
     }
 }
 
-struct KindJson<'a> {
+struct OfKind<'a> {
     view: Option<&'a KindView>,
     is_pool: bool,
 }
 
-impl Serialize for KindJson<'_> {
+impl Serialize for OfKind<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         if let Some(view) = self.view {
@@ -257,18 +210,7 @@ impl Serialize for KindJson<'_> {
     }
 }
 
-#[derive(Serialize)]
-struct FailureJson<'a> {
-    time: String,
-    symbol: &'a str,
-    requested_bytes: u64,
-    status: i32,
-    error: Option<&'static str>,
-    uuid: Option<&'a str>,
-}
-
-fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, origin: Origin<'a>) -> Envelope<'a, D> {
-    let clock = origin.clock;
+fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, host: &'a str) -> Envelope<'a, D> {
     let (nvml, nvml_reason) = match &snapshot.nvml {
         NvmlState::Ok => ("ok", None),
         NvmlState::Starting => ("starting", None),
@@ -277,22 +219,25 @@ fn envelope<'a, D>(schema: &'static str, data: D, snapshot: &'a Snapshot, origin
     Envelope {
         schema,
         version: env!("CARGO_PKG_VERSION"),
-        host: origin.host,
-        time: clock.rfc3339(snapshot.time_ns),
-        attached_time: clock.rfc3339(snapshot.attached_ns),
+        host,
+        time_ns: snapshot.time_ns,
+        attached_ns: snapshot.attached_ns,
         from_agent: snapshot.from_agent,
         complete: snapshot.complete,
         losses: Losses(&snapshot.losses),
-        coverage: CoverageJson { coverage: &snapshot.coverage, nvml, nvml_reason },
+        coverage: Covered { coverage: &snapshot.coverage, nvml, nvml_reason },
         data,
     }
 }
 
-pub(crate) fn data<'a>(report: Report, snapshot: &'a Snapshot, clock: &WallClock) -> Data<'a> {
+pub(crate) fn data(report: Report, snapshot: &Snapshot) -> Data<'_> {
     let by = if let Report::Ps(by) = report { by } else { None };
+    // What a recording has not stands in no report that is also made of one.
+    let is_of_now = matches!(report, Report::Ps(_) | Report::Watch);
+    let gpu = |view| Gpu { view, sensors: is_of_now.then_some(view.sensors) };
     Data {
-        gpus: snapshot.gpus.iter().map(|gpu| gpu_json(report, gpu, clock)).collect(),
-        processes: snapshot.processes.iter().map(|process| process_json(process, clock)).collect(),
+        gpus: snapshot.gpus.iter().map(gpu).collect(),
+        processes: snapshot.processes.iter().map(process).collect(),
         hidden: snapshot.hidden.as_ref(),
         promised: &snapshot.promised,
         cgroup_memory: &snapshot.cgroup_memory,
@@ -300,94 +245,19 @@ pub(crate) fn data<'a>(report: Report, snapshot: &'a Snapshot, clock: &WallClock
     }
 }
 
-fn gpu_json<'a>(report: Report, gpu: &'a GpuView, clock: &WallClock) -> GpuJson<'a> {
-    // What a recording has not stands in no report that is also made of one.
-    let is_of_now = matches!(report, Report::Ps(_) | Report::Watch);
-    GpuJson {
-        uuid: gpu.uuid.as_str(),
-        nvml_index: gpu.nvml_index,
-        name: &gpu.name,
-        pci_bus_id: gpu.pci_bus_id.as_deref(),
-        mig: gpu.mig.as_ref(),
-        total_bytes: gpu.total_bytes,
-        used_bytes: gpu.used_bytes,
-        live_bytes: gpu.live_bytes,
-        attributed_bytes: gpu.attributed_bytes,
-        unattributed_bytes: gpu.unattributed_bytes,
-        context_bytes: gpu.context_bytes,
-        unwatched_processes: gpu.unwatched_processes,
-        unwatched_bytes: gpu.unwatched_bytes,
-        sensors: is_of_now.then_some(gpu.sensors),
-        sampled_time: clock.rfc3339(gpu.sampled_ns),
+fn process(view: &ProcessView) -> Process<'_> {
+    Process {
+        view,
+        owner: &view.owner,
+        gpus: view.gpus.iter().map(|view| ProcessGpu { view, kinds: Kinds(&view.kinds) }).collect(),
+        failures: view.failures.iter().map(failure).collect(),
+        overhead: overhead::of(view),
+        tensor: view.tensors.as_deref().map(stats::tensor),
     }
 }
 
-fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<'a> {
-    let time = |time_ns| clock.rfc3339(time_ns);
-    ProcessJson {
-        tgid: process.tgid.0,
-        start_time: process.start_ns.map(time),
-        comm: &process.comm,
-        command: &process.command,
-        user: process.user.as_deref(),
-        uid: process.uid,
-        inner_pid: process.inner_tgid,
-        owner: &process.owner,
-        target: process.target,
-        mps_client: process.mps_client,
-        observed_since: time(process.observed_since_ns),
-        from_start: process.from_start,
-        exact: process.exact,
-        losses: &process.losses,
-        anchored: process.anchored_ns.map(time),
-        peaks_since: process.peaks_begun_ns.map(time),
-        ended: process.ended_ns.map(time),
-        gpus: process.gpus.iter().map(process_gpu_json).collect(),
-        host: &process.host,
-        checkpointed: process.checkpointed,
-        imports: &process.imports,
-        aliases: process.aliases,
-        reservation_bytes: process.reservation_bytes,
-        modules: process.modules,
-        context_limits: &process.context_limits,
-        allocations_per_second: process.allocations_per_second,
-        frees_per_second: process.frees_per_second,
-        unknown_frees: process.unknown_frees,
-        implicit_frees: process.implicit_frees,
-        failures: process.failures.iter().map(|failure| failure_json(failure, clock)).collect(),
-        overhead: process.overhead.as_ref().map(overhead::json),
-        tensor_level: process.level.as_ref().map(|choice| level::json(choice, clock.rfc3339(choice.time_ns))),
-        tensor: process.tensors.as_deref().map(stats::tensor),
-    }
-}
-
-fn process_gpu_json(gpu: &ProcessGpuView) -> ProcessGpuJson<'_> {
-    ProcessGpuJson {
-        uuid: gpu.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),
-        used_bytes: gpu.used_bytes,
-        live_bytes: gpu.live_bytes,
-        checkpointed_bytes: gpu.checkpointed_bytes,
-        peak_bytes: gpu.peak_bytes,
-        preexisting_bytes: gpu.preexisting_bytes,
-        preexisting_includes_context: gpu.preexisting_includes_context,
-        attributed_bytes: gpu.attributed_bytes,
-        unattributed_bytes: gpu.unattributed_bytes,
-        allocations: gpu.allocations,
-        frees: gpu.frees,
-        failed_allocations: gpu.failed_allocations,
-        kinds: Kinds(&gpu.kinds),
-    }
-}
-
-fn failure_json<'a>(failure: &'a FailureView, clock: &WallClock) -> FailureJson<'a> {
-    FailureJson {
-        time: clock.rfc3339(failure.time_ns),
-        symbol: &failure.symbol,
-        requested_bytes: failure.requested_bytes,
-        status: failure.status,
-        error: backend().error_name(failure.status),
-        uuid: failure.uuid.as_ref().map(memwatch_core::words::GpuUuid::as_str),
-    }
+fn failure(view: &FailureView) -> Failure<'_> {
+    Failure { view, error: backend().error_name(view.status) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::sync::OnceLock;
 
 use crate::options::Units;
-use crate::render::format::{count, ratio};
 
 /// Units of [`Units::Binary`], each 1024 times the one before.
 const BINARY: Scale = Scale { factor: 1 << 10, names: ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] };
@@ -63,6 +62,30 @@ const fn decimals(unit: usize) -> usize {
 fn is_full(value: f64, unit: usize, factor: u64) -> bool {
     let half = if decimals(unit) == 1 { 0.05 } else { 0.005 };
     value + half >= ratio(factor, 1)
+}
+
+/// `1,234,567`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `part` of `whole`, 0 to 1 and beyond; nothing of nothing is 0.
+pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { lossy(part) / lossy(whole) }
+}
+
+/// A whole number as a float: the screen shows three digits of it.
+#[allow(clippy::cast_precision_loss, reason = "the screen shows three digits")]
+const fn lossy(number: u64) -> f64 {
+    number as f64
 }
 
 #[cfg(test)]

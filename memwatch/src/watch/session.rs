@@ -17,7 +17,6 @@ pub(crate) mod recording;
 mod rest;
 pub(crate) mod tensors;
 mod turn;
-mod windows;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

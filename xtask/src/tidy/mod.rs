@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: the house rules that neither rustc nor clippy can check.
 
+mod circles;
 mod imports;
 mod mask;
 mod plain;
@@ -19,8 +20,28 @@ struct Rule {
     name: &'static str,
     /// What to do about a finding.
     fix: &'static str,
-    /// Finds the violations in one file: the line, and what is wrong there.
-    find: fn(&Source) -> Vec<Violation>,
+    /// How violations are found.
+    find: Find,
+}
+
+/// Finds violations.
+enum Find {
+    /// In one file, whatever stands in others.
+    InFile(fn(&Source) -> Vec<Violation>),
+    /// In all files together, each with its place in the list.
+    InTree(fn(&[Source]) -> Vec<(usize, Violation)>),
+}
+
+impl Find {
+    fn violations(&self, sources: &[Source]) -> Vec<(usize, Violation)> {
+        let all = sources.iter().enumerate();
+        match self {
+            Self::InFile(find) => {
+                all.flat_map(|(index, source)| find(source).into_iter().map(move |one| (index, one))).collect()
+            }
+            Self::InTree(find) => find(sources),
+        }
+    }
 }
 
 /// One violation in a file: the line, numbered from 1, and what is wrong there.
@@ -28,29 +49,50 @@ type Violation = (usize, String);
 
 /// Every rule.
 const RULES: &[Rule] = &[
-    Rule { name: "file-length", fix: "split the file: one room, one job", find: shape::file_length },
-    Rule { name: "function-length", fix: "split the function", find: shape::function_length },
+    Rule { name: "file-length", fix: "split the file: one room, one job", find: Find::InFile(shape::file_length) },
+    Rule { name: "function-length", fix: "split the function", find: Find::InFile(shape::function_length) },
     Rule {
         name: "module-name",
         fix: "name the module after what it holds, or move its parts to where they are used",
-        find: shape::module_name,
+        find: Find::InFile(shape::module_name),
     },
-    Rule { name: "pure", fix: "do it in the memwatch crate and pass the result in as an Input", find: purity::impure },
+    Rule {
+        name: "pure",
+        fix: "do it in the memwatch crate and pass the result in as an Input",
+        find: Find::InFile(purity::impure),
+    },
     Rule {
         name: "direction",
         fix: "move the code to the lowest room that knows all it needs, or pass the thing in",
-        find: purity::direction,
+        find: Find::InFile(purity::direction),
     },
-    Rule { name: "cuda-name", fix: "make it a row of memwatch-common's probe table", find: words::cuda_name },
+    Rule {
+        name: "circle",
+        fix: "move what both need below both: a type or a constant to the file that needs nothing of the others",
+        find: Find::InTree(circles::circles),
+    },
+    Rule {
+        name: "cuda-name",
+        fix: "make it a row of memwatch-common's probe table",
+        find: Find::InFile(words::cuda_name),
+    },
     Rule {
         name: "unwrap",
         fix: "return an error, or expect(\"why it cannot fail\") for an invariant",
-        find: words::unwrap,
+        find: Find::InFile(words::unwrap),
     },
-    Rule { name: "pid", fix: "say tgid or tid; rename a foreign field where it comes in", find: words::process_word },
-    Rule { name: "plain", fix: "say it as PyTorch, NVML, Linux or Prometheus users do", find: plain::unplain },
-    Rule { name: "conflict", fix: "choose one of the two sides", find: shape::conflict },
-    Rule { name: "unfinished", fix: "finish it, or file an issue", find: words::unfinished },
+    Rule {
+        name: "pid",
+        fix: "say tgid or tid; rename a foreign field where it comes in",
+        find: Find::InFile(words::process_word),
+    },
+    Rule {
+        name: "plain",
+        fix: "say it as PyTorch, NVML, Linux or Prometheus users do",
+        find: Find::InFile(plain::unplain),
+    },
+    Rule { name: "conflict", fix: "choose one of the two sides", find: Find::InFile(shape::conflict) },
+    Rule { name: "unfinished", fix: "finish it, or file an issue", find: Find::InFile(words::unfinished) },
 ];
 
 /// A file that may break a rule.
@@ -110,23 +152,19 @@ pub(crate) fn check(repo: &Repo) -> Result<()> {
 
 /// All findings as lines for the terminal, in the order of the files.
 fn findings(sources: &[Source], exceptions: &[Exception]) -> Vec<String> {
-    let mut lines = Vec::new();
+    let mut found = Vec::new();
     let mut is_used = vec![false; exceptions.len()];
-    for source in sources {
-        for rule in RULES {
-            let violations = (rule.find)(source);
-            let exception =
-                exceptions.iter().position(|exception| exception.rule == rule.name && exception.path == source.path);
-            match exception {
-                Some(index) => is_used[index] |= !violations.is_empty(),
-                None => lines.extend(
-                    violations
-                        .into_iter()
-                        .map(|(line, what)| format!("{}:{line}: {what} [{}]: {}", source.path, rule.name, rule.fix)),
-                ),
+    for rule in RULES {
+        for (index, (line, what)) in rule.find.violations(sources) {
+            let path = &sources[index].path;
+            match exceptions.iter().position(|exception| exception.rule == rule.name && exception.path == *path) {
+                Some(exception) => is_used[exception] = true,
+                None => found.push((index, format!("{path}:{line}: {what} [{}]: {}", rule.name, rule.fix))),
             }
         }
     }
+    found.sort_by_key(|(index, _)| *index);
+    let mut lines: Vec<String> = found.into_iter().map(|(_, line)| line).collect();
     for (exception, _) in exceptions.iter().zip(is_used).filter(|(_, used)| !used) {
         lines.push(format!(
             "{}:1: needs no exception from [{}] any more: delete its row",

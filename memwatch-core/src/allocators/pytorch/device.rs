@@ -2,15 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ROUNDING;
 use super::driver::Mapped;
 use super::history::{History, LineAction};
 use super::memory::{BlockState, Cell, Effect, Memory, Segment, unmapped_pool};
-use super::peaks::OwnPeaks;
 use super::pools::Pools;
-use super::readout::Tail;
-use super::statistics::{Family, PoolSize, Scope, Statistics};
-use super::untraced::Sight;
-use super::{ROUNDING, trust::Doubt};
+use super::statistics::{Family, OwnPeaks, PoolSize, Scope, Statistics, Tail};
+use super::trust::{Doubt, Sight};
 use crate::allocators::{Block, BlockChange, Reported};
 use crate::decode::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
 use crate::words::Ordinal;

@@ -6,8 +6,7 @@ use super::device::{Base, DeviceAllocator};
 use super::history::History;
 use super::memory::Memory;
 use super::statistics::{Family, Scope, Stat, Statistics};
-use super::trust::{Doubt, Named, Trust};
-use super::untraced::Sight;
+use super::trust::{Doubt, Named, Sight, Trust};
 use crate::allocators::Reported;
 
 /// The rows of the table of tensor probes for what happens rarely: their events cannot show that they are in place.

@@ -1,22 +1,9 @@
 //! Peaks of an allocator's numbers: the program's own, until memwatch is asked to reset them in its own counters.
 
-use serde::{Deserialize, Serialize};
-
 use super::device::{Base, DeviceAllocator};
-use super::statistics::{Scope, Statistics};
+use super::statistics::{OwnPeaks, Scope, Statistics};
 use super::trust::Doubt;
 use crate::allocators::pytorch::Family;
-
-/// What memwatch knows of peaks that the allocator does not.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct OwnPeaks {
-    /// The most that the allocator kept for later at a report, in bytes.
-    pub cached_bytes: u64,
-    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the program's own.
-    begun_ns: Option<u64>,
-    /// Something may have been higher since, unseen.
-    missed: bool,
-}
 
 impl DeviceAllocator {
     /// Peaks begin again at what is now, in memwatch's counters alone.

@@ -4,11 +4,10 @@
 //! c10/core/CachingDeviceAllocator.h of PyTorch 2.1 to 2.15, where `DeviceStats` begins with nine `StatArray`s of 3 × 4 words.
 
 use memwatch_common::tensor::STATISTICS_WORDS;
-use serde::{Deserialize, Serialize};
 
 use super::device::{Base, DeviceAllocator};
 use super::pools::Pools;
-use super::statistics::{Counters, Family, Scope, Stat, Statistics};
+use super::statistics::{Counters, Family, Scope, Stat, Statistics, Tail};
 use super::trust::Doubt;
 
 /// The words from the beginning of `DeviceStats` on.
@@ -38,19 +37,6 @@ pub(super) struct Readout {
     pub statistics: Statistics,
     /// What stands behind the families, where that could be made out.
     pub tail: Option<Tail>,
-}
-
-/// Counters that not every version has, and the settings among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tail {
-    /// From this size on, blocks are not split: bytes; -1 where all are.
-    pub max_split_size: i64,
-    /// Synchronizations and the driver's calls are counted (since 2.2).
-    pub counts_calls: bool,
-    /// How many private pools bytes are counted of; `None` where they are not counted (before 2.15).
-    pub pools: Option<u64>,
-    /// Allocations refused before they were tried (2.15).
-    pub oom_rejections: Option<i64>,
 }
 
 impl DeviceAllocator {

@@ -205,3 +205,27 @@ impl Statistics {
         what(&mut self.oversize_segments);
     }
 }
+
+/// What memwatch knows of peaks that the allocator does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct OwnPeaks {
+    /// The most that the allocator kept for later at a report, in bytes.
+    pub cached_bytes: u64,
+    /// When peaks began again in memwatch's counters: `CLOCK_BOOTTIME`, nanoseconds; `None` while they are the program's own.
+    pub begun_ns: Option<u64>,
+    /// Something may have been higher since, unseen.
+    pub missed: bool,
+}
+
+/// Counters that not every version has, and the settings among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tail {
+    /// From this size on, blocks are not split: bytes; -1 where all are.
+    pub max_split_size: i64,
+    /// Synchronizations and the driver's calls are counted (since 2.2).
+    pub counts_calls: bool,
+    /// How many private pools bytes are counted of; `None` where they are not counted (before 2.15).
+    pub pools: Option<u64>,
+    /// Allocations refused before they were tried (2.15).
+    pub oom_rejections: Option<i64>,
+}

@@ -140,3 +140,17 @@ impl Trust {
 
 /// A number under PyTorch's key.
 pub type Named = (Cow<'static, str>, Trust);
+
+/// What the events so far have shown that they show.
+#[expect(clippy::struct_excessive_bools, reason = "each is something that was seen or not")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sight {
+    /// Reports: totals may be known from a reading before there is one.
+    pub reports: bool,
+    /// The allocator's trace.
+    pub trace: bool,
+    /// Attempts to get a segment.
+    pub attempts: bool,
+    /// Blocks that go back into their pool.
+    pub block_frees: bool,
+}

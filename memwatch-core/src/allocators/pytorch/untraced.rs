@@ -1,7 +1,5 @@
 //! What an allocator does that traces nothing: what it reports, how blocks go back into their pools, and the driver's calls have to do.
 
-use serde::{Deserialize, Serialize};
-
 use super::PoolSize;
 use super::device::{Base, DeviceAllocator, signed};
 use super::driver::{DriverChange, Mapped};
@@ -10,20 +8,6 @@ use super::statistics::{Family, Scope};
 use super::trust::Doubt;
 use crate::allocators::Reported;
 use crate::decode::StackRef;
-
-/// What the events so far have shown that they show.
-#[expect(clippy::struct_excessive_bools, reason = "each is something that was seen or not")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sight {
-    /// Reports: totals may be known from a reading before there is one.
-    pub reports: bool,
-    /// The allocator's trace.
-    pub trace: bool,
-    /// Attempts to get a segment.
-    pub attempts: bool,
-    /// Blocks that go back into their pool.
-    pub block_frees: bool,
-}
 
 impl DeviceAllocator {
     /// Whether it reports without a trace of its own: before PyTorch 2.4 it does so only while it is recorded.

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 
 use crate::Pipeline;
 use crate::features::churn::model::{Churn, Counts, Flow, LIFETIMES_NS};
-use crate::features::churn::view::{ChurnView, ClassView, FlowView, TemporaryView};
+use crate::features::churn::view::{ChurnView, FlowView, LifetimeView, SizeView, TemporaryView};
 use crate::snapshot::SumView;
 use crate::snapshot::build::places::site_name;
 
@@ -40,22 +40,25 @@ impl Pipeline {
             })
             .collect();
         temporaries.sort_by_key(|one| (Reverse(one.temporary_bytes), Reverse(one.temporary)));
+        let watched_ns = churn.begun_ns().map_or(0, |begun_ns| self.now_ns.saturating_sub(begun_ns));
         Some(ChurnView {
-            watched_ns: churn.begun_ns().map_or(0, |begun_ns| self.now_ns.saturating_sub(begun_ns)),
+            watched_ns,
             temporary_within: churn.within(),
-            kinds: churn.kinds().iter().map(|(flow, counts)| view(*flow, counts)).collect(),
+            kinds: churn.kinds().iter().map(|(flow, counts)| view(*flow, counts, watched_ns)).collect(),
             temporaries,
         })
     }
 }
 
-fn view(flow: Flow, counts: &Counts) -> FlowView {
+#[expect(clippy::cast_precision_loss, reason = "a rate needs no sixteen digits")]
+fn view(flow: Flow, counts: &Counts, watched_ns: u64) -> FlowView {
+    let rate = |number: u64| (watched_ns > 0).then(|| number as f64 / (watched_ns as f64 / 1e9));
     let mean = counts.lifetime_ns.checked_div(u128::from(counts.frees)).and_then(|mean| u64::try_from(mean).ok());
     let sizes = (0_u32..).zip(&counts.sizes).filter(|(_, (count, _))| *count > 0);
-    let size = |(power, (count, bytes)): (u32, &(u64, u64))| ClassView {
-        from: if power == 0 { 0 } else { 1 << power },
-        below: 1_u64.checked_shl(power + 1),
-        count: *count,
+    let size = |(power, (count, bytes)): (u32, &(u64, u64))| SizeView {
+        from_bytes: if power == 0 { 0 } else { 1 << power },
+        below_bytes: 1_u64.checked_shl(power + 1),
+        allocations: *count,
         bytes: *bytes,
     };
     let limits = LIFETIMES_NS.iter().copied();
@@ -66,13 +69,20 @@ fn view(flow: Flow, counts: &Counts) -> FlowView {
         total_bytes: counts.total_bytes,
         frees: counts.frees,
         older_frees: counts.older_frees,
+        allocations_per_second: rate(counts.allocations),
+        bytes_per_second: rate(counts.total_bytes),
         mean_lifetime_ns: mean,
         longest_lifetime_ns: mean.map(|_| counts.longest_ns),
         temporary: counts.temporary.0,
         temporary_bytes: counts.temporary.1,
         sizes: sizes.map(size).collect(),
         lifetimes: lifetimes
-            .map(|((from, below), (count, bytes))| ClassView { from, below, count: *count, bytes: *bytes })
+            .map(|((from_ns, below_ns), (count, bytes))| LifetimeView {
+                from_ns,
+                below_ns,
+                frees: *count,
+                bytes: *bytes,
+            })
             .collect(),
     }
 }

@@ -3,23 +3,25 @@
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::SiteView;
-use crate::words::{Name, Tgid};
+use crate::words::{Name, Tgid, json};
 
 /// Of all that was watched.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChurnView {
     /// For how long there was something to see, nanoseconds: from the first allocation on.
+    #[serde(serialize_with = "json::all_seconds")]
     pub watched_ns: u64,
     /// What is freed before so many more of its kind are allocated in its process is temporary.
     pub temporary_within: u64,
     /// By kind.
     pub kinds: Vec<FlowView>,
     /// Lines with temporary allocations, those with most of them first.
+    #[serde(serialize_with = "json::apart")]
     pub temporaries: Vec<TemporaryView>,
 }
 
 /// One kind of memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowView {
     /// `tensor` for blocks of PyTorch's allocators; of the driver's calls `device`, `pool`, `physical`, `managed`, `array` or `pinned`.
     pub kind: Name,
@@ -31,29 +33,50 @@ pub struct FlowView {
     pub frees: u64,
     /// Frees of what is older than the watch.
     pub older_frees: u64,
+    /// Allocations in a second; `None` where no time has passed.
+    pub allocations_per_second: Option<f64>,
+    /// And their bytes.
+    pub bytes_per_second: Option<f64>,
     /// How long the freed ones had lived on average, nanoseconds; `None` where none was freed.
+    #[serde(serialize_with = "json::seconds")]
     pub mean_lifetime_ns: Option<u64>,
     /// And the longest.
+    #[serde(serialize_with = "json::seconds")]
     pub longest_lifetime_ns: Option<u64>,
     /// How many were temporary.
     pub temporary: u64,
     /// And their bytes.
     pub temporary_bytes: u64,
     /// By size; sizes that never came are left out.
-    pub sizes: Vec<ClassView>,
+    pub sizes: Vec<SizeView>,
     /// By lifetime, of the ones that were freed; all classes.
-    pub lifetimes: Vec<ClassView>,
+    pub lifetimes: Vec<LifetimeView>,
 }
 
-/// Those from one number on and below another.
+/// Allocations of one size up to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClassView {
-    /// From this on: bytes of a size, nanoseconds of a lifetime.
-    pub from: u64,
+pub struct SizeView {
+    /// From this size on.
+    pub from_bytes: u64,
     /// And below this; `None` for all above.
-    pub below: Option<u64>,
+    pub below_bytes: Option<u64>,
     /// How many.
-    pub count: u64,
+    pub allocations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Frees of what had lived from one time up to another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LifetimeView {
+    /// From this on, nanoseconds.
+    #[serde(serialize_with = "json::seconds")]
+    pub from_ns: u64,
+    /// And below this; `None` for all above.
+    #[serde(serialize_with = "json::seconds")]
+    pub below_ns: Option<u64>,
+    /// How many.
+    pub frees: u64,
     /// Their bytes.
     pub bytes: u64,
 }
@@ -62,8 +85,10 @@ pub struct ClassView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemporaryView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// The line.
+    #[serde(serialize_with = "json::apart")]
     pub site: SiteView,
     /// All its allocations.
     pub allocations: u64,
@@ -72,5 +97,6 @@ pub struct TemporaryView {
     /// And their bytes.
     pub temporary_bytes: u64,
     /// How long those lived on average, nanoseconds.
+    #[serde(serialize_with = "json::seconds")]
     pub mean_lifetime_ns: u64,
 }

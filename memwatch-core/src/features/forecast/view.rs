@@ -4,16 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::features::leak::view::LeakView;
 use crate::features::oom::view::CacheView;
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{GpuUuid, Name, Tgid, json};
 
 /// What is to be expected of every GPU, and of every process on it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForecastsView {
     /// At which moment: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// By NVML index.
+    #[serde(serialize_with = "json::apart")]
     pub gpus: Vec<GpuForecastView>,
     /// The nearest end first.
+    #[serde(serialize_with = "json::apart")]
     pub processes: Vec<ProcessForecastView>,
 }
 
@@ -21,14 +24,18 @@ pub struct ForecastsView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForecastChangeView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// The level before, where it has changed; what it is now stands in `gpu`.
+    #[serde(serialize_with = "json::level_before")]
     pub before: Option<Name>,
     /// More is needed than this part of the GPU's memory, in percent, where that was passed.
     pub threshold_percent: Option<f64>,
     /// The GPU as it was then.
+    #[serde(serialize_with = "json::apart")]
     pub gpu: GpuForecastView,
     /// And the processes on it, the nearest end first.
+    #[serde(serialize_with = "json::apart")]
     pub processes: Vec<ProcessForecastView>,
 }
 
@@ -44,6 +51,7 @@ pub struct GpuForecastView {
     /// What is used of it by NVML's last reading, in bytes.
     pub used_bytes: Option<u64>,
     /// What is to be expected.
+    #[serde(serialize_with = "json::apart")]
     pub outlook: OutlookView,
 }
 
@@ -51,20 +59,25 @@ pub struct GpuForecastView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessForecastView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// Its name.
     pub comm: String,
     /// Its command line.
     pub command: String,
     /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::apart")]
     pub observed_since_ns: u64,
     /// The GPU.
     pub uuid: GpuUuid,
     /// What is to be expected.
+    #[serde(serialize_with = "json::apart")]
     pub outlook: OutlookView,
     /// What its PyTorch has of the driver and does not use; `None` where that is not known.
+    #[serde(serialize_with = "json::apart")]
     pub cache: Option<CacheView>,
     /// What grows in it, the fastest first.
+    #[serde(serialize_with = "json::apart")]
     pub growing: Vec<LeakView>,
 }
 

@@ -17,10 +17,11 @@ use crate::features::fragments::driver::{DriverShape, OnDevice};
 use crate::features::fragments::model::{Fragments, Moment, Moments, pinned, releasable_bytes, shapes};
 use crate::features::fragments::pins::{By, Pinned, Pins};
 use crate::features::fragments::view::{
-    DriverFragmentsView, DriverGpuView, FitView, FragmentsView, MomentView, PinView, SegmentBlockState,
-    SegmentBlockView, SegmentView,
+    DriverFitView, DriverFragmentsView, DriverGpuView, DriverPoolView, FitView, FragmentsView, LinearView, MomentView,
+    PhysicalView, PinView, SegmentBlockState, SegmentBlockView, SegmentView,
 };
 use crate::features::simulate::model::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
+use crate::ledger::layout::{GRANULE_BYTES, Linear};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, site_text};
@@ -90,8 +91,8 @@ impl Pipeline {
         }
     }
 
-    /// The same of what processes have of the driver itself, as far as they have or had anything; `asks` says that the room on the GPU matters.
-    pub fn driver_fragments(&self, asks: bool, at_worst: bool) -> Vec<DriverFragmentsView> {
+    /// The same of what processes have of the driver itself, as far as they have or had anything, and whether a request of this size would fit.
+    pub fn driver_fragments(&self, wanted_bytes: Option<u64>, at_worst: bool) -> Vec<DriverFragmentsView> {
         let Some(fragments) = &self.detectors.fragments else { return Vec::new() };
         let all = self.ended.iter().chain(self.processes.values());
         let view = |process: &Process| {
@@ -104,30 +105,45 @@ impl Pipeline {
                 let uuid = resolve(process, *device, &self.reading.devices);
                 gpus.entry(uuid).and_modify(|sum| *sum = sum.and(*own)).or_insert(*own);
             }
-            let asks = asks && shown.is_none();
+            let on_gpu = |(uuid, own)| self.on_gpu(uuid, &own, wanted_bytes, shown.is_none());
             Some(DriverFragmentsView {
                 tgid: process.tgid,
                 observed_since_ns: process.observed_since_ns,
                 at_worst_ns: shown.map(|(time_ns, _)| *time_ns),
                 addresses: shape.holes,
-                gpus: gpus.into_iter().map(|(uuid, own)| self.on_gpu(uuid, &own, asks)).collect(),
+                gpus: gpus.into_iter().map(on_gpu).collect(),
             })
         };
         all.filter_map(view).filter(|view| !view.gpus.is_empty()).collect()
     }
 
-    fn on_gpu(&self, uuid: Option<GpuUuid>, own: &OnDevice, asks: bool) -> DriverGpuView {
-        let driver_free_bytes = self.driver_free_bytes(uuid.as_ref()).filter(|_| asks);
+    fn on_gpu(&self, uuid: Option<GpuUuid>, own: &OnDevice, wanted_bytes: Option<u64>, is_now: bool) -> DriverGpuView {
+        let driver_free_bytes = self.driver_free_bytes(uuid.as_ref()).filter(|_| is_now);
+        let Linear { allocations, bytes, small_allocations, small_bytes, granule_bytes } = own.linear;
         DriverGpuView {
             uuid,
-            linear: own.linear,
-            physical_bytes: own.physical_bytes,
-            idle_physical_bytes: own.idle_physical_bytes,
-            pool_bytes: own.pool_bytes,
-            pool_backed_bytes: own.pool_backed.map(|backed| backed.bytes),
-            pool_backed_estimated: own.pool_backed.is_some_and(|backed| backed.estimated),
+            device: LinearView {
+                live_bytes: bytes,
+                allocations,
+                small_bytes,
+                small_allocations,
+                backed_bytes: granule_bytes,
+                granule_bytes: GRANULE_BYTES,
+                unused_bytes: own.linear.wasted_bytes(),
+                estimated: true,
+            },
+            physical: PhysicalView { live_bytes: own.physical_bytes, idle_bytes: own.idle_physical_bytes },
+            pool: DriverPoolView::new(
+                own.pool_bytes,
+                own.pool_backed.map(|backed| backed.bytes),
+                own.pool_backed.is_some_and(|backed| backed.estimated),
+            ),
             wasted_bytes: own.wasted_bytes(),
-            driver_free_bytes,
+            request: wanted_bytes.map(|wanted_bytes| DriverFitView {
+                wanted_bytes,
+                driver_bytes: wanted_bytes.next_multiple_of(GRANULE_BYTES),
+                driver_free_bytes,
+            }),
         }
     }
 

@@ -3,22 +3,25 @@
 use serde::{Deserialize, Serialize};
 
 pub use crate::features::fragments::model::Shape as ShapeView;
-use crate::ledger::layout::{Holes, Linear};
+use crate::ledger::layout::Holes;
 use crate::snapshot::PlaceNameView;
-use crate::words::{GpuUuid, Tgid};
+use crate::words::{GpuUuid, Tgid, json};
 
 /// One device's caching allocator of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FragmentsView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// The process's own number of the device.
     pub device: i32,
     /// The GPU, where it is known.
     pub uuid: Option<GpuUuid>,
     /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    #[serde(serialize_with = "json::date")]
     pub at_worst_ns: Option<u64>,
     /// Whether its segments are seen; without that only what it reports is known.
     pub traced: bool,
@@ -27,8 +30,10 @@ pub struct FragmentsView {
     /// What tensors have by that, in bytes.
     pub reported_allocated_bytes: Option<u64>,
     /// Requests of up to 1 MiB.
+    #[serde(serialize_with = "json::apart")]
     pub small: ShapeView,
     /// Larger ones.
+    #[serde(serialize_with = "json::apart")]
     pub large: ShapeView,
     /// How it has lain, oldest first.
     pub moments: Vec<MomentView>,
@@ -62,10 +67,13 @@ pub struct PinView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverFragmentsView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// When it lay as it is shown: `CLOCK_BOOTTIME`, nanoseconds; `None` for now.
+    #[serde(serialize_with = "json::date")]
     pub at_worst_ns: Option<u64>,
     /// Addresses that it has set apart, and those of them without memory.
     pub addresses: Holes,
@@ -78,21 +86,77 @@ pub struct DriverFragmentsView {
 pub struct DriverGpuView {
     /// The GPU; `None` where it is not known.
     pub uuid: Option<GpuUuid>,
-    /// Memory of `cuMemAlloc`, and the granules it lies in: these are no driver's word, but follow from the addresses.
-    pub linear: Linear,
-    /// Physical memory (`cuMemCreate`), in bytes.
-    pub physical_bytes: u64,
-    /// What of it is neither mapped nor bound.
-    pub idle_physical_bytes: u64,
-    /// What is used of pools (`cuMemAllocAsync`).
-    pub pool_bytes: u64,
-    /// What pools hold; `None` where that cannot even be estimated.
-    pub pool_backed_bytes: Option<u64>,
-    /// The program has not asked the driver for it lately, so it is an estimate.
-    pub pool_backed_estimated: bool,
+    /// Memory of `cuMemAlloc`.
+    pub device: LinearView,
+    /// Physical memory (`cuMemCreate`).
+    pub physical: PhysicalView,
+    /// Pools (`cuMemAllocAsync`).
+    pub pool: DriverPoolView,
     /// All that is of no use, as far as it is known.
     pub wasted_bytes: u64,
-    /// Would a request fit: what the driver has free by NVML's last reading; `None` where that is not known, or was not asked.
+    /// Whether a request would fit, where one was asked for.
+    pub request: Option<DriverFitView>,
+}
+
+/// Memory of `cuMemAlloc`, and the granules it lies in: these are no driver's word, but follow from the addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinearView {
+    /// What was asked for and is live.
+    pub live_bytes: u64,
+    /// In so many requests.
+    pub allocations: u64,
+    /// What those of up to 1 MiB asked for.
+    pub small_bytes: u64,
+    /// How many those are.
+    pub small_allocations: u64,
+    /// The granules in which at least one of them lies: an estimate of what the driver has for it.
+    pub backed_bytes: u64,
+    /// How large a granule is.
+    pub granule_bytes: u64,
+    /// What of the granules nobody asked for.
+    pub unused_bytes: u64,
+    /// It is an estimate: always.
+    pub estimated: bool,
+}
+
+/// Physical memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhysicalView {
+    /// What there is, in bytes.
+    pub live_bytes: u64,
+    /// What of it is neither mapped nor bound.
+    pub idle_bytes: u64,
+}
+
+/// The driver's pools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverPoolView {
+    /// What is used of them.
+    pub used_bytes: u64,
+    /// What they hold; `None` where that cannot even be estimated.
+    pub backed_bytes: Option<u64>,
+    /// The program has not asked the driver for it lately, so it is an estimate.
+    pub backed_estimated: bool,
+    /// What they hold and nobody uses.
+    pub unused_bytes: Option<u64>,
+}
+
+impl DriverPoolView {
+    /// Of which this is used, and so much held.
+    pub fn new(used_bytes: u64, backed_bytes: Option<u64>, backed_estimated: bool) -> Self {
+        let unused_bytes = backed_bytes.map(|backed| backed.saturating_sub(used_bytes));
+        Self { used_bytes, backed_bytes, backed_estimated, unused_bytes }
+    }
+}
+
+/// What would become of a request of the driver itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverFitView {
+    /// What is asked for, in bytes.
+    pub wanted_bytes: u64,
+    /// What the driver has to have for it: whole granules.
+    pub driver_bytes: u64,
+    /// What it has free by NVML's last reading; `None` where that is not known, and of another moment than now.
     pub driver_free_bytes: Option<u64>,
 }
 
@@ -100,6 +164,7 @@ pub struct DriverGpuView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MomentView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// What the allocator had of the driver, in bytes.
     pub reserved_bytes: u64,

@@ -5,18 +5,20 @@ use serde::{Deserialize, Serialize};
 use crate::allocators::names::HeldAs;
 use crate::features::leak::model::Verdict;
 use crate::input::holdings::HoldingClass;
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{GpuUuid, Name, Tgid, json};
 
 /// What is known of the growth of one process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LeaksView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// Its name.
     pub comm: String,
     /// Its command line.
     pub command: String,
     /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// How many windows were seen, of one step or more each; `None` where PyTorch is not watched in it.
     pub windows: Option<u64>,
@@ -25,6 +27,7 @@ pub struct LeaksView {
     /// How many places were seen for too short a time to decide.
     pub too_short: u64,
     /// The verdicts on the others, leaks first, the ones that grow fastest first.
+    #[serde(serialize_with = "json::apart")]
     pub findings: Vec<LeakView>,
 }
 
@@ -45,6 +48,7 @@ pub struct ReadingsView {
     /// Bytes of the process that were read for the names, in all.
     pub read_bytes: u64,
     /// Processor time that all readings took, nanoseconds.
+    #[serde(serialize_with = "json::seconds")]
     pub processor_ns: u64,
     /// Bytes of all blocks in the first reading that was compared; `None` where none was.
     pub first_bytes: Option<u64>,
@@ -88,14 +92,17 @@ pub struct LeakView {
     /// The same where each point is a step of training, since the time was too short for points of time; `None` for those.
     pub steps: Option<usize>,
     /// The time of the first: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::since")]
     pub first_ns: u64,
     /// And of the last.
+    #[serde(serialize_with = "json::until")]
     pub last_ns: u64,
     /// What was held at the least in the first window, in bytes.
     pub first_bytes: u64,
     /// And in the last.
     pub last_bytes: u64,
     /// Within how long what is held there is replaced on average, nanoseconds; `None` where it is kept, and below that level.
+    #[serde(serialize_with = "json::replaced_seconds")]
     pub turnover_ns: Option<u64>,
     /// What is held now by how old it is, youngest first; `None` where it has ended, for what is older than the watch, and below that level.
     pub ages: Option<Vec<AgeView>>,
@@ -142,6 +149,7 @@ pub struct BlocksView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgeView {
     /// It is younger than this, nanoseconds, and not as young as the one before; `None` for the oldest.
+    #[serde(serialize_with = "json::seconds")]
     pub below_ns: Option<u64>,
     /// Bytes.
     pub bytes: u64,

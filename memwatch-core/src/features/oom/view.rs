@@ -3,20 +3,23 @@
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::{RefusedView, Snapshot, WhoseView};
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{GpuUuid, Name, Tgid, json};
 
 /// One failure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OomView {
     /// When: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub time_ns: u64,
     /// Whose allocation it was.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// `tensor`, where PyTorch gave up, or `driver`.
     pub level: Name,
     /// The process's own number of the device, where PyTorch reported it.
     pub device: Option<i32>,
     /// The GPU; `None` for host memory, and where it is not known.
+    #[serde(serialize_with = "json::apart")]
     pub uuid: Option<GpuUuid>,
     /// The driver's function; `None` where PyTorch gave up.
     pub symbol: Option<Name>,
@@ -32,6 +35,7 @@ pub struct OomView {
     #[serde(default)]
     pub refused: Vec<RefusedView>,
     /// Everything that was known at that moment.
+    #[serde(serialize_with = "json::apart")]
     pub snapshot: Box<Snapshot>,
 }
 
@@ -56,8 +60,10 @@ pub struct CacheView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SurvivedView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// What was refused.
+    #[serde(serialize_with = "json::apart")]
     pub refused: RefusedView,
     /// How the driver's function that had asked for it ended, as a `CUresult`; `None` where that was not seen.
     pub status: Option<i32>,

@@ -13,7 +13,7 @@ use crate::features::profile::view::{
 };
 use crate::features::samples::course::{Course, Peak, Point, Summary, percentiles};
 use crate::features::samples::{Life, Samples, Track};
-use crate::features::timeline::Events;
+use crate::features::timeline::events::Events;
 use crate::input::books::Numbers;
 use crate::ledger::totals::DeviceRef;
 use crate::words::{GpuUuid, Tgid};
@@ -146,11 +146,12 @@ impl Pipeline {
                 uuids.push(uuid);
             }
         }
-        let view = |uuid: &GpuUuid| GpuProfileView {
-            uuid: uuid.clone(),
-            total_bytes: self.total_bytes(uuid),
-            used: course(&Track::GpuUsed(uuid.clone())).map(|course| self.looked_at(course)),
-            live: course(&Track::GpuLive(uuid.clone())).map(|course| self.counted(course)),
+        let view = |uuid: &GpuUuid| {
+            let total_bytes = self.total_bytes(uuid);
+            let used = course(&Track::GpuUsed(uuid.clone())).map(|course| self.looked_at(course));
+            let live = course(&Track::GpuLive(uuid.clone())).map(|course| self.counted(course));
+            let utilization = used.and_then(|used| used.part_of(total_bytes));
+            GpuProfileView { uuid: uuid.clone(), total_bytes, used, live, utilization }
         };
         uuids.into_iter().map(view).collect()
     }
@@ -205,6 +206,7 @@ impl Pipeline {
         for row in gpus.values_mut() {
             row.total_bytes = row.uuid.as_ref().and_then(|uuid| self.total_bytes(uuid));
             let own = reserved.iter().find(|(uuid, ..)| *uuid == row.uuid);
+            row.utilization = row.used.or(row.live).and_then(|course| course.part_of(row.total_bytes));
             row.fragmentation = own.and_then(|(_, allocated, reserved)| fragmentation(allocated, reserved));
         }
         view.gpus = gpus.into_values().collect();

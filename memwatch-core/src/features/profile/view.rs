@@ -2,20 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{GpuUuid, Tgid};
+use crate::words::{GpuUuid, Tgid, json};
 
 /// What all GPUs and processes have held.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProfileView {
     /// How often it was looked, nanoseconds.
+    #[serde(serialize_with = "json::seconds")]
     pub interval_ns: u64,
     /// How often it was to be looked.
+    #[serde(serialize_with = "json::seconds")]
     pub asked_interval_ns: u64,
     /// From when on: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::begin_time")]
     pub begun_ns: u64,
     /// Until when.
+    #[serde(serialize_with = "json::end_time")]
     pub last_ns: u64,
     /// GPUs, in NVML's order.
+    #[serde(serialize_with = "json::apart")]
     pub gpus: Vec<GpuProfileView>,
     /// Processes, in the order in which they were seen.
     pub processes: Vec<ProcessProfileView>,
@@ -32,20 +37,25 @@ pub struct GpuProfileView {
     pub used: Option<CourseView>,
     /// Live bytes of all watched processes together.
     pub live: Option<CourseView>,
+    /// What part of its memory was used; `None` where one of both is not known.
+    pub utilization: Option<RatioView>,
 }
 
 /// One process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ProcessProfileView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// Its name.
     pub comm: String,
     /// Its command line.
     pub command: String,
     /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// When it ended, if it has.
+    #[serde(serialize_with = "json::date")]
     pub ended_ns: Option<u64>,
     /// Every record of it arrived: its peaks are exact.
     pub exact: bool,
@@ -70,7 +80,9 @@ pub struct DeviceProfileView {
     pub allocated: Option<CourseView>,
     /// What that allocator had of the driver.
     pub reserved: Option<CourseView>,
-    /// How much of that it did not use.
+    /// What part of the GPU's memory was charged to it, or else live; `None` where that, or the GPU's size, is not known.
+    pub utilization: Option<RatioView>,
+    /// How much of what the allocator had it did not use.
     pub fragmentation: Option<RatioView>,
 }
 
@@ -88,6 +100,7 @@ pub struct CourseView {
     /// The most at any time; `None` where it is known at looks only.
     pub peak_bytes: Option<u64>,
     /// When that was first: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::peak_time")]
     pub peak_ns: Option<u64>,
     /// What it was at most for half of the time, by the looks.
     pub p50_bytes: u64,
@@ -100,9 +113,30 @@ pub struct CourseView {
     /// How many looks that is from.
     pub samples: u64,
     /// When it was seen first: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::since")]
     pub begun_ns: u64,
     /// And last.
+    #[serde(serialize_with = "json::until")]
     pub last_ns: u64,
+}
+
+impl CourseView {
+    /// What part of so many bytes it was; `None` of none, and where their number is not known.
+    #[expect(clippy::cast_precision_loss, reason = "a part needs no sixteen digits")]
+    pub fn part_of(&self, total_bytes: Option<u64>) -> Option<RatioView> {
+        let total_bytes = total_bytes.filter(|total| *total > 0)?;
+        let of = |bytes: u64| bytes as f64 / total_bytes as f64;
+        Some(RatioView {
+            current: Some(of(self.current_bytes)),
+            average: of(self.average_bytes.unwrap_or(self.current_bytes)),
+            maximum: of(self.peak_bytes.unwrap_or(self.maximum_bytes)),
+            p50: of(self.p50_bytes),
+            p90: of(self.p90_bytes),
+            p95: of(self.p95_bytes),
+            p99: of(self.p99_bytes),
+            samples: self.samples,
+        })
+    }
 }
 
 /// A part of something over time, 0 to 1; at looks.

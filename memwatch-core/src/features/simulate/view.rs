@@ -2,14 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{GpuUuid, Name, Tgid, json};
 
 /// One device's caching allocator of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimulationView {
     /// The process.
+    #[serde(serialize_with = "json::tgid")]
     pub tgid: Tgid,
     /// From when on it was watched: `CLOCK_BOOTTIME`, nanoseconds.
+    #[serde(serialize_with = "json::date")]
     pub observed_since_ns: u64,
     /// The process's own number of the device.
     pub device: i32,
@@ -36,6 +38,7 @@ pub struct SimulationView {
     /// As it ran.
     pub measured: MeasuredView,
     /// As it would have run.
+    #[serde(serialize_with = "json::apart")]
     pub policies: Vec<PolicyView>,
 }
 

@@ -1,128 +1,20 @@
 //! The line's look at what happens while memory is held: noted as it happens, reported with names when it is asked for.
 
+pub(crate) mod events;
 pub mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::Pipeline;
-use crate::allocators::threads::{Attribution, Stage};
 use crate::attribution::device::resolve;
-use crate::attribution::process::Process;
-use crate::decode::{Call, TensorChange, TensorEvent};
 use crate::features::profile::Followed;
 use crate::features::samples::course::{Course, Point};
 use crate::features::samples::{Life, Track};
+use crate::features::timeline::events::{At, Event, Events};
 use crate::features::timeline::view::{EventView, PointView, SpanView, TimelineView, TrackView};
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::build::places::{stage_name, whose};
 use crate::words::{Name, Ordinal};
-
-/// So many events, and so many spans, are kept: the last ones.
-const KEPT_EVENTS: usize = 1 << 12;
-const KEPT_SPANS: usize = 1 << 15;
-/// `CUDA_ERROR_OUT_OF_MEMORY` of cuda.h.
-const OUT_OF_MEMORY: i32 = 2;
-
-/// What happened, as it is kept.
-#[derive(Clone, Debug)]
-struct Event {
-    time_ns: u64,
-    life: Life,
-    failed: bool,
-    ordinal: Option<Ordinal>,
-    bytes: u64,
-    symbol: Option<&'static str>,
-    whose: Option<Attribution>,
-}
-
-/// What a process's training is at.
-#[derive(Clone, Debug)]
-enum At {
-    Step(u64),
-    Stage(Stage),
-}
-
-/// All that is noted.
-#[derive(Clone, Debug)]
-pub(crate) struct Events {
-    large_bytes: u64,
-    events: VecDeque<Event>,
-    forgotten_events: u64,
-    spans: VecDeque<(Life, At, u64, u64)>,
-    forgotten_spans: u64,
-    steps: BTreeMap<Life, (u64, u64)>,
-    stages: BTreeMap<Life, (Stage, u64)>,
-}
-
-impl Events {
-    fn note(&mut self, event: Event) {
-        if self.events.len() >= KEPT_EVENTS {
-            self.events.pop_front();
-            self.forgotten_events += 1;
-        }
-        self.events.push_back(event);
-    }
-
-    fn span(&mut self, life: Life, what: At, begun_ns: u64, last_ns: u64) {
-        if self.spans.len() >= KEPT_SPANS {
-            self.spans.pop_front();
-            self.forgotten_spans += 1;
-        }
-        self.spans.push_back((life, what, begun_ns, last_ns));
-    }
-
-    /// An event of a process's caching allocators has been taken in.
-    pub(crate) fn observe_tensors(&mut self, process: &Process, event: &TensorEvent) {
-        let Some(tensors) = &process.tensors else { return };
-        let (life, time_ns) = (Life::of(process), event.time_ns);
-        let steps = tensors.threads().steps();
-        let (known, since_ns) = *self.steps.entry(life).or_insert((steps, time_ns));
-        if steps > known {
-            self.steps.insert(life, (steps, time_ns));
-            self.span(life, At::Step(steps), since_ns, time_ns);
-        }
-        match event.what {
-            TensorChange::Reported { ordinal, address, block_bytes: 1.., .. } => {
-                let Some(block) = tensors.places().live(ordinal, address) else { return };
-                let stage = block.whose.stage;
-                let (last, since_ns) = *self.stages.entry(life).or_insert((stage, time_ns));
-                if last != stage {
-                    self.stages.insert(life, (stage, time_ns));
-                    self.span(life, At::Stage(last), since_ns, time_ns);
-                }
-                if block.bytes >= self.large_bytes {
-                    let (bytes, whose) = (block.bytes, Some(block.whose));
-                    self.note(Event {
-                        time_ns,
-                        life,
-                        failed: false,
-                        ordinal: Some(ordinal),
-                        bytes,
-                        symbol: None,
-                        whose,
-                    });
-                }
-            }
-            TensorChange::OutOfMemory { ordinal, wanted_bytes: bytes, .. } => {
-                let whose = tensors.places().refused().back().map(|refusal| refusal.whose);
-                self.note(Event { time_ns, life, failed: true, ordinal: Some(ordinal), bytes, symbol: None, whose });
-            }
-            _ => {}
-        }
-    }
-
-    /// A call of the driver has been taken in.
-    pub(crate) fn observe_call(&mut self, process: &Process, call: &Call) {
-        let Some(bytes) = call.action.requested_bytes() else { return };
-        let failed = call.status == OUT_OF_MEMORY;
-        // Of PyTorch's, each tensor is reported.
-        let is_large = call.status == 0 && bytes >= self.large_bytes && process.current_tensors().is_none();
-        if failed || is_large {
-            let (time_ns, life, symbol) = (call.returned_ns, Life::of(process), Some(call.symbol));
-            self.note(Event { time_ns, life, failed, ordinal: None, bytes, symbol, whose: None });
-        }
-    }
-}
 
 impl Pipeline {
     /// Notes events from now on, allocations from this size on among them, and samples what is held at this interval in nanoseconds.

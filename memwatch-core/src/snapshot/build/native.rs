@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::places::frame;
-use crate::snapshot::{HistoryFrame, MergedFrameView, NativeView};
+use crate::snapshot::{FrameView, HistoryFrame, MergedFrameView, NativeView};
 use crate::stack::native::{MergedFrame, NativeFrame, NativeRole, NativeStack, merge};
-use crate::stack::{PythonStack, Stacks};
+use crate::stack::{PythonFrame, PythonStack, Stacks};
 use crate::words::Name;
 
 /// The longest list of frames.
@@ -30,6 +29,16 @@ pub(super) fn native_view(python: Option<&PythonStack>, native: &NativeStack) ->
         end: Name::Borrowed(native.end.name()),
         cut: merged.cut.or(is_too_long.then_some(FRAMES)).map(|cut| cut.min(FRAMES)),
         mismatched: merged.mismatched,
+    }
+}
+
+pub(super) fn frame(frame: &PythonFrame) -> FrameView {
+    let code = frame.code.as_ref();
+    FrameView {
+        file: code.map(|code| code.file.to_string()),
+        line: code.and_then(|code| code.line),
+        function: code.map(|code| code.function.to_string()),
+        module: frame.module.as_ref().map(|module| module.class.to_string()),
     }
 }
 

@@ -7,7 +7,7 @@ use super::allocators::allocators;
 use super::arenas::arenas;
 use super::fragmentation::{self, Fragmentation};
 use super::named;
-use super::native::{ends, native_view};
+use super::native::{ends, frame, native_view};
 use crate::Pipeline;
 use crate::allocators::TensorLedger;
 use crate::allocators::names::{HeldAs, Layer, LayerKey, Module, Names, NativeCode, PhaseKey, Site, SiteKey};
@@ -20,11 +20,11 @@ use crate::attribution::process::Process;
 use crate::decode::StackRef;
 use crate::ledger::totals::DeviceRef;
 use crate::snapshot::{
-    CallPathView, DeviceCallPaths, DevicePlacesView, FrameView, LargeView, LayerView, PhaseView, PlaceNameView,
-    PlacesView, ProcessView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView,
-    WhoseView, WindowsView, add, largest,
+    CallPathView, DeviceCallPaths, DevicePlacesView, LargeView, LayerView, PhaseView, PlaceNameView, PlacesView,
+    ProcessView, RefusalView, SiteView, StackView, StageBytesView, StageView, SumView, TensorsView, WhoseView,
+    WindowsView, add, largest,
 };
-use crate::stack::{PythonCode, PythonFrame};
+use crate::stack::PythonCode;
 use crate::words::{GpuUuid, Name, Ordinal};
 
 /// The longest list of sites.
@@ -332,16 +332,6 @@ fn module_name(module: &Module) -> String {
     match module.name.as_deref() {
         Some("") => module.model.to_string(),
         name => format!("{} {} {}", module.model, name.unwrap_or("?"), module.class),
-    }
-}
-
-pub(super) fn frame(frame: &PythonFrame) -> FrameView {
-    let code = frame.code.as_ref();
-    FrameView {
-        file: code.map(|code| code.file.to_string()),
-        line: code.and_then(|code| code.line),
-        function: code.map(|code| code.function.to_string()),
-        module: frame.module.as_ref().map(|module| module.class.to_string()),
     }
 }
 

@@ -16,8 +16,9 @@ use memwatch_common::probes::Probe;
 use memwatch_core::input::LibraryCoverage;
 
 use crate::sources::clock;
-use crate::sources::kernel::attach::{LibraryProbes, attach, chain};
+use crate::sources::kernel::attach::{LibraryProbes, attach};
 use crate::sources::kernel::load::Kernel;
+use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::limits::Owner;
 use crate::sources::library::{LeftOutReason, LibraryFile, LibraryScan};

@@ -1,6 +1,7 @@
 //! One requirement, whether this machine meets it, and what to do if it does not.
 
-use serde::Serialize;
+use serde::ser::SerializeStruct as _;
+use serde::{Serialize, Serializer};
 
 /// What stands between memwatch and watching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -26,8 +27,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// The name in JSON.
-    pub(crate) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Degraded => "degraded",
@@ -42,6 +42,16 @@ impl State {
             Self::Missing(barrier) => Some(barrier),
             Self::Ok | Self::Degraded | Self::NotChecked => None,
         }
+    }
+}
+
+/// Its name, and what stands in the way.
+impl Serialize for State {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut state = serializer.serialize_struct("State", 2)?;
+        state.serialize_field("state", self.name())?;
+        state.serialize_field("barrier", &self.barrier())?;
+        state.end()
     }
 }
 
@@ -82,19 +92,21 @@ impl Topic {
 }
 
 /// One requirement and the answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
     /// Stable name in JSON, and the label on screen.
     pub(crate) id: &'static str,
     /// What it is about.
     pub(crate) topic: Topic,
     /// How it is met.
+    #[serde(flatten)]
     pub(crate) state: State,
     /// One sentence: what was found.
     pub(crate) fact: String,
     /// What to do: each is a command line, or a sentence where there is no command. Alternatives, best first.
     pub(crate) fixes: Vec<String>,
     /// More lines for the screen; in JSON the same stands in fields of its own.
+    #[serde(skip)]
     pub(crate) details: Vec<String>,
 }
 
@@ -117,4 +129,14 @@ impl Check {
         self.fixes = fixes;
         self
     }
+}
+
+/// `1 file`, `2 files`, `3 processes`.
+pub(crate) fn count(number: usize, what: &str) -> String {
+    let ending = match (number, what.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{number} {what}{ending}")
 }

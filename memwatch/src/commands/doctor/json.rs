@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use memwatch_common::loss::Loss;
-use memwatch_core::input::LibraryCoverage;
+use memwatch_core::input::{LibraryCoverage, TensorLevel};
+use memwatch_core::words::{Tgid, json};
 use serde::Serialize;
 
 use super::Diagnosis;
-use super::check::{Barrier, Check, Topic};
+use super::check::Check;
 use super::library::{LibraryReport, RequesterReport};
 use super::nvml::NvmlReport;
 use super::prices::{LevelPrice, PriceReport, ProcessPrices};
 use crate::printable::write_json;
-use crate::render::json::overhead::seconds;
+use crate::render::json::form::Formed;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
 use crate::sources::clock;
@@ -22,15 +23,16 @@ struct Envelope<'a> {
     schema: &'static str,
     version: &'static str,
     host: String,
-    time: String,
+    #[serde(serialize_with = "json::date")]
+    time_ns: u64,
     complete: bool,
     losses: BTreeMap<&'static str, u64>,
-    coverage: CoverageJson<'a>,
+    coverage: Coverage<'a>,
     data: Data<'a>,
 }
 
 #[derive(Serialize)]
-struct CoverageJson<'a> {
+struct Coverage<'a> {
     libraries: Vec<&'a LibraryCoverage>,
     mechanism: Option<&'static str>,
     nvml: &'static str,
@@ -44,61 +46,43 @@ struct Data<'a> {
     summary: String,
     program: &'a str,
     kernel_release: &'a str,
-    checks: Vec<CheckJson<'a>>,
+    checks: &'a [Check],
     libraries: &'a [LibraryReport],
     graphics_and_video: &'a [RequesterReport],
-    libraries_left_out: Vec<LeftOutJson<'a>>,
+    libraries_left_out: Vec<LeftOut<'a>>,
     processes_seen: usize,
     processes_denied: usize,
     nvml: Option<&'a NvmlReport>,
-    prices: Option<PricesJson<'a>>,
+    prices: Option<Prices<'a>>,
 }
 
 /// What tracing PyTorch would cost: predicted, in seconds of one processor per second.
 #[derive(Serialize)]
-struct PricesJson<'a> {
+struct Prices<'a> {
     /// `null` where there is no limit.
-    budget_seconds_per_second: Option<f64>,
+    #[serde(serialize_with = "json::budget_seconds_per_second")]
+    budget_ns_per_second: Option<u64>,
     probe_ns: u64,
     probe_measured: bool,
     /// Why it was not.
     probe_reason: Option<&'a str>,
-    processes: Vec<ProcessPricesJson<'a>>,
+    processes: Vec<Process<'a>>,
 }
 
 #[derive(Serialize)]
-struct ProcessPricesJson<'a> {
+struct Process<'a> {
     #[serde(rename = "pid")]
-    tgid: u32,
+    tgid: Tgid,
     name: &'a str,
     /// Why nothing is predicted.
     reason: Option<&'a str>,
     tensor_events_per_second: Option<u64>,
-    chosen: Option<&'static str>,
-    levels: Vec<LevelPriceJson>,
+    chosen: Option<TensorLevel>,
+    levels: &'a [LevelPrice],
 }
 
 #[derive(Serialize)]
-struct LevelPriceJson {
-    level: &'static str,
-    shows: &'static str,
-    ns_per_event: u64,
-    predicted_seconds_per_second: f64,
-    fits_budget: bool,
-}
-
-#[derive(Serialize)]
-struct CheckJson<'a> {
-    id: &'static str,
-    topic: Topic,
-    state: &'static str,
-    barrier: Option<Barrier>,
-    fact: &'a str,
-    fixes: &'a [String],
-}
-
-#[derive(Serialize)]
-struct LeftOutJson<'a> {
+struct LeftOut<'a> {
     path: &'a str,
     reason: String,
     pids: &'a [u32],
@@ -111,7 +95,7 @@ pub(crate) fn render(diagnosis: &Diagnosis) -> String {
         schema: "memwatch.doctor/1",
         version: env!("CARGO_PKG_VERSION"),
         host: host_name(),
-        time: clock.rfc3339(clock::boottime_ns()),
+        time_ns: clock::boottime_ns(),
         // A diagnosis records nothing that could be lost; a record of the trial that does not arrive is a failed check.
         complete: true,
         losses: Loss::ALL.map(|loss| (loss.name(), 0)).into(),
@@ -119,14 +103,15 @@ pub(crate) fn render(diagnosis: &Diagnosis) -> String {
         data: data(diagnosis),
     };
     let mut line = Vec::new();
-    write_json(&mut line, &envelope).expect("maps with text keys and plain values always serialise");
+    write_json(&mut line, &Formed::new(&envelope, &clock))
+        .expect("maps with text keys and plain values always serialise");
     line.push(b'\n');
     String::from_utf8(line).expect("JSON is UTF-8")
 }
 
-fn coverage(diagnosis: &Diagnosis) -> CoverageJson<'_> {
+fn coverage(diagnosis: &Diagnosis) -> Coverage<'_> {
     let reason = diagnosis.nvml.as_ref().err().map(String::as_str);
-    CoverageJson {
+    Coverage {
         libraries: diagnosis.libraries.files.iter().map(|file| &file.coverage).collect(),
         mechanism: diagnosis.mechanism,
         nvml: if reason.is_some() { "unavailable" } else { "ok" },
@@ -135,7 +120,7 @@ fn coverage(diagnosis: &Diagnosis) -> CoverageJson<'_> {
 }
 
 fn data(diagnosis: &Diagnosis) -> Data<'_> {
-    let left_out = diagnosis.libraries.left_out.iter().map(|left_out| LeftOutJson {
+    let left_out = diagnosis.libraries.left_out.iter().map(|left_out| LeftOut {
         path: &left_out.display,
         reason: left_out.reason.to_string(),
         pids: &left_out.mapped_by,
@@ -146,7 +131,7 @@ fn data(diagnosis: &Diagnosis) -> Data<'_> {
         summary: diagnosis.summary(),
         program: &diagnosis.program,
         kernel_release: &diagnosis.release,
-        checks: diagnosis.checks.iter().map(check).collect(),
+        checks: &diagnosis.checks,
         libraries: &diagnosis.libraries.files,
         graphics_and_video: &diagnosis.libraries.requesters,
         libraries_left_out: left_out.collect(),
@@ -157,38 +142,26 @@ fn data(diagnosis: &Diagnosis) -> Data<'_> {
     }
 }
 
-fn prices(report: &PriceReport) -> PricesJson<'_> {
-    PricesJson {
-        budget_seconds_per_second: report.budget.ns_per_second().map(seconds),
+fn prices(report: &PriceReport) -> Prices<'_> {
+    Prices {
+        budget_ns_per_second: report.budget.ns_per_second(),
         probe_ns: report.prices.trap_ns.get(),
         probe_measured: report.not_measured.is_none(),
         probe_reason: report.not_measured.as_deref(),
-        processes: report.processes.iter().map(process_prices).collect(),
+        processes: report.processes.iter().map(process).collect(),
     }
 }
 
-fn process_prices(process: &ProcessPrices) -> ProcessPricesJson<'_> {
+fn process(process: &ProcessPrices) -> Process<'_> {
     let predicted = process.prediction.as_ref();
-    let level = |price: &LevelPrice| LevelPriceJson {
-        level: price.level.name(),
-        shows: price.shows,
-        ns_per_event: price.event_ns,
-        predicted_seconds_per_second: seconds(price.ns_per_second),
-        fits_budget: price.fits,
-    };
-    ProcessPricesJson {
-        tgid: process.tgid.0,
+    Process {
+        tgid: process.tgid,
         name: &process.name,
         reason: predicted.err().map(String::as_str),
         tensor_events_per_second: predicted.ok().map(|all| all.events_per_second),
-        chosen: predicted.ok().map(|all| all.chosen.name()),
-        levels: predicted.map_or_else(|_| Vec::new(), |all| all.levels.iter().map(level).collect()),
+        chosen: predicted.ok().map(|all| all.chosen),
+        levels: predicted.map_or(&[], |all| &all.levels),
     }
-}
-
-fn check(check: &Check) -> CheckJson<'_> {
-    let Check { id, topic, state, fact, fixes, details: _ } = check;
-    CheckJson { id, topic: *topic, state: state.name(), barrier: state.barrier(), fact, fixes }
 }
 
 #[cfg(test)]

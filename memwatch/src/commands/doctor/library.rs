@@ -10,13 +10,14 @@ use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use serde::Serialize;
 
 pub(crate) use self::requesters::RequesterReport;
-use super::check::{Barrier, Check, State, Topic};
+use super::check::{Barrier, Check, State, Topic, count};
 use super::nvml::Traces;
 use super::permission::{security_module_line, ways};
 use super::privilege::{CHECKPOINT_RESTORE, DAC_READ_SEARCH, Privilege, SYS_PTRACE};
 use crate::backends::{backend, scan};
-use crate::sources::kernel::attach::{self, Plan, PlannedProbe, attach, chain, plan};
+use crate::sources::kernel::attach::{self, Plan, PlannedProbe, attach, plan};
 use crate::sources::kernel::exports::{Export, LeftOut as LeftOutExport};
+use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, Mechanism};
 use crate::sources::kernel::site::{KernelVersion, SiteReason};
 use crate::sources::library::{Discovery, LeftOut, LeftOutReason, LibraryFile, LibraryScan};
@@ -396,16 +397,6 @@ fn judge_processes(seen: usize, denied: usize, privilege: &Privilege) -> Check {
         return check(State::Degraded, format!("{fact}, even with {}", SYS_PTRACE.name)).fix(security_module_line());
     }
     check(State::Degraded, fact).fixes(ways(privilege))
-}
-
-/// `1 file`, `2 files`, `3 processes`.
-pub(crate) fn count(number: usize, what: &str) -> String {
-    let ending = match (number, what.ends_with('s')) {
-        (1, _) => "",
-        (_, true) => "es",
-        (_, false) => "s",
-    };
-    format!("{number} {what}{ending}")
 }
 
 #[cfg(test)]

@@ -8,8 +8,7 @@ use memwatch_core::input::{DeviceReading, MigFacts, NvmlState, place};
 use memwatch_core::kernel_driver;
 use serde::Serialize;
 
-use super::check::{Barrier, Check, State, Topic};
-use super::library::count;
+use super::check::{Barrier, Check, State, Topic, count};
 use crate::backends::cuda::nvml::processes::{Lists, version};
 use crate::backends::cuda::nvml::{DRIVER_VERSION, open, read};
 use crate::render::format::bytes;

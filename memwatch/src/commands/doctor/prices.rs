@@ -4,7 +4,8 @@ use std::num::NonZeroU64;
 
 use memwatch_core::attribution::price::{Asked, Budget, Prices};
 use memwatch_core::input::TensorLevel;
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Tgid, json};
+use serde::Serialize;
 
 use super::permission::ways;
 use super::privilege::{Privilege, SYS_PTRACE};
@@ -57,17 +58,20 @@ pub(crate) struct Prediction {
 }
 
 /// One level.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct LevelPrice {
     /// Which.
     pub(crate) level: TensorLevel,
     /// What it shows beside what the one before does.
     pub(crate) shows: &'static str,
     /// For each event, nanoseconds.
+    #[serde(rename = "ns_per_event")]
     pub(crate) event_ns: u64,
     /// Of one processor, nanoseconds per second.
+    #[serde(serialize_with = "json::predicted_seconds_per_second")]
     pub(crate) ns_per_second: u64,
     /// Whether that is within the budget.
+    #[serde(rename = "fits_budget")]
     pub(crate) fits: bool,
 }
 

@@ -14,7 +14,7 @@ use memwatch_common::record::{CallRecord, Record};
 use super::check::{Barrier, Check, State, Topic};
 use super::permission::{security_module_line, ways};
 use super::privilege::{BPF, PERFMON, Privilege, SYS_ADMIN};
-use crate::sources::kernel::attach::chain;
+use crate::sources::kernel::load::chain;
 use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions, Mechanism, uprobe};
 use crate::sources::mappings::MappingRecords;
 

@@ -92,9 +92,9 @@ pub(crate) fn found(snapshot: &Snapshot, pipeline: &Pipeline, wanted_bytes: Opti
     };
     let mut allocators = pipeline.fragments(wanted_bytes, at_worst);
     allocators.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
-    let mut drivers = pipeline.driver_fragments(wanted_bytes.is_some(), at_worst);
+    let mut drivers = pipeline.driver_fragments(wanted_bytes, at_worst);
     drivers.retain(|view| snapshot.process(view.tgid, view.observed_since_ns).is_some());
-    Found { allocators: allocators.into_iter().map(reported).collect(), drivers, wanted_bytes }
+    Found { allocators: allocators.into_iter().map(reported).collect(), drivers }
 }
 
 /// How the picture is written, by the name of its file.

@@ -1,15 +1,14 @@
 //! How free memory lies, in words.
 
-use memwatch_core::features::fragments::view::{DriverFragmentsView, DriverGpuView, FragmentsView, ShapeView};
+use memwatch_core::features::fragments::view::{
+    DriverFragmentsView, DriverGpuView, DriverPoolView, FragmentsView, ShapeView,
+};
 use memwatch_core::features::simulate::view::SimulationView;
-use memwatch_core::snapshot::{KindView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{ProcessView, Snapshot};
 
 use crate::commands::simulate::words as simulations;
 use crate::render::format::{bytes, count, plural, ratio};
 use crate::render::sentences;
-
-/// The driver is asked for multiples of this.
-const GRANULE_BYTES: u64 = memwatch_core::ledger::layout::GRANULE_BYTES;
 
 /// All that was seen.
 #[derive(Clone, Debug, Default)]
@@ -18,8 +17,6 @@ pub(crate) struct Found {
     pub(crate) allocators: Vec<FragmentReport>,
     /// Of what processes have of the driver itself.
     pub(crate) drivers: Vec<DriverFragmentsView>,
-    /// The size of a request that is asked about, in bytes.
-    pub(crate) wanted_bytes: Option<u64>,
 }
 
 /// What a process has of the driver on a GPU and does not use, of one kind of memory.
@@ -80,22 +77,18 @@ impl Found {
             remarks.extend(now.filter_map(|gpu| against_nvml(driver, gpu, snapshot)));
         }
         let gpus = self.drivers.iter().flat_map(|driver| &driver.gpus);
-        let mut rooms: Vec<_> = gpus.filter_map(|gpu| Some((gpu.uuid.as_ref()?, gpu.driver_free_bytes?))).collect();
-        rooms.sort_unstable();
+        let mut rooms: Vec<_> = gpus.filter_map(|gpu| Some((gpu.uuid.as_ref()?, gpu.request?))).collect();
+        rooms.retain(|(_, request)| request.driver_free_bytes.is_some());
+        rooms.sort_by_key(|(uuid, request)| (*uuid, request.driver_free_bytes));
         rooms.dedup();
-        let Some(wanted) = self.wanted_bytes.filter(|_| self.allocators.is_empty()) else { return remarks };
-        remarks.extend(rooms.into_iter().map(|(uuid, free)| {
-            let verdict = if free >= granules(wanted) { "has room for" } else { "would refuse" };
-            let gpu = sentences::gpu_number(snapshot, Some(uuid));
-            format!("the driver, with {} free on GPU {gpu}, {verdict} a request of {}", bytes(free), bytes(wanted))
+        remarks.extend(rooms.into_iter().filter(|_| self.allocators.is_empty()).filter_map(|(uuid, request)| {
+            let free = request.driver_free_bytes?;
+            let verdict = if free >= request.driver_bytes { "has room for" } else { "would refuse" };
+            let (gpu, wanted) = (sentences::gpu_number(snapshot, Some(uuid)), bytes(request.wanted_bytes));
+            Some(format!("the driver, with {} free on GPU {gpu}, {verdict} a request of {wanted}", bytes(free)))
         }));
         remarks
     }
-}
-
-/// What the driver has to have for a request of its own.
-pub(crate) const fn granules(bytes: u64) -> u64 {
-    bytes.next_multiple_of(GRANULE_BYTES)
 }
 
 fn rows_of<'a>(driver: &'a DriverFragmentsView, gpu: &'a DriverGpuView) -> Vec<DriverRow<'a>> {
@@ -109,27 +102,21 @@ fn rows_of<'a>(driver: &'a DriverFragmentsView, gpu: &'a DriverGpuView) -> Vec<D
         unused_bytes,
         why,
     };
-    let linear = &gpu.linear;
+    let DriverGpuView { device, physical, pool, .. } = gpu;
     let why = format!(
         "{} in granules of 2 MiB, {} of them up to 1 MiB",
-        plural(linear.allocations, "request", "requests"),
-        count(linear.small_allocations)
+        plural(device.allocations, "request", "requests"),
+        count(device.small_allocations)
     );
-    let (granules, wasted) = (linear.granule_bytes, linear.granule_bytes.saturating_sub(linear.bytes));
-    let device = row("device", linear.bytes, Some(granules), Some(wasted), why);
-    let physical = row(
-        "physical",
-        gpu.physical_bytes,
-        Some(gpu.physical_bytes),
-        Some(gpu.idle_physical_bytes),
-        "neither mapped nor bound".to_owned(),
-    );
-    let unused = gpu.pool_backed_bytes.map(|backed| backed.saturating_sub(gpu.pool_bytes));
-    let pool = row("pool", gpu.pool_bytes, gpu.pool_backed_bytes, unused, "kept for later requests".to_owned());
+    let device = row("device", device.live_bytes, Some(device.backed_bytes), Some(device.unused_bytes), why);
+    let why = "neither mapped nor bound".to_owned();
+    let physical = row("physical", physical.live_bytes, Some(physical.live_bytes), Some(physical.idle_bytes), why);
+    let pools =
+        row("pool", pool.used_bytes, pool.backed_bytes, pool.unused_bytes, "kept for later requests".to_owned());
     let rows = [
         DriverRow { is_estimated: true, ..device },
         physical,
-        DriverRow { is_estimated: gpu.pool_backed_estimated, ..pool },
+        DriverRow { is_estimated: pool.backed_estimated, ..pools },
     ];
     rows.into_iter().filter(|row| row.live_bytes > 0 || row.backed_bytes != Some(0)).collect()
 }
@@ -149,7 +136,7 @@ fn against_nvml(driver: &DriverFragmentsView, gpu: &DriverGpuView, snapshot: &Sn
         driver.tgid.0,
         sentences::gpu_number(snapshot, Some(uuid)),
         bytes(unattributed),
-        bytes(gpu.wasted_bytes.saturating_sub(gpu.idle_physical_bytes))
+        bytes(gpu.wasted_bytes.saturating_sub(gpu.physical.idle_bytes))
     ))
 }
 
@@ -180,10 +167,11 @@ impl FragmentReport {
     }
 
     /// Pools of the driver (`cudaMallocAsync`) on the same GPU: what they have beyond what is in use; `None` where there are none.
-    pub(crate) fn driver_pool<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a KindView> {
+    pub(crate) fn driver_pool(&self, snapshot: &Snapshot) -> Option<DriverPoolView> {
         let gpus = &self.process(snapshot)?.gpus;
         let gpu = gpus.iter().find(|gpu| gpu.uuid.is_some() && gpu.uuid == self.view.uuid)?;
-        gpu.kinds.get("pool").filter(|pool| pool.backed_bytes.is_some())
+        let pool = gpu.kinds.get("pool").filter(|pool| pool.backed_bytes.is_some())?;
+        Some(DriverPoolView::new(pool.live_bytes, pool.backed_bytes, pool.backed_estimated))
     }
 }
 

@@ -13,7 +13,6 @@ use crate::commands::oom::{forecast_json as forecast, json as oom};
 use crate::commands::profile::json as profile;
 use crate::commands::report::churn_json as churn;
 use crate::render::json::{Origin, write_report};
-use crate::render::wall_clock::WallClock;
 
 /// Writes the report as one line.
 ///
@@ -25,26 +24,25 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    write_report(out, "memwatch.monitor/2", Data { findings, snapshot, clock: origin.clock }, snapshot, origin)
+    write_report(out, "memwatch.monitor/2", Data { findings, snapshot }, snapshot, origin)
 }
 
 struct Data<'a> {
     findings: &'a [(&'static str, Finding)],
     snapshot: &'a Snapshot,
-    clock: &'a WallClock,
 }
 
 impl Serialize for Data<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { findings, snapshot, clock } = self;
+        let Self { findings, snapshot } = self;
         let mut map = serializer.serialize_map(Some(findings.len()))?;
         for (name, finding) in *findings {
             match finding {
-                Finding::Leaks(found) => map.serialize_entry(name, &leaks::data(found, clock))?,
-                Finding::Ooms(found) => map.serialize_entry(name, &oom::data(found, clock))?,
-                Finding::Profile(found) => map.serialize_entry(name, &profile::data(found, snapshot, clock))?,
-                Finding::Forecasts(found) => map.serialize_entry(name, &forecast::forecasts(found, clock))?,
-                Finding::Fragments(found) => map.serialize_entry(name, &fragments::data(found, snapshot, clock))?,
+                Finding::Leaks(found) => map.serialize_entry(name, &leaks::data(found))?,
+                Finding::Ooms(found) => map.serialize_entry(name, &oom::data(found))?,
+                Finding::Profile(found) => map.serialize_entry(name, &profile::data(found, snapshot))?,
+                Finding::Forecasts(found) => map.serialize_entry(name, &forecast::forecasts(found))?,
+                Finding::Fragments(found) => map.serialize_entry(name, &fragments::data(found, snapshot))?,
                 Finding::Churn(found) => map.serialize_entry(name, &churn::data(found))?,
             }
         }

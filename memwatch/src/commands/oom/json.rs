@@ -2,17 +2,14 @@
 
 use std::io;
 
-use memwatch_core::features::oom::view::{CacheView, OomView, SurvivedView};
-use memwatch_core::snapshot::{Snapshot, WhoseView};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::features::oom::view::{OomView, SurvivedView};
+use memwatch_core::snapshot::{RefusedView, Snapshot};
+use memwatch_core::words::{GpuUuid, Tgid, json};
 use serde::Serialize;
 
-use super::forecast_json as forecast;
-use super::forecast_json::{ChangeJson, ForecastsJson};
-use crate::commands::explain::json::{Refused, refused_json};
-use crate::commands::oom::words::{Failed, Holder, OomReport, advice, gpu, holders, unwatched_bytes};
+use super::forecast_json::{Change, Forecasts, change, forecasts};
+use crate::commands::oom::words::{self, Failed, OomReport, advice, gpu, holders, unwatched_bytes};
 use crate::render::json::{Origin, write_report};
-use crate::render::wall_clock::WallClock;
 
 /// Writes the report as one line.
 ///
@@ -24,118 +21,91 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    let OomReport { failed, forecasts, changes } = *report;
     let data = Report {
-        forecast: forecast::forecasts(forecasts, origin.clock),
-        changes: changes.iter().map(|change| forecast::change_json(change, origin.clock)).collect(),
-        failures: data(failed, origin.clock),
+        forecast: forecasts(report.forecasts),
+        changes: report.changes.iter().map(change).collect(),
+        failures: data(report.failed),
     };
     write_report(out, "memwatch.oom/2", data, snapshot, origin)
 }
 
 /// The same within another report.
-pub(crate) fn data<'a>(failed: &'a Failed, clock: &WallClock) -> Listed<'a> {
+pub(crate) fn data(failed: &Failed) -> Listed<'_> {
     Listed {
-        failures: failed.ooms.iter().map(|oom| failure(oom, clock)).collect(),
+        failures: failed.ooms.iter().map(failure).collect(),
         forgotten: failed.forgotten,
-        survived: failed.survived.iter().map(|one| survived(one, clock)).collect(),
+        survived: failed.survived.iter().map(|view| Survived { view, refused: &view.refused }).collect(),
         survived_forgotten: failed.survived_forgotten,
     }
 }
 
 #[derive(Serialize)]
 struct Report<'a> {
-    forecast: ForecastsJson<'a>,
-    changes: Vec<ChangeJson<'a>>,
+    forecast: Forecasts<'a>,
+    changes: Vec<Change<'a>>,
     #[serde(flatten)]
     failures: Listed<'a>,
 }
 
 #[derive(Serialize)]
 pub(crate) struct Listed<'a> {
-    failures: Vec<FailureJson<'a>>,
+    failures: Vec<Failure<'a>>,
     forgotten: u64,
-    survived: Vec<SurvivedJson<'a>>,
+    survived: Vec<Survived<'a>>,
     survived_forgotten: u64,
 }
 
 /// What the kernel driver refused without a failure; `status` is what the call returned, `null` where that was not seen.
 #[derive(Serialize)]
-struct SurvivedJson<'a> {
-    #[serde(rename = "pid")]
-    tgid: u32,
-    status: Option<i32>,
+struct Survived<'a> {
     #[serde(flatten)]
-    refused: Refused<'a>,
+    view: &'a SurvivedView,
+    #[serde(flatten)]
+    refused: &'a RefusedView,
 }
 
 #[derive(Serialize)]
-struct FailureJson<'a> {
-    time: String,
-    #[serde(rename = "pid")]
-    tgid: u32,
-    level: &'a str,
-    device: Option<i32>,
-    uuid: Option<&'a str>,
-    symbol: Option<&'a str>,
-    wanted_bytes: u64,
-    more: u64,
-    refused: Vec<Refused<'a>>,
-    whose: Option<&'a WhoseView>,
-    cache: Option<&'a CacheView>,
-    gpu: Option<GpuJson>,
-    holders: Vec<HolderJson<'a>>,
+struct Failure<'a> {
+    #[serde(flatten)]
+    view: &'a OomView,
+    uuid: Option<&'a GpuUuid>,
+    gpu: Option<Gpu>,
+    holders: Vec<Holder<'a>>,
     unwatched_bytes: Option<u64>,
     advice: Vec<String>,
 }
 
+/// How full the GPU was.
 #[derive(Serialize)]
-struct GpuJson {
+struct Gpu {
     total_bytes: Option<u64>,
     used_bytes: Option<u64>,
-    sampled_time: String,
+    #[serde(serialize_with = "json::sampled_time")]
+    sampled_ns: u64,
 }
 
 #[derive(Serialize)]
-struct HolderJson<'a> {
+struct Holder<'a> {
     #[serde(rename = "pid")]
-    tgid: u32,
+    tgid: Tgid,
     comm: &'a str,
     command: &'a str,
     held_bytes: u64,
 }
 
-fn survived<'a>(one: &'a SurvivedView, clock: &WallClock) -> SurvivedJson<'a> {
-    SurvivedJson { tgid: one.tgid.0, status: one.status, refused: refused_json(&one.refused, clock) }
+fn failure(view: &OomView) -> Failure<'_> {
+    let on = gpu(view);
+    Failure {
+        view,
+        uuid: on.map(|gpu| &gpu.uuid),
+        gpu: on.map(|gpu| Gpu { total_bytes: gpu.total_bytes, used_bytes: gpu.used_bytes, sampled_ns: gpu.sampled_ns }),
+        holders: holders(view).into_iter().map(holder).collect(),
+        unwatched_bytes: unwatched_bytes(view),
+        advice: advice(view),
+    }
 }
 
-fn failure<'a>(oom: &'a OomView, clock: &WallClock) -> FailureJson<'a> {
-    let on = gpu(oom);
-    let holder = |holder: Holder<'a>| HolderJson {
-        tgid: holder.process.tgid.0,
-        comm: &holder.process.comm,
-        command: &holder.process.command,
-        held_bytes: holder.held_bytes,
-    };
-    FailureJson {
-        time: clock.rfc3339(oom.time_ns),
-        tgid: oom.tgid.0,
-        level: &oom.level,
-        device: oom.device,
-        uuid: on.map(|gpu| GpuUuid::as_str(&gpu.uuid)),
-        symbol: oom.symbol.as_deref(),
-        wanted_bytes: oom.wanted_bytes,
-        more: oom.more,
-        refused: oom.refused.iter().map(|refused| refused_json(refused, clock)).collect(),
-        whose: oom.whose.as_ref(),
-        cache: oom.cache.as_ref(),
-        gpu: on.map(|gpu| GpuJson {
-            total_bytes: gpu.total_bytes,
-            used_bytes: gpu.used_bytes,
-            sampled_time: clock.rfc3339(gpu.sampled_ns),
-        }),
-        holders: holders(oom).into_iter().map(holder).collect(),
-        unwatched_bytes: unwatched_bytes(oom),
-        advice: advice(oom),
-    }
+fn holder(holder: words::Holder<'_>) -> Holder<'_> {
+    let words::Holder { process, held_bytes } = holder;
+    Holder { tgid: process.tgid, comm: &process.comm, command: &process.command, held_bytes }
 }

@@ -6,7 +6,6 @@ use std::io;
 use memwatch_core::features::profile::view::{CourseView, GpuProfileView, ProcessProfileView, ProfileView, RatioView};
 use memwatch_core::snapshot::Snapshot;
 
-use crate::commands::profile::json::utilization;
 use crate::render::Tone;
 use crate::render::format::{bytes, duration, known, printable};
 use crate::render::sentences::{self, Sentence};
@@ -80,8 +79,7 @@ fn of_gpu(gpu: &GpuProfileView, snapshot: &Snapshot) -> String {
     let facts = snapshot.gpus.iter().find(|view| view.uuid == gpu.uuid);
     let name = facts.map(|facts| format!("  {}", sentences::gpu_name(facts))).unwrap_or_default();
     let total = known(gpu.total_bytes, bytes);
-    let used = utilization(gpu.used.as_ref(), gpu.total_bytes)
-        .map_or_else(|| "used bytes are unknown".to_owned(), |used| parts(&used));
+    let used = gpu.utilization.map_or_else(|| "used bytes are unknown".to_owned(), |used| parts(&used));
     format!("GPU {number}{name}  {total}: {used}")
 }
 

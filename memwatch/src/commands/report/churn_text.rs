@@ -2,7 +2,7 @@
 
 use std::io;
 
-use memwatch_core::features::churn::view::{ChurnView, ClassView, FlowView};
+use memwatch_core::features::churn::view::{ChurnView, FlowView};
 
 use crate::render::Tone;
 use crate::render::format::{bytes, count, known, percent, plural, rate};
@@ -43,7 +43,6 @@ pub(crate) fn section(page: &mut Page, churn: &ChurnView, top: usize) {
     temporaries(page, churn, top);
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a rate needs no sixteen digits")]
 fn flows(page: &mut Page, churn: &ChurnView) {
     let columns = [
         ("KIND", Align::Left),
@@ -56,15 +55,13 @@ fn flows(page: &mut Page, churn: &ChurnView) {
         ("TEMPORARY", Align::Right),
     ];
     let mut grid = Grid::new(&columns);
-    let seconds = churn.watched_ns as f64 / 1e9;
     for flow in &churn.kinds {
-        let per_second = if seconds > 0.0 { flow.allocations as f64 / seconds } else { f64::NAN };
         grid.push(vec![
             flow.kind.replace('_', " "),
             bytes(flow.total_bytes),
             count(flow.allocations),
             count(flow.frees),
-            rate(per_second),
+            rate(flow.allocations_per_second.unwrap_or(f64::NAN)),
             known(flow.mean_lifetime_ns, short),
             known(flow.longest_lifetime_ns, short),
             if flow.frees == 0 { "-".to_owned() } else { percent(flow.temporary, flow.allocations) },
@@ -78,9 +75,10 @@ fn flows(page: &mut Page, churn: &ChurnView) {
 /// Sizes and lifetimes, a row for each class that has any.
 fn classes(page: &mut Page, flow: &FlowView) {
     let kind = flow.kind.replace('_', " ");
-    let lists = [("SIZE", &flow.sizes, bytes as fn(u64) -> String), ("LIFE", &flow.lifetimes, short)];
-    for (title, classes, text) in lists {
-        let most = classes.iter().map(|class| class.count).max().unwrap_or(0);
+    let sizes = flow.sizes.iter().map(|of| (range(of.from_bytes, of.below_bytes, bytes), of.allocations, of.bytes));
+    let lifetimes = flow.lifetimes.iter().map(|of| (range(of.from_ns, of.below_ns, short), of.frees, of.bytes));
+    for (title, classes) in [("SIZE", sizes.collect::<Vec<_>>()), ("LIFE", lifetimes.collect())] {
+        let most = classes.iter().map(|(_, number, _)| *number).max().unwrap_or(0);
         if most == 0 {
             continue;
         }
@@ -88,24 +86,19 @@ fn classes(page: &mut Page, flow: &FlowView) {
         let columns =
             [(title.as_str(), Align::Right), ("COUNT", Align::Right), ("BYTES", Align::Right), ("", Align::Left)];
         let mut grid = Grid::new(&columns);
-        for class in classes.iter().filter(|class| class.count > 0) {
-            grid.push(vec![
-                range(class, text),
-                count(class.count),
-                bytes(class.bytes),
-                bar(class.count, most, page.options.ascii),
-            ]);
+        for (range, number, of_bytes) in classes.into_iter().filter(|(_, number, _)| *number > 0) {
+            grid.push(vec![range, count(number), bytes(of_bytes), bar(number, most, page.options.ascii)]);
         }
         page.grid(&grid);
     }
 }
 
 /// `below 1.0 ms`, `64 B to 128 B`, `1 min 0 s and more`.
-fn range(class: &ClassView, text: impl Fn(u64) -> String) -> String {
-    match class.below {
-        Some(below) if class.from == 0 => format!("below {}", text(below)),
-        Some(below) => format!("{} to {}", text(class.from), text(below)),
-        None => format!("{} and more", text(class.from)),
+fn range(from: u64, below: Option<u64>, text: fn(u64) -> String) -> String {
+    match below {
+        Some(below) if from == 0 => format!("below {}", text(below)),
+        Some(below) => format!("{} to {}", text(from), text(below)),
+        None => format!("{} and more", text(from)),
     }
 }
 
@@ -156,6 +149,7 @@ fn short(time_ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memwatch_core::features::churn::view::SizeView;
 
     #[test]
     fn short_times_have_a_unit_that_fits() {
@@ -164,7 +158,7 @@ mod tests {
 
     #[test]
     fn kinds_stand_with_their_classes_and_nothing_is_nothing() {
-        let class = ClassView { from: 64, below: Some(128), count: 3, bytes: 300 };
+        let class = SizeView { from_bytes: 64, below_bytes: Some(128), allocations: 3, bytes: 300 };
         let flow = FlowView {
             kind: "tensor".into(),
             allocations: 3,

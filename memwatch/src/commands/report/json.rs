@@ -6,6 +6,7 @@ use std::path::Path;
 use memwatch_core::features::churn::view::ChurnView;
 use memwatch_core::recording::{Ending, Stopped};
 use memwatch_core::snapshot::Snapshot;
+use memwatch_core::words::json;
 use serde::Serialize;
 
 use super::churn_json as churn;
@@ -33,17 +34,17 @@ pub(crate) fn write(
         version: &facts.front.version,
         command: &facts.front.command,
         everybody: facts.front.everybody,
-        begin_time: origin.clock.rfc3339(snapshot.attached_ns),
-        end_time: origin.clock.rfc3339(snapshot.time_ns),
-        events_since: facts.events_since_ns.map(|since_ns| origin.clock.rfc3339(since_ns)),
-        since: facts.since_ns.map(|since_ns| origin.clock.rfc3339(since_ns)),
+        attached_ns: snapshot.attached_ns,
+        last_ns: snapshot.time_ns,
+        events_since_ns: facts.events_since_ns,
+        since_ns: facts.since_ns,
         bytes: facts.bytes,
         inputs: facts.inputs,
         ending,
         stopped,
         damaged_byte,
     };
-    let data = Whole { recording, data: data(Report::Run, snapshot, origin.clock), churn: churn.map(churn::data) };
+    let data = Whole { recording, data: data(Report::Run, snapshot), churn: churn.map(churn::data) };
     write_report(out, "memwatch.report/2", data, snapshot, origin)
 }
 
@@ -63,10 +64,14 @@ struct Recording<'a> {
     version: &'a str,
     command: &'a [String],
     everybody: bool,
-    begin_time: String,
-    end_time: String,
-    events_since: Option<String>,
-    since: Option<String>,
+    #[serde(serialize_with = "json::begin_time")]
+    attached_ns: u64,
+    #[serde(serialize_with = "json::end_time")]
+    last_ns: u64,
+    #[serde(serialize_with = "json::date")]
+    events_since_ns: Option<u64>,
+    #[serde(serialize_with = "json::date")]
+    since_ns: Option<u64>,
     bytes: u64,
     inputs: u64,
     ending: &'static str,

@@ -1,15 +1,13 @@
-//! `memwatch timeline` in JSON: points of each number, and what happened.
+//! `memwatch timeline` in JSON: points of each number, and what happened, in seconds since the timeline's beginning.
 
 use std::io;
 
-use memwatch_core::features::timeline::view::{EventView, TimelineView, TrackView};
-use memwatch_core::snapshot::{Snapshot, WhoseView};
-use memwatch_core::words::GpuUuid;
+use memwatch_core::features::timeline::view::{EventView, PointView, SpanView, TimelineView, TrackView};
+use memwatch_core::snapshot::Snapshot;
 use serde::Serialize;
 
 use crate::export::plot::thinned_to;
 use crate::render::json::{Origin, write_report};
-use crate::render::wall_clock::WallClock;
 
 /// Writes the report as one line, with so many points of each number at most.
 ///
@@ -21,128 +19,77 @@ pub(crate) fn write(
     snapshot: &Snapshot,
     origin: Origin,
 ) -> io::Result<()> {
-    let clock = origin.clock;
+    let since = |time_ns| since(timeline, time_ns);
     let data = Data {
-        interval_seconds: seconds(timeline.interval_ns),
-        begin_time: clock.rfc3339(timeline.begun_ns),
-        end_time: clock.rfc3339(timeline.last_ns),
-        tracks: timeline.tracks.iter().map(|track| track_json(track, points, timeline, clock)).collect(),
-        events: timeline.events.iter().map(|event| event_json(event, timeline, clock)).collect(),
-        forgotten_events: timeline.forgotten_events,
-        spans: timeline
-            .spans
-            .iter()
-            .map(|span| SpanJson {
-                tgid: span.tgid.0,
-                kind: &span.kind,
-                name: &span.name,
-                begin_seconds: since(timeline, span.begun_ns),
-                end_seconds: since(timeline, span.last_ns),
-            })
-            .collect(),
-        forgotten_spans: timeline.forgotten_spans,
+        view: timeline,
+        tracks: timeline.tracks.iter().map(|view| track(view, points, since)).collect(),
+        events: timeline.events.iter().map(|view| Event { view, seconds: since(view.time_ns) }).collect(),
+        spans: timeline.spans.iter().map(|view| span(view, since)).collect(),
     };
     write_report(out, "memwatch.timeline/2", data, snapshot, origin)
 }
 
 #[derive(Serialize)]
 struct Data<'a> {
-    interval_seconds: f64,
-    begin_time: String,
-    end_time: String,
-    tracks: Vec<TrackJson<'a>>,
-    events: Vec<EventJson<'a>>,
-    forgotten_events: u64,
-    spans: Vec<SpanJson<'a>>,
-    forgotten_spans: u64,
+    #[serde(flatten)]
+    view: &'a TimelineView,
+    tracks: Vec<Track<'a>>,
+    events: Vec<Event<'a>>,
+    spans: Vec<Span<'a>>,
 }
 
 #[derive(Serialize)]
-struct TrackJson<'a> {
-    #[serde(rename = "pid")]
-    tgid: Option<u32>,
+struct Track<'a> {
+    #[serde(flatten)]
+    view: &'a TrackView,
+    /// `null` of a GPU's own number.
     comm: Option<&'a str>,
     command: Option<&'a str>,
-    observed_since: Option<String>,
-    uuid: Option<&'a str>,
-    measure: &'a str,
     /// Between two looks, only the looks are known.
     sampled: bool,
-    points: Vec<PointJson>,
+    points: Vec<Point>,
 }
 
-/// Seconds since the beginning, what it was, and the most it was since the point before.
 #[derive(Serialize)]
-struct PointJson {
+struct Point {
     seconds: f64,
-    bytes: u64,
-    most_bytes: u64,
+    #[serde(flatten)]
+    view: PointView,
 }
 
 #[derive(Serialize)]
-struct EventJson<'a> {
-    time: String,
+struct Event<'a> {
+    #[serde(flatten)]
+    view: &'a EventView,
     seconds: f64,
-    kind: &'a str,
-    #[serde(rename = "pid")]
-    tgid: Option<u32>,
-    uuid: Option<&'a str>,
-    bytes: Option<u64>,
-    level: Option<&'a str>,
-    symbol: Option<&'a str>,
-    whose: Option<&'a WhoseView>,
 }
 
 #[derive(Serialize)]
-struct SpanJson<'a> {
-    #[serde(rename = "pid")]
-    tgid: u32,
-    kind: &'a str,
-    name: &'a str,
+struct Span<'a> {
+    #[serde(flatten)]
+    view: &'a SpanView,
     begin_seconds: f64,
     end_seconds: f64,
 }
 
-fn track_json<'a>(track: &'a TrackView, points: usize, timeline: &TimelineView, clock: &WallClock) -> TrackJson<'a> {
-    let is_process = track.tgid.is_some();
-    let point = |point: memwatch_core::features::timeline::view::PointView| PointJson {
-        seconds: since(timeline, point.time_ns),
-        bytes: point.bytes,
-        most_bytes: point.most_bytes,
-    };
-    TrackJson {
-        tgid: track.tgid.map(|tgid| tgid.0),
-        comm: is_process.then_some(&*track.comm),
-        command: is_process.then_some(&*track.command),
-        observed_since: track.observed_since_ns.map(|time_ns| clock.rfc3339(time_ns)),
-        uuid: track.uuid.as_ref().map(GpuUuid::as_str),
-        measure: &track.measure,
-        sampled: track.measure == "used",
-        points: thinned_to(&track.points, points).into_iter().map(point).collect(),
+fn track(view: &TrackView, points: usize, since: impl Fn(u64) -> f64) -> Track<'_> {
+    let is_process = view.tgid.is_some();
+    let point = |view: PointView| Point { seconds: since(view.time_ns), view };
+    Track {
+        view,
+        comm: is_process.then_some(&*view.comm),
+        command: is_process.then_some(&*view.command),
+        sampled: view.measure == "used",
+        points: thinned_to(&view.points, points).into_iter().map(point).collect(),
     }
 }
 
-fn event_json<'a>(event: &'a EventView, timeline: &TimelineView, clock: &WallClock) -> EventJson<'a> {
-    EventJson {
-        time: clock.rfc3339(event.time_ns),
-        seconds: since(timeline, event.time_ns),
-        kind: &event.kind,
-        tgid: event.tgid.map(|tgid| tgid.0),
-        uuid: event.uuid.as_ref().map(GpuUuid::as_str),
-        bytes: event.bytes,
-        level: event.level.as_deref(),
-        symbol: event.symbol.as_deref(),
-        whose: event.whose.as_ref(),
-    }
+fn span(view: &SpanView, since: impl Fn(u64) -> f64) -> Span<'_> {
+    Span { view, begin_seconds: since(view.begun_ns), end_seconds: since(view.last_ns) }
 }
 
 /// Since the beginning; what is older is below 0.
 #[expect(clippy::cast_precision_loss, reason = "a time needs no sixteen digits")]
 fn since(timeline: &TimelineView, time_ns: u64) -> f64 {
     time_ns.wrapping_sub(timeline.begun_ns).cast_signed() as f64 / 1e9
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a time needs no sixteen digits")]
-fn seconds(time_ns: u64) -> f64 {
-    time_ns as f64 / 1e9
 }

@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
 
-use super::symbols::{TensorPoint, points};
+use super::points::points;
+use super::symbols::TensorPoint;
 use crate::frameworks::bfc::ArenaLayout;
-use crate::sources::kernel::attach::chain;
+use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan, is_library};
 

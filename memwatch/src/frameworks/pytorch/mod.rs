@@ -7,6 +7,7 @@ mod holdings;
 mod known_builds;
 mod look;
 mod numbers;
+mod points;
 mod price;
 mod request;
 mod symbols;
@@ -17,9 +18,9 @@ pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
 pub(crate) use look::has_arenas;
 pub(crate) use memwatch_core::input::{Stacks, TensorLevel};
 pub(crate) use numbers::{Moment, RestingNumbers};
+#[cfg(test)]
+pub(crate) use points::points;
 pub(crate) use price::{events, rates};
 pub(crate) use request::TensorRequest;
-#[cfg(test)]
-pub(crate) use symbols::points;
 pub(crate) use symbols::{SymbolName, TensorPoint, symbols};
 pub(crate) use watch::{Arrival, TorchWatch};

@@ -6,24 +6,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorPlan, TensorProbe};
-use object::ReadCache;
+use memwatch_common::tensor::{Point, TensorPlan, TensorProbe};
 
-use super::calls;
-use super::counter::counter;
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
-use crate::sources::kernel::site::{KernelVersion, Site, select, select_without_arguments};
 use crate::sources::pieces::in_pieces;
 
 /// Longest name that is distinguished from others with the same beginning.
 const NAME_BYTES: usize = 1024;
 /// Parts of a function that the compiler has moved away from its entry carry its name and one of these.
 const NO_ENTRY: [&str; 3] = [".cold", ".part.", ".isra."];
-/// The longest code that is read for the choice of a site; most functions here are far longer than what matters, their first block.
-const CODE_BYTES: u64 = 64 << 10;
 
 /// Where a row is probed in one file.
 #[derive(Clone, Copy, Debug)]
@@ -43,66 +36,16 @@ impl TensorPoint {
     pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
         Self { row, file_offset, plan: row.plan, is_return: row.point == Point::Count }
     }
-
-    /// A row in a function with this code.
-    fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u8], site: &Site) -> Self {
-        if row.point == Point::Count
-            && let Some(count) = counter(code)
-        {
-            let file_offset = location.file_offset + count.offset_in_function;
-            return Self { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable), is_return: false };
-        }
-        Self::new(row, location.file_offset + site.offset_in_function)
-    }
 }
 
-/// Finds the rows of a library in its file. Rows that it has no function for are left out.
-///
-/// # Errors
-/// The file cannot be read or understood.
-pub(crate) fn points(
-    file: &File,
-    library: FrameworkLibrary,
-    kernel: KernelVersion,
-) -> Result<Vec<TensorPoint>, ResolveError> {
-    let is_wanted = |row: &&TensorProbe| {
-        let TensorProbe { library: own, symbol, point, .. } = row;
-        *own == library && !symbol.is_empty() && *point != Point::Calls
-    };
-    let rows: Vec<&TensorProbe> = TENSOR_PROBES.iter().filter(is_wanted).collect();
-    let clone = file.try_clone().map_err(|_unreadable| ResolveError::Damaged { what: "file" })?;
-    let cache = ReadCache::new(clone);
-    let layout = Layout::parse(&cache)?;
-    let names: Vec<SymbolName> = rows.iter().map(|row| SymbolName::of(row)).collect();
-    let found = symbols(file, &layout, &names)?;
-    let place = |row: &&'static TensorProbe| {
-        let location = found.functions.get(&row.id)?;
-        let mut code = vec![0; usize::try_from(location.size_bytes.min(CODE_BYTES)).ok()?];
-        let read = location.size_bytes <= CODE_BYTES && file.read_exact_at(&mut code, location.file_offset).is_ok();
-        let code = if read { &code[..] } else { &[] };
-        let select = if row.meaning.has_arguments() { select } else { select_without_arguments };
-        let site = select(code, location.address, layout.machine(), kernel);
-        Some(TensorPoint::of_function(row, location, code, &site))
-    };
-    let mut points: Vec<TensorPoint> = rows.iter().filter_map(place).collect();
-    if library == FrameworkLibrary::C10Cuda {
-        let (found, all) = (symbols(file, &layout, &calls::NAMES)?, functions(file, &layout)?);
-        match calls::calls(file, &layout, &all, &found) {
-            Some(calls) => points.extend(calls),
-            None => log::info!("PyTorch's allocator in this build shows blocks by several probes for each"),
-        }
-    }
-    Ok(points)
-}
-
-/// All functions of a file, each once; of one that has too many, more than are looked at.
-fn functions(file: &File, layout: &Layout<'_>) -> Result<Vec<FunctionLocation>, ResolveError> {
+/// All functions of a file, each once; of one that has more than `most`, one more.
+pub(super) fn functions(file: &File, layout: &Layout<'_>, most: usize) -> Result<Vec<FunctionLocation>, ResolveError> {
     let mut all = BTreeMap::new();
     for table in layout.tables() {
         in_pieces(file, table.symbols, |_, piece| {
             let (symbols, rest) = piece.as_chunks::<SYMBOL_BYTES>();
             let functions = symbols.iter().filter_map(|symbol| layout.function(symbol)).map(|at| (at.address, at));
-            all.extend(functions.take((calls::MOST_FUNCTIONS + 1).saturating_sub(all.len())));
+            all.extend(functions.take((most + 1).saturating_sub(all.len())));
             rest.len()
         })
         .map_err(|_unreadable| ResolveError::Damaged { what: "symbol table" })?;

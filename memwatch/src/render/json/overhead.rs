@@ -1,27 +1,19 @@
 //! What watching takes of a process's time, in JSON.
 
-use memwatch_core::snapshot::OverheadView;
+use memwatch_core::snapshot::{OverheadView, ProcessView};
 use serde::Serialize;
 
 /// An estimate: the records are counted, and each has a price that was measured elsewhere.
 #[derive(Serialize)]
-pub(crate) struct OverheadJson {
+pub(crate) struct Overhead<'a> {
     estimated: bool,
-    events: u64,
-    seconds: f64,
-    seconds_per_second: Option<f64>,
-    stacks_left_out: u64,
+    #[serde(flatten)]
+    view: &'a OverheadView,
 }
 
 /// The `overhead` field of a process.
-pub(crate) fn json(view: &OverheadView) -> OverheadJson {
-    OverheadJson {
-        estimated: true,
-        events: view.events,
-        seconds: seconds(view.total_ns),
-        seconds_per_second: view.ns_per_second.map(seconds),
-        stacks_left_out: view.stacks_left_out,
-    }
+pub(crate) fn of(process: &ProcessView) -> Option<Overhead<'_>> {
+    process.overhead.as_ref().map(|view| Overhead { estimated: true, view })
 }
 
 /// Nanoseconds in seconds.

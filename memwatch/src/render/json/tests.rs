@@ -16,9 +16,21 @@ fn value(snapshot: &Snapshot) -> serde_json::Value {
 #[test]
 fn a_report_is_one_line_with_the_fields_of_the_contract() {
     let text = line(Report::Ps(None), &fixture::quiet_node());
-    let golden = include_str!("quiet_node.json").replace('\n', "").replace("VERSION", env!("CARGO_PKG_VERSION"));
-    assert_eq!(text.trim_end(), golden);
+    let golden = include_str!("quiet_node.json").replace("VERSION", env!("CARGO_PKG_VERSION"));
+    let golden: Value = serde_json::from_str(&golden).expect("valid JSON");
+    assert_eq!(serde_json::from_str::<Value>(&text).expect("valid JSON"), golden);
     assert_eq!(text.matches('\n').count(), 1);
+}
+
+#[test]
+fn a_field_stands_once_in_a_report_wherever_it_comes_from() {
+    for snapshot in [fixture::quiet_node(), fixture::owned_node(), fixture::divided_node()] {
+        for report in [Report::Ps(Some(By::Container)), Report::Run] {
+            let text = line(report, &snapshot);
+            let read: Value = serde_json::from_str(&text).expect("valid JSON");
+            assert_eq!(text.trim_end().len(), read.to_string().len(), "what stands twice is read once: {text}");
+        }
+    }
 }
 
 #[test]

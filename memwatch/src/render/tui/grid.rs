@@ -2,10 +2,38 @@
 
 use std::cmp::Ordering;
 
-use super::state::RowKey;
+use memwatch_core::snapshot::ProcessView;
+use memwatch_core::words::Tgid;
+
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, ratio};
 use crate::render::tui::size::size;
+
+/// A process in the views: its id alone may come again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ProcessKey {
+    /// Its number.
+    pub(crate) tgid: Tgid,
+    observed_since_ns: u64,
+}
+
+impl ProcessKey {
+    /// The key of a process.
+    pub(crate) fn of(process: &ProcessView) -> Self {
+        Self { tgid: process.tgid, observed_since_ns: process.observed_since_ns }
+    }
+}
+
+/// What a row stands for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RowKey {
+    /// A process on the GPU that has this place among its GPUs.
+    Process(ProcessKey, Option<usize>),
+    /// The processes of a workload.
+    Workload(String),
+    /// Something in a process, by a text that no other row of its tab has.
+    Place(String),
+}
 
 /// A column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

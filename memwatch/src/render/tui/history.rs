@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use memwatch_core::snapshot::{ProcessView, Snapshot};
 use memwatch_core::words::GpuUuid;
 
+use super::grid::ProcessKey;
 use super::size::seconds;
-use super::state::ProcessKey;
 use crate::render::format::ratio;
 use crate::render::order::by_holding;
 

@@ -2,36 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use memwatch_core::snapshot::{ProcessView, Snapshot};
+use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
+
+pub(crate) use super::grid::{ProcessKey, RowKey};
 
 use super::grid::Grid;
 use super::history::Histories;
-
-/// A process in the views: its id alone may come again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ProcessKey {
-    tgid: Tgid,
-    observed_since_ns: u64,
-}
-
-impl ProcessKey {
-    /// The key of a process.
-    pub(crate) fn of(process: &ProcessView) -> Self {
-        Self { tgid: process.tgid, observed_since_ns: process.observed_since_ns }
-    }
-}
-
-/// What a row stands for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum RowKey {
-    /// A process on the GPU that has this place among its GPUs.
-    Process(ProcessKey, Option<usize>),
-    /// The processes of a workload.
-    Workload(String),
-    /// Something in a process, by a text that no other row of its tab has.
-    Place(String),
-}
 
 /// What the screen shows below the GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

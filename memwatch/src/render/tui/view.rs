@@ -3,7 +3,7 @@
 mod gpus;
 mod graph;
 mod help;
-mod look;
+pub(crate) mod look;
 mod process;
 mod status;
 mod table;

@@ -12,7 +12,7 @@ use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use object::ReadCache;
 
 use super::exports::{Export, classify};
-use super::load::{Kernel, LoadError, Mechanism, loaded_uprobe, uprobe};
+use super::load::{Kernel, LoadError, Mechanism, chain, loaded_uprobe, uprobe};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
 use super::stub::{self, NoStub};
@@ -422,21 +422,6 @@ fn attach_pair(
         }
     }
     Ok(links)
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text.push_str(": ");
-            text.push_str(&more);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@ use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
 
-use super::attach::chain;
 use super::btf::{Btf, BtfError};
 
 /// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
@@ -295,6 +294,21 @@ pub(crate) fn takes_sys_admin(classic_uprobes: bool) -> bool {
 fn mechanism(classic_uprobes: bool) -> Mechanism {
     let multi = !classic_uprobes && is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation).unwrap_or(false);
     if multi { Mechanism::UprobeMulti } else { Mechanism::Classic }
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use memwatch_core::snapshot::MemoryHistory;
 use memwatch_core::words::Tgid;
 use memwatch_core::{Pipeline, TensorLog};
 
+use self::windows::ProcessWindows;
 use super::arenas::ProcessArenas;
 use super::books::ProcessBooks;
 use super::copies::Copies;
@@ -22,7 +23,6 @@ use super::intake::Intake;
 use super::named::Named;
 use super::numbers::ProcessNumbers;
 use super::price::{PriceGuard, Rate};
-use super::windows::ProcessWindows;
 use super::{Session, SessionOptions};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
@@ -79,7 +79,7 @@ pub(super) struct Process {
     /// Watches over what that costs it.
     pub(super) governor: Governor,
     /// When it is traced, where that is not done all the time.
-    pub(super) windows: ProcessWindows,
+    windows: ProcessWindows,
 }
 
 pub(super) enum Python {
@@ -453,3 +453,4 @@ mod due;
 mod python;
 #[cfg(test)]
 mod tests;
+mod windows;

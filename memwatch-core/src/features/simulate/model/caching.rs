@@ -4,19 +4,13 @@ use std::collections::BTreeSet;
 
 use super::arena::{Arena, Block, State};
 use super::meter::{Capacity, Meter};
-use super::settings::Settings;
+use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES, Settings};
 use super::{Granted, Handle, Policy, Request};
 use crate::allocators::pytorch::PoolSize;
 use crate::input::books::BookSegment;
 
-/// `kMinBlockSize`: sizes are multiples of this, and no remainder is smaller.
-pub(super) const LEAST_BYTES: u64 = 512;
 /// `kSmallSize`: a remainder in the large pool is larger than this.
 pub(super) const SMALL_BYTES: u64 = 1 << 20;
-/// `kSmallBuffer`: what requests of the small pool share, and the granule of larger segments.
-pub const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
-/// `kLargeBuffer`: what requests below [`OWN_SEGMENT_BYTES`] share.
-pub const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
 /// `kMinLargeAlloc`: requests from here on have a segment made for them.
 pub const OWN_SEGMENT_BYTES: u64 = 10 << 20;
 

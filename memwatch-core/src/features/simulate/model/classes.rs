@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::caching::{LEAST_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES};
+use super::caching::SMALL_BYTES;
 use super::meter::{Capacity, Meter};
+use super::settings::{LEAST_BYTES, SMALL_SEGMENT_BYTES};
 use super::{Granted, Handle, Policy, Request};
 
 /// Steps from one power of two to the next.

@@ -2,7 +2,8 @@
 
 use super::Handle;
 use super::arena::{Block, State};
-use super::caching::{Caching, SMALL_SEGMENT_BYTES, Wanted};
+use super::caching::{Caching, Wanted};
+use super::settings::SMALL_SEGMENT_BYTES;
 use crate::allocators::pytorch::PoolSize;
 
 impl Caching {

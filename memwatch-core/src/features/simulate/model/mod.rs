@@ -24,10 +24,11 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-pub use self::caching::{LARGE_SEGMENT_BYTES, OWN_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
+pub use self::caching::OWN_SEGMENT_BYTES;
 pub use self::feed::{DeviceRun, Measured, Older};
 pub use self::meter::{Capacity, Meter};
 pub use self::replay::{Failure, Outcome, Replay};
+pub use self::settings::{LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES};
 pub use self::settings::{Settings, SettingsError};
 
 use self::caching::Caching;

@@ -4,8 +4,14 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::caching::{LARGE_SEGMENT_BYTES, LEAST_BYTES, SMALL_SEGMENT_BYTES};
 use super::meter::Capacity;
+
+/// `kMinBlockSize`: sizes are multiples of this, and no remainder is smaller.
+pub(super) const LEAST_BYTES: u64 = 512;
+/// `kSmallBuffer`: what requests of the small pool share, and the granule of larger segments.
+pub const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
+/// `kLargeBuffer`: what requests below [`OWN_SEGMENT_BYTES`] share.
+pub const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
 
 const MIB: u64 = 1 << 20;
 /// Sizes from 1 MiB to 64 GiB have divisions of their own, by their highest bit.

@@ -3,8 +3,8 @@ use memwatch_common::tensor::{FLAG_COPY_LOST, FLAG_COPY_OVER_BUDGET};
 use super::*;
 use crate::allocators::pytorch::tests::naive::Naive;
 use crate::decode::{TensorChange, TensorEvent};
-use crate::stack::PythonStack;
 use crate::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
+use crate::stack::{PythonFrame, PythonStack};
 use crate::words::{Tgid, Tid};
 
 /// One block of so many bytes on each of so many lines; and the free of half of the first.

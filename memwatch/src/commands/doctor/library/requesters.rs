@@ -5,7 +5,8 @@ use memwatch_core::input::KernelCalls;
 use serde::Serialize;
 
 use crate::commands::doctor::check::{Check, State, Topic};
-use crate::sources::kernel::attach::{chain, plan};
+use crate::sources::kernel::attach::plan;
+use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{LibraryFile, LibraryScan, REQUESTERS};
 

@@ -1,7 +1,8 @@
 use memwatch_core::features::fragments::view::{
-    DriverFragmentsView, DriverGpuView, FitView, FragmentsView, SegmentBlockState, SegmentBlockView, SegmentView,
+    DriverFitView, DriverFragmentsView, DriverGpuView, DriverPoolView, FitView, FragmentsView, LinearView,
+    PhysicalView, SegmentBlockState, SegmentBlockView, SegmentView,
 };
-use memwatch_core::ledger::layout::{Holes, Linear};
+use memwatch_core::ledger::layout::Holes;
 use memwatch_core::snapshot::PlaceNameView;
 
 use super::*;
@@ -72,22 +73,32 @@ fn pin(kind: &'static str, name: Option<&str>, alone_bytes: Option<u64>) -> PinV
 fn driver() -> DriverFragmentsView {
     let snapshot = fixture::training_node();
     let process = &snapshot.processes[0];
-    let linear =
-        Linear { allocations: 7, bytes: 3 * MIB, small_allocations: 6, small_bytes: MIB, granule_bytes: 8 * MIB };
+    let device = LinearView {
+        live_bytes: 3 * MIB,
+        allocations: 7,
+        small_allocations: 6,
+        small_bytes: MIB,
+        backed_bytes: 8 * MIB,
+        granule_bytes: 2 * MIB,
+        unused_bytes: 5 * MIB,
+        estimated: true,
+    };
     let gpu = DriverGpuView {
         uuid: snapshot.gpus.first().map(|gpu| gpu.uuid.clone()),
-        linear,
-        physical_bytes: 50 * MIB,
-        idle_physical_bytes: 30 * MIB,
-        pool_bytes: 5 * MIB,
-        pool_backed_bytes: Some(32 * MIB),
-        pool_backed_estimated: false,
+        device,
+        physical: PhysicalView { live_bytes: 50 * MIB, idle_bytes: 30 * MIB },
+        pool: DriverPoolView::new(5 * MIB, Some(32 * MIB), false),
         wasted_bytes: 62 * MIB,
-        driver_free_bytes: Some(100 * MIB),
+        request: Some(fit(100 * MIB)),
     };
     let addresses = Holes { reserved_bytes: 100 * MIB, hole_bytes: 80 * MIB, holes: 2, largest_hole_bytes: 50 * MIB };
     let (tgid, observed_since_ns) = (process.tgid, process.observed_since_ns);
     DriverFragmentsView { tgid, observed_since_ns, at_worst_ns: None, addresses, gpus: vec![gpu] }
+}
+
+/// A request of 1 MiB less than so many bytes, of which the driver has 100 MiB.
+fn fit(driver_bytes: u64) -> DriverFitView {
+    DriverFitView { wanted_bytes: driver_bytes - MIB, driver_bytes, driver_free_bytes: Some(100 * MIB) }
 }
 
 fn of_driver(found: &Found) -> String {
@@ -99,14 +110,15 @@ fn of_driver(found: &Found) -> String {
 
 #[test]
 fn what_the_driver_gave_is_reported_by_kind_and_what_is_estimated_is_marked() {
-    let found = Found { allocators: Vec::new(), drivers: vec![driver()], wanted_bytes: Some(99 * MIB) };
+    let found = Found { allocators: Vec::new(), drivers: vec![driver()] };
     let text = of_driver(&found);
     assert!(text.contains("physical  50.0 MiB  50.0 MiB  30.0 MiB  neither mapped nor bound"), "{text}");
     assert!(text.contains("32.0 MiB  27.0 MiB") && text.contains("1 row with less unused"), "{text}");
     assert!(text.contains("80.0 MiB have no memory, in 2 pieces, the longest 50.0 MiB"), "{text}");
     assert!(text.contains("with 100.0 MiB free on GPU 0, has room for a request of 99.0 MiB"), "{text}");
-    let wanted = Found { wanted_bytes: Some(100 * MIB + 1), ..found };
-    assert!(of_driver(&wanted).contains("would refuse a request of 100.0 MiB"));
+    let mut wanted = found;
+    wanted.drivers[0].gpus[0].request = Some(fit(102 * MIB));
+    assert!(of_driver(&wanted).contains("would refuse a request of 101.0 MiB"));
     let rows = wanted.driver_rows();
     let marks: Vec<_> = rows.iter().map(|row| (row.kind, row.unused_bytes, row.is_estimated)).collect();
     let mib = |mib: u64| Some(mib * MIB);
@@ -116,9 +128,9 @@ fn what_the_driver_gave_is_reported_by_kind_and_what_is_estimated_is_marked() {
 #[test]
 fn of_a_process_with_an_allocator_only_what_wastes_anything_is_reported_of_the_driver() {
     let mut idle = driver();
-    idle.gpus[0].idle_physical_bytes = 0;
-    idle.gpus[0].linear.granule_bytes = 3 * MIB;
-    let found = Found { allocators: vec![reported()], drivers: vec![idle], wanted_bytes: None };
+    idle.gpus[0].physical.idle_bytes = 0;
+    idle.gpus[0].device.unused_bytes = 0;
+    let found = Found { allocators: vec![reported()], drivers: vec![idle] };
     assert_eq!(found.driver_rows().iter().map(|row| row.kind).collect::<Vec<_>>(), ["pool"]);
 }
 

@@ -37,6 +37,7 @@ fn profile() -> ProfileView {
             total_bytes: Some(80 * GIB),
             used: Some(course(40 * GIB, None)),
             live: None,
+            utilization: course(40 * GIB, None).part_of(Some(80 * GIB)),
         }],
         processes: vec![ProcessProfileView {
             tgid: process.tgid,

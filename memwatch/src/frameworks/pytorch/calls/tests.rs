@@ -5,7 +5,8 @@ use std::path::Path;
 
 use memwatch_common::tensor::{BlockPlan, FrameworkLibrary, TensorMeaning};
 
-use crate::frameworks::pytorch::symbols::{TensorPoint, points};
+use crate::frameworks::pytorch::points::points;
+use crate::frameworks::pytorch::symbols::TensorPoint;
 use crate::sources::kernel::site::KernelVersion;
 
 /// Where each version's package is, from the target folder; the offset of a block's size; and of the counter of allocated bytes.

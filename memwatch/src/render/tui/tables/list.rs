@@ -14,7 +14,7 @@ use crate::render::tui::grid::{Cell, Column, Grid, Order, Row};
 use crate::render::tui::parts::beyond_driver;
 use crate::render::tui::size::{signed, size};
 use crate::render::tui::state::{ProcessKey, RowKey};
-use crate::render::tui::view::Look;
+use crate::render::tui::view::look::Look;
 use crate::render::tui::words::short_command;
 
 /// The heading of processes without a workload in a tree.

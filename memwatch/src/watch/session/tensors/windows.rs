@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use memwatch_core::input::{Input, TensorLevel, Windows};
 use memwatch_core::words::Tgid;
 
-use super::intake::Intake;
-use super::tensors::{Python, Tensors, log_failure};
+use super::super::intake::Intake;
+use super::{Python, Tensors, log_failure};
 use crate::frameworks::probes as tensor_probes;
 use crate::sources::clock;
 use crate::sources::kernel::load::Kernel;

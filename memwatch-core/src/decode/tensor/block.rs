@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, PRIVATE_POOL, TensorMeaning, TensorRecord};
 use serde::{Deserialize, Serialize};
 
-use super::tensor::{device_index, gpu};
-use super::{StackRef, TensorChange, TensorEvent, TraceAction, Traced};
+use super::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, device_index, gpu};
 use crate::words::Ordinal;
 
 /// A block came or went, with the allocator's totals after that.

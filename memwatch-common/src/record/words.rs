@@ -1,0 +1,64 @@
+//! What all records have: a kind in the first byte, and words without padding behind it.
+
+use super::RecordError;
+
+/// What a record is; the first byte of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum RecordKind {
+    /// A [`super::CallRecord`].
+    Call = 1,
+    /// A [`super::ProcessRecord`].
+    Process = 2,
+    /// A [`crate::tensor::TensorRecord`].
+    Tensor = 3,
+    /// A [`crate::tensor::TextRecord`].
+    Text = 4,
+    /// A [`crate::tensor::StackRecord`] and its frames.
+    Stack = 5,
+    /// A [`crate::tensor::StatisticsRecord`].
+    Statistics = 6,
+    /// A [`crate::native::NativeRecord`].
+    Native = 7,
+    /// A [`crate::rm::RmRecord`].
+    Rm = 8,
+}
+
+/// Reads native-endian integers off the front of a slice whose length was checked.
+pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Words<'a> {
+    pub(super) fn of<const EXPECTED: usize>(bytes: &'a [u8]) -> Result<Self, RecordError> {
+        if bytes.len() == EXPECTED {
+            Ok(Self(bytes))
+        } else {
+            Err(RecordError::Length { expected: EXPECTED, got: bytes.len() })
+        }
+    }
+
+    pub(crate) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut word = [0; N];
+        if let Some((head, tail)) = self.0.split_at_checked(N) {
+            word.copy_from_slice(head);
+            self.0 = tail;
+        }
+        word
+    }
+
+    pub(crate) fn u8(&mut self) -> u8 {
+        let [byte] = self.take();
+        byte
+    }
+    pub(crate) fn u16(&mut self) -> u16 {
+        u16::from_ne_bytes(self.take())
+    }
+    pub(crate) fn u32(&mut self) -> u32 {
+        u32::from_ne_bytes(self.take())
+    }
+    pub(crate) fn i32(&mut self) -> i32 {
+        i32::from_ne_bytes(self.take())
+    }
+    pub(crate) fn u64(&mut self) -> u64 {
+        u64::from_ne_bytes(self.take())
+    }
+}

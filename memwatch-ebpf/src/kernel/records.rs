@@ -1,0 +1,65 @@
+//! Records on processes: what happened, and who they are.
+
+use aya_ebpf::helpers::bpf_get_current_uid_gid;
+use aya_ebpf::helpers::generated::bpf_get_current_cgroup_id;
+use memwatch_common::capture::Kernel;
+use memwatch_common::loss::Loss;
+use memwatch_common::record::{COMM_BYTES, ProcessEvent, ProcessRecord, RecordKind};
+
+use super::Bpf;
+use crate::task::{comm, current, start_ns};
+
+/// Informs user space that the running process is about to report its first call.
+#[inline(always)]
+pub(crate) fn announce(tgid: u32) {
+    send(ProcessEvent::FirstCall, tgid, 0, start_ns(current()), 0);
+}
+
+#[inline(always)]
+pub(crate) fn send(event: ProcessEvent, tgid: u32, parent_tgid: u32, start_ns: u64, life: u32) {
+    emit(&ProcessRecord {
+        tgid,
+        parent_tgid,
+        life,
+        // SAFETY: the helper has no preconditions.
+        cgroup_id: unsafe { bpf_get_current_cgroup_id() },
+        start_ns,
+        comm: comm(current()),
+        uid: user(),
+        ..blank(event)
+    });
+}
+
+/// The real user id of the running process.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "two 32-bit numbers in one word: the upper half is the group")]
+fn user() -> u32 {
+    bpf_get_current_uid_gid() as u32
+}
+
+#[inline(always)]
+pub(crate) fn blank(event: ProcessEvent) -> ProcessRecord {
+    ProcessRecord {
+        kind: RecordKind::Process as u8,
+        event: event as u8,
+        reserved: 0,
+        tgid: 0,
+        parent_tgid: 0,
+        life: 0,
+        time_ns: Bpf.now_ns(),
+        cgroup_id: 0,
+        start_ns: 0,
+        comm: [0; COMM_BYTES],
+        uid: 0,
+        unused: 0,
+    }
+}
+
+#[inline(always)]
+pub(crate) fn emit(record: &ProcessRecord) {
+    // Nobody waits for the end of a thread; where a process was moved to can be read later as well.
+    let urgent = record.event != ProcessEvent::ThreadEnd as u8 && record.event != ProcessEvent::Move as u8;
+    if !Bpf::output(record, urgent) {
+        Bpf.lose(record.tgid, Loss::RingFull);
+    }
+}
