@@ -25,11 +25,11 @@ pub(crate) const NODE_USED: Query =
     query("memwatch:fleet_node_used_bytes", "sum by (instance) (memwatch_gpu_memory_used_bytes)");
 pub(crate) const NODE_UNATTRIBUTED: Query =
     query("memwatch:fleet_node_unattributed_bytes", "sum by (instance) (memwatch_gpu_memory_unattributed_bytes)");
-/// GPUs on which something is held though no kernel has run for half an hour.
+/// GPUs on which something is held though no kernel has run for half an hour; a GPU that was not known by then does not count.
 pub(crate) const NODE_IDLE: Query = query(
     "memwatch:fleet_node_idle_gpus",
     "count by (instance) (max by (instance, uuid) (memwatch_workload_memory_used_bytes) > 0 and on (instance, uuid) max by (instance, uuid) \
-     (max_over_time(memwatch_gpu_utilization_ratio[30m])) == 0)",
+     (max_over_time(memwatch_gpu_utilization_ratio[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio offset 30m)",
 );
 pub(crate) const NODE_FULL: Query =
     query("memwatch:fleet_node_seconds_to_full", "min by (instance) (memwatch_gpu_seconds_to_full)");
@@ -69,7 +69,7 @@ pub(crate) const WORKLOAD_LEAST: Query = query(
 pub(crate) const WORKLOAD_IDLE: Query = query(
     "memwatch:fleet_workload_idle_gpus",
     "count by (workload_kind, namespace, pod, container, slurm_job, unit) (memwatch_workload_memory_used_bytes > 0 and on (instance, uuid) max by \
-     (instance, uuid) (max_over_time(memwatch_gpu_utilization_ratio[30m])) == 0)",
+     (instance, uuid) (max_over_time(memwatch_gpu_utilization_ratio[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio offset 30m)",
 );
 pub(crate) const WORKLOAD_GROWTH: Query = query(
     "memwatch:fleet_workload_growth_bytes_per_second",
