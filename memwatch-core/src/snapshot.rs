@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
-use crate::words::{GpuUuid, Name, Tgid};
+use crate::words::{Framework, GpuUuid, Name, Tgid};
 
 /// Everything known at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -148,6 +148,9 @@ pub struct ProcessView {
     pub ancestors: Vec<Ancestor>,
     /// Container, pod, job, unit and rank.
     pub owner: Owner,
+    /// Frameworks with an allocator of their own whose libraries it has, in the order of [`Framework`].
+    #[serde(default)]
+    pub frameworks: Vec<Framework>,
     /// Named as a target.
     pub target: bool,
     /// NVML lists it as the client of an MPS server.

@@ -3,6 +3,7 @@
 mod action;
 mod array;
 mod block;
+mod chunk;
 mod node;
 mod tensor;
 
@@ -16,8 +17,9 @@ use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
 pub use block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
+pub use chunk::{Chunk, ChunkGoes};
 pub use node::{NodeLayout, NodeWords};
-pub use tensor::{Chunk, StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
+pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use memwatch_core::snapshot::{
     ContextLimits, FailureView, GpuView, HiddenView, HostView, ImportView, KindView, ProcessGpuView, ProcessView,
     Snapshot,
 };
-use memwatch_core::words::Name;
+use memwatch_core::words::{Framework, Name};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -172,6 +172,7 @@ struct ProcessJson<'a> {
     inner_pid: Option<u32>,
     #[serde(flatten)]
     owner: &'a Owner,
+    frameworks: &'a [Framework],
     target: bool,
     mps_client: bool,
     observed_since: String,
@@ -333,6 +334,7 @@ fn process_json<'a>(process: &'a ProcessView, clock: &WallClock) -> ProcessJson<
         uid: process.uid,
         inner_pid: process.inner_tgid,
         owner: &process.owner,
+        frameworks: &process.frameworks,
         target: process.target,
         mps_client: process.mps_client,
         observed_since: time(process.observed_since_ns),

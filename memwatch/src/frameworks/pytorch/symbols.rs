@@ -9,7 +9,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{FrameworkLibrary, Point, TENSOR_PROBES, TensorPlan, TensorProbe};
+use memwatch_common::tensor::{
+    BlockPlan, FrameworkLibrary, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe,
+};
 use object::ReadCache;
 
 use super::calls;
@@ -34,14 +36,24 @@ pub(crate) struct TensorPoint {
     pub(crate) file_offset: u64,
     /// What to capture there.
     pub(crate) plan: TensorPlan,
-    /// Whether that is when the function returns.
-    pub(crate) is_return: bool,
 }
 
 impl TensorPoint {
     /// What the row says, at this offset.
     pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
-        Self { row, file_offset, plan: row.plan, is_return: row.point == Point::Count }
+        Self { row, file_offset, plan: row.plan }
+    }
+
+    /// The row with this meaning, with what is read of an allocator's own books; `None` where there is none.
+    pub(crate) fn with_block(meaning: TensorMeaning, file_offset: u64, block: BlockPlan) -> Option<Self> {
+        let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
+        Some(Self { row, file_offset, plan: TensorPlan { block, ..row.plan } })
+    }
+
+    /// Whether that is when the function returns: no row but [`Point::Count`] can be so, since an exception on its way through such a probe ends the
+    /// program.
+    pub(crate) fn is_return(&self) -> bool {
+        self.row.point == Point::Count && !self.plan.thread_variable
     }
 
     /// A row in a function with this code.
@@ -50,7 +62,7 @@ impl TensorPoint {
             && let Some(count) = counter(code)
         {
             let file_offset = location.file_offset + count.offset_in_function;
-            return Self { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable), is_return: false };
+            return Self { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable) };
         }
         Self::new(row, location.file_offset + site.offset_in_function)
     }

@@ -5,7 +5,7 @@ use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::snapshot::{AllocatorView, ArenaView, ProcessView, Snapshot, StatisticView, TensorsView};
-use memwatch_core::words::{GpuUuid, Name};
+use memwatch_core::words::{Framework, GpuUuid, Name};
 use serde::Serialize;
 
 use super::overhead::{self, OverheadJson, seconds};
@@ -44,9 +44,10 @@ struct ProcessJson<'a> {
     arenas: Vec<ArenaJson<'a>>,
 }
 
-/// An arena of JAX or TensorFlow, with the keys of `device.memory_stats()` where it has them.
+/// An arena of JAX, TensorFlow or ONNX Runtime, with the keys of `device.memory_stats()` where it has them.
 #[derive(Serialize)]
 pub(crate) struct ArenaJson<'a> {
+    framework: Option<Framework>,
     name: Option<&'a str>,
     device: Option<i32>,
     uuid: Option<&'a str>,
@@ -57,6 +58,7 @@ pub(crate) struct ArenaJson<'a> {
     largest_alloc_size: Option<u64>,
     pool_bytes: u64,
     requested_bytes: u64,
+    weight_bytes: Option<u64>,
     known_chunk_bytes: u64,
     exact: bool,
     as_read: bool,
@@ -65,6 +67,7 @@ pub(crate) struct ArenaJson<'a> {
 
 fn arena_json(arena: &ArenaView) -> ArenaJson<'_> {
     ArenaJson {
+        framework: arena.framework,
         name: arena.name.as_deref(),
         device: arena.device,
         uuid: arena.uuid.as_ref().map(GpuUuid::as_str),
@@ -75,6 +78,7 @@ fn arena_json(arena: &ArenaView) -> ArenaJson<'_> {
         largest_alloc_size: arena.largest_alloc_bytes,
         pool_bytes: arena.pool_bytes,
         requested_bytes: arena.requested_bytes,
+        weight_bytes: arena.weight_bytes,
         known_chunk_bytes: arena.known_chunk_bytes,
         exact: arena.exact,
         as_read: arena.as_read,
