@@ -7,8 +7,9 @@ mod plan;
 mod table;
 
 pub use plan::{
-    ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, Held, ONLY_LISTED,
-    PRIVATE_POOL, Statistics, TensorPlan, Text, Walk,
+    ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM,
+    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, ONLY_LISTED, PRIVATE_POOL, Statistics, TensorPlan,
+    Text, Walk,
 };
 pub use table::{FrameworkLibrary, Point, Purpose, TENSOR_PROBES, TensorMeaning, TensorProbe, tensor_probe};
 

@@ -6,6 +6,8 @@ pub mod holdings;
 mod level;
 pub mod rm;
 
+use std::collections::BTreeSet;
+
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
 use memwatch_common::tensor::STATISTICS_WORDS;
@@ -14,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::owner::{Ancestor, CgroupMemory, ContainerNames, Environment, Promise};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
-use crate::words::{GpuUuid, Name, Tgid, by_name};
+use crate::words::{Framework, GpuUuid, Name, Tgid, by_name};
 
 pub use level::{LevelChoice, Stacks, TensorLevel, Windows};
 
@@ -161,7 +163,14 @@ pub enum Input {
         /// The version.
         version: Option<String>,
     },
-    /// What the arenas of JAX and TensorFlow have by their own books: before any record that is later than the reading.
+    /// The frameworks of which a process has libraries with an allocator mapped by now.
+    Frameworks {
+        /// The process.
+        tgid: Tgid,
+        /// Which, each once.
+        frameworks: BTreeSet<Framework>,
+    },
+    /// What the arenas of JAX, TensorFlow and ONNX Runtime have by their own books: before any record that is later than the reading.
     Arenas(Box<arenas::ArenaBooks>),
 }
 

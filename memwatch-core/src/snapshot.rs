@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
-use crate::words::{GpuUuid, Name, Tgid, json};
+use crate::words::{Framework, GpuUuid, Name, Tgid, json};
 
 /// Everything known at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -157,6 +157,9 @@ pub struct ProcessView {
     /// Container, pod, job, unit and rank.
     #[serde(serialize_with = "json::apart")]
     pub owner: Owner,
+    /// Frameworks with an allocator of their own whose libraries it has, in the order of [`Framework`].
+    #[serde(default)]
+    pub frameworks: Vec<Framework>,
     /// Named as a target.
     pub target: bool,
     /// NVML lists it as the client of an MPS server.

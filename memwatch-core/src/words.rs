@@ -1,6 +1,7 @@
 //! Newtypes of the dictionary: a tgid is no tid, an ordinal is no NVML index, and a GPU is its UUID.
 
 pub(crate) mod by_name;
+mod framework;
 pub mod json;
 
 use std::borrow::Cow;
@@ -8,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use self::framework::Framework;
 
 /// A word of memwatch's own lists; owned where it came over a socket.
 pub type Name = Cow<'static, str>;

@@ -2,7 +2,10 @@
 
 use memwatch_common::capture::Kernel;
 use memwatch_common::native::Registers;
-use memwatch_common::tensor::{ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, Held, PRIVATE_POOL};
+use memwatch_common::tensor::{
+    ACTIVE_TO_BYTES_WORDS, ALLOCATION_TO_BYTES_WORDS, BlockPlan, CHUNK_FREED, CHUNK_GRANTED, CHUNK_OF_STREAM,
+    CHUNK_STREAM_BYTES, CHUNK_WORDS, CounterPlan, Held, IN_USE_WORD, PRIVATE_POOL,
+};
 
 use crate::kernel::Bpf;
 
@@ -13,16 +16,16 @@ const DEVICE_AND_STREAM: u64 = 0;
 /// More than a `DeviceCachingAllocator` has, in which its two usual pools lie; private ones are memory of their own. 1.5 to 2 KiB in 2.6 to 2.15.
 const ALLOCATOR_BYTES: u64 = 8 << 10;
 
-/// Reads what the plan says, and puts it in the place of arguments and peeks that the row's meaning names; false where it could not be read, or is not
+/// Reads what the cookie's plan says, and puts it in the place of arguments and peeks that the row's meaning names; false where it could not be read, or is not
 /// what the arguments say.
 #[inline(always)]
 pub(crate) fn read(
-    plan: BlockPlan,
+    cookie: u64,
     args: &mut [u64; 6],
     extra: &mut [u64; 2],
     (rax, registers): (u64, &Registers),
 ) -> bool {
-    match plan {
+    match BlockPlan::of_cookie(cookie) {
         BlockPlan::None => true,
         BlockPlan::Granted { allocator, block, offset_bytes } => {
             let (block, mut words, mut front) = (held(block, rax, registers), [0; 4], [0; 2]);
@@ -54,7 +57,38 @@ pub(crate) fn read(
             *args = [args[0], address, bytes, requested_bytes, stream, device];
             was_read
         }
+        BlockPlan::ChunkGranted { allocator, counters } => {
+            let (mut words, mut stream) = ([0; CHUNK_WORDS], [0; 1]);
+            let has_chunk =
+                Bpf.read_words(rax, &mut words) && Bpf.read_words(rax.wrapping_add(CHUNK_STREAM_BYTES), &mut stream);
+            let [bytes, requested_bytes, _, address] = words;
+            let allocator = held(allocator, rax, registers);
+            let verb = CHUNK_GRANTED | if stream[0] == 0 { 0 } else { CHUNK_OF_STREAM };
+            *args = [allocator, if has_chunk { verb } else { 0 }, 0, address, requested_bytes, bytes];
+            read_counters(allocator, counters, args, extra)
+        }
+        BlockPlan::ChunkFreed { counters } => {
+            *args = [args[0], CHUNK_FREED, 0, args[1], 0, 0];
+            read_counters(args[0], counters, args, extra)
+        }
+        BlockPlan::Returned => {
+            *args = [rax, 0, 0, 0, 0, 0];
+            true
+        }
     }
+}
+
+/// Reads what an arena has counted.
+#[inline(always)]
+fn read_counters(allocator: u64, plan: CounterPlan, args: &mut [u64; 6], extra: &mut [u64; 2]) -> bool {
+    let (mut count, mut in_use, mut peak) = ([0; 1], [0; 1], [0; 1]);
+    let begin = allocator.wrapping_add(plan.offset_bytes.into());
+    let was_read = Bpf.read_words(begin, &mut count)
+        && Bpf.read_words(begin.wrapping_add(u64::from(IN_USE_WORD) * 8), &mut in_use)
+        && Bpf.read_words(begin.wrapping_add(u64::from(plan.peak_word) * 8), &mut peak);
+    *extra = [count[0], in_use[0]];
+    args[2] = peak[0];
+    was_read
 }
 
 #[inline(always)]

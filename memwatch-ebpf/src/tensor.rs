@@ -56,7 +56,7 @@ pub(crate) fn on_enter(cookie: u64, args: &[u64; 6], rax: u64, registers: &Regis
     let event = Event { thread, probe, time_ns: Bpf.now_ns() };
     match plan.text {
         Text::None => {
-            let allocator = send_words(event, plan, args, (rax, registers));
+            let allocator = send_words(event, (plan, cookie), args, (rax, registers));
             match plan.statistics {
                 Statistics::None => {}
                 Statistics::Offered if allocator != 0 => statistics::offer_of(thread, allocator, event.time_ns),
@@ -113,26 +113,32 @@ fn is_wanted(cookie: u64, tgid: u32) -> bool {
 
 /// Sends the event; returns the allocator that it is of, where the plan says in which register that is.
 #[inline(always)]
-fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], (rax, registers): (u64, &Registers)) -> u64 {
+fn send_words(
+    event: Event,
+    (plan, cookie): (TensorPlan, u64),
+    args: &[u64; 6],
+    (rax, registers): (u64, &Registers),
+) -> u64 {
+    let mut extra = [0; 2];
+    let mut args = *args;
+    let was_block_read = block::read(cookie, &mut args, &mut extra, (rax, registers));
     let walks = match plan.stack {
         Walk::Never => false,
         Walk::Always => true,
         Walk::Grants => args[1].cast_signed() > 0,
-        Walk::Chunks => args[1] == CHUNK_GRANTED,
+        Walk::Chunks => args[1] & u64::from(u32::MAX) == CHUNK_GRANTED,
     };
     let walks = walks && STACKS_WANTED.get(0).is_some_and(|wanted| *wanted != 0);
     let is_grant = matches!(plan.stack, Walk::Grants | Walk::Chunks);
-    let bytes = if plan.counters { args[5] } else { args[1] };
+    let bytes = if matches!(plan.stack, Walk::Chunks) { args[5] } else { args[1] };
     let allocation = if is_grant { Some(Allocation { stack_pointer: registers.rsp, bytes }) } else { None };
     let mut walked = if walks { python::walk(event.thread, event.time_ns, allocation) } else { Walked::default() };
     if walks && is_grant {
         let grant = Grant { thread: event.thread, time_ns: event.time_ns, bytes };
         walked = native::copy(grant, walked, registers);
     }
-    let mut extra = [0; 2];
-    let mut args = *args;
     let was_read = match plan.peek {
-        None if plan.block != BlockPlan::None => block::read(plan.block, &mut args, &mut extra, (rax, registers)),
+        None if BlockPlan::is_in(cookie) => was_block_read,
         Some((argument, offset_bytes)) if plan.thread_variable => {
             let word = variable::word(event.thread, pick(&args, argument), offset_bytes);
             extra[0] = word.unwrap_or(0);
@@ -156,7 +162,7 @@ fn send_words(event: Event, plan: TensorPlan, args: &[u64; 6], (rax, registers):
     let unreadable = if was_read { 0 } else { FLAG_EXTRA_UNREADABLE };
     let flags = walked.flags | unreadable;
     send(event, TensorRecord { flags, args, extra, stack: walked.id, ..blank(event) });
-    if plan.block == BlockPlan::None { 0 } else { extra[1] }
+    if BlockPlan::names_allocator_in(cookie) { extra[1] } else { 0 }
 }
 
 /// An argument by its number.

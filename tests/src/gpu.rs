@@ -200,6 +200,27 @@ impl Gpu {
         newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
+    /// A script of `tests/workloads` on real ONNX Runtime, not started. `None` where that is not installed.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
+    pub fn onnx_command(&self, words: &[&str]) -> Option<Command> {
+        let path = |what: &str| path_in(&format!("ONNX_{what}"));
+        let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
+            return skip("ONNX Runtime is not installed: run through `cargo xtask test`");
+        };
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
+        let newer = NewerSystem { root, packages };
+        let mut command = newer.python();
+        self.apply(&mut command);
+        let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
+        command.env("LD_LIBRARY_PATH", libraries).env("PYTHONUNBUFFERED", "1").envs(versions_of("2.15"));
+        command.arg(scripts.join(words[0])).args(&words[1..]);
+        // What the driver library is linked with.
+        let device = self.driver.join(DEVICE);
+        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
+    }
+
     /// Starts memwatch with `--json`, and waits until it has attached.
     pub fn watch(&self, words: &[&str]) -> Watch {
         Watch::start(self.memwatch(words))

@@ -9,7 +9,7 @@ use crate::setup;
 use crate::torch::{self, NewerEnv, TorchEnv};
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A shape of the simulated driver's functions, with the variable that names its folder to the tests.
@@ -50,6 +50,13 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
     Ok(out)
 }
 
+/// How one of [`OTHERS`] is made, or found made.
+type Ensure = fn(&Path, &Path) -> Result<NewerEnv>;
+
+/// Other frameworks in the newer system: what they are called in messages, how their variables begin, and how they are made.
+const OTHERS: [(&str, &str, Ensure); 2] =
+    [("JAX", "JAX", torch::ensure_jax), ("ONNX Runtime", "ONNX", torch::ensure_onnxruntime)];
+
 /// Makes every PyTorch environment that the tests use.
 ///
 /// # Errors
@@ -62,8 +69,10 @@ pub(crate) fn install_torch(repo: &Repo) -> Result<()> {
             eprintln!("set-up: the tests with PyTorch {version} in a newer system are SKIPPED. {error:#}");
         }
     }
-    if let Err(error) = torch::ensure_jax(repo.root(), &repo.made("torch")) {
-        eprintln!("set-up: the tests with JAX in a newer system are SKIPPED. {error:#}");
+    for (name, _, ensure) in OTHERS {
+        if let Err(error) = ensure(repo.root(), &repo.made("torch")) {
+            eprintln!("set-up: the tests with {name} in a newer system are SKIPPED. {error:#}");
+        }
     }
     Ok(())
 }
@@ -102,10 +111,11 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
         variables.push((format!("TORCH_{name}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
     // Where it cannot be made, `install_torch` has reported why.
-    if let Ok(environment) = torch::ensure_jax(repo.root(), &repo.made("torch")) {
-        variables.push(("JAX_ROOT".to_owned(), environment.root.into()));
-        variables.push(("JAX_PACKAGES".to_owned(), environment.packages.into()));
-        variables.push(("JAX_RUNTIME".to_owned(), environment.runtime_lib_dir.into()));
+    for (_, variable, ensure) in OTHERS {
+        let Ok(environment) = ensure(repo.root(), &repo.made("torch")) else { continue };
+        variables.push((format!("{variable}_ROOT"), environment.root.into()));
+        variables.push((format!("{variable}_PACKAGES"), environment.packages.into()));
+        variables.push((format!("{variable}_RUNTIME"), environment.runtime_lib_dir.into()));
     }
     let mut cargo = pinned(repo, "cargo");
     if !setup::is_root() {

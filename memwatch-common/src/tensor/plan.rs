@@ -19,7 +19,7 @@ pub enum Text {
 
 /// What to copy besides the six argument registers, packed in the attach cookie: row 16 bits, text 2, stack words 1, peek argument + 1 3, low bits
 /// of the peek offset 10, Python stack 2, forgets 1, statistics 2, is return 1, thread variable 1, high bits of the offset 3, counters 1, block 2, its
-/// allocator's register 3, its own 3, its offset in words 9, at a call 1.
+/// allocator's register 3, its own 3, its offset in words 9, at a call 1, high bit of the block 1.
 #[expect(clippy::struct_excessive_bools, reason = "each is a bit of the cookie")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorPlan {
@@ -75,7 +75,41 @@ pub enum BlockPlan {
         /// Into the block.
         offset_bytes: u16,
     },
+    /// An arena has granted the chunk that `rax` points to, if any: `{size, requested, number, address, …}` ([`CHUNK_WORDS`]), and has counted it. All
+    /// six arguments and the peeks become those of `AddTraceMe` with [`TensorPlan::counters`].
+    ChunkGranted {
+        /// Where the arena's address is.
+        allocator: Held,
+        /// Where its counters are.
+        counters: CounterPlan,
+    },
+    /// An arena is about to take back the chunk at the address in argument 1, and has not counted that: argument 1 moves to 3, the counters come as in
+    /// [`BlockPlan::ChunkGranted`].
+    ChunkFreed {
+        /// Where its counters are.
+        counters: CounterPlan,
+    },
+    /// A function is about to return what `rax` has: it becomes argument 0.
+    Returned,
 }
+
+/// Where an arena counts: in words of 8 bytes from an offset on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CounterPlan {
+    /// Into the arena: its number of allocations; [`IN_USE_WORD`] words behind it the bytes in use.
+    pub offset_bytes: u16,
+    /// How many words behind that the most bytes in use are, below 8.
+    pub peak_word: u8,
+}
+
+/// The bytes in use among the counters of `onnxruntime::AllocatorStats` (onnxruntime/core/framework/allocator_stats.h, 1.23 to 1.31).
+pub const IN_USE_WORD: u8 = 4;
+/// Words of a chunk that are read: size, requested size, number, address (`BFCArena::Chunk`, onnxruntime/core/framework/bfc_arena.h).
+pub const CHUNK_WORDS: usize = 4;
+/// Where a chunk has the stream that it was granted for, in bytes; 0 for none (the same, 1.23 to 1.31).
+pub const CHUNK_STREAM_BYTES: u64 = 0x38;
+/// Beside [`CHUNK_GRANTED`]: the chunk was granted for a stream.
+pub const CHUNK_OF_STREAM: u64 = 1 << 32;
 
 /// How far before the counter of allocated bytes that of active blocks is, in words, and that of blocks that the program has: three `Stat` of four words
 /// in each of `allocation`, `segment`, `active`, `inactive_split` (`DeviceStats` in c10/core/CachingDeviceAllocator.h, the same in 2.1 to 2.15).
@@ -124,24 +158,52 @@ impl Held {
 impl BlockPlan {
     const fn bits(self) -> u64 {
         let (kind, allocator, block, offset_bytes) = match self {
-            Self::None => (0, Held::Rax, Held::Rax, 0),
-            Self::Granted { allocator, block, offset_bytes } => (1, allocator, block, offset_bytes),
-            Self::GivenBack { allocator, offset_bytes } => (2, allocator, Held::Rax, offset_bytes),
-            Self::Completed { offset_bytes } => (3, Held::Rax, Held::Rax, offset_bytes),
+            Self::None => (0, Held::Rax, 0, 0),
+            Self::Granted { allocator, block, offset_bytes } => (1, allocator, block as u64, offset_bytes),
+            Self::GivenBack { allocator, offset_bytes } => (2, allocator, 0, offset_bytes),
+            Self::Completed { offset_bytes } => (3, Held::Rax, 0, offset_bytes),
+            Self::ChunkGranted { allocator, counters } => {
+                (4, allocator, counters.peak_word as u64 & 7, counters.offset_bytes)
+            }
+            Self::ChunkFreed { counters } => (5, Held::Rax, counters.peak_word as u64 & 7, counters.offset_bytes),
+            Self::Returned => (6, Held::Rax, 0, 0),
         };
-        kind | (allocator as u64) << 2 | (block as u64) << 5 | ((offset_bytes as u64 / 8) & 0x1FF) << 8
+        kind & 3 | (allocator as u64) << 2 | block << 5 | ((offset_bytes as u64 / 8) & 0x1FF) << 8 | (kind >> 2) << 18
     }
 
     #[inline(always)]
     const fn of_bits(bits: u64) -> Self {
         let (allocator, block) = (Held::of_number(bits >> 2), Held::of_number(bits >> 5));
         let offset_bytes = (bits >> 8 & 0x1FF) as u16 * 8;
-        match bits & 3 {
+        let counters = CounterPlan { offset_bytes, peak_word: (bits >> 5 & 7) as u8 };
+        match bits & 3 | (bits >> 18 & 1) << 2 {
             1 => Self::Granted { allocator, block, offset_bytes },
             2 => Self::GivenBack { allocator, offset_bytes },
             3 => Self::Completed { offset_bytes },
+            4 => Self::ChunkGranted { allocator, counters },
+            5 => Self::ChunkFreed { counters },
+            6 => Self::Returned,
             _ => Self::None,
         }
+    }
+
+    /// What a cookie says. The kernel half asks this where it acts on it: a plan that is carried from one place to another has fields without a value,
+    /// which the kernel's verifier refuses.
+    #[inline(always)]
+    pub const fn of_cookie(cookie: u64) -> Self {
+        Self::of_bits(cookie >> BLOCK_SHIFT)
+    }
+
+    /// Whether a cookie has a plan other than [`Self::None`].
+    #[inline(always)]
+    pub const fn is_in(cookie: u64) -> bool {
+        cookie >> BLOCK_SHIFT & (1 << 18 | 3) != 0
+    }
+
+    /// Whether with a cookie's plan the allocator's address comes in the second peek: with those of a caching allocator.
+    #[inline(always)]
+    pub const fn names_allocator_in(cookie: u64) -> bool {
+        cookie >> BLOCK_SHIFT & 3 != 0 && cookie >> BLOCK_SHIFT >> 18 & 1 == 0
     }
 }
 
@@ -171,7 +233,7 @@ pub enum Walk {
     Always = 1,
     /// Where argument 1 as a signed number is above 0: at allocations, not at frees.
     Grants = 2,
-    /// Where argument 1 is [`CHUNK_GRANTED`]: at allocations, not at frees.
+    /// Where the lower half of argument 1 is [`CHUNK_GRANTED`]: at allocations, not at frees.
     Chunks = 3,
 }
 

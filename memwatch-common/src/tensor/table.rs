@@ -22,6 +22,8 @@ pub enum FrameworkLibrary {
     Xla,
     /// `libtensorflow_framework.so`. Exported.
     TensorFlow,
+    /// `onnxruntime_pybind11_state….so` of the Python package, and `libonnxruntime.so` of others. No symbols: functions are found by the class.
+    OnnxRuntime,
     /// `libpython3.x.so` or the interpreter's executable. The function has no symbol there: it is where a type object says.
     Python,
 }
@@ -41,7 +43,7 @@ pub enum Purpose {
     AllocatorUntilTrace,
     /// The same where the allocator reports its own trace only while it is recorded (before PyTorch 2.4).
     AllocatorWithoutTrace,
-    /// Chunks of the arenas of XLA and TensorFlow.
+    /// Chunks of the arenas of XLA, TensorFlow and ONNX Runtime.
     Arena,
     /// Forward, backward, optimizer, and what the program calls a range.
     Stages,
@@ -56,7 +58,8 @@ pub enum Purpose {
 pub enum Point {
     /// At its entry.
     Entry,
-    /// On instructions that call it: which, and what is read there, its callers' code shows.
+    /// On instructions that call it, or come right behind such a call: which, and what is read there, its callers' code shows. An exception never meets
+    /// such a probe on its way.
     Calls,
     /// Where it asks for the thread's variable that it counts in: the number is not given yet, and the same as at the return, which costs many
     /// times as much. At its return where its code is not as expected: only of a function through which no exception is thrown.
@@ -118,6 +121,10 @@ pub enum TensorMeaning {
     /// `tsl::BFCAllocator::AddTraceMe(this, {length, text}, chunk, requested bytes, chunk bytes)`: under the allocator's lock, after its statistics
     /// are. The same in the builds of June 2024 to October 2026.
     Chunk,
+    /// `onnxruntime::BFCArena` has found a chunk for a request, or none: the arguments and peeks of [`Self::Chunk`].
+    ArenaChunk,
+    /// It takes one back: argument 0 is the arena, 3 the address; 2 and the peeks are what it had counted before.
+    ArenaChunkFreed,
     /// The code object in argument 0 goes; its address may become another's.
     CodeGoes,
 }
@@ -135,7 +142,8 @@ impl TensorMeaning {
             Self::ReportedOutOfMemory => [ALL, ALL, ALL, 0xffff, 0, 0],
             Self::Traced | Self::TracedRarely => [ALL, 0xffff_ffff, ALL, ALL, ALL, 0xff],
             Self::Requested => [ALL, ALL, ALL, 0, 0, 0],
-            Self::Chunk => [ALL; 6],
+            Self::Chunk | Self::ArenaChunk => [ALL; 6],
+            Self::ArenaChunkFreed => [ALL, 0, ALL, ALL, 0, 0],
             Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],
             Self::PeaksReset | Self::AccumulatedReset => [0, 0xff, 0, 0, 0, 0],
             Self::Synchronized | Self::BlockFreed | Self::CaptureBegins | Self::CaptureEnds | Self::CodeGoes => {
@@ -196,6 +204,8 @@ const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
     probe.ending = "EPKvll";
     probe
 }
+
+const ONNX: (FrameworkLibrary, Purpose) = (FrameworkLibrary::OnnxRuntime, Purpose::Arena);
 
 const fn at(point: Point, mut probe: TensorProbe) -> TensorProbe {
     probe.point = point;
@@ -332,6 +342,8 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     row(27, NVTX, "nvtxRangePop", TensorMeaning::NvtxPop, REGISTERS),
     arena(60, FrameworkLibrary::Xla),
     arena(61, FrameworkLibrary::TensorFlow),
+    at(Point::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
+    at(Point::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
     row(40, PYTHON, "", TensorMeaning::CodeGoes, REGISTERS.forgets()),
 ];
 
@@ -342,7 +354,7 @@ pub fn tensor_probe(id: u16) -> Option<&'static TensorProbe> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{BlockPlan, Held};
+    use super::super::plan::{BlockPlan, CounterPlan, Held};
     use super::{Point, TENSOR_PROBES, TensorPlan, Walk};
 
     #[test]
@@ -356,14 +368,21 @@ mod tests {
             }
         }
         let (allocator, block) = (Held::R13, Held::R15);
+        let counters = CounterPlan { offset_bytes: 0x560, peak_word: 7 };
         for block in [
+            BlockPlan::ChunkGranted { allocator: Held::Rbx, counters },
+            BlockPlan::ChunkFreed { counters: CounterPlan { peak_word: 6, ..counters } },
+            BlockPlan::Returned,
             BlockPlan::Granted { allocator, block, offset_bytes: 0x38 },
             BlockPlan::GivenBack { allocator, offset_bytes: 0x208 },
             BlockPlan::Completed { offset_bytes: 0xff8 },
         ] {
             let at_call = TensorPlan::registers().walk(Walk::Grants).at_call(block);
-            assert_eq!(TensorPlan::from_cookie(at_call.cookie(10, false)), (10, at_call, false));
+            let cookie = at_call.cookie(10, false);
+            assert_eq!(TensorPlan::from_cookie(cookie), (10, at_call, false));
+            assert!(BlockPlan::of_cookie(cookie) == block && BlockPlan::is_in(cookie));
         }
+        assert!(!BlockPlan::is_in(TensorPlan::registers().cookie(10, true)));
         let of_thread = TensorPlan::registers().walk(Walk::Always).of_thread(1023);
         assert_eq!(TensorPlan::from_cookie(of_thread.cookie(23, false)), (23, of_thread, false));
         for offset_bytes in [0, 0x3ff, 0x400, 0x5b0, 8191] {

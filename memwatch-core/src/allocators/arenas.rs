@@ -1,4 +1,4 @@
-//! What only processes with JAX or TensorFlow have: arenas, and where in the driver's memory their chunks lie.
+//! What only processes with JAX, TensorFlow or ONNX Runtime have: arenas, and where in the driver's memory their chunks lie.
 
 use super::TensorLedger;
 use super::bfc::Arenas;

@@ -18,7 +18,7 @@ use crate::words::Ordinal;
 pub struct Frameworks {
     /// PyTorch's.
     pub(super) pytorch: Allocators,
-    /// JAX's and TensorFlow's.
+    /// JAX's, TensorFlow's and ONNX Runtime's.
     pub(super) bfc: Arenas,
 }
 
@@ -39,7 +39,8 @@ impl FrameworkAllocator for Frameworks {
     }
 
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
-        if matches!(event.what, TensorChange::Chunk(_)) { self.bfc.apply(event) } else { self.pytorch.apply(event) }
+        let is_chunk = matches!(event.what, TensorChange::Chunk(_) | TensorChange::ChunkGoes(_));
+        if is_chunk { self.bfc.apply(event) } else { self.pytorch.apply(event) }
     }
 
     fn skip(&mut self, event: &TensorEvent) {

@@ -226,7 +226,7 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
         self.settle_before(event);
         let Some(change) = self.allocators.apply(event) else { return };
-        let is_chunk = matches!(event.what, TensorChange::Chunk(_));
+        let is_chunk = matches!(event.what, TensorChange::Chunk(_) | TensorChange::ChunkGoes(_));
         let now = if is_chunk { self.observed(&change) } else { reported_by(event) };
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);

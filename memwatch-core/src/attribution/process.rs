@@ -1,6 +1,6 @@
 //! One process: its identity, what `/proc` has of it, its ledger, and whether that is complete.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use memwatch_common::loss::Loss;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use crate::kernel_driver::view::Explained;
 use crate::ledger::ProcessLedger;
 use crate::ledger::totals::DeviceRef;
 use crate::owner::{Environment, Owner};
-use crate::words::{GpuUuid, Tgid, Tid, by_name};
+use crate::words::{Framework, GpuUuid, Tgid, Tid, by_name};
 
 /// Start times of one process that are read twice differ by no more than this: two ticks of `/proc/PID/stat`, nanoseconds.
 const START_RESOLUTION_NS: u64 = 20_000_000;
@@ -40,6 +40,8 @@ pub struct Process {
     pub from_start: bool,
     /// What `/proc` reported; `None` where the process was gone too soon.
     pub facts: Option<ProcessFacts>,
+    /// The frameworks whose libraries it has.
+    pub frameworks: BTreeSet<Framework>,
     /// Whose it is.
     pub owner: Owner,
     /// What it holds.
@@ -91,6 +93,7 @@ impl Process {
             observed_since_ns: if from_start { now_ns } else { attached_ns },
             from_start,
             facts,
+            frameworks: BTreeSet::new(),
             owner: Owner::default(),
             ledger: ProcessLedger::new(from_start),
             tensors: None,

@@ -2,6 +2,7 @@
 
 mod action;
 mod array;
+mod chunk;
 mod node;
 mod tensor;
 
@@ -14,9 +15,10 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
+pub use chunk::{Chunk, ChunkGoes};
 pub use node::{NodeLayout, NodeWords};
 pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};
-pub use tensor::{Chunk, StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
+pub use tensor::{StackRef, TensorChange, TensorEvent, TraceAction, Traced, decode_tensor};
 
 /// A returned call with its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,15 +4,15 @@ pub(super) mod block;
 
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{
-    CHUNK_FREED, CHUNK_GRANTED, FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET,
-    FLAG_STACK_UNREADABLE, TensorMeaning, TensorRecord, TextRecord, tensor_probe,
+    FLAG_BY_DRAW, FLAG_EXTRA_UNREADABLE, FLAG_NO_PYTHON, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE, TensorMeaning,
+    TensorRecord, TextRecord, tensor_probe,
 };
 use serde::{Deserialize, Serialize};
 
 use self::block::BlockReport;
+use super::chunk::{Chunk, ChunkGoes};
 use super::low_u32;
 use super::node::NodeWords;
-use crate::input::arenas::ArenaCounters;
 use crate::words::{Ordinal, Tgid, Tid};
 
 /// `c10::DeviceType::CUDA` (c10/core/DeviceType.h).
@@ -167,27 +167,12 @@ pub enum TensorChange {
     CaptureEnds(u64),
     /// The code object at this address is no more.
     CodeGoes(u64),
-    /// An arena of JAX or TensorFlow has granted or taken back a chunk.
+    /// An arena of JAX, TensorFlow or ONNX Runtime has granted or taken back a chunk.
     Chunk(Chunk),
+    /// An arena is about to take back a chunk, of which only the address is known.
+    ChunkGoes(ChunkGoes),
     /// All about a block that came or went, from one probe: [`BlockReport::events`] says what that is of the above.
     Block(BlockReport),
-}
-
-/// What an arena reports of a chunk, within its lock and after it has counted it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Chunk {
-    /// The arena: the `this` of its methods.
-    pub allocator: u64,
-    /// Whether it was granted; else it was taken back.
-    pub is_grant: bool,
-    /// Where it begins.
-    pub address: u64,
-    /// As the program asked for it, in bytes.
-    pub requested_bytes: u64,
-    /// As the arena rounded it, in bytes.
-    pub bytes: u64,
-    /// What the arena has counted now; `None` where this build does not show where that is.
-    pub counters: Option<ArenaCounters>,
 }
 
 /// A line of the allocator's own trace (`record_trace` of c10/cuda/CUDACachingAllocator.cpp).
@@ -341,22 +326,10 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         TensorMeaning::CaptureBegins => TensorChange::CaptureBegins(first),
         TensorMeaning::CaptureEnds => TensorChange::CaptureEnds(first),
         TensorMeaning::CodeGoes => TensorChange::CodeGoes(first),
-        TensorMeaning::Chunk => TensorChange::Chunk(chunk(record, readable)?),
+        TensorMeaning::Chunk | TensorMeaning::ArenaChunk => TensorChange::Chunk(Chunk::of(record, readable)?),
+        TensorMeaning::ArenaChunkFreed => TensorChange::ChunkGoes(ChunkGoes::of(record, readable)?),
         TensorMeaning::RangeBegins | TensorMeaning::NvtxPush => return None,
     })
-}
-
-/// `None` where it is neither a grant nor a free.
-fn chunk(record: &TensorRecord, readable: bool) -> Option<Chunk> {
-    let [allocator, verb, peak_bytes_in_use, address, requested_bytes, bytes] = record.args;
-    let is_grant = match verb {
-        CHUNK_GRANTED => true,
-        CHUNK_FREED => false,
-        _ => return None,
-    };
-    let [num_allocs, bytes_in_use] = record.extra;
-    let counters = readable.then_some(ArenaCounters { num_allocs, bytes_in_use, peak_bytes_in_use });
-    Some(Chunk { allocator, is_grant, address, requested_bytes, bytes, counters })
 }
 
 fn traced(record: &TensorRecord, readable: bool) -> Traced {

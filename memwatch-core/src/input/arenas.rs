@@ -1,8 +1,9 @@
-//! What the arenas of a process have in their own books: `tsl::BFCAllocator` of JAX and TensorFlow, read from its memory at one moment.
+//! What the arenas of a process have in their own books: `tsl::BFCAllocator` of JAX and TensorFlow, and ONNX Runtime's `BFCArena`, read from its memory at
+//! one moment.
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{Name, Tgid};
+use crate::words::{Framework, Name, Tgid};
 
 /// All arenas of a process that could be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,8 +34,14 @@ pub struct ArenaCounters {
 pub struct ArenaBook {
     /// Its address: the `this` of its methods.
     pub allocator: u64,
+    /// Whose it is; `None` in recordings of before ONNX Runtime's were followed.
+    #[serde(default)]
+    pub framework: Option<Framework>,
     /// What the framework calls it, such as `GPU_0_bfc`.
     pub name: Name,
+    /// The number of its device, where its object has that beside the name; the process's own.
+    #[serde(default)]
+    pub device: Option<i32>,
     /// What it has counted.
     pub counters: ArenaCounters,
     /// Its largest chunk so far, in bytes.

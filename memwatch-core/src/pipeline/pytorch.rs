@@ -1,5 +1,7 @@
 //! The line's second level: events around PyTorch's caching allocators, on their way into the tensors of their process.
 
+use std::collections::BTreeSet;
+
 use memwatch_common::record::Record;
 
 use crate::Pipeline;
@@ -16,7 +18,7 @@ use crate::snapshot::PlaceNameView;
 use crate::snapshot::build::places::{layer_name, stage_name};
 use crate::stack::PythonStack;
 use crate::stack::native::NativeStack;
-use crate::words::{Name, Tgid};
+use crate::words::{Framework, Name, Tgid};
 
 /// What a process's log of stages and modules has new.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,6 +189,12 @@ impl Pipeline {
         }
     }
 
+    pub(crate) fn learn_frameworks(&mut self, tgid: Tgid, frameworks: BTreeSet<Framework>) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.frameworks.extend(frameworks);
+        }
+    }
+
     pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {
         self.follow_time(books.time_ns);
         let Some(process) = self.processes.get_mut(&books.tgid) else { return };
@@ -198,10 +206,10 @@ impl Pipeline {
         }
     }
 
-    /// The arenas of this process, by address, of which their own books would say more than is known.
-    pub fn wanted_arenas(&self, tgid: Tgid) -> Vec<u64> {
+    /// A framework's arenas in this process, by address, of which their own books would say more than is known.
+    pub fn wanted_arenas(&self, tgid: Tgid, framework: Framework) -> Vec<u64> {
         let tensors = self.processes.get(&tgid).and_then(|process| process.tensors.as_ref());
-        tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_books())
+        tensors.map_or_else(Vec::new, |tensors| tensors.arenas().wanted_books(framework))
     }
 
     pub(crate) fn refuse_books(&mut self, tgid: Tgid, reason: Name) {

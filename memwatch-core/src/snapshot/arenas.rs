@@ -1,12 +1,15 @@
-//! The arenas of a JAX or TensorFlow program: what each has, as `device.memory_stats()` answers it.
+//! The arenas of a program with JAX, TensorFlow or ONNX Runtime: what each has, as `device.memory_stats()` answers it.
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::{GpuUuid, Name, json};
+use crate::words::{Framework, GpuUuid, Name, json};
 
-/// A `tsl::BFCAllocator` in a device's memory.
+/// A `tsl::BFCAllocator`, or `BFCArena` of ONNX Runtime, in a device's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArenaView {
+    /// Whose it is; `None` in recordings of before ONNX Runtime's were followed.
+    #[serde(default)]
+    pub framework: Option<Framework>,
     /// What the framework calls it, such as `GPU_0_bfc`; `None` before its memory was read.
     pub name: Option<Name>,
     /// The process's own number of the device; `None` where it is not known in which memory it is.
@@ -30,6 +33,10 @@ pub struct ArenaView {
     pub known_chunk_bytes: u64,
     /// What the program asked for in those.
     pub requested_bytes: u64,
+    /// Bytes that it has granted before its first request for a stream and that the program still has: of ONNX Runtime the weights of models that were loaded
+    /// before the first run. `None` where that is not known.
+    #[serde(default)]
+    pub weight_bytes: Option<u64>,
     /// Its counters contradicted no event, none is missing, and all its chunks are known.
     pub exact: bool,
     /// No event of it is traced: its numbers are as they were read last.

@@ -83,6 +83,7 @@ impl Surroundings<'_> {
             user: facts.and_then(|facts| facts.user.clone()),
             uid: facts.and_then(|facts| facts.uid),
             inner_tgid: facts.and_then(|facts| facts.inner_tgid),
+            frameworks: process.frameworks.iter().copied().collect(),
             ancestors: facts.map_or_else(Vec::new, |facts| facts.ancestors.clone()),
             owner: process.owner.clone(),
             target: facts.is_some_and(|facts| facts.target),

@@ -15,7 +15,7 @@ use crate::words::{GpuUuid, Name, json};
 pub struct TensorsView {
     /// Its caching allocators, by device.
     pub allocators: Vec<AllocatorView>,
-    /// Its arenas in device memory, of JAX and TensorFlow.
+    /// Its arenas in device memory, of JAX, TensorFlow and ONNX Runtime.
     #[serde(default)]
     pub arenas: Vec<ArenaView>,
     /// Events and stacks that did not arrive, by cause.

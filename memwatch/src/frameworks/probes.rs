@@ -90,7 +90,7 @@ fn attach_to(
     let (entry, leave) = programs(kernel.mechanism);
     let mut probes = TensorProbes(Vec::new());
     for (program, is_return) in [(entry, false), (leave, true)] {
-        let points: Vec<&TensorPoint> = points.iter().filter(|point| point.is_return == is_return).collect();
+        let points: Vec<&TensorPoint> = points.iter().filter(|point| point.is_return() == is_return).collect();
         if points.is_empty() {
             continue;
         }
@@ -115,7 +115,7 @@ fn attach_program(
     let loaded = loaded_uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
     let points = points.iter().map(|point| UProbeAttachPoint {
         location: UProbeAttachLocation::AbsoluteOffset(point.file_offset),
-        cookie: Some(point.plan.cookie(point.row.id, point.is_return) | listed),
+        cookie: Some(point.plan.cookie(point.row.id, point.is_return()) | listed),
     });
     loaded.attach(points, path, scope).map_err(|error| chain(&error))
 }

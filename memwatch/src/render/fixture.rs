@@ -202,6 +202,7 @@ fn process(tgid: u32, command: &str, user: &str) -> ProcessView {
         uid: Some(1000),
         inner_tgid: None,
         ancestors: Vec::new(),
+        frameworks: Vec::new(),
         owner: Owner::default(),
         target: false,
         mps_client: false,

@@ -1,8 +1,10 @@
 //! The summary of `run`, and of a session whose targets have ended: peak, calls and what was not freed.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView, Snapshot, TensorsView};
+use memwatch_core::words::Framework;
 
 use super::failures::attempts;
 use super::format::{bytes, count, duration, plural, printable};
@@ -108,7 +110,7 @@ fn peak(snapshot: &Snapshot, gpu: &ProcessGpuView) -> String {
     format!("{}{on}{by_kind}{managed}", bytes(gpu.peak_bytes))
 }
 
-/// What PyTorch had at most, and the line that held most of it then.
+/// What a framework had at most, and the line that held most of it then.
 fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     let Some(tensors) = &process.tensors else { return facts };
@@ -120,13 +122,29 @@ fn pytorch(process: &ProcessView) -> Vec<(&'static str, String)> {
         let reserved = allocator.and_then(peak).map(|peak| format!(" · reserved {}", bytes(peak)));
         let steps = tensors.places.steps.map(|steps| format!(" · {}", plural(steps, "step", "steps")));
         let (reserved, steps) = (reserved.unwrap_or_default(), steps.unwrap_or_default());
-        facts.push(("pytorch", format!("peak allocated {}{reserved}{steps}", bytes(device.total.peak_bytes))));
+        facts.push((
+            framework_on(tensors, device.device),
+            format!("peak allocated {}{reserved}{steps}", bytes(device.total.peak_bytes)),
+        ));
         let top = device.sites.iter().filter(|site| site.line.is_some()).max_by_key(|site| site.sum.at_peak_bytes);
         if let Some(site) = top.filter(|site| site.sum.at_peak_bytes > 0) {
             facts.push(("at peak", format!("{}  {}", bytes(site.sum.at_peak_bytes), places::site(site))));
         }
     }
     facts
+}
+
+/// Whose memory of a device it is.
+fn framework_on(tensors: &TensorsView, device: i32) -> &'static str {
+    let arenas = tensors.arenas.iter().filter(|arena| arena.device == Some(device)).filter_map(|arena| arena.framework);
+    let is_torchs = tensors.allocators.iter().any(|allocator| allocator.device == device);
+    let torch = is_torchs.then_some(Framework::PyTorch);
+    let all: BTreeSet<Framework> = torch.into_iter().chain(arenas).collect();
+    match all.first() {
+        Some(_) if all.len() > 1 => "frameworks",
+        Some(one) => one.name(),
+        None => "tensors",
+    }
 }
 
 fn left(process: &ProcessView) -> String {

@@ -4,6 +4,7 @@ pub(crate) mod address_space;
 pub(crate) mod binary;
 mod build_id;
 pub(crate) mod cgroup;
+pub(crate) mod classes;
 pub(crate) mod clock;
 pub(crate) mod containers;
 pub(crate) mod driver_version;

@@ -45,6 +45,7 @@ use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::backends::readings::Readings;
 use crate::exit::Failure;
+use crate::frameworks::named::FrameworkNames;
 use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
@@ -126,6 +127,8 @@ pub(crate) struct Session {
     context_probes: ContextProbes,
     graph_probes: GraphProbes,
     tensors: Tensors,
+    /// The frameworks of processes with GPU memory.
+    frameworks: FrameworkNames,
     devices: Readings,
     calm: Calm,
     names: RuntimeNames,
@@ -177,6 +180,7 @@ impl Session {
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
             context_probes: ContextProbes::default(),
             graph_probes: GraphProbes::default(),
+            frameworks: FrameworkNames::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
             devices: backends::backend().readings(options.nvml.clone()),
             calm: Calm::new(options.rests_without_processes),
@@ -334,6 +338,10 @@ impl Session {
             }
         }
         self.pipeline.step(Input::Devices(reading));
+        let tgids = self.pipeline.watched().map(|tgid| tgid.0).collect();
+        for (tgid, frameworks) in self.frameworks.look(&tgids) {
+            self.pipeline.step(Input::Frameworks { tgid: Tgid(tgid), frameworks });
+        }
         self.take_groups();
     }
 

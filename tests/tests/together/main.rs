@@ -16,6 +16,7 @@ mod late_names;
 mod leak;
 mod native;
 mod newcomer;
+mod onnx;
 mod oom;
 mod profile;
 mod pytorch;

@@ -153,6 +153,29 @@ impl NewerEnv {
     }
 }
 
+/// What is known of ONNX Runtime's wheel for CUDA 13.
+const ONNX_RUNTIME: Wheel =
+    Wheel { version: "onnxruntime", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 };
+
+/// ONNX Runtime in the newer system under `cache/newer`, with stand-ins for what its wheel's libraries import.
+///
+/// The first call downloads 0.27 GB with pip's ordinary configuration.
+///
+/// # Errors
+/// As [`ensure_newer`].
+pub(crate) fn ensure_onnxruntime(repo: &Path, cache: &Path) -> Result<NewerEnv> {
+    let with_pip = ensure(repo, cache, VERSIONS[0])?.python;
+    let home = cache.join("onnxruntime");
+    let (packages, runtime_lib_dir) = (home.join("site-packages"), home.join("runtime"));
+    let environment = NewerEnv { root: cache.join(NEWER).join("root"), packages, runtime_lib_dir };
+    let _lock = newer_root(cache, &environment.root)?;
+    let wheels = repo.join("tests/gpusim/onnxruntime-requirements.txt");
+    newer::packages(&environment.packages, &with_pip, (&wheels, None), "ONNX Runtime")?;
+    let libraries = environment.packages.join("onnxruntime/capi");
+    stand_ins::ensure(&ONNX_RUNTIME, &repo.join("tests/gpusim/runtime"), &libraries, &environment.runtime_lib_dir)?;
+    Ok(environment)
+}
+
 /// What is known of a version's wheel.
 fn wheel(known: &[&str], version: &str) -> Result<&'static Wheel> {
     let wheel = WHEELS.iter().find(|wheel| wheel.version == version && known.contains(&version));

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::decode::Chunk;
+use crate::decode::{Chunk, ChunkGoes};
 use crate::input::arenas::{ArenaBook, ArenaChunk, ArenaCounters};
-use crate::words::{Name, Ordinal};
+use crate::words::{Framework, Name, Ordinal};
 
 /// Where an arena's memory is: that of the driver's segment which holds its first chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,11 +37,24 @@ impl Home {
 pub(super) struct Held {
     pub(super) bytes: u64,
     requested_bytes: u64,
+    /// It came before the arena's first chunk for a stream.
+    is_early: bool,
 }
 
-/// A `tsl::BFCAllocator` of a process.
+/// Chunks that came before an arena's first for a stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Early {
+    bytes: u64,
+    /// There was one for a stream.
+    is_over: bool,
+    /// The arena was met with its first chunk, and no event is missing.
+    is_known: bool,
+}
+
+/// A `tsl::BFCAllocator` of a process, or a `BFCArena` of ONNX Runtime.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Arena {
+    pub(super) framework: Option<Framework>,
     pub(super) name: Option<Name>,
     pub(super) home: Home,
     counters: Option<ArenaCounters>,
@@ -51,6 +64,7 @@ pub struct Arena {
     /// The largest chunk that was seen; of all, where nothing is missing.
     largest_bytes: u64,
     is_largest_known: bool,
+    early: Early,
     out_of_step: u64,
     is_lossy: bool,
     /// The latest of its events and readings.
@@ -63,7 +77,24 @@ impl Arena {
     /// First heard of with this event: nothing of it is missing where this is its first allocation.
     pub(super) fn met_with(chunk: &Chunk) -> Self {
         let is_first = chunk.counters.is_some_and(|now| chunk.is_grant && now.num_allocs == 1);
-        Self { is_largest_known: is_first, ..Self::default() }
+        Self {
+            framework: Some(chunk.framework),
+            is_largest_known: is_first,
+            early: Early { is_known: is_first, ..Early::default() },
+            ..Self::default()
+        }
+    }
+
+    /// Whose it is; `None` where a recording does not say.
+    pub const fn framework(&self) -> Option<Framework> {
+        self.framework
+    }
+
+    /// Bytes that the program has had since before its first request for a stream: of ONNX Runtime the weights of its models, as far as they were loaded
+    /// before the first run. `None` where such requests are not distinguished from others, or an earlier chunk was not seen.
+    pub fn early_bytes(&self) -> Option<u64> {
+        let is_known = self.framework == Some(Framework::OnnxRuntime) && self.early.is_known && self.is_exact();
+        is_known.then_some(self.early.bytes)
     }
 
     /// What the framework calls it; `None` before its memory was read.
@@ -132,10 +163,36 @@ impl Arena {
         self.counters = chunk.counters.or(self.counters);
         if chunk.is_grant {
             self.largest_bytes = self.largest_bytes.max(chunk.bytes);
-            self.hold(chunk.address, Held { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes });
+            self.early.is_over |= chunk.is_of_stream;
+            let is_early = !self.early.is_over;
+            self.hold(chunk.address, Held { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes, is_early });
             return None;
         }
         self.release(chunk.address)
+    }
+
+    /// What an event is that names a chunk by its address alone, where that chunk is known. Of another one the counters before are all that is learnt, and
+    /// what it had is missing in them from now on.
+    pub(super) fn going(&mut self, goes: &ChunkGoes) -> Option<Chunk> {
+        let Some(held) = self.chunks.get(&goes.address) else {
+            self.counters = goes.before.or(self.counters);
+            (self.is_lossy, self.early.is_known) = (true, false);
+            return None;
+        };
+        let after = |before: ArenaCounters| {
+            let bytes_in_use = before.bytes_in_use.saturating_sub(held.bytes);
+            ArenaCounters { bytes_in_use, ..before }
+        };
+        Some(Chunk {
+            allocator: goes.allocator,
+            framework: goes.framework,
+            is_grant: false,
+            is_of_stream: false,
+            address: goes.address,
+            requested_bytes: held.requested_bytes,
+            bytes: held.bytes,
+            counters: goes.before.map(after),
+        })
     }
 
     fn hold(&mut self, address: u64, held: Held) {
@@ -143,18 +200,21 @@ impl Arena {
         self.chunks.insert(address, held);
         self.known_bytes = self.known_bytes.saturating_add(held.bytes);
         self.requested_bytes = self.requested_bytes.saturating_add(held.requested_bytes);
+        self.early.bytes = self.early.bytes.saturating_add(if held.is_early { held.bytes } else { 0 });
     }
 
     fn release(&mut self, address: u64) -> Option<u64> {
         let held = self.chunks.remove(&address)?;
         self.known_bytes = self.known_bytes.saturating_sub(held.bytes);
         self.requested_bytes = self.requested_bytes.saturating_sub(held.requested_bytes);
+        self.early.bytes = self.early.bytes.saturating_sub(if held.is_early { held.bytes } else { 0 });
         Some(held.bytes)
     }
 
     /// Goes by its own books from now on; says which chunks no event had shown.
     pub(super) fn learn(&mut self, book: &ArenaBook, time_ns: u64) -> Vec<ArenaChunk> {
         self.name = Some(book.name.clone());
+        self.framework = self.framework.or(book.framework);
         self.counters = Some(book.counters);
         self.largest_bytes = book.largest_alloc_bytes;
         self.is_largest_known = true;
@@ -163,10 +223,11 @@ impl Arena {
             return Vec::new();
         }
         let older = book.chunks.iter().filter(|chunk| !self.chunks.contains_key(&chunk.address)).copied().collect();
-        (self.known_bytes, self.requested_bytes) = (0, 0);
-        self.chunks.clear();
+        let before = std::mem::take(&mut self.chunks);
+        (self.known_bytes, self.requested_bytes, self.early.bytes) = (0, 0, 0);
         for chunk in &book.chunks {
-            self.hold(chunk.address, Held { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes });
+            let is_early = before.get(&chunk.address).is_some_and(|held| held.is_early && held.bytes == chunk.bytes);
+            self.hold(chunk.address, Held { bytes: chunk.bytes, requested_bytes: chunk.requested_bytes, is_early });
         }
         self.is_lossy = false;
         self.out_of_step = 0;
@@ -186,13 +247,14 @@ impl Arena {
     /// Its chunks are no GPU's: they are not kept.
     pub(super) fn drop_chunks(&mut self) {
         self.chunks.clear();
-        (self.known_bytes, self.requested_bytes) = (0, 0);
+        (self.known_bytes, self.requested_bytes, self.early.bytes) = (0, 0, 0);
     }
 
     /// Events did not arrive: the next one may differ from what is known.
     pub(super) fn lose(&mut self) {
         self.is_lossy = true;
         self.is_largest_known = false;
+        self.early.is_known = false;
     }
 }
 

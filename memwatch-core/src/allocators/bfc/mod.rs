@@ -1,4 +1,4 @@
-//! The arenas of JAX and TensorFlow (`tsl::BFCAllocator`): chunks within a few large allocations of the driver.
+//! The arenas of JAX and TensorFlow (`tsl::BFCAllocator`) and of ONNX Runtime (`BFCArena`, made after it): chunks within a few large allocations of the driver.
 //!
 //! Each event carries the arena's own counters, taken under its lock: what they say is what `device.memory_stats()` answers, and whether the events add
 //! up to it is checked with each. A chunk is on the device of the driver's segment that holds its address; arenas in host memory drop out by that.
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 pub use self::arena::{Arena, Home};
 use super::pytorch::DriverChange;
 use super::{Block, BlockChange, FrameworkAllocator, Reported};
-use crate::decode::{Chunk, TensorChange, TensorEvent};
+use crate::decode::{Chunk, ChunkGoes, TensorChange, TensorEvent};
 use crate::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk};
 use crate::ledger::DriverSegment;
-use crate::words::Ordinal;
+use crate::words::{Framework, Ordinal};
 
 /// Processes have a handful of arenas: what claims to be more than this is none.
 const MOST_ARENAS: usize = 256;
@@ -88,6 +88,16 @@ impl Arenas {
         }
     }
 
+    /// A chunk that is named by its address alone, as the event that it is where it is known. `None` where it is in the books that were read already.
+    fn apply_going(&mut self, event: &TensorEvent, goes: &ChunkGoes) -> Option<BlockChange> {
+        let arena = self.arenas.get_mut(&goes.allocator)?;
+        if arena.has_in_books(event.time_ns) {
+            return None;
+        }
+        let chunk = arena.going(goes)?;
+        self.apply_chunk(event, &chunk)
+    }
+
     fn apply_chunk(&mut self, event: &TensorEvent, chunk: &Chunk) -> Option<BlockChange> {
         if self.arenas.len() >= MOST_ARENAS && !self.arenas.contains_key(&chunk.allocator) {
             return None;
@@ -138,7 +148,7 @@ impl Arenas {
         let before = known.map_or(Home::Unknown, |arena| arena.home);
         let first = book.regions.first().map(|(address, _)| *address);
         let home = first.map_or(before, |address| self.home_of(address, before));
-        let home = if home == Home::Unknown { named_home(&book.name) } else { home };
+        let home = if home == Home::Unknown { named_home(book) } else { home };
         if let Home::Named(ordinal) = home {
             for &(address, bytes) in &book.regions {
                 self.learn_segment(DriverSegment { address, bytes, ordinal: Some(ordinal) });
@@ -164,18 +174,25 @@ impl Arenas {
         self.is_stopped
     }
 
-    /// The arenas, by address, that have chunks which are not known one by one, or no name; all, where no event of them is traced.
-    pub fn wanted_books(&self) -> Vec<u64> {
+    /// A framework's arenas, by address, that have chunks which are not known one by one, or no name; all, where no event of them is traced.
+    pub fn wanted_books(&self, framework: Framework) -> Vec<u64> {
         let is_known = |arena: &Arena| !self.is_stopped && arena.is_exact() && arena.name.is_some();
-        let lacks = |arena: &Arena| arena.home != Home::Host && !is_known(arena);
+        let is_its = |arena: &Arena| arena.framework.is_none_or(|own| own == framework);
+        let lacks = |arena: &Arena| arena.home != Home::Host && is_its(arena) && !is_known(arena);
         self.arenas.iter().filter(|(_, arena)| lacks(arena)).map(|(address, _)| *address).collect()
     }
 }
 
-/// XLA and TensorFlow call the arena of a device `GPU_0_bfc`, and no other one so (xla/pjrt/gpu/gpu_helpers.cc, tensorflow/core/common_runtime/gpu).
-fn named_home(name: &str) -> Home {
-    let number = name.strip_prefix("GPU_").and_then(|rest| rest.strip_suffix("_bfc"));
-    number.and_then(|number| number.parse().ok()).map_or(Home::Host, |number| Home::Named(Ordinal(number)))
+/// XLA and TensorFlow call the arena of a device `GPU_0_bfc`, and no other one so (xla/pjrt/gpu/gpu_helpers.cc, tensorflow/core/common_runtime/gpu). ONNX
+/// Runtime calls that of any GPU `Cuda` and has its number beside that (onnxruntime/core/framework/allocator.h).
+fn named_home(book: &ArenaBook) -> Home {
+    let device = if book.framework == Some(Framework::OnnxRuntime) {
+        book.device.filter(|_| &*book.name == "Cuda")
+    } else {
+        let number = book.name.strip_prefix("GPU_").and_then(|rest| rest.strip_suffix("_bfc"));
+        number.and_then(|number| number.parse().ok())
+    };
+    device.map_or(Home::Host, |number| Home::Named(Ordinal(number)))
 }
 
 impl FrameworkAllocator for Arenas {
@@ -187,8 +204,11 @@ impl FrameworkAllocator for Arenas {
     fn miss_start(&mut self) {}
 
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
-        let TensorChange::Chunk(chunk) = &event.what else { return None };
-        self.apply_chunk(event, chunk)
+        match &event.what {
+            TensorChange::Chunk(chunk) => self.apply_chunk(event, chunk),
+            TensorChange::ChunkGoes(goes) => self.apply_going(event, goes),
+            _ => None,
+        }
     }
 
     fn driver(&mut self, change: DriverChange) {

@@ -18,7 +18,16 @@ fn event(time_ns: u64, chunk: Chunk) -> TensorEvent {
 }
 
 fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk {
-    Chunk { allocator: ARENA, is_grant, address, requested_bytes: bytes - 1, bytes, counters: Some(now) }
+    Chunk {
+        allocator: ARENA,
+        framework: Framework::Jax,
+        is_grant,
+        is_of_stream: false,
+        address,
+        requested_bytes: bytes - 1,
+        bytes,
+        counters: Some(now),
+    }
 }
 
 fn with_segment() -> Arenas {
@@ -32,7 +41,9 @@ fn book(chunks: &[(u64, u64)], now: ArenaCounters) -> ArenaBooks {
     let chunks = chunks.iter().map(|&(address, bytes)| ArenaChunk { address, bytes, requested_bytes: bytes });
     let arena = ArenaBook {
         allocator: ARENA,
+        framework: Some(Framework::Jax),
         name: "GPU_0_bfc".into(),
+        device: None,
         counters: now,
         largest_alloc_bytes: 4096,
         regions: vec![(SEGMENT.address, SEGMENT.bytes)],
@@ -101,13 +112,13 @@ fn a_segment_that_was_granted_before_the_watch_is_placed_by_the_arenas_own_books
     let mut arenas = Arenas::default();
     let granted = arenas.apply(&event(50, chunk(true, 0x10_0100, 1024, counters(7, 5120, 5120))));
     assert_eq!(granted, None, "nobody knows on which device");
-    assert_eq!(arenas.wanted_books(), [ARENA]);
+    assert_eq!(arenas.wanted_books(Framework::Jax), [ARENA]);
     let older = arenas.learn_arenas(&book(&[(0x10_0100, 1024), (0x10_1000, 4096)], counters(7, 5120, 5120)));
     let [older] = older.as_slice() else { panic!("{older:?}") };
     assert_eq!((older.ordinal, older.chunks.len()), (GPU, 1), "one of the two had come with an event");
     let arena = &arenas.arenas()[&ARENA];
     assert_eq!((arena.home(), arena.is_exact(), arena.largest_bytes()), (Home::Named(GPU), true, Some(4096)));
-    assert_eq!(arenas.wanted_books(), [0_u64; 0]);
+    assert_eq!(arenas.wanted_books(Framework::Jax), [0_u64; 0]);
     assert_eq!(arenas.reported()[&GPU].reserved_bytes, SEGMENT.bytes);
 }
 
@@ -167,14 +178,14 @@ fn memory_that_is_mapped_no_more_is_no_segment() {
 fn arenas_of_which_no_event_is_traced_are_as_they_were_read_last_and_never_exact() {
     let mut ledger = TensorLedger::default();
     ledger.learn_arenas(&book(&[(0x10_0100, 1024)], counters(7, 1024, 6144)));
-    assert!(ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().wanted_books().is_empty());
+    assert!(ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().wanted_books(Framework::Jax).is_empty());
     ledger.stop();
     assert!(!ledger.arenas().arenas()[&ARENA].is_exact() && ledger.arenas().is_stopped());
     let later = ArenaBooks { began_ns: 300, time_ns: 400, ..book(&[(0x10_2000, 512)], counters(9, 512, 6144)) };
     ledger.read_arenas(&later);
     assert_eq!(ledger.reported()[&GPU].allocated_bytes, 512);
     assert_eq!(ledger.places().devices()[&GPU].allocated_bytes(), 512);
-    assert_eq!(ledger.arenas().wanted_books(), [ARENA], "it goes on, and nobody sees it");
+    assert_eq!(ledger.arenas().wanted_books(Framework::Jax), [ARENA], "it goes on, and nobody sees it");
     ledger.resume();
     assert!(!ledger.arenas().is_stopped() && !ledger.arenas().arenas()[&ARENA].is_exact());
     let again = ArenaBooks { began_ns: 500, time_ns: 600, ..later };
@@ -188,5 +199,60 @@ fn after_a_loss_an_arena_is_not_exact_until_more_of_it_is_known() {
     arenas.apply(&event(1, chunk(true, 0x10_0100, 1024, counters(1, 1024, 1024))));
     arenas.lose();
     assert!(!arenas.arenas()[&ARENA].is_exact(), "what it counts now is not known");
-    assert_eq!(arenas.wanted_books(), [ARENA]);
+    assert_eq!(arenas.wanted_books(Framework::Jax), [ARENA]);
+}
+
+/// An event of ONNX Runtime's arena, which names a chunk that goes by its address.
+fn goes(time_ns: u64, address: u64, before: ArenaCounters) -> TensorEvent {
+    let what = ChunkGoes { allocator: ARENA, framework: Framework::OnnxRuntime, address, before: Some(before) };
+    TensorEvent::made((Tgid(1), Tid(1)), time_ns, StackRef::NoPython, TensorChange::ChunkGoes(what))
+}
+
+fn onnx(time_ns: u64, address: u64, is_of_stream: bool, now: ArenaCounters) -> TensorEvent {
+    let made = Chunk { framework: Framework::OnnxRuntime, is_of_stream, ..chunk(true, address, 1024, now) };
+    event(time_ns, made)
+}
+
+#[test]
+fn a_chunk_that_goes_by_its_address_has_the_size_that_it_came_with() {
+    let mut arenas = with_segment();
+    arenas.apply(&onnx(1, 0x10_0100, false, counters(1, 1024, 1024)));
+    arenas.apply(&onnx(2, 0x10_0800, true, counters(2, 2048, 2048)));
+    let arena = |arenas: &Arenas| arenas.arenas()[&ARENA].clone();
+    assert_eq!((arena(&arenas).framework(), arena(&arenas).early_bytes()), (Some(Framework::OnnxRuntime), Some(1024)));
+    let freed = arenas.apply(&goes(3, 0x10_0800, counters(2, 2048, 2048)));
+    assert_eq!(freed, Some(BlockChange::Freed { ordinal: GPU, address: 0x10_0800, block_bytes: 1024 }));
+    assert_eq!(arena(&arenas).counters(), Some(counters(2, 1024, 2048)));
+    assert!(arena(&arenas).is_exact());
+    arenas.apply(&onnx(4, 0x10_0c00, false, counters(3, 2048, 2048)));
+    assert_eq!(arena(&arenas).early_bytes(), Some(1024), "what comes after the first run is none of the weights");
+    arenas.apply(&goes(5, 0x10_0100, counters(3, 2048, 2048)));
+    assert_eq!((arena(&arenas).early_bytes(), arena(&arenas).out_of_step()), (Some(0), 0));
+}
+
+#[test]
+fn a_chunk_that_goes_and_was_never_seen_leaves_an_arena_inexact_until_it_is_read() {
+    let mut arenas = with_segment();
+    arenas.apply(&onnx(1, 0x10_0100, true, counters(5, 4096, 6144)));
+    assert_eq!(arenas.apply(&goes(2, 0x10_4000, counters(5, 4096, 6144))), None);
+    assert!(!arenas.arenas()[&ARENA].is_exact());
+    assert_eq!(arenas.wanted_books(Framework::OnnxRuntime), [ARENA]);
+    assert!(arenas.wanted_books(Framework::Jax).is_empty(), "another framework's reader does not know it");
+    arenas.apply(&onnx(3, 0x10_0800, true, counters(6, 2048, 6144)));
+    assert_eq!(arenas.arenas()[&ARENA].out_of_step(), 0, "what was missing is no contradiction");
+    assert_eq!(arenas.arenas()[&ARENA].early_bytes(), None);
+}
+
+#[test]
+fn onnx_runtimes_arenas_say_beside_their_name_on_which_device_they_are() {
+    let named = |name: &'static str, device| {
+        let mut books = book(&[(0x10_0100, 1024)], counters(7, 1024, 6144));
+        let own = &mut books.arenas[0];
+        (own.framework, own.name, own.device) = (Some(Framework::OnnxRuntime), name.into(), device);
+        let mut arenas = Arenas::default();
+        arenas.learn_arenas(&books);
+        arenas.arenas()[&ARENA].home()
+    };
+    assert_eq!(named("Cuda", Some(1)), Home::Named(Ordinal(1)));
+    assert_eq!((named("CudaPinned", Some(0)), named("Cuda", None)), (Home::Host, Home::Host));
 }

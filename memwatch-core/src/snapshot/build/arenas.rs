@@ -19,6 +19,7 @@ fn view(arena: &Arena, (pool_bytes, as_read): (u64, bool), uuid: impl Fn(Ordinal
         Home::Unknown | Home::Host => "unknown",
     };
     ArenaView {
+        framework: arena.framework(),
         name: arena.name().cloned(),
         device: ordinal.map(|ordinal| ordinal.0),
         uuid: ordinal.and_then(uuid),
@@ -30,6 +31,7 @@ fn view(arena: &Arena, (pool_bytes, as_read): (u64, bool), uuid: impl Fn(Ordinal
         pool_bytes,
         known_chunk_bytes: arena.known_bytes(),
         requested_bytes: arena.requested_bytes(),
+        weight_bytes: arena.early_bytes().filter(|_| !as_read),
         exact: arena.is_exact() && !as_read,
         as_read,
         out_of_step: arena.out_of_step(),

@@ -3,13 +3,14 @@
 use memwatch_core::snapshot::{ProcessGpuView, ProcessView, Snapshot};
 
 use crate::export::csv::quoted;
-use crate::render::text::columns::Shown;
+use crate::render::text::columns::{Shown, frameworks};
 use crate::render::{owners, sentences};
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 17] = [
     "pid",
     "user",
     "workload",
+    "framework",
     "gpu",
     "gpu_uuid",
     "used_bytes",
@@ -48,6 +49,7 @@ fn row(snapshot: &Snapshot, process: &ProcessView, gpu: Option<&ProcessGpuView>)
         process.tgid.0.to_string(),
         process.user.as_deref().map_or_else(String::new, quoted),
         owners::workload(&process.owner).map_or_else(String::new, |text| quoted(&text)),
+        frameworks(process).map_or_else(String::new, |text| quoted(&text)),
         uuid.map_or_else(String::new, |uuid| sentences::gpu_number(snapshot, Some(uuid))),
         uuid.map_or_else(String::new, |uuid| uuid.as_str().to_owned()),
         number(|gpu| gpu.used_bytes),
@@ -74,9 +76,9 @@ mod tests {
         let text = write(&busy_node(), &Shown::default());
         let lines: Vec<_> = text.split_terminator("\r\n").collect();
         assert_eq!(lines.len(), 5, "{text}");
-        assert!(lines[1].starts_with("1234,\"alice\",,0,GPU-8f3c2a10"), "{text}");
+        assert!(lines[1].starts_with("1234,\"alice\",,,0,GPU-8f3c2a10"), "{text}");
         assert!(lines[1].contains(&format!(",{},", 44_u64 << 30)), "{text}");
-        assert!(lines[4].starts_with("4321,,,1,") && lines[4].contains(",,0,"), "{text}");
+        assert!(lines[4].starts_with("4321,,,,1,") && lines[4].contains(",,0,"), "{text}");
         assert!(lines[1].ends_with(",false,\"python3 train.py --model llama-8b\""), "{text}");
     }
 }

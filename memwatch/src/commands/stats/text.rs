@@ -73,7 +73,7 @@ pub(crate) fn write(
         }
     }
     if !any {
-        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch, JAX or TensorFlow found."));
+        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch, JAX, TensorFlow or ONNX Runtime found."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+use memwatch_common::tensor::CounterPlan;
 use object::ReadCache;
 
 use crate::frameworks::pytorch::{SymbolName, symbols};
@@ -33,14 +34,46 @@ const fn name(key: u16, beginning: &'static str, ending: &'static str) -> Symbol
 /// Where things lie in the objects of one build, in bytes from their beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArenaLayout {
-    /// What it counts: allocations, bytes in use, their peak, the largest chunk.
-    pub(crate) counters: Option<u16>,
+    /// What it counts.
+    pub(crate) counters: Option<CounterLayout>,
     /// The name: a pointer and a length.
     pub(crate) name: Option<u32>,
+    /// What says in whose memory it is, where that is not in its name: an `OrtDevice`.
+    pub(crate) device: Option<u16>,
     /// Its chunks and regions.
     pub(crate) chunks: Option<ChunkLayout>,
-    /// The table of virtual functions, as the file counts.
-    pub(crate) table: Option<u64>,
+    /// The tables of virtual functions that its objects may have, as the file counts.
+    pub(crate) tables: [Option<u64>; 2],
+}
+
+/// Where an arena counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CounterLayout {
+    /// Into the object.
+    pub(crate) offset_bytes: u16,
+    /// Which words behind that are the allocations, the bytes in use, their peak and the largest chunk.
+    pub(crate) words: [u8; 4],
+}
+
+impl CounterLayout {
+    /// `tsl::AllocatorStats`: one behind the other.
+    const TSL: [u8; 4] = [0, 1, 2, 3];
+
+    /// Some words behind an offset; `None` where no object is so large.
+    pub(crate) fn new(offset_bytes: u16, words: [u8; 4]) -> Option<Self> {
+        let is_possible = u32::from(offset_bytes) <= MOST_OFFSET && offset_bytes.is_multiple_of(8);
+        is_possible.then_some(Self { offset_bytes, words })
+    }
+
+    /// Where the bytes in use are.
+    pub(crate) fn in_use(self) -> u64 {
+        u64::from(self.offset_bytes) + 8 * u64::from(self.words[1])
+    }
+
+    /// The same for the kernel half.
+    pub(crate) const fn plan(self) -> CounterPlan {
+        CounterPlan { offset_bytes: self.offset_bytes, peak_word: self.words[2] }
+    }
 }
 
 /// Where an arena's chunks and regions are.
@@ -52,6 +85,13 @@ pub(crate) struct ChunkLayout {
     pub(crate) chunks: u32,
     /// Bytes of a chunk.
     pub(crate) stride: u32,
+}
+
+impl ChunkLayout {
+    /// Whether an object may have a vector there, of elements of this size.
+    pub(crate) fn has_room_for(offset: u64, stride: u32) -> bool {
+        offset <= u64::from(MOST_OFFSET) && u8::try_from(stride).is_ok_and(|stride| CHUNK_BYTES.contains(&stride))
+    }
 }
 
 impl ArenaLayout {
@@ -66,10 +106,13 @@ impl ArenaLayout {
         let found = symbols(file, &layout, &[CLEAR_STATS, NAME, LOOK_UP, TABLE])?;
         let code = |name: SymbolName| found.functions.get(&name.key).map(|location| code_of(file, location));
         Ok(Self {
-            counters: code(CLEAR_STATS).and_then(|code| counters(&code)),
+            counters: code(CLEAR_STATS)
+                .and_then(|code| counters(&code))
+                .and_then(|offset_bytes| CounterLayout::new(offset_bytes, CounterLayout::TSL)),
             name: code(NAME).and_then(|code| name_offset(&code)),
+            device: None,
             chunks: code(LOOK_UP).and_then(|code| chunks(&code)),
-            table: found.objects.get(&TABLE.key).copied(),
+            tables: [found.objects.get(&TABLE.key).copied(), None],
         })
     }
 }

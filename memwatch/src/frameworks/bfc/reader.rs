@@ -7,7 +7,7 @@ use std::io;
 
 use memchr::memmem::Finder;
 use memwatch_core::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk, ArenaCounters};
-use memwatch_core::words::{Name, Tgid};
+use memwatch_core::words::{Framework, Name, Tgid};
 use memwatch_inspect::memory::Memory;
 
 use super::layout::{ArenaLayout, ChunkLayout};
@@ -27,38 +27,45 @@ const MOST_CHUNKS: u64 = 1 << 20;
 const MOST_REGIONS: u64 = 4096;
 /// Bytes of a region that are read: where it begins, its size, where it ends. It is this long, or a few words longer.
 const REGION_BYTES: [u64; 5] = [0x38, 0x30, 0x28, 0x40, 0x48];
-/// In a chunk: size, requested size, number (-1 where it is free), address.
+/// `OrtDevice` (onnxruntime/core/framework/ortdevice.h, 1.31): a GPU, its own memory, its number in 16 bits, and NVIDIA as the vendor.
+const OWN_MEMORY_OF_GPU: u64 = 0x10de_0000_0001;
+const NUMBER_OF_DEVICE: u64 = 0xffff_0000;
+/// In a chunk, of all three: size, requested size, number (-1 where it is free), address.
 const CHUNK_WORDS: [usize; 4] = [0, 8, 0x10, 0x18];
 
 /// A process whose arenas can be read.
 #[derive(Debug)]
 pub(crate) struct ArenaReader {
     tgid: u32,
+    framework: Framework,
     space: AddressSpace,
     layout: ArenaLayout,
-    /// The table of the class, as the process's objects name it.
-    table: Option<u64>,
+    /// The tables of the classes, as the process's objects name them.
+    tables: Vec<u64>,
 }
 
 impl ArenaReader {
-    /// Opens the process's memory; `library` says whether a mapping's path is that of the file with this layout.
+    /// Opens the process's memory, in which a framework's arenas have this layout; `is_library` says whether a mapping's path is that of its file.
     ///
     /// # Errors
     /// The process has gone, or may not be read.
-    pub(crate) fn open(tgid: u32, layout: ArenaLayout, library: impl Fn(&[u8]) -> bool) -> io::Result<Self> {
+    pub(crate) fn open(
+        tgid: u32,
+        (framework, layout): (Framework, ArenaLayout),
+        is_library: impl Fn(Framework, &[u8]) -> bool,
+    ) -> io::Result<Self> {
         let space = AddressSpace::open(tgid)?;
-        let mut of_library = space.mappings().iter().filter(|mapping| library(&mapping.path));
+        let mut of_library = space.mappings().iter().filter(|mapping| is_library(framework, &mapping.path));
         let base = of_library.find(|mapping| mapping.offset == 0).map(|mapping| mapping.start);
-        let table =
-            base.zip(layout.table).and_then(|(base, table)| base.checked_add(table)?.checked_add(BEFORE_FUNCTIONS));
-        Ok(Self { tgid, space, layout, table })
+        let table = |table: u64| base?.checked_add(table)?.checked_add(BEFORE_FUNCTIONS);
+        let tables = layout.tables.into_iter().flatten().filter_map(table).collect();
+        Ok(Self { tgid, framework, space, layout, tables })
     }
 
     /// Searches the heap for arenas: for a program that had them before it was watched.
     pub(crate) fn search(&self) -> Vec<u64> {
-        let Some(table) = self.table else { return Vec::new() };
-        let word = table.to_le_bytes();
-        let finder = Finder::new(&word);
+        let words: Vec<[u8; 8]> = self.tables.iter().map(|table| table.to_le_bytes()).collect();
+        let finders: Vec<Finder<'_>> = words.iter().map(Finder::new).collect();
         let mut found = Vec::new();
         for heap in self.space.mappings().iter().filter(|mapping| mapping.path == b"[heap]") {
             let end = heap.end.min(heap.start.saturating_add(MOST_HEAP_BYTES));
@@ -67,7 +74,8 @@ impl ArenaReader {
                 let length = (PIECE_BYTES as u64).min(end - at);
                 if let Some(piece) = self.space.bytes(at, length, PIECE_BYTES) {
                     // Pieces begin at pages, and objects at words.
-                    let objects = finder.find_iter(&piece).filter(|offset| offset % 8 == 0);
+                    let objects = finders.iter().flat_map(|finder| finder.find_iter(&piece));
+                    let objects = objects.filter(|offset| offset % 8 == 0);
                     found.extend(objects.map(|offset| at + offset as u64));
                 }
                 at += length;
@@ -91,12 +99,27 @@ impl ArenaReader {
         let (regions, chunks) = parts.unwrap_or_default();
         let after = self.counters(allocator)?;
         let (counters, largest_alloc_bytes) = before;
-        (before == after).then_some(ArenaBook { allocator, name, counters, largest_alloc_bytes, regions, chunks })
+        (before == after).then(|| ArenaBook {
+            allocator,
+            framework: Some(self.framework),
+            name,
+            device: self.device(allocator),
+            counters,
+            largest_alloc_bytes,
+            regions,
+            chunks,
+        })
     }
 
     fn counters(&self, allocator: u64) -> Option<(ArenaCounters, u64)> {
-        let at = allocator.checked_add(u64::from(self.layout.counters?))?;
-        let [num_allocs, bytes_in_use, peak_bytes_in_use, largest] = self.space.words(at, 4)?.try_into().ok()?;
+        let layout = self.layout.counters?;
+        let at = allocator.checked_add(layout.offset_bytes.into())?;
+        let last = layout.words.into_iter().max().unwrap_or(0);
+        let words = self.space.words(at, usize::from(last) + 1)?;
+        let [num_allocs, bytes_in_use, peak_bytes_in_use, largest] =
+            layout.words.map(|word| words.get(usize::from(word)).copied());
+        let (num_allocs, bytes_in_use) = (num_allocs?, bytes_in_use?);
+        let (peak_bytes_in_use, largest) = (peak_bytes_in_use?, largest?);
         let is_possible = bytes_in_use <= peak_bytes_in_use && largest <= peak_bytes_in_use;
         is_possible.then_some((ArenaCounters { num_allocs, bytes_in_use, peak_bytes_in_use }, largest))
     }
@@ -107,6 +130,14 @@ impl ArenaReader {
         let bytes = self.space.bytes(text, length, usize::try_from(MOST_NAME_BYTES).ok()?)?;
         let name = printable(&String::from_utf8_lossy(&bytes)).into_owned();
         (!name.is_empty()).then(|| name.into())
+    }
+
+    /// The number of its device, where it has one.
+    fn device(&self, allocator: u64) -> Option<i32> {
+        let at = allocator.checked_add(self.layout.device?.into())?;
+        let word = *self.space.words(at, 1)?.first()?;
+        let is_gpus = word & !NUMBER_OF_DEVICE == OWN_MEMORY_OF_GPU;
+        is_gpus.then(|| i32::try_from((word & NUMBER_OF_DEVICE) >> 16).ok()).flatten()
     }
 
     fn chunks(&self, allocator: u64, layout: ChunkLayout) -> Option<Parts> {

@@ -5,16 +5,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
+use memwatch_core::words::Framework;
 
 use super::points::points;
 use super::symbols::TensorPoint;
-use crate::frameworks::bfc::ArenaLayout;
+use crate::frameworks::bfc::{ArenaLayout, CounterLayout, OnnxRuntime};
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan, is_library};
 
 /// The libraries by the stem of their file's name: small ones first, whose probes are wanted soonest.
-const LIBRARIES: [(&str, FrameworkLibrary); 7] = [
+const LIBRARIES: [(&str, FrameworkLibrary); 9] = [
+    ("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime),
+    ("libonnxruntime.so", FrameworkLibrary::OnnxRuntime),
     ("xla_cuda_plugin.so", FrameworkLibrary::Xla),
     ("libtensorflow_framework.so", FrameworkLibrary::TensorFlow),
     ("libc10.so", FrameworkLibrary::C10),
@@ -27,15 +30,16 @@ const LIBRARIES: [(&str, FrameworkLibrary); 7] = [
 /// How many libraries PyTorch has.
 pub(crate) const LIBRARY_COUNT: usize = 5;
 
-/// Whether a path is that of one of the libraries with arenas.
-pub(crate) fn has_arenas(path: &[u8]) -> bool {
+/// Whether a path is that of a library of a framework.
+pub(crate) fn is_of(framework: Framework, path: &[u8]) -> bool {
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
-    LIBRARIES.iter().filter(|(_, library)| is_of_arenas(*library)).any(|(stem, _)| is_library(path, stem))
+    let mut own = LIBRARIES.iter().filter(|(_, library)| Framework::of_library(*library) == Some(framework));
+    own.any(|(stem, _)| is_library(path, stem))
 }
 
 /// Whether a library has arenas instead of PyTorch's allocators.
 pub(crate) const fn is_of_arenas(library: FrameworkLibrary) -> bool {
-    matches!(library, FrameworkLibrary::Xla | FrameworkLibrary::TensorFlow)
+    matches!(library, FrameworkLibrary::Xla | FrameworkLibrary::TensorFlow | FrameworkLibrary::OnnxRuntime)
 }
 
 /// What the thread says.
@@ -143,16 +147,27 @@ impl Eyes {
             Ok(opened) => opened,
             Err(error) => return Known { points: Err(error.to_string()), arenas: None },
         };
+        if library == FrameworkLibrary::OnnxRuntime {
+            return self.look_into_classes(&opened);
+        }
         let mut points = points(&opened, library, self.version).map_err(|error| chain(&error));
         if !is_of_arenas(library) {
             return Known { points, arenas: None };
         }
         let arenas = ArenaLayout::of(&opened).inspect_err(|error| log::warn!("{}: {}", file.display, chain(error)));
         let arenas = arenas.unwrap_or_default();
-        if let (Some(offset_bytes), Ok(points)) = (arenas.counters, &mut points) {
+        if let (Some(CounterLayout { offset_bytes, .. }), Ok(points)) = (arenas.counters, &mut points) {
             let of_chunks = points.iter_mut().filter(|point| point.row.meaning == TensorMeaning::Chunk);
             of_chunks.for_each(|point| point.plan = point.plan.counters_at(offset_bytes));
         }
         Known { points, arenas: Some(arenas) }
+    }
+
+    /// The same of a file whose functions have no names.
+    fn look_into_classes(&self, file: &File) -> Known {
+        match OnnxRuntime::of(file, self.version) {
+            Some(build) => Known { points: Ok(build.points), arenas: Some(build.layout) },
+            None => Known { points: Err("the arena of this build is not as expected".to_owned()), arenas: None },
+        }
     }
 }

@@ -15,7 +15,7 @@ mod watch;
 
 pub(crate) use books::{BooksError, BooksReader};
 pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
-pub(crate) use look::has_arenas;
+pub(crate) use look::is_of;
 pub(crate) use memwatch_core::input::{Stacks, TensorLevel};
 pub(crate) use numbers::{Moment, RestingNumbers};
 #[cfg(test)]

@@ -60,7 +60,7 @@ fn of_function(row: &'static TensorProbe, location: &FunctionLocation, code: &[u
         && let Some(count) = counter(code)
     {
         let file_offset = location.file_offset + count.offset_in_function;
-        return TensorPoint { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable), is_return: false };
+        return TensorPoint { row, file_offset, plan: row.plan.of_thread(count.offset_in_variable) };
     }
     TensorPoint::new(row, location.file_offset + site.offset_in_function)
 }

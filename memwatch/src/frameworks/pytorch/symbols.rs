@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 
 use memchr::memmem::Finder;
-use memwatch_common::tensor::{Point, TensorPlan, TensorProbe};
+use memwatch_common::tensor::{BlockPlan, Point, TENSOR_PROBES, TensorMeaning, TensorPlan, TensorProbe};
 
 use crate::sources::kernel::resolve::{FunctionLocation, Layout, ResolveError, SYMBOL_BYTES, Table};
 use crate::sources::pieces::in_pieces;
@@ -27,14 +27,24 @@ pub(crate) struct TensorPoint {
     pub(crate) file_offset: u64,
     /// What to capture there.
     pub(crate) plan: TensorPlan,
-    /// Whether that is when the function returns.
-    pub(crate) is_return: bool,
 }
 
 impl TensorPoint {
     /// What the row says, at this offset.
     pub(crate) fn new(row: &'static TensorProbe, file_offset: u64) -> Self {
-        Self { row, file_offset, plan: row.plan, is_return: row.point == Point::Count }
+        Self { row, file_offset, plan: row.plan }
+    }
+
+    /// The row with this meaning, with what is read of an allocator's own books; `None` where there is none.
+    pub(crate) fn with_block(meaning: TensorMeaning, file_offset: u64, block: BlockPlan) -> Option<Self> {
+        let row = TENSOR_PROBES.iter().find(|row| row.meaning == meaning)?;
+        Some(Self { row, file_offset, plan: TensorPlan { block, ..row.plan } })
+    }
+
+    /// Whether that is when the function returns: no row but [`Point::Count`] can be so, since an exception on its way through such a probe ends the
+    /// program.
+    pub(crate) fn is_return(&self) -> bool {
+        self.row.point == Point::Count && !self.plan.thread_variable
     }
 }
 

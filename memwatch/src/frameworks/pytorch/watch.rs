@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use memwatch_common::python::{STACKS_BY_BYTES, STACKS_OF_ALL};
 use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorProbe};
 use memwatch_core::input::{Stacks, TensorLevel};
+use memwatch_core::words::Framework;
 
 use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};
 use super::price::Counting;
@@ -24,6 +25,8 @@ use crate::sources::library::LibraryFile;
 const EAGER: Duration = Duration::from_secs(60);
 const EAGER_EVERY: Duration = Duration::from_millis(20);
 const PATIENT_EVERY: Duration = Duration::from_millis(500);
+/// How often a process with all of PyTorch's libraries is looked at for those of another framework.
+const COMPLETE_EVERY: Duration = Duration::from_secs(10);
 /// How long the libraries that come after the first are waited for.
 const COMPLETE: Duration = Duration::from_secs(5);
 
@@ -64,8 +67,8 @@ struct Watched {
     waiting: bool,
     /// When the first library was found.
     found: Option<Instant>,
-    /// Where things lie in its arenas, where it has any.
-    arenas: Option<ArenaLayout>,
+    /// Where things lie in its arenas, by whose they are.
+    arenas: BTreeMap<Framework, ArenaLayout>,
     libraries: BTreeMap<FrameworkLibrary, Library>,
 }
 
@@ -162,9 +165,10 @@ impl TorchWatch {
         self.processes.get(&tgid).and_then(|watched| watched.level).unwrap_or(self.request.level)
     }
 
-    /// Where things lie in the arenas of a process; `None` where it has no library with arenas.
-    pub(crate) fn arenas_of(&self, tgid: u32) -> Option<ArenaLayout> {
-        self.processes.get(&tgid)?.arenas
+    /// Where things lie in the arenas of a process, by whose they are.
+    pub(crate) fn arenas_of(&self, tgid: u32) -> impl Iterator<Item = (Framework, ArenaLayout)> {
+        let watched = self.processes.get(&tgid);
+        watched.into_iter().flat_map(|watched| watched.arenas.iter().map(|(framework, layout)| (*framework, *layout)))
     }
 
     /// What is watched of a process at a level.
@@ -298,7 +302,7 @@ impl TorchWatch {
         watched.follow(kernel, tgid, request);
         watched.found.get_or_insert_with(Instant::now);
         if is_of_arenas(library) {
-            watched.arenas = arenas;
+            watched.arenas.extend(Framework::of_library(library).zip(arenas));
             // Nothing of PyTorch begins with it.
             return Some((tgid, allocator_rows().collect()));
         }
@@ -346,7 +350,7 @@ impl Watched {
             looked: None,
             waiting: false,
             found: None,
-            arenas: None,
+            arenas: BTreeMap::new(),
             libraries: BTreeMap::new(),
         }
     }
@@ -379,13 +383,13 @@ impl Watched {
         allocator_rows().filter(|id| !is_in_place(id)).collect()
     }
 
-    /// When it is looked at next; `None` where it has all, or is being looked at.
+    /// When it is looked at next; `None` where nothing is watched of it, or it is being looked at.
     fn next_look(&self, now: Instant) -> Option<Instant> {
-        let has_all = self.torch_count() == LIBRARY_COUNT || self.level == Some(TensorLevel::Off);
-        if self.waiting || self.counting.is_some() || has_all {
+        if self.waiting || self.counting.is_some() || self.level == Some(TensorLevel::Off) {
             return None;
         }
         let every = match self.found {
+            Some(_) if self.torch_count() == LIBRARY_COUNT => COMPLETE_EVERY,
             Some(found) if now.duration_since(found) < COMPLETE => EAGER_EVERY,
             None if now.duration_since(self.since) < EAGER => EAGER_EVERY,
             _ => PATIENT_EVERY,

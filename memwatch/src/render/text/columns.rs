@@ -38,12 +38,13 @@ pub(crate) struct Column {
 }
 
 /// All columns, in the order of the screen.
-pub(crate) const COLUMNS: [Column; 14] = [
+pub(crate) const COLUMNS: [Column; 15] = [
     column(("pid", "PID", Align::Right, 0), |cell| cell.process.tgid.0.to_string()),
     column(("user", "USER", Align::Left, 2), |cell| {
         cell.process.user.as_deref().map_or(UNKNOWN.into(), printable).into_owned()
     }),
     column(("workload", "WORKLOAD", Align::Left, 4), |cell| known(owners::workload(&cell.process.owner), |text| text)),
+    column(("framework", "FRAMEWORK", Align::Left, 5), |cell| known(frameworks(cell.process), |text| text)),
     column(("gpu", "GPU", Align::Right, 1), |cell| {
         sentences::gpu_number(cell.snapshot, cell.gpu.and_then(|gpu| gpu.uuid.as_ref()))
     }),
@@ -68,6 +69,12 @@ const fn column(
     text: fn(&Cell<'_>) -> String,
 ) -> Column {
     Column { name, title, align, rank, text }
+}
+
+/// The frameworks of a process, as one word; `None` where none was found.
+pub(crate) fn frameworks(process: &ProcessView) -> Option<String> {
+    let names: Vec<_> = process.frameworks.iter().map(|framework| framework.name()).collect();
+    (!names.is_empty()).then(|| names.join(","))
 }
 
 fn on_gpu(cell: &Cell<'_>, text: impl Fn(&ProcessGpuView) -> String) -> String {
@@ -141,7 +148,13 @@ impl Shown {
             return named.collect();
         }
         let has_workloads = rows.iter().any(|cell| owners::workload(&cell.process.owner).is_some());
-        let mut columns: Vec<_> = COLUMNS.iter().filter(|column| has_workloads || column.name != "workload").collect();
+        let has_frameworks = rows.iter().any(|cell| !cell.process.frameworks.is_empty());
+        let is_shown = |column: &&Column| match column.name {
+            "workload" => has_workloads,
+            "framework" => has_frameworks,
+            _ => true,
+        };
+        let mut columns: Vec<_> = COLUMNS.iter().filter(is_shown).collect();
         let Some(wide) = wide else { return columns };
         let width_of = |column: &Column| {
             let own = rows.iter().map(|cell| width(&column.text(cell))).max().unwrap_or(0).max(width(column.title));
@@ -195,7 +208,11 @@ mod tests {
                 .sum();
             assert!(used + COMMAND_WIDTH <= wide, "{wide}: {names:?}");
         }
-        assert_eq!(Shown::default().fitting(&rows, None).len(), COLUMNS.len() - 1, "no workload, no column of them");
+        assert_eq!(
+            Shown::default().fitting(&rows, None).len(),
+            COLUMNS.len() - 2,
+            "no workload and no framework, no column of them"
+        );
     }
 
     #[test]

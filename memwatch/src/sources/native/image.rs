@@ -16,6 +16,7 @@ use object::{LittleEndian, ReadCache, elf};
 
 use super::rules::{self, Rules};
 use crate::printable::printable;
+use crate::sources::kernel::resolve::FunctionLocation;
 
 const LE: LittleEndian = LittleEndian;
 /// Files that are known at once; more are unreadable.
@@ -44,7 +45,7 @@ pub(super) struct Images {
 
 /// A file with code.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(crate) struct Image {
     pub(super) file: File,
     segments: Vec<Segment>,
     /// None where the file has none that is understood.
@@ -104,7 +105,8 @@ impl Images {
 }
 
 impl Image {
-    fn read(file: File) -> Option<Self> {
+    /// A file for this processor; `None` where it is none.
+    pub(crate) fn read(file: File) -> Option<Self> {
         let cache = ReadCache::new(file.try_clone().ok()?);
         let header = FileHeader64::<LittleEndian>::parse(&cache).ok()?;
         if !header.is_little_endian() || header.e_machine(LE) != elf::EM_X86_64 {
@@ -123,6 +125,19 @@ impl Image {
         let segments = segments.collect();
         drop(cache);
         Some(Self { file, segments, table, rules: HashMap::new() })
+    }
+
+    /// The function that has an instruction at this address, by its description: without symbols it says where one begins and ends.
+    pub(crate) fn function(&self, address: u64) -> Option<FunctionLocation> {
+        let description = self.table?.description(&self.file, address)?;
+        let entry = self.entry(self.offset(description)?)?;
+        // Behind the length and the way to its common part: where the function begins, from here, and how long it is.
+        let [begin, bytes] = [8, 12].map(|at| Some(u32::from_le_bytes(*entry.get(at..)?.first_chunk()?)));
+        let (begin, size_bytes) =
+            (description.checked_add(8)?.wrapping_add_signed(begin?.cast_signed().into()), bytes?);
+        let is_within = address.checked_sub(begin)? < u64::from(size_bytes);
+        let file_offset = self.offset(begin)?;
+        is_within.then_some(FunctionLocation { address: begin, file_offset, size_bytes: size_bytes.into() })
     }
 
     /// The address, before relocation, of a byte of the file.

@@ -16,6 +16,8 @@ use std::sync::Arc;
 use memwatch_common::native::NativeItem;
 use memwatch_core::stack::native::{NativeEnd, NativeFrame, NativeRole, NativeStack};
 
+pub(crate) use image::Image;
+
 use image::Images;
 use maps::Maps;
 use names::Names;

@@ -8,18 +8,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use memwatch_core::input::Input;
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Framework, Tgid};
 
 use super::intake::Intake;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
-use crate::frameworks::pytorch::has_arenas;
+use crate::frameworks::pytorch::is_of;
+
+/// Whose arenas, and where things lie in them.
+type Whose = (Framework, ArenaLayout);
 
 /// Between two tries, the first of which come more quickly.
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 const QUICK_TRIES: u32 = 50;
 const BETWEEN_LATER_TRIES: Duration = Duration::from_secs(1);
 
-/// The arenas of a process.
+/// The arenas of one framework in a process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessArenas {
     reader: Option<ArenaReader>,
@@ -42,15 +45,15 @@ enum Search {
 
 impl ProcessArenas {
     /// Reads them where they say more than is known.
-    pub(super) fn read(&mut self, tgid: u32, layout: ArenaLayout, pipeline: &mut Intake) {
-        self.follow_search(tgid, layout);
-        let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid)));
+    pub(super) fn read(&mut self, tgid: u32, whose: Whose, pipeline: &mut Intake) {
+        self.follow_search(tgid, whose);
+        let (now, mut wanted) = (Instant::now(), pipeline.wanted_arenas(Tgid(tgid), whose.0));
         if self.reading_due(!wanted.is_empty(), now).is_none_or(|due| due > now) {
             return;
         }
         self.tried = Some(now);
         self.tries = self.tries.saturating_add(1);
-        if let Err(error) = self.open(tgid, layout) {
+        if let Err(error) = self.open(tgid, whose) {
             log::info!("process {tgid}: what its arenas held before is not known: {error}");
             self.is_refused = true;
         }
@@ -85,9 +88,9 @@ impl ProcessArenas {
         Some(self.tried.map_or(now, |tried| tried + between))
     }
 
-    fn follow_search(&mut self, tgid: u32, layout: ArenaLayout) {
+    fn follow_search(&mut self, tgid: u32, whose: Whose) {
         match &self.search {
-            Search::NotBegun => self.search = begin_search(tgid, layout),
+            Search::NotBegun => self.search = begin_search(tgid, whose),
             Search::Runs(answer) => match answer.try_recv() {
                 Ok(found) => (self.search, self.found) = (Search::Ended, found),
                 Err(TryRecvError::Disconnected) => self.search = Search::Ended,
@@ -97,18 +100,18 @@ impl ProcessArenas {
         }
     }
 
-    fn open(&mut self, tgid: u32, layout: ArenaLayout) -> io::Result<()> {
+    fn open(&mut self, tgid: u32, whose: Whose) -> io::Result<()> {
         if self.reader.is_none() {
-            self.reader = Some(ArenaReader::open(tgid, layout, has_arenas)?);
+            self.reader = Some(ArenaReader::open(tgid, whose, is_of)?);
         }
         Ok(())
     }
 }
 
-fn begin_search(tgid: u32, layout: ArenaLayout) -> Search {
+fn begin_search(tgid: u32, whose: Whose) -> Search {
     let (sender, answer) = channel();
     let thread = thread::Builder::new().name(format!("search {tgid}")).spawn(move || {
-        let found = ArenaReader::open(tgid, layout, has_arenas).map(|reader| reader.search());
+        let found = ArenaReader::open(tgid, whose, is_of).map(|reader| reader.search());
         // Nobody waits for it where the watch has ended.
         let _ = sender.send(found.unwrap_or_default());
     });

@@ -11,7 +11,7 @@ use memwatch_core::attribution::price::Governor;
 use memwatch_core::input::Input;
 use memwatch_core::input::rm::RmCall;
 use memwatch_core::snapshot::MemoryHistory;
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Framework, Tgid};
 use memwatch_core::{Pipeline, TensorLog};
 
 use self::windows::ProcessWindows;
@@ -67,7 +67,7 @@ pub(super) struct Process {
     /// All that they have.
     pub(super) books: ProcessBooks,
     /// And what its arenas have.
-    pub(super) arenas: ProcessArenas,
+    pub(super) arenas: BTreeMap<Framework, ProcessArenas>,
     /// What they have counted, where no event is traced.
     pub(super) numbers: ProcessNumbers,
     /// And who keeps that.
@@ -199,8 +199,8 @@ impl Tensors {
         }
         for (tgid, process) in &mut self.processes {
             process.follow(kernel, *tgid, (self.holdings_every, self.fetches), pipeline);
-            if let Some(layout) = self.torch.arenas_of(*tgid) {
-                process.arenas.read(*tgid, layout, pipeline);
+            for whose in self.torch.arenas_of(*tgid) {
+                process.arenas.entry(whose.0).or_default().read(*tgid, whose, pipeline);
             }
             if pipeline.lacks_trace(Tgid(*tgid)) {
                 self.torch.do_without_trace(kernel, *tgid);
@@ -325,7 +325,7 @@ impl Tensors {
                 TensorMeaning::Reported | TensorMeaning::Granted | TensorMeaning::GivenBack => {
                     !process.numbers.are_known()
                 }
-                TensorMeaning::Chunk => true,
+                TensorMeaning::Chunk | TensorMeaning::ArenaChunk | TensorMeaning::ArenaChunkFreed => true,
                 _ => false,
             };
             if tensor_probe(tensor.probe).is_some_and(|row| is_counted(row.meaning)) {
@@ -380,7 +380,7 @@ impl Process {
             asked: None,
             resting,
             books: ProcessBooks::new(),
-            arenas: ProcessArenas::default(),
+            arenas: BTreeMap::new(),
             numbers: ProcessNumbers::default(),
             holdings: ProcessHoldings::default(),
             records: 0,

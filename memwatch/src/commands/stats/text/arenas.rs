@@ -1,4 +1,4 @@
-//! Arenas of JAX and TensorFlow, with the fields and names of `device.memory_stats()`.
+//! Arenas of JAX, TensorFlow and ONNX Runtime, with the fields and names of `device.memory_stats()`.
 
 use memwatch_core::snapshot::{ArenaView, ProcessView, Snapshot};
 
@@ -31,6 +31,9 @@ pub(super) fn numbers(arena: &ArenaView) -> Grid {
     push("peak_bytes_in_use", arena.peak_bytes_in_use, true);
     push("largest_alloc_size", arena.largest_alloc_bytes, true);
     push("pool_bytes", Some(arena.pool_bytes).filter(|bytes| *bytes > 0), true);
+    if let Some(weights) = arena.weight_bytes {
+        push("weights (before the first run)", Some(weights), true);
+    }
     push("requested in known chunks", Some(arena.requested_bytes), true);
     grid
 }

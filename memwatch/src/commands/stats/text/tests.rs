@@ -15,7 +15,7 @@ fn the_numbers_stand_as_pytorch_prints_them_with_what_is_not_exact() {
 #[test]
 fn a_machine_without_a_framework_says_so() {
     let reported = reported(&fixture::quiet_node());
-    assert!(reported.starts_with("No allocator of PyTorch, JAX or TensorFlow found.\n"), "{reported}");
+    assert!(reported.starts_with("No allocator of PyTorch, JAX, TensorFlow or ONNX Runtime found.\n"), "{reported}");
 }
 
 #[test]

@@ -21,8 +21,10 @@ impl Tensors {
             let plan = self.prices.windows(&process.governor, &process.rate);
             let windows = process.windows.due(process.governor.present() == TensorLevel::Read, plan, now);
             let may_rise = process.governor.present() < self.torch.level();
-            let is_wanted = || !pipeline.wanted_arenas(Tgid(*tgid)).is_empty();
-            let arenas = self.torch.arenas_of(*tgid).and_then(|_| process.arenas.due(is_wanted(), now));
+            let arenas = self.torch.arenas_of(*tgid).filter_map(|(framework, _)| {
+                let is_wanted = !pipeline.wanted_arenas(Tgid(*tgid), framework).is_empty();
+                process.arenas.get(&framework).map_or(Some(now), |arenas| arenas.due(is_wanted, now))
+            });
             process.due(*tgid, (every, now), may_rise, pipeline).into_iter().chain(windows).chain(arenas).min()
         });
         [left, self.named.due(), self.torch.due(now), processes.min()].into_iter().flatten().min()

@@ -1,0 +1,308 @@
+//! Where ONNX Runtime's `BFCArena` hands chunks out and takes them back, in files without a single symbol of it.
+//!
+//! The class keeps its type's name, its table the addresses of its functions; what those call and load shows the rest. The chunk that a request gets is
+//! what `FindChunkPtr` returns: it has been counted, and the lock is held, at the branch behind each call of that. An exception on its way out passes no
+//! probe. Any doubt is an answer of `None`: the arena is not followed then, and its memory is the driver's.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use memwatch_common::tensor::{BlockPlan, Held, IN_USE_WORD, TensorMeaning};
+
+use super::layout::{ArenaLayout, ChunkLayout, CounterLayout};
+use crate::frameworks::pytorch::TensorPoint;
+use crate::sources::classes::{ClassTable, Classes};
+use crate::sources::kernel::resolve::{FunctionLocation, Machine};
+use crate::sources::kernel::site::{KernelVersion, select};
+use crate::sources::native::Image;
+
+/// The class, and the one for requests with a stream by its names of 1.31 and of 1.20 to 1.23.
+const ARENA: &str = "N11onnxruntime8BFCArenaE";
+const OF_STREAMS: [&str; 2] = ["N11onnxruntime19StreamAwareBFCArenaE", "N11onnxruntime16StreamAwareArenaE"];
+/// Its functions in the order of the table: `Alloc`, `IsStreamAware`, `AllocOnStream`, `Free`, `GetStats`. The same in 1.23 to 1.31.
+const ALLOC: usize = 2;
+const IS_STREAM_AWARE: usize = 3;
+const ALLOC_ON_STREAM: usize = 4;
+const FREE: usize = 5;
+const GET_STATS: usize = 7;
+
+/// The longest of these functions has 3.5 KB.
+const CODE_BYTES: u64 = 64 << 10;
+/// Bytes of a function that only passes a call on.
+const FRONT_BYTES: usize = 32;
+/// Where the name of an allocator is: a `std::string` in the `OrtMemoryInfo` behind its first word.
+const NAME_BYTES: u32 = 8;
+/// And behind that, and two words of kinds, its device (the same).
+const DEVICE_BYTES: u16 = 0x30;
+/// Where a chunk has its number, which is all ones while it is free.
+const NUMBER_BYTES: u64 = 0x10;
+/// What `GetStats` copies: the words of `AllocatorStats`, of which 1.23 has one less.
+const WORDS: [(u64, u8); 2] = [(10, 7), (9, 6)];
+
+/// What is known of a build.
+#[derive(Debug)]
+pub(crate) struct Build {
+    /// Where it is probed.
+    pub(crate) points: Vec<TensorPoint>,
+    /// Where things lie in its objects.
+    pub(crate) layout: ArenaLayout,
+}
+
+/// A file with code.
+struct Code<'a> {
+    file: &'a File,
+    image: Image,
+}
+
+/// A function: where it is, and its instructions.
+struct Function {
+    location: FunctionLocation,
+    code: Vec<u8>,
+    instructions: Vec<Instruction>,
+}
+
+impl Build {
+    /// Looks for it in a file.
+    pub(crate) fn of(file: &File, kernel: KernelVersion) -> Option<Self> {
+        let binary = Code { file, image: Image::read(file.try_clone().ok()?)? };
+        let classes = Classes::of(file)?;
+        let arena = classes.table(file, ARENA)?;
+        let of_streams = OF_STREAMS.iter().find_map(|name| classes.table(file, name))?;
+        let core = binary.function(binary.core(&arena, &of_streams)?)?;
+        let counters = counters(&binary.function(*arena.functions.get(GET_STATS)?)?)?;
+        let find = binary.called(&core, |callee| callee.writes_to(counters.in_use()))?;
+        let free = binary.function(*arena.functions.get(FREE)?)?;
+        let release = binary.called(&free, |callee| callee.takes_from(counters.in_use()) && callee.marks_as_free())?;
+        let mut points = grants(&core, find.location.address, counters)?;
+        let site = select(&release.code, release.location.address, Machine::X86_64, kernel);
+        let block = BlockPlan::ChunkFreed { counters: counters.plan() };
+        let offset = release.location.file_offset + site.offset_in_function;
+        points.push(TensorPoint::with_block(TensorMeaning::ArenaChunkFreed, offset, block)?);
+        let chunks = regions(&release).zip(find.vector());
+        let layout = ArenaLayout {
+            counters: Some(counters),
+            name: Some(NAME_BYTES),
+            device: Some(DEVICE_BYTES),
+            chunks: chunks.map(|(regions, (chunks, stride))| ChunkLayout { regions, chunks, stride }),
+            tables: [Some(arena.address), Some(of_streams.address)],
+        };
+        Some(Self { points, layout })
+    }
+}
+
+impl Code<'_> {
+    /// The function that has an instruction at an address.
+    fn function(&self, address: u64) -> Option<Function> {
+        let location = self.image.function(address).filter(|one| one.address == address)?;
+        if location.size_bytes > CODE_BYTES {
+            return None;
+        }
+        let mut code = vec![0; usize::try_from(location.size_bytes).ok()?];
+        self.file.read_exact_at(&mut code, location.file_offset).ok()?;
+        let instructions = Decoder::with_ip(64, &code, address, DecoderOptions::NONE).into_iter().collect();
+        Some(Function { location, code, instructions })
+    }
+
+    /// What both ways to ask for memory jump to, in the order of functions that is known.
+    fn core(&self, arena: &ClassTable, of_streams: &ClassTable) -> Option<u64> {
+        let says_no = self.front(*arena.functions.get(IS_STREAM_AWARE)?)?;
+        let is_known = matches!(&says_no[..], [zero, back, ..]
+            if is_zero_of(zero, Register::EAX) && back.mnemonic() == Mnemonic::Ret);
+        let [without, with] = [(arena, ALLOC), (of_streams, ALLOC_ON_STREAM)].map(|(class, slot)| {
+            let front = self.front(*class.functions.get(slot)?)?;
+            let jump = front.iter().find(|one| one.flow_control() != FlowControl::Next)?;
+            (jump.mnemonic() == Mnemonic::Jmp && jump.op0_kind() == OpKind::NearBranch64)
+                .then(|| jump.near_branch_target())
+        });
+        without.filter(|core| is_known && Some(*core) == with)
+    }
+
+    /// The beginning of a function, without the mark of a branch's target.
+    fn front(&self, address: u64) -> Option<Vec<Instruction>> {
+        let location = self.image.function(address)?;
+        let mut code = [0; FRONT_BYTES];
+        self.file.read_exact_at(&mut code, location.file_offset + (address - location.address)).ok()?;
+        let decoder = Decoder::with_ip(64, &code, address, DecoderOptions::NONE).into_iter();
+        Some(decoder.filter(|one| one.mnemonic() != Mnemonic::Endbr64).collect())
+    }
+
+    /// The only function like this that another one calls.
+    fn called(&self, caller: &Function, is_meant: impl Fn(&Function) -> bool) -> Option<Function> {
+        let mut targets: Vec<u64> = caller.calls().map(|(_, target)| target).collect();
+        targets.sort_unstable();
+        targets.dedup();
+        let mut found = targets.into_iter().filter_map(|target| self.function(target)).filter(is_meant);
+        found.next().filter(|_| found.next().is_none())
+    }
+}
+
+impl Function {
+    /// Its direct calls: where in its instructions, and of which address.
+    fn calls(&self) -> impl Iterator<Item = (usize, u64)> {
+        let calls = self.instructions.iter().enumerate();
+        calls.filter(|(_, one)| is_call(one)).map(|(at, one)| (at, one.near_branch_target()))
+    }
+
+    /// Whether it stores a register at an offset into an object.
+    fn writes_to(&self, offset: u64) -> bool {
+        let stores = |one: &Instruction| {
+            one.mnemonic() == Mnemonic::Mov && is_at(one, offset) && one.op1_kind() == OpKind::Register
+        };
+        self.instructions.iter().any(stores)
+    }
+
+    /// Whether it subtracts a register at an offset into an object.
+    fn takes_from(&self, offset: u64) -> bool {
+        let takes = |one: &Instruction| {
+            one.mnemonic() == Mnemonic::Sub && is_at(one, offset) && one.op1_kind() == OpKind::Register
+        };
+        self.instructions.iter().any(takes)
+    }
+
+    /// Whether it gives a chunk the number of a free one.
+    fn marks_as_free(&self) -> bool {
+        let marks = |one: &Instruction| {
+            let is_all_ones = one.op1_kind() == OpKind::Immediate32to64 && one.immediate(1) == u64::MAX;
+            one.mnemonic() == Mnemonic::Mov && is_at(one, NUMBER_BYTES) && is_all_ones
+        };
+        self.instructions.iter().any(marks)
+    }
+
+    /// A vector of an object, by its offset, and the bytes of an element: the beginning and the end are loaded, one is taken from the other, and the
+    /// difference is divided by the element's size, which is a shift and a product with the odd factor's inverse.
+    fn vector(&self) -> Option<(u32, u32)> {
+        (0..self.instructions.len()).find_map(|at| self.vector_at(at))
+    }
+
+    /// The same where this instruction is the one that takes the beginning from the end.
+    fn vector_at(&self, at: usize) -> Option<(u32, u32)> {
+        let (before, after) = self.instructions.split_at(at);
+        let [difference, shift, product, ..] = after else { return None };
+        let is_its =
+            |one: &Instruction, mnemonic| one.mnemonic() == mnemonic && one.op0_register() == difference.op0_register();
+        let is_difference = difference.mnemonic() == Mnemonic::Sub && difference.op1_kind() == OpKind::Register;
+        if !is_difference || !is_its(shift, Mnemonic::Sar) || !is_its(product, Mnemonic::Imul) {
+            return None;
+        }
+        let writer =
+            |register: Register| before.iter().rev().find(|one| one.op_count() > 0 && one.op0_register() == register);
+        let end = writer(difference.op0_register()).and_then(load)?;
+        let begin = writer(difference.op1_register()).and_then(load)?;
+        let inverse = writer(product.op1_register()).filter(|one| one.op1_kind() == OpKind::Immediate64)?.immediate(1);
+        let factor = inverse_of(inverse)?.checked_shl(u32::try_from(shift.immediate(1)).ok()?)?;
+        let stride = u32::try_from(factor).ok()?;
+        let is_vector = begin.0 == end.0 && begin.1 + 8 == end.1 && ChunkLayout::has_room_for(begin.1, stride);
+        is_vector.then_some((u32::try_from(begin.1).ok()?, stride))
+    }
+}
+
+/// The points behind each call of `FindChunkPtr`: there is one at least, and all are as expected.
+fn grants(core: &Function, find: u64, counters: CounterLayout) -> Option<Vec<TensorPoint>> {
+    let calls = core.calls().filter(|(_, target)| *target == find);
+    let points = calls.map(|(at, _)| {
+        let branch = branch_behind(&core.instructions[at + 1..])?;
+        let allocator = held(arena_of(&core.instructions[..at])?)?;
+        let block = BlockPlan::ChunkGranted { allocator, counters: counters.plan() };
+        let offset = core.location.file_offset + (branch.ip() - core.location.address);
+        TensorPoint::with_block(TensorMeaning::ArenaChunk, offset, block)
+    });
+    points.collect::<Option<Vec<_>>>().filter(|points| !points.is_empty())
+}
+
+/// The branch on whether `rax` is 0: until then it is at most stored.
+fn branch_behind(after: &[Instruction]) -> Option<&Instruction> {
+    let stores = |one: &&Instruction| {
+        one.mnemonic() == Mnemonic::Mov && one.op0_kind() == OpKind::Memory && one.op1_register() == Register::RAX
+    };
+    let test = after.iter().position(|one| !stores(&one))?;
+    let (test, branch) = (&after[test], after.get(test + 1)?);
+    let is_test = test.mnemonic() == Mnemonic::Test
+        && test.op0_register() == Register::RAX
+        && test.op1_register() == Register::RAX;
+    (is_test && matches!(branch.mnemonic(), Mnemonic::Je | Mnemonic::Jne)).then_some(branch)
+}
+
+/// The register that argument 0 of a call is copied from, on the straight way to it.
+fn arena_of(before: &[Instruction]) -> Option<Register> {
+    let straight = before.iter().rev().take_while(|one| one.flow_control() == FlowControl::Next);
+    let mut writers = straight.filter(|one| one.op_count() > 0 && one.op0_register().full_register() == Register::RDI);
+    let writer = writers.next()?;
+    (writer.mnemonic() == Mnemonic::Mov && writer.op1_kind() == OpKind::Register).then(|| writer.op1_register())
+}
+
+/// Where `GetStats` copies from, and how many words.
+fn counters(get_stats: &Function) -> Option<CounterLayout> {
+    let wide = |one: &&Instruction| matches!(one.mnemonic(), Mnemonic::Movdqu | Mnemonic::Movups | Mnemonic::Vmovdqu);
+    let loads = get_stats.instructions.iter().filter(wide).filter(|one| one.op1_kind() == OpKind::Memory);
+    let offsets: Vec<(Register, u64)> = loads.map(|one| (one.memory_base(), one.memory_displacement64())).collect();
+    let (object, begin) = *offsets.first()?;
+    let is_row = offsets.iter().zip((begin..).step_by(16)).all(|(load, expected)| *load == (object, expected));
+    let end = begin + 16 * offsets.len() as u64;
+    let has_last = get_stats.instructions.iter().filter_map(load).any(|last| last == (object, end));
+    let words = 2 * offsets.len() as u64 + u64::from(has_last);
+    let (_, peak_word) = WORDS.into_iter().find(|(all, _)| *all == words && is_row)?;
+    CounterLayout::new(u16::try_from(begin).ok()?, [0, IN_USE_WORD, peak_word, peak_word + 1])
+}
+
+/// Where the regions are: what is looked at first when a chunk is taken back.
+fn regions(release: &Function) -> Option<u32> {
+    let (call, _) = release.calls().next()?;
+    let before = release.instructions[..call].iter();
+    let writer = before.rev().find(|one| one.op_count() > 0 && one.op0_register() == Register::RDI)?;
+    let offset = match writer.mnemonic() {
+        Mnemonic::Add if writer.op1_kind() != OpKind::Register => writer.immediate(1),
+        Mnemonic::Lea => writer.memory_displacement64(),
+        _ => return None,
+    };
+    u32::try_from(offset).ok().filter(|_| ChunkLayout::has_room_for(offset, 0x40))
+}
+
+/// The register and the offset of `mov OFFSET(%register), %register`.
+fn load(one: &Instruction) -> Option<(Register, u64)> {
+    let is_load = one.mnemonic() == Mnemonic::Mov
+        && one.op0_kind() == OpKind::Register
+        && one.op1_kind() == OpKind::Memory
+        && one.memory_index() == Register::None;
+    is_load.then(|| (one.memory_base(), one.memory_displacement64()))
+}
+
+fn is_call(one: &Instruction) -> bool {
+    one.mnemonic() == Mnemonic::Call && one.op0_kind() == OpKind::NearBranch64
+}
+
+/// Whether the first operand is memory at this offset from a register.
+fn is_at(one: &Instruction, offset: u64) -> bool {
+    one.op0_kind() == OpKind::Memory
+        && one.memory_index() == Register::None
+        && !matches!(one.memory_base(), Register::None | Register::RIP | Register::RSP)
+        && one.memory_displacement64() == offset
+}
+
+fn is_zero_of(one: &Instruction, register: Register) -> bool {
+    one.mnemonic() == Mnemonic::Xor && one.op0_register() == register && one.op1_register() == register
+}
+
+/// The number whose product with this one is 1 (modulo 2^64), by Newton's iteration: each step doubles the bits that are right.
+fn inverse_of(odd: u64) -> Option<u64> {
+    if odd.is_multiple_of(2) {
+        return None;
+    }
+    let step = |inverse: u64, _| inverse.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(inverse)));
+    Some((0..6).fold(odd, step))
+}
+
+const fn held(register: Register) -> Option<Held> {
+    Some(match register {
+        Register::RBX => Held::Rbx,
+        Register::RBP => Held::Rbp,
+        Register::R12 => Held::R12,
+        Register::R13 => Held::R13,
+        Register::R14 => Held::R14,
+        Register::R15 => Held::R15,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+//! Which frameworks a process has, by the names of the libraries that it has mapped: cheap enough to be asked of every process with GPU memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::time::{Duration, Instant};
+
+use memwatch_core::words::Framework;
+
+use crate::sources::library::is_library;
+
+/// Libraries by the stem of their file's name; CuPy's is known by its folder too.
+const LIBRARIES: [(&str, Framework); 9] = [
+    ("libc10_cuda.so", Framework::PyTorch),
+    ("xla_cuda_plugin.so", Framework::Jax),
+    ("libtensorflow_framework.so", Framework::TensorFlow),
+    ("onnxruntime_pybind11_state", Framework::OnnxRuntime),
+    ("libonnxruntime.so", Framework::OnnxRuntime),
+    ("libonnxruntime_providers_cuda.so", Framework::OnnxRuntime),
+    ("libggml-cuda.so", Framework::Ggml),
+    ("librmm.so", Framework::Rmm),
+    ("memory", Framework::CuPy),
+];
+/// The folder of CuPy's own `memory` among many files of that name.
+const CUPY: &[u8] = b"/cupy/cuda/memory.";
+/// How often a process is looked at again: it may load another one.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Mappings beyond that are not looked at: large programs have some thousand.
+const MOST_MAPPINGS: usize = 1 << 17;
+
+/// When processes were looked at.
+#[derive(Debug, Default)]
+pub(crate) struct FrameworkNames(BTreeMap<u32, (Instant, BTreeSet<Framework>)>);
+
+impl FrameworkNames {
+    /// The frameworks of these processes that were not known yet, of the ones that it is time to look at. All others are forgotten.
+    pub(crate) fn look(&mut self, tgids: &BTreeSet<u32>) -> Vec<(u32, BTreeSet<Framework>)> {
+        self.0.retain(|tgid, _| tgids.contains(tgid));
+        let now = Instant::now();
+        let mut news = Vec::new();
+        for &tgid in tgids {
+            let known = self.0.get(&tgid);
+            if known.is_some_and(|(looked, _)| now.duration_since(*looked) < AGAIN) {
+                continue;
+            }
+            let found = frameworks_of(tgid);
+            if known.map_or(!found.is_empty(), |(_, before)| *before != found) {
+                news.push((tgid, found.clone()));
+            }
+            self.0.insert(tgid, (now, found));
+        }
+        news
+    }
+}
+
+/// None where the process has gone or its mappings may not be read.
+fn frameworks_of(tgid: u32) -> BTreeSet<Framework> {
+    let Ok(maps) = File::open(format!("/proc/{tgid}/maps")) else { return BTreeSet::new() };
+    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok).take(MOST_MAPPINGS);
+    let mut paths: Vec<Vec<u8>> = lines.filter_map(|line| path_of(&line).map(<[u8]>::to_vec)).collect();
+    paths.dedup();
+    paths.iter().filter_map(|path| framework_of(path)).collect()
+}
+
+/// What a line of mappings has from its first slash on: a file's path.
+fn path_of(line: &[u8]) -> Option<&[u8]> {
+    line.iter().position(|byte| *byte == b'/').map(|begin| &line[begin..])
+}
+
+fn framework_of(path: &[u8]) -> Option<Framework> {
+    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
+    let (_, framework) = LIBRARIES.into_iter().find(|(stem, _)| is_library(path, stem))?;
+    let is_its = framework != Framework::CuPy || path.windows(CUPY.len()).any(|part| part == CUPY);
+    is_its.then_some(framework)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{framework_of, frameworks_of, path_of};
+    use memwatch_core::words::Framework;
+
+    #[test]
+    fn a_framework_is_known_by_its_librarys_name() {
+        let line = b"7f0000-7f1000 r-xp 00000000 08:01 42     /opt/a b/libc10_cuda.so (deleted)";
+        assert_eq!(path_of(line).and_then(framework_of), Some(Framework::PyTorch));
+        let of = |path: &str| framework_of(path.as_bytes());
+        assert_eq!(
+            of("/s/onnxruntime/capi/onnxruntime_pybind11_state.cpython-313-x86_64-linux-gnu.so"),
+            Some(Framework::OnnxRuntime)
+        );
+        assert_eq!(of("/s/cupy/cuda/memory.cpython-312-x86_64-linux-gnu.so"), Some(Framework::CuPy));
+        assert_eq!(of("/s/other/memory.cpython-312-x86_64-linux-gnu.so"), None);
+        assert_eq!(of("/s/libc10.so"), None, "a program without CUDA has that too");
+        assert_eq!(path_of(b"7f0000-7f1000 rw-p 00000000 00:00 0      [heap]"), None);
+    }
+
+    #[test]
+    fn a_process_without_any_has_none() {
+        assert!(frameworks_of(std::process::id()).is_empty());
+        assert!(frameworks_of(0).is_empty(), "there is none of this number");
+    }
+}

@@ -1,0 +1,85 @@
+//! ONNX Runtime's arena: what memwatch says of it equals what its own `AllocatorGetStats` says, from before its first chunk and attached late.
+
+use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use serde_json::Value;
+
+/// As memwatch names a number, and as ONNX Runtime does.
+const FIELDS: [(&str, &str); 5] = [
+    ("num_allocs", "NumAllocs"),
+    ("bytes_in_use", "InUse"),
+    ("peak_bytes_in_use", "MaxInUse"),
+    ("largest_alloc_size", "MaxAllocSize"),
+    ("pool_bytes", "TotalAllocated"),
+];
+/// What the job's model has: 256 by 256 numbers of four bytes.
+const WEIGHT_BYTES: u64 = 4 * 256 * 256;
+
+/// The arena in device memory of the process.
+fn arena(report: &Value) -> Option<&Value> {
+    let mut arenas =
+        report["data"]["processes"].as_array()?.iter().filter_map(|process| process["arenas"].as_array()).flatten();
+    arenas.next().filter(|_| arenas.next().is_none())
+}
+
+/// Whether it has all that ONNX Runtime says, and all of its chunks are known; what it has of the driver is known where its segments have chunks.
+fn agrees(report: &Value, checkpoint: &Value, fields: &[(&str, &str)]) -> bool {
+    let stats = &checkpoint["stats"];
+    arena(report).is_some_and(|arena| {
+        fields.iter().all(|(own, its)| arena[*own] == stats[*its])
+            && arena["exact"] == true
+            && arena["known_chunk_bytes"] == arena["bytes_in_use"]
+    })
+}
+
+#[test]
+fn from_before_its_first_chunk_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint_and_its_weights() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.onnx_command(&["onnx_job.py", "--early"]) else { return };
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    watch.until(|report| !report.json()["data"]["processes"].as_array().is_none_or(Vec::is_empty));
+    job.go_on();
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.until(|report| agrees(report.json(), &checkpoint, &FIELDS[..4]));
+        let found = arena(report.json()).expect("it agrees");
+        assert_eq!((&found["framework"], &found["out_of_step"]), (&"onnxruntime".into(), &0.into()), "{found:#}");
+        assert_eq!(found["weight_bytes"], WEIGHT_BYTES, "{found:#}");
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 6);
+}
+
+#[test]
+fn attached_late_an_arena_has_onnx_runtimes_numbers_at_every_checkpoint() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.onnx_command(&["onnx_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    let first = job.next_checkpoint().expect("the first checkpoint");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    let report = watch.until(|report| agrees(report.json(), &first, &FIELDS));
+    let found = arena(report.json()).expect("it agrees");
+    assert_eq!((&found["name"], &found["device_by"]), (&"Cuda".into(), &"name".into()), "{found:#}");
+    assert!(found["weight_bytes"].is_null(), "what came before the first run is not known: {found:#}");
+    job.go_on();
+    let mut checkpoints = 1;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let report = watch.until(|report| agrees(report.json(), &checkpoint, &FIELDS[..4]));
+        assert_eq!(arena(report.json()).expect("it agrees")["out_of_step"], 0);
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 6);
+}
+
+#[test]
+fn a_process_is_listed_with_its_framework() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.onnx_command(&["onnx_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    job.next_checkpoint().expect("the first checkpoint");
+    let listed = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
+    assert!(listed.stdout.contains("FRAMEWORK") && listed.stdout.contains(" onnxruntime "), "{}", listed.stdout);
+}
