@@ -21,3 +21,4 @@ pub(crate) mod simulate;
 pub(crate) mod snapshot;
 pub(crate) mod stats;
 pub(crate) mod timeline;
+pub(crate) mod web;
