@@ -42,12 +42,16 @@ use crate::watch::session::{Session, SessionOptions};
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
+/// How often what PyTorch has counted is read from the memory of each process.
+const COUNTERS: Duration = Duration::from_secs(5);
+
 /// `memwatch agent`, until it is stopped.
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let mut options = crate::watch::subject::everybody(common);
     options.rests_without_processes = true;
+    options.counters_every = Some(COUNTERS);
     if agent.no_nvml {
         options.nvml = NvmlLibrary::Off;
     }
