@@ -29,7 +29,7 @@ const framework = (process) => {
   const { gpus = [], arenas = [] } = process.tensor ?? {};
   return {
     held: sum([...gpus.map((gpu) => gpu.allocated_bytes), ...arenas.map((arena) => arena.bytes_in_use)], (one) => one),
-    kept: sum([...gpus.map((gpu) => gpu.reserved_bytes), ...arenas.map((arena) => arena.pool_bytes)], (one) => one),
+    cached: sum([...gpus.map((gpu) => gpu.cached_bytes), ...arenas.map((arena) => (arena.bytes_in_use === null ? null : arena.pool_bytes - arena.bytes_in_use))], (one) => one),
   };
 };
 
@@ -43,7 +43,7 @@ const COLUMNS = [
   { name: "peak", title: "Peak", value: (process) => sum(process.gpus, (gpu) => gpu.peak_bytes), text: (process) => bytes(sum(process.gpus, (gpu) => gpu.peak_bytes)), number: true, from: "l" },
   { name: "kinds", title: "Kinds", value: (process) => liveOf(process), bar: true, from: "m" },
   { name: "tensors", title: "Tensors", value: (process) => framework(process).held, text: (process) => bytes(framework(process).held), number: true, from: "m" },
-  { name: "cache", title: "Kept", value: (process) => framework(process).kept, text: (process) => bytes(framework(process).kept), number: true, from: "l" },
+  { name: "cached", title: "Cached", value: (process) => framework(process).cached, text: (process) => bytes(framework(process).cached), number: true, from: "l" },
   { name: "failed", title: "Failed", value: (process) => failedOf(process), text: (process) => count(failedOf(process)), number: true, from: "m" },
   { name: "age", title: "Age", value: (process) => -Date.parse(process.start_time ?? process.observed_since), text: (process) => since(process.start_time, state.envelope.time), number: true, from: "l" },
   { name: "workload", title: "Workload", value: (process) => workload(process), text: (process) => workload(process), from: "xl" },

@@ -128,14 +128,15 @@ function table(heads, rows) {
 
 function kinds(gpu, gpus) {
   const seen = Object.entries(gpu.kinds).filter(([, view]) => view.total_bytes !== undefined);
-  seen.sort(([one], [other]) => KINDS.indexOf(one) - KINDS.indexOf(other));
+  const isOwn = ([name]) => KINDS.includes(name);
+  seen.sort((one, other) => isOwn(other) - isOwn(one) || KINDS.indexOf(one[0]) - KINDS.indexOf(other[0]));
   const line = element("div", { class: "bar" });
-  const parts = seen.map(([name, view]) => [name, view.driver_allocated_bytes, `${name} ${bytes(view.driver_allocated_bytes)}`]);
+  const parts = seen.filter(isOwn).map(([name, view]) => [name, view.driver_allocated_bytes, `${name} ${bytes(view.driver_allocated_bytes)}`]);
   const others = besides(gpu);
   parts.push(...others.map(([name, size]) => ["rest", size, `${name} ${bytes(size)}`]));
   bar(line, parts, Math.max(gpu.used_bytes ?? 0, gpu.driver_allocated_bytes));
   const rows = seen.map(([name, view]) => [
-    name + (view.estimated ? " (estimated)" : ""),
+    name + (isOwn([name]) ? "" : ", besides") + (view.estimated ? ", estimated" : ""),
     bytes(view.driver_allocated_bytes),
     bytes(view.peak_bytes),
     count(view.allocations),

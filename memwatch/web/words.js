@@ -88,8 +88,8 @@ export function gpuNumber(gpus, uuid) {
   return gpu.mig ? `${gpu.nvml_index}:${gpu.mig.index}` : String(gpu.nvml_index);
 }
 
-/** Kinds of device memory, in the order of all bars; each has a colour of this name. */
-export const KINDS = ["device", "pool", "physical", "managed", "array", "graph"];
+/** Kinds that are the GPU's own memory, in the order of all bars; each has a colour of this name. */
+export const KINDS = ["device", "pool", "physical", "array"];
 
 const VERDICTS = { leak: "leaks", slow: "grows" };
 

@@ -20,6 +20,8 @@ const LINK_LASTS: Duration = Duration::from_mins(5);
 const SESSION_LASTS: Duration = Duration::from_hours(12);
 /// So many links and so many sessions of one viewer; the oldest goes when there is another.
 const OF_ONE: usize = 8;
+/// So many open pages of one session: a viewer with all sessions leaves room for others.
+const OPEN_PAGES: usize = 4;
 /// And of all.
 const OF_ALL: usize = 1024;
 
@@ -64,6 +66,8 @@ struct Known {
     secret: Secret,
     viewer: Viewer,
     ends: Instant,
+    /// Held once more by each page that is open.
+    pages: Arc<()>,
 }
 
 /// The links and sessions of this agent's page.
@@ -136,6 +140,14 @@ impl PageAccess {
         known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret)).map(|session| session.viewer)
     }
 
+    /// A place among a session's open pages, for as long as it is held; `None` where there is none.
+    pub(crate) fn open_page(&self, session: &str) -> Option<Arc<()>> {
+        let secret = Secret::parse(session)?;
+        let known = self.known(Sort::Session);
+        let session = known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret))?;
+        (Arc::strong_count(&session.pages) <= OPEN_PAGES).then(|| Arc::clone(&session.pages))
+    }
+
     fn add(&self, sort: Sort, viewer: Viewer, lasts: Duration) -> io::Result<Secret> {
         let secret = Secret::draw()?;
         let mut known = self.known(sort);
@@ -148,7 +160,7 @@ impl PageAccess {
         if list.len() >= OF_ALL {
             return Err(io::Error::other("too many users have one"));
         }
-        list.push(Known { secret: secret.clone(), viewer, ends: Instant::now() + lasts });
+        list.push(Known { secret: secret.clone(), viewer, ends: Instant::now() + lasts, pages: Arc::default() });
         Ok(secret)
     }
 
@@ -208,6 +220,16 @@ mod tests {
             assert_eq!(access.open(wrong).expect("no error"), None, "{wrong}");
             assert_eq!(access.viewer(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_session_has_so_many_open_pages_and_their_places_come_back() {
+        let access = access("127.0.0.1:9747", false);
+        let session = access.open(&link(&access, Viewer::User(7))).expect("it can be made").expect("new");
+        let mut open: Vec<_> = (0..OPEN_PAGES).map(|_| access.open_page(&session).expect("there is room")).collect();
+        assert_eq!(access.open_page(&session), None);
+        open.pop();
+        assert!(access.open_page(&session).is_some() && access.open_page("").is_none());
     }
 
     #[test]

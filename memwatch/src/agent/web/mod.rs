@@ -156,7 +156,8 @@ async fn events(
         Ok(viewer) => viewer,
         Err(why) => return refusal(why),
     };
-    if !connection.answer_stream() {
+    let place = page.access.open_page(&session);
+    if place.is_none() || !connection.answer_stream() {
         return (
             StatusCode::SERVICE_UNAVAILABLE,
             secure("as many pages are open as there is room for\n".into_response()),
@@ -168,6 +169,7 @@ async fn events(
         if send_events(&page, sender, (&session, viewer)).await.is_none() {
             connection.hang_up();
         }
+        drop(place);
     });
     secure(([(header::CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
 }
