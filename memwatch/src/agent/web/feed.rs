@@ -110,6 +110,11 @@ impl Feed {
         Some(text.into())
     }
 
+    /// Keeps nothing that is shown to nobody any more; whoever still looks has it made again.
+    pub(super) async fn forget(&self) {
+        self.state.lock().await.made = None;
+    }
+
     async fn fresh<'a>(&self, state: &'a mut State) -> Option<&'a mut Made> {
         if state.made.as_ref().is_none_or(|made| made.at.elapsed() >= FRESH) {
             let asked = async { Some((self.source.latest().await?, self.source.outlook().await?)) };

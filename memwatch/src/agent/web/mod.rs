@@ -170,6 +170,7 @@ async fn events(
             connection.hang_up();
         }
         drop(place);
+        page.feed.forget().await;
     });
     secure(([(header::CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
 }
