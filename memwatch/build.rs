@@ -1,4 +1,4 @@
-//! Hands the kernel half, which `cargo xtask build` makes for its own target, to `include_bytes!`.
+//! Hands the kernel half, which `cargo xtask build` makes for its own target, and the plot library, which it takes from npm, to `include_bytes!`.
 
 use std::path::{Path, PathBuf};
 
@@ -15,4 +15,22 @@ fn main() {
     );
     let object = object.canonicalize().expect("an existing file has a canonical path");
     println!("cargo::rustc-env=MEMWATCH_EBPF_OBJECT_PATH={}", object.display());
+    plot_library(&root.join("target/web/node_modules/uplot"));
+}
+
+/// Where it is not there the page has tables and no plots, and says so: nobody needs npm to compile, check or test memwatch.
+fn plot_library(folder: &Path) {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
+    let empty = out.join("empty");
+    std::fs::write(&empty, "").expect("the folder is ours");
+    // `cargo xtask build` touches it when it has installed what it names.
+    println!("cargo::rerun-if-changed=web/package-lock.json");
+    for (variable, file) in [
+        ("MEMWATCH_UPLOT_JS", "dist/uPlot.iife.min.js"),
+        ("MEMWATCH_UPLOT_CSS", "dist/uPlot.min.css"),
+        ("MEMWATCH_UPLOT_LICENSE", "LICENSE"),
+    ] {
+        let path = folder.join(file).canonicalize().unwrap_or_else(|_| empty.clone());
+        println!("cargo::rustc-env={variable}={}", path.display());
+    }
 }

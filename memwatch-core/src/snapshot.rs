@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::input::{Coverage, LevelChoice, MigFacts, NvmlState, Sensors};
 use crate::kernel_driver::trust::Trust;
 use crate::owner::{Ancestor, CgroupMemory, Owner, Promise};
-use crate::words::{Framework, GpuUuid, Name, Tgid, json};
+use crate::words::{Framework, GpuUuid, Name, Tgid, json, sum_of_known};
 
 /// Everything known at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -427,11 +427,46 @@ pub struct WorkloadGpuView {
     /// What its processes' used bytes are for, by [`crate::kernel_driver::labels::Label::name`] or [`PREEXISTING`]; of those alone whose books of the kernel driver are believed.
     #[serde(default)]
     pub parts: BTreeMap<Name, u64>,
+    /// What PyTorch's caching allocators have in its living processes; `None` where that is known of none of them.
+    #[serde(default)]
+    pub framework: Option<FrameworkSums>,
     /// By how much its live bytes keep growing; `None` where they do not, were seen for too short a time, or where nobody asked for it
     /// (`Pipeline::watch_growth`).
     /// For whoever has the pipeline: not reported over a socket.
     #[serde(skip)]
     pub growth_bytes_per_second: Option<f64>,
+}
+
+/// Sums of the caching allocators of several processes, each of the ones of which it is known; `None` where it is of none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameworkSums {
+    /// Bytes of tensors, rounded as the allocators do.
+    pub allocated_bytes: Option<u64>,
+    /// What the allocators have of the driver.
+    pub reserved_bytes: Option<u64>,
+    /// Blocks in use, or waiting for another stream.
+    pub active_bytes: Option<u64>,
+    /// Free blocks that cannot be given back, since others of their segment are in use.
+    pub inactive_split_bytes: Option<u64>,
+    /// How often the cache was emptied to try an allocation again.
+    pub retries: Option<u64>,
+    /// Out-of-memory errors that programs were given.
+    pub ooms: Option<u64>,
+}
+
+impl FrameworkSums {
+    /// With another's.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            allocated_bytes: sum_of_known(self.allocated_bytes, other.allocated_bytes),
+            reserved_bytes: sum_of_known(self.reserved_bytes, other.reserved_bytes),
+            active_bytes: sum_of_known(self.active_bytes, other.active_bytes),
+            inactive_split_bytes: sum_of_known(self.inactive_split_bytes, other.inactive_split_bytes),
+            retries: sum_of_known(self.retries, other.retries),
+            ooms: sum_of_known(self.ooms, other.ooms),
+        }
+    }
 }
 
 /// The part of used memory that is older than the watch.

@@ -1,4 +1,4 @@
-//! Programs that read profiles: the tests have them open what memwatch exports.
+//! Programs that read profiles and pages: the tests have them open what memwatch exports and serves.
 
 use crate::repo::Repo;
 use crate::run::run_quietly;
@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// From npm: speedscope's own importer, and a reader of pprof's profiles. Both are without dependencies that are used here.
-const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2"];
+/// From npm: speedscope's own importer, a reader of pprof's profiles, and what drives a browser. All are without dependencies that are used here.
+const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2", "playwright-core@1.65.1"];
 /// From PyPI: the messages of Perfetto's traces, and what reads Parquet.
 const PYTHON_PACKAGES: &[&str] = &["perfetto==0.59.1", "protobuf==7.36.2", "pandas==2.3.3", "pyarrow==22.0.0"];
 /// The environment with those, below the folder.
@@ -28,7 +28,7 @@ pub(crate) fn install(repo: &Repo) {
         Err(error) => return eprintln!("set-up: the tests that need readers of profiles are SKIPPED. {error:#}"),
     };
     if let Err(error) = ensure(&folder) {
-        eprintln!("set-up: the tests that need speedscope and pprof-format are SKIPPED. {error:#}");
+        eprintln!("set-up: the tests that need speedscope, pprof-format and playwright-core are SKIPPED. {error:#}");
     }
     if let Err(error) = ensure_python(&folder.join(PYTHON)) {
         eprintln!("set-up: the tests that need perfetto, pandas and pyarrow are SKIPPED. {error:#}");
@@ -61,7 +61,7 @@ fn ensure(folder: &Path) -> Result<()> {
         fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    eprintln!("set-up: installing {} in {} ...", PACKAGES.join(" and "), folder.display());
+    eprintln!("set-up: installing {} in {} ...", PACKAGES.join(", "), folder.display());
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-save", "--no-package-lock", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]);
     run_quietly(npm.arg(folder).args(PACKAGES))?;

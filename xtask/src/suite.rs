@@ -181,10 +181,10 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     run_tests(&mut cargo, &mut session.closing_lines)
 }
 
-/// All at once, before anything else could want the package manager. Tests that want daemons or Slurm skip without them.
+/// All at once, before anything else could want the package manager. Tests that want daemons, Slurm or a browser skip without them.
 fn system_packages(_: &mut Session<'_>) -> Result<()> {
     setup::packages(INTEGRATION_PACKAGES)?;
-    setup::daemons(&[Package::Containers, Package::Slurm]);
+    setup::daemons(&[Package::Containers, Package::Slurm, Package::Chromium]);
     Ok(())
 }
 

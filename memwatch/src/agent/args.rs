@@ -11,9 +11,12 @@ pub(crate) struct Agent {
     /// Socket that memwatch commands connect to
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
-    /// Serve Prometheus metrics on this address, such as 127.0.0.1:9747 (default: off)
+    /// Serve Prometheus metrics, and the page of memwatch web, on this address, such as 127.0.0.1:9747 (default: off)
     #[arg(long, value_name = "ADDR", env = "MEMWATCH_LISTEN")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Serve the page of memwatch web on other addresses than loopback, too: what it shows can be read on the way
+    #[arg(long, requires = "listen")]
+    pub(crate) insecure: bool,
     /// Keep a history in this directory, for --since and --until of other commands (default: off)
     #[arg(long, value_name = "DIR", env = "MEMWATCH_HISTORY")]
     pub(crate) history: Option<PathBuf>,

@@ -16,6 +16,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_
 use super::credentials::Peer;
 use super::publish::{Published, SnapshotSource};
 use super::socket::AccessPolicy;
+use super::web::access::PageAccess;
 use crate::client::protocol::{self, Answer, Inbox, PROTOCOL, Request, SnapshotMessage, Welcome};
 
 /// How long a client has for each step.
@@ -53,6 +54,8 @@ pub(super) struct Reception {
     pub(super) timeouts: Timeouts,
     /// The last answers.
     pub(super) writer: Arc<Writer>,
+    /// Who gets the page.
+    pub(super) page: Arc<PageAccess>,
 }
 
 /// How a conversation ends, but for the client's leaving.
@@ -134,6 +137,7 @@ impl Reception {
                         Request::ResetPeaks { tgid } => self.reset_peaks(stream, Tgid(tgid), viewer).await?,
                         Request::History => self.history(stream, viewer).await?,
                         Request::Outlook => self.outlook(stream, viewer).await?,
+                        Request::Page => self.page(stream, viewer).await?,
                         Request::Hello { .. } => return Err(End::Refusal("not understood: a second hello".to_owned())),
                     },
                 },
@@ -181,6 +185,13 @@ impl Reception {
         let (Some(outlook), Some(published)) = (outlook, published) else { return Err(End::Disconnected) };
         let message = outlook.observed_by(viewer, &published.snapshot);
         self.send(stream, &protocol::frame(&Answer::Outlook(message))?).await?;
+        sleep_until(earliest).await;
+        Ok(())
+    }
+
+    async fn page(&self, stream: &UnixStream, viewer: Viewer) -> Result<(), End> {
+        let earliest = Instant::now() + CLOSEST;
+        self.send(stream, &protocol::frame(&Answer::Page(self.page.link(viewer)))?).await?;
         sleep_until(earliest).await;
         Ok(())
     }

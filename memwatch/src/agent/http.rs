@@ -1,9 +1,9 @@
-//! What the agent serves over HTTP: `/metrics`, `/healthz` and `/readyz`; everything else is not found.
+//! What the agent serves over HTTP: `/metrics`, `/healthz`, `/readyz`, and the page of `web`; everything else is not found.
 //!
 //! One request per connection, few connections at a time and a time limit on each: whoever reads slowly keeps a connection and a text, never
 //! the watch. Scrapes have a limit of their own, so that they never keep a probe of life waiting.
 
-mod connections;
+pub(super) mod connections;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,17 +28,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
-use self::connections::{Connection, Connections};
+use self::connections::{Connection, Connections, Places};
 use super::metrics::own_use::OwnUse;
 use super::metrics::{Facts, Form, Metrics, accept};
 use super::publish::{Published, SnapshotSource};
+use super::web::access::PageAccess;
+use super::web::{self, IsServed, Page};
 use crate::printable::printable;
 use crate::watch::session::has_reading;
 
 /// Open connections. Beyond that a new one takes the place of the oldest that has sent no whole request, or waits to be scraped.
 const CONNECTIONS: usize = 128;
-/// Scrapes that are answered at a time; others wait.
+/// Scrapes that are answered at a time, and pages; others wait.
 const SCRAPES: usize = 16;
+const PAGES: usize = 16;
+/// Pages that are open. There is room for these, scrapes, pages on their way and probes of life together.
+const STREAMS: usize = 64;
 /// From the first byte to the last of a connection. A Prometheus gives up after 10 s, unless set otherwise.
 const LONGEST_CONNECTION: Duration = Duration::from_secs(15);
 /// How long a request's head may take to come.
@@ -73,15 +78,17 @@ impl Serving {
 }
 
 /// Serves until the agent ends.
-pub(crate) async fn serve(listener: TcpListener, source: SnapshotSource, serving: Serving) {
+pub(crate) async fn serve(listener: TcpListener, (source, page): (SnapshotSource, Arc<PageAccess>), serving: Serving) {
+    let shown = Page::new(Arc::clone(&page), source.clone());
     let writer = Arc::new(Mutex::new(Writer::new(serving.processes)));
-    let routes = routes(Arc::new(Server { source, writer, needs_nvml: serving.needs_nvml }));
-    let connections = Connections::new(CONNECTIONS, SCRAPES);
+    let routes = routes(Arc::new(Server { source, writer, needs_nvml: serving.needs_nvml })).merge(web::routes(shown));
+    let connections = Connections::new(Places { all: CONNECTIONS, scrapes: SCRAPES, pages: PAGES, streams: STREAMS });
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 let Some(connection) = connections.admit().await else { return };
-                tokio::spawn(converse(stream, routes.clone(), connection, serving));
+                let is_served = stream.local_addr().is_ok_and(|local| page.serves_on(local.ip()));
+                tokio::spawn(converse(stream, routes.clone(), (connection, IsServed(is_served)), serving));
             }
             Err(error) => {
                 log::warn!("a connection cannot be accepted: {error}");
@@ -92,11 +99,17 @@ pub(crate) async fn serve(listener: TcpListener, source: SnapshotSource, serving
 }
 
 /// One request and its answer.
-async fn converse(stream: TcpStream, routes: Router, connection: Arc<Connection>, serving: Serving) {
+async fn converse(
+    stream: TcpStream,
+    routes: Router,
+    (connection, is_served): (Arc<Connection>, IsServed),
+    serving: Serving,
+) {
     let routes = TowerToHyperService::new(routes);
     let asked = Arc::clone(&connection);
     let answering = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Arc::clone(&asked));
+        request.extensions_mut().insert(is_served);
         routes.call(request)
     });
     let mut http = http1::Builder::new();
@@ -105,7 +118,8 @@ async fn converse(stream: TcpStream, routes: Router, connection: Arc<Connection>
     let served = http.serve_connection(TokioIo::new(stream), answering);
     tokio::select! {
         // A client that leaves early or sends something else is not worth a word.
-        _ = timeout(serving.longest_connection, served) => {}
+        _ = served => {}
+        () = connection.is_over(serving.longest_connection) => {}
         () = connection.hung_up() => {}
     }
 }
@@ -228,4 +242,4 @@ fn write(metrics: &mut Metrics, published: &Published, form: Form) -> Bytes {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -13,6 +13,7 @@ mod notify;
 mod privileges;
 pub(crate) mod publish;
 mod socket;
+pub(crate) mod web;
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -30,6 +31,7 @@ use self::notify::Notifier;
 use self::privileges::Capabilities;
 use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
 use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
+use self::web::access::PageAccess;
 use crate::agent::args::Agent;
 use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::exit::{Exit, Failure};
@@ -40,20 +42,23 @@ use crate::watch::session::{Session, SessionOptions};
 /// How often the watch looks at itself even if nobody asks: peaks of workloads are sums at one moment.
 const TICK: Duration = Duration::from_secs(1);
 
+/// How often what PyTorch has counted is read from the memory of each process.
+const COUNTERS: Duration = Duration::from_secs(5);
+
 /// `memwatch agent`, until it is stopped.
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let mut options = crate::watch::subject::everybody(common);
     options.rests_without_processes = true;
+    options.counters_every = Some(COUNTERS);
     if agent.no_nvml {
         options.nvml = NvmlLibrary::Off;
     }
     let notifier = Notifier::of_this_process();
-    let listener = agent
-        .listen
-        .map(|address| TcpListener::bind(address).with_context(|| format!("HTTP cannot be served on {address}")));
-    let listener = listener.transpose()?;
+    let listener = bind(agent)?;
+    let address = listener.as_ref().map(TcpListener::local_addr).transpose().map_err(anyhow::Error::from)?;
+    let page = PageAccess::new(address, agent.insecure);
     let group = credentials::group_number(credentials::GROUP);
     let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
     let mut history = History::prepare(agent, group)?;
@@ -72,10 +77,17 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         let (source, requests) = SnapshotSource::new();
         let access = AccessPolicy::new(CONNECTION_LIMIT);
         let writer = Arc::default();
-        let reception = Reception { source: source.clone(), access: access.clone(), group, timeouts: TIMEOUT, writer };
+        let reception = Reception {
+            source: source.clone(),
+            access: access.clone(),
+            group,
+            timeouts: TIMEOUT,
+            writer,
+            page: Arc::clone(&page),
+        };
         tokio::spawn(reception.serve(socket.listener().map_err(anyhow::Error::from)?));
         if let Some(listener) = listener {
-            serve_http(listener, source, agent)?;
+            serve_http(listener, (source, page), agent)?;
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
@@ -96,13 +108,24 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     ended
 }
 
+/// Where HTTP will be served, if it is to be.
+fn bind(agent: &Agent) -> anyhow::Result<Option<TcpListener>> {
+    let bind = |address| TcpListener::bind(address).with_context(|| format!("HTTP cannot be served on {address}"));
+    agent.listen.map(bind).transpose()
+}
+
 /// Serves HTTP from now on, and says where: the port may be the system's choice.
-fn serve_http(listener: TcpListener, source: SnapshotSource, agent: &Agent) -> anyhow::Result<()> {
+fn serve_http(
+    listener: TcpListener,
+    (source, page): (SnapshotSource, Arc<PageAccess>),
+    agent: &Agent,
+) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let serving = Serving::new(agent.process_metrics.0, !agent.no_nvml);
-    tokio::spawn(http::serve(tokio::net::TcpListener::from_std(listener)?, source, serving));
+    tokio::spawn(http::serve(tokio::net::TcpListener::from_std(listener)?, (source, page), serving));
     eprintln!("memwatch: serving metrics on http://{address}/metrics");
+    eprintln!("memwatch: for the page, type: memwatch web");
     Ok(())
 }
 

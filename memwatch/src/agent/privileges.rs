@@ -64,7 +64,11 @@ pub(crate) fn keep_only(needed: Capabilities) -> io::Result<Capabilities> {
 pub(crate) fn cost_of(lacking: Capabilities) -> Option<String> {
     let optional = [SYS_PTRACE, DAC_READ_SEARCH].into_iter().filter(|(bit, _)| lacking.has(*bit));
     let names: Vec<_> = optional.map(|(_, name)| name).collect();
-    let costs = "driver libraries in other users' containers and in closed directories are not found";
+    let costs = if lacking.has(SYS_PTRACE.0) {
+        "driver libraries in other users' containers and in closed directories are not found, and PyTorch's numbers of other users are not read"
+    } else {
+        "driver libraries in closed directories are not found"
+    };
     (!names.is_empty()).then(|| format!("not granted: {}; {costs}", names.join(", ")))
 }
 

@@ -5,7 +5,7 @@ use crate::cli::table::commands;
 use crate::cli::{advanced, completions, man};
 use crate::commands::{
     diff, doctor, explain, export, fleet, fragment, holdings, leak, monitor, oom, places, profile, ps, record, report,
-    reset_peaks, run, simulate, snapshot, stats, timeline,
+    reset_peaks, run, simulate, snapshot, stats, timeline, web,
 };
 
 commands! {
@@ -60,6 +60,8 @@ commands! {
         Agent(agent::args::Agent) => direct agent::run;
         /// List workloads, nodes or GPUs of many machines, from a Prometheus
         Fleet(fleet::args::Fleet) => awaited fleet::run;
+        /// Open the agent's page in a browser, or print its link
+        Web(web::args::Web) => awaited web::run;
         /// Check what works on this machine, and how to fix the rest
         Doctor(doctor::Doctor) => direct doctor::command;
     }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use protocol::{
     ANSWER_BYTES, Answer, HISTORY_SINCE_MINOR, HistoryFiles, Inbox, OUTLOOK_SINCE_MINOR, OutlookMessage,
-    PEAKS_SINCE_MINOR, PROTOCOL, Request, SnapshotMessage, Welcome,
+    PAGE_SINCE_MINOR, PEAKS_SINCE_MINOR, PROTOCOL, PageLink, Request, SnapshotMessage, Welcome,
 };
 
 /// How long an agent has for its welcome: it may just be attaching its probes.
@@ -153,6 +153,19 @@ impl Client {
         }
         match connection.ask(&Request::History).await? {
             Answer::History(kept) => Ok((kept, welcome.viewer)),
+            _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
+        }
+    }
+
+    /// A link to the page of the agent on `path`, for what this program gets to see, which it reports, too.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub(crate) async fn page(path: &Path) -> Result<(PageLink, Viewer), NoAgent> {
+        let (mut connection, welcome) = Connection::open(path).await?;
+        welcome.check(PAGE_SINCE_MINOR, "has no page")?;
+        match connection.ask(&Request::Page).await? {
+            Answer::Page(link) => Ok((link, welcome.viewer)),
             _ => Err(NoAgent::Unusable("it answers something else".to_owned())),
         }
     }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 /// What this program speaks. The major number changes when one side must know more than the other says.
-pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 3 };
+pub(crate) const PROTOCOL: Version = Version { major: 2, minor: 4 };
 
 /// From this minor version on an agent resets peaks.
 pub(crate) const PEAKS_SINCE_MINOR: u32 = 1;
@@ -25,6 +25,9 @@ pub(crate) const HISTORY_SINCE_MINOR: u32 = 2;
 
 /// From this minor version on it says what grows and whether memory runs out.
 pub(crate) const OUTLOOK_SINCE_MINOR: u32 = 3;
+
+/// From this minor version on it gives links to its page.
+pub(crate) const PAGE_SINCE_MINOR: u32 = 4;
 
 /// The longest frame that an agent reads.
 pub(crate) const REQUEST_BYTES: usize = 4096;
@@ -74,6 +77,8 @@ pub(crate) enum Request {
     History,
     /// What grows, and whether memory runs out.
     Outlook,
+    /// A link to its page, for what the client may see.
+    Page,
 }
 
 /// What an agent says.
@@ -91,6 +96,8 @@ pub(crate) enum Answer<'a> {
     History(Option<HistoryFiles>),
     /// What grows, and whether memory runs out, of what the client may see.
     Outlook(OutlookMessage),
+    /// A link to its page.
+    Page(PageLink),
     /// It will not be answered: why, in a sentence. Then the agent hangs up.
     Refused {
         /// The sentence.
@@ -118,6 +125,22 @@ pub(crate) struct HistoryFiles {
     pub(crate) previous: Option<PathBuf>,
     /// Why it cannot be written at the moment, if it cannot.
     pub(crate) failing: Option<String>,
+}
+
+/// The way to an agent's page.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PageLink {
+    /// A link that opens it once.
+    Open {
+        /// For a browser on the agent's machine.
+        url: String,
+    },
+    /// It is not served.
+    Closed {
+        /// Why, in a sentence that follows "the agent".
+        why: String,
+    },
 }
 
 /// A snapshot, and what turns its times into dates.
@@ -279,7 +302,7 @@ mod tests {
     #[test]
     fn the_first_words_are_the_same_in_every_version() {
         let hello = Request::Hello { protocol: PROTOCOL, program: "0.1.0".to_owned() };
-        let text = r#"{"hello":{"protocol":{"major":2,"minor":3},"program":"0.1.0"}}"#;
+        let text = r#"{"hello":{"protocol":{"major":2,"minor":4},"program":"0.1.0"}}"#;
         assert_eq!(taken(&frame(&hello).expect("it can be written")), text.as_bytes());
         let refused = Answer::Refused { why: "no".into() };
         assert_eq!(taken(&frame(&refused).expect("it can be written")), br#"{"refused":{"why":"no"}}"#);

@@ -22,3 +22,4 @@ pub(crate) mod simulate;
 pub(crate) mod snapshot;
 pub(crate) mod stats;
 pub(crate) mod timeline;
+pub(crate) mod web;

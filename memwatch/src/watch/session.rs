@@ -5,6 +5,7 @@ mod arenas;
 mod books;
 mod calm;
 mod copies;
+mod counters;
 mod discovery;
 pub(crate) mod holdings;
 pub(crate) mod intake;
@@ -34,6 +35,7 @@ use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::Tgid;
 
 use self::calm::Calm;
+use self::counters::Counters;
 use self::intake::Intake;
 use self::life::Life;
 use self::rest::Rest;
@@ -104,6 +106,8 @@ pub(crate) struct SessionOptions {
     pub(crate) is_screen: bool,
     /// How often it is read what processes with PyTorch hold; of the ones that are older than the watch it is once.
     pub(crate) holdings_every: Option<Duration>,
+    /// How often what PyTorch's allocators have counted is read, of every process and by a thread of its own, where nothing of it is traced.
+    pub(crate) counters_every: Option<Duration>,
     /// Its modules and stages are logged.
     pub(crate) logs_tensors: bool,
     /// Everything is recorded here.
@@ -129,6 +133,7 @@ pub(crate) struct Session {
     tensors: Tensors,
     /// The frameworks of processes with GPU memory.
     frameworks: FrameworkNames,
+    counters: Option<Counters>,
     devices: Readings,
     calm: Calm,
     names: RuntimeNames,
@@ -182,6 +187,7 @@ impl Session {
             graph_probes: GraphProbes::default(),
             frameworks: FrameworkNames::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
+            counters: Counters::wanted(options.counters_every)?,
             devices: backends::backend().readings(options.nvml.clone()),
             calm: Calm::new(options.rests_without_processes),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
@@ -380,6 +386,9 @@ impl Session {
         self.forget_gone(now_ns);
         self.clean_allocation_map();
         self.anchor_losers();
+        if let Some(counters) = &mut self.counters {
+            counters.advance(&mut self.pipeline);
+        }
         self.pipeline.step(Input::Tick { time_ns: now_ns });
     }
 

@@ -41,6 +41,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
         named: selection_of(&targets.selected),
         is_screen: false,
         holdings_every: None,
+        counters_every: None,
         logs_tensors: false,
         tape: None,
     }

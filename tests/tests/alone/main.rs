@@ -19,6 +19,7 @@ mod loader;
 mod named;
 mod oom;
 mod owners;
+mod page;
 mod prometheus;
 mod real_drivers;
 mod recording;

@@ -12,15 +12,15 @@ const HEAD: &str = "\
 <!-- Written by `cargo xtask docs` from memwatch/src/agent/metrics/families.rs: change the table there. -->
 
 `memwatch agent --listen 127.0.0.1:9747` serves these at `/metrics`, as OpenMetrics 1.0 or as Prometheus' older text (0.0.4),
-whichever the scraper's `Accept` likes better. Nothing else is served but these, without encryption and to anybody who can connect: listen on
-loopback, or where the network is yours. `deploy/prometheus/` holds a scrape configuration and alert rules, `deploy/kubernetes/` a DaemonSet
+whichever the scraper's `Accept` likes better. They are served without encryption and to anybody who can connect: listen on
+loopback, or where the network is yours. The page that is served beside them takes a link ([agent.md](agent.md#its-page)). `deploy/prometheus/` holds a scrape configuration and alert rules, `deploy/kubernetes/` a DaemonSet
 with a NetworkPolicy.
 
 * **`/healthz`** answers 200 while the watch does: if not, restart the agent.
 * **`/readyz`** answers 200 while the probes are attached and NVML answers, else 503 with the reason. NVML that is missing or fails is tried again,
   after 1 s at first and every 30 s later, so a driver may be loaded after the agent, and replaced while it runs. On a machine that has no NVML,
   start the agent with `--no-nvml`: it is ready without.
-* **Neither waits for other clients**: 128 connections are open at a time, and 16 of them are scrapes. A client that has sent half a request has 5 s
+* **Neither waits for other clients**: 128 connections are open at a time, and of them 16 scrapes, 16 pages on their way and 64 open ones. A client that has sent half a request has 5 s
   for the rest, and loses its place to a new one where all are taken.
 
 * **A GPU** is `gpu` (NVML's number, `1:0` for a MIG instance) and `uuid`; both are empty where memory's GPU is not known.

@@ -4,6 +4,7 @@ mod ebpf;
 mod linker;
 mod packages;
 mod toolchain;
+mod web;
 
 pub(crate) use ebpf::{kernel_cargo, object as ebpf_object};
 pub(crate) use packages::{Package, ensure as packages, ensure_daemons as daemons, is_root};
@@ -13,7 +14,7 @@ use crate::repo::Repo;
 use anyhow::{Context as _, Result};
 use std::time::Instant;
 
-/// The tools that every build needs: compiler, C linker, bpf-linker.
+/// The tools that every build needs: compiler, C linker, bpf-linker; and what is built into memwatch.
 ///
 /// # Errors
 /// When one of them is missing and cannot be installed; the error says what to type.
@@ -21,6 +22,7 @@ pub(crate) fn tools(repo: &Repo) -> Result<()> {
     packages(&[Package::CCompiler])?;
     toolchain(repo)?;
     linker::ensure(repo)?;
+    web::ensure(repo);
     Ok(())
 }
 

@@ -29,6 +29,8 @@ pub(crate) enum Package {
     Slurm,
     /// Unpacks Debian's packages into a folder.
     Mmdebstrap,
+    /// A browser, in which the tests open the agent's page.
+    Chromium,
 }
 
 impl Package {
@@ -45,6 +47,7 @@ impl Package {
             Self::Containers => &["docker.io", "containerd", "runc", "podman"],
             Self::Slurm => &["slurmctld", "slurmd", "slurm-client", "munge"],
             Self::Mmdebstrap => &["mmdebstrap"],
+            Self::Chromium => &["chromium"],
         }
     }
 
@@ -65,6 +68,7 @@ impl Package {
             ],
             Self::Slurm => &["sh", "-c", "srun --version && slurmd -V && slurmctld -V && munged --version"],
             Self::Mmdebstrap => &["mmdebstrap", "--version"],
+            Self::Chromium => &["chromium", "--version"],
         }
     }
 
@@ -110,7 +114,7 @@ pub(crate) fn ensure(needed: &[Package]) -> Result<()> {
     })
 }
 
-/// Installs daemons that some tests start for themselves, or says what to type and that these tests will be skipped.
+/// Installs daemons and other large programs that some tests start for themselves, or says what to type and that these tests will be skipped.
 ///
 /// Where systemd runs nothing is installed: a package's daemons would start at once, for the whole machine.
 pub(crate) fn ensure_daemons(wanted: &[Package]) {

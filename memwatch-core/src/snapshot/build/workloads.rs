@@ -7,7 +7,8 @@ use crate::kernel_driver::trust::Trust;
 use crate::owner::{Container, Owner};
 use crate::snapshot::build::kind_name;
 use crate::snapshot::{
-    ExplainedUse, PREEXISTING, ProcessGpuView, ProcessView, WorkloadGpuView, WorkloadKindView, WorkloadView,
+    AllocatorView, ExplainedUse, FrameworkSums, PREEXISTING, ProcessGpuView, ProcessView, WorkloadGpuView,
+    WorkloadKindView, WorkloadView,
 };
 use crate::words::{GpuUuid, Name, Tgid, sum_of_known};
 
@@ -31,6 +32,11 @@ fn view(key: &WorkloadKey, workload: &Workload, living: &BTreeMap<Tgid, &Process
     let explained = own().flat_map(|process| process.explained.iter().flat_map(|explained| &explained.gpus));
     for own in explained.filter(|own| own.trust == Trust::Trusted) {
         add_parts(row(&mut gpus, own.uuid.as_ref()), own);
+    }
+    let allocators = own().flat_map(|process| process.tensors.iter().flat_map(|tensors| &tensors.allocators));
+    for allocator in allocators {
+        let row = row(&mut gpus, allocator.uuid.as_ref());
+        row.framework = Some(row.framework.unwrap_or_default().and(sums_of(allocator)));
     }
     for row in gpus.values_mut() {
         // A peak from when a process's GPU was not known has no row; that process's own peak counts where it now stands.
@@ -74,6 +80,7 @@ fn row<'a>(
         last_oom_ns: None,
         kinds: BTreeMap::new(),
         parts: BTreeMap::new(),
+        framework: None,
         growth_bytes_per_second: None,
     })
 }
@@ -112,6 +119,18 @@ fn add_parts(row: &mut WorkloadGpuView, own: &ExplainedUse) {
     for (name, bytes) in parts.chain(older) {
         let sum = row.parts.entry(name.into()).or_default();
         *sum = sum.saturating_add(bytes);
+    }
+}
+
+fn sums_of(allocator: &AllocatorView) -> FrameworkSums {
+    let number = |key| u64::try_from(allocator.statistic(key)?).ok();
+    FrameworkSums {
+        allocated_bytes: allocator.allocated_bytes,
+        reserved_bytes: allocator.reserved_bytes,
+        active_bytes: number("active_bytes.all.current"),
+        inactive_split_bytes: allocator.inactive_split_bytes,
+        retries: number("num_alloc_retries"),
+        ooms: number("num_ooms"),
     }
 }
 

@@ -27,8 +27,9 @@ impl Made {
         let (source, requests) = SnapshotSource::new();
         tokio::spawn(hand_out(requests, processes));
         let access = AccessPolicy::new(limit);
+        let page = PageAccess::new(Some(([127, 0, 0, 1], 9747).into()), false);
         let reception =
-            Reception { source, access: Arc::clone(&access), group: None, timeouts, writer: Arc::default() };
+            Reception { source, access: Arc::clone(&access), group: None, timeouts, writer: Arc::default(), page };
         tokio::spawn(reception.serve(socket.listener().expect("a runtime")));
         Self { directory, access, _socket: socket }
     }

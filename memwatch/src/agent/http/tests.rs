@@ -11,7 +11,7 @@ use crate::render::fixture;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The usual server.
-const SERVING: Serving = Serving::new(0, true);
+pub(in crate::agent) const SERVING: Serving = Serving::new(0, true);
 /// One that waits for its clients for as long as they wait for it: nobody is dropped because time has passed.
 const PATIENT: Serving = Serving { longest_head: LIMIT, longest_connection: LIMIT, ..SERVING };
 
@@ -22,28 +22,43 @@ fn serving(answers: bool, clients: impl FnOnce(SocketAddr)) {
 
 /// The same with a watch that answers with this snapshot.
 fn serving_as(serving: Serving, snapshot: Option<Snapshot>, clients: impl FnOnce(SocketAddr)) {
+    serving_page(serving, snapshot, |address, _| clients(address));
+}
+
+/// The same with clients that get links to the page.
+pub(in crate::agent) fn serving_page(
+    serving: Serving,
+    snapshot: Option<Snapshot>,
+    clients: impl FnOnce(SocketAddr, &PageAccess),
+) {
     let (stop, stopped) = oneshot::channel::<()>();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("an address");
+    let access = PageAccess::new(Some(address), false);
+    let page = Arc::clone(&access);
     let server = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             listener.set_nonblocking(true).expect("a plain setting");
             let listener = TcpListener::from_std(listener).expect("a listener");
             let (source, mut requests) = SnapshotSource::new();
-            tokio::spawn(serve(listener, source, serving));
+            tokio::spawn(serve(listener, (source, page), serving));
             tokio::spawn(async move {
                 let (boottime_to_unix_ns, agent) = (fixture::clock().boottime_to_unix_ns, AgentState::default());
                 let published = snapshot.map(|snapshot| Arc::new(Published { snapshot, boottime_to_unix_ns, agent }));
                 while let Some(question) = requests.recv().await {
-                    let (Question::Latest(reply), Some(published)) = (question, &published) else { return };
-                    let _ = reply.send(Arc::clone(published));
+                    let Some(published) = &published else { return };
+                    match question {
+                        Question::Latest(reply) => drop(reply.send(Arc::clone(published))),
+                        Question::Outlook(reply) => drop(reply.send(Arc::default())),
+                        _ => return,
+                    }
                 }
             });
             let _ = stopped.await;
         });
     });
-    clients(address);
+    clients(address, &access);
     drop(stop);
     server.join().expect("the server does not panic");
 }
@@ -69,7 +84,7 @@ fn assert_alive(address: SocketAddr) {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
 }
 
-fn ask(address: SocketAddr, request: &str) -> String {
+pub(in crate::agent) fn ask(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(LIMIT)).expect("a plain setting");
     // It may answer, and close, before it has read everything: then the kernel says so after the answer.
@@ -112,7 +127,7 @@ fn health_and_readiness_are_reported_and_all_else_is_not_found() {
             ("GET /healthz HTTP/1.1", "200 OK"),
             ("GET /readyz HTTP/1.1", "200 OK"),
             ("HEAD /readyz HTTP/1.1", "200 OK"),
-            ("GET / HTTP/1.1", "404 Not Found"),
+            ("GET / HTTP/1.1", "403 Forbidden"),
             ("GET /metrics/ HTTP/1.1", "404 Not Found"),
             ("GET /api/v1/snapshot HTTP/1.1", "404 Not Found"),
             ("GET /../etc/passwd HTTP/1.1", "404 Not Found"),

@@ -200,6 +200,49 @@ pub(crate) const WORKLOAD_LAST_OOM: Family = gauge(
     WORKLOAD,
     "Time of the last out-of-memory failure, in seconds since 1970; absent before the first.",
 );
+/// Bytes of tensors.
+pub(crate) const FRAMEWORK_ALLOCATED: Family = gauge(
+    "memwatch_workload_framework_allocated_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes of tensors by PyTorch's caching allocators in the workload's living processes, read from their memory every 5 s; within what the driver \
+     has allocated, and absent where they have none or cannot be read.",
+);
+/// What their allocators keep.
+pub(crate) const FRAMEWORK_RESERVED: Family = gauge(
+    "memwatch_workload_framework_reserved_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes that PyTorch's caching allocators have of the driver, likewise.",
+);
+/// What is in use of it.
+pub(crate) const FRAMEWORK_ACTIVE: Family = gauge(
+    "memwatch_workload_framework_active_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes of blocks that are in use or wait for another stream, likewise.",
+);
+/// What cannot be given back.
+pub(crate) const FRAMEWORK_INACTIVE_SPLIT: Family = gauge(
+    "memwatch_workload_framework_inactive_split_bytes",
+    "bytes",
+    WORKLOAD,
+    "Bytes of free blocks that cannot be given back to the driver, since others of their segment are in use, likewise.",
+);
+/// How often a cache was emptied.
+pub(crate) const FRAMEWORK_RETRIES: Family = gauge(
+    "memwatch_workload_framework_alloc_retries",
+    "",
+    WORKLOAD,
+    "How often PyTorch has emptied its cache to try an allocation again, in the workload's living processes; it falls when one of them ends.",
+);
+/// How often a program had none.
+pub(crate) const FRAMEWORK_OOMS: Family = gauge(
+    "memwatch_workload_framework_ooms",
+    "",
+    WORKLOAD,
+    "Out-of-memory errors of PyTorch in the workload's living processes; it falls when one of them ends.",
+);
 /// NVML's bytes of a process.
 pub(crate) const PROCESS_DRIVER: Family = gauge(
     "memwatch_process_memory_used_bytes",
@@ -292,7 +335,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 39] = [
+pub(crate) const ALL: [&Family; 45] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -315,6 +358,12 @@ pub(crate) const ALL: [&Family; 39] = [
     &WORKLOAD_FAILURES,
     &WORKLOAD_OOM,
     &WORKLOAD_LAST_OOM,
+    &FRAMEWORK_ALLOCATED,
+    &FRAMEWORK_RESERVED,
+    &FRAMEWORK_ACTIVE,
+    &FRAMEWORK_INACTIVE_SPLIT,
+    &FRAMEWORK_RETRIES,
+    &FRAMEWORK_OOMS,
     &PROCESS_DRIVER,
     &PROCESS_LIVE,
     &AGENT_DROPPED,

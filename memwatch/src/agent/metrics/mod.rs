@@ -134,6 +134,12 @@ impl Metrics {
         gauge(text, &families::WORKLOAD_OOM, |row| row.counts.get(&(Counted::Failures, OUT_OF_MEMORY)).copied());
         let last = rows().filter_map(|(labels, row)| Some((words(labels), facts.date(row.last_oom_ns?))));
         text.family(&families::WORKLOAD_LAST_OOM, last);
+        gauge(text, &families::FRAMEWORK_ALLOCATED, |row| row.framework?.allocated_bytes);
+        gauge(text, &families::FRAMEWORK_RESERVED, |row| row.framework?.reserved_bytes);
+        gauge(text, &families::FRAMEWORK_ACTIVE, |row| row.framework?.active_bytes);
+        gauge(text, &families::FRAMEWORK_INACTIVE_SPLIT, |row| row.framework?.inactive_split_bytes);
+        gauge(text, &families::FRAMEWORK_RETRIES, |row| row.framework?.retries);
+        gauge(text, &families::FRAMEWORK_OOMS, |row| row.framework?.ooms);
     }
 
     fn processes(&self, text: &mut Exposition, snapshot: &Snapshot) {

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memwatch_core::input::{LibraryCoverage, NvmlState};
-use memwatch_core::snapshot::{Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView};
+use memwatch_core::snapshot::{FrameworkSums, Snapshot, WorkloadGpuView, WorkloadKindView, WorkloadView};
 use memwatch_core::words::GpuUuid;
 
 use super::*;
@@ -45,6 +45,7 @@ pub(super) fn on(uuid: &str, live_bytes: u64) -> WorkloadGpuView {
         last_oom_ns: None,
         kinds: BTreeMap::from([("device".into(), kind)]),
         parts: BTreeMap::new(),
+        framework: None,
         growth_bytes_per_second: None,
     }
 }
@@ -59,6 +60,15 @@ fn node() -> Snapshot {
     gpu.growth_bytes_per_second = Some(1_048_576.25);
     gpu.refusals = BTreeMap::from([(2, 3), (700, 1), (12_345, 4)]);
     gpu.last_oom_ns = Some(fixture::at(14, 3, 20));
+    let bytes = Some(GIB);
+    gpu.framework = Some(FrameworkSums {
+        allocated_bytes: bytes,
+        reserved_bytes: bytes,
+        active_bytes: bytes,
+        inactive_split_bytes: bytes,
+        retries: Some(1),
+        ooms: Some(2),
+    });
     gpu.parts = BTreeMap::from([("context".into(), 518 << 20), ("requested".into(), 40 * GIB)]);
     gpu.kinds.insert("pool".into(), WorkloadKindView { live_bytes: 7, allocations: 1, ..WorkloadKindView::default() });
     let job = WorkloadView {
@@ -224,4 +234,19 @@ fn no_series_stands_twice_and_all_are_few_whatever_runs() {
         // 201 workloads of 4 gauges, 1 kind of 5 numbers and 2 of refusals, and what the node has in any case.
         assert!(all.len() <= 201 * 11 + 100, "{}", all.len());
     }
+}
+
+#[test]
+fn what_frameworks_have_is_summed_where_it_is_known_and_absent_elsewhere() {
+    let mut snapshot = node();
+    let sums = |allocated_bytes, ooms| FrameworkSums { allocated_bytes, ooms, ..FrameworkSums::default() };
+    snapshot.workloads[0].gpus[0].framework = Some(sums(Some(30 * GIB), Some(2)));
+    let text = text(&snapshot, Form::Plain);
+    let of = |name: &str| -> Vec<&str> {
+        let lines = text.lines().filter(|line| line.starts_with(&format!("memwatch_workload_framework_{name}{{")));
+        lines.map(|line| line.rsplit(' ').next().expect("a number")).collect()
+    };
+    assert_eq!((of("allocated_bytes"), of("ooms")), (vec!["32212254720"], vec!["2"]));
+    assert!(of("reserved_bytes").is_empty() && of("alloc_retries").is_empty());
+    assert_eq!(sums(Some(1), None).and(sums(None, Some(2))), sums(Some(1), Some(2)));
 }

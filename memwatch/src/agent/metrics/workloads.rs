@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use memwatch_core::input::NvmlState;
 use memwatch_core::kernel_driver::labels::Label;
-use memwatch_core::snapshot::{PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
+use memwatch_core::snapshot::{FrameworkSums, PREEXISTING, Snapshot, WorkloadGpuView, WorkloadView};
 use memwatch_core::words::{GpuUuid, sum_of_known};
 
 use super::exposition::label_value;
@@ -90,6 +90,7 @@ pub(super) struct Row {
     pub(super) preexisting_bytes: Option<u64>,
     pub(super) growth_bytes_per_second: Option<f64>,
     pub(super) processes: Option<u64>,
+    pub(super) framework: Option<FrameworkSums>,
     /// `CLOCK_BOOTTIME`, nanoseconds.
     pub(super) last_oom_ns: Option<u64>,
     pub(super) counts: Counts,
@@ -208,6 +209,7 @@ impl Row {
             preexisting_bytes: gpu.preexisting_bytes,
             growth_bytes_per_second: gpu.growth_bytes_per_second,
             processes: Some(workload.processes),
+            framework: gpu.framework,
             last_oom_ns: gpu.last_oom_ns,
             size_bytes: gpu.live_bytes.max(gpu.used_bytes.unwrap_or_default()),
             ..Self::default()
@@ -245,6 +247,7 @@ impl Row {
         let growth = self.growth_bytes_per_second.into_iter().chain(other.growth_bytes_per_second);
         self.growth_bytes_per_second = growth.reduce(|one, other| one + other);
         self.processes = sum_of_known(self.processes, other.processes);
+        self.framework = self.framework.into_iter().chain(other.framework).reduce(FrameworkSums::and);
         self.last_oom_ns = self.last_oom_ns.max(other.last_oom_ns);
         add_up(&mut self.live_bytes, other.live_bytes);
         add_up(&mut self.part_bytes, other.part_bytes);

@@ -3,6 +3,8 @@
 mod html;
 mod svg;
 
+pub(crate) use svg::escape;
+
 use std::cmp::Reverse;
 
 use memwatch_core::features::timeline::view::{EventView, PointView, TimelineView, TrackView};

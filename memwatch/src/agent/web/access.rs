@@ -1,0 +1,268 @@
+//! Who may look at the page: a link that is used once, and the session that it opens.
+//!
+//! Links are given out over the agent's socket, where the kernel says whose they are. A session's name stands in its addresses and in no cookie:
+//! cookies of a loopback address go to every port of it, and so to whoever else serves there.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use memwatch_core::snapshot::Viewer;
+
+use crate::client::protocol::PageLink;
+
+/// How long a link may wait for its one use.
+const LINK_LASTS: Duration = Duration::from_mins(5);
+/// How long a session lasts after it was opened.
+const SESSION_LASTS: Duration = Duration::from_hours(12);
+/// So many links and so many sessions of one viewer; the oldest goes when there is another.
+const OF_ONE: usize = 8;
+/// So many open pages of one session: a viewer with all sessions leaves room for others.
+const OPEN_PAGES: usize = 4;
+/// And of all.
+const OF_ALL: usize = 1024;
+
+/// 256 bits that nobody guesses.
+#[derive(Clone, PartialEq, Eq)]
+struct Secret([u8; 32]);
+
+impl Secret {
+    fn draw() -> io::Result<Self> {
+        let mut bytes = [0; 32];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    /// `None` for what none is written as.
+    fn parse(text: &str) -> Option<Self> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.as_chunks::<2>().0) {
+            *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+
+    /// In a time that does not depend on where they differ.
+    fn is(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
+    }
+}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
+    }
+}
+
+/// Something that is known by its secret.
+struct Known {
+    secret: Secret,
+    viewer: Viewer,
+    ends: Instant,
+    /// Held once more by each page that is open.
+    pages: Arc<()>,
+}
+
+/// The links and sessions of this agent's page.
+pub(crate) struct PageAccess {
+    /// Where HTTP is served, if it is.
+    address: Option<SocketAddr>,
+    /// The page is served on other addresses than loopback, too.
+    insecure: bool,
+    known: Mutex<[Vec<Known>; 2]>,
+}
+
+#[derive(Clone, Copy)]
+enum Sort {
+    Link,
+    Session,
+}
+
+impl PageAccess {
+    /// Of an agent that serves HTTP on this address.
+    pub(crate) fn new(address: Option<SocketAddr>, insecure: bool) -> Arc<Self> {
+        Arc::new(Self { address, insecure, known: Mutex::default() })
+    }
+
+    /// Whether a connection that has come to this address of the machine gets the page.
+    pub(crate) fn serves_on(&self, local: IpAddr) -> bool {
+        self.insecure || local.to_canonical().is_loopback()
+    }
+
+    /// A link for this viewer, or why there is none.
+    pub(crate) fn link(&self, viewer: Viewer) -> PageLink {
+        let closed = |why: &str| PageLink::Closed { why: why.to_owned() };
+        let Some(address) = self.address else {
+            return closed(
+                "it serves no HTTP. Start it with --listen: sudo memwatch agent --listen 127.0.0.1:9747 (or MEMWATCH_LISTEN in its unit)",
+            );
+        };
+        let reached = reached_at(address);
+        if !self.serves_on(reached.ip()) {
+            return closed(
+                "it listens on an address of the network, where the page would be sent unencrypted. Let it listen on 127.0.0.1 and forward \
+                 the port with ssh -L, or accept that with --insecure",
+            );
+        }
+        match self.add(Sort::Link, viewer, LINK_LASTS) {
+            Ok(secret) => PageLink::Open { url: format!("http://{reached}/open/{secret}") },
+            Err(error) => closed(&format!("no link can be made: {error}")),
+        }
+    }
+
+    /// The session that a link opens, which it does once.
+    ///
+    /// # Errors
+    /// When no session can be made.
+    pub(crate) fn open(&self, link: &str) -> io::Result<Option<String>> {
+        let Some(secret) = Secret::parse(link) else { return Ok(None) };
+        let found = {
+            let mut known = self.known(Sort::Link);
+            let links = &mut known[Sort::Link as usize];
+            let at = links.iter().position(|link| link.secret.is(&secret));
+            at.map(|at| links.remove(at))
+        };
+        let Some(Known { viewer, .. }) = found else { return Ok(None) };
+        self.add(Sort::Session, viewer, SESSION_LASTS).map(|session| Some(session.to_string()))
+    }
+
+    /// What the owner of a session gets to see; `None` where there is no such session (any more).
+    pub(crate) fn viewer(&self, session: &str) -> Option<Viewer> {
+        let secret = Secret::parse(session)?;
+        let known = self.known(Sort::Session);
+        known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret)).map(|session| session.viewer)
+    }
+
+    /// A place among a session's open pages, for as long as it is held; `None` where there is none.
+    pub(crate) fn open_page(&self, session: &str) -> Option<Arc<()>> {
+        let secret = Secret::parse(session)?;
+        let known = self.known(Sort::Session);
+        let session = known[Sort::Session as usize].iter().find(|session| session.secret.is(&secret))?;
+        (Arc::strong_count(&session.pages) <= OPEN_PAGES).then(|| Arc::clone(&session.pages))
+    }
+
+    fn add(&self, sort: Sort, viewer: Viewer, lasts: Duration) -> io::Result<Secret> {
+        let secret = Secret::draw()?;
+        let mut known = self.known(sort);
+        let list = &mut known[sort as usize];
+        let mut of_viewer = list.iter().enumerate().filter(|(_, known)| known.viewer == viewer).map(|(at, _)| at);
+        let oldest = of_viewer.next();
+        if let Some(at) = oldest.filter(|_| of_viewer.count() + 1 >= OF_ONE) {
+            list.remove(at);
+        }
+        if list.len() >= OF_ALL {
+            return Err(io::Error::other("too many users have one"));
+        }
+        list.push(Known { secret: secret.clone(), viewer, ends: Instant::now() + lasts, pages: Arc::default() });
+        Ok(secret)
+    }
+
+    /// What has not ended.
+    fn known(&self, sort: Sort) -> MutexGuard<'_, [Vec<Known>; 2]> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        known[sort as usize].retain(|known| known.ends > now);
+        known
+    }
+}
+
+/// Where a browser on this machine reaches a listener.
+fn reached_at(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(address: &str, insecure: bool) -> Arc<PageAccess> {
+        PageAccess::new(Some(address.parse().expect("an address")), insecure)
+    }
+
+    fn link(access: &PageAccess, viewer: Viewer) -> String {
+        match access.link(viewer) {
+            PageLink::Open { url } => url.rsplit('/').next().expect("its last part").to_owned(),
+            PageLink::Closed { why } => panic!("{why}"),
+        }
+    }
+
+    #[test]
+    fn a_link_opens_one_session_of_its_viewer_and_then_nothing() {
+        let access = access("127.0.0.1:9747", false);
+        let own = link(&access, Viewer::User(7));
+        assert_eq!(access.viewer(&own), None, "a link is no session");
+        let session = access.open(&own).expect("it can be made").expect("the link is new");
+        assert_eq!(access.viewer(&session), Some(Viewer::User(7)));
+        assert_ne!(session, own);
+        assert_eq!(access.open(&own).expect("no error"), None, "used");
+        let all = access.open(&link(&access, Viewer::Everything)).expect("it can be made").expect("new");
+        assert_eq!((access.viewer(&all), access.viewer(&session)), (Some(Viewer::Everything), Some(Viewer::User(7))));
+    }
+
+    #[test]
+    fn what_nobody_has_given_out_opens_nothing() {
+        let access = access("127.0.0.1:9747", false);
+        let own = link(&access, Viewer::Everything);
+        let other = own.chars().rev().collect::<String>();
+        for wrong in ["", "0", "é", &own[1..], &own.to_uppercase().replace('0', "G"), &format!("{own}0"), &other] {
+            assert_eq!(access.open(wrong).expect("no error"), None, "{wrong}");
+            assert_eq!(access.viewer(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_session_has_so_many_open_pages_and_their_places_come_back() {
+        let access = access("127.0.0.1:9747", false);
+        let session = access.open(&link(&access, Viewer::User(7))).expect("it can be made").expect("new");
+        let mut open: Vec<_> = (0..OPEN_PAGES).map(|_| access.open_page(&session).expect("there is room")).collect();
+        assert_eq!(access.open_page(&session), None);
+        open.pop();
+        assert!(access.open_page(&session).is_some() && access.open_page("").is_none());
+    }
+
+    #[test]
+    fn the_oldest_of_a_viewer_goes_and_nobody_elses() {
+        let access = access("127.0.0.1:9747", false);
+        let other = link(&access, Viewer::User(1));
+        let links: Vec<String> = (0..=OF_ONE).map(|_| link(&access, Viewer::User(2))).collect();
+        assert_eq!(access.open(&links[0]).expect("no error"), None);
+        assert!(access.open(&links[1]).expect("no error").is_some());
+        assert!(access.open(&other).expect("no error").is_some());
+    }
+
+    #[test]
+    fn a_page_is_on_loopback_addresses_unless_it_may_be_read_on_the_way() {
+        let url = |address: &str, insecure| access(address, insecure).link(Viewer::Everything);
+        for (address, begin) in [
+            ("127.0.0.1:1", "http://127.0.0.1:1/open/"),
+            ("127.0.0.9:1", "http://127.0.0.9:1/open/"),
+            ("0.0.0.0:1", "http://127.0.0.1:1/open/"),
+            ("[::]:1", "http://[::1]:1/open/"),
+            ("[::1]:1", "http://[::1]:1/open/"),
+        ] {
+            assert!(matches!(url(address, false), PageLink::Open { url } if url.starts_with(begin)), "{address}");
+        }
+        for address in ["192.0.2.1:1", "[2001:db8::1]:1"] {
+            assert!(matches!(url(address, false), PageLink::Closed { why } if why.contains("--insecure")), "{address}");
+            assert!(matches!(url(address, true), PageLink::Open { .. }), "{address}");
+        }
+        let none = PageAccess::new(None, true).link(Viewer::Everything);
+        assert!(matches!(none, PageLink::Closed { why } if why.contains("--listen")));
+        let access = access("0.0.0.0:1", false);
+        for (local, is_served) in [("127.0.0.1", true), ("::ffff:127.0.0.1", true), ("192.0.2.1", false)] {
+            assert_eq!(access.serves_on(local.parse().expect("an address")), is_served, "{local}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What pages show, written once a second at most and once for all who see the same: neither many browsers nor slow ones make the watch work more.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::html;
+use super::json::{self, Shown};
+use super::trail::Trail;
+use crate::agent::publish::{Published, SnapshotSource};
+use crate::client::protocol::OutlookMessage;
+use crate::printable::write_json;
+use crate::render::output::host_name;
+use crate::render::wall_clock::WallClock;
+
+/// How often a page changes.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
+/// What was made is used a little longer than that: browsers that came together stay together.
+const FRESH: Duration = Duration::from_millis(900);
+/// How long the watch may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// So many processes are on a page: the ones that hold most.
+pub(super) const PROCESSES: usize = 500;
+
+/// How it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Form {
+    /// The page itself.
+    Html,
+    /// What is on it.
+    Json,
+    /// The same on its way to an open page.
+    Event,
+}
+
+impl Form {
+    /// What the answer says that it is.
+    pub(super) const fn content_type(self) -> &'static str {
+        match self {
+            Self::Html => "text/html; charset=utf-8",
+            Self::Json => "application/json",
+            Self::Event => "text/event-stream",
+        }
+    }
+}
+
+/// What is shown, and where it comes from.
+pub(super) struct Feed {
+    source: SnapshotSource,
+    host: Arc<str>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    made: Option<Made>,
+    trail: Trail,
+}
+
+struct Made {
+    at: Instant,
+    known: Known,
+    written: BTreeMap<(Viewer, Form), Bytes>,
+}
+
+/// All that is known of one moment.
+#[derive(Clone)]
+struct Known {
+    published: Arc<Published>,
+    outlook: Arc<OutlookMessage>,
+}
+
+impl Feed {
+    /// Of this watch; it is asked when somebody looks.
+    pub(super) fn new(source: SnapshotSource) -> Self {
+        Self { source, host: host_name().into(), state: Mutex::default() }
+    }
+
+    /// What a viewer gets to see now; `None` where the watch does not answer.
+    pub(super) async fn written(&self, viewer: Viewer, form: Form) -> Option<Bytes> {
+        // Under the lock, so that it is made once.
+        let mut state = self.state.lock().await;
+        let made = self.fresh(&mut state).await?;
+        if let Some(text) = made.written.get(&(viewer, form)) {
+            return Some(text.clone());
+        }
+        let (known, host) = (made.known.clone(), Arc::clone(&self.host));
+        // Hundreds of processes take milliseconds to write: not on the thread of the session.
+        let written = tokio::task::spawn_blocking(move || write(&known, &host, (viewer, form))).await;
+        let failed = |error: &dyn std::fmt::Display| log::error!("the page cannot be written: {error}");
+        let text = written.inspect_err(|error| failed(error)).ok()?.inspect_err(|error| failed(error)).ok()?;
+        made.written.insert((viewer, form), text.clone());
+        Some(text)
+    }
+
+    /// The memory of GPUs until now, as the first event of an open page.
+    pub(super) async fn trail(&self) -> Option<Bytes> {
+        let mut state = self.state.lock().await;
+        let made = self.fresh(&mut state).await?;
+        let to_unix_ns = made.known.published.boottime_to_unix_ns;
+        let mut text = b"retry: 2000\nevent: trail\ndata: ".to_vec();
+        write_json(&mut text, &state.trail.json(to_unix_ns)).ok()?;
+        text.extend_from_slice(b"\n\n");
+        Some(text.into())
+    }
+
+    /// Keeps nothing that is shown to nobody any more; whoever still looks has it made again.
+    pub(super) async fn forget(&self) {
+        self.state.lock().await.made = None;
+    }
+
+    async fn fresh<'a>(&self, state: &'a mut State) -> Option<&'a mut Made> {
+        if state.made.as_ref().is_none_or(|made| made.at.elapsed() >= FRESH) {
+            let asked = async { Some((self.source.latest().await?, self.source.outlook().await?)) };
+            let (published, outlook) = timeout(TIMEOUT, asked).await.ok()??;
+            state.trail.note(&published.snapshot);
+            let known = Known { published, outlook };
+            state.made = Some(Made { at: Instant::now(), known, written: BTreeMap::new() });
+        }
+        state.made.as_mut()
+    }
+}
+
+fn write(known: &Known, host: &str, (viewer, form): (Viewer, Form)) -> io::Result<Bytes> {
+    let Known { published, outlook } = known;
+    let (snapshot, left_out) = largest(published.snapshot.observed_by(viewer));
+    let outlook = outlook.observed_by(viewer, &published.snapshot);
+    let clock = WallClock::utc(published.boottime_to_unix_ns);
+    let shown = Shown { snapshot: &snapshot, outlook: &outlook, left_out, viewer, host, clock: &clock };
+    let mut text = Vec::new();
+    match form {
+        Form::Html => text = html::page(&shown).into_bytes(),
+        Form::Json => json::write(&mut text, &shown)?,
+        Form::Event => {
+            text.extend_from_slice(b"event: snapshot\ndata: ");
+            json::write(&mut text, &shown)?;
+            text.push(b'\n');
+        }
+    }
+    Ok(text.into())
+}
+
+/// The processes that hold most, the largest first, and how many there are besides.
+fn largest(mut snapshot: Snapshot) -> (Snapshot, usize) {
+    let all = snapshot.processes.len();
+    let size = |process: &ProcessView| {
+        let sizes = process.gpus.iter().map(|gpu| gpu.used_bytes.unwrap_or_default().max(gpu.live_bytes));
+        sizes.fold(0_u64, u64::saturating_add)
+    };
+    snapshot
+        .processes
+        .sort_by_cached_key(|process| (process.ended_ns.is_some(), std::cmp::Reverse(size(process)), process.tgid));
+    snapshot.processes.truncate(PROCESSES);
+    let left_out = all - snapshot.processes.len();
+    (snapshot, left_out)
+}

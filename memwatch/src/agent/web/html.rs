@@ -1,0 +1,132 @@
+//! The page as text: tables that every browser shows, and that scripts replace by more.
+
+use std::fmt::Write as _;
+
+use memwatch_core::snapshot::{GpuView, ProcessView};
+
+use super::json::Shown;
+use crate::export::plot::escape;
+use crate::printable::printable;
+use crate::render::format::{UNKNOWN, bytes, known, percent};
+use crate::render::sentences;
+use crate::render::text::columns::{COLUMNS, Cell};
+
+/// The page, with holes.
+const PAGE: &str = include_str!("../../../web/page.html");
+/// What is answered instead, with holes.
+const REFUSAL: &str = include_str!("../../../web/refusal.html");
+
+/// Why there is no page: a title, and what to do.
+pub(super) type Refusal = (&'static str, &'static str);
+
+/// There was no link.
+pub(super) const VISITOR: Refusal = (
+    "This page needs a link",
+    "The agent shows everybody what is theirs, and asks who you are. On this machine, type:",
+);
+/// The link is of no use any more.
+pub(super) const USED: Refusal =
+    ("This link is used up", "A link opens the page once, within five minutes. For another one, type:");
+/// The session is none, or over.
+pub(super) const ENDED: Refusal = (
+    "This page has ended",
+    "A page stays open for twelve hours, or until the agent is started again. For a new one, type:",
+);
+/// The connection has come over the network.
+pub(super) const ELSEWHERE: Refusal = (
+    "Not over the network",
+    "What the page shows could be read on the way: it is served on this machine only. Forward the port with ssh -L and open the page there, or start the \
+     agent with --insecure. On the machine, type:",
+);
+/// No random numbers.
+pub(super) const UNABLE: Refusal =
+    ("The page cannot be opened", "The agent's log says why. When that is mended, type:");
+
+/// A refusal as a page.
+pub(super) fn refusal((title, sentence): Refusal) -> String {
+    filled(REFUSAL, &[("<!--TITLE-->", title), ("<!--SENTENCE-->", sentence)])
+}
+
+/// The page with all its tables.
+pub(super) fn page(shown: &Shown) -> String {
+    let snapshot = shown.snapshot;
+    let host = text(shown.host);
+    let (gpus, processes) = (gpus(shown), processes(shown));
+    let hidden = snapshot.hidden.as_ref().map(|hidden| hidden.processes).unwrap_or_default();
+    let mut besides = String::new();
+    if hidden > 0 {
+        let _ = write!(besides, "<p>{hidden} processes of other users hold memory, too.</p>");
+    }
+    if shown.left_out > 0 {
+        let _ = write!(besides, "<p>{} smaller processes are not listed: memwatch ps has all.</p>", shown.left_out);
+    }
+    let time = text(&shown.clock.rfc3339(snapshot.time_ns));
+    let holes = [
+        ("<!--HOST-->", &*host),
+        ("<!--TIME-->", &*time),
+        ("<!--GPUS-->", &*gpus),
+        ("<!--PROCESSES-->", &*processes),
+        ("<!--BESIDES-->", &*besides),
+        ("<!--VERSION-->", env!("CARGO_PKG_VERSION")),
+    ];
+    filled(PAGE, &holes)
+}
+
+/// Each hole is filled once, from the first to the last: what stands in one is not looked at again.
+fn filled(page: &str, holes: &[(&str, &str)]) -> String {
+    let mut found: Vec<_> = holes.iter().filter_map(|hole| Some((page.find(hole.0)?, hole))).collect();
+    found.sort_unstable_by_key(|(at, _)| *at);
+    let (mut whole, mut from) = (String::with_capacity(page.len() + 4096), 0);
+    for (at, (hole, text)) in found {
+        whole.push_str(&page[from..at]);
+        whole.push_str(text);
+        from = at + hole.len();
+    }
+    whole.push_str(&page[from..]);
+    whole
+}
+
+/// Text of strangers in a page: harmless to a reader, and to the page.
+fn text(of_strangers: &str) -> String {
+    escape(&printable(of_strangers))
+}
+
+fn row(cells: impl IntoIterator<Item = String>) -> String {
+    cells.into_iter().fold("<tr>".to_owned(), |row, cell| row + "<td>" + &text(&cell) + "</td>") + "</tr>\n"
+}
+
+fn head<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let head = names.into_iter().fold(String::new(), |head, name| head + "<th scope=\"col\">" + name + "</th>");
+    format!("<thead><tr>{head}</tr></thead>\n")
+}
+
+fn gpus(shown: &Shown) -> String {
+    let gpu = |gpu: &GpuView| {
+        let share = gpu.used_bytes.zip(gpu.total_bytes).map(|(used, total)| percent(used, total));
+        row([
+            sentences::gpu_number(shown.snapshot, Some(&gpu.uuid)),
+            gpu.name.clone(),
+            known(gpu.used_bytes, bytes),
+            known(gpu.total_bytes, bytes),
+            share.unwrap_or(UNKNOWN.to_owned()),
+            bytes(gpu.live_bytes),
+        ])
+    };
+    let rows: String = shown.snapshot.gpus.iter().map(gpu).collect();
+    format!("<table>{}<tbody>{rows}</tbody></table>", head(["GPU", "NAME", "USED", "TOTAL", "SHARE", "ALLOCATED"]))
+}
+
+fn processes(shown: &Shown) -> String {
+    let snapshot = shown.snapshot;
+    let rows = |process: &ProcessView| {
+        let gpus: Vec<_> = if process.gpus.is_empty() { vec![None] } else { process.gpus.iter().map(Some).collect() };
+        let row = |gpu| {
+            let cell = Cell { snapshot, process, gpu, ascii: false };
+            row(COLUMNS.iter().map(|column| column.text(&cell)))
+        };
+        gpus.into_iter().map(row).collect::<String>()
+    };
+    let living = snapshot.processes.iter().filter(|process| process.ended_ns.is_none());
+    let rows: String = living.map(rows).collect();
+    format!("<table>{}<tbody>{rows}</tbody></table>", head(COLUMNS.iter().map(|column| column.head().0)))
+}

@@ -1,0 +1,166 @@
+//! What is on the page, as JSON: the report of `memwatch ps`, and what else the page shows.
+
+use std::io;
+
+use memwatch_core::features::forecast::view::OutlookView;
+use memwatch_core::features::leak::model::Verdict;
+use memwatch_core::features::leak::view::LeakView;
+use memwatch_core::snapshot::{Snapshot, Viewer, WorkloadGpuView, WorkloadView};
+use memwatch_core::words::GpuUuid;
+use serde::Serialize;
+
+use crate::client::protocol::OutlookMessage;
+use crate::render::json::{Data, Origin, Report, data, write_report};
+use crate::render::wall_clock::WallClock;
+
+/// All that one viewer gets to see.
+pub(super) struct Shown<'a> {
+    /// The largest processes, the largest first.
+    pub(super) snapshot: &'a Snapshot,
+    /// What grows, and whether memory runs out.
+    pub(super) outlook: &'a OutlookMessage,
+    /// So many more processes are there.
+    pub(super) left_out: usize,
+    /// Who looks.
+    pub(super) viewer: Viewer,
+    /// The machine.
+    pub(super) host: &'a str,
+    /// Its clock.
+    pub(super) clock: &'a WallClock,
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    #[serde(flatten)]
+    ps: Data<'a>,
+    sees_everything: bool,
+    left_out_processes: usize,
+    workloads: Vec<Workload<'a>>,
+    growing: Vec<Growing<'a>>,
+    forecasts: Vec<Forecast<'a>>,
+}
+
+#[derive(Serialize)]
+struct Workload<'a> {
+    kind: &'a str,
+    namespace: Option<&'a str>,
+    pod: Option<&'a str>,
+    container: Option<&'a str>,
+    slurm_job: Option<&'a str>,
+    unit: Option<&'a str>,
+    processes: u64,
+    exact: bool,
+    gpus: Vec<WorkloadGpu<'a>>,
+}
+
+#[derive(Serialize)]
+struct WorkloadGpu<'a> {
+    uuid: Option<&'a str>,
+    used_bytes: Option<u64>,
+    #[serde(rename = "driver_allocated_bytes")]
+    live_bytes: u64,
+    peak_bytes: u64,
+    growth_bytes_per_second: Option<f64>,
+    failed_allocations: u64,
+}
+
+/// A place of a process that grows.
+#[derive(Serialize)]
+struct Growing<'a> {
+    #[serde(rename = "pid")]
+    tgid: u32,
+    verdict: Verdict,
+    level: &'a str,
+    uuid: Option<&'a str>,
+    kind: Option<&'a str>,
+    bytes_per_minute: f64,
+    since: String,
+}
+
+/// When memory runs out: of a GPU, or of a process on it.
+#[derive(Serialize)]
+struct Forecast<'a> {
+    #[serde(rename = "pid")]
+    tgid: Option<u32>,
+    uuid: &'a str,
+    level: &'a str,
+    bytes_per_second: Option<f64>,
+    seconds: Option<f64>,
+    earliest_seconds: Option<f64>,
+    latest_seconds: Option<f64>,
+}
+
+/// Writes it as one line.
+///
+/// # Errors
+/// What `out` answers.
+pub(super) fn write(out: &mut impl io::Write, shown: &Shown) -> io::Result<()> {
+    let Shown { snapshot, outlook, left_out, viewer, host, clock } = *shown;
+    let living = snapshot.workloads.iter().filter(|workload| workload.ended_ns.is_none());
+    let growing = outlook.leaks.iter().flat_map(|leaks| {
+        let growing = leaks.findings.iter().filter(|finding| finding.verdict.grows());
+        growing.map(|finding| growing_json(leaks.tgid.0, finding, clock))
+    });
+    let of_gpus = outlook.forecasts.gpus.iter().map(|gpu| forecast_json(None, &gpu.uuid, &gpu.outlook));
+    let of_processes = outlook.forecasts.processes.iter();
+    let of_processes = of_processes.map(|own| forecast_json(Some(own.tgid.0), &own.uuid, &own.outlook));
+    let page = Page {
+        ps: data(Report::Ps(None), snapshot),
+        sees_everything: viewer == Viewer::Everything,
+        left_out_processes: left_out,
+        workloads: living.map(workload_json).collect(),
+        growing: growing.collect(),
+        forecasts: of_gpus.chain(of_processes).collect(),
+    };
+    write_report(out, "memwatch.page/1", page, snapshot, Origin { host, clock })
+}
+
+fn workload_json(workload: &WorkloadView) -> Workload<'_> {
+    Workload {
+        kind: &workload.kind,
+        namespace: workload.namespace.as_deref(),
+        pod: workload.pod.as_deref(),
+        container: workload.container.as_deref(),
+        slurm_job: workload.slurm_job.as_deref(),
+        unit: workload.unit.as_deref(),
+        processes: workload.processes,
+        exact: workload.exact,
+        gpus: workload.gpus.iter().map(workload_gpu_json).collect(),
+    }
+}
+
+fn workload_gpu_json(gpu: &WorkloadGpuView) -> WorkloadGpu<'_> {
+    WorkloadGpu {
+        uuid: gpu.uuid.as_ref().map(GpuUuid::as_str),
+        used_bytes: gpu.used_bytes,
+        live_bytes: gpu.live_bytes,
+        peak_bytes: gpu.peak_bytes,
+        growth_bytes_per_second: gpu.growth_bytes_per_second,
+        failed_allocations: gpu.refusals.values().sum(),
+    }
+}
+
+fn growing_json<'a>(tgid: u32, finding: &'a LeakView, clock: &WallClock) -> Growing<'a> {
+    Growing {
+        tgid,
+        verdict: finding.verdict,
+        level: &finding.level,
+        uuid: finding.uuid.as_ref().map(GpuUuid::as_str),
+        kind: finding.kind.as_deref(),
+        bytes_per_minute: finding.bytes_per_minute,
+        since: clock.rfc3339(finding.first_ns),
+    }
+}
+
+fn forecast_json<'a>(tgid: Option<u32>, uuid: &'a GpuUuid, outlook: &'a OutlookView) -> Forecast<'a> {
+    let range = outlook.end.and_then(|end| end.range);
+    Forecast {
+        tgid,
+        uuid: uuid.as_str(),
+        level: &outlook.level,
+        bytes_per_second: outlook.growth.filter(|growth| growth.grows).map(|growth| growth.bytes_per_second),
+        seconds: outlook.end.map(|end| end.seconds),
+        earliest_seconds: range.map(|range| range.earliest_seconds),
+        latest_seconds: range.map(|range| range.latest_seconds),
+    }
+}

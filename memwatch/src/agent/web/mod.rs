@@ -1,0 +1,214 @@
+//! The page at `/`: what the agent knows, live in a browser. Who gets it is decided in `access`, what it shows is made in `feed`.
+
+pub(crate) mod access;
+mod feed;
+mod files;
+mod html;
+mod json;
+mod trail;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
+use http_body_util::channel::{Channel, Sender};
+use memwatch_core::snapshot::Viewer;
+use tokio::time::{sleep, timeout};
+
+use self::access::PageAccess;
+use self::feed::{EVERY, Feed, Form};
+use super::http::connections::Connection;
+use super::publish::SnapshotSource;
+
+/// What a browser may do with a page or a file of it: nothing from elsewhere, nothing in a frame, no address of it to others.
+///
+/// The plot library sets styles through the object model, which no policy forbids; nothing here has a style or a script in its text.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+];
+
+/// A browser that has not read what it was sent for so long is hung up.
+const SLOWEST: Duration = Duration::from_secs(10);
+
+/// What all requests for the page share.
+pub(super) struct Page {
+    access: Arc<PageAccess>,
+    feed: Feed,
+}
+
+impl Page {
+    /// Of this agent.
+    pub(super) fn new(access: Arc<PageAccess>, source: SnapshotSource) -> Arc<Self> {
+        Arc::new(Self { access, feed: Feed::new(source) })
+    }
+
+    /// What the owner of a session gets to see, or why nothing.
+    fn admit(&self, served: IsServed, session: &str) -> Result<Viewer, html::Refusal> {
+        if !served.0 {
+            return Err(html::ELSEWHERE);
+        }
+        self.access.viewer(session).ok_or(html::ENDED)
+    }
+}
+
+/// Whether the page is served on the address that a connection has come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct IsServed(pub(super) bool);
+
+/// The addresses of the page.
+pub(super) fn routes(page: Arc<Page>) -> Router {
+    Router::new()
+        .route("/", get(front))
+        .route("/open/{link}", get(open))
+        .route("/s/{session}/", get(shown))
+        .route("/s/{session}/events", get(events))
+        .route("/s/{session}/snapshot.json", get(snapshot))
+        .route("/web/{file}", get(file))
+        .with_state(page)
+}
+
+/// For who has no session: what to type.
+async fn front(Extension(connection): Extension<Arc<Connection>>, Extension(served): Extension<IsServed>) -> Response {
+    connection.answer();
+    refusal(if served.0 { html::VISITOR } else { html::ELSEWHERE })
+}
+
+/// Opens a session.
+async fn open(
+    State(page): State<Arc<Page>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    Extension(served): Extension<IsServed>,
+    Path(link): Path<String>,
+) -> Response {
+    connection.answer();
+    if !served.0 {
+        return refusal(html::ELSEWHERE);
+    }
+    match page.access.open(&link) {
+        Ok(Some(session)) => {
+            let to = [(header::LOCATION, format!("/s/{session}/"))];
+            (StatusCode::SEE_OTHER, secure(to.into_response())).into_response()
+        }
+        Ok(None) => refusal(html::USED),
+        Err(error) => {
+            log::error!("no session can be made: {error}");
+            refusal(html::UNABLE)
+        }
+    }
+}
+
+/// The page, with all that it shows as tables: scripts make more of it.
+async fn shown(
+    State(page): State<Arc<Page>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    Extension(served): Extension<IsServed>,
+    Path(session): Path<String>,
+) -> Response {
+    written(&page, &connection, (served, &session), Form::Html).await
+}
+
+/// The same as JSON.
+async fn snapshot(
+    State(page): State<Arc<Page>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    Extension(served): Extension<IsServed>,
+    Path(session): Path<String>,
+) -> Response {
+    written(&page, &connection, (served, &session), Form::Json).await
+}
+
+async fn written(page: &Page, connection: &Connection, (served, session): (IsServed, &str), form: Form) -> Response {
+    let viewer = match page.admit(served, session) {
+        Ok(viewer) => viewer,
+        Err(why) => return refusal(why),
+    };
+    if timeout(SLOWEST, connection.answer_page()).await.is_err() {
+        return (StatusCode::SERVICE_UNAVAILABLE, secure("too many pages at a time\n".into_response())).into_response();
+    }
+    match page.feed.written(viewer, form).await {
+        Some(text) => secure(([(header::CONTENT_TYPE, form.content_type())], text).into_response()),
+        None => unanswered(),
+    }
+}
+
+/// What changes, for as long as somebody looks.
+async fn events(
+    State(page): State<Arc<Page>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    Extension(served): Extension<IsServed>,
+    Path(session): Path<String>,
+) -> Response {
+    let viewer = match page.admit(served, &session) {
+        Ok(viewer) => viewer,
+        Err(why) => return refusal(why),
+    };
+    let place = page.access.open_page(&session);
+    if place.is_none() || !connection.answer_stream() {
+        return (
+            StatusCode::SERVICE_UNAVAILABLE,
+            secure("as many pages are open as there is room for\n".into_response()),
+        )
+            .into_response();
+    }
+    let (sender, body) = Channel::<Bytes>::new(1);
+    tokio::spawn(async move {
+        if send_events(&page, sender, (&session, viewer)).await.is_none() {
+            connection.hang_up();
+        }
+        drop(place);
+        page.feed.forget().await;
+    });
+    secure(([(header::CONTENT_TYPE, "text/event-stream")], Body::new(body)).into_response())
+}
+
+/// Until the session ends. `None` where the browser does not read, or has gone.
+async fn send_events(page: &Page, mut sender: Sender<Bytes>, (session, viewer): (&str, Viewer)) -> Option<()> {
+    let mut send = async |text: Bytes| timeout(SLOWEST, sender.send_data(text)).await.ok()?.ok();
+    send(page.feed.trail().await?).await?;
+    while page.access.viewer(session).is_some() {
+        send(page.feed.written(viewer, Form::Event).await?).await?;
+        sleep(EVERY).await;
+    }
+    send(Bytes::from_static(b"event: ended\ndata: {}\n\n")).await
+}
+
+async fn file(Extension(connection): Extension<Arc<Connection>>, Path(name): Path<String>) -> Response {
+    connection.answer();
+    match files::find(&name) {
+        Some((content_type, bytes)) => secure(([(header::CONTENT_TYPE, content_type)], bytes).into_response()),
+        None => (StatusCode::NOT_FOUND, secure("there is no such file\n".into_response())).into_response(),
+    }
+}
+
+fn refusal(words: html::Refusal) -> Response {
+    let text = ([(header::CONTENT_TYPE, Form::Html.content_type())], html::refusal(words)).into_response();
+    (StatusCode::FORBIDDEN, secure(text)).into_response()
+}
+
+fn unanswered() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, secure("the agent does not answer\n".into_response())).into_response()
+}
+
+fn secure(mut response: Response) -> Response {
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests;

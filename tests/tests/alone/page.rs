@@ -1,0 +1,173 @@
+//! The agent's page in a real browser.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memwatch_tests::agent::{Agent, workload_of};
+use memwatch_tests::http;
+use memwatch_tests::report::Report;
+use memwatch_tests::{Allocator, Gpu, MIB, Program, Shape, TorchJob, Workload, until};
+use serde_json::Value;
+
+const ANN: u32 = 64_001;
+const ROOT: u32 = 0;
+/// A program's name as a stranger may choose it; a name of a file has no slash.
+const HOSTILE: &str = "<img src=x onerror=alert(1)>";
+
+/// An agent that serves HTTP on a free port.
+fn serving(gpu: &Gpu) -> Agent {
+    let mut command = gpu.memwatch(&[]);
+    command.env("MEMWATCH_LISTEN", http::free_port().to_string());
+    Agent::by(gpu, command)
+}
+
+/// The link that the agent gives this user.
+fn link(agent: &Agent, gpu: &Gpu, uid: u32) -> String {
+    let outcome = agent.ask(gpu, uid, &["web", "--no-open"]);
+    outcome.assert_ended_with(0, &[]);
+    outcome.stdout.trim().to_owned()
+}
+
+/// What drives a browser, and the browser; `None`, reported aloud, where one of them is missing.
+fn browser() -> Option<(PathBuf, PathBuf)> {
+    let modules = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("node_modules"));
+    let chromium = ["/usr/bin/chromium", "/usr/bin/chromium-browser"].map(PathBuf::from).into_iter();
+    let chromium = chromium.into_iter().find(|path| path.exists());
+    let modules = modules.filter(|modules| modules.join("playwright-core").is_dir());
+    let found = modules.zip(chromium);
+    if found.is_none() {
+        eprintln!(
+            "SKIPPED: no Chromium (Debian: apt-get install chromium) or no playwright-core (cargo xtask test installs it)"
+        );
+    }
+    found
+}
+
+/// The next step of the script, which must be this one.
+fn step(script: &mut Program, name: &str) -> Value {
+    let line = script.next_line().unwrap_or_else(|| panic!("the script has ended before {name}"));
+    let step: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{name}: {line}"));
+    assert_eq!(step["step"], name, "{step}");
+    step
+}
+
+fn numbers(list: &Value) -> Vec<u32> {
+    let texts = list.as_array().unwrap_or_else(|| panic!("no list: {list}"));
+    texts.iter().map(|text| text.as_str().and_then(|text| text.parse().ok()).expect("a PID")).collect()
+}
+
+#[test]
+fn a_browser_shows_what_is_there_as_it_changes_and_a_hostile_name_stays_a_name() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let Some((modules, chromium)) = browser() else { return };
+    let agent = serving(&gpu);
+    let mut job = gpu.workload();
+    job.run(&["device 0", "alloc held 64M"]);
+    let program = gpu.directory().join(HOSTILE);
+    fs::copy(gpu.workload_program(), &program).expect("a copy of the program");
+    let mut command = Command::new(&program);
+    gpu.apply(&mut command);
+    let mut hostile = Workload::start(command);
+    hostile.run(&["device 0", "alloc held 16M"]);
+    let mut script = Command::new("node");
+    script.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers/open_page.mjs"));
+    script.arg(modules).arg(chromium).arg(link(&agent, &gpu, ROOT)).arg(hostile.tgid_word()).arg("48.0 MiB");
+    let mut script = Program::start(script);
+
+    let both = [job.tgid(), hostile.tgid()];
+    let has_both = |list: &Value| both.iter().all(|tgid| numbers(list).contains(tgid));
+    let opened = step(&mut script, "open");
+    assert_eq!((&opened["status"], &opened["gpus"], &opened["plots"]), (&200.into(), &1.into(), &1.into()), "{opened}");
+    assert!(has_both(&opened["pids"]) && !opened["url"].as_str().expect("a text").contains("/open/"), "{opened}");
+    hostile.run(&["alloc more 32M"]);
+    let changed = step(&mut script, "changed");
+    assert!(changed["text"].as_str().is_some_and(|text| text.contains(HOSTILE)), "{changed}");
+    let sorted = step(&mut script, "sorted");
+    assert!(numbers(&sorted["ascending"]).is_sorted(), "{sorted}");
+    assert!(numbers(&sorted["descending"]).into_iter().rev().is_sorted(), "{sorted}");
+    let filtered = step(&mut script, "filtered");
+    assert_eq!(numbers(&filtered["filtered"]), [hostile.tgid()]);
+    assert!(has_both(&filtered["all"]), "{filtered}");
+    let process = step(&mut script, "process");
+    let panel = process["panel"].as_str().expect("a text");
+    assert!(panel.contains("48.0 MiB") && panel.contains("device") && panel.contains(HOSTILE), "{panel}");
+    assert_eq!((&process["closed"], &process["images"]), (&true.into(), &0.into()), "{process}");
+    assert_eq!(step(&mut script, "narrow")["overflows"], false);
+    let plain = step(&mut script, "without scripts");
+    let text = plain["text"].as_str().expect("a text");
+    assert!(both.iter().all(|tgid| text.contains(&tgid.to_string())) && text.contains(HOSTILE), "{text}");
+    assert_eq!((&plain["status"], &plain["images"]), (&200.into(), &0.into()), "{plain}");
+    let wrong = step(&mut script, "wrong");
+    assert_eq!(wrong["wrong"].as_array().map(Vec::len), Some(0), "{wrong}");
+    let again = step(&mut script, "again");
+    assert_eq!(again["status"], 403);
+    assert!(again["text"].as_str().is_some_and(|text| text.contains("memwatch web")), "{again}");
+    assert_eq!(script.end(), 0);
+}
+
+#[test]
+fn the_page_of_a_user_has_their_processes_and_an_agent_without_http_says_what_to_start() {
+    let Some(gpu) = Gpu::new(Shape::Cmp).map(Gpu::with_own_libcuda) else { return };
+    let silent = Agent::start(&gpu);
+    silent.ask(&gpu, ANN, &["web"]).assert_ended_with(1, &["it serves no HTTP", "--listen 127.0.0.1:9747"]);
+    drop(silent);
+    let agent = serving(&gpu);
+    let mut own = workload_of(&gpu, ANN);
+    own.run(&["device 0", "alloc held 4M"]);
+    let mut other = gpu.workload();
+    other.run(&["device 0", "alloc held 8M"]);
+    let shown = |uid| {
+        let url = link(&agent, &gpu, uid);
+        let (address, path) = url.strip_prefix("http://").and_then(|url| url.split_once('/')).expect("an address");
+        let address = address.parse().expect("an address");
+        let opened = http::get(address, &format!("/{path}"), "").expect("it answers");
+        assert_eq!(opened.status, 303, "{opened:?}");
+        let place = opened.head.lines().find_map(|line| line.strip_prefix("location: ")).expect("a place").to_owned();
+        let answer = http::get(address, &format!("{place}snapshot.json"), "").expect("it answers");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        Report::parse(&answer.body)
+    };
+    let holds =
+        |report: &Report, tgid| report.process(tgid).map(|process| process.only_gpu().number("driver_allocated_bytes"));
+    until("root sees both", || {
+        let all = shown(ROOT);
+        (holds(&all, own.tgid()) == Some(4 * MIB) && holds(&all, other.tgid()) == Some(8 * MIB)).then_some(())
+    });
+    let hers = shown(ANN);
+    assert_eq!((holds(&hers, own.tgid()), hers.process(other.tgid()).is_none()), (Some(4 * MIB), true));
+    assert!(hers.json()["data"]["hidden"]["processes"].as_u64() >= Some(1), "{hers:#?}");
+}
+
+/// What PyTorch reports of its first device at its next checkpoint, where it then rests.
+fn next(job: &mut TorchJob) -> Option<Value> {
+    job.next_checkpoint().map(|checkpoint| checkpoint["devices"][0].clone())
+}
+
+#[test]
+fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(mut job) = gpu.torch("2.15", Allocator::Native, &["transformer.py", "--steps", "3"]) else { return };
+    let agent = serving(&gpu);
+    let mut last = None;
+    while let Some(device) = next(&mut job) {
+        last = Some(device);
+        if last.as_ref().is_some_and(|device| device["memory_allocated"].as_u64() > Some(0)) {
+            break;
+        }
+    }
+    let stated = last.expect("a checkpoint");
+    let bytes = |key: &str| stated[key].as_u64().expect("a number");
+    let gpu_of = |report: &Report| report.process(job.tgid()).map(|process| process.0["tensor"]["gpus"][0].clone());
+    let read = until("the agent has read it", || {
+        let report = Report::parse(&agent.ask(&gpu, ROOT, &["ps", "--json"]).stdout);
+        gpu_of(&report).filter(|read| read["allocated_bytes"].as_u64() == Some(bytes("memory_allocated")))
+    });
+    let number = |key: &str| read[key].as_u64().unwrap_or_else(|| panic!("no {key} in {read}"));
+    let statistic = |key: &str| stated["memory_stats"][key].as_u64().expect("a number");
+    assert_eq!(number("reserved_bytes"), bytes("memory_reserved"));
+    assert_eq!(number("active_bytes"), statistic("active_bytes.all.current"));
+    assert_eq!(number("inactive_split_bytes"), statistic("inactive_split_bytes.all.current"));
+    assert_eq!((number("retries"), number("ooms")), (statistic("num_alloc_retries"), statistic("num_ooms")));
+    assert_eq!(read["observed_by"], "numbers", "nothing of it is traced: {read}");
+}
