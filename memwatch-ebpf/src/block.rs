@@ -71,10 +71,6 @@ pub(crate) fn read(
             *args = [args[0], CHUNK_FREED, 0, args[1], 0, 0];
             read_counters(args[0], counters, args, extra)
         }
-        BlockPlan::Returned => {
-            *args = [rax, 0, 0, 0, 0, 0];
-            true
-        }
     }
 }
 

@@ -89,8 +89,6 @@ pub enum BlockPlan {
         /// Where its counters are.
         counters: CounterPlan,
     },
-    /// A function is about to return what `rax` has: it becomes argument 0.
-    Returned,
 }
 
 /// Where an arena counts: in words of 8 bytes from an offset on.
@@ -166,7 +164,6 @@ impl BlockPlan {
                 (4, allocator, counters.peak_word as u64 & 7, counters.offset_bytes)
             }
             Self::ChunkFreed { counters } => (5, Held::Rax, counters.peak_word as u64 & 7, counters.offset_bytes),
-            Self::Returned => (6, Held::Rax, 0, 0),
         };
         kind & 3 | (allocator as u64) << 2 | block << 5 | ((offset_bytes as u64 / 8) & 0x1FF) << 8 | (kind >> 2) << 18
     }
@@ -182,7 +179,6 @@ impl BlockPlan {
             3 => Self::Completed { offset_bytes },
             4 => Self::ChunkGranted { allocator, counters },
             5 => Self::ChunkFreed { counters },
-            6 => Self::Returned,
             _ => Self::None,
         }
     }

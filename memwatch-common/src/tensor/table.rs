@@ -372,7 +372,6 @@ mod tests {
         for block in [
             BlockPlan::ChunkGranted { allocator: Held::Rbx, counters },
             BlockPlan::ChunkFreed { counters: CounterPlan { peak_word: 6, ..counters } },
-            BlockPlan::Returned,
             BlockPlan::Granted { allocator, block, offset_bytes: 0x38 },
             BlockPlan::GivenBack { allocator, offset_bytes: 0x208 },
             BlockPlan::Completed { offset_bytes: 0xff8 },
