@@ -29,7 +29,7 @@ pub(crate) struct Tensors {
 }
 
 impl Tensors {
-    /// Whether the command line asks for what only an own watch sees: the agent watches no tensors.
+    /// Whether the command line asks for what only an own watch sees: the agent traces no tensors.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.level.is_some_and(|level| level != TensorLevel::Off) || self.log.is_some()
     }

@@ -25,9 +25,9 @@ pub(crate) struct Recording {
 /// What a report is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Calls of the driver.
+    /// Calls of the driver, and what PyTorch's allocators have counted.
     Calls,
-    /// What PyTorch's allocator does, which the agent does not watch.
+    /// Each tensor, which the agent does not trace.
     Tensors,
 }
 
@@ -48,7 +48,7 @@ impl Recording {
             None if window.is_whole() => Ok(None),
             None if needs == Needs::Tensors => Err(Failure::new(
                 Exit::Error,
-                "the agent watches no tensors: without --in there is no past of them to be reported",
+                "the agent traces no tensors: without --in there is no past of them to be reported",
             )
             .advise("Record the program: sudo memwatch record --pid PID -o job.mwr; then the same with --in job.mwr.")),
             None => Self::of_agent(window, common).await.map(Some),

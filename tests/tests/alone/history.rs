@@ -100,8 +100,8 @@ fn commands_say_of_the_history_what_they_say_of_a_recording() {
     for words in [&["leak", "--since", "10s"][..], &["ps", "--until", "1s"]] {
         agent.ask(&gpu, ANN, words).assert_ended_with(4, &["has everybody's processes", "usermod -aG memwatch"]);
     }
-    for command in ["sites", "stats", "simulate"] {
-        asked(&[command, "--since", "10s"]).assert_ended_with(1, &["the agent watches no tensors", "memwatch record"]);
+    for command in ["sites", "simulate"] {
+        asked(&[command, "--since", "10s"]).assert_ended_with(1, &["the agent traces no tensors", "memwatch record"]);
     }
     let long = agent.ask(&gpu, ROOT, &[&["ps"], &ALL[..]].concat());
     long.assert_ended_with(0, &["the agent's history begins at"]);

@@ -19,6 +19,7 @@ const HOSTILE: &str = "<img src=x onerror=alert(1)>";
 fn serving(gpu: &Gpu) -> Agent {
     let mut command = gpu.memwatch(&[]);
     command.env("MEMWATCH_LISTEN", http::free_port().to_string());
+    command.env("MEMWATCH_HISTORY", gpu.directory().join("history"));
     Agent::by(gpu, command)
 }
 
@@ -170,4 +171,10 @@ fn the_agent_reads_what_pytorch_has_counted_without_a_probe() {
     assert_eq!(number("inactive_split_bytes"), statistic("inactive_split_bytes.all.current"));
     assert_eq!((number("retries"), number("ooms")), (statistic("num_alloc_retries"), statistic("num_ooms")));
     assert_eq!(read["observed_by"], "numbers", "nothing of it is traced: {read}");
+    until("its history has it, too", || {
+        let past = agent.ask(&gpu, ROOT, &["stats", "--since", "1h", "--json"]);
+        past.assert_ended_with(0, &[]);
+        let process = Report::parse(&past.stdout).json()["data"]["processes"][0].clone();
+        (process["devices"][0]["statistics"]["allocated_bytes.all.current"] == stated["memory_allocated"]).then_some(())
+    });
 }

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 /// When the processes cannot be watched, or there is no PyTorch in them.
 pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure> {
     let selected = &args.subject.selected;
-    if let Some(recording) = Recording::named(&args.subject.past, Needs::Tensors, common).await? {
+    if let Some(recording) = Recording::named(&args.subject.past, Needs::Calls, common).await? {
         let (snapshot, taken_at) = recorded_snapshot(&recording, selected, |_| {})?;
         return finish(write_stats(&snapshot, &taken_at, common), &snapshot, selected);
     }
