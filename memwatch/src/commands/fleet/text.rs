@@ -32,9 +32,9 @@ pub(crate) fn write(
     }
     writeln!(out)?;
     let (grid, all) = match rows {
-        Rows::Workloads(workloads) => (workload_grid(workloads.iter().take(top), now), workloads.len()),
-        Rows::Nodes(nodes) => (node_grid(nodes.iter().take(top), now), nodes.len()),
-        Rows::Gpus(gpus) => (gpu_grid(gpus.iter().take(top)), gpus.len()),
+        Rows::Workloads(workloads) => (grid(&WORKLOADS, workloads, (top, now)), workloads.len()),
+        Rows::Nodes(nodes) => (grid(&NODES, nodes, (top, now)), nodes.len()),
+        Rows::Gpus(gpus) => (grid(&GPUS, gpus, (top, now)), gpus.len()),
     };
     for line in grid.folded(style.columns, if style.ascii { "" } else { "…" }) {
         writeln!(out, "{line}")?;
@@ -69,91 +69,58 @@ fn down_line(totals: &Totals) -> Option<String> {
     (!down.is_empty()).then(|| format!("{agents} not answer: {named}{more}"))
 }
 
-fn workload_grid<'a>(workloads: impl Iterator<Item = &'a Workload>, now: f64) -> Grid {
-    let number = Align::Right;
-    let mut grid = Grid::new(&[
-        ("USED", number),
-        ("DRIVER", number),
-        ("GPUS", number),
-        ("NODES", number),
-        ("IMBALANCE", number),
-        ("IDLE GPUS", number),
-        ("GROWTH", number),
-        ("LAST OOM", number),
-        ("WORKLOAD", Align::Left),
-    ]);
-    for workload in workloads {
-        grid.push(vec![
-            known(workload.used_bytes, bytes),
-            known(workload.driver_allocated_bytes, bytes),
-            known(workload.gpus, count),
-            known(workload.nodes, count),
-            known(workload.imbalance(), percent_of_one),
-            known(workload.idle_gpus, count),
-            known(workload.growth_bytes_per_second, |growth| format::rate_per_minute(growth * MINUTE)),
-            ago(workload.last_oom_unix_seconds, now),
-            printable(&workload.name()).into_owned(),
-        ]);
+/// A column: its title, and what a row has in it at a time in seconds since 1970. The last has words, the others numbers.
+type Column<T> = (&'static str, fn(&T, f64) -> String);
+
+const WORKLOADS: [Column<Workload>; 9] = [
+    ("USED", |workload, _| known(workload.used_bytes, bytes)),
+    ("DRIVER", |workload, _| known(workload.driver_allocated_bytes, bytes)),
+    ("GPUS", |workload, _| known(workload.gpus, count)),
+    ("NODES", |workload, _| known(workload.nodes, count)),
+    ("IMBALANCE", |workload, _| known(workload.imbalance(), percent_of_one)),
+    ("IDLE GPUS", |workload, _| known(workload.idle_gpus, count)),
+    ("GROWTH", |workload, _| {
+        known(workload.growth_bytes_per_second, |growth| format::rate_per_minute(growth * MINUTE))
+    }),
+    ("LAST OOM", |workload, now| ago(workload.last_oom_unix_seconds, now)),
+    ("WORKLOAD", |workload, _| printable(&workload.name()).into_owned()),
+];
+const NODES: [Column<Node>; 9] = [
+    ("USED", |node, _| known(node.used_bytes, bytes)),
+    ("OF", |node, _| known(node.limit_bytes, bytes)),
+    ("%", |node, _| part(node.used_bytes, node.limit_bytes)),
+    ("UNATTRIBUTED", |node, _| known(node.unattributed_bytes, signed_bytes)),
+    ("GPUS", |node, _| known(node.gpus, count)),
+    ("IDLE GPUS", |node, _| known(node.idle_gpus, count)),
+    ("FULL IN", |node, _| known(node.seconds_to_full, seconds)),
+    ("LAST OOM", |node, now| ago(node.last_oom_unix_seconds, now)),
+    ("NODE", |node, _| printable(&node.instance).into_owned()),
+];
+const GPUS: [Column<Gpu>; 9] = [
+    ("USED", |gpu, _| known(gpu.used_bytes, bytes)),
+    ("OF", |gpu, _| known(gpu.limit_bytes, bytes)),
+    ("%", |gpu, _| part(gpu.used_bytes, gpu.limit_bytes)),
+    ("UNATTRIBUTED", |gpu, _| known(gpu.unattributed_bytes, signed_bytes)),
+    ("UTIL", |gpu, _| known(gpu.utilization, |part| format!("{:.0} %", part * 100.0))),
+    ("FULL IN", |gpu, _| known(gpu.seconds_to_full, seconds)),
+    ("GPU", |gpu, _| printable(&gpu.gpu).into_owned()),
+    ("UUID", |gpu, _| printable(&gpu.uuid).into_owned()),
+    ("NODE", |gpu, _| printable(&gpu.instance).into_owned()),
+];
+
+fn grid<T>(columns: &[Column<T>], rows: &[T], (top, now): (usize, f64)) -> Grid {
+    let last = columns.len() - 1;
+    let align = |index| if index == last { Align::Left } else { Align::Right };
+    let titles: Vec<_> = columns.iter().enumerate().map(|(index, (title, _))| (*title, align(index))).collect();
+    let mut grid = Grid::new(&titles);
+    for row in rows.iter().take(top) {
+        grid.push(columns.iter().map(|(_, cell)| cell(row, now)).collect());
     }
     grid
 }
 
-fn node_grid<'a>(nodes: impl Iterator<Item = &'a Node>, now: f64) -> Grid {
-    let number = Align::Right;
-    let mut grid = Grid::new(&[
-        ("USED", number),
-        ("OF", number),
-        ("%", number),
-        ("UNATTRIBUTED", number),
-        ("GPUS", number),
-        ("IDLE GPUS", number),
-        ("FULL IN", number),
-        ("LAST OOM", number),
-        ("NODE", Align::Left),
-    ]);
-    for node in nodes {
-        grid.push(vec![
-            known(node.used_bytes, bytes),
-            known(node.limit_bytes, bytes),
-            known(node.used_bytes.zip(node.limit_bytes), |(used, limit)| percent(used, limit)),
-            known(node.unattributed_bytes, signed_bytes),
-            known(node.gpus, count),
-            known(node.idle_gpus, count),
-            known(node.seconds_to_full, seconds),
-            ago(node.last_oom_unix_seconds, now),
-            printable(&node.instance).into_owned(),
-        ]);
-    }
-    grid
-}
-
-fn gpu_grid<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Grid {
-    let number = Align::Right;
-    let mut grid = Grid::new(&[
-        ("USED", number),
-        ("OF", number),
-        ("%", number),
-        ("UNATTRIBUTED", number),
-        ("UTIL", number),
-        ("FULL IN", number),
-        ("GPU", number),
-        ("UUID", Align::Left),
-        ("NODE", Align::Left),
-    ]);
-    for gpu in gpus {
-        grid.push(vec![
-            known(gpu.used_bytes, bytes),
-            known(gpu.limit_bytes, bytes),
-            known(gpu.used_bytes.zip(gpu.limit_bytes), |(used, limit)| percent(used, limit)),
-            known(gpu.unattributed_bytes, signed_bytes),
-            known(gpu.utilization, |part| format!("{:.0} %", part * 100.0)),
-            known(gpu.seconds_to_full, seconds),
-            printable(&gpu.gpu).into_owned(),
-            printable(&gpu.uuid).into_owned(),
-            printable(&gpu.instance).into_owned(),
-        ]);
-    }
-    grid
+fn part(used: Option<u64>, limit: Option<u64>) -> String {
+    known(used.zip(limit), |(used, limit)| percent(used, limit))
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time beyond the type becomes its end")]
