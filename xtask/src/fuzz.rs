@@ -32,9 +32,11 @@ const TARGETS: &[Target] = &[
 /// How long each runs unless set otherwise, seconds.
 const SECONDS: u64 = 40;
 /// An input that takes longer, in seconds, or more memory, in MiB, is a finding.
-const LIMITS: [&str; 2] = ["-timeout=60", "-rss_limit_mb=2048"];
+const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
+/// The same where the targets give way to others and have a tenth of a processor at the least: 6 s of it.
+const LIMITS_GIVING_WAY: [&str; 2] = ["-timeout=60", LIMITS[1]];
 /// A run of libFuzzer ends this much after its time at the latest.
-const GRACE: Duration = Duration::from_secs(120);
+const GRACE: Duration = Duration::from_secs(60);
 
 /// Lines of a log that are shown.
 const LINES_SHOWN: usize = 40;
@@ -67,7 +69,7 @@ pub(crate) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let programs = build(repo)?;
     match (how, seconds) {
         // Not a number: an input that failed before.
-        (Some(input), Some(Err(_))) => run(Command::new(programs.join(targets[0].name)).args(LIMITS).arg(input)),
+        (Some(input), Some(Err(_))) => run(Command::new(programs.join(targets[0].name)).args(limits()).arg(input)),
         (_, seconds) => run_all(repo, &programs, &targets, seconds.and_then(Result::ok).unwrap_or(SECONDS)),
     }
 }
@@ -105,6 +107,13 @@ struct Running {
     log: PathBuf,
 }
 
+/// By our own priority, which the targets have from us.
+fn limits() -> [&'static str; 2] {
+    // SAFETY: a plain system call; what it answers where it fails is no priority that gives way.
+    let priority = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+    if priority > 0 { LIMITS_GIVING_WAY } else { LIMITS }
+}
+
 /// As many at a time as there are processors.
 fn run_all(repo: &Repo, programs: &Path, targets: &[&Target], seconds: u64) -> Result<()> {
     let at_once = std::thread::available_parallelism().context("cannot count processors")?.get();
@@ -129,7 +138,7 @@ fn start(repo: &Repo, programs: &Path, target: &Target, seconds: u64) -> Result<
     let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut command = Command::new(programs.join(name));
     command
-        .args(LIMITS)
+        .args(limits())
         .args(["-seed=1", "-print_final_stats=1"])
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-max_len={longest_bytes}"))
