@@ -12,7 +12,7 @@ const { chromium } = createRequire(path.join(modules, "x.js"))("playwright-core"
 
 const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
 args.push("--disable-component-update", "--disable-sync");
-const browser = await chromium.launch({ executablePath, args });
+const browser = await chromium.launch({ executablePath, args, timeout: 60_000 });
 const say = (step) => console.log(JSON.stringify(step));
 const wrong = [];
 
@@ -20,7 +20,7 @@ const wrong = [];
 async function opened(url, options) {
   const context = await browser.newContext(options);
   const page = await context.newPage();
-  page.setDefaultTimeout(30_000);
+  page.setDefaultTimeout(60_000);
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && wrong.push(`console: ${message.text()}`));
   page.on("pageerror", (error) => wrong.push(`error: ${error.message}`));
   page.on("dialog", (dialog) => wrong.push(`dialog: ${dialog.message()}`));
@@ -35,6 +35,7 @@ const { context, page, status } = await opened(link, { viewport: { width: 1280, 
 await page.waitForSelector("#state.live");
 const row = page.locator(`tr[data-pid="${pid}"]`);
 await row.waitFor();
+await page.locator("article.gpu canvas").first().waitFor();
 say({ step: "open", status, url: page.url(), gpus: await page.locator("article.gpu").count(), plots: await page.locator("article.gpu canvas").count(), pids: await pids(page) });
 
 await row.getByText(wanted, { exact: true }).first().waitFor();
@@ -60,8 +61,9 @@ say({ step: "process", panel, closed: await page.locator("#panel").isHidden(), i
 
 const narrow = { width: 400, height: 800 };
 await page.setViewportSize(narrow);
-const width = await page.evaluate(() => document.documentElement.scrollWidth);
-say({ step: "narrow", overflows: width > narrow.width });
+// A plot is drawn anew when it has heard of its width.
+const fits = page.waitForFunction((width) => document.documentElement.scrollWidth <= width, narrow.width);
+say({ step: "narrow", overflows: await fits.then(() => false, () => true) });
 
 const plain = await opened(page.url(), { javaScriptEnabled: false });
 say({ step: "without scripts", status: plain.status, text: await plain.page.locator("main").innerText(), images: await plain.page.locator("img").count() });
