@@ -111,7 +111,7 @@ pub struct GpuView {
     pub remainder: Option<RemainderView>,
     /// What a context takes on this GPU, where a process was seen from its start.
     pub context_bytes: Option<u64>,
-    /// When NVML was read: `CLOCK_BOOTTIME`, nanoseconds.
+    /// When the reading of NVML began, so that its numbers are no older: `CLOCK_BOOTTIME`, nanoseconds.
     #[serde(serialize_with = "json::sampled_time")]
     pub sampled_ns: u64,
     /// Processes that NVML lists and memwatch does not watch: their number.

@@ -63,6 +63,7 @@ const STEPS: &[Step] = &[
     Step { name: "PyTorch and readers, the rest", part: INTEGRATION, run: finish_downloads },
     Step { name: "integration tests", part: INTEGRATION, run: integration_tests },
     Step { name: "lints, unit tests and fuzz targets, the rest", part: WHOLE, run: finish_beside },
+    Step { name: "unit tests with probes", part: "probes", run: unit_tests_with_probes },
 ];
 /// What the tests run beside memwatch. The fuzz targets' compiler is among it: apt-get runs once.
 const INTEGRATION_PACKAGES: &[Package] = &[
@@ -78,6 +79,12 @@ const INTEGRATION: &str = "integration";
 const WHOLE: &str = "whole";
 /// What needs processors and nothing else: in a run of everything it takes what the integration tests, which wait for most of their time, leave.
 const BESIDE: &[&str] = &["clippy", "unit", "fuzz"];
+/// Unit tests with programs on the simulated GPU and probes on them. Beside the integration tests they skip: those watch the machine, and would report
+/// these. They run when all else is done, and when nothing but unit tests was asked for.
+const WITH_PROBES: &[&str] =
+    &["sources::kernel::attach::tests::", "sources::python::tests::kernel::", "frameworks::probes::tests::"];
+/// What they skip by.
+const BESIDE_VARIABLE: &str = "MEMWATCH_TESTS_BESIDE";
 /// Its name as a part.
 const BESIDE_PART: &str = "beside";
 /// So much do these give way (`nice`): a tenth of a processor stays theirs, so that what they wait for comes within its limits.
@@ -181,6 +188,12 @@ fn unit_tests(session: &mut Session<'_>) -> Result<()> {
     run_tests(&mut cargo, &mut session.closing_lines)
 }
 
+fn unit_tests_with_probes(session: &mut Session<'_>) -> Result<()> {
+    let mut cargo = pinned(session.repo, "cargo");
+    cargo.args(["test", "--package", "memwatch", "--bin", "memwatch", "--", "--test-threads=1"]).args(WITH_PROBES);
+    run_tests(&mut cargo, &mut session.closing_lines)
+}
+
 /// All at once, before anything else could want the package manager. Tests that want daemons, Slurm or a browser skip without them.
 fn system_packages(_: &mut Session<'_>) -> Result<()> {
     setup::packages(INTEGRATION_PACKAGES)?;
@@ -209,7 +222,12 @@ fn start_beside(session: &mut Session<'_>) -> Result<()> {
     let output = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let errors = output.try_clone().context("cannot share the log")?;
     let process = Owned::start(
-        Command::new(program).args(["test", BESIDE_PART]).stdin(Stdio::null()).stdout(output).stderr(errors),
+        Command::new(program)
+            .args(["test", BESIDE_PART])
+            .env(BESIDE_VARIABLE, "1")
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors),
     )?;
     orphans::spare(process.tgid());
     session.beside = Some(Beside { process, log });
@@ -296,5 +314,26 @@ mod tests {
         assert_eq!(planned(&["tenant"]).unwrap(), (FILTERED.to_vec(), Some("tenant".to_owned())));
         assert!(planned(&["tidy", "attach"]).is_err());
         assert!(planned(&["a", "b", "c"]).is_err());
+    }
+
+    #[test]
+    fn unit_tests_that_skip_beside_others_are_in_the_list_of_those_that_run_alone() {
+        let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../memwatch/src");
+        let mut folders = vec![sources.clone()];
+        let mut found = 0;
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap().flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if fs::read_to_string(&path).is_ok_and(|text| text.contains("if !may_probe()")) {
+                    let module = path.strip_prefix(&sources).unwrap().with_extension("");
+                    let module = format!("{}::", module.to_str().unwrap().replace('/', "::"));
+                    assert!(WITH_PROBES.iter().any(|list| module.starts_with(list)), "{module}");
+                    found += 1;
+                }
+            }
+        }
+        assert!(found >= WITH_PROBES.len());
     }
 }

@@ -218,7 +218,7 @@ impl Surroundings<'_> {
             unattributed_bytes: device.used_bytes.map(|used| difference(used, accounted)),
             remainder: explained::remainder(self, device),
             context_bytes: self.reconciliation.context_bytes(&device.uuid),
-            sampled_ns: self.reading.end_ns,
+            sampled_ns: self.reading.begin_ns,
             unwatched_processes: unwatched.as_ref().and_then(|list| u64::try_from(list.len()).ok()),
             unwatched_bytes: unwatched.and_then(|list| list.iter().map(|entry| entry.used_bytes).sum()),
             sensors: device.sensors,

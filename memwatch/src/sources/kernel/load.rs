@@ -311,6 +311,23 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Whether a test may start programs that use a GPU, and put probes on them; if not, the reason is on standard error.
+///
+/// The integration tests watch the machine: what such programs do while one of those runs would stand in its report.
+#[cfg(test)]
+pub(crate) fn may_probe() -> bool {
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: uprobes need root");
+        return false;
+    }
+    if std::env::var_os("MEMWATCH_TESTS_BESIDE").is_some() {
+        eprintln!("SKIPPED: other tests watch this machine now; cargo xtask test probes runs it alone");
+        return false;
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use aya::programs::Program;

@@ -11,7 +11,7 @@ use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 
 use crate::frameworks::probes::attach;
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::kernel::load::{Kernel, LoadOptions};
+use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
 use crate::sources::kernel::ring::Ring;
 
 const RING_BYTES: u32 = 1 << 20;
@@ -55,9 +55,7 @@ fn fetch(ring: &mut Ring) -> Vec<u64> {
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_record_that_comes_while_the_reader_falls_asleep_is_fetched_or_wakes_it() {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: uprobes need root");
+    if !may_probe() {
         return;
     }
     let options =

@@ -19,7 +19,7 @@ use crate::frameworks::probes::{
     want_statistics,
 };
 use crate::frameworks::pytorch::{TensorPoint, points};
-use crate::sources::kernel::load::{Kernel, LoadOptions};
+use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::python::PythonProcess;
 
@@ -62,9 +62,8 @@ pub(crate) struct Job {
 impl Job {
     /// `None`, with the reason on standard error, where it cannot run.
     pub(crate) fn start(version: &str) -> Option<Self> {
-        // SAFETY: geteuid has no preconditions.
-        if unsafe { libc::geteuid() } != 0 {
-            return skip("uprobes need root");
+        if !may_probe() {
+            return None;
         }
         let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
         let environment = target.join(format!("torch/torch-{version}.0"));

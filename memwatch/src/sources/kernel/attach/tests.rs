@@ -13,7 +13,7 @@ use memwatch_common::record::{Item, Record};
 use tempfile::TempDir;
 
 use super::*;
-use crate::sources::kernel::load::LoadOptions;
+use crate::sources::kernel::load::{LoadOptions, may_probe};
 use crate::sources::library::LibraryScan;
 
 #[test]
@@ -34,9 +34,7 @@ struct Program {
 impl Program {
     /// `None`, with the reason on standard error, where it cannot run.
     fn start() -> Option<Self> {
-        // SAFETY: geteuid has no preconditions.
-        if unsafe { libc::geteuid() } != 0 {
-            eprintln!("SKIPPED: uprobes need root");
+        if !may_probe() {
             return None;
         }
         let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/gpusim/cmp");

@@ -14,7 +14,7 @@ use super::interpreters::{Script, VERSIONS, interpreter};
 use super::{PythonProcess, expected, script, shown};
 use crate::frameworks::probes::{attach, set_layout};
 use crate::frameworks::pytorch::TensorPoint;
-use crate::sources::kernel::load::{Kernel, LoadOptions};
+use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
 use crate::sources::kernel::resolve::SymbolTable;
 
 /// The kernel half, which walks the stack of whoever reads a file.
@@ -74,9 +74,7 @@ fn c_library(tgid: u32) -> PathBuf {
 
 #[test]
 fn the_kernel_half_walks_the_frames_that_python_says() {
-    // SAFETY: geteuid has no preconditions.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: uprobes need root");
+    if !may_probe() {
         return;
     }
     for version in VERSIONS {

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::super::*;
 use super::version;
-use crate::sources::kernel::load::LoadOptions;
+use crate::sources::kernel::load::{LoadOptions, may_probe};
 use crate::sources::library::LibraryScan;
 use crate::sources::native::{NativeFiles, NativeProcess};
 
@@ -29,9 +29,7 @@ struct Driven {
 impl Driven {
     /// `None`, with the reason on standard error, where it cannot run.
     fn start(library_flags: &[&str]) -> Option<Self> {
-        // SAFETY: geteuid has no preconditions.
-        if unsafe { libc::geteuid() } != 0 {
-            eprintln!("SKIPPED: uprobes need root");
+        if !may_probe() {
             return None;
         }
         let directory = TempDir::with_prefix("memwatch-test-").unwrap();
