@@ -134,7 +134,7 @@ pub(crate) fn cargo_test(repo: &Repo) -> Result<Command> {
 
 /// The programs of tests as cargo's arguments, and how many tests of each run at a time. Most look at the whole machine, where another test's programs
 /// would be too many.
-pub(crate) const PROGRAMS: [(&[&str], usize); 2] = [(&["--lib", "--test", "alone"], 1), (&["--test", "together"], 2)];
+pub(crate) const PROGRAMS: [(&[&str], usize); 2] = [(&["--lib", "--test", "alone"], 1), (&["--test", "together"], 3)];
 
 /// `2.15.0` → `2_15`, as the variables spell it.
 fn variable_part(version: &str) -> String {
