@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn unit_tests_that_skip_beside_others_are_in_the_list_of_those_that_run_alone() {
+    fn a_unit_test_that_skips_beside_others_is_in_the_list_of_what_runs_alone() {
         let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../memwatch/src");
         let mut folders = vec![sources.clone()];
         let mut found = 0;

@@ -3,19 +3,24 @@
 //! The kernel could count the runs of memwatch's programs itself (`BPF_ENABLE_STATS`), but for cap_sys_admin only (`bpf_enable_stats` of Linux's
 //! kernel/bpf/syscall.c), for all programs of the machine, by program and not by process, and without the trap, most of the price.
 
+use std::num::NonZeroU64;
+
 use memwatch_common::loss::Loss;
 use memwatch_common::record::Record;
 use memwatch_common::tensor::{FLAG_NO_PYTHON, FLAG_RETURN, FLAG_STACK_OVER_BUDGET, FLAG_STACK_UNREADABLE};
 use serde::{Deserialize, Serialize};
 
+/// What a probe that only counts cost where the prices below were measured; where it costs something else they are taken to be as much dearer or
+/// cheaper.
+const TRAP_NS: u64 = 400;
 /// A call of the driver with both its probes: docs/overhead.md, per family.
 const CALL_NS: u64 = 1_250;
-/// A probe at the beginning of a function of PyTorch, and one at its end, for which the kernel traps twice: docs/overhead.md, each tensor.
-const EVENT_NS: u64 = 1_300;
-const RETURN_NS: u64 = 1_900;
-/// A walk along Python frames, and each frame of it.
-const WALK_NS: u64 = 400;
-const FRAME_NS: u64 = 140;
+/// A tensor that comes or goes: docs/overhead.md, "The price of a level". At the end of a function the kernel traps twice.
+const EVENT_NS: u64 = 1_060;
+const RETURN_NS: u64 = 1_550;
+/// A walk along Python frames, and each frame of it: together what docs/overhead.md has in "Where an event's time goes" where every other event has one.
+const WALK_NS: u64 = 250;
+const FRAME_NS: u64 = 25;
 /// A rate is taken over at least this time, nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -92,24 +97,28 @@ impl Overhead {
         }
     }
 
-    /// Time has come to `now_ns`; the process is watched since `since_ns`.
-    pub fn tick(&mut self, now_ns: u64, since_ns: u64) {
+    /// Time has come to `now_ns`; the process is watched since `since_ns`, in windows that begin every `cycle_ns` if it is in any.
+    pub fn tick(&mut self, now_ns: u64, since_ns: u64, cycle_ns: Option<u64>) {
         self.ticked_ns = self.ticked_ns.max(now_ns);
         let (begun_ns, before_ns) = self.window.unwrap_or((since_ns, 0));
         let elapsed_ns = now_ns.saturating_sub(begun_ns);
-        if elapsed_ns >= WINDOW_NS {
+        // A rate over less than a cycle would be that of a window, or of what lies between two.
+        if elapsed_ns >= WINDOW_NS.max(cycle_ns.unwrap_or(0)) {
             let cost_ns = self.cost_ns();
             self.ns_per_second = per_second(cost_ns.saturating_sub(before_ns), elapsed_ns);
             self.window = Some((now_ns, cost_ns));
         }
     }
 
-    /// So far; `None` where nothing of the process was seen. Of one that has ended the rate is that of its whole life.
-    pub fn cost(&self, since_ns: u64, ended_ns: Option<u64>) -> Option<Cost> {
+    /// So far, on a machine where a probe that only counts costs so much, if that was measured; `None` where nothing of the process was seen. Of one that
+    /// has ended the rate is that of its whole life.
+    pub fn cost(&self, (since_ns, ended_ns): (u64, Option<u64>), trap_ns: Option<NonZeroU64>) -> Option<Cost> {
+        let here = |cost_ns| of_here(cost_ns, trap_ns);
         let events = self.calls + self.events + self.returns;
         let total_ns = self.cost_ns();
         let mean = || per_second(total_ns, ended_ns.unwrap_or(self.ticked_ns).saturating_sub(since_ns));
         let ns_per_second = self.ns_per_second.filter(|_| ended_ns.is_none()).or_else(mean);
+        let (total_ns, ns_per_second) = (here(total_ns), ns_per_second.map(here));
         (events > 0).then_some(Cost { events, total_ns, ns_per_second, stacks_left_out: self.left_out })
     }
 
@@ -124,6 +133,12 @@ impl Overhead {
         let cost: u128 = prices.into_iter().map(|(count, price_ns)| u128::from(count) * u128::from(price_ns)).sum();
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
+}
+
+/// What costs so much at the prices above, where a probe costs `trap_ns`.
+fn of_here(cost_ns: u64, trap_ns: Option<NonZeroU64>) -> u64 {
+    let trap_ns = trap_ns.map_or(TRAP_NS, NonZeroU64::get);
+    u64::try_from(u128::from(cost_ns) * u128::from(trap_ns) / u128::from(TRAP_NS)).unwrap_or(u64::MAX)
 }
 
 fn per_second(cost_ns: u64, elapsed_ns: u64) -> Option<u64> {
@@ -143,16 +158,41 @@ mod tests {
     #[test]
     fn the_rate_is_of_the_last_second_and_of_an_ended_process_of_its_whole_life() {
         let mut overhead = Overhead::default();
-        assert_eq!(overhead.cost(0, None), None, "nothing was seen");
+        assert_eq!(overhead.cost((0, None), None), None, "nothing was seen");
         (0..1000).for_each(|_| overhead.count_call());
-        overhead.tick(SECOND_NS, 0);
-        let rate = |overhead: &Overhead, ended_ns| overhead.cost(0, ended_ns).and_then(|cost| cost.ns_per_second);
+        overhead.tick(SECOND_NS, 0, None);
+        let rate =
+            |overhead: &Overhead, ended_ns| overhead.cost((0, ended_ns), None).and_then(|cost| cost.ns_per_second);
         assert_eq!(rate(&overhead, None), Some(1000 * CALL_NS));
-        overhead.tick(SECOND_NS + SECOND_NS / 2, 0);
+        overhead.tick(SECOND_NS + SECOND_NS / 2, 0, None);
         assert_eq!(rate(&overhead, None), Some(1000 * CALL_NS), "half a second is too short to say");
-        overhead.tick(4 * SECOND_NS, 0);
+        overhead.tick(4 * SECOND_NS, 0, None);
         assert_eq!(rate(&overhead, None), Some(0), "it rests");
         assert_eq!(rate(&overhead, Some(4 * SECOND_NS)), Some(250 * CALL_NS));
+    }
+
+    #[test]
+    fn where_a_probe_costs_twice_as_much_so_does_everything() {
+        let mut overhead = Overhead::default();
+        (0..1000).for_each(|_| overhead.count_call());
+        overhead.tick(SECOND_NS, 0, None);
+        let of = |trap_ns| overhead.cost((0, None), NonZeroU64::new(trap_ns)).expect("there were calls");
+        let twice = of(2 * TRAP_NS);
+        assert_eq!((twice.total_ns, twice.ns_per_second), (2000 * CALL_NS, Some(2000 * CALL_NS)));
+        assert_eq!(of(0), of(TRAP_NS), "not measured");
+    }
+
+    #[test]
+    fn in_windows_the_rate_is_of_a_window_with_what_is_not_traced_after_it() {
+        let mut overhead = Overhead::default();
+        overhead.tick(SECOND_NS, 0, None);
+        let cycle_ns = Some(5 * SECOND_NS);
+        (0..1000).for_each(|_| overhead.count_call());
+        overhead.tick(2 * SECOND_NS, 0, cycle_ns);
+        let rate = |overhead: &Overhead| overhead.cost((0, None), None).and_then(|cost| cost.ns_per_second);
+        assert_eq!(rate(&overhead), Some(0), "the window alone is no rate");
+        overhead.tick(6 * SECOND_NS, 0, cycle_ns);
+        assert_eq!(rate(&overhead), Some(200 * CALL_NS));
     }
 
     #[test]
@@ -160,10 +200,10 @@ mod tests {
         let mut overhead = Overhead::default();
         overhead.count_stack(100);
         (0..1000).for_each(|_| overhead.count_event(&event(0, 7)));
-        overhead.tick(SECOND_NS, 0);
+        overhead.tick(SECOND_NS, 0, None);
         overhead.count_stack(0);
-        overhead.tick(2 * SECOND_NS, 0);
-        assert_eq!(overhead.cost(0, None).and_then(|cost| cost.ns_per_second), Some(0));
+        overhead.tick(2 * SECOND_NS, 0, None);
+        assert_eq!(overhead.cost((0, None), None).and_then(|cost| cost.ns_per_second), Some(0));
     }
 
     #[test]
@@ -176,7 +216,7 @@ mod tests {
         overhead.count_event(&event(FLAG_STACK_OVER_BUDGET, 0));
         overhead.lose(Loss::TensorEventLost, 2);
         overhead.lose(Loss::StackLost, 2);
-        let cost = overhead.cost(0, None).expect("there were events");
+        let cost = overhead.cost((0, None), None).expect("there were events");
         assert_eq!((cost.events, cost.stacks_left_out), (5, 1));
         assert_eq!(cost.total_ns, 4 * EVENT_NS + RETURN_NS + 2 * WALK_NS + 30 * FRAME_NS);
         assert_eq!(cost.ns_per_second, None, "no time has passed");

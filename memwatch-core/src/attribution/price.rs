@@ -190,6 +190,7 @@ impl Asked {
             asked_ns_per_second: self.price_ns(self.level, events_per_second),
             chosen_ns_per_second: self.price_ns(chosen, events_per_second),
             budget_ns_per_second: self.budget.ns_per_second(),
+            trap_ns: Some(self.prices.trap_ns),
             windows: if chosen == TensorLevel::Read { self.windows(events_per_second) } else { None },
         }
     }

@@ -177,7 +177,8 @@ impl Process {
     /// Time has come to `now_ns`.
     pub fn tick(&mut self, now_ns: u64) {
         self.ledger.tick(now_ns);
-        self.overhead.tick(now_ns, self.observed_since_ns);
+        let windows = self.level.and_then(|level| level.windows);
+        self.overhead.tick(now_ns, self.observed_since_ns, windows.map(|windows| windows.every_ns));
         if let Some(tensors) = &mut self.tensors {
             tensors.tick(now_ns);
         }

@@ -1,5 +1,7 @@
 //! How much of PyTorch is traced in a process, and why no more.
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 
 use crate::words::{Tgid, json};
@@ -73,6 +75,10 @@ pub struct LevelChoice {
     #[serde(default)]
     #[serde(serialize_with = "json::budget_seconds_per_second")]
     pub budget_ns_per_second: Option<u64>,
+    /// What a probe that only counts costs on this machine, nanoseconds; `None` where nothing is traced, and in recordings that do not say it.
+    #[serde(default)]
+    #[serde(serialize_with = "json::apart")]
+    pub trap_ns: Option<NonZeroU64>,
     /// Windows in which everything is traced, where no more than reading fits.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]

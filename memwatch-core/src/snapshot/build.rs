@@ -248,8 +248,9 @@ fn kind_view(row: &OnGpu, kind: Kind) -> KindView {
 }
 
 fn overhead(process: &Process) -> Option<OverheadView> {
+    let ended_ns = process.ended.map(|ended| ended.time_ns);
     let Cost { events, total_ns, ns_per_second, stacks_left_out } =
-        process.overhead.cost(process.observed_since_ns, process.ended.map(|ended| ended.time_ns))?;
+        process.overhead.cost((process.observed_since_ns, ended_ns), process.level.and_then(|level| level.trap_ns))?;
     Some(OverheadView { events, total_ns, ns_per_second, stacks_left_out })
 }
 

@@ -112,6 +112,7 @@ fn read_only(tgid: Tgid) -> LevelChoice {
         asked_ns_per_second: 0,
         chosen_ns_per_second: 0,
         budget_ns_per_second: Some(0),
+        trap_ns: None,
         windows: None,
     }
 }
