@@ -1,13 +1,19 @@
 //! The drivers whose memory is watched: what a session asks of one, and CUDA's, which is the only one.
 
 pub(crate) mod cuda;
+pub(crate) mod library_watch;
 pub(crate) mod readings;
 
+use std::time::Instant;
+
 use memwatch_common::probes::Probe;
+use memwatch_core::Pipeline;
 
 use self::cuda::Cuda;
 use self::cuda::nvml::NvmlLibrary;
+use self::library_watch::LibraryWatch;
 use self::readings::Readings;
+use crate::sources::kernel::load::Kernel;
 use crate::sources::library::LibraryScan;
 
 /// A driver: which files it is, which of its functions are probed, who reads its devices, and what its answers are called.
@@ -18,11 +24,23 @@ pub(crate) trait Backend: Sync {
     /// Its functions: rows of the table that the kernel half knows by their numbers.
     fn probes(&self) -> &'static [Probe];
 
+    /// Functions of it that are probed in single processes, while something has to be learned there.
+    fn probes_on_demand(&self) -> Vec<Box<dyn ProbesOnDemand>>;
+
     /// Begins to read its devices, until the readings are dropped.
     fn readings(&self, library: NvmlLibrary) -> Readings;
 
     /// What a status means that one of its functions answers; `None` for numbers that say nothing about memory.
     fn error_name(&self, status: i32) -> Option<&'static str>;
+}
+
+/// Functions that programs call too often to probe them in all, for a reason that only some processes have.
+pub(crate) trait ProbesOnDemand: Send {
+    /// Puts them into the processes that have the reason now, and takes them out of the others.
+    fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, pipeline: &Pipeline);
+
+    /// When there is something to do that no record announces.
+    fn due(&self, now: Instant) -> Option<Instant>;
 }
 
 /// The driver of this machine's GPUs.

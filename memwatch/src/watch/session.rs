@@ -40,12 +40,10 @@ use self::intake::Intake;
 use self::life::Life;
 use self::rest::Rest;
 use self::tensors::Tensors;
-use crate::backends;
-use crate::backends::cuda::context_probes::ContextProbes;
-use crate::backends::cuda::graph_probes::GraphProbes;
-use crate::backends::cuda::library_watch::{LibraryWatch, library_source};
 use crate::backends::cuda::nvml::NvmlLibrary;
+use crate::backends::library_watch::{LibraryWatch, library_source};
 use crate::backends::readings::Readings;
+use crate::backends::{self, ProbesOnDemand};
 use crate::exit::Failure;
 use crate::frameworks::named::FrameworkNames;
 use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
@@ -128,8 +126,7 @@ pub(crate) struct Session {
     groups: Groups,
     driver_version: DriverVersion,
     libraries: LibraryWatch,
-    context_probes: ContextProbes,
-    graph_probes: GraphProbes,
+    on_demand: Vec<Box<dyn ProbesOnDemand>>,
     tensors: Tensors,
     /// The frameworks of processes with GPU memory.
     frameworks: FrameworkNames,
@@ -183,8 +180,7 @@ impl Session {
             groups: Groups::open(),
             driver_version: DriverVersion::new(),
             libraries: libraries.context("the thread that looks for libraries cannot be started")?,
-            context_probes: ContextProbes::default(),
-            graph_probes: GraphProbes::default(),
+            on_demand: backends::backend().probes_on_demand(),
             frameworks: FrameworkNames::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
             counters: Counters::wanted(options.counters_every)?,

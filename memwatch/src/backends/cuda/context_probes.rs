@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use memwatch_common::probes::When;
+use memwatch_core::Pipeline;
 use memwatch_core::attribution::device::Unplaced;
 
-use super::library_watch::LibraryWatch;
 use super::process_probes::{put_in, take_out};
+use crate::backends::ProbesOnDemand;
+use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::ProcessProbes;
 use crate::sources::kernel::load::Kernel;
 
@@ -21,7 +23,7 @@ const REST: Duration = Duration::from_secs(60);
 
 /// The processes that are asked, and the ones that were and are still in doubt.
 #[derive(Debug, Default)]
-pub(crate) struct ContextProbes {
+pub(super) struct ContextProbes {
     asked: BTreeMap<u32, Asked>,
 }
 
@@ -35,16 +37,16 @@ struct Asked {
     until: Instant,
 }
 
-impl ContextProbes {
+impl ProbesOnDemand for ContextProbes {
     /// When probes come out, or may be put in again.
-    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+    fn due(&self, now: Instant) -> Option<Instant> {
         let is_due = |asked: &&Asked| !asked.probes.is_empty() || asked.until > now;
         self.asked.values().filter(is_due).map(|asked| asked.until).min()
     }
 
-    /// Puts probes into those of these processes that have none, and takes them out of the ones that are not among them any more, or that
-    /// have been asked for long enough.
-    pub(crate) fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, unplaced: &BTreeMap<u32, Unplaced>) {
+    /// The reason is a thread whose device is not known, until the process has been asked for long enough.
+    fn update(&mut self, kernel: &mut Kernel, libraries: &LibraryWatch, pipeline: &Pipeline) {
+        let unplaced: BTreeMap<u32, Unplaced> = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
         let settled: Vec<u32> = self.asked.keys().filter(|tgid| !unplaced.contains_key(tgid)).copied().collect();
         for tgid in settled {
             if let Some(asked) = self.asked.remove(&tgid) {
@@ -52,7 +54,7 @@ impl ContextProbes {
             }
         }
         let now = Instant::now();
-        for (&tgid, &state) in unplaced {
+        for (tgid, state) in unplaced {
             match self.asked.get_mut(&tgid) {
                 Some(asked) if !asked.probes.is_empty() => {
                     if asked.state != state {

@@ -1,17 +1,18 @@
 //! CUDA: its libraries, NVML, and probes that are attached for a while.
 
-pub(crate) mod context_probes;
-pub(crate) mod graph_probes;
-pub(crate) mod library_watch;
+mod context_probes;
+mod graph_probes;
 pub(crate) mod nvml;
-pub(crate) mod process_probes;
+mod process_probes;
 mod status;
 
 use memwatch_common::probes::{PROBES, Probe};
 
+use self::context_probes::ContextProbes;
+use self::graph_probes::GraphProbes;
 use self::nvml::NvmlLibrary;
-use super::Backend;
 use super::readings::Readings;
+use super::{Backend, ProbesOnDemand};
 use crate::sources::library::LIBRARY_STEM;
 
 /// NVIDIA's driver.
@@ -24,6 +25,10 @@ impl Backend for Cuda {
 
     fn probes(&self) -> &'static [Probe] {
         PROBES
+    }
+
+    fn probes_on_demand(&self) -> Vec<Box<dyn ProbesOnDemand>> {
+        vec![Box::new(ContextProbes::default()), Box::new(GraphProbes::default())]
     }
 
     fn readings(&self, library: NvmlLibrary) -> Readings {

@@ -4,12 +4,12 @@ use std::num::NonZeroU32;
 
 use memwatch_common::probes::When;
 
-use super::library_watch::LibraryWatch;
+use crate::backends::library_watch::LibraryWatch;
 use crate::sources::kernel::attach::{ProcessProbes, attach_to_process, detach};
 use crate::sources::kernel::load::Kernel;
 
 /// Puts the probes of these rows into a process; what could not be attached is only logged.
-pub(crate) fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32, when: When) -> Vec<ProcessProbes> {
+pub(super) fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32, when: When) -> Vec<ProcessProbes> {
     let Some(scope) = NonZeroU32::new(tgid) else { return Vec::new() };
     let version = libraries.version();
     let mut probes = Vec::new();
@@ -24,7 +24,7 @@ pub(crate) fn put_in(kernel: &mut Kernel, libraries: &LibraryWatch, tgid: u32, w
 }
 
 /// Takes them out again.
-pub(crate) fn take_out(kernel: &mut Kernel, tgid: u32, probes: Vec<ProcessProbes>) {
+pub(super) fn take_out(kernel: &mut Kernel, tgid: u32, probes: Vec<ProcessProbes>) {
     for probes in probes {
         if let Err(error) = detach(kernel, probes) {
             log::warn!("process {tgid} keeps probes that it does not need: {error}");

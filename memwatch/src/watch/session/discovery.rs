@@ -6,7 +6,7 @@ use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
 
 use super::Session;
-use crate::backends::cuda::library_watch::Latecomer;
+use crate::backends::library_watch::Latecomer;
 use crate::sources::library::LibraryScan;
 use crate::sources::library_sweep::Among;
 use crate::sources::mappings::HERALDS;
@@ -72,11 +72,11 @@ impl Session {
 
     /// Asks for names, and puts more probes into the processes that need them.
     fn look_closer(&mut self) {
-        let Self { kernel, libraries, context_probes, graph_probes, pipeline, names, tensors, .. } = self;
+        let Self { kernel, libraries, on_demand, pipeline, names, tensors, .. } = self;
         names.want(pipeline.names());
-        let unplaced = pipeline.unplaced().map(|(tgid, why)| (tgid.0, why)).collect();
-        context_probes.update(kernel, libraries, &unplaced);
-        graph_probes.update(kernel, libraries, &pipeline.with_graph_memory().map(|tgid| tgid.0).collect());
+        for probes in on_demand {
+            probes.update(kernel, libraries, pipeline);
+        }
         tensors.update(kernel, pipeline);
     }
 

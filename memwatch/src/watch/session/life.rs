@@ -6,7 +6,7 @@ use memwatch_common::record::{ProcessEvent, ProcessRecord, Record};
 use memwatch_core::input::{Input, ProcessFacts};
 
 use super::intake::Intake;
-use crate::backends::cuda::library_watch::LibraryWatch;
+use crate::backends::library_watch::LibraryWatch;
 use crate::sources::cgroup::Groups;
 use crate::sources::procfs::ProcReader;
 

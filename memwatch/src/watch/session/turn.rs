@@ -63,8 +63,8 @@ impl Session {
     /// When there is something to do that no record announces.
     fn due(&self, now: Instant) -> Option<Instant> {
         let log = self.diagnostics.as_ref().map(|_| now);
-        let context = self.context_probes.due(now);
+        let on_demand = self.on_demand.iter().filter_map(|probes| probes.due(now)).min();
         let tensors = self.tensors.due(&self.pipeline, now);
-        [log, context, tensors, self.pipeline.due(now), self.libraries.due(now)].into_iter().flatten().min()
+        [log, on_demand, tensors, self.pipeline.due(now), self.libraries.due(now)].into_iter().flatten().min()
     }
 }
