@@ -129,12 +129,16 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).to("cuda")
     model(torch.randn(8, 64, device="cuda")).sum().backward()
     TENSORS.extend(torch.full((2, 3), 1.0, device="cuda") for _ in range(2))
+    parent = os.getpid()
     for number in range(arguments.children):
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
             # It ends with its parent, whatever becomes of that.
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                # The parent ended before this call.
+                os._exit(0)
             time.sleep(number * arguments.step / 1000)
             globals()[arguments.mode]()
             os._exit(0)
