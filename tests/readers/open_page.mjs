@@ -61,7 +61,7 @@ say({ step: "process", panel, closed: await page.locator("#panel").isHidden(), i
 
 const narrow = { width: 400, height: 800 };
 await page.setViewportSize(narrow);
-// A plot is drawn anew when it has heard of its width.
+// A plot gets its new width a moment after the window has it.
 const fits = page.waitForFunction((width) => document.documentElement.scrollWidth <= width, narrow.width);
 say({ step: "narrow", overflows: await fits.then(() => false, () => true) });
 

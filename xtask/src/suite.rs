@@ -79,14 +79,14 @@ const INTEGRATION: &str = "integration";
 const WHOLE: &str = "whole";
 /// What needs processors and nothing else: in a run of everything it takes what the integration tests, which wait for most of their time, leave.
 const BESIDE: &[&str] = &["clippy", "unit", "fuzz"];
+/// Its name as a part.
+const BESIDE_PART: &str = "beside";
 /// Unit tests with programs on the simulated GPU and probes on them. Beside the integration tests they skip: those watch the machine, and would report
 /// these. They run when all else is done, and when nothing but unit tests was asked for.
 const WITH_PROBES: &[&str] =
     &["sources::kernel::attach::tests::", "sources::python::tests::kernel::", "frameworks::probes::tests::"];
 /// What they skip by.
 const BESIDE_VARIABLE: &str = "MEMWATCH_TESTS_BESIDE";
-/// Its name as a part.
-const BESIDE_PART: &str = "beside";
 /// So much do these give way (`nice`): a tenth of a processor stays theirs, so that what they wait for comes within its limits.
 const GIVE_WAY: libc::c_int = 10;
 /// When everything else is done, they take no longer than this.
@@ -286,6 +286,7 @@ fn integration_tests(session: &mut Session<'_>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::source::read_tree;
 
     fn planned(words: &[&str]) -> Result<(Vec<&'static str>, Option<String>)> {
         plan(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
@@ -318,21 +319,12 @@ mod tests {
 
     #[test]
     fn a_unit_test_that_skips_beside_others_is_in_the_list_of_what_runs_alone() {
-        let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../memwatch/src");
-        let mut folders = vec![sources.clone()];
+        let sources = read_tree(&Repo::locate().unwrap().path("memwatch/src")).unwrap();
         let mut found = 0;
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap().flatten() {
-                let path = entry.path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if fs::read_to_string(&path).is_ok_and(|text| text.contains("if !may_probe()")) {
-                    let module = path.strip_prefix(&sources).unwrap().with_extension("");
-                    let module = format!("{}::", module.to_str().unwrap().replace('/', "::"));
-                    assert!(WITH_PROBES.iter().any(|list| module.starts_with(list)), "{module}");
-                    found += 1;
-                }
-            }
+        for source in sources.iter().filter(|source| source.text.contains("if !may_probe()")) {
+            let module = format!("{}::", source.path.trim_end_matches(".rs").replace('/', "::"));
+            assert!(WITH_PROBES.iter().any(|list| module.starts_with(list)), "{module}");
+            found += 1;
         }
         assert!(found >= WITH_PROBES.len());
     }

@@ -75,7 +75,8 @@ pub struct LevelChoice {
     #[serde(default)]
     #[serde(serialize_with = "json::budget_seconds_per_second")]
     pub budget_ns_per_second: Option<u64>,
-    /// What a probe that only counts costs on this machine, nanoseconds; `None` where nothing is traced, and in recordings that do not say it.
+    /// What a probe that only counts costs on this machine, or is assumed to where that could not be measured, nanoseconds; `None` where no price was
+    /// needed, and in recordings that do not say it.
     #[serde(default)]
     #[serde(serialize_with = "json::apart")]
     pub trap_ns: Option<NonZeroU64>,

@@ -6,7 +6,7 @@ mod mask;
 mod plain;
 mod purity;
 mod shape;
-mod source;
+pub(crate) mod source;
 mod words;
 
 use crate::args::Args;

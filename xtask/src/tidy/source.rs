@@ -14,11 +14,11 @@ const EXTENSIONS: &[&str] = &["rs", "c", "h", "py", "sh", "toml", "md", "yml", "
 
 /// One file of the working tree.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// Relative to the root, with `/`.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// All of it.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// For Rust: the text without comments and literals, at the same positions.
     pub(super) code: String,
     /// For Rust: per line, whether it is compiled for tests only.
@@ -64,7 +64,7 @@ impl Source {
 ///
 /// # Errors
 /// When a folder cannot be listed or a file is no UTF-8 text.
-pub(super) fn read_tree(root: &Path) -> Result<Vec<Source>> {
+pub(crate) fn read_tree(root: &Path) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
