@@ -33,7 +33,7 @@ use self::publish::{AgentState, Publisher, Question, Requests, SnapshotSource};
 use self::socket::{AccessPolicy, CONNECTION_LIMIT, OpenSocket};
 use self::web::access::PageAccess;
 use crate::agent::args::Agent;
-use crate::backends::cuda::nvml::NvmlLibrary;
+use crate::backends::readings::DeviceLibrary;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
 use crate::sources::kernel::load;
@@ -53,7 +53,7 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     options.rests_without_processes = true;
     options.counters_every = Some(COUNTERS);
     if agent.no_nvml {
-        options.nvml = NvmlLibrary::Off;
+        options.device_library = DeviceLibrary::Off;
     }
     let notifier = Notifier::of_this_process();
     let listener = bind(agent)?;

@@ -4,15 +4,16 @@ pub(crate) mod cuda;
 pub(crate) mod library_watch;
 pub(crate) mod readings;
 
+use std::path::Path;
 use std::time::Instant;
 
 use memwatch_common::probes::Probe;
 use memwatch_core::Pipeline;
+use memwatch_core::input::DeviceReading;
 
 use self::cuda::Cuda;
-use self::cuda::nvml::NvmlLibrary;
 use self::library_watch::LibraryWatch;
-use self::readings::Readings;
+use self::readings::{DeviceLibrary, Readings};
 use crate::sources::kernel::load::Kernel;
 use crate::sources::library::LibraryScan;
 
@@ -28,7 +29,10 @@ pub(crate) trait Backend: Sync {
     fn probes_on_demand(&self) -> Vec<Box<dyn ProbesOnDemand>>;
 
     /// Begins to read its devices, until the readings are dropped.
-    fn readings(&self, library: NvmlLibrary) -> Readings;
+    fn readings(&self, library: DeviceLibrary) -> Readings;
+
+    /// Reads its devices once, with this library or the system's; else a sentence on why not.
+    fn reading(&self, library: Option<&Path>) -> Result<DeviceReading, String>;
 
     /// What a status means that one of its functions answers; `None` for numbers that say nothing about memory.
     fn error_name(&self, status: i32) -> Option<&'static str>;

@@ -1,5 +1,6 @@
 //! Readings of devices on their way to a watch, which says how often it wants them.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +9,18 @@ use tokio::sync::mpsc;
 
 /// Between two readings for a watch that rests: nobody uses a GPU, and nobody asks. The numbers stand still then, and are believed for 10 s.
 pub(crate) const AT_REST: Duration = Duration::from_secs(5);
+
+/// Which library reads the devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum DeviceLibrary {
+    /// The system's, where the driver is loaded.
+    #[default]
+    System,
+    /// This file.
+    File(PathBuf),
+    /// None: the devices are not read.
+    Off,
+}
 
 /// The readings of all devices. Who makes them ends when this is dropped.
 pub(crate) struct Readings {

@@ -40,8 +40,8 @@ use self::intake::Intake;
 use self::life::Life;
 use self::rest::Rest;
 use self::tensors::Tensors;
-use crate::backends::cuda::nvml::NvmlLibrary;
 use crate::backends::library_watch::{LibraryWatch, library_source};
+use crate::backends::readings::DeviceLibrary;
 use crate::backends::readings::Readings;
 use crate::backends::{self, ProbesOnDemand};
 use crate::exit::Failure;
@@ -82,8 +82,8 @@ pub(crate) struct SessionOptions {
     pub(crate) agent_socket: Option<PathBuf>,
     /// Further driver library files.
     pub(crate) libraries: Vec<PathBuf>,
-    /// The NVML to ask.
-    pub(crate) nvml: NvmlLibrary,
+    /// Which library reads the devices.
+    pub(crate) device_library: DeviceLibrary,
     /// Where runtimes are asked for names.
     pub(crate) sockets: RuntimeSockets,
     /// Size of the ring buffer in bytes.
@@ -184,7 +184,7 @@ impl Session {
             frameworks: FrameworkNames::default(),
             tensors: Tensors::new(torch.context("the thread that looks for PyTorch cannot be started")?, options),
             counters: Counters::wanted(options.counters_every)?,
-            devices: backends::backend().readings(options.nvml.clone()),
+            devices: backends::backend().readings(options.device_library.clone()),
             calm: Calm::new(options.rests_without_processes),
             names: RuntimeNames::start(&options.sockets).context("the thread that asks runtimes cannot be started")?,
             targets: BTreeSet::new(),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::backends::cuda::nvml::NvmlLibrary;
+use crate::backends::readings::DeviceLibrary;
 use crate::exit::{Exit, Failure};
 use crate::frameworks::pytorch::TensorRequest;
 use crate::options::{Common, DEFAULT_SOCKET, Selected, Targets};
@@ -30,7 +30,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
         expects_command: false,
         agent_socket: Some(common.agent.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET))),
         libraries: common.libcuda.clone(),
-        nvml: common.nvml_lib.clone().map_or(NvmlLibrary::System, NvmlLibrary::File),
+        device_library: common.nvml_lib.clone().map_or(DeviceLibrary::System, DeviceLibrary::File),
         sockets: common.sockets.places(),
         ring_bytes: common.ring_bytes.unwrap_or(DEFAULT_RING_BYTES),
         classic_uprobes: common.classic_uprobes,

@@ -6,12 +6,14 @@ pub(crate) mod nvml;
 mod process_probes;
 mod status;
 
+use std::path::Path;
+
 use memwatch_common::probes::{PROBES, Probe};
+use memwatch_core::input::DeviceReading;
 
 use self::context_probes::ContextProbes;
 use self::graph_probes::GraphProbes;
-use self::nvml::NvmlLibrary;
-use super::readings::Readings;
+use super::readings::{DeviceLibrary, Readings};
 use super::{Backend, ProbesOnDemand};
 use crate::sources::library::LIBRARY_STEM;
 
@@ -31,8 +33,12 @@ impl Backend for Cuda {
         vec![Box::new(ContextProbes::default()), Box::new(GraphProbes::default())]
     }
 
-    fn readings(&self, library: NvmlLibrary) -> Readings {
+    fn readings(&self, library: DeviceLibrary) -> Readings {
         nvml::start(library)
+    }
+
+    fn reading(&self, library: Option<&Path>) -> Result<DeviceReading, String> {
+        nvml::open(library).map(|nvml| nvml::read(&nvml))
     }
 
     fn error_name(&self, status: i32) -> Option<&'static str> {

@@ -3,7 +3,7 @@
 mod device;
 pub(crate) mod processes;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use nvml_wrapper::Nvml;
 use tokio::sync::mpsc;
 
 use self::processes::Lists;
-use crate::backends::readings::{Pace, Readings};
+use crate::backends::readings::{DeviceLibrary, Pace, Readings};
 use crate::sources::clock;
 
 /// The shortest time between two readings: the process query holds the driver's global lock.
@@ -25,27 +25,15 @@ pub(crate) const DRIVER_VERSION: &str = "/proc/driver/nvidia/version";
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
-/// Which NVML is asked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum NvmlLibrary {
-    /// The system's, where the driver is loaded.
-    #[default]
-    System,
-    /// This file.
-    File(PathBuf),
-    /// None.
-    Off,
-}
-
 /// Starts the thread. It ends when the readings are dropped.
-pub(crate) fn start(library: NvmlLibrary) -> Readings {
+pub(crate) fn start(library: DeviceLibrary) -> Readings {
     let (sender, receiver) = mpsc::channel(4);
     let pace = Arc::<Pace>::default();
     let readings = Readings::new(receiver, Arc::clone(&pace));
     let file = match library {
-        NvmlLibrary::System => None,
-        NvmlLibrary::File(file) => Some(file),
-        NvmlLibrary::Off => {
+        DeviceLibrary::System => None,
+        DeviceLibrary::File(file) => Some(file),
+        DeviceLibrary::Off => {
             // The channel is empty and holds four: this cannot block.
             let _ = sender.try_send(unavailable("switched off by --no-nvml".to_owned()));
             return readings;
@@ -193,7 +181,7 @@ mod tests {
 
     #[test]
     fn an_nvml_that_is_switched_off_is_reported_once_and_never_loaded() {
-        let mut readings = start(NvmlLibrary::Off);
+        let mut readings = start(DeviceLibrary::Off);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let reading = runtime.block_on(readings.recv()).expect("a reading");
         assert!(matches!(&reading.state, NvmlState::Unavailable(why) if why.contains("--no-nvml")), "{reading:?}");

@@ -7,7 +7,7 @@ use std::path::Path;
 use memwatch_core::input::{DeviceFacts, DeviceReading, NvmlState};
 
 use super::args::Ps;
-use crate::backends::cuda::nvml;
+use crate::backends::backend;
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
 use crate::render::format::{UNKNOWN, bytes, known, printable};
@@ -23,8 +23,8 @@ const DRIVER: &str = "/proc/driver/nvidia";
 /// # Errors
 /// When NVML does not answer, or the report cannot be written.
 pub(super) fn report(args: &Ps, common: &Common, failure: Failure) -> Result<Exit, Failure> {
-    let reading = match nvml::open(common.nvml_lib.as_deref()) {
-        Ok(nvml) => nvml::read(&nvml),
+    let reading = match backend().reading(common.nvml_lib.as_deref()) {
+        Ok(reading) => reading,
         // It may have one that this container does not show: both are stated.
         Err(_) if is_without_driver(common) => {
             let advice = format!("{}\n{}", no_driver(), crate::exit::permission_advice());
