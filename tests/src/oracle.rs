@@ -1,6 +1,6 @@
 //! memwatch's report against the simulator's ledger.
 
-use crate::ledger::{Balance, DeviceEntry};
+use crate::ledger::{Balance, DeviceEntry, Ledger};
 use crate::report::{OnGpu, Report};
 use crate::{Gpu, Watch, Workload};
 
@@ -38,15 +38,30 @@ impl Agreement {
 /// # Panics
 /// When a number differs, or a record was lost.
 pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreement: Agreement) -> Report {
+    assert_all_agree(gpu, watch, &[workload], agreement)
+}
+
+/// The same for several that stand still: one report has them all.
+///
+/// # Panics
+/// When a number of one of them differs, or a record was lost.
+pub fn assert_all_agree(gpu: &Gpu, watch: &mut Watch, workloads: &[&Workload], agreement: Agreement) -> Report {
     let report = if agreement.has_readings() { watch.settled() } else { watch.next_fresh() };
     let ledger = gpu.ledger();
-    let entry = ledger.process(workload.tgid()).expect("the workload is in the simulator's ledger");
-    let process = report.process(workload.tgid()).unwrap_or_else(|| panic!("not reported: {report:#?}"));
+    for workload in workloads {
+        compare(&ledger, &report, workload.tgid(), agreement);
+    }
+    report
+}
+
+fn compare(ledger: &Ledger, report: &Report, tgid: u32, agreement: Agreement) {
+    let entry = ledger.process(tgid).expect("the workload is in the simulator's ledger");
+    let process = report.process(tgid).unwrap_or_else(|| panic!("not reported: {report:#?}"));
     assert!(process.is_exact() && report.is_complete(), "records were lost: {report:#?}");
     for (index, device) in entry.devices.iter().enumerate() {
         let uuid = ledger.uuid(index).expect("the device is in the ledger");
         match process.on(&uuid) {
-            Some(on_gpu) => compare_device(on_gpu, device, entry.suspended, (agreement, &report)),
+            Some(on_gpu) => compare_device(on_gpu, device, entry.suspended, (agreement, report)),
             // Without NVML's list, which is read once a second, a context alone does not show.
             None if !agreement.has_readings() => {
                 assert_eq!(device.owned_live_bytes, 0, "nothing is reported on {uuid}: {report:#?}");
@@ -62,7 +77,6 @@ pub fn assert_agrees(gpu: &Gpu, watch: &mut Watch, workload: &Workload, agreemen
     for (field, expected) in host {
         assert_eq!(process.host(field), expected, "{field} in {report:#?}");
     }
-    report
 }
 
 /// What pools hold is the simulator's number where memwatch calls it exact; as an estimate it is no less than what is used.

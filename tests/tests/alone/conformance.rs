@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use memwatch_common::probes::{PROBES, When};
-use memwatch_tests::oracle::{Agreement, assert_agrees};
-use memwatch_tests::scenarios::{PROLOGUE, PROLOGUE_COVERS, SCENARIOS, Scenario};
+use memwatch_tests::oracle::{Agreement, assert_all_agree};
+use memwatch_tests::scenarios::{PROLOGUE, PROLOGUE_COVERS, SCENARIOS};
 use memwatch_tests::{Gpu, Shape, Watch, Workload};
 
 /// How many threads run a scenario at once, and how often each.
@@ -28,38 +28,50 @@ fn start(gpu: &Gpu) -> Workload {
     workload
 }
 
-fn alone(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario, agreement: Agreement) {
-    let mut workload = start(gpu);
-    for step in scenario.steps {
-        for line in *step {
-            run(&mut workload, line);
+/// All scenarios step by step, each in a process of its own: one report has what all of them have done.
+fn alone(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
+    let mut running: Vec<_> = SCENARIOS.iter().map(|scenario| (scenario, start(gpu))).collect();
+    for step in 0.. {
+        running.retain_mut(|(scenario, workload)| {
+            let is_over = step == scenario.steps.len();
+            if is_over {
+                workload.end();
+            }
+            !is_over
+        });
+        if running.is_empty() {
+            return;
         }
-        assert_agrees(gpu, watch, &workload, agreement);
+        for (scenario, workload) in &mut running {
+            eprintln!("step {step}: {}", scenario.name);
+            scenario.steps[step].iter().for_each(|line| run(workload, line));
+        }
+        let workloads: Vec<_> = running.iter().map(|(_, workload)| workload).collect();
+        assert_all_agree(gpu, watch, &workloads, agreement);
     }
-    workload.end();
 }
 
-fn together(gpu: &Gpu, watch: &mut Watch, scenario: &Scenario, agreement: Agreement) {
-    let mut workload = start(gpu);
-    let script = gpu.directory().join("storm");
-    let lines: Vec<&str> = ["device 0"].into_iter().chain(scenario.steps.concat()).collect();
-    std::fs::write(&script, lines.join("\n")).expect("a script in the temporary directory");
-    let answer = workload.ask(&format!("storm {THREADS} {TURNS} {}", script.display()));
-    assert_eq!((&answer["result"], &answer["failed"]), (&0.into(), &0.into()), "{}: {answer}", scenario.name);
-    assert_agrees(gpu, watch, &workload, agreement.except_peaks());
-    workload.end();
+/// Each scenario that can be, by many threads of one process at once.
+fn together(gpu: &Gpu, watch: &mut Watch, agreement: Agreement) {
+    let stormed = SCENARIOS.iter().filter(|scenario| !scenario.alone).map(|scenario| {
+        let mut workload = start(gpu);
+        let script = gpu.directory().join("storm");
+        let lines: Vec<&str> = ["device 0"].into_iter().chain(scenario.steps.concat()).collect();
+        std::fs::write(&script, lines.join("\n")).expect("a script in the temporary directory");
+        let answer = workload.ask(&format!("storm {THREADS} {TURNS} {}", script.display()));
+        assert_eq!((&answer["result"], &answer["failed"]), (&0.into(), &0.into()), "{}: {answer}", scenario.name);
+        workload
+    });
+    let mut stormed: Vec<_> = stormed.collect();
+    assert_all_agree(gpu, watch, &stormed.iter().collect::<Vec<_>>(), agreement.except_peaks());
+    stormed.iter_mut().for_each(Workload::end);
 }
 
 fn agrees(shape: Shape, options: &[&str], agreement: Agreement) {
     let Some(gpu) = Gpu::new(shape) else { return };
     let mut watch = gpu.watch(options);
-    for scenario in SCENARIOS {
-        eprintln!("{shape:?} {options:?}: {}", scenario.name);
-        alone(&gpu, &mut watch, scenario, agreement);
-        if !scenario.alone {
-            together(&gpu, &mut watch, scenario, agreement);
-        }
-    }
+    alone(&gpu, &mut watch, agreement);
+    together(&gpu, &mut watch, agreement);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use memwatch_tests::agent::Agent;
-use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Shape, until};
+use memwatch_tests::{Allocator, CONTEXT_BYTES, Gpu, MIB, Shape, TorchJob, until};
 use serde_json::Value;
 
 const ROOT: u32 = 0;
@@ -109,28 +109,39 @@ fn local_memory_names_the_bytes_of_a_thread_and_each_object_what_is_requested_of
     assert_eq!((of(3 * MIB), of(4096)), ((MIB, 4 * MIB), (2 * MIB - 4096, 2 * MIB)), "{own:#}");
 }
 
-/// Each row is a program, whose checkpoints are looked at.
-fn assert_training_is_explained(gpu: &Gpu, agent: &Agent, version: &str, allocator: Allocator) {
-    let Some(mut job) = gpu.torch(version, allocator, &["idle_hold.py"]) else { return };
+/// One checkpoint after another of a program that goes through its own; it has at least one.
+fn assert_training_is_explained((gpu, agent): (&Gpu, &Agent), mut job: TorchJob, what: &str) {
+    let mut checkpoints = 0;
     while let Some(checkpoint) = job.next_checkpoint() {
+        checkpoints += 1;
         let reserved = checkpoint["devices"][0]["memory_reserved"].as_u64().expect("a number");
         let process = explained(gpu, agent, job.tgid(), is_settled);
         let own = &process["gpus"][0];
-        assert_all_is_explained(own, &format!("{version} {allocator:?} {}", checkpoint["label"]));
+        assert_all_is_explained(own, &format!("{what} {}", checkpoint["label"]));
         let granted = sum(&own["parts"], Some("requested")) + sum(&own["parts"], Some("pool"));
-        assert!(granted >= reserved, "{version} {allocator:?}: {granted} for {reserved}: {own:#}");
+        assert!(granted >= reserved, "{what}: {granted} for {reserved}: {own:#}");
         job.go_on();
     }
+    assert!(checkpoints > 0, "{what}");
 }
 
 #[test]
 fn nothing_of_pytorch_is_unexplained_with_any_allocator() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = Agent::start(&gpu);
-    for allocator in [Allocator::Native, Allocator::Expandable, Allocator::Async] {
-        assert_training_is_explained(&gpu, &agent, "2.8", allocator);
+    let programs = [
+        ("2.8", Allocator::Native),
+        ("2.8", Allocator::Expandable),
+        ("2.8", Allocator::Async),
+        ("2.15", Allocator::Native),
+    ];
+    // All start at once, and wait at their first checkpoint for their turn.
+    let jobs =
+        programs.map(|(version, allocator)| (version, allocator, gpu.torch(version, allocator, &["idle_hold.py"])));
+    for (version, allocator, job) in jobs {
+        let Some(job) = job else { continue };
+        assert_training_is_explained((&gpu, &agent), job, &format!("{version} {allocator:?}"));
     }
-    assert_training_is_explained(&gpu, &agent, "2.15", Allocator::Native);
 }
 
 #[test]

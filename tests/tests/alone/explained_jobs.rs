@@ -25,17 +25,26 @@ fn gpus(process: &Value) -> &[Value] {
     process["gpus"].as_array().expect("a list")
 }
 
-/// All of them go from checkpoint to checkpoint together; how many there were.
-fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: &mut [TorchJob], what: &str) -> usize {
+/// All of them go from checkpoint to checkpoint together, each for as long as it has some.
+fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: Vec<(String, TorchJob)>) {
+    let mut running = jobs;
     let mut checkpoints = 0;
-    loop {
-        let reached: Vec<_> = jobs.iter_mut().map(TorchJob::next_checkpoint).collect();
-        let Some(checkpoint) = reached.into_iter().collect::<Option<Vec<_>>>() else { return checkpoints };
+    while !running.is_empty() {
+        let reached = running.into_iter().map(|(what, mut job)| {
+            let checkpoint = job.next_checkpoint();
+            assert!(checkpoint.is_some() || checkpoints > 0, "{what} has none");
+            checkpoint.map(|checkpoint| (what, job, checkpoint["label"].to_string()))
+        });
+        let reached: Vec<_> = reached.collect();
         checkpoints += 1;
-        for job in &*jobs {
-            assert_is_explained(gpu, agent, job.tgid(), &format!("{what} {}", checkpoint[0]["label"]));
+        for (what, job, label) in reached.iter().flatten() {
+            assert_is_explained(gpu, agent, job.tgid(), &format!("{what} {label}"));
         }
-        jobs.iter_mut().for_each(TorchJob::go_on);
+        let go_on = |(what, mut job, _): (String, TorchJob, String)| {
+            job.go_on();
+            (what, job)
+        };
+        running = reached.into_iter().flatten().map(go_on).collect();
     }
 }
 
@@ -43,21 +52,20 @@ fn assert_jobs_are_explained(gpu: &Gpu, agent: &Agent, jobs: &mut [TorchJob], wh
 fn nothing_of_any_kind_of_pytorch_job_is_unexplained() {
     let Some(gpu) = machine("580.159.04").map(|gpu| gpu.with("GPUSIM_RM_EXTRAS", &1)) else { return };
     let agent = Agent::start(&gpu);
-    let jobs: [(&[&str], Allocator); 7] = [
-        (&["grow_free.py"], Allocator::Native),
-        (&["grow_free.py"], Allocator::Expandable),
-        (&["grow_free.py"], Allocator::Async),
-        (&["graphs.py"], Allocator::Native),
-        (&["holdings.py"], Allocator::Native),
-        (&["fork_copy.py"], Allocator::Native),
-        (&["oom.py"], Allocator::Native),
+    let jobs = [
+        ("grow_free.py", Allocator::Native),
+        ("grow_free.py", Allocator::Expandable),
+        ("grow_free.py", Allocator::Async),
+        ("graphs.py", Allocator::Native),
+        ("holdings.py", Allocator::Native),
+        ("fork_copy.py", Allocator::Native),
+        ("oom.py", Allocator::Native),
     ];
-    for (words, allocator) in jobs {
-        let Some(job) = gpu.torch(VERSION, allocator, words) else { return };
-        let what = format!("{} {allocator:?}", words[0]);
-        let checkpoints = assert_jobs_are_explained(&gpu, &agent, &mut [job], &what);
-        assert!(checkpoints > 0, "{what}");
-    }
+    let jobs = jobs.map(|(program, allocator)| {
+        Some((format!("{program} {allocator:?}"), gpu.torch(VERSION, allocator, &[program])?))
+    });
+    let Some(jobs) = jobs.into_iter().collect::<Option<Vec<_>>>() else { return };
+    assert_jobs_are_explained(&gpu, &agent, jobs);
 }
 
 #[test]
@@ -71,9 +79,10 @@ fn two_ranks_and_a_job_on_two_gpus_are_explained_on_each() {
         Some(TorchJob::start(command))
     };
     let Some((one, other)) = rank("0").zip(rank("1")) else { return };
-    assert!(assert_jobs_are_explained(&gpu, &agent, &mut [one, other], "two ranks") > 0);
+    let ranks = vec![("rank 0".to_owned(), one), ("rank 1".to_owned(), other)];
+    assert_jobs_are_explained(&gpu, &agent, ranks);
     let Some(job) = gpu.torch(VERSION, Allocator::Native, &["two_gpus.py"]) else { return };
-    assert!(assert_jobs_are_explained(&gpu, &agent, &mut [job], "two GPUs") > 0);
+    assert_jobs_are_explained(&gpu, &agent, vec![("two GPUs".to_owned(), job)]);
 }
 
 #[test]
@@ -81,9 +90,11 @@ fn eight_pytorch_processes_at_once_are_each_explained() {
     let Some(gpu) = machine("580.159.04") else { return };
     let agent = Agent::start(&gpu);
     let allocators = [Allocator::Native, Allocator::Expandable, Allocator::Async];
-    let started = (0..8).map(|at| gpu.torch(VERSION, allocators[at % 3], &["idle_hold.py", "--mib", "64"]));
-    let Some(mut jobs) = started.collect::<Option<Vec<_>>>() else { return };
-    assert!(assert_jobs_are_explained(&gpu, &agent, &mut jobs, "eight jobs") > 0);
+    let started = (0..8).map(|at| {
+        Some((format!("job {at}"), gpu.torch(VERSION, allocators[at % 3], &["idle_hold.py", "--mib", "64"])?))
+    });
+    let Some(jobs) = started.collect::<Option<Vec<_>>>() else { return };
+    assert_jobs_are_explained(&gpu, &agent, jobs);
 }
 
 #[test]

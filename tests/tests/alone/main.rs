@@ -1,7 +1,6 @@
 //! Tests that look at the whole machine, where another test's programs would be too many: one runs at a time.
 
 mod agent;
-mod agreement;
 mod attach;
 mod churn;
 mod cli;
@@ -22,8 +21,6 @@ mod owners;
 mod page;
 mod prometheus;
 mod real_drivers;
-mod recording;
-mod ring;
 mod run;
 mod service;
 mod sharing;

@@ -1,5 +1,6 @@
-//! Tests that each compare PyTorch jobs of their own, whatever else runs: two run at a time. They wait for Python for most of their time.
+//! Tests that each compare PyTorch jobs of their own, whatever else runs: three run at a time. They wait for Python for most of their time.
 
+mod agreement;
 mod arenas;
 mod budget;
 mod diff;
@@ -20,6 +21,8 @@ mod onnx;
 mod oom;
 mod profile;
 mod pytorch;
+mod recording;
+mod ring;
 mod samples;
 mod simulate;
 mod tensors;
