@@ -23,14 +23,23 @@ const LIBRARIES: [(&str, Framework); 9] = [
 ];
 /// The folder of CuPy's own `memory` among many files of that name.
 const CUPY: &[u8] = b"/cupy/cuda/memory.";
-/// How often a process is looked at again: it may load another one.
+/// After how long a process is looked at again: it may load another one. Twice as long each time that nothing has changed, up to the longest.
 const AGAIN: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(160);
 /// Mappings beyond that are not looked at: large programs have some thousand.
 const MOST_MAPPINGS: usize = 1 << 17;
 
-/// When processes were looked at.
+/// What processes had when they were looked at.
 #[derive(Debug, Default)]
-pub(crate) struct FrameworkNames(BTreeMap<u32, (Instant, BTreeSet<Framework>)>);
+pub(crate) struct FrameworkNames(BTreeMap<u32, Named>);
+
+/// What one had, and for how long it is not looked at.
+#[derive(Debug)]
+struct Named {
+    looked: Instant,
+    pause: Duration,
+    frameworks: BTreeSet<Framework>,
+}
 
 impl FrameworkNames {
     /// The frameworks of these processes that were not known yet, of the ones that it is time to look at. All others are forgotten.
@@ -40,16 +49,31 @@ impl FrameworkNames {
         let mut news = Vec::new();
         for &tgid in tgids {
             let known = self.0.get(&tgid);
-            if known.is_some_and(|(looked, _)| now.duration_since(*looked) < AGAIN) {
+            if known.is_some_and(|known| now.duration_since(known.looked) < known.pause) {
                 continue;
             }
-            let found = frameworks_of(tgid);
-            if known.map_or(!found.is_empty(), |(_, before)| *before != found) {
-                news.push((tgid, found.clone()));
+            let frameworks = frameworks_of(tgid);
+            let is_as_before = known.is_some_and(|known| known.frameworks == frameworks);
+            if !is_as_before && (known.is_some() || !frameworks.is_empty()) {
+                news.push((tgid, frameworks.clone()));
             }
-            self.0.insert(tgid, (now, found));
+            let pause = known.filter(|_| is_as_before).map_or(AGAIN, |known| 2 * known.pause);
+            self.0.insert(tgid, Named { looked: now, pause: pause.clamp(AGAIN, LONGEST_PAUSE), frameworks });
         }
         news
+    }
+
+    /// The processes that had this one when they were looked at.
+    pub(crate) fn having(&self, framework: Framework) -> BTreeSet<u32> {
+        let has_it = |named: &Named| named.frameworks.contains(&framework);
+        self.0.iter().filter(|(_, named)| has_it(named)).map(|(tgid, _)| *tgid).collect()
+    }
+
+    /// It has mapped a library that frameworks bring: it is looked at next time, and soon again.
+    pub(crate) fn hurry(&mut self, tgid: u32) {
+        if let Some(known) = self.0.get_mut(&tgid) {
+            known.pause = Duration::ZERO;
+        }
     }
 }
 
@@ -76,8 +100,32 @@ fn framework_of(path: &[u8]) -> Option<Framework> {
 
 #[cfg(test)]
 mod tests {
-    use super::{framework_of, frameworks_of, path_of};
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use super::{FrameworkNames, framework_of, frameworks_of, path_of};
     use memwatch_core::words::Framework;
+
+    #[test]
+    fn a_process_is_looked_at_less_and_less_until_it_maps_what_frameworks_bring() {
+        let own = std::process::id();
+        let mut names = FrameworkNames::default();
+        let mut look = |hurried: bool| {
+            if hurried {
+                names.hurry(own);
+            } else if let Some(known) = names.0.get_mut(&own) {
+                known.looked -= known.pause;
+            }
+            assert_eq!(names.look(&BTreeSet::from([own])), [], "it has none");
+            names.0[&own].pause
+        };
+        let seconds = |pause: Duration| pause.as_secs();
+        assert_eq!([(); 7].map(|()| seconds(look(false))), [10, 20, 40, 80, 160, 160, 160]);
+        assert_eq!([look(true), look(false)].map(seconds), [10, 20]);
+        assert!(names.having(Framework::PyTorch).is_empty());
+        assert_eq!(names.look(&BTreeSet::new()), []);
+        assert!(names.0.is_empty(), "it is forgotten with its process");
+    }
 
     #[test]
     fn a_framework_is_known_by_its_librarys_name() {

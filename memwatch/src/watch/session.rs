@@ -32,7 +32,7 @@ use memwatch_common::rm::RmRecord;
 use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
-use memwatch_core::words::Tgid;
+use memwatch_core::words::{Framework, Tgid};
 
 use self::calm::Calm;
 use self::counters::Counters;
@@ -340,11 +340,18 @@ impl Session {
             }
         }
         self.pipeline.step(Input::Devices(reading));
+        self.take_groups();
+    }
+
+    /// Which frameworks processes have, and what PyTorch has counted in the ones that have it.
+    fn look_at_frameworks(&mut self) {
         let tgids = self.pipeline.watched().map(|tgid| tgid.0).collect();
         for (tgid, frameworks) in self.frameworks.look(&tgids) {
             self.pipeline.step(Input::Frameworks { tgid: Tgid(tgid), frameworks });
         }
-        self.take_groups();
+        if let Some(counters) = &mut self.counters {
+            counters.advance(&mut self.pipeline, || self.frameworks.having(Framework::PyTorch));
+        }
     }
 
     /// What control groups hold by the kernel's account, and where processes are now, if nobody reports that they were moved.
@@ -382,9 +389,7 @@ impl Session {
         self.forget_gone(now_ns);
         self.clean_allocation_map();
         self.anchor_losers();
-        if let Some(counters) = &mut self.counters {
-            counters.advance(&mut self.pipeline);
-        }
+        self.look_at_frameworks();
         self.pipeline.step(Input::Tick { time_ns: now_ns });
     }
 

@@ -9,8 +9,6 @@ mod containers;
 mod deploy;
 mod devices;
 mod driver;
-mod explain;
-mod explained_jobs;
 mod history;
 mod jobs;
 mod libraries;

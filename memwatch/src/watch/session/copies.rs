@@ -28,6 +28,10 @@ struct Stacks {
 impl Copies {
     /// Only these processes are watched still.
     pub(super) fn keep(&mut self, watched: impl Iterator<Item = Tgid>) {
+        // As where no stacks are wanted, however many processes there are.
+        if self.processes.is_empty() {
+            return;
+        }
         let watched: BTreeSet<u32> = watched.map(|tgid| tgid.0).collect();
         self.processes.retain(|tgid, _| watched.contains(tgid));
     }

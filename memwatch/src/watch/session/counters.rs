@@ -1,9 +1,9 @@
-//! What PyTorch's allocators have counted, of every process of a machine: read from memory now and then, without a probe.
+//! What PyTorch's allocators have counted, of every process of a machine that has it: read from memory now and then, without a probe.
 //!
 //! A thread of its own reads, so that the ring never waits: to find the allocators of one process takes milliseconds, and there may be many. What it
 //! takes to read another user's process is CAP_SYS_PTRACE.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
@@ -18,14 +18,14 @@ use super::intake::Intake;
 use crate::frameworks::pytorch::{BooksError, BooksReader, TensorLevel};
 use crate::sources::clock;
 
-/// A process without PyTorch is looked at again after twice the time that it was there by then, and after this at the latest.
+/// A process in which PyTorch has no allocators yet is looked at again after twice the time that it was there by then, and after this at the latest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// The readings of a watch on a machine.
 #[derive(Debug)]
 pub(super) struct Counters {
     every: Duration,
-    orders: Sender<Vec<u32>>,
+    orders: Sender<BTreeSet<u32>>,
     read: Receiver<Round>,
     /// When the last round was ordered, and whether its answer is still to come.
     ordered: Option<Instant>,
@@ -54,7 +54,7 @@ impl Counters {
     }
 
     fn start(every: Duration) -> io::Result<Self> {
-        let (orders, ordered) = channel::<Vec<u32>>();
+        let (orders, ordered) = channel::<BTreeSet<u32>>();
         let (report, read) = channel();
         thread::Builder::new().name("counters".to_owned()).spawn(move || {
             let mut readers = Readers { every, known: BTreeMap::new() };
@@ -68,8 +68,8 @@ impl Counters {
         Ok(Self { every, orders, read, ordered: None, is_reading: false, is_refusal_reported: false })
     }
 
-    /// Takes in what was read, and orders the next round where it is time.
-    pub(super) fn advance(&mut self, pipeline: &mut Intake) {
+    /// Takes in what was read, and orders the next round, of the processes that are wanted, where it is time.
+    pub(super) fn advance(&mut self, pipeline: &mut Intake, wanted: impl FnOnce() -> BTreeSet<u32>) {
         match self.read.try_recv() {
             Ok(round) => self.take(round, pipeline),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
@@ -77,9 +77,8 @@ impl Counters {
         let is_due = self.ordered.is_none_or(|ordered| ordered.elapsed() >= self.every);
         if is_due && !self.is_reading {
             self.ordered = Some(Instant::now());
-            let tgids: Vec<u32> = pipeline.watched().map(|tgid| tgid.0).collect();
             // The thread ends only with this.
-            self.is_reading = self.orders.send(tgids).is_ok();
+            self.is_reading = self.orders.send(wanted()).is_ok();
         }
     }
 
@@ -132,7 +131,7 @@ enum Known {
 }
 
 impl Readers {
-    fn round(&mut self, tgids: &[u32]) -> Round {
+    fn round(&mut self, tgids: &BTreeSet<u32>) -> Round {
         self.known.retain(|tgid, _| tgids.contains(tgid));
         let mut round = Round::default();
         for &tgid in tgids {
@@ -195,27 +194,28 @@ mod tests {
     #[test]
     fn a_process_without_pytorch_is_looked_at_less_and_less_and_forgotten_when_it_has_gone() {
         let own = std::process::id();
+        let own_only = BTreeSet::from([own]);
         let mut readers = Readers { every: Duration::ZERO, known: BTreeMap::new() };
         let pause = |readers: &Readers| match readers.known.get(&own) {
             Some(Known::Closed { pause, .. }) => Some(*pause),
             _ => None,
         };
-        assert_eq!(readers.round(&[own]).numbers, []);
+        assert_eq!(readers.round(&own_only).numbers, []);
         assert_eq!(pause(&readers), Some(Duration::ZERO));
         readers.every = Duration::from_secs(5);
         for seconds in [5, 10, 20, 40, 60, 60] {
             readers.close(own);
             assert_eq!(pause(&readers), Some(Duration::from_secs(seconds)));
-            assert!(readers.round(&[own]).refused.is_none(), "it is not looked at");
+            assert!(readers.round(&own_only).refused.is_none(), "it is not looked at");
         }
-        assert_eq!((readers.round(&[]).numbers.len(), readers.known.len()), (0, 0));
+        assert_eq!((readers.round(&BTreeSet::new()).numbers.len(), readers.known.len()), (0, 0));
     }
 
     #[test]
     fn a_round_is_ordered_once_and_its_answer_is_awaited() {
         let mut counters = Counters::start(Duration::ZERO).expect("a thread");
         let mut pipeline = Intake::new(memwatch_core::Pipeline::new(false), None);
-        counters.advance(&mut pipeline);
+        counters.advance(&mut pipeline, BTreeSet::new);
         assert!(counters.is_reading);
         let round = counters.read.recv().expect("the thread lives");
         counters.take(round, &mut pipeline);

@@ -30,10 +30,11 @@ impl Session {
         self.attach_looked();
     }
 
-    /// Where PyTorch is watched in everybody, its probes must be in a process before it allocates: it is met as soon as it loads what leads to CUDA,
-    /// not with its first call.
+    /// Who loads what leads to CUDA may be about to load a framework. Where PyTorch is watched in everybody, its probes must be in a process before it
+    /// allocates: it is met now, not with its first call.
     fn meet_heralded(&mut self) {
         for tgid in self.libraries.take_heralded() {
+            self.frameworks.hurry(tgid);
             let is_new = !self.own.holds(tgid) && !self.pipeline.knows(Tgid(tgid));
             if self.everybody && self.tensors.is_wanted() && is_new {
                 self.learn(tgid, false);
