@@ -1,13 +1,17 @@
-"""Opens Perfetto traces with Perfetto's own messages, and Parquet tables with pandas, and prints what they have, as JSON.
+"""Opens Perfetto traces with Perfetto's own messages, Parquet tables with pandas and scalars with TensorBoard, and prints what they have, as JSON.
 
     read_timelines.py FILE...
 
 Of a .pftrace its tracks with their parents, units and numbers, its slices and instants, and how many fields no message has;
-of a .parquet its columns, and its rows.
+of a .parquet its columns, and its rows; of a .tfevents each scalar's steps and numbers, as TensorBoard serves them to its page.
 """
 
 import json
+import subprocess
 import sys
+import time
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pandas
@@ -66,5 +70,34 @@ def table(path: Path) -> object:
     return {"types": types, "rows": json.loads(frame.to_json(orient="records"))}
 
 
-READERS = {".pftrace": trace, ".parquet": table}
+def scalars(path: Path) -> object:
+    """What TensorBoard shows of a folder that has nothing else."""
+    folder = path.parent / f"{path.name}-board"
+    folder.mkdir()
+    (folder / path.name).symlink_to(path)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as board:
+        try:
+            address = next(line.split(" at ")[1].split()[0] for line in board.stderr if " at http" in line)
+
+            def ask(words: str) -> dict:
+                with urllib.request.urlopen(f"{address}data/plugin/scalars/{words}") as answer:
+                    return json.load(answer)
+
+            # It serves its page before it has read anything.
+            until = time.monotonic() + 60
+            while not (tags := ask("tags")) and time.monotonic() < until:
+                time.sleep(0.1)
+            shown = {}
+            for run, names in tags.items():
+                for tag in names:
+                    words = urllib.parse.urlencode({"run": run, "tag": tag})
+                    rows = ask(f"scalars?{words}")
+                    shown[tag] = {"steps": [row[1] for row in rows], "numbers": [row[2] for row in rows]}
+            return shown
+        finally:
+            board.terminate()
+
+
+READERS = {".pftrace": trace, ".parquet": table, ".tfevents": scalars}
 print(json.dumps({Path(name).name: READERS[Path(name).suffix](Path(name)) for name in sys.argv[1:]}))

@@ -12,6 +12,7 @@ pub(crate) mod plot;
 pub(crate) mod pprof;
 pub(crate) mod speedscope;
 pub(crate) mod svg;
+pub(crate) mod tensorboard;
 
 use memwatch_core::features::leak::view::{LeakView, LeaksView};
 use memwatch_core::snapshot::{

@@ -9,6 +9,8 @@ mod containers;
 mod deploy;
 mod devices;
 mod driver;
+mod explain;
+mod explained_jobs;
 mod history;
 mod jobs;
 mod libraries;

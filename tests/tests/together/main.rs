@@ -1,11 +1,9 @@
-//! Tests that each compare jobs of their own, whatever else runs: three run at a time. They wait for Python, or for readings of NVML, for most of their time.
+//! Tests that each compare PyTorch jobs of their own, whatever else runs: three run at a time. They wait for Python for most of their time.
 
 mod agreement;
 mod arenas;
 mod budget;
 mod diff;
-mod explain;
-mod explained_jobs;
 mod export;
 mod forecast;
 mod fragment;

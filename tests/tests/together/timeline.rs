@@ -59,6 +59,37 @@ fn read(files: &[PathBuf]) -> Option<Value> {
     Some(serde_json::from_str(&outcome.stdout).expect("it prints JSON"))
 }
 
+#[test]
+fn tensorboard_shows_the_peaks_that_pytorch_has_counted() {
+    let Some(job) = Recorded::training() else { return };
+    let asked = job.gpu.directory().join("asked.tfevents");
+    let mut command = job.command(&["export"]);
+    command.arg("-o").arg(&asked);
+    Outcome::of(command).assert_ended_with(0, &["asked.tfevents is written"]);
+    let written = job.written("job.tfevents");
+    assert_eq!(std::fs::read(&asked).expect("a file"), std::fs::read(&written).expect("a file"));
+    let Some(seen) = read(&[written]) else { return };
+    let shown = seen["job.tfevents"].as_object().expect("scalars");
+    let highest = |end: &str| {
+        let (_, own) =
+            shown.iter().find(|(tag, _)| tag.ends_with(end)).unwrap_or_else(|| panic!("no {end}: {shown:?}"));
+        let steps = own["steps"].as_array().expect("steps");
+        assert!(steps.is_sorted_by_key(Value::as_i64) && steps.len() > 1, "{steps:?}");
+        own["numbers"].as_array().expect("numbers").iter().filter_map(Value::as_f64).fold(0.0, f64::max)
+    };
+    let peak = |key: &str| job.statistics[key].as_f64().expect("a number") / f64::from(1 << 20);
+    let (allocated, reserved) = (peak("allocated_bytes.all.peak"), peak("reserved_bytes.all.peak"));
+    for (end, peak) in
+        [("allocated by PyTorch, peak since the point before, MiB", allocated), ("reserved by PyTorch, MiB", reserved)]
+    {
+        let seen = highest(&format!("/GPU 0 {end}"));
+        // A float has 24 bits.
+        assert!((seen - peak).abs() <= peak / f64::from(1 << 23), "{end}: {seen} of {peak}");
+    }
+    let names: Vec<&String> = shown.keys().collect();
+    assert!(names.iter().any(|name| name.ends_with("/GPU 0 used (NVML), MiB")), "{names:?}");
+}
+
 fn highest(values: &Value) -> Option<u64> {
     values.as_array()?.iter().filter_map(Value::as_u64).max()
 }

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::commands::snapshot::args::Pickle;
+use crate::commands::timeline::args::{Timeline, TimelineFormat};
 use crate::export::{Format, Weight};
 use crate::options::moment::PAST;
-use crate::options::{Checked, Subject, values};
+use crate::options::{Checked, Looks, Subject, Targets, values};
 use crate::output_file;
 
 /// How a file is written.
@@ -16,12 +17,14 @@ pub(crate) enum Written {
     Profile(Format),
     /// What `memwatch snapshot` writes.
     Snapshot,
+    /// What `memwatch timeline` writes for TensorBoard.
+    TensorBoard,
     /// The agent's metrics.
     Metrics,
 }
 
 /// Formats by their name, with the ends of file names that say so; of two ends that fit, the first counts.
-const FORMATS: [(&str, Written, &[&str]); 9] = [
+const FORMATS: [(&str, Written, &[&str]); 10] = [
     ("folded", Written::Profile(Format::Folded), &[".folded", ".txt"]),
     ("speedscope", Written::Profile(Format::Speedscope), &[".speedscope.json", ".json"]),
     ("pprof", Written::Profile(Format::Pprof), &[".pb.gz", ".pprof"]),
@@ -30,6 +33,7 @@ const FORMATS: [(&str, Written, &[&str]); 9] = [
     ("svg", Written::Profile(Format::Svg), &[".svg"]),
     ("html", Written::Profile(Format::Html), &[".html", ".htm"]),
     ("memory-viz", Written::Snapshot, &[".pickle"]),
+    ("tensorboard", Written::TensorBoard, &[".tfevents"]),
     ("openmetrics", Written::Metrics, &[".openmetrics"]),
 ];
 
@@ -62,7 +66,7 @@ pub(crate) struct Held {
 pub(crate) struct Export {
     #[command(flatten)]
     pub(crate) held: Held,
-    /// Format: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics (default: by the file name)
+    /// Format: folded, speedscope, pprof, csv, parquet, svg, html, memory-viz, tensorboard or openmetrics (default: by the file name)
     #[arg(short, long, value_name = "FORMAT", value_parser = format)]
     pub(crate) format: Option<Written>,
 }
@@ -102,6 +106,13 @@ impl Held {
             force: self.force,
             duration: self.duration,
         }
+    }
+
+    /// The same for `memwatch timeline`.
+    pub(crate) fn timeline(&self) -> Timeline {
+        let targets = Targets { selected: self.subject.selected.clone(), gpus: self.gpus.clone() };
+        let looks = Looks { targets, past: self.subject.past.clone(), duration: Some(self.duration) };
+        Timeline { force: self.force, ..Timeline::of(looks, TimelineFormat::TensorBoard, self.output.clone()) }
     }
 }
 
@@ -241,6 +252,7 @@ mod tests {
         }
         assert_eq!(parsed("memwatch export -p 1 -o a.pickle"), Ok(Written::Snapshot));
         assert_eq!(parsed("memwatch export -p 1 -o - -f openmetrics"), Ok(Written::Metrics));
+        assert_eq!(parsed("memwatch export -p 1 -o runs/a.tfevents"), Ok(Written::TensorBoard));
         assert_eq!(parsed("memwatch export -p 1 -o - -f csv"), Ok(Written::Profile(Format::Csv)));
         assert_eq!(parsed("memwatch flamegraph -p 1 -o -"), Ok(Written::Profile(Format::Svg)));
         assert_eq!(parsed("memwatch flamegraph -p 1 -o a.txt -f html"), Ok(Written::Profile(Format::Html)));
@@ -251,7 +263,7 @@ mod tests {
         for (line, words) in [
             (
                 "export -p 1 -o a.bin",
-                "-f folded, speedscope, pprof, csv, parquet, svg, html, memory-viz or openmetrics",
+                "-f folded, speedscope, pprof, csv, parquet, svg, html, memory-viz, tensorboard or openmetrics",
             ),
             ("export -p 1 -o -", "'-o -' needs a format"),
             ("export -p 1 -o a -f png", "folded, speedscope"),

@@ -56,6 +56,7 @@ async fn write_held(held: &Held, written: Result<Written, String>, common: &Comm
     let format = match written.map_err(|sentence| Failure::new(Exit::Error, sentence))? {
         Written::Profile(format) => format,
         Written::Snapshot => return crate::commands::snapshot::snapshot(&held.pickle(), common).await,
+        Written::TensorBoard => return crate::commands::timeline::run(&held.timeline(), common).await,
         Written::Metrics => return metrics(held, common).await,
     };
     check_absent(held)?;

@@ -7,6 +7,12 @@ use clap::ValueEnum;
 
 use crate::options::{Checked, Looks, values};
 
+/// What holds where nothing else is named.
+const INTERVAL: Duration = Duration::from_millis(100);
+const MIN_SIZE: u64 = 100 << 20;
+const POINTS: usize = 1000;
+const TOP: usize = 20;
+
 /// `memwatch timeline`.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
 pub(crate) struct Timeline {
@@ -16,7 +22,7 @@ pub(crate) struct Timeline {
     #[arg(short, long, value_name = "TIME", default_value = "100ms", help_heading = "Time")]
     #[arg(value_parser = values::interval, allow_negative_numbers = true)]
     pub(crate) interval: Duration,
-    /// Format: svg, html, perfetto (for ui.perfetto.dev), json, csv or parquet (default: by the file name; a table without a file)
+    /// Format: svg, html, perfetto (for ui.perfetto.dev), tensorboard, json, csv or parquet (default: by the file name; a table without a file)
     #[arg(short, long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     pub(crate) format: Option<TimelineFormat>,
     /// The file; - for standard output
@@ -29,10 +35,10 @@ pub(crate) struct Timeline {
     #[arg(short = 'z', long, value_name = "SIZE", default_value = "100M", value_parser = values::size_bytes)]
     pub(crate) min_size: u64,
     /// Maximum number of points per series in JSON; neighbours are merged, and keep their maximum
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = POINTS)]
     pub(crate) points: usize,
     /// Maximum number of events in the table (the last ones)
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = TOP)]
     pub(crate) top: usize,
 }
 
@@ -45,6 +51,9 @@ pub(crate) enum TimelineFormat {
     Html,
     /// A trace
     Perfetto,
+    /// Scalars
+    #[value(name = "tensorboard")]
+    TensorBoard,
     /// A report
     Json,
     /// A table for spreadsheets
@@ -54,16 +63,31 @@ pub(crate) enum TimelineFormat {
 }
 
 /// Formats with the ends of file names that say so.
-const ENDS: [(TimelineFormat, &[&str]); 6] = [
+const ENDS: [(TimelineFormat, &[&str]); 7] = [
     (TimelineFormat::Svg, &[".svg"]),
     (TimelineFormat::Html, &[".html", ".htm"]),
     (TimelineFormat::Perfetto, &[".pftrace", ".perfetto-trace", ".perfetto"]),
+    (TimelineFormat::TensorBoard, &[".tfevents"]),
     (TimelineFormat::Json, &[".json"]),
     (TimelineFormat::Csv, &[".csv"]),
     (TimelineFormat::Parquet, &[".parquet"]),
 ];
 
 impl Timeline {
+    /// A file in this format, with all else as it is when nothing is named.
+    pub(crate) fn of(looks: Looks, format: TimelineFormat, output: PathBuf) -> Self {
+        Self {
+            looks,
+            interval: INTERVAL,
+            format: Some(format),
+            output: Some(output),
+            force: false,
+            min_size: MIN_SIZE,
+            points: POINTS,
+            top: TOP,
+        }
+    }
+
     /// How it is to be written; `None` for a table.
     ///
     /// # Errors
@@ -80,7 +104,8 @@ impl Timeline {
         };
         let found = self.format.or_else(|| by_name(output)).map(Some);
         found.ok_or_else(|| {
-            "the name of the file has no known format: -f svg, html, perfetto, json, csv or parquet".to_owned()
+            "the name of the file has no known format: -f svg, html, perfetto, tensorboard, json, csv or parquet"
+                .to_owned()
         })
     }
 }
@@ -99,7 +124,7 @@ impl Checked for Timeline {
 
 #[cfg(test)]
 mod tests {
-    use super::TimelineFormat;
+    use super::{Timeline, TimelineFormat};
     use crate::cli::{Args, Command};
 
     fn parsed(line: &str) -> Result<Option<TimelineFormat>, String> {
@@ -117,6 +142,8 @@ mod tests {
             ("-o a.parquet", Some(TimelineFormat::Parquet)),
             ("-o a.csv", Some(TimelineFormat::Csv)),
             ("-o a.pftrace", Some(TimelineFormat::Perfetto)),
+            ("-o runs/a.tfevents", Some(TimelineFormat::TensorBoard)),
+            ("-o a.tfevents.1 -f tensorboard", Some(TimelineFormat::TensorBoard)),
             ("-o a.svg -f perfetto", Some(TimelineFormat::Perfetto)),
             ("-o - -f svg", Some(TimelineFormat::Svg)),
             ("-f json", Some(TimelineFormat::Json)),
@@ -125,6 +152,16 @@ mod tests {
         ] {
             assert_eq!(parsed(&format!("memwatch timeline --in j.mwr {words}")), Ok(format), "{words}");
         }
+    }
+
+    #[test]
+    fn what_another_command_asks_for_is_what_nobody_has_changed() {
+        let words = "memwatch timeline --pid 1 -o a.tfevents -f tensorboard";
+        let Some(Command::Timeline(typed)) = Args::from_words(words.split(' ')).expect("a command").command else {
+            panic!("{words}")
+        };
+        let format = TimelineFormat::TensorBoard;
+        assert_eq!(Timeline::of(typed.looks.clone(), format, "a.tfevents".into()), typed);
     }
 
     #[test]

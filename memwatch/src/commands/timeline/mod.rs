@@ -14,7 +14,7 @@ use memwatch_core::words::GpuUuid;
 
 use crate::exit::{Exit, Failure};
 use crate::export::plot::Plot;
-use crate::export::{columns as parquet, csv, perfetto};
+use crate::export::{columns as parquet, csv, perfetto, tensorboard};
 use crate::frameworks::pytorch::{TensorLevel, TensorRequest};
 use crate::options::{Common, Targets};
 use crate::output_file;
@@ -91,6 +91,7 @@ pub(crate) fn rendered(
         TimelineFormat::Csv => Ok(csv::timeline(timeline, &utc).into_bytes()),
         TimelineFormat::Parquet => parquet::timeline(timeline, &utc).map_err(failed),
         TimelineFormat::Perfetto => Ok(perfetto::write(timeline, snapshot, &utc)),
+        TimelineFormat::TensorBoard => Ok(tensorboard::write(timeline, snapshot, &utc)),
         TimelineFormat::Json => {
             let mut text = Vec::new();
             json::write(&mut text, (timeline, points), snapshot, taken_at.origin()).map_err(failed)?;

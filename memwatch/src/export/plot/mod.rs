@@ -75,6 +75,11 @@ const MEASURES: [Measure; 5] = [
     ("pinned", "pinned host memory"),
 ];
 
+/// What a measure of the timeline is called for people.
+pub(crate) fn label(measure: &str) -> &str {
+    MEASURES.iter().find(|(name, _)| *name == measure).map_or(measure, |(_, label)| label)
+}
+
 impl Plot {
     /// What a timeline has, of a snapshot's GPUs.
     pub(crate) fn new(timeline: &TimelineView, snapshot: &Snapshot, clock: &WallClock) -> Self {
