@@ -16,6 +16,7 @@ pub mod network;
 pub mod oracle;
 pub mod places;
 pub mod prometheus;
+pub mod readers;
 pub mod real_drivers;
 pub mod report;
 pub mod requests;

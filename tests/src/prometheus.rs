@@ -62,6 +62,31 @@ pub fn hurried_rules() -> String {
     hurried + rest
 }
 
+/// The queries of the shipped dashboard with the titles of their panels; its variables stand for everything.
+///
+/// # Panics
+/// When it cannot be read.
+pub fn shipped_queries() -> Vec<(String, String)> {
+    let text = fs::read_to_string(shipped().join("../grafana/memwatch.json")).expect("the dashboard is in the tree");
+    let dashboard: Value = serde_json::from_str(&text).expect("it is JSON");
+    let panels = dashboard["panels"].as_array().expect("panels").iter();
+    let of_panel = |panel: &Value| {
+        let title = panel["title"].as_str().expect("a title").to_owned();
+        let queries = panel["targets"].as_array().into_iter().flatten().filter_map(|target| target["expr"].as_str());
+        let filled = |query: &str| {
+            query
+                .replace("$node", ".*")
+                .replace("$gpu", ".*")
+                .replace("$__rate_interval", "1m")
+                .replace("$__range", "1h")
+        };
+        queries.map(|query| (title.clone(), filled(query))).collect::<Vec<_>>()
+    };
+    let queries: Vec<_> = panels.flat_map(of_panel).collect();
+    assert!(queries.len() > 10, "{queries:?}");
+    queries
+}
+
 impl Prometheus {
     /// Starts one on these targets, with these rules.
     ///

@@ -11,9 +11,16 @@ use std::process::Command;
 
 /// From npm: speedscope's own importer, a reader of pprof's profiles, and what drives a browser. All are without dependencies that are used here.
 const PACKAGES: &[&str] = &["speedscope@1.25.0", "pprof-format@2.3.2", "playwright-core@1.65.1"];
-/// From PyPI: the messages of Perfetto's traces, what reads Parquet, and TensorBoard, which brings its own server of data.
-const PYTHON_PACKAGES: &[&str] =
-    &["perfetto==0.59.1", "protobuf==7.36.2", "pandas==2.3.3", "pyarrow==22.0.0", "tensorboard==2.21.0"];
+/// From PyPI: the messages of Perfetto's traces, what reads Parquet, TensorBoard, which brings its own server of data, and the
+/// types of Grafana's dashboards.
+const PYTHON_PACKAGES: &[&str] = &[
+    "perfetto==0.59.1",
+    "protobuf==7.36.2",
+    "pandas==2.3.3",
+    "pyarrow==22.0.0",
+    "tensorboard==2.21.0",
+    "grafana-foundation-sdk==1769699998!10.1.0",
+];
 /// The environment with those, below the folder.
 const PYTHON: &str = "python";
 /// Written last: a folder without it is half made.

@@ -10,8 +10,9 @@ use memwatch_tests::groups::Group;
 use memwatch_tests::http::{self, Answer};
 use memwatch_tests::ledger::Balance;
 use memwatch_tests::network::Network;
-use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped};
-use memwatch_tests::{Gpu, MIB, Outcome, Program, Shape, Workload, until};
+use memwatch_tests::prometheus::{Prometheus, hurried_rules, promtool, shipped, shipped_queries};
+use memwatch_tests::readers::python_reader;
+use memwatch_tests::{Allocator, Gpu, MIB, Outcome, Program, Shape, Workload, until};
 
 const OPEN_METRICS: &str = "Accept: application/openmetrics-text; version=1.0.0\r\n";
 
@@ -146,11 +147,33 @@ fn two_agents_are_scraped_and_the_shipped_alerts_fire() {
     drop(without_rules);
     assert_refusal_is_reported(&prometheus, &agents[0], &mut training);
     assert_growth_is_reported(&prometheus, &agents[1], &mut leak);
+    assert_panels_have_numbers(&prometheus, &first);
     drop((training, leak));
     drop(agents);
     prometheus.until_fires("MemwatchAgentDown");
     let gone = first.run_memwatch(&["fleet", "--prometheus", &prometheus.url()]);
     assert!(gone.stdout.contains("2 agents do not answer: "), "{gone:?}");
+}
+
+/// Each query of the shipped dashboard finds something, while a program with PyTorch runs.
+fn assert_panels_have_numbers(prometheus: &Prometheus, machine: &Gpu) {
+    let Some(mut holder) = machine.torch("2.15", Allocator::Native, &["idle_hold.py", "--mib", "64"]) else { return };
+    holder.next_checkpoint().expect("it holds something");
+    for (panel, query) in shipped_queries() {
+        // As a panel has it, which shows a time and not a moment: a GPU that grows no longer has no time to full.
+        let shown = format!("last_over_time(({query})[10m:1s])");
+        until(&format!("{panel}: {query}"), || (!prometheus.query(&shown).is_empty()).then_some(()));
+    }
+    holder.kill();
+}
+
+#[test]
+fn every_field_of_the_shipped_dashboard_is_one_of_grafanas() {
+    let Some(mut check) = python_reader("check_dashboard.py") else { return };
+    check.arg(shipped().join("../grafana/memwatch.json"));
+    let checked = Outcome::of(check);
+    checked.assert_ended_with(0, &[]);
+    assert_eq!(checked.stdout.trim(), "[]", "not in Grafana's own types");
 }
 
 /// Two machines with three GPUs, and what each job has of them.

@@ -1,8 +1,9 @@
 //! Memory over time of real PyTorch: the programs that a timeline is for open it, and find PyTorch's own numbers in it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
+use memwatch_tests::readers::python_reader;
 use memwatch_tests::{Allocator, Gpu, Outcome, Shape};
 use serde_json::Value;
 
@@ -45,15 +46,10 @@ impl Recorded {
     }
 }
 
-/// What Perfetto's own messages and pandas have understood; `None` where they are not installed.
+/// What Perfetto's own messages, pandas and TensorBoard have understood; `None` where they are not installed.
 fn read(files: &[PathBuf]) -> Option<Value> {
-    let python = std::env::var_os("PROFILE_READERS").map(|folder| Path::new(&folder).join("python/bin/python"));
-    let Some(python) = python.filter(|python| python.is_file()) else {
-        eprintln!("SKIPPED: perfetto and pandas are not installed: run through `cargo xtask test`");
-        return None;
-    };
-    let mut reader = Command::new(python);
-    reader.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/readers/read_timelines.py")).args(files);
+    let mut reader = python_reader("read_timelines.py")?;
+    reader.args(files);
     let outcome = Outcome::of(reader);
     outcome.assert_ended_with(0, &[]);
     Some(serde_json::from_str(&outcome.stdout).expect("it prints JSON"))

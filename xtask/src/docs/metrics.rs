@@ -13,7 +13,8 @@ const HEAD: &str = "\
 
 `memwatch agent --listen 127.0.0.1:9747` serves these at `/metrics`, as OpenMetrics 1.0 or as Prometheus' older text (0.0.4),
 whichever the scraper's `Accept` likes better. They are served without encryption and to anybody who can connect: listen on
-loopback, or where the network is yours. The page that is served beside them takes a link ([agent.md](agent.md#its-page)). `deploy/prometheus/` holds a scrape configuration and alert rules, `deploy/kubernetes/` a DaemonSet
+loopback, or where the network is yours. The page that is served beside them takes a link ([agent.md](agent.md#its-page)). `deploy/prometheus/` holds a scrape configuration and alert rules,
+`deploy/grafana/memwatch.json` a dashboard to import into Grafana, `deploy/kubernetes/` a DaemonSet
 with a NetworkPolicy.
 
 * **`/healthz`** answers 200 while the watch does: if not, restart the agent.
