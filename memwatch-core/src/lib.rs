@@ -199,6 +199,11 @@ impl Pipeline {
         self.reading.devices.len()
     }
 
+    /// What NVML counted of each GPU at the last reading, in bytes.
+    pub fn used(&self) -> impl Iterator<Item = (&words::GpuUuid, Option<u64>)> {
+        self.reading.devices.iter().map(|device| (&device.uuid, device.used_bytes))
+    }
+
     /// The control groups in which there are processes watched now.
     pub fn cgroups(&self) -> BTreeSet<&str> {
         self.processes.values().filter_map(|process| process.owner.cgroup.as_deref()).collect()

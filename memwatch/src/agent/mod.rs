@@ -13,6 +13,7 @@ mod notify;
 mod privileges;
 pub(crate) mod publish;
 mod socket;
+mod trail;
 pub(crate) mod web;
 
 use std::net::TcpListener;
@@ -162,7 +163,7 @@ impl Loop {
                     if let Some(history) = &mut self.history {
                         history.tend(&mut self.session);
                     }
-                    self.publisher.forget();
+                    self.publisher.tend(self.session.pipeline_mut());
                     self.notifier.alive();
                     self.notifier.status(status(self.session.extent(), self.access.state().clients));
                 }
@@ -186,6 +187,9 @@ impl Loop {
             }
             Question::Outlook(reply) => {
                 let _ = reply.send(publisher.outlook(session));
+            }
+            Question::Trail(reply) => {
+                let _ = reply.send(publisher.trail());
             }
             Question::ResetPeaks(tgid, viewer, reply) => {
                 let now = publisher.fresh(session, state);

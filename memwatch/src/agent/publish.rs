@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use memwatch_core::Pipeline;
 use memwatch_core::snapshot::{ProcessView, Snapshot, Viewer};
 use memwatch_core::words::Tgid;
 use tokio::sync::{mpsc, oneshot};
 
 use super::history::HistoryState;
+use super::trail::Trail;
 use crate::client::protocol::{HistoryFiles, OutlookMessage};
 use crate::render::tui::WARNED_BYTES_PER_MINUTE;
 use crate::sources::clock;
@@ -71,6 +73,8 @@ pub(crate) enum Question {
     ResetPeaks(Tgid, Viewer, oneshot::Sender<bool>),
     /// What grows, and whether memory runs out.
     Outlook(oneshot::Sender<Arc<OutlookMessage>>),
+    /// The memory of GPUs until now.
+    Trail(oneshot::Sender<Trail>),
 }
 
 /// The questions, for the task that owns the watch.
@@ -104,6 +108,13 @@ impl SnapshotSource {
         answer.await.ok()
     }
 
+    /// The memory of GPUs since the agent began; `None` when it is about to end.
+    pub(crate) async fn trail(&self) -> Option<Trail> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Question::Trail(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
     /// Resets a process's peaks; false where the viewer does not get to see such a process, `None` when the agent is about to end.
     pub(crate) async fn reset_peaks(&self, tgid: Tgid, viewer: Viewer) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
@@ -117,6 +128,7 @@ impl SnapshotSource {
 pub(crate) struct Publisher {
     last: Option<(Instant, Arc<Published>)>,
     outlook: Option<(Instant, Arc<OutlookMessage>)>,
+    trail: Trail,
     snapshots_total: u64,
 }
 
@@ -158,8 +170,14 @@ impl Publisher {
         is_shown
     }
 
-    /// Keeps no snapshot that answers nobody any more.
-    pub(crate) fn forget(&mut self) {
+    /// The memory of GPUs until now.
+    pub(crate) fn trail(&self) -> Trail {
+        self.trail.clone()
+    }
+
+    /// Keeps no snapshot that answers nobody any more, and notes what GPUs have.
+    pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
+        self.trail.note_used(clock::boottime_ns(), pipeline.used());
         self.last.take_if(|(made, _)| made.elapsed() >= FRESH);
         self.outlook.take_if(|(made, _)| made.elapsed() >= OUTLOOK);
     }
@@ -168,6 +186,7 @@ impl Publisher {
     fn renew(&mut self, session: &mut Session, agent: AgentState) -> Arc<Published> {
         let begin_ns = clock::boottime_ns();
         let snapshot = Snapshot { from_agent: true, ..session.snapshot() };
+        self.trail.note(&snapshot);
         self.snapshots_total += 1;
         let agent = AgentState {
             started_ns: snapshot.attached_ns,

@@ -79,6 +79,8 @@ async fn hand_out(mut requests: Requests, processes: u32) {
                 let _ = reply.send(Arc::new(outlook(processes)));
                 continue;
             }
+            // Only pages ask for it.
+            Question::Trail(_) => continue,
             Question::History(reply) => {
                 let kept = protocol::HistoryFiles { file: "/h/history.mwr".into(), previous: None, failing: None };
                 let _ = reply.send((processes > 3).then_some(kept));

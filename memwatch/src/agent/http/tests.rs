@@ -5,6 +5,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::agent::publish::{AgentState, Question};
+use crate::agent::trail::Trail;
 use crate::render::fixture;
 
 /// How long a client waits: longer than any limit of the server.
@@ -51,6 +52,11 @@ pub(in crate::agent) fn serving_page(
                     match question {
                         Question::Latest(reply) => drop(reply.send(Arc::clone(published))),
                         Question::Outlook(reply) => drop(reply.send(Arc::default())),
+                        Question::Trail(reply) => {
+                            let mut trail = Trail::default();
+                            trail.note(&published.snapshot);
+                            drop(reply.send(trail));
+                        }
                         _ => return,
                     }
                 }

@@ -12,12 +12,12 @@ use tokio::time::timeout;
 
 use super::html;
 use super::json::{self, Shown};
-use super::trail::Trail;
 use crate::agent::publish::{Published, SnapshotSource};
 use crate::client::protocol::OutlookMessage;
 use crate::printable::write_json;
 use crate::render::output::host_name;
 use crate::render::wall_clock::WallClock;
+use crate::sources::clock;
 
 /// How often a page changes.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
@@ -60,7 +60,6 @@ pub(super) struct Feed {
 #[derive(Default)]
 struct State {
     made: Option<Made>,
-    trail: Trail,
 }
 
 struct Made {
@@ -101,11 +100,9 @@ impl Feed {
 
     /// The memory of GPUs until now, as the first event of an open page.
     pub(super) async fn trail(&self) -> Option<Bytes> {
-        let mut state = self.state.lock().await;
-        let made = self.fresh(&mut state).await?;
-        let to_unix_ns = made.known.published.boottime_to_unix_ns;
+        let trail = timeout(TIMEOUT, self.source.trail()).await.ok()??;
         let mut text = b"retry: 2000\nevent: trail\ndata: ".to_vec();
-        write_json(&mut text, &state.trail.json(to_unix_ns)).ok()?;
+        write_json(&mut text, &trail.json(clock::boottime_to_unix_ns())).ok()?;
         text.extend_from_slice(b"\n\n");
         Some(text.into())
     }
@@ -119,7 +116,6 @@ impl Feed {
         if state.made.as_ref().is_none_or(|made| made.at.elapsed() >= FRESH) {
             let asked = async { Some((self.source.latest().await?, self.source.outlook().await?)) };
             let (published, outlook) = timeout(TIMEOUT, asked).await.ok()??;
-            state.trail.note(&published.snapshot);
             let known = Known { published, outlook };
             state.made = Some(Made { at: Instant::now(), known, written: BTreeMap::new() });
         }

@@ -5,7 +5,6 @@ mod feed;
 mod files;
 mod html;
 mod json;
-mod trail;
 
 use std::sync::Arc;
 use std::time::Duration;

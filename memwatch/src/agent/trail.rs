@@ -1,4 +1,5 @@
-//! The memory of each GPU since somebody first opened the page: a course of bounded length, whose steps grow with it.
+//! The memory of each GPU since the agent began: a course of bounded length, whose steps grow with it. While nobody asks, it has what NVML counts, now and
+//! then; what the driver has granted is in it where somebody had a snapshot made.
 
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::GpuUuid;
@@ -6,17 +7,19 @@ use serde::Serialize;
 
 /// So many looks are kept; then every other is forgotten.
 const LOOKS: usize = 1440;
+/// While nobody asks, looks are at least so far apart.
+const AT_REST_NS: u64 = 10_000_000_000;
 
 /// All GPUs over time. It has nothing of anybody: what the machine has as a whole is shown to all.
-#[derive(Debug, Default)]
-pub(super) struct Trail {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Trail {
     gpus: Vec<GpuUuid>,
     looks: Vec<Look>,
     /// Looks are so far apart, nanoseconds.
     step_ns: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Look {
     time_ns: u64,
     /// By the order of `gpus`: what NVML counts, and what the driver has granted.
@@ -25,7 +28,7 @@ struct Look {
 
 /// The course in the form that plots have: a list of times, and one of values for each line.
 #[derive(Debug, Serialize)]
-pub(super) struct TrailJson<'a> {
+pub(crate) struct TrailJson<'a> {
     /// Seconds since 1970.
     times: Vec<f64>,
     gpus: Vec<GpuTrailJson<'a>>,
@@ -40,20 +43,30 @@ struct GpuTrailJson<'a> {
 
 impl Trail {
     /// Notes what a snapshot has.
-    pub(super) fn note(&mut self, snapshot: &Snapshot) {
-        let time_ns = snapshot.time_ns;
-        if self.looks.last().is_some_and(|last| time_ns < last.time_ns.saturating_add(self.step_ns)) {
+    pub(crate) fn note(&mut self, snapshot: &Snapshot) {
+        let gpus = snapshot.gpus.iter().map(|gpu| (&gpu.uuid, [gpu.used_bytes, Some(gpu.live_bytes)]));
+        self.look(snapshot.time_ns, self.step_ns, gpus);
+    }
+
+    /// Notes what NVML counts of each GPU, where the last look is a while ago.
+    pub(crate) fn note_used<'a>(&mut self, time_ns: u64, gpus: impl Iterator<Item = (&'a GpuUuid, Option<u64>)>) {
+        self.look(time_ns, self.step_ns.max(AT_REST_NS), gpus.map(|(uuid, used_bytes)| (uuid, [used_bytes, None])));
+    }
+
+    fn look<'a>(&mut self, time_ns: u64, apart_ns: u64, gpus: impl Iterator<Item = (&'a GpuUuid, [Option<u64>; 2])>) {
+        if self.looks.last().is_some_and(|last| time_ns < last.time_ns.saturating_add(apart_ns)) {
             return;
         }
-        for gpu in &snapshot.gpus {
-            if !self.gpus.contains(&gpu.uuid) {
-                self.gpus.push(gpu.uuid.clone());
+        let mut bytes = vec![[None; 2]; self.gpus.len()];
+        for (uuid, own) in gpus {
+            if let Some(at) = self.gpus.iter().position(|known| known == uuid) {
+                bytes[at] = own;
+            } else {
+                self.gpus.push(uuid.clone());
+                bytes.push(own);
             }
         }
-        let of = |uuid: &GpuUuid| snapshot.gpus.iter().find(|gpu| gpu.uuid == *uuid);
-        let bytes =
-            self.gpus.iter().map(|uuid| of(uuid).map_or([None; 2], |gpu| [gpu.used_bytes, Some(gpu.live_bytes)]));
-        self.looks.push(Look { time_ns, bytes: bytes.collect() });
+        self.looks.push(Look { time_ns, bytes });
         if self.looks.len() >= LOOKS {
             let first_ns = self.looks.first().map_or(0, |look| look.time_ns);
             self.step_ns = 2 * (time_ns - first_ns) / LOOKS as u64;
@@ -66,7 +79,7 @@ impl Trail {
     }
 
     /// What was noted.
-    pub(super) fn json(&self, boottime_to_unix_ns: i128) -> TrailJson<'_> {
+    pub(crate) fn json(&self, boottime_to_unix_ns: i128) -> TrailJson<'_> {
         #[expect(clippy::cast_precision_loss, reason = "a double holds the seconds since 1970 to a microsecond")]
         let seconds = |look: &Look| (i128::from(look.time_ns) + boottime_to_unix_ns) as f64 / 1e9;
         let line = |gpu: usize, which: usize| {
@@ -99,6 +112,21 @@ mod tests {
         assert!(times.is_sorted_by(|one, other| one < other) && times.len() > LOOKS / 4, "{}", times.len());
         assert_eq!(times.first(), Some(&(begun_ns + 1_000_000_000)));
         assert!(snapshot.time_ns - times[times.len() - 1] <= trail.step_ns);
+    }
+
+    #[test]
+    fn while_nobody_asks_there_is_a_look_every_ten_seconds_of_what_nvml_counts() {
+        let (mut trail, snapshot) = (Trail::default(), busy_node());
+        let gpus = || snapshot.gpus.iter().map(|gpu| (&gpu.uuid, gpu.used_bytes));
+        for second in 0..=30 {
+            trail.note_used(second * 1_000_000_000, gpus());
+        }
+        let json = trail.json(0);
+        assert_eq!(json.times, [0.0, 10.0, 20.0, 30.0]);
+        assert_eq!(json.gpus[0].used_bytes, [snapshot.gpus[0].used_bytes; 4]);
+        assert_eq!(json.gpus[0].driver_allocated_bytes, [None; 4]);
+        trail.note_used(60 * 1_000_000_000, std::iter::empty());
+        assert_eq!(trail.json(0).gpus[0].used_bytes[4], None, "it is not listed any more");
     }
 
     #[test]
