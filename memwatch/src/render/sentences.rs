@@ -19,6 +19,8 @@ use crate::backends::error_words;
 pub(crate) const KINDS: [&str; 5] = ["device", "pool", "physical", "array", MANAGED];
 /// The kind whose pages may be anywhere.
 pub(crate) const MANAGED: &str = "managed";
+/// Why not all of ggml's buffers are known.
+pub(crate) const OLDER_BUFFERS: &str = "buffers from before the attach are not known: ggml keeps no list of them";
 /// So many names are listed before the rest is only counted.
 const LISTED: usize = 3;
 

@@ -39,7 +39,7 @@ pub struct Arenas {
     arenas: BTreeMap<u64, Arena>,
     segments: BTreeMap<u64, DriverSegment>,
     /// Its driver's allocations were all seen: an address in none of them is no device's.
-    from_start: bool,
+    sees_driver: bool,
     /// No event of them is traced: what is known is as it was read last.
     is_stopped: bool,
 }
@@ -83,7 +83,7 @@ impl Arenas {
         match (self.segment_at(address).map(|segment| segment.ordinal), before) {
             (_, Home::Host) | (Some(None), _) => Home::Host,
             (Some(Some(ordinal)), _) => Home::Device(ordinal),
-            (None, Home::Unknown) if self.from_start => Home::Host,
+            (None, Home::Unknown) if self.sees_driver => Home::Host,
             (None, before) => before,
         }
     }
@@ -196,12 +196,24 @@ fn named_home(book: &ArenaBook) -> Home {
 }
 
 impl FrameworkAllocator for Arenas {
-    fn begin(&mut self, from_start: bool, _missing: &[u16]) {
-        self.from_start = from_start;
-    }
+    /// What each has begins with its first event.
+    fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
     /// What decides is whether the driver's calls were missed, not the arena's events.
     fn miss_start(&mut self) {}
+
+    fn see_driver(&mut self, all: bool) {
+        self.sees_driver = all;
+    }
+
+    fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
+        if let TensorChange::Chunk(chunk) = &event.what
+            && !self.knows_place(chunk)
+            && let Some(segment) = segment_at(chunk.address)
+        {
+            self.learn_segment(segment);
+        }
+    }
 
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
         match &event.what {

@@ -32,7 +32,7 @@ fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk 
 
 fn with_segment() -> Arenas {
     let mut arenas = Arenas::default();
-    arenas.begin(true, &[]);
+    arenas.see_driver(true);
     arenas.learn_segment(SEGMENT);
     arenas
 }

@@ -4,18 +4,20 @@ use std::fs::File;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
+use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES, TensorMeaning};
 use memwatch_core::words::Framework;
 
 use super::points::points;
 use super::symbols::TensorPoint;
 use crate::frameworks::bfc::{ArenaLayout, CounterLayout, OnnxRuntime};
+use crate::frameworks::ggml::BufferLayout;
 use crate::sources::kernel::load::chain;
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan, is_library};
 
 /// The libraries by the stem of their file's name: small ones first, whose probes are wanted soonest.
-const LIBRARIES: [(&str, FrameworkLibrary); 9] = [
+const LIBRARIES: [(&str, FrameworkLibrary); 10] = [
+    ("libggml-base.so", FrameworkLibrary::GgmlBase),
     ("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime),
     ("libonnxruntime.so", FrameworkLibrary::OnnxRuntime),
     ("xla_cuda_plugin.so", FrameworkLibrary::Xla),
@@ -37,8 +39,12 @@ pub(crate) fn is_of(framework: Framework, path: &[u8]) -> bool {
     own.any(|(stem, _)| is_library(path, stem))
 }
 
-/// Whether a library has arenas instead of PyTorch's allocators.
-pub(crate) const fn is_of_arenas(library: FrameworkLibrary) -> bool {
+/// Whether a library has an allocator of its own beside PyTorch's.
+pub(crate) const fn is_of_others(library: FrameworkLibrary) -> bool {
+    has_arenas(library) || matches!(library, FrameworkLibrary::GgmlBase)
+}
+
+const fn has_arenas(library: FrameworkLibrary) -> bool {
     matches!(library, FrameworkLibrary::Xla | FrameworkLibrary::TensorFlow | FrameworkLibrary::OnnxRuntime)
 }
 
@@ -151,7 +157,10 @@ impl Eyes {
             return self.look_into_classes(&opened);
         }
         let mut points = points(&opened, library, self.version).map_err(|error| chain(&error));
-        if !is_of_arenas(library) {
+        if library == FrameworkLibrary::GgmlBase {
+            return Known { points: points.and_then(|points| with_buffers(&opened, points)), arenas: None };
+        }
+        if !has_arenas(library) {
             return Known { points, arenas: None };
         }
         let arenas = ArenaLayout::of(&opened).inspect_err(|error| log::warn!("{}: {}", file.display, chain(error)));
@@ -170,4 +179,13 @@ impl Eyes {
             None => Known { points: Err("the arena of this build is not as expected".to_owned()), arenas: None },
         }
     }
+}
+
+/// The points of ggml's library, each with what it looks at; all of them, since without one the others would be misread.
+fn with_buffers(file: &File, mut points: Vec<TensorPoint>) -> Result<Vec<TensorPoint>, String> {
+    let rows = TENSOR_PROBES.iter().filter(|row| row.library == FrameworkLibrary::GgmlBase).count();
+    let layout = BufferLayout::of(file).map_err(|error| chain(&error))?;
+    let layout = layout.filter(|_| points.len() == rows).ok_or("the buffers of this build are not as expected")?;
+    layout.complete(&mut points);
+    Ok(points)
 }

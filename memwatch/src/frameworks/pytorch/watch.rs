@@ -10,7 +10,7 @@ use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorPr
 use memwatch_core::input::{Stacks, TensorLevel};
 use memwatch_core::words::Framework;
 
-use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};
+use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_others};
 use super::price::Counting;
 use super::request::{Sight, TensorRequest};
 use super::symbols::TensorPoint;
@@ -171,6 +171,13 @@ impl TorchWatch {
         watched.into_iter().flat_map(|watched| watched.arenas.iter().map(|(framework, layout)| (*framework, *layout)))
     }
 
+    /// The frameworks without books of their own whose functions are probed in a process.
+    pub(crate) fn without_books(&self, tgid: u32) -> impl Iterator<Item = Framework> {
+        let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
+        let probed = libraries.filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
+        probed.filter(|library| *library == FrameworkLibrary::GgmlBase).filter_map(Framework::of_library)
+    }
+
     /// What is watched of a process at a level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }
@@ -301,7 +308,7 @@ impl TorchWatch {
         watched.libraries.insert(library, Library::new(file, points));
         watched.follow(kernel, tgid, request);
         watched.found.get_or_insert_with(Instant::now);
-        if is_of_arenas(library) {
+        if is_of_others(library) {
             watched.arenas.extend(Framework::of_library(library).zip(arenas));
             // Nothing of PyTorch begins with it.
             return Some((tgid, allocator_rows().collect()));
@@ -374,7 +381,7 @@ impl Watched {
 
     /// How many of PyTorch's libraries it has.
     fn torch_count(&self) -> usize {
-        self.libraries.keys().filter(|library| !is_of_arenas(**library)).count()
+        self.libraries.keys().filter(|library| !is_of_others(**library)).count()
     }
 
     /// The rows on PyTorch's allocators that no library has.

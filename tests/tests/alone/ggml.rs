@@ -1,0 +1,55 @@
+//! ggml's buffers from the first one on, in a program that starts while memwatch watches the machine: live, and from the recording of that.
+
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, Shape, TorchJob};
+use serde_json::Value;
+
+/// What ggml's own functions say, and memwatch of all buffers of the device.
+const FIELDS: [&str; 4] = ["buffers", "num_buffers", "bytes_in_use", "peak_bytes_in_use"];
+const USAGES: [&str; 3] = ["weights", "compute", "other"];
+
+/// Whether they are all there, with ggml's numbers.
+fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
+    let (device, stats) = (&buffers["devices"][0], &checkpoint["stats"]);
+    let of_usage = |usage: &str| {
+        let rows = device["usages"].as_array();
+        let row = rows.and_then(|rows| rows.iter().find(|row| row["usage"] == usage));
+        row.map_or(0, |row| row["bytes"].as_u64().expect("a size"))
+    };
+    buffers["exact"] == true
+        && buffers["devices"].as_array().is_some_and(|devices| devices.len() == 1)
+        && FIELDS.iter().all(|field| device[field] == stats[field])
+        && USAGES.iter().all(|usage| stats[format!("{usage}_bytes")] == of_usage(usage))
+}
+
+#[test]
+fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(&["ggml_job.py", "--early"]) else { return };
+    let recording = gpu.directory().join("ggml.mwr").display().to_string();
+    let mut watch = gpu.watch(&["--no-agent", "-o", &recording]);
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
+    let tgid = job.tgid();
+    let buffers = |report: &Report| report.process(tgid).map(|process| process.0["tensor"]["buffers"].clone());
+    watch.until(|report| buffers(report).is_some_and(|buffers| !buffers.is_null()));
+    job.go_on();
+    let mut last = None;
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        watch.until(|report| buffers(report).is_some_and(|buffers| agrees(&buffers, &checkpoint)));
+        checkpoints += 1;
+        last = Some(checkpoint);
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 6);
+    drop(watch);
+    let stats = gpu.run_memwatch(&["stats", "--json", "--in", &recording, "--pid", &tgid.to_string()]);
+    let stats: Value = serde_json::from_str(&stats.stdout).unwrap_or_else(|error| panic!("{error}: {stats:#?}"));
+    let found = &stats["data"]["processes"][0]["buffers"];
+    assert!(agrees(found, &last.expect("the job has reached its end")), "{stats:#}");
+    let lines = gpu.run_memwatch(&["where", "--in", &recording]);
+    for function in ["with_tensors", "plain"] {
+        assert!(lines.stdout.contains("ggml_job.py:") && lines.stdout.contains(function), "{}", lines.stdout);
+    }
+}
