@@ -2,6 +2,7 @@
 
 pub(crate) mod bfc;
 pub(crate) mod ggml;
+pub(crate) mod libraries;
 pub(crate) mod named;
 pub(crate) mod probes;
 pub(crate) mod pytorch;

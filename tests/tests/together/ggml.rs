@@ -34,6 +34,7 @@ fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
     let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
     let mut job = TorchJob::start(command);
     job.next_checkpoint().expect("its weights are there");
+    job.go_on();
     let cache = job.next_checkpoint().expect("its cache is there");
     assert_eq!(cache["label"], "cache");
     let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
