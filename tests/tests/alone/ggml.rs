@@ -54,7 +54,7 @@ fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
     let recording = gpu.directory().join("ggml.mwr").display().to_string();
     let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
     until_recorded(&gpu, (&recording, 0), |_| true);
-    let mut watch = gpu.watch(&["--no-agent"]);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
     let mut job = TorchJob::start(command);
     let tgid = job.tgid();
     assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");

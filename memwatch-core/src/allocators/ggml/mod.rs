@@ -15,7 +15,7 @@ use self::sums::Sums;
 use super::pytorch::DriverChange;
 use super::{Block, BlockChange, FrameworkAllocator, Reported};
 use crate::decode::{BufferChange, BufferTurn, BufferUsage, TensorChange, TensorEvent};
-use crate::ledger::DriverSegment;
+use crate::ledger::{DriverSegment, Memory};
 use crate::words::Ordinal;
 
 pub use self::sums::{DeviceBuffers, UsageSum};
@@ -97,9 +97,8 @@ impl Buffers {
 
     fn make(&mut self, event: &TensorEvent, context: u64, buffer: Buffer) -> Option<BlockChange> {
         let segment = self.segment.take()?;
-        let is_its = segment.ordinal == Some(buffer.ordinal)
-            && segment.address == buffer.address
-            && segment.bytes >= buffer.bytes;
+        let is_there = [Memory::Device(buffer.ordinal), Memory::SomeDevice].contains(&segment.memory);
+        let is_its = is_there && segment.address == buffer.address && segment.bytes >= buffer.bytes;
         if !is_its {
             return None;
         }

@@ -14,7 +14,7 @@ fn event(context: u64, turn: BufferTurn) -> TensorEvent {
 }
 
 fn segment(address: u64, bytes: u64) -> DriverSegment {
-    DriverSegment { address, bytes, ordinal: Some(GPU) }
+    DriverSegment { address, bytes, memory: Memory::Device(GPU) }
 }
 
 /// A buffer is made whose address the driver has this of.
@@ -67,13 +67,21 @@ fn a_buffer_counts_by_what_it_is_for_until_it_goes() {
 fn a_buffer_of_another_backend_is_none_of_a_device() {
     let mut buffers = watched();
     let other = Some(segment(ADDRESS - 4096, 2 * BYTES));
-    let pinned = Some(DriverSegment { ordinal: None, ..segment(ADDRESS, BYTES) });
-    let elsewhere = Some(DriverSegment { ordinal: Some(Ordinal(1)), ..segment(ADDRESS, BYTES) });
+    let pinned = Some(DriverSegment { memory: Memory::Host, ..segment(ADDRESS, BYTES) });
+    let elsewhere = Some(DriverSegment { memory: Memory::Device(Ordinal(1)), ..segment(ADDRESS, BYTES) });
     for held in [None, other, pinned, elsewhere, Some(segment(ADDRESS, BYTES - 1))] {
         assert_eq!(make(&mut buffers, CONTEXT, (ADDRESS, BYTES), held), None, "{held:?}");
     }
     assert_eq!(buffers.apply(&event(CONTEXT, BufferTurn::Goes)), None);
     assert!(buffers.devices().is_empty() && buffers.is_exact());
+}
+
+#[test]
+fn where_the_drivers_ledger_does_not_know_the_device_a_buffer_knows_its_own() {
+    let mut buffers = watched();
+    let somewhere = DriverSegment { memory: Memory::SomeDevice, ..segment(ADDRESS, BYTES) };
+    let granted = make(&mut buffers, CONTEXT, (ADDRESS, BYTES), Some(somewhere));
+    assert!(matches!(granted, Some(BlockChange::Granted(block)) if block.ordinal == GPU));
 }
 
 #[test]
