@@ -172,6 +172,15 @@ pub enum Input {
     },
     /// What the arenas of JAX, TensorFlow and ONNX Runtime have by their own books: before any record that is later than the reading.
     Arenas(Box<arenas::ArenaBooks>),
+    /// The probes around the allocator of a framework that keeps no books are in place in this process.
+    FrameworkWatched {
+        /// The process.
+        tgid: Tgid,
+        /// Which.
+        framework: Framework,
+        /// When the last of them was put in: `CLOCK_BOOTTIME`, nanoseconds.
+        time_ns: u64,
+    },
 }
 
 /// An address in the kernel half's allocation map.

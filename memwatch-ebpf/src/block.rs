@@ -71,6 +71,11 @@ pub(crate) fn read(
             *args = [args[0], CHUNK_FREED, 0, args[1], 0, 0];
             read_counters(args[0], counters, args, extra)
         }
+        BlockPlan::BufferMade => {
+            let was_read = Bpf.read_words(args[1], extra);
+            *args = [args[0], args[2], args[1], 0, 0, 0];
+            was_read
+        }
     }
 }
 

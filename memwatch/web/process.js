@@ -192,6 +192,12 @@ function frameworks(process, gpus) {
     ];
     parts.push(element("div", {}, element("h3", {}, `Arena ${plain(arena.name ?? "")}`), element("dl", { class: "facts" }, ...list.map(pair))));
   }
+  for (const device of tensor.buffers?.devices ?? []) {
+    const where = device.uuid ? `GPU ${gpuNumber(gpus, device.uuid)}` : `device ${device.device}`;
+    const all = device.bytes_in_use === null ? [["known", bytes(device.known_bytes)]] : [["in use", bytes(device.bytes_in_use)], ["peak in use", bytes(device.peak_bytes_in_use)]];
+    const list = [...all, ...device.usages.map((one) => [plain(one.usage), bytes(one.bytes)])];
+    parts.push(element("div", {}, element("h3", {}, `Buffers of ggml on ${where}`), element("dl", { class: "facts" }, ...list.map(pair))));
+  }
   return parts;
 }
 

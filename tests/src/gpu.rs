@@ -205,9 +205,22 @@ impl Gpu {
     /// # Panics
     /// When a path of the build holds a colon.
     pub fn onnx_command(&self, words: &[&str]) -> Option<Command> {
-        let path = |what: &str| path_in(&format!("ONNX_{what}"));
+        self.script_on(("ONNX", "ONNX Runtime"), words)
+    }
+
+    /// A script of `tests/workloads` on real ggml, as llama.cpp uses it, not started. `None` where that is not installed.
+    ///
+    /// # Panics
+    /// When a path of the build holds a colon.
+    pub fn ggml_command(&self, words: &[&str]) -> Option<Command> {
+        self.script_on(("GGML", "llama.cpp"), words)
+    }
+
+    /// A script on a framework in the newer system: what its variables begin with, and its name for people.
+    fn script_on(&self, (variable, name): (&str, &str), words: &[&str]) -> Option<Command> {
+        let path = |what: &str| path_in(&format!("{variable}_{what}"));
         let (Some(root), Some(packages), Some(runtime)) = (path("ROOT"), path("PACKAGES"), path("RUNTIME")) else {
-            return skip("ONNX Runtime is not installed: run through `cargo xtask test`");
+            return skip(&format!("{name} is not installed: run through `cargo xtask test`"));
         };
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads");
         let newer = NewerSystem { root, packages };

@@ -54,8 +54,11 @@ pub(crate) fn build_simulator(repo: &Repo, prologue: Prologue) -> Result<PathBuf
 type Ensure = fn(&Path, &Path) -> Result<NewerEnv>;
 
 /// Other frameworks in the newer system: what they are called in messages, how their variables begin, and how they are made.
-const OTHERS: [(&str, &str, Ensure); 2] =
-    [("JAX", "JAX", torch::ensure_jax), ("ONNX Runtime", "ONNX", torch::ensure_onnxruntime)];
+const OTHERS: [(&str, &str, Ensure); 3] = [
+    ("JAX", "JAX", torch::ensure_jax),
+    ("ONNX Runtime", "ONNX", torch::ensure_onnxruntime),
+    ("llama.cpp", "GGML", torch::ensure_ggml),
+];
 
 /// Makes every PyTorch environment that the tests use.
 ///

@@ -89,6 +89,8 @@ pub enum BlockPlan {
         /// Where its counters are.
         counters: CounterPlan,
     },
+    /// A buffer is made whose context argument 1 points to: that and its size, argument 2, change places, and the peeks are the context's first two words.
+    BufferMade,
 }
 
 /// Where an arena counts: in words of 8 bytes from an offset on.
@@ -164,6 +166,7 @@ impl BlockPlan {
                 (4, allocator, counters.peak_word as u64 & 7, counters.offset_bytes)
             }
             Self::ChunkFreed { counters } => (5, Held::Rax, counters.peak_word as u64 & 7, counters.offset_bytes),
+            Self::BufferMade => (6, Held::Rax, 0, 0),
         };
         kind & 3 | (allocator as u64) << 2 | block << 5 | ((offset_bytes as u64 / 8) & 0x1FF) << 8 | (kind >> 2) << 18
     }
@@ -179,6 +182,7 @@ impl BlockPlan {
             3 => Self::Completed { offset_bytes },
             4 => Self::ChunkGranted { allocator, counters },
             5 => Self::ChunkFreed { counters },
+            6 => Self::BufferMade,
             _ => Self::None,
         }
     }
@@ -276,6 +280,12 @@ impl TensorPlan {
     pub const fn of_thread(mut self, offset_bytes: u16) -> Self {
         self.peek = Some((0, offset_bytes));
         self.thread_variable = true;
+        self
+    }
+
+    /// At the function's entry, with what is read there.
+    pub(super) const fn block(mut self, block: BlockPlan) -> Self {
+        self.block = block;
         self
     }
 

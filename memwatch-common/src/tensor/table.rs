@@ -3,7 +3,7 @@
 //! Symbols are beginnings of mangled names, since signatures change from version to version; presence and registers were checked in the wheels of
 //! PyTorch 2.1.2, 2.4.1, 2.6.0, 2.8.0 and 2.15.0 for x86-64.
 
-use super::plan::{Statistics, TensorPlan, Text, Walk};
+use super::plan::{BlockPlan, Statistics, TensorPlan, Text, Walk};
 
 /// The library a row's function is in, by the name of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +24,8 @@ pub enum FrameworkLibrary {
     TensorFlow,
     /// `onnxruntime_pybind11_state….so` of the Python package, and `libonnxruntime.so` of others. No symbols: functions are found by the class.
     OnnxRuntime,
+    /// `libggml-base.so` of llama.cpp and its kin: what all backends' buffers pass. Exported.
+    GgmlBase,
     /// `libpython3.x.so` or the interpreter's executable. The function has no symbol there: it is where a type object says.
     Python,
 }
@@ -45,6 +47,8 @@ pub enum Purpose {
     AllocatorWithoutTrace,
     /// Chunks of the arenas of XLA, TensorFlow and ONNX Runtime.
     Arena,
+    /// Buffers of ggml.
+    Buffers,
     /// Forward, backward, optimizer, and what the program calls a range.
     Stages,
     /// Which node of the backward graph belongs to which module.
@@ -125,6 +129,14 @@ pub enum TensorMeaning {
     ArenaChunk,
     /// It takes one back: argument 0 is the arena, 3 the address; 2 and the peeks are what it had counted before.
     ArenaChunkFreed,
+    /// `ggml_backend_buffer_init(type, interface, context, bytes)`: a buffer of some backend is made, whose memory is there. Argument 1 is its size in bytes and
+    /// 2 its context; the peeks are the context's first words: of CUDA's backend the device's number (the lower half), and where the memory begins
+    /// (`ggml_backend_cuda_buffer_context` in ggml/src/ggml-cuda/ggml-cuda.cu).
+    BufferMade,
+    /// `ggml_backend_buffer_set_usage(buffer, usage)`: what it is for; the first peek is its context.
+    BufferLabelled,
+    /// `ggml_backend_buffer_free(buffer)`: before its memory is given back; the first peek is its context.
+    BufferGoes,
     /// The code object in argument 0 goes; its address may become another's.
     CodeGoes,
 }
@@ -144,6 +156,8 @@ impl TensorMeaning {
             Self::Requested => [ALL, ALL, ALL, 0, 0, 0],
             Self::Chunk | Self::ArenaChunk => [ALL; 6],
             Self::ArenaChunkFreed => [ALL, 0, ALL, ALL, 0, 0],
+            Self::BufferMade => [0, ALL, ALL, 0, 0, 0],
+            Self::BufferLabelled => [0, 0xffff_ffff, 0, 0, 0, 0],
             Self::SegmentWanted => [ALL, 0, 0xff, 0, 0, 0],
             Self::PeaksReset | Self::AccumulatedReset => [0, 0xff, 0, 0, 0, 0],
             Self::Synchronized | Self::BlockFreed | Self::CaptureBegins | Self::CaptureEnds | Self::CodeGoes => {
@@ -154,6 +168,7 @@ impl TensorMeaning {
             | Self::NvtxPush
             | Self::NvtxPop
             | Self::BackwardNode
+            | Self::BufferGoes
             | Self::SequenceNumber => [0; 6],
         }
     }
@@ -202,6 +217,14 @@ const fn arena(id: u16, library: FrameworkLibrary) -> TensorProbe {
     let mut probe =
         row(id, (library, Purpose::Arena), "_ZN3tsl12BFCAllocator10AddTraceMeE", TensorMeaning::Chunk, plan);
     probe.ending = "EPKvll";
+    probe
+}
+
+/// A function of ggml's C interface, by its whole name: others begin so. Exceptions pass none of them that memwatch knows of; all the same nothing is probed
+/// where it returns.
+const fn ggml(id: u16, symbol: &'static str, meaning: TensorMeaning, plan: TensorPlan) -> TensorProbe {
+    let mut probe = row(id, (FrameworkLibrary::GgmlBase, Purpose::Buffers), symbol, meaning, plan);
+    probe.ending = symbol;
     probe
 }
 
@@ -344,6 +367,14 @@ pub const TENSOR_PROBES: &[TensorProbe] = &[
     arena(61, FrameworkLibrary::TensorFlow),
     at(Point::Calls, row(62, ONNX, "", TensorMeaning::ArenaChunk, REGISTERS.walk(Walk::Chunks))),
     at(Point::Calls, row(63, ONNX, "", TensorMeaning::ArenaChunkFreed, REGISTERS)),
+    ggml(
+        64,
+        "ggml_backend_buffer_init",
+        TensorMeaning::BufferMade,
+        REGISTERS.walk(Walk::Grants).block(BlockPlan::BufferMade),
+    ),
+    ggml(65, "ggml_backend_buffer_set_usage", TensorMeaning::BufferLabelled, REGISTERS.counters()),
+    ggml(66, "ggml_backend_buffer_free", TensorMeaning::BufferGoes, REGISTERS.counters()),
     row(40, PYTHON, "", TensorMeaning::CodeGoes, REGISTERS.forgets()),
 ];
 
@@ -372,6 +403,7 @@ mod tests {
         for block in [
             BlockPlan::ChunkGranted { allocator: Held::Rbx, counters },
             BlockPlan::ChunkFreed { counters: CounterPlan { peak_word: 6, ..counters } },
+            BlockPlan::BufferMade,
             BlockPlan::Granted { allocator, block, offset_bytes: 0x38 },
             BlockPlan::GivenBack { allocator, offset_bytes: 0x208 },
             BlockPlan::Completed { offset_bytes: 0xff8 },

@@ -3,7 +3,6 @@
 use super::TensorLedger;
 use super::bfc::Arenas;
 use super::framework::FrameworkAllocator as _;
-use crate::decode::{TensorChange, TensorEvent};
 use crate::input::arenas::ArenaBooks;
 use crate::ledger::DriverSegment;
 
@@ -13,20 +12,9 @@ impl TensorLedger {
         &self.allocators.bfc
     }
 
-    /// An event's chunk, where the driver's ledger has to be asked in which of its allocations that lies.
-    pub fn unplaced_chunk(&self, event: &TensorEvent) -> Option<u64> {
-        let TensorChange::Chunk(chunk) = &event.what else { return None };
-        (!self.allocators.bfc.knows_place(chunk)).then_some(chunk.address)
-    }
-
-    /// The driver's allocation that holds a chunk.
+    /// The driver's allocation that holds a region of an arena.
     pub fn learn_segment(&mut self, segment: DriverSegment) {
         self.allocators.bfc.learn_segment(segment);
-    }
-
-    /// Whether all driver allocations of the process were seen, from its start on.
-    pub fn begin_arenas(&mut self, from_start: bool) {
-        self.allocators.bfc.begin(from_start, &[]);
     }
 
     /// What the arenas have by their own books. Chunks that no event had shown are older than the watch.

@@ -1,15 +1,16 @@
 //! The seam between a framework's allocator and everything that asks what it has: sums by place, views, forecasts.
 //!
-//! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`], JAX's, TensorFlow's and ONNX
-//! Runtime's [`super::bfc::Arenas`]; in a process they are
-//! one, [`super::frameworks::Frameworks`]. What is not asked of every allocator is provided: it has none. What it needs beside this is a table of the framework's functions in
-//! memwatch-common, and the way to find them in a process in memwatch's `frameworks/`.
+//! One implementation per framework: PyTorch's is [`super::pytorch::Allocators`], JAX's, TensorFlow's and ONNX Runtime's [`super::bfc::Arenas`], that of
+//! ggml [`super::ggml::Buffers`]; in a process they are one, [`super::frameworks::Frameworks`]. What is not asked of every allocator is provided: it has
+//! none. What it needs beside this is a table of the framework's functions in memwatch-common, and the way to find them in a process in memwatch's
+//! `frameworks/`.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::decode::TensorEvent;
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
+use crate::ledger::DriverSegment;
 use crate::words::Ordinal;
 
 use super::pytorch::{DriverChange, Words};
@@ -23,6 +24,12 @@ pub trait FrameworkAllocator: Clone + Debug + Default {
 
     /// Something was allocated before: an allocator that is first heard of from now on has a past.
     fn miss_start(&mut self);
+
+    /// Whether all that the driver has granted to the process is known.
+    fn see_driver(&mut self, _all: bool) {}
+
+    /// Before an event is taken in: `segment_at` is the driver's allocation that holds an address, which the driver's call that made room came before.
+    fn place(&mut self, _event: &TensorEvent, _segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {}
 
     /// Takes one event into account, and says what has become of a block.
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange>;

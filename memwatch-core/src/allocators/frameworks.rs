@@ -6,24 +6,28 @@ use memwatch_common::tensor::{Purpose, TENSOR_PROBES};
 use serde::{Deserialize, Serialize};
 
 use super::bfc::Arenas;
+use super::ggml::Buffers;
 use super::pytorch::{Allocators, DriverChange, Words};
 use super::threads::Stage;
 use super::{BlockChange, FrameworkAllocator, Reported, TensorLedger};
 use crate::decode::{TensorChange, TensorEvent};
 use crate::input::books::{BookBlock, DeviceBooks, DeviceNumbers};
+use crate::ledger::DriverSegment;
 use crate::words::Ordinal;
 
-/// The allocators of one process: PyTorch's by device, and arenas by address.
+/// The allocators of one process: PyTorch's by device, arenas by address, buffers by context.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Frameworks {
     /// PyTorch's.
     pub(super) pytorch: Allocators,
     /// JAX's, TensorFlow's and ONNX Runtime's.
     pub(super) bfc: Arenas,
+    /// ggml's.
+    pub(super) ggml: Buffers,
 }
 
 impl FrameworkAllocator for Frameworks {
-    /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event.
+    /// Of PyTorch alone, where any of its functions is probed: arenas begin with their first event, and ggml's buffers when their framework is watched.
     fn begin(&mut self, from_start: bool, missing: &[u16]) {
         let is_its =
             |purpose| matches!(purpose, Purpose::Allocator | Purpose::AllocatorCalls | Purpose::AllocatorReports);
@@ -36,11 +40,25 @@ impl FrameworkAllocator for Frameworks {
     fn miss_start(&mut self) {
         self.pytorch.miss_start();
         self.bfc.miss_start();
+        self.ggml.miss_start();
+    }
+
+    fn see_driver(&mut self, all: bool) {
+        self.bfc.see_driver(all);
+        self.ggml.see_driver(all);
+    }
+
+    fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
+        self.bfc.place(event, segment_at);
+        self.ggml.place(event, segment_at);
     }
 
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
-        let is_chunk = matches!(event.what, TensorChange::Chunk(_) | TensorChange::ChunkGoes(_));
-        if is_chunk { self.bfc.apply(event) } else { self.pytorch.apply(event) }
+        match event.what {
+            TensorChange::Chunk(_) | TensorChange::ChunkGoes(_) => self.bfc.apply(event),
+            TensorChange::Buffer(_) => self.ggml.apply(event),
+            _ => self.pytorch.apply(event),
+        }
     }
 
     fn skip(&mut self, event: &TensorEvent) {
@@ -50,11 +68,12 @@ impl FrameworkAllocator for Frameworks {
     fn driver(&mut self, change: DriverChange) {
         self.pytorch.driver(change);
         self.bfc.driver(change);
+        self.ggml.driver(change);
     }
 
     fn reported(&self) -> BTreeMap<Ordinal, Reported> {
         let mut all = self.pytorch.reported();
-        for (ordinal, more) in self.bfc.reported() {
+        for (ordinal, more) in self.bfc.reported().into_iter().chain(self.ggml.reported()) {
             let sum = all.entry(ordinal).or_default();
             sum.allocated_bytes = sum.allocated_bytes.saturating_add(more.allocated_bytes);
             sum.reserved_bytes = sum.reserved_bytes.saturating_add(more.reserved_bytes);
@@ -82,11 +101,13 @@ impl FrameworkAllocator for Frameworks {
     fn stop(&mut self) {
         self.pytorch.stop();
         self.bfc.stop();
+        self.ggml.stop();
     }
 
     fn resume(&mut self) {
         self.pytorch.resume();
         self.bfc.resume();
+        self.ggml.resume();
     }
 
     fn wants_books(&self) -> bool {
@@ -108,10 +129,12 @@ impl FrameworkAllocator for Frameworks {
     fn lose(&mut self) {
         self.pytorch.lose();
         self.bfc.lose();
+        self.ggml.lose();
     }
 
     fn begin_own_peaks(&mut self, now_ns: u64) {
         self.pytorch.begin_own_peaks(now_ns);
+        self.ggml.begin_own_peaks(now_ns);
     }
 
     fn keep_history(&mut self, limit: usize) {
@@ -123,7 +146,29 @@ impl FrameworkAllocator for Frameworks {
     }
 }
 
+impl<A: FrameworkAllocator> TensorLedger<A> {
+    /// Whether all that the driver has granted to the process is known.
+    pub fn see_driver(&mut self, all: bool) {
+        self.allocators.see_driver(all);
+    }
+
+    /// Before an event is taken in: `segment_at` is the driver's allocation that holds an address.
+    pub fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
+        self.allocators.place(event, segment_at);
+    }
+}
+
 impl TensorLedger {
+    /// ggml's functions are probed from now on; `from_start` where the driver had granted nothing before.
+    pub fn watch_buffers(&mut self, from_start: bool) {
+        self.allocators.ggml.watch(from_start);
+    }
+
+    /// What is known of ggml's buffers.
+    pub const fn buffers(&self) -> &Buffers {
+        &self.allocators.ggml
+    }
+
     /// What an event of a single probe is of the allocator's trace and its reports; `None` where it is no such event.
     pub fn split(&mut self, event: &TensorEvent) -> Option<[Option<TensorEvent>; 3]> {
         self.allocators.pytorch.split(event)

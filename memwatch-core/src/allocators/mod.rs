@@ -6,6 +6,7 @@
 //! ```
 
 pub mod bfc;
+pub mod ggml;
 pub mod names;
 pub mod places;
 pub mod pytorch;
@@ -219,15 +220,14 @@ impl<A: FrameworkAllocator> TensorLedger<A> {
         {
             self.places.spend(spent);
         }
-        if event.time_ns < self.course.books_ns {
+        if event.time_ns < self.course.books_ns && !event.what.is_of_others() {
             self.allocators.skip(event);
             return;
         }
         self.course.event_ns = self.course.event_ns.max(event.time_ns);
         self.settle_before(event);
         let Some(change) = self.allocators.apply(event) else { return };
-        let is_chunk = matches!(event.what, TensorChange::Chunk(_) | TensorChange::ChunkGoes(_));
-        let now = if is_chunk { self.observed(&change) } else { reported_by(event) };
+        let now = if event.what.is_of_others() { self.observed(&change) } else { reported_by(event) };
         if let Some((ordinal, before_bytes, now)) = now {
             self.log.observe(ordinal, &now);
             self.places.observe(ordinal, before_bytes, now.allocated_bytes);

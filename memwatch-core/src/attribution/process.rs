@@ -199,15 +199,23 @@ impl Process {
         self.tensors.get_or_insert_default().begin(from_start, missing);
     }
 
-    /// Where in the driver's memory an event's chunk lies, before the event is taken in: the driver's call that made room for it came before.
-    pub fn place_chunk(&mut self, event: &TensorEvent) {
-        let Some(tensors) = &mut self.tensors else { return };
-        tensors.begin_arenas(self.from_start && self.losses.is_empty());
-        if let Some(address) = tensors.unplaced_chunk(event)
-            && let Some(segment) = self.ledger.segment_at(address)
-        {
-            tensors.learn_segment(segment);
+    /// A framework's allocator is probed since `time_ns`, as [`Self::watch_tensors`] says of PyTorch's.
+    pub fn watch_framework(&mut self, framework: Framework, time_ns: u64) {
+        let from_start = self.from_start && self.ledger.totals().whole().allocations == 0;
+        self.frameworks.insert(framework);
+        let tensors = self.tensors.get_or_insert_default();
+        if framework == Framework::Ggml && !tensors.buffers().is_watched() {
+            tensors.watch_buffers(from_start);
+            self.tensors_watched_ns = time_ns;
         }
+    }
+
+    /// Where in the driver's memory lies what an event is about, before the event is taken in: the driver's call that made room for it came before.
+    pub fn place(&mut self, event: &TensorEvent) {
+        let Some(tensors) = &mut self.tensors else { return };
+        tensors.see_driver(self.from_start && self.losses.is_empty());
+        let ledger = &self.ledger;
+        tensors.place(event, &|address| ledger.segment_at(address));
     }
 
     /// Where in the driver's memory the regions of arenas lie, before their books are taken in.

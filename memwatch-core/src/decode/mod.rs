@@ -2,6 +2,7 @@
 
 mod action;
 mod array;
+mod buffer;
 mod chunk;
 mod node;
 mod tensor;
@@ -15,6 +16,7 @@ use memwatch_common::record::{CallRecord, FLAG_OUT_UNREADABLE, FLAG_PEEK_UNREADA
 use crate::words::{ContextHandle, Ordinal, Span, Tgid, Tid};
 
 pub use action::{Action, Location, PoolPlace, PoolSite, Stream};
+pub use buffer::{BufferChange, BufferTurn, BufferUsage};
 pub use chunk::{Chunk, ChunkGoes};
 pub use node::{NodeLayout, NodeWords};
 pub use tensor::block::{BlockReport, BlockTurn, PendingBlocks, Request, Totals};

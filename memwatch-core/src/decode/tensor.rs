@@ -10,6 +10,7 @@ use memwatch_common::tensor::{
 use serde::{Deserialize, Serialize};
 
 use self::block::BlockReport;
+use super::buffer::BufferChange;
 use super::chunk::{Chunk, ChunkGoes};
 use super::low_u32;
 use super::node::NodeWords;
@@ -173,6 +174,15 @@ pub enum TensorChange {
     ChunkGoes(ChunkGoes),
     /// All about a block that came or went, from one probe: [`BlockReport::events`] says what that is of the above.
     Block(BlockReport),
+    /// ggml makes, labels or gives back a buffer.
+    Buffer(BufferChange),
+}
+
+impl TensorChange {
+    /// Whether another framework's allocator than PyTorch's reports it: none of those has the totals of a device in its events.
+    pub const fn is_of_others(&self) -> bool {
+        matches!(self, Self::Chunk(_) | Self::ChunkGoes(_) | Self::Buffer(_))
+    }
 }
 
 /// A line of the allocator's own trace (`record_trace` of c10/cuda/CUDACachingAllocator.cpp).
@@ -328,6 +338,9 @@ fn change_of(record: &TensorRecord) -> Option<TensorChange> {
         TensorMeaning::CodeGoes => TensorChange::CodeGoes(first),
         TensorMeaning::Chunk | TensorMeaning::ArenaChunk => TensorChange::Chunk(Chunk::of(record, readable)?),
         TensorMeaning::ArenaChunkFreed => TensorChange::ChunkGoes(ChunkGoes::of(record, readable)?),
+        meaning @ (TensorMeaning::BufferMade | TensorMeaning::BufferLabelled | TensorMeaning::BufferGoes) => {
+            TensorChange::Buffer(BufferChange::of(record, meaning).filter(|_| readable)?)
+        }
         TensorMeaning::RangeBegins | TensorMeaning::NvtxPush => return None,
     })
 }

@@ -44,7 +44,7 @@ use context::{Contexts, TornDown};
 use grants::Allocation;
 use graph::{Graphs, NodeGrant, StreamKey};
 use pool::Pools;
-pub use reading::DriverSegment;
+pub use reading::{DriverSegment, Memory};
 use tenants::Tenants;
 use totals::{DeviceRef, Kind, Totals};
 use virtual_memory::{HandleRelease, Part, Physical, VirtualMemory};

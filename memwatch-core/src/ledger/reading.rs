@@ -16,8 +16,29 @@ pub struct DriverSegment {
     pub address: u64,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The device; `None` for memory of the host.
-    pub ordinal: Option<Ordinal>,
+    /// Where it is.
+    pub memory: Memory,
+}
+
+/// Whose memory an allocation of the driver's is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Memory {
+    /// The host's.
+    Host,
+    /// This device's.
+    Device(Ordinal),
+    /// A device's: of which, is not known (attached in the middle).
+    SomeDevice,
+}
+
+impl DriverSegment {
+    /// The device, where it is known and there is one.
+    pub const fn ordinal(&self) -> Option<Ordinal> {
+        match self.memory {
+            Memory::Device(ordinal) => Some(ordinal),
+            Memory::Host | Memory::SomeDevice => None,
+        }
+    }
 }
 
 impl ProcessLedger {
@@ -45,13 +66,13 @@ impl ProcessLedger {
             Some((start, bytes, physical.kind, physical.device))
         };
         let (address, bytes, kind, device) = granted.or_else(mapped)?;
-        let ordinal = match (kind, device) {
-            (Kind::PinnedHost | Kind::Registered | Kind::HostPhysical, _) => None,
+        let memory = match (kind, device) {
+            (Kind::PinnedHost | Kind::Registered | Kind::HostPhysical, _) => Memory::Host,
             (Kind::Managed, _) => return None,
-            (_, DeviceRef::Ordinal(ordinal)) => Some(ordinal),
-            _ => return None,
+            (_, DeviceRef::Ordinal(ordinal)) => Memory::Device(ordinal),
+            (_, DeviceRef::Unknown) => Memory::SomeDevice,
         };
-        Some(DriverSegment { address, bytes, ordinal })
+        Some(DriverSegment { address, bytes, memory })
     }
 
     /// The last failed allocations, oldest first.

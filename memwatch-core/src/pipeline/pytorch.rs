@@ -115,7 +115,7 @@ impl Pipeline {
 
     fn tensor_event(&mut self, event: &TensorEvent) {
         if let Some(process) = self.processes.get_mut(&event.tgid) {
-            process.place_chunk(event);
+            process.place(event);
             if let Some(tensors) = &mut process.tensors {
                 tensors.apply(event);
             }
@@ -193,6 +193,11 @@ impl Pipeline {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.frameworks.extend(frameworks);
         }
+    }
+
+    pub(crate) fn watch_framework(&mut self, tgid: Tgid, framework: Framework, time_ns: u64) {
+        let now_ns = self.now_ns;
+        self.process_mut(tgid, now_ns).watch_framework(framework, time_ns);
     }
 
     pub(crate) fn learn_arenas(&mut self, books: &ArenaBooks) {

@@ -2,6 +2,7 @@
 
 mod allocators;
 mod arenas;
+mod buffers;
 pub(crate) mod explained;
 mod fragmentation;
 mod history;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::allocators::AllocatorView;
 use super::arenas::ArenaView;
+use super::buffers::BuffersView;
 use crate::allocators::names::HeldAs;
 use crate::allocators::sampling::Estimate;
 use crate::words::{GpuUuid, Name, json};
@@ -18,6 +19,9 @@ pub struct TensorsView {
     /// Its arenas in device memory, of JAX, TensorFlow and ONNX Runtime.
     #[serde(default)]
     pub arenas: Vec<ArenaView>,
+    /// Its buffers, of ggml; `None` where its functions are not probed.
+    #[serde(default)]
+    pub buffers: Option<BuffersView>,
     /// Events and stacks that did not arrive, by cause.
     pub losses: BTreeMap<Name, u64>,
     /// Its native stacks by what ended them: `complete`, `copy_ends`, `no_information`, `unreadable`, `contradictory`,

@@ -1,6 +1,10 @@
+use memwatch_common::record::Record;
+use memwatch_common::tensor::TensorRecord;
+
 use super::*;
-use crate::decode::{StackRef, TensorChange, TensorEvent};
-use crate::words::{Ordinal, Tid};
+use crate::decode::{BufferUsage, StackRef, TensorChange, TensorEvent};
+use crate::snapshot::{BuffersView, UsageView};
+use crate::words::{Framework, Ordinal, Tid};
 
 /// Where the numbers of a process's only caching allocator count from; its probes were put in before or after its first allocation of the driver,
 /// whose record comes afterwards either way.
@@ -28,4 +32,63 @@ fn an_allocator_counts_from_the_start_where_its_probes_came_before_the_first_all
 #[test]
 fn an_allocation_whose_record_comes_after_the_word_on_the_probes_is_older_than_they_are() {
     assert_ne!(counted_from(true), "start");
+}
+
+/// A process's ggml whose probes were put in before or after its first allocation of the driver, and then a buffer in that.
+fn with_buffer(probes_are_late: bool) -> BuffersView {
+    let mut watch = Watch::begin();
+    watch.starts(7).calls(on_gpu_a(7));
+    let time_ns = if probes_are_late { watch.now_ns + SECOND_NS } else { watch.now_ns };
+    watch.pipeline.step(Input::FrameworkWatched { tgid: Tgid(7), framework: Framework::Ggml, time_ns });
+    watch.calls([mem_alloc(0xd1, 2 << 20).process(7)]);
+    let made = |probe, args, extra| {
+        let time_ns = watch.now_ns + 2 * SECOND_NS;
+        Input::Record(Record::Tensor(TensorRecord {
+            kind: 3,
+            probe,
+            tgid: 7,
+            tid: 7,
+            time_ns,
+            args,
+            extra,
+            ..TensorRecord::default()
+        }))
+    };
+    let records = [made(64, [0, 2 << 20, 0x50, 0, 0, 0], [0, 0xd1]), made(65, [0, 1, 0, 0, 0, 0], [0x50, 2 << 20])];
+    for record in records {
+        watch.pipeline.step(record);
+    }
+    let process = watch.running(7);
+    assert!(process.frameworks.contains(&Framework::Ggml));
+    process.tensors.expect("they are watched").buffers.expect("they are ggml's")
+}
+
+#[test]
+fn buffers_are_all_known_where_their_probes_came_before_the_first_allocation() {
+    let view = with_buffer(false);
+    let [device] = &view.devices[..] else { panic!("{view:?}") };
+    assert!(view.exact && !view.older_unknown);
+    assert_eq!((device.device, device.buffers, device.bytes_in_use), (0, Some(1), Some(2 << 20)));
+    let weights = UsageView { usage: BufferUsage::Weights, buffers: 1, bytes: 2 << 20 };
+    assert_eq!(device.usages, [weights]);
+}
+
+#[test]
+fn buffers_from_before_their_probes_are_absent_and_no_number_says_that_there_are_none() {
+    let view = with_buffer(true);
+    let [device] = &view.devices[..] else { panic!("{view:?}") };
+    assert!(!view.exact && view.older_unknown);
+    assert_eq!(
+        (device.buffers, device.bytes_in_use, device.peak_bytes_in_use, device.num_buffers),
+        (None, None, None, None)
+    );
+    assert_eq!((device.known_buffers, device.known_bytes), (1, 2 << 20));
+}
+
+#[test]
+fn without_probes_on_ggml_a_process_has_no_buffers_to_show() {
+    let mut watch = Watch::begin();
+    watch.starts(7).calls(on_gpu_a(7));
+    watch.pipeline.step(Input::TensorsWatched { tgid: Tgid(7), missing: Vec::new(), time_ns: watch.now_ns });
+    assert_eq!(watch.running(7).tensors.expect("they are watched").buffers, None);
 }

@@ -48,6 +48,7 @@ impl Framework {
             FrameworkLibrary::Xla => Some(Self::Jax),
             FrameworkLibrary::TensorFlow => Some(Self::TensorFlow),
             FrameworkLibrary::OnnxRuntime => Some(Self::OnnxRuntime),
+            FrameworkLibrary::GgmlBase => Some(Self::Ggml),
             FrameworkLibrary::Python => None,
         }
     }

@@ -1,6 +1,8 @@
 //! Allocators above the driver: where their functions are, and the probes on them.
 
 pub(crate) mod bfc;
+pub(crate) mod ggml;
+pub(crate) mod libraries;
 pub(crate) mod named;
 pub(crate) mod probes;
 pub(crate) mod pytorch;

@@ -6,8 +6,11 @@ mod overhead;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use memwatch_core::decode::BufferUsage;
 use memwatch_core::input::{self, Coverage, LibraryCoverage, NvmlState};
-use memwatch_core::snapshot::{FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot};
+use memwatch_core::snapshot::{
+    BuffersView, FailureView, GpuView, HostView, KindView, ProcessGpuView, ProcessView, Snapshot,
+};
 use memwatch_core::words::{GpuUuid, Name};
 
 use super::Tone;
@@ -19,6 +22,8 @@ use crate::backends::error_words;
 pub(crate) const KINDS: [&str; 5] = ["device", "pool", "physical", "array", MANAGED];
 /// The kind whose pages may be anywhere.
 pub(crate) const MANAGED: &str = "managed";
+/// Why not all of ggml's buffers are known.
+pub(crate) const OLDER_BUFFERS: &str = "buffers from before the attach are not known: ggml keeps no list of them";
 /// So many names are listed before the rest is only counted.
 const LISTED: usize = 3;
 
@@ -314,6 +319,7 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
             texts.push(format!("CUDA graphs hold about {}", bytes(graph.live_bytes)));
         }
     }
+    texts.extend(process.tensors.as_ref().and_then(|tensors| buffers(tensors.buffers.as_ref()?)));
     for import in &process.imports {
         let orphaned = match import.orphaned_bytes {
             0 => String::new(),
@@ -322,6 +328,21 @@ pub(crate) fn holdings(process: &ProcessView) -> Vec<Sentence> {
         texts.push(format!("shares {} of PID {}{orphaned}", bytes(import.bytes), import.from_tgid.0));
     }
     texts.into_iter().map(|text| Sentence::new(Tone::Plain, text)).collect()
+}
+
+/// `ggml's buffers: weights 4.00 GiB, compute 300.0 MiB`, on all devices; nothing where there are none, nor may be others.
+fn buffers(view: &BuffersView) -> Option<String> {
+    let of = |usage: BufferUsage| {
+        let sums = view.devices.iter().flat_map(|device| &device.usages).filter(|sum| sum.usage == usage);
+        sums.map(|sum| sum.bytes).reduce(u64::saturating_add).map(|sum| format!("{} {}", usage.name(), bytes(sum)))
+    };
+    let known: Vec<String> = BufferUsage::ALL.into_iter().filter_map(of).collect();
+    match (known.is_empty(), view.older_unknown) {
+        (true, false) => None,
+        (true, true) => Some(OLDER_BUFFERS.to_owned()),
+        (false, false) => Some(format!("ggml's buffers: {}", known.join(", "))),
+        (false, true) => Some(format!("ggml's buffers: {}; {OLDER_BUFFERS}", known.join(", "))),
+    }
 }
 
 /// `pools reserve 3.00 GiB, 512.0 MiB of it unused`; nothing where they hold no more, or where that is not known.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use memwatch_core::snapshot::{AllocatorView, ProcessGpuView, ProcessView, Snapshot, TensorsView};
+use memwatch_core::snapshot::{AllocatorView, BuffersView, ProcessGpuView, ProcessView, Snapshot, TensorsView};
 use memwatch_core::words::Framework;
 
 use super::failures::attempts;
@@ -139,7 +139,9 @@ fn framework_on(tensors: &TensorsView, device: i32) -> &'static str {
     let arenas = tensors.arenas.iter().filter(|arena| arena.device == Some(device)).filter_map(|arena| arena.framework);
     let is_torchs = tensors.allocators.iter().any(|allocator| allocator.device == device);
     let torch = is_torchs.then_some(Framework::PyTorch);
-    let all: BTreeSet<Framework> = torch.into_iter().chain(arenas).collect();
+    let has_buffers = |view: &&BuffersView| view.devices.iter().any(|one| one.device == device);
+    let buffers = tensors.buffers.as_ref().filter(has_buffers).map(|view| view.framework);
+    let all: BTreeSet<Framework> = torch.into_iter().chain(arenas).chain(buffers).collect();
     match all.first() {
         Some(_) if all.len() > 1 => "frameworks",
         Some(one) => one.name(),

@@ -11,6 +11,7 @@ mod devices;
 mod driver;
 mod explain;
 mod explained_jobs;
+mod ggml;
 mod history;
 mod jobs;
 mod libraries;

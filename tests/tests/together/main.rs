@@ -7,6 +7,7 @@ mod diff;
 mod export;
 mod forecast;
 mod fragment;
+mod ggml;
 mod hard_to_read;
 mod holdings;
 mod keepers;

@@ -5,6 +5,7 @@
 
 mod imports;
 mod newer;
+mod npm;
 mod stand_ins;
 mod venv;
 
@@ -173,6 +174,29 @@ pub(crate) fn ensure_onnxruntime(repo: &Path, cache: &Path) -> Result<NewerEnv> 
     newer::packages(&environment.packages, &with_pip, (&wheels, None), "ONNX Runtime")?;
     let libraries = environment.packages.join("onnxruntime/capi");
     stand_ins::ensure(&ONNX_RUNTIME, &repo.join("tests/gpusim/runtime"), &libraries, &environment.runtime_lib_dir)?;
+    Ok(environment)
+}
+
+/// What is known of ggml's build for CUDA 13.
+const GGML: Wheel =
+    Wheel { version: "ggml", cuda_major: 13, driver_version: 13020, cudnn_version: 92600, nccl_version: 23007 };
+
+/// ggml with its part for CUDA, as Node.js's package of llama.cpp brings it, in the newer system under `cache/newer`, with stand-ins for what that imports.
+/// Its folder of libraries is Python's path there.
+///
+/// The first call downloads 0.15 GB with npm's ordinary configuration.
+///
+/// # Errors
+/// As [`ensure_newer`]; or when npm cannot be had.
+pub(crate) fn ensure_ggml(repo: &Path, cache: &Path) -> Result<NewerEnv> {
+    let home = cache.join("ggml");
+    let packages = home.join("packages/node_modules/@node-llama-cpp/linux-x64-cuda/bins/linux-x64-cuda");
+    let runtime_lib_dir = home.join("runtime");
+    let environment = NewerEnv { root: cache.join(NEWER).join("root"), packages, runtime_lib_dir };
+    let _lock = newer_root(cache, &environment.root)?;
+    npm::packages(&home.join("packages"), &repo.join("tests/gpusim/ggml"), "llama.cpp")?;
+    let sources = repo.join("tests/gpusim/runtime");
+    stand_ins::ensure(&GGML, &sources, &environment.packages, &environment.runtime_lib_dir)?;
     Ok(environment)
 }
 

@@ -16,7 +16,7 @@ use super::pytorch::DriverChange;
 use super::{Block, BlockChange, FrameworkAllocator, Reported};
 use crate::decode::{Chunk, ChunkGoes, TensorChange, TensorEvent};
 use crate::input::arenas::{ArenaBook, ArenaBooks, ArenaChunk};
-use crate::ledger::DriverSegment;
+use crate::ledger::{DriverSegment, Memory};
 use crate::words::{Framework, Ordinal};
 
 /// Processes have a handful of arenas: what claims to be more than this is none.
@@ -39,7 +39,7 @@ pub struct Arenas {
     arenas: BTreeMap<u64, Arena>,
     segments: BTreeMap<u64, DriverSegment>,
     /// Its driver's allocations were all seen: an address in none of them is no device's.
-    from_start: bool,
+    sees_driver: bool,
     /// No event of them is traced: what is known is as it was read last.
     is_stopped: bool,
 }
@@ -54,7 +54,7 @@ impl Arenas {
     pub fn segment_bytes(&self, arena: &Arena) -> u64 {
         let holds = |segment: &&DriverSegment| {
             let end = segment.address.saturating_add(segment.bytes);
-            segment.ordinal == arena.home().ordinal() && arena.has_chunk_between(segment.address, end)
+            segment.ordinal() == arena.home().ordinal() && arena.has_chunk_between(segment.address, end)
         };
         self.segments.values().filter(holds).map(|segment| segment.bytes).sum()
     }
@@ -65,8 +65,11 @@ impl Arenas {
         is_host || self.segment_at(chunk.address).is_some()
     }
 
-    /// The driver's ledger has an allocation that holds a chunk.
+    /// The driver's ledger has an allocation that holds a chunk; one of which the device is not known says nothing.
     pub fn learn_segment(&mut self, segment: DriverSegment) {
+        if segment.memory == Memory::SomeDevice {
+            return;
+        }
         if self.segments.len() >= MOST_SEGMENTS {
             self.segments.clear();
         }
@@ -80,11 +83,11 @@ impl Arenas {
 
     /// Where a chunk of an arena is.
     fn home_of(&self, address: u64, before: Home) -> Home {
-        match (self.segment_at(address).map(|segment| segment.ordinal), before) {
-            (_, Home::Host) | (Some(None), _) => Home::Host,
-            (Some(Some(ordinal)), _) => Home::Device(ordinal),
-            (None, Home::Unknown) if self.from_start => Home::Host,
-            (None, before) => before,
+        match (self.segment_at(address).map(|segment| segment.memory), before) {
+            (_, Home::Host) | (Some(Memory::Host), _) => Home::Host,
+            (Some(Memory::Device(ordinal)), _) => Home::Device(ordinal),
+            (None, Home::Unknown) if self.sees_driver => Home::Host,
+            (None | Some(Memory::SomeDevice), before) => before,
         }
     }
 
@@ -151,7 +154,7 @@ impl Arenas {
         let home = if home == Home::Unknown { named_home(book) } else { home };
         if let Home::Named(ordinal) = home {
             for &(address, bytes) in &book.regions {
-                self.learn_segment(DriverSegment { address, bytes, ordinal: Some(ordinal) });
+                self.learn_segment(DriverSegment { address, bytes, memory: Memory::Device(ordinal) });
             }
         }
         let arena = self.arenas.entry(book.allocator).or_default();
@@ -196,12 +199,24 @@ fn named_home(book: &ArenaBook) -> Home {
 }
 
 impl FrameworkAllocator for Arenas {
-    fn begin(&mut self, from_start: bool, _missing: &[u16]) {
-        self.from_start = from_start;
-    }
+    /// What each has begins with its first event.
+    fn begin(&mut self, _from_start: bool, _missing: &[u16]) {}
 
     /// What decides is whether the driver's calls were missed, not the arena's events.
     fn miss_start(&mut self) {}
+
+    fn see_driver(&mut self, all: bool) {
+        self.sees_driver = all;
+    }
+
+    fn place(&mut self, event: &TensorEvent, segment_at: &dyn Fn(u64) -> Option<DriverSegment>) {
+        if let TensorChange::Chunk(chunk) = &event.what
+            && !self.knows_place(chunk)
+            && let Some(segment) = segment_at(chunk.address)
+        {
+            self.learn_segment(segment);
+        }
+    }
 
     fn apply(&mut self, event: &TensorEvent) -> Option<BlockChange> {
         match &event.what {

@@ -7,7 +7,7 @@ use crate::words::{Tgid, Tid};
 const GPU: Ordinal = Ordinal(0);
 const ARENA: u64 = 0x5000;
 const HOST_ARENA: u64 = 0x6000;
-const SEGMENT: DriverSegment = DriverSegment { address: 0x10_0000, bytes: 0x10_0000, ordinal: Some(GPU) };
+const SEGMENT: DriverSegment = DriverSegment { address: 0x10_0000, bytes: 0x10_0000, memory: Memory::Device(GPU) };
 
 fn counters(num_allocs: u64, bytes_in_use: u64, peak_bytes_in_use: u64) -> ArenaCounters {
     ArenaCounters { num_allocs, bytes_in_use, peak_bytes_in_use }
@@ -32,7 +32,7 @@ fn chunk(is_grant: bool, address: u64, bytes: u64, now: ArenaCounters) -> Chunk 
 
 fn with_segment() -> Arenas {
     let mut arenas = Arenas::default();
-    arenas.begin(true, &[]);
+    arenas.see_driver(true);
     arenas.learn_segment(SEGMENT);
     arenas
 }

@@ -211,7 +211,7 @@ fn an_address_lies_in_the_mapping_of_the_device_whose_memory_is_behind_it() {
     let mut story = Story::on_device_0();
     story.report([mem_create(0x40, 8 * MIB, DEVICE_0), mem_map(0x1000_0000, 8 * MIB, 0, 0x40), mem_release(0x40)]);
     let segment = story.ledger.segment_at(0x1000_0000 + MIB).expect("it is mapped");
-    assert_eq!((segment.address, segment.bytes, segment.ordinal), (0x1000_0000, 8 * MIB, Some(Ordinal(0))));
+    assert_eq!((segment.address, segment.bytes, segment.ordinal()), (0x1000_0000, 8 * MIB, Some(Ordinal(0))));
     assert_eq!(story.ledger.segment_at(0x1000_0000 + 8 * MIB), None);
     story.report([mem_unmap(0x1000_0000, 8 * MIB)]);
     assert_eq!(story.ledger.segment_at(0x1000_0000 + MIB), None);

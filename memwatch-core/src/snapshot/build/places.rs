@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::allocators::allocators;
 use super::arenas::arenas;
+use super::buffers::buffers;
 use super::fragmentation::{self, Fragmentation};
 use super::named;
 use super::native::{ends, frame, native_view};
@@ -45,8 +46,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     let device = |(ordinal, device): (&Ordinal, &DevicePlaces)| {
         let allocator = ledger.allocators().get(ordinal);
         let fragments = allocator.map(|allocator| fragmentation::by_layer(places, *ordinal, allocator));
-        let fragments = fragments.unwrap_or_default();
-        let list = List { ledger, names, ordinal: *ordinal, device, fragments };
+        let list = List { ledger, names, ordinal: *ordinal, device, fragments: fragments.unwrap_or_default() };
         DevicePlacesView {
             device: ordinal.0,
             uuid: uuid(*ordinal),
@@ -76,6 +76,7 @@ pub(super) fn tensors(ledger: &TensorLedger, uuid: impl Fn(Ordinal) -> Option<Gp
     TensorsView {
         allocators: allocators(ledger, &uuid),
         arenas: arenas(ledger.arenas(), &uuid),
+        buffers: buffers(ledger.buffers(), &uuid),
         losses: named(ledger.losses()),
         native_stacks: ends(ledger.stacks()),
         stacks_left_out: ledger.stacks().unkept(),

@@ -233,6 +233,11 @@ impl Page {
             if native || (wanted.contains(&Places::Sites) && tensors.places.devices.iter().any(has_native)) {
                 self.missing_frames(tensors);
             }
+            if tensors.buffers.as_ref().is_some_and(|buffers| buffers.older_unknown) {
+                any = true;
+                let text = format!("PID {}: {}", process.tgid.0, sentences::OLDER_BUFFERS);
+                self.line(&Sentence::new(Tone::Warning, text));
+            }
             self.refused(snapshot, &tensors.places, clock);
         }
         any

@@ -64,7 +64,7 @@ pub(crate) async fn stats(args: &Stats, common: &Common) -> Result<Exit, Failure
 /// PyTorch is there and nothing is known of its allocator: an empty list needs a reason.
 fn resting(snapshot: &Snapshot) -> Option<Failure> {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
-    if tensors.peek().is_none() || tensors.any(|tensors| !tensors.allocators.is_empty() || !tensors.arenas.is_empty()) {
+    if tensors.peek().is_none() || tensors.any(|tensors| has_any(tensors)) {
         return None;
     }
     let mut refused = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()?.books_refused.as_ref());
@@ -76,11 +76,16 @@ fn resting(snapshot: &Snapshot) -> Option<Failure> {
     Some(Failure::new(Exit::NoTarget, why).advise("Watch longer: memwatch stats PID --duration 1m"))
 }
 
+/// Whether an allocator is known, or buffers are watched.
+fn has_any(tensors: &TensorsView) -> bool {
+    !tensors.allocators.is_empty() || !tensors.arenas.is_empty() || tensors.buffers.is_some()
+}
+
 /// Whether it is known of every allocator of PyTorch where its numbers begin, or why it has none.
 fn is_counted(snapshot: &Snapshot) -> bool {
     let mut tensors = snapshot.processes.iter().filter_map(|process| process.tensors.as_ref()).peekable();
     let is_counted = |tensors: &TensorsView| {
-        let is_any = !tensors.allocators.is_empty() || !tensors.arenas.is_empty() || tensors.books_refused.is_some();
+        let is_any = has_any(tensors) || tensors.books_refused.is_some();
         let is_named = tensors.arenas.iter().all(|arena| arena.name.is_some());
         is_any && is_named && tensors.allocators.iter().all(|one| one.counted_from != "unknown")
     };

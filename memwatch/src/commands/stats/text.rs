@@ -1,12 +1,13 @@
 //! `memwatch stats` as text, in the order of PyTorch's own `memory_summary()`.
 
 mod arenas;
+mod buffers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
-use memwatch_core::snapshot::{AllocatorView, ProcessView, Snapshot, StatisticView};
+use memwatch_core::snapshot::{AllocatorView, BuffersView, ProcessView, Snapshot, StatisticView};
 
 use crate::render::Tone;
 use crate::render::format::{UNKNOWN, bytes, count, known, percent, plural};
@@ -63,6 +64,10 @@ pub(crate) fn write(
                 page.line(&Sentence::new(Tone::Warning, doubt));
             }
         }
+        if let Some(view) = process.tensors.as_ref().and_then(|tensors| tensors.buffers.as_ref()) {
+            any = true;
+            page.buffers(snapshot, process, view);
+        }
         if let Some(why) = process.tensors.as_ref().and_then(|tensors| tensors.books_refused.as_ref()) {
             let text = format!("PID {}: what it held before the attach is not known: {why}", process.tgid.0);
             page.line(&Sentence::new(Tone::Warning, text));
@@ -73,7 +78,7 @@ pub(crate) fn write(
         }
     }
     if !any {
-        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch, JAX, TensorFlow or ONNX Runtime found."));
+        page.line(&Sentence::new(Tone::Plain, "No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime or ggml found."));
     }
     page.trust(snapshot, clock);
     out.write_all(page.text.as_bytes())?;
@@ -93,6 +98,22 @@ fn heading(snapshot: &Snapshot, process: &ProcessView, allocator: &AllocatorView
 }
 
 impl Page {
+    fn buffers(&mut self, snapshot: &Snapshot, process: &ProcessView, view: &BuffersView) {
+        if view.devices.is_empty() {
+            self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, None)));
+        }
+        for device in &view.devices {
+            self.line(&Sentence::new(Tone::Heading, buffers::heading(snapshot, process, Some(device))));
+            self.grid(&buffers::numbers(device));
+            if let Some(made) = buffers::made(device) {
+                self.line(&Sentence::new(Tone::Plain, made));
+            }
+        }
+        for doubt in buffers::doubts(view) {
+            self.line(&Sentence::new(Tone::Warning, doubt));
+        }
+    }
+
     fn allocator(&mut self, snapshot: &Snapshot, allocator: &AllocatorView, clock: &WallClock) {
         self.line(&Sentence::new(Tone::Plain, waste(allocator)));
         self.line(&Sentence::new(Tone::Plain, cache(allocator)));

@@ -4,43 +4,13 @@ use std::fs::File;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
-use memwatch_core::words::Framework;
+use memwatch_common::tensor::FrameworkLibrary;
 
-use super::points::points;
 use super::symbols::TensorPoint;
-use crate::frameworks::bfc::{ArenaLayout, CounterLayout, OnnxRuntime};
-use crate::sources::kernel::load::chain;
+use crate::frameworks::bfc::ArenaLayout;
+use crate::frameworks::libraries::{Contents, LIBRARIES, LibraryRow};
 use crate::sources::kernel::site::KernelVersion;
-use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan, is_library};
-
-/// The libraries by the stem of their file's name: small ones first, whose probes are wanted soonest.
-const LIBRARIES: [(&str, FrameworkLibrary); 9] = [
-    ("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime),
-    ("libonnxruntime.so", FrameworkLibrary::OnnxRuntime),
-    ("xla_cuda_plugin.so", FrameworkLibrary::Xla),
-    ("libtensorflow_framework.so", FrameworkLibrary::TensorFlow),
-    ("libc10.so", FrameworkLibrary::C10),
-    ("libc10_cuda.so", FrameworkLibrary::C10Cuda),
-    ("libtorch_python.so", FrameworkLibrary::TorchPython),
-    ("libtorch_cuda.so", FrameworkLibrary::TorchCuda),
-    ("libtorch_cpu.so", FrameworkLibrary::TorchCpu),
-];
-
-/// How many libraries PyTorch has.
-pub(crate) const LIBRARY_COUNT: usize = 5;
-
-/// Whether a path is that of a library of a framework.
-pub(crate) fn is_of(framework: Framework, path: &[u8]) -> bool {
-    let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
-    let mut own = LIBRARIES.iter().filter(|(_, library)| Framework::of_library(*library) == Some(framework));
-    own.any(|(stem, _)| is_library(path, stem))
-}
-
-/// Whether a library has arenas instead of PyTorch's allocators.
-pub(crate) const fn is_of_arenas(library: FrameworkLibrary) -> bool {
-    matches!(library, FrameworkLibrary::Xla | FrameworkLibrary::TensorFlow | FrameworkLibrary::OnnxRuntime)
-}
+use crate::sources::library::{FileIdentity, LibraryFile, LibraryScan};
 
 /// What the thread says.
 pub(crate) enum LookResult {
@@ -65,13 +35,6 @@ pub(crate) struct FoundLibrary {
     pub(crate) arenas: Option<ArenaLayout>,
 }
 
-/// What is known of a file.
-#[derive(Clone)]
-struct Known {
-    points: Result<Vec<TensorPoint>, String>,
-    arenas: Option<ArenaLayout>,
-}
-
 /// The thread, seen from outside. It ends with this.
 pub(crate) struct Looker {
     orders: Sender<u32>,
@@ -87,7 +50,7 @@ impl Looker {
         let (orders, ordered) = channel();
         let (say, stated) = channel();
         std::thread::Builder::new().name("pytorch".to_owned()).spawn(move || {
-            let stems = LIBRARIES.map(|(stem, _)| stem);
+            let stems = LIBRARIES.map(|row| row.stem);
             let mut eyes = Eyes { scan: LibraryScan::new("/proc").with_stems(&stems), version, known: Vec::new() };
             for tgid in ordered {
                 // Nobody listens any more once the watch has ended.
@@ -115,59 +78,36 @@ struct Eyes {
     scan: LibraryScan,
     version: KernelVersion,
     /// Files looked into before; few, since machines have few versions of a framework.
-    known: Vec<(FileIdentity, Known)>,
+    known: Vec<(FileIdentity, Contents)>,
 }
 
 impl Eyes {
     fn look(&mut self, tgid: u32, say: &Sender<LookResult>) -> Option<()> {
         let found = self.scan.scan_process(tgid).files;
-        for (stem, library) in LIBRARIES {
-            let name = |file: &&LibraryFile| is_library(file.display.trim_end_matches(" (deleted)").as_bytes(), stem);
-            let Some(file) = found.iter().find(name) else { continue };
-            let Known { points, arenas } = self.known(file, library);
-            let found = FoundLibrary { tgid, library, file: file.clone(), points, arenas };
+        for row in &LIBRARIES {
+            let Some(file) = found.iter().find(|file| row.is_at(file.display.as_bytes())) else { continue };
+            let Contents { points, arenas } = self.known(file, row);
+            let found = FoundLibrary { tgid, library: row.library, file: file.clone(), points, arenas };
             say.send(LookResult::Found(Box::new(found))).ok()?;
         }
         say.send(LookResult::Done(tgid)).ok()
     }
 
-    fn known(&mut self, file: &LibraryFile, library: FrameworkLibrary) -> Known {
+    fn known(&mut self, file: &LibraryFile, row: &LibraryRow) -> Contents {
         if let Some((_, known)) = self.known.iter().find(|(identity, _)| identity.is_same_file(&file.identity)) {
             return known.clone();
         }
         let begin = Instant::now();
-        let known = self.look_into(file, library);
+        let known = self.look_into(file, row);
         log::info!("{}: its symbols were looked through in {} ms", file.display, begin.elapsed().as_millis());
         self.known.push((file.identity.clone(), known.clone()));
         known
     }
 
-    fn look_into(&self, file: &LibraryFile, library: FrameworkLibrary) -> Known {
-        let opened = match File::open(file.path()) {
-            Ok(opened) => opened,
-            Err(error) => return Known { points: Err(error.to_string()), arenas: None },
-        };
-        if library == FrameworkLibrary::OnnxRuntime {
-            return self.look_into_classes(&opened);
-        }
-        let mut points = points(&opened, library, self.version).map_err(|error| chain(&error));
-        if !is_of_arenas(library) {
-            return Known { points, arenas: None };
-        }
-        let arenas = ArenaLayout::of(&opened).inspect_err(|error| log::warn!("{}: {}", file.display, chain(error)));
-        let arenas = arenas.unwrap_or_default();
-        if let (Some(CounterLayout { offset_bytes, .. }), Ok(points)) = (arenas.counters, &mut points) {
-            let of_chunks = points.iter_mut().filter(|point| point.row.meaning == TensorMeaning::Chunk);
-            of_chunks.for_each(|point| point.plan = point.plan.counters_at(offset_bytes));
-        }
-        Known { points, arenas: Some(arenas) }
-    }
-
-    /// The same of a file whose functions have no names.
-    fn look_into_classes(&self, file: &File) -> Known {
-        match OnnxRuntime::of(file, self.version) {
-            Some(build) => Known { points: Ok(build.points), arenas: Some(build.layout) },
-            None => Known { points: Err("the arena of this build is not as expected".to_owned()), arenas: None },
+    fn look_into(&self, file: &LibraryFile, row: &LibraryRow) -> Contents {
+        match File::open(file.path()) {
+            Ok(opened) => row.look_into(&opened, self.version),
+            Err(error) => Contents { points: Err(error.to_string()), arenas: None },
         }
     }
 }

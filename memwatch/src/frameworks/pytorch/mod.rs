@@ -15,10 +15,8 @@ mod watch;
 
 pub(crate) use books::{BooksError, BooksReader};
 pub(crate) use holdings::{HoldingsReader, NAMES_TIME};
-pub(crate) use look::is_of;
 pub(crate) use memwatch_core::input::{Stacks, TensorLevel};
 pub(crate) use numbers::{Moment, RestingNumbers};
-#[cfg(test)]
 pub(crate) use points::points;
 pub(crate) use price::{events, rates};
 pub(crate) use request::TensorRequest;

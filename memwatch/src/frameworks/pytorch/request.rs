@@ -92,7 +92,8 @@ fn wants(level: TensorLevel, purpose: Purpose) -> bool {
         | Purpose::AllocatorReports
         | Purpose::AllocatorTrace
         | Purpose::AllocatorUntilTrace
-        | Purpose::Arena => level >= TensorLevel::Blocks,
+        | Purpose::Arena
+        | Purpose::Buffers => level >= TensorLevel::Blocks,
         Purpose::Python => level >= TensorLevel::Sites,
         Purpose::Stages | Purpose::Layers => level >= TensorLevel::Layers,
         // Put in where the others show that it is needed.

@@ -10,11 +10,12 @@ use memwatch_common::tensor::{FrameworkLibrary, Purpose, TENSOR_PROBES, TensorPr
 use memwatch_core::input::{Stacks, TensorLevel};
 use memwatch_core::words::Framework;
 
-use super::look::{FoundLibrary, LIBRARY_COUNT, LookResult, Looker, is_of_arenas};
+use super::look::{FoundLibrary, LookResult, Looker};
 use super::price::Counting;
 use super::request::{Sight, TensorRequest};
 use super::symbols::TensorPoint;
 use crate::frameworks::bfc::ArenaLayout;
+use crate::frameworks::libraries::{Keeps, keeps};
 use crate::frameworks::probes as tensor_probes;
 use crate::frameworks::probes::TensorProbes;
 use crate::sources::kernel::load::Kernel;
@@ -30,6 +31,8 @@ const COMPLETE_EVERY: Duration = Duration::from_secs(10);
 /// How long the libraries that come after the first are waited for.
 const COMPLETE: Duration = Duration::from_secs(5);
 
+/// How many libraries PyTorch has.
+const LIBRARY_COUNT: usize = 5;
 /// The libraries of the allocator itself.
 const ALLOCATORS: [FrameworkLibrary; 2] = [FrameworkLibrary::C10, FrameworkLibrary::C10Cuda];
 
@@ -171,6 +174,13 @@ impl TorchWatch {
         watched.into_iter().flat_map(|watched| watched.arenas.iter().map(|(framework, layout)| (*framework, *layout)))
     }
 
+    /// The frameworks without books of their own whose functions are probed in a process.
+    pub(crate) fn without_books(&self, tgid: u32) -> impl Iterator<Item = Framework> {
+        let libraries = self.processes.get(&tgid).into_iter().flat_map(|watched| &watched.libraries);
+        let probed = libraries.filter(|(_, library)| !library.probes.is_empty()).map(|(library, _)| *library);
+        probed.filter(|library| keeps(*library) == Some(Keeps::Buffers)).filter_map(Framework::of_library)
+    }
+
     /// What is watched of a process at a level.
     pub(crate) const fn request_at(&self, level: TensorLevel) -> TensorRequest {
         TensorRequest { level, ..self.request }
@@ -301,7 +311,7 @@ impl TorchWatch {
         watched.libraries.insert(library, Library::new(file, points));
         watched.follow(kernel, tgid, request);
         watched.found.get_or_insert_with(Instant::now);
-        if is_of_arenas(library) {
+        if keeps(library) != Some(Keeps::Blocks) {
             watched.arenas.extend(Framework::of_library(library).zip(arenas));
             // Nothing of PyTorch begins with it.
             return Some((tgid, allocator_rows().collect()));
@@ -374,7 +384,7 @@ impl Watched {
 
     /// How many of PyTorch's libraries it has.
     fn torch_count(&self) -> usize {
-        self.libraries.keys().filter(|library| !is_of_arenas(**library)).count()
+        self.libraries.keys().filter(|library| keeps(**library) == Some(Keeps::Blocks)).count()
     }
 
     /// The rows on PyTorch's allocators that no library has.

@@ -5,7 +5,7 @@ use std::io;
 
 use memwatch_core::allocators::pytorch::Certainty;
 use memwatch_core::snapshot::{
-    AllocatorView, ArenaView, ProcessView, Snapshot, StatisticView, TensorsView, WindowsView,
+    AllocatorView, ArenaView, BuffersView, ProcessView, Snapshot, StatisticView, TensorsView, WindowsView,
 };
 use memwatch_core::words::{Name, Tgid, json};
 use serde::Serialize;
@@ -44,6 +44,8 @@ struct Process<'a> {
     overhead: Option<Overhead<'a>>,
     devices: Vec<Device<'a>>,
     arenas: &'a [ArenaView],
+    /// Buffers of ggml; `null` where its functions are not probed.
+    buffers: Option<&'a BuffersView>,
 }
 
 /// A device with all its numbers: `statistics` has PyTorch's keys and numbers, `null` where one is not known; `certainty` has the same keys.
@@ -66,6 +68,8 @@ struct Device<'a> {
 pub(crate) struct Tensor<'a> {
     gpus: Vec<Sums<'a>>,
     arenas: &'a [ArenaView],
+    /// As in a report of `memwatch stats`.
+    buffers: Option<&'a BuffersView>,
     /// The windows in which it is traced; `null` where that is all the time, or never.
     windows: Option<WindowsView>,
     places: Vec<places::Device<'a>>,
@@ -96,6 +100,7 @@ pub(crate) fn tensor(tensors: &TensorsView) -> Tensor<'_> {
     Tensor {
         gpus: tensors.allocators.iter().map(sums).collect(),
         arenas: &tensors.arenas,
+        buffers: tensors.buffers.as_ref(),
         windows: tensors.windows,
         places: places::largest_places(&tensors.places, PLACES),
         losses: &tensors.losses,
@@ -115,6 +120,7 @@ fn process(process: &ProcessView) -> Option<Process<'_>> {
         overhead: overhead::of(process),
         devices: tensors.allocators.iter().map(device).collect(),
         arenas: &tensors.arenas,
+        buffers: tensors.buffers.as_ref(),
     })
 }
 

@@ -234,3 +234,32 @@ fn the_trust_line_of_an_agent_says_so_and_what_it_hides() {
     snapshot.hidden = Some(HiddenView::default());
     assert!(!trust_line(&snapshot).contains("others"));
 }
+
+#[test]
+fn buffers_are_summed_up_by_use_over_all_devices_and_older_ones_are_named() {
+    use memwatch_core::snapshot::{DeviceBuffersView, UsageView};
+    use memwatch_core::words::Framework;
+
+    let device = |device, usages: &[(BufferUsage, u64)]| DeviceBuffersView {
+        device,
+        uuid: None,
+        buffers: None,
+        bytes_in_use: None,
+        peak_bytes_in_use: None,
+        num_buffers: None,
+        known_buffers: 0,
+        known_bytes: 0,
+        known_peak_bytes: 0,
+        usages: usages.iter().map(|&(usage, bytes)| UsageView { usage, buffers: 1, bytes }).collect(),
+    };
+    let (weights, other) = (BufferUsage::Weights, BufferUsage::Other);
+    let known = vec![device(0, &[(weights, 4 << 20)]), device(1, &[(weights, 1 << 20), (other, 2 << 20)])];
+    let of = |devices: &[DeviceBuffersView], older_unknown: bool| {
+        let (framework, devices) = (Framework::Ggml, devices.to_vec());
+        buffers(&BuffersView { framework, exact: !older_unknown, older_unknown, out_of_step: 0, devices })
+    };
+    let sums = "ggml's buffers: weights 5.0 MiB, other 2.0 MiB";
+    assert_eq!(of(&known, false).as_deref(), Some(sums));
+    assert_eq!(of(&known, true), Some(format!("{sums}; {OLDER_BUFFERS}")));
+    assert_eq!((of(&[], true).as_deref(), of(&[], false)), (Some(OLDER_BUFFERS), None));
+}

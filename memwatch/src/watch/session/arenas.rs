@@ -12,7 +12,7 @@ use memwatch_core::words::{Framework, Tgid};
 
 use super::intake::Intake;
 use crate::frameworks::bfc::{ArenaLayout, ArenaReader};
-use crate::frameworks::pytorch::is_of;
+use crate::frameworks::libraries::is_of;
 
 /// Whose arenas, and where things lie in them.
 type Whose = (Framework, ArenaLayout);

@@ -214,7 +214,11 @@ impl Tensors {
 
     /// Probes are on a process's allocators from now on, but for these rows.
     fn begin(&mut self, kernel: &mut Kernel, (tgid, missing): (u32, Vec<u16>), pipeline: &mut Intake) {
-        pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns: clock::boottime_ns() });
+        let time_ns = clock::boottime_ns();
+        pipeline.step(Input::TensorsWatched { tgid: Tgid(tgid), missing, time_ns });
+        for framework in self.torch.without_books(tgid) {
+            pipeline.step(Input::FrameworkWatched { tgid: Tgid(tgid), framework, time_ns });
+        }
         // With its first event: a program that then rests has been counted.
         log_failure(tgid, tensor_probes::want_statistics(kernel, tgid));
         self.meet(kernel, tgid);
@@ -325,7 +329,11 @@ impl Tensors {
                 TensorMeaning::Reported | TensorMeaning::Granted | TensorMeaning::GivenBack => {
                     !process.numbers.are_known()
                 }
-                TensorMeaning::Chunk | TensorMeaning::ArenaChunk | TensorMeaning::ArenaChunkFreed => true,
+                TensorMeaning::Chunk
+                | TensorMeaning::ArenaChunk
+                | TensorMeaning::ArenaChunkFreed
+                | TensorMeaning::BufferMade
+                | TensorMeaning::BufferGoes => true,
                 _ => false,
             };
             if tensor_probe(tensor.probe).is_some_and(|row| is_counted(row.meaning)) {

@@ -15,7 +15,10 @@ fn the_numbers_stand_as_pytorch_prints_them_with_what_is_not_exact() {
 #[test]
 fn a_machine_without_a_framework_says_so() {
     let reported = reported(&fixture::quiet_node());
-    assert!(reported.starts_with("No allocator of PyTorch, JAX, TensorFlow or ONNX Runtime found.\n"), "{reported}");
+    assert!(
+        reported.starts_with("No allocator of PyTorch, JAX, TensorFlow, ONNX Runtime or ggml found.\n"),
+        "{reported}"
+    );
 }
 
 #[test]
@@ -25,5 +28,67 @@ fn every_reason_has_its_sentence() {
     for doubt in Doubt::ALL {
         let is_reported = matches!(doubt, Doubt::Unseen | Doubt::NotCounted) || why(doubt.name()) != unseen;
         assert!(is_reported, "{}", doubt.name());
+    }
+}
+
+/// A process with these buffers of ggml: weights and a graph on a device, all of them or the known ones; without, no device.
+fn with_buffers(is_all: Option<bool>) -> String {
+    use memwatch_core::decode::BufferUsage;
+    use memwatch_core::snapshot::{DeviceBuffersView, UsageView};
+    use memwatch_core::words::Framework;
+
+    let mut snapshot = fixture::training_node();
+    let exact = is_all == Some(true);
+    let usage = |usage, bytes| UsageView { usage, buffers: 1, bytes };
+    let device = |are_all: bool| DeviceBuffersView {
+        device: 0,
+        uuid: Some(snapshot.gpus[0].uuid.clone()),
+        buffers: are_all.then_some(2),
+        bytes_in_use: are_all.then_some(5 << 20),
+        peak_bytes_in_use: are_all.then_some(6 << 20),
+        num_buffers: are_all.then_some(7),
+        known_buffers: 2,
+        known_bytes: 5 << 20,
+        known_peak_bytes: 6 << 20,
+        usages: vec![usage(BufferUsage::Weights, 4 << 20), usage(BufferUsage::Compute, 1 << 20)],
+    };
+    let devices = is_all.map(device).into_iter().collect();
+    let view = BuffersView { framework: Framework::Ggml, exact, older_unknown: !exact, out_of_step: 0, devices };
+    let process = snapshot.processes.iter_mut().find(|process| process.tensors.is_some()).expect("one has PyTorch");
+    let tensors = process.tensors.as_mut().expect("it has");
+    tensors.allocators.clear();
+    tensors.buffers = Some(view);
+    reported(&snapshot)
+}
+
+#[test]
+fn buffers_stand_by_what_they_are_for_with_their_bytes() {
+    let text = with_buffers(Some(true));
+    let lines: Vec<&str> = text.lines().take(7).collect();
+    let [heading, titles, weights, compute, all, peak, made] = lines[..] else { panic!("{text}") };
+    assert!(heading.ends_with("GPU 0  ggml  in use 5.0 MiB  peak 6.0 MiB"), "{text}");
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(words(titles), "USE BUFFERS SIZE BYTES");
+    assert_eq!(words(weights), "weights 1 4.0 MiB 4194304");
+    assert_eq!(words(compute), "compute 1 1.0 MiB 1048576");
+    assert_eq!(words(all), "all 2 5.0 MiB 5242880");
+    assert_eq!(words(peak), "peak 6.0 MiB 6291456");
+    assert_eq!(made, "7 buffers made so far");
+    assert!(!text.contains("not known"), "{text}");
+}
+
+#[test]
+fn where_buffers_may_be_older_than_the_attach_no_sum_is_that_of_all() {
+    let text = with_buffers(Some(false));
+    assert!(text.contains("ggml  in use at least 5.0 MiB\n"), "{text}");
+    assert!(text.contains("\nknown ") && text.contains("\npeak of the known ") && !text.contains("\nall "), "{text}");
+    assert!(!text.contains("made so far"), "{text}");
+    let none = with_buffers(None);
+    assert!(none.contains("ggml  no buffer was made since the attach\n"), "{none}");
+    for text in [text, none] {
+        assert!(
+            text.contains("\n- buffers from before the attach are not known: ggml keeps no list of them\n"),
+            "{text}"
+        );
     }
 }

@@ -1,0 +1,154 @@
+use super::*;
+use crate::allocators::TensorLedger;
+use crate::decode::StackRef;
+use crate::words::{Tgid, Tid};
+
+const GPU: Ordinal = Ordinal(0);
+const CONTEXT: u64 = 0x5000;
+const ADDRESS: u64 = 0x7f00_0000;
+const BYTES: u64 = 1 << 20;
+
+fn event(context: u64, turn: BufferTurn) -> TensorEvent {
+    let what = TensorChange::Buffer(BufferChange { context, turn });
+    TensorEvent::made((Tgid(1), Tid(1)), 5, StackRef::NoPython, what)
+}
+
+fn segment(address: u64, bytes: u64) -> DriverSegment {
+    DriverSegment { address, bytes, memory: Memory::Device(GPU) }
+}
+
+/// A buffer is made whose address the driver has this of.
+fn make(
+    buffers: &mut Buffers,
+    context: u64,
+    (address, bytes): (u64, u64),
+    held: Option<DriverSegment>,
+) -> Option<BlockChange> {
+    let made = event(context, BufferTurn::Made { bytes, ordinal: GPU, address });
+    buffers.place(&made, &|asked| held.filter(|_| asked == address));
+    buffers.apply(&made)
+}
+
+fn plain(buffers: &mut Buffers, context: u64, address: u64) {
+    let granted = make(buffers, context, (address, BYTES), Some(segment(address, BYTES)));
+    assert!(
+        matches!(granted, Some(BlockChange::Granted(block)) if block.address == address && block.block_bytes == BYTES)
+    );
+}
+
+fn watched() -> Buffers {
+    let mut buffers = Buffers::default();
+    buffers.watch(true);
+    buffers
+}
+
+fn usages(buffers: &Buffers) -> Vec<(BufferUsage, u64, u64)> {
+    buffers.devices()[&GPU].usages().iter().map(|(usage, sum)| (*usage, sum.buffers, sum.bytes)).collect()
+}
+
+#[test]
+fn a_buffer_counts_by_what_it_is_for_until_it_goes() {
+    let mut buffers = watched();
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    plain(&mut buffers, CONTEXT + 8, ADDRESS + BYTES);
+    assert_eq!(usages(&buffers), [(BufferUsage::Other, 2, 2 * BYTES)], "nothing says what they are for yet");
+    buffers.apply(&event(CONTEXT, BufferTurn::Labelled(BufferUsage::Weights)));
+    buffers.apply(&event(CONTEXT + 8, BufferTurn::Labelled(BufferUsage::Compute)));
+    assert_eq!(usages(&buffers), [(BufferUsage::Weights, 1, BYTES), (BufferUsage::Compute, 1, BYTES)]);
+    let gone = buffers.apply(&event(CONTEXT + 8, BufferTurn::Goes));
+    assert_eq!(gone, Some(BlockChange::Freed { ordinal: GPU, address: ADDRESS + BYTES, block_bytes: BYTES }));
+    buffers.driver(DriverChange::Freed { address: ADDRESS + BYTES });
+    let device = &buffers.devices()[&GPU];
+    assert_eq!((device.buffers(), device.bytes(), device.peak_bytes(), device.made()), (1, BYTES, 2 * BYTES, 2));
+    assert!(buffers.is_exact());
+}
+
+#[test]
+fn a_buffer_of_another_backend_is_none_of_a_device() {
+    let mut buffers = watched();
+    let other = Some(segment(ADDRESS - 4096, 2 * BYTES));
+    let pinned = Some(DriverSegment { memory: Memory::Host, ..segment(ADDRESS, BYTES) });
+    let elsewhere = Some(DriverSegment { memory: Memory::Device(Ordinal(1)), ..segment(ADDRESS, BYTES) });
+    for held in [None, other, pinned, elsewhere, Some(segment(ADDRESS, BYTES - 1))] {
+        assert_eq!(make(&mut buffers, CONTEXT, (ADDRESS, BYTES), held), None, "{held:?}");
+    }
+    assert_eq!(buffers.apply(&event(CONTEXT, BufferTurn::Goes)), None);
+    assert!(buffers.devices().is_empty() && buffers.is_exact());
+}
+
+#[test]
+fn where_the_drivers_ledger_does_not_know_the_device_a_buffer_knows_its_own() {
+    let mut buffers = watched();
+    let somewhere = DriverSegment { memory: Memory::SomeDevice, ..segment(ADDRESS, BYTES) };
+    let granted = make(&mut buffers, CONTEXT, (ADDRESS, BYTES), Some(somewhere));
+    assert!(matches!(granted, Some(BlockChange::Granted(block)) if block.ordinal == GPU));
+}
+
+#[test]
+fn a_place_that_was_found_is_of_one_event() {
+    let mut buffers = watched();
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    let unplaced = event(CONTEXT + 8, BufferTurn::Made { bytes: BYTES, ordinal: GPU, address: ADDRESS });
+    assert_eq!(buffers.apply(&unplaced), None);
+    assert_eq!(buffers.devices()[&GPU].buffers(), 1);
+}
+
+#[test]
+fn memory_that_goes_under_a_buffer_shows_that_an_event_was_missed() {
+    let mut buffers = watched();
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    buffers.driver(DriverChange::Freed { address: ADDRESS });
+    assert_eq!((buffers.out_of_step(), buffers.is_exact()), (1, false));
+    assert_eq!(buffers.devices()[&GPU].bytes(), 0);
+    plain(&mut buffers, CONTEXT, ADDRESS);
+    plain(&mut buffers, CONTEXT + 8, ADDRESS);
+    assert_eq!((buffers.out_of_step(), buffers.devices()[&GPU].buffers()), (2, 1), "an address is one buffer's");
+}
+
+type Doubt = (&'static str, fn(&mut Buffers));
+
+#[test]
+fn what_may_be_missing_keeps_the_rest_from_being_exact() {
+    let unsure: [Doubt; 5] = [
+        ("older ones", |buffers| buffers.miss_start()),
+        ("lost events", |buffers| buffers.lose()),
+        ("lost calls", |buffers| buffers.see_driver(false)),
+        ("a pause", |buffers| {
+            buffers.stop();
+            buffers.resume();
+        }),
+        ("memory that went", |buffers| buffers.driver(DriverChange::Freed { address: ADDRESS })),
+    ];
+    for (what, doubt) in unsure {
+        let mut buffers = watched();
+        plain(&mut buffers, CONTEXT, ADDRESS);
+        assert!(buffers.is_exact());
+        doubt(&mut buffers);
+        assert!(!buffers.is_exact(), "{what}");
+        assert_eq!(buffers.has_older(), ["older ones", "a pause"].contains(&what), "{what}");
+    }
+    assert!(!Buffers::default().is_exact(), "nothing is probed");
+    let mut late = Buffers::default();
+    late.watch(false);
+    late.watch(true);
+    assert!(late.has_older(), "the first word counts");
+}
+
+#[test]
+fn the_sums_by_line_and_the_totals_of_a_device_have_each_buffer() {
+    let mut ledger = TensorLedger::default();
+    ledger.watch_buffers(true);
+    for (context, address) in [(CONTEXT, ADDRESS), (CONTEXT + 8, ADDRESS + BYTES)] {
+        let made = event(context, BufferTurn::Made { bytes: BYTES, ordinal: GPU, address });
+        ledger.place(&made, &|asked| Some(segment(asked, BYTES)));
+        ledger.apply(&made);
+    }
+    assert_eq!(ledger.reported()[&GPU].allocated_bytes, 2 * BYTES);
+    assert_eq!(ledger.places().blocks().count(), 2);
+    ledger.apply(&event(CONTEXT, BufferTurn::Goes));
+    let reported = ledger.reported()[&GPU];
+    assert_eq!((reported.allocated_bytes, reported.reserved_bytes), (BYTES, BYTES));
+    assert_eq!(ledger.places().blocks().count(), 1);
+    ledger.reset_peaks(9);
+    assert_eq!(ledger.buffers().devices()[&GPU].peak_bytes(), BYTES);
+}

@@ -1,0 +1,141 @@
+//! What ggml reports of a buffer, of whatever backend: those know one another by their contexts.
+
+use memwatch_common::tensor::{TensorMeaning, TensorRecord};
+use serde::{Deserialize, Serialize};
+
+use crate::words::Ordinal;
+
+/// What becomes of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferChange {
+    /// The address of its context: the backend's own object, which no two buffers share at a time.
+    pub context: u64,
+    /// What.
+    pub turn: BufferTurn,
+}
+
+/// The same without whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BufferTurn {
+    /// It is made. Where it is a buffer of CUDA's backend, its context begins with these; else they are words without meaning.
+    Made {
+        /// Its size in bytes.
+        bytes: u64,
+        /// The device, by CUDA's number.
+        ordinal: Ordinal,
+        /// Where its memory begins.
+        address: u64,
+    },
+    /// The program says what it is for.
+    Labelled(BufferUsage),
+    /// It is about to be given back.
+    Goes,
+}
+
+/// What a buffer is for: `ggml_backend_buffer_usage` (ggml/include/ggml-backend.h).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BufferUsage {
+    /// The weights of a model.
+    Weights,
+    /// What a graph computes with.
+    Compute,
+    /// Neither: llama.cpp's cache of keys and values, and whatever was not labelled.
+    #[default]
+    Other,
+}
+
+impl BufferUsage {
+    /// All, in the order of screens.
+    pub const ALL: [Self; 3] = [Self::Weights, Self::Compute, Self::Other];
+
+    /// Its name, as in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Compute => "compute",
+            Self::Other => "other",
+        }
+    }
+
+    const fn of_number(number: u64) -> Self {
+        match number {
+            1 => Self::Weights,
+            2 => Self::Compute,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl BufferChange {
+    /// What a record says whose peeks could be read; `None` where its row is about something else.
+    pub(super) fn of(record: &TensorRecord, meaning: TensorMeaning) -> Option<Self> {
+        let [_, second, third, ..] = record.args;
+        let [first_peek, second_peek] = record.extra;
+        let lower_half = |word: u64| word & u64::from(u32::MAX);
+        Some(match meaning {
+            TensorMeaning::BufferMade => {
+                let ordinal = Ordinal(u32::try_from(lower_half(first_peek)).ok()?.cast_signed());
+                let turn = BufferTurn::Made { bytes: second, ordinal, address: second_peek };
+                Self { context: third, turn }
+            }
+            TensorMeaning::BufferLabelled => {
+                let turn = BufferTurn::Labelled(BufferUsage::of_number(lower_half(second)));
+                Self { context: first_peek, turn }
+            }
+            TensorMeaning::BufferGoes => Self { context: first_peek, turn: BufferTurn::Goes },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_common::record::Record;
+    use memwatch_common::tensor::{FLAG_EXTRA_UNREADABLE, TensorRecord};
+
+    use super::{BufferChange, BufferTurn, BufferUsage};
+    use crate::decode::{TensorChange, decode_tensor};
+    use crate::words::Ordinal;
+
+    fn change(probe: u16, flags: u8, args: [u64; 6], extra: [u64; 2]) -> Option<TensorChange> {
+        let record = TensorRecord { kind: 3, probe, flags, tgid: 7, tid: 8, args, extra, ..TensorRecord::default() };
+        decode_tensor(&Record::Tensor(record)).map(|event| event.what)
+    }
+
+    #[test]
+    fn a_buffer_has_its_size_its_context_and_what_that_begins_with() {
+        let made = change(64, 0, [1, 4096, 0x50, 0, 0, 0], [0xdead_beef_0000_0001, 0x7f00]);
+        let turn = BufferTurn::Made { bytes: 4096, ordinal: Ordinal(1), address: 0x7f00 };
+        assert_eq!(made, Some(TensorChange::Buffer(BufferChange { context: 0x50, turn })), "the device is half a word");
+        assert_eq!(
+            change(64, FLAG_EXTRA_UNREADABLE, [1, 0, 0, 0, 0, 0], [0; 2]),
+            None,
+            "one of no bytes has no context"
+        );
+    }
+
+    #[test]
+    fn a_use_is_known_by_its_number_and_a_later_one_is_another() {
+        let usage = |number| match change(65, 0, [1, number, 0, 0, 0, 0], [0x50, 4096]) {
+            Some(TensorChange::Buffer(BufferChange { context: 0x50, turn: BufferTurn::Labelled(usage) })) => usage,
+            other => panic!("{other:?}"),
+        };
+        let of = [1, 2, 0, 9, 0xff_0000_0001].map(usage);
+        let [weights, compute, any, later, upper] = of;
+        assert_eq!(
+            (weights, compute, any, later),
+            (BufferUsage::Weights, BufferUsage::Compute, BufferUsage::Other, BufferUsage::Other)
+        );
+        assert_eq!(upper, BufferUsage::Weights, "the number is half a register");
+        let names: Vec<_> =
+            BufferUsage::ALL.into_iter().map(|usage| serde_json::to_string(&usage).expect("a word")).collect();
+        assert_eq!(names, BufferUsage::ALL.map(|usage| format!("\"{}\"", usage.name())));
+    }
+
+    #[test]
+    fn one_that_goes_is_named_by_its_context() {
+        let goes = change(66, 0, [1, 0, 0, 0, 0, 0], [0x50, 4096]);
+        assert_eq!(goes, Some(TensorChange::Buffer(BufferChange { context: 0x50, turn: BufferTurn::Goes })));
+    }
+}

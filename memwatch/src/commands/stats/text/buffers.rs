@@ -1,0 +1,57 @@
+//! Buffers of ggml, by what they are for.
+
+use memwatch_core::snapshot::{BuffersView, DeviceBuffersView, ProcessView, Snapshot};
+
+use crate::render::format::{UNKNOWN, bytes, count, plural};
+use crate::render::sentences;
+use crate::render::text::grid::{Align, Grid};
+
+/// Of a device; of none, where no buffer was made since memwatch watches.
+pub(super) fn heading(snapshot: &Snapshot, process: &ProcessView, device: Option<&DeviceBuffersView>) -> String {
+    let whose = format!("PID {}  {}", process.tgid.0, sentences::short_command(process));
+    let Some(device) = device else { return format!("{whose}  ggml  no buffer was made since the attach") };
+    let gpu = sentences::gpu_number(snapshot, device.uuid.as_ref());
+    let numbers = match (device.bytes_in_use, device.peak_bytes_in_use) {
+        (Some(in_use), Some(peak)) => format!("in use {}  peak {}", bytes(in_use), bytes(peak)),
+        _ => format!("in use at least {}", bytes(device.known_bytes)),
+    };
+    format!("{whose}  GPU {gpu}  ggml  {numbers}")
+}
+
+/// What its buffers have, of each use and together.
+pub(super) fn numbers(device: &DeviceBuffersView) -> Grid {
+    let columns = [("USE", Align::Left), ("BUFFERS", Align::Right), ("SIZE", Align::Right), ("BYTES", Align::Right)];
+    let mut grid = Grid::new(&columns);
+    let mut push = |title: &str, buffers: Option<u64>, size: u64| {
+        let buffers = buffers.map_or_else(String::new, count);
+        grid.push(vec![title.to_owned(), buffers, bytes(size), size.to_string()]);
+    };
+    for sum in &device.usages {
+        push(sum.usage.name(), Some(sum.buffers), sum.bytes);
+    }
+    let are_all = device.buffers.is_some();
+    push(if are_all { "all" } else { "known" }, Some(device.known_buffers), device.known_bytes);
+    push(if are_all { "peak" } else { "peak of the known" }, None, device.known_peak_bytes);
+    grid
+}
+
+/// How many were made.
+pub(super) fn made(device: &DeviceBuffersView) -> Option<String> {
+    device.num_buffers.map(|made| format!("{} made so far", plural(made, "buffer", "buffers")))
+}
+
+/// Why the numbers may be less than exact, in a sentence each.
+pub(super) fn doubts(buffers: &BuffersView) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if buffers.older_unknown {
+        doubts.push(format!("{UNKNOWN} {}", sentences::OLDER_BUFFERS));
+    }
+    if buffers.out_of_step > 0 {
+        let gone = plural(buffers.out_of_step, "buffer", "buffers");
+        doubts.push(format!("{gone} went without an event: in no sum of exact numbers"));
+    }
+    if !buffers.exact && doubts.is_empty() {
+        doubts.push("events or calls of the driver were lost: there may be other buffers".to_owned());
+    }
+    doubts
+}

@@ -1,0 +1,148 @@
+//! The libraries in which frameworks have their allocators: a row each, by the name of its file, with what it keeps and how it is looked into.
+
+use std::fs::File;
+
+use memwatch_common::tensor::{FrameworkLibrary, TensorMeaning};
+use memwatch_core::words::Framework;
+
+use super::bfc::{ArenaLayout, CounterLayout, OnnxRuntime};
+use super::ggml;
+use super::pytorch::{TensorPoint, points};
+use crate::sources::kernel::load::chain;
+use crate::sources::kernel::site::KernelVersion;
+use crate::sources::library::is_library;
+
+/// What a library's allocator keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// Blocks: a part of PyTorch, whose allocator is in several libraries.
+    Blocks,
+    /// Arenas, whose objects have books of their own.
+    Arenas,
+    /// Buffers, of which nobody has a list.
+    Buffers,
+}
+
+/// What a file shows.
+#[derive(Clone)]
+pub(crate) struct Contents {
+    /// Where the rows of the table of functions are in it; or why nobody knows.
+    pub(crate) points: Result<Vec<TensorPoint>, String>,
+    /// Where things lie in its arenas, where it has any.
+    pub(crate) arenas: Option<ArenaLayout>,
+}
+
+/// A library.
+pub(crate) struct LibraryRow {
+    /// The stem of its file's name.
+    pub(crate) stem: &'static str,
+    /// Which.
+    pub(crate) library: FrameworkLibrary,
+    keeps: Keeps,
+    look: fn(&File, FrameworkLibrary, KernelVersion) -> Contents,
+}
+
+/// All of them: small ones first, whose probes are wanted soonest.
+pub(crate) const LIBRARIES: [LibraryRow; 10] = [
+    LibraryRow { keeps: Keeps::Buffers, look: buffers, ..row("libggml-base.so", FrameworkLibrary::GgmlBase) },
+    LibraryRow { look: classes, ..arenas("onnxruntime_pybind11_state", FrameworkLibrary::OnnxRuntime) },
+    LibraryRow { look: classes, ..arenas("libonnxruntime.so", FrameworkLibrary::OnnxRuntime) },
+    arenas("xla_cuda_plugin.so", FrameworkLibrary::Xla),
+    arenas("libtensorflow_framework.so", FrameworkLibrary::TensorFlow),
+    row("libc10.so", FrameworkLibrary::C10),
+    row("libc10_cuda.so", FrameworkLibrary::C10Cuda),
+    row("libtorch_python.so", FrameworkLibrary::TorchPython),
+    row("libtorch_cuda.so", FrameworkLibrary::TorchCuda),
+    row("libtorch_cpu.so", FrameworkLibrary::TorchCpu),
+];
+
+/// One of PyTorch's.
+const fn row(stem: &'static str, library: FrameworkLibrary) -> LibraryRow {
+    LibraryRow { stem, library, keeps: Keeps::Blocks, look: symbols }
+}
+
+/// One with XLA's arenas.
+const fn arenas(stem: &'static str, library: FrameworkLibrary) -> LibraryRow {
+    LibraryRow { keeps: Keeps::Arenas, look: tsl, ..row(stem, library) }
+}
+
+impl LibraryRow {
+    /// Whether a path is that of its file.
+    pub(crate) fn is_at(&self, path: &[u8]) -> bool {
+        is_library(path.strip_suffix(b" (deleted)").unwrap_or(path), self.stem)
+    }
+
+    /// Looks into its file.
+    pub(crate) fn look_into(&self, file: &File, kernel: KernelVersion) -> Contents {
+        (self.look)(file, self.library, kernel)
+    }
+}
+
+/// What the allocator of a library keeps; `None` for the interpreter's, which has none.
+pub(crate) fn keeps(library: FrameworkLibrary) -> Option<Keeps> {
+    LIBRARIES.iter().find(|row| row.library == library).map(|row| row.keeps)
+}
+
+/// Whether a path is that of a library of a framework.
+pub(crate) fn is_of(framework: Framework, path: &[u8]) -> bool {
+    let mut own = LIBRARIES.iter().filter(|row| Framework::of_library(row.library) == Some(framework));
+    own.any(|row| row.is_at(path))
+}
+
+/// Functions by their names.
+fn symbols(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    Contents { points: points(file, library, kernel).map_err(|error| chain(&error)), arenas: None }
+}
+
+/// The same, and where things lie in arenas of XLA's class.
+fn tsl(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    let mut points = symbols(file, library, kernel).points;
+    let arenas = ArenaLayout::of(file).inspect_err(|error| log::warn!("{}: {}", library_name(library), chain(error)));
+    let arenas = arenas.unwrap_or_default();
+    if let (Some(CounterLayout { offset_bytes, .. }), Ok(points)) = (arenas.counters, &mut points) {
+        let of_chunks = points.iter_mut().filter(|point| point.row.meaning == TensorMeaning::Chunk);
+        of_chunks.for_each(|point| point.plan = point.plan.counters_at(offset_bytes));
+    }
+    Contents { points, arenas: Some(arenas) }
+}
+
+/// Functions without names, by their class.
+fn classes(file: &File, _library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    match OnnxRuntime::of(file, kernel) {
+        Some(build) => Contents { points: Ok(build.points), arenas: Some(build.layout) },
+        None => Contents { points: Err("the arena of this build is not as expected".to_owned()), arenas: None },
+    }
+}
+
+/// Functions by their names, with what they look at in a buffer.
+fn buffers(file: &File, library: FrameworkLibrary, kernel: KernelVersion) -> Contents {
+    let points = symbols(file, library, kernel).points;
+    Contents { points: points.and_then(|points| ggml::complete(file, points)), arenas: None }
+}
+
+fn library_name(library: FrameworkLibrary) -> &'static str {
+    LIBRARIES.iter().find(|row| row.library == library).map_or("a library", |row| row.stem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LIBRARIES, is_of, keeps};
+    use memwatch_common::tensor::{FrameworkLibrary, TENSOR_PROBES};
+    use memwatch_core::words::Framework;
+
+    #[test]
+    fn every_library_of_the_table_of_functions_has_a_row_but_the_interpreters() {
+        for probe in TENSOR_PROBES {
+            let has_row = keeps(probe.library).is_some();
+            assert_eq!(has_row, probe.library != FrameworkLibrary::Python, "{:?}", probe.library);
+        }
+    }
+
+    #[test]
+    fn a_library_is_known_by_the_name_of_its_file() {
+        assert!(is_of(Framework::Ggml, b"/opt/llama/libggml-base.so.0 (deleted)"));
+        assert!(!is_of(Framework::Ggml, b"/opt/llama/libggml-cuda.so"), "its functions are in the other");
+        assert!(!is_of(Framework::PyTorch, b"/opt/llama/libggml-base.so"));
+        assert!(LIBRARIES.iter().all(|row| Framework::of_library(row.library).is_some()));
+    }
+}

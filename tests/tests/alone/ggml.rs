@@ -1,0 +1,77 @@
+//! ggml's buffers from the first one on, in a program that starts while memwatch watches the machine: live, and from a recording.
+
+use std::time::Instant;
+
+use memwatch_tests::report::Report;
+use memwatch_tests::{Gpu, Program, Shape, TIMEOUT, TorchJob};
+use serde_json::Value;
+
+/// What ggml's own functions say, and memwatch of all buffers of the device.
+const FIELDS: [&str; 4] = ["buffers", "num_buffers", "bytes_in_use", "peak_bytes_in_use"];
+const USAGES: [&str; 3] = ["weights", "compute", "other"];
+
+/// Whether they are all there, with ggml's numbers.
+fn agrees(buffers: &Value, checkpoint: &Value) -> bool {
+    let (device, stats) = (&buffers["devices"][0], &checkpoint["stats"]);
+    let of_usage = |usage: &str| {
+        let rows = device["usages"].as_array();
+        let row = rows.and_then(|rows| rows.iter().find(|row| row["usage"] == usage));
+        row.map_or(0, |row| row["bytes"].as_u64().expect("a size"))
+    };
+    buffers["exact"] == true
+        && buffers["devices"].as_array().is_some_and(|devices| devices.len() == 1)
+        && FIELDS.iter().all(|field| device[field] == stats[field])
+        && USAGES.iter().all(|usage| stats[format!("{usage}_bytes")] == of_usage(usage))
+}
+
+/// The buffers of a process in a report of the machine; null where its ggml is not watched.
+fn buffers(report: &Report, tgid: u32) -> Value {
+    report.process(tgid).map_or(Value::Null, |process| process.0["tensor"]["buffers"].clone())
+}
+
+/// Waits until the recording, which is read while it is written, shows this of the process's buffers.
+fn until_recorded(gpu: &Gpu, (recording, tgid): (&str, u32), holds: impl Fn(&Value) -> bool) {
+    let begin = Instant::now();
+    let mut last = Value::Null;
+    while begin.elapsed() < TIMEOUT {
+        // At first there is no file, and then one without its front.
+        let outcome = gpu.run_memwatch(&["report", "--json", recording]);
+        if outcome.code == 0 {
+            last = buffers(&Report::parse(&outcome.stdout), tgid);
+            if holds(&last) {
+                return;
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("the recording was never as expected; last: {last:#}")
+}
+
+#[test]
+fn from_the_first_buffer_on_live_and_recorded_numbers_are_ggmls_own() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(&["ggml_job.py", "--early"]) else { return };
+    let recording = gpu.directory().join("ggml.mwr").display().to_string();
+    let recorder = Program::start(gpu.memwatch(&["record", "--tensors=layers", "--json", "-o", &recording]));
+    until_recorded(&gpu, (&recording, 0), |_| true);
+    let mut watch = gpu.watch(&["--no-agent", "--tensors=layers"]);
+    let mut job = TorchJob::start(command);
+    let tgid = job.tgid();
+    assert_eq!(job.next_checkpoint().expect("its library is there")["label"], "library");
+    until_recorded(&gpu, (&recording, tgid), |buffers| !buffers.is_null());
+    watch.until(|report| !buffers(report, tgid).is_null());
+    let mut checkpoints = 0;
+    job.go_on();
+    while let Some(checkpoint) = job.next_checkpoint() {
+        watch.until(|report| agrees(&buffers(report, tgid), &checkpoint));
+        until_recorded(&gpu, (&recording, tgid), |buffers| agrees(buffers, &checkpoint));
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 6);
+    drop(recorder);
+    let lines = gpu.run_memwatch(&["where", "--in", &recording]);
+    for function in ["with_tensors", "plain"] {
+        assert!(lines.stdout.contains("ggml_job.py:") && lines.stdout.contains(function), "{}", lines.stdout);
+    }
+}

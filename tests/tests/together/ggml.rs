@@ -1,0 +1,116 @@
+//! ggml's buffers, as llama.cpp has them: what memwatch says of them equals what ggml says itself, as far as they are younger than the attach.
+
+use std::path::Path;
+use std::process::Command;
+
+use memwatch_tests::{Gpu, Outcome, Shape, TorchJob};
+use serde_json::Value;
+
+/// The buffers of the only process with some.
+fn buffers(report: &Value) -> Option<&Value> {
+    let mut all = report["data"]["processes"].as_array()?.iter().map(|process| &process["buffers"]);
+    all.find(|buffers| !buffers.is_null())
+}
+
+/// Bytes of the known buffers for a use; nothing stands there for a use that none has.
+fn of_usage(buffers: &Value, usage: &str) -> Option<u64> {
+    let mut rows = buffers["devices"][0]["usages"].as_array()?.iter();
+    rows.find(|row| row["usage"] == usage)?["bytes"].as_u64()
+}
+
+#[test]
+fn a_process_of_llama_cpp_is_listed_with_its_framework() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    job.next_checkpoint().expect("the first checkpoint");
+    let listed = Outcome::of(gpu.memwatch(&["--no-agent", "ps"]));
+    assert!(listed.stdout.contains("FRAMEWORK") && listed.stdout.contains(" ggml "), "{}", listed.stdout);
+}
+
+#[test]
+fn attached_late_only_younger_buffers_are_known_and_no_number_is_that_of_all() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    job.next_checkpoint().expect("its weights are there");
+    job.go_on();
+    let cache = job.next_checkpoint().expect("its cache is there");
+    assert_eq!(cache["label"], "cache");
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    let report = watch.until(|report| buffers(report.json()).is_some());
+    let found = buffers(report.json()).expect("they are watched");
+    assert_eq!(found["devices"].as_array().map(Vec::len), Some(0), "none is younger than the attach: {found:#}");
+    job.go_on();
+    let mut older = Some(cache["stats"]["other_bytes"].as_u64().expect("the cache has a size"));
+    let mut checkpoints = 0;
+    while let Some(checkpoint) = job.next_checkpoint() {
+        let stats = &checkpoint["stats"];
+        // The first cache is older than the attach, and is freed before the last but one.
+        older = older.filter(|_| checkpoint["label"] != "shorter cache" && checkpoint["label"] != "end");
+        let other = stats["other_bytes"].as_u64().expect("ggml has a number") - older.unwrap_or(0);
+        let expected = [("compute", stats["compute_bytes"].as_u64()), ("other", Some(other)), ("weights", Some(0))];
+        let agrees = |found: &Value| {
+            expected.iter().all(|(usage, bytes)| of_usage(found, usage) == bytes.filter(|bytes| *bytes > 0))
+        };
+        let report = watch.until(|report| buffers(report.json()).is_some_and(agrees));
+        let found = buffers(report.json()).expect("it agrees");
+        assert_eq!((&found["exact"], &found["older_unknown"]), (&false.into(), &true.into()), "{found:#}");
+        assert_eq!(found["out_of_step"], 0, "{found:#}");
+        for number in ["buffers", "bytes_in_use", "peak_bytes_in_use", "num_buffers"] {
+            assert!(found["devices"][0][number].is_null(), "{number} is that of all: {found:#}");
+        }
+        checkpoints += 1;
+        job.go_on();
+    }
+    assert_eq!(checkpoints, 4);
+}
+
+#[test]
+fn on_the_screen_buffers_that_are_older_than_the_attach_are_reported_as_unknown() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = gpu.ggml_command(&["ggml_job.py"]) else { return };
+    let mut job = TorchJob::start(command);
+    job.next_checkpoint().expect("its weights are there");
+    for words in ["stats", "where"] {
+        let shown = Outcome::of(gpu.memwatch(&["--no-agent", words, &job.tgid().to_string()]));
+        assert!(shown.stdout.contains("buffers from before the attach are not known"), "{words}: {shown:#?}");
+    }
+}
+
+/// A C++ program and its library, compiled; nothing, with the reason on standard error, where there is no compiler.
+fn compiled(gpu: &Gpu) -> Option<Command> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads/ggml_throws.cpp");
+    let (library, program) = (gpu.directory().join("libggml-base.so"), gpu.directory().join("throws"));
+    let compile = |words: &[&str], out: &Path, libraries: &[&Path]| {
+        let mut compiler = Command::new("c++");
+        compiler.args(["-std=c++17", "-O1"]).args(words).arg("-o").arg(out).arg(&source).args(libraries);
+        match compiler.status() {
+            Ok(status) => assert!(status.success(), "{compiler:?}"),
+            Err(error) => {
+                eprintln!("SKIPPED: no C++ compiler ({error}): run through `cargo xtask test`");
+                return None;
+            }
+        }
+        Some(())
+    };
+    compile(&["-shared", "-fPIC", "-DLIBRARY"], &library, &[])?;
+    compile(&["-Wl,--unresolved-symbols=ignore-in-shared-libs"], &program, &[&library, &gpu.libcuda()])?;
+    let mut command = Command::new(program);
+    gpu.apply(&mut command);
+    Some(command)
+}
+
+#[test]
+fn an_exception_that_passes_probed_functions_of_ggml_ends_nobody() {
+    let Some(gpu) = Gpu::new(Shape::Cmp) else { return };
+    let Some(command) = compiled(&gpu) else { return };
+    let mut job = TorchJob::start(command);
+    assert_eq!(job.next_checkpoint().expect("it catches what is thrown")["caught"], 3);
+    let mut watch = gpu.watch(&["--no-agent", "stats", &job.tgid().to_string()]);
+    watch.until(|report| buffers(report.json()).is_some());
+    job.go_on();
+    assert_eq!(job.next_checkpoint().expect("it catches that with probes, too")["caught"], 3);
+    job.go_on();
+    assert_eq!(job.next_checkpoint(), None, "it ends by itself");
+}

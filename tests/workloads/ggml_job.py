@@ -1,0 +1,142 @@
+"""ggml's own library, as llama.cpp uses it: buffers for weights, a cache and a graph, in a program that stops at checkpoints and prints what ggml says.
+
+Words: --wait to wait for a line at each checkpoint; --early for one before anything is allocated.
+"""
+
+import ctypes as c
+import json
+import os
+import sys
+
+# `ggml_type` (ggml.h).
+F32, F16, Q8_0 = 0, 1, 8
+# `ggml_backend_buffer_usage` (ggml-backend.h).
+ANY, WEIGHTS, COMPUTE = 0, 1, 2
+USAGES = {ANY: "other", WEIGHTS: "weights", COMPUTE: "compute"}
+MIB = 1 << 20
+
+
+class Parameters(c.Structure):
+    """`ggml_init_params`."""
+
+    _fields_ = [("mem_size", c.c_size_t), ("mem_buffer", c.c_void_p), ("no_alloc", c.c_bool)]
+
+
+def library(name, functions):
+    """One of ggml's libraries, whose functions of these names return a pointer."""
+    folder = next(path for path in sys.path if os.path.exists(os.path.join(path, name)))
+    loaded = c.CDLL(os.path.join(folder, name), c.RTLD_GLOBAL)
+    for function in functions:
+        getattr(loaded, function).restype = c.c_void_p
+    return loaded
+
+
+BASE = library(
+    "libggml-base.so",
+    (
+        "ggml_backend_alloc_ctx_tensors_from_buft",
+        "ggml_backend_buft_alloc_buffer",
+        "ggml_backend_buft_get_device",
+        "ggml_backend_cpu_buffer_type",
+        "ggml_init",
+        "ggml_new_tensor_2d",
+    ),
+)
+CUDA = library("libggml-cuda.so", ("ggml_backend_cuda_buffer_type", "ggml_backend_cuda_host_buffer_type"))
+BASE.ggml_backend_buffer_get_size.restype = c.c_size_t
+BASE.ggml_nbytes.restype = c.c_size_t
+
+
+class Job:
+    """What it has on the device, and the most that it had."""
+
+    def __init__(self):
+        self.device = c.c_void_p(CUDA.ggml_backend_cuda_buffer_type(0))
+        self.buffers, self.peak, self.made, self.tensors = [], 0, 0, {}
+
+    def add(self, buffer, usage):
+        BASE.ggml_backend_buffer_set_usage(buffer, usage)
+        self.buffers.append(buffer)
+        self.made += 1
+        self.peak = max(self.peak, self.bytes())
+        return buffer
+
+    def free(self, buffer):
+        self.buffers.remove(buffer)
+        self.tensors.pop(buffer.value, None)
+        BASE.ggml_backend_buffer_free(buffer)
+
+    def bytes(self, usage=None):
+        own = [one for one in self.buffers if usage in (None, BASE.ggml_backend_buffer_get_usage(one))]
+        return sum(BASE.ggml_backend_buffer_get_size(one) for one in own)
+
+    def with_tensors(self, shapes, usage):
+        """A buffer with these tensors: name, type, width, height."""
+        context = c.c_void_p(BASE.ggml_init(Parameters(MIB, None, True)))
+        sizes = {}
+        for name, kind, width, height in shapes:
+            tensor = c.c_void_p(BASE.ggml_new_tensor_2d(context, kind, c.c_int64(width), c.c_int64(height)))
+            BASE.ggml_set_name(tensor, name.encode())
+            sizes[name] = BASE.ggml_nbytes(tensor)
+        buffer = c.c_void_p(BASE.ggml_backend_alloc_ctx_tensors_from_buft(context, self.device))
+        self.tensors[buffer.value] = sizes
+        BASE.ggml_free(context)
+        return self.add(buffer, usage)
+
+    def plain(self, size, usage):
+        return self.add(c.c_void_p(BASE.ggml_backend_buft_alloc_buffer(self.device, c.c_size_t(size))), usage)
+
+    def stats(self):
+        free, total = c.c_size_t(), c.c_size_t()
+        device = c.c_void_p(BASE.ggml_backend_buft_get_device(self.device))
+        BASE.ggml_backend_dev_memory(device, c.byref(free), c.byref(total))
+        by_usage = {f"{name}_bytes": self.bytes(usage) for usage, name in USAGES.items()}
+        own = {"buffers": len(self.buffers), "num_buffers": self.made, "bytes_in_use": self.bytes()}
+        return {**own, "peak_bytes_in_use": self.peak, **by_usage, "device_free": free.value, "device_total": total.value}
+
+
+def checkpoint(label, job):
+    tensors = {name: size for sizes in job.tensors.values() for name, size in sizes.items()}
+    print(json.dumps({"label": label, "stats": job.stats(), "tensors": tensors}), flush=True)
+    if "--wait" in sys.argv:
+        sys.stdin.readline()
+
+
+def in_host_memory():
+    """Buffers of the host: the processor's own, and pinned for the device."""
+    kinds = (BASE.ggml_backend_cpu_buffer_type(), CUDA.ggml_backend_cuda_host_buffer_type())
+    buffers = [c.c_void_p(BASE.ggml_backend_buft_alloc_buffer(c.c_void_p(kind), c.c_size_t(2 * MIB))) for kind in kinds]
+    for buffer in buffers:
+        BASE.ggml_backend_buffer_set_usage(buffer, WEIGHTS)
+    return buffers
+
+
+def main():
+    job = Job()
+    if "--early" in sys.argv:
+        print(json.dumps({"label": "library"}), flush=True)
+        sys.stdin.readline()
+    shapes = [("token_embd.weight", F16, 1024, 4096), ("blk.0.attn_q.weight", Q8_0, 1024, 1024), ("blk.0.ffn_up.weight", F32, 512, 512)]
+    weights = job.with_tensors(shapes, WEIGHTS)
+    host = in_host_memory()
+    checkpoint("weights", job)
+    cache = job.with_tensors([("cache_k_l0", F16, 1024, 2048), ("cache_v_l0", F16, 1024, 2048)], ANY)
+    checkpoint("cache", job)
+    graph = job.plain(33 * MIB, COMPUTE)
+    checkpoint("graph", job)
+    job.free(graph)
+    graph = job.plain(48 * MIB, COMPUTE)
+    checkpoint("larger graph", job)
+    job.free(cache)
+    cache = job.with_tensors([("cache_k_l0", F16, 1024, 1024), ("cache_v_l0", F16, 1024, 1024)], ANY)
+    for buffer in host:
+        BASE.ggml_backend_buffer_free(buffer)
+    checkpoint("shorter cache", job)
+    for buffer in (weights, cache, graph):
+        job.free(buffer)
+    checkpoint("end", job)
+    # Without the libraries' own end, which needs functions that the stand-ins do not have.
+    os._exit(0)
+
+
+main()
