@@ -25,3 +25,4 @@ mod run;
 mod service;
 mod sharing;
 mod soak;
+mod survive;
