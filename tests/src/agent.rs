@@ -29,7 +29,15 @@ impl Agent {
     ///
     /// # Panics
     /// When it does not become ready.
-    pub fn by(gpu: &Gpu, mut command: Command) -> Self {
+    pub fn by(gpu: &Gpu, command: Command) -> Self {
+        Self::with(gpu, command, &[])
+    }
+
+    /// The same with further words of the agent's own.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    pub fn with(gpu: &Gpu, mut command: Command, words: &[&str]) -> Self {
         open_to_all(gpu);
         let socket = gpu.directory().join("run/memwatch.sock");
         let notify = gpu.directory().join("notify");
@@ -37,7 +45,7 @@ impl Agent {
         let manager = UnixDatagram::bind(&notify).expect("a socket in the temporary directory");
         fs::set_permissions(&notify, Permissions::from_mode(0o666)).expect("it is ours");
         manager.set_read_timeout(Some(TIMEOUT)).expect("a time that is not 0");
-        command.arg("agent").arg("--socket").arg(&socket);
+        command.arg("agent").arg("--socket").arg(&socket).args(words);
         command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "2000000").env_remove("WATCHDOG_PID");
         let agent = Self { program: Program::start(command), manager, socket };
         agent.until_reported("READY=1");

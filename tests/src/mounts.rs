@@ -64,6 +64,39 @@ impl SmallDisk {
     }
 }
 
+/// A bpf file system of a test's own; what is pinned in it goes with it.
+#[derive(Debug)]
+pub struct BpfFolder {
+    path: PathBuf,
+}
+
+impl BpfFolder {
+    /// Mounts one on a new directory; `None`, with the reason on standard error, where none can be mounted.
+    ///
+    /// # Panics
+    /// When the directory cannot be made.
+    pub fn mount(path: &Path) -> Option<Self> {
+        std::fs::create_dir(path).expect("a new directory");
+        let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(path).status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            eprintln!("SKIPPED: no bpf file system can be mounted here");
+            return None;
+        }
+        Some(Self { path: path.to_owned() })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for BpfFolder {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
+    }
+}
+
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Lazily: who still writes on it is about to end.

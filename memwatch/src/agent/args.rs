@@ -1,6 +1,7 @@
 //! What `memwatch agent` takes.
 
 use crate::options::{Checked, DEFAULT_SOCKET, values};
+use crate::sources::kernel::pins::BPFFS;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -24,12 +25,28 @@ pub(crate) struct Agent {
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "MEMWATCH_HISTORY_SIZE")]
     #[arg(value_parser = values::history_bytes)]
     pub(crate) history_size: u64,
+    #[command(flatten)]
+    pub(crate) left: Left,
     /// Run without NVML, on a machine that has none: /readyz does not wait for it
     #[arg(long, conflicts_with = "nvml_lib")]
     pub(crate) no_nvml: bool,
     /// Also serve metrics of the N largest processes: off, or N up to 1000
     #[arg(long, value_name = "N", default_value = "off", value_parser = process_metrics)]
     pub(crate) process_metrics: ProcessMetrics,
+}
+
+/// What an agent leaves.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub(crate) struct Left {
+    /// Leave the probes, and what is known, for the agent that is started next; without it nothing stays at the end
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Take out what agents have left that do not run, and end
+    #[arg(long, conflicts_with_all = ["keep", "listen", "history"])]
+    pub(crate) uninstall: bool,
+    /// The bpf file system in which probes outlive an agent that is killed
+    #[arg(long, value_name = "DIR", default_value = BPFFS)]
+    pub(crate) bpffs: PathBuf,
 }
 
 /// So many pairs of process and GPU have metrics of their own.

@@ -13,6 +13,7 @@ mod notify;
 mod privileges;
 pub(crate) mod publish;
 mod socket;
+mod survival;
 mod trail;
 pub(crate) mod web;
 
@@ -50,6 +51,9 @@ const COUNTERS: Duration = Duration::from_secs(5);
 ///
 /// What takes more privilege than watching is done first; then the rest is given up, before there is a second thread.
 pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
+    if agent.left.uninstall {
+        return survival::uninstall(agent);
+    }
     let mut options = crate::watch::subject::everybody(common);
     options.rests_without_processes = true;
     options.counters_every = Some(COUNTERS);
@@ -63,11 +67,13 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
     let group = credentials::group_number(credentials::GROUP);
     let socket = OpenSocket::open(&agent.socket, group).map_err(|error| Failure::from_socket(error, &agent.socket))?;
     let mut history = History::prepare(agent, group)?;
+    options.survival = survival::prepare(agent, options.classic_uprobes);
     let lacking = restrict(&options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from)?;
     let ended = runtime.block_on(async {
         let signals = Signals::listen().map_err(anyhow::Error::from)?;
         let mut session = Session::open(&options)?;
+        survival::report(&session);
         if let Some(history) = &mut history {
             history.begin(&mut session);
         }
@@ -92,16 +98,10 @@ pub(crate) fn run(agent: &Agent, common: &Common) -> Result<Exit, Failure> {
         }
         notifier.ready();
         eprintln!("memwatch: watching this machine, answering on {}", agent.socket.display());
-        let mut agent = Loop { session, history, publisher: Publisher::default(), notifier, access };
+        let keeps = agent.left.keep;
+        let agent = Loop { session, history, publisher: Publisher::default(), notifier, access };
         // As a task: to wake what `block_on` runs itself, tokio writes into a pipe of its own and reads it, fifty times a second.
-        let turning = tokio::spawn(async move {
-            agent.turn(requests, signals).await;
-            agent.notifier.stopping();
-            if let Some(history) = &agent.history {
-                history.end(&mut agent.session);
-            }
-        });
-        turning.await.map_err(anyhow::Error::from)?;
+        tokio::spawn(agent.live(requests, signals, keeps)).await.map_err(anyhow::Error::from)?;
         Ok(Exit::Ok)
     });
     // A thread may be at work for a client that nobody will answer any more.
@@ -147,6 +147,16 @@ struct Loop {
 }
 
 impl Loop {
+    /// Until the agent is to end; then leaves what is to stay.
+    async fn live(mut self, requests: Requests, signals: Signals, keeps: bool) {
+        self.turn(requests, signals).await;
+        self.notifier.stopping();
+        if let Some(history) = &self.history {
+            history.end(&mut self.session);
+        }
+        survival::end(&mut self.session, keeps);
+    }
+
     /// Records, readings, libraries, questions and signals, until one of the last ends it.
     ///
     /// The signs of life come from here and nowhere else: a loop that hangs gives none.

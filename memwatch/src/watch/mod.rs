@@ -2,6 +2,7 @@
 
 pub(crate) mod command;
 pub(crate) mod filter;
+pub(crate) mod journal;
 pub(crate) mod looks;
 pub(crate) mod one_shot;
 pub(crate) mod past;

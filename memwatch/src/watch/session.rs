@@ -12,16 +12,18 @@ pub(crate) mod intake;
 pub(crate) mod life;
 mod named;
 mod numbers;
+mod options;
 pub(crate) mod peaks;
 mod price;
 pub(crate) mod recording;
 mod rest;
+pub(crate) mod survival;
 pub(crate) mod tensors;
 mod turn;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -29,7 +31,6 @@ use aya_log::EbpfLogger;
 use memwatch_common::loss::Loss;
 use memwatch_common::record::{CallRecord, Item, ProcessRecord, Record};
 use memwatch_common::rm::RmRecord;
-use memwatch_core::Pipeline;
 use memwatch_core::input::{Coverage, DeviceReading, Input, NvmlState, ProcessFacts};
 use memwatch_core::snapshot::Snapshot;
 use memwatch_core::words::{Framework, Tgid};
@@ -38,79 +39,37 @@ use self::calm::Calm;
 use self::counters::Counters;
 use self::intake::Intake;
 use self::life::Life;
+pub(crate) use self::options::SessionOptions;
 use self::rest::Rest;
+use self::survival::{Start, Survival};
 use self::tensors::Tensors;
 use crate::backends::library_watch::{LibraryWatch, library_source};
-use crate::backends::readings::DeviceLibrary;
 use crate::backends::readings::Readings;
 use crate::backends::{self, ProbesOnDemand};
 use crate::exit::Failure;
 use crate::frameworks::named::FrameworkNames;
-use crate::frameworks::pytorch::{TensorRequest, TorchWatch};
+use crate::frameworks::pytorch::TorchWatch;
 use crate::sources::cgroup::Groups;
 use crate::sources::clock;
-use crate::sources::containers::{Found, RuntimeNames, RuntimeSockets};
+use crate::sources::containers::{Found, RuntimeNames};
 use crate::sources::driver_version::DriverVersion;
 use crate::sources::kernel::allocation_map::KernelAllocationMap;
-use crate::sources::kernel::load::{Kernel, LoadError, LoadOptions};
+use crate::sources::kernel::load::{Kernel, LoadError};
 use crate::sources::kernel::losses::LossCounters;
-use crate::sources::kernel::ring::Ring;
+use crate::sources::kernel::ring::{Drained, Ring};
 use crate::sources::kernel::site::KernelVersion;
 use crate::sources::library::LibraryScan;
 use crate::sources::namespace;
 use crate::sources::own::OwnProcesses;
 use crate::sources::presence::Presence;
 use crate::sources::procfs::ProcReader;
-use crate::watch::recording::{Tape, TapeOptions};
-use crate::watch::selection::Selection;
+use crate::watch::recording::Tape;
 
 /// NVML numbers older than this are not shown: a driver that hangs must not look like one that is idle.
 const NVML_STALE: Duration = Duration::from_secs(10);
 
 /// As many calls are taken in together: what they change is looked up at once, and has to fit the nearest caches.
 const TOGETHER: usize = 256;
-
-/// What to watch, and how.
-#[derive(Clone, Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
-pub(crate) struct SessionOptions {
-    /// These processes and their children; empty for every process of the machine.
-    pub(crate) targets: Vec<u32>,
-    /// A command will be started later and become a target.
-    pub(crate) expects_command: bool,
-    /// Where this machine's agent listens, if it runs.
-    pub(crate) agent_socket: Option<PathBuf>,
-    /// Further driver library files.
-    pub(crate) libraries: Vec<PathBuf>,
-    /// Which library reads the devices.
-    pub(crate) device_library: DeviceLibrary,
-    /// Where runtimes are asked for names.
-    pub(crate) sockets: RuntimeSockets,
-    /// Size of the ring buffer in bytes.
-    pub(crate) ring_bytes: u32,
-    /// Use classic uprobes even where `uprobe_multi` works.
-    pub(crate) classic_uprobes: bool,
-    /// Read devices rarely while nobody uses one and nobody asks.
-    pub(crate) rests_without_processes: bool,
-    /// Look for new libraries now and then, even where the kernel reports them.
-    pub(crate) polls_libraries: bool,
-    /// Let the kernel half log.
-    pub(crate) diagnostics: bool,
-    /// What of PyTorch is watched.
-    pub(crate) tensors: TensorRequest,
-    /// And only in processes of this selection, where everybody is watched.
-    pub(crate) named: Option<Selection>,
-    /// A screen shows what a line on standard error would say, and would destroy.
-    pub(crate) is_screen: bool,
-    /// How often it is read what processes with PyTorch hold; of the ones that are older than the watch it is once.
-    pub(crate) holdings_every: Option<Duration>,
-    /// How often what PyTorch's allocators have counted is read, of every process and by a thread of its own, where nothing of it is traced.
-    pub(crate) counters_every: Option<Duration>,
-    /// Its modules and stages are logged.
-    pub(crate) logs_tensors: bool,
-    /// Everything is recorded here.
-    pub(crate) tape: Option<TapeOptions>,
-}
 
 /// A running watch.
 pub(crate) struct Session {
@@ -139,6 +98,7 @@ pub(crate) struct Session {
     own: OwnProcesses,
     last_reading_ns: u64,
     nvml_works: bool,
+    survival: Option<Survival>,
 }
 
 impl Session {
@@ -149,14 +109,9 @@ impl Session {
         }
         let everybody = options.targets.is_empty() && !options.expects_command;
         let tape = options.tape.as_ref().map(Tape::create).transpose()?;
-        let load = LoadOptions {
-            all_processes: everybody,
-            ring_bytes: options.ring_bytes,
-            classic_uprobes: options.classic_uprobes,
-            diagnostics: options.diagnostics,
-        };
         let version = kernel_version()?;
-        let mut kernel = Kernel::load(load).map_err(Failure::from_load)?;
+        let Start { pins, mut kept, survival } = survival::start(options)?;
+        let mut kernel = Kernel::load_pinned(options.load(everybody), pins).map_err(Failure::from_load)?;
         kernel.places_probes = !options.tensors.places_none();
         let diagnostics = options.diagnostics.then(|| EbpfLogger::init(&mut kernel.ebpf)).transpose();
         let diagnostics = diagnostics.context("the kernel half's log cannot be read")?;
@@ -174,7 +129,7 @@ impl Session {
             rest: Rest::new(Instant::now()),
             losses,
             allocation_map,
-            pipeline: Intake::new(Pipeline::new(!everybody), tape),
+            pipeline: Intake::new(survival::pipeline(&mut kept, !everybody), tape),
             processes: ProcReader::new("/proc"),
             presence: Presence::default(),
             groups: Groups::open(),
@@ -192,6 +147,7 @@ impl Session {
             own: OwnProcesses::find(options.agent_socket.as_deref(), &options.targets),
             last_reading_ns: clock::boottime_ns(),
             nvml_works: false,
+            survival,
         };
         if options.logs_tensors {
             session.pipeline.log_tensors();
@@ -200,6 +156,7 @@ impl Session {
         session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
         session.attach_first(options)?;
         session.meet_earlier();
+        session.go_on(kept.as_ref())?;
         Ok(session)
     }
 
@@ -219,7 +176,9 @@ impl Session {
         }
         self.libraries.attach_processes(&mut self.kernel, &all);
         self.update_coverage();
-        self.pipeline.step(Input::Attached { time_ns: clock::boottime_ns() });
+        if !self.goes_on() {
+            self.pipeline.step(Input::Attached { time_ns: clock::boottime_ns() });
+        }
         for &tgid in &all {
             let target = roots.contains(&tgid);
             self.learn(tgid, target);
@@ -263,7 +222,15 @@ impl Session {
         let mut life = Life { pipeline, processes, libraries, groups, targets };
         let mut calls = Vec::new();
         let mut has_come = false;
-        ring.drain(|item| {
+        ring.drain(|drained| {
+            let item = match drained {
+                Drained::Item(item) => item,
+                Drained::UpTo(reached) => {
+                    life.pipeline.step_calls(&calls);
+                    calls.clear();
+                    return life.pipeline.commit(reached);
+                }
+            };
             has_come = true;
             if let Ok(
                 Item::Record(Record::Call(CallRecord { tgid, .. }) | Record::Process(ProcessRecord { tgid, .. }))
@@ -385,12 +352,14 @@ impl Session {
             self.presence.distrust(now_ns);
             self.pipeline.step(loss);
         }
+        self.note_aside();
         self.drop_stale_devices(now_ns);
         self.forget_gone(now_ns);
         self.clean_allocation_map();
         self.anchor_losers();
         self.look_at_frameworks();
         self.pipeline.step(Input::Tick { time_ns: now_ns });
+        self.tend_survival();
     }
 
     /// How many processes are watched, and how many GPUs NVML lists.

@@ -44,6 +44,7 @@ pub(crate) fn session_options(targets: &Targets, tensors: TensorRequest, common:
         counters_every: None,
         logs_tensors: false,
         tape: None,
+        survival: None,
     }
 }
 

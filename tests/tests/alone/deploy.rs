@@ -109,7 +109,7 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
         "path: /healthz",
         "path: /readyz",
         "containerPort: 9747",
-        "args: [agent, --history, /var/lib/memwatch]",
+        "args: [agent, --keep, --history, /var/lib/memwatch]",
     ] {
         assert!(lines.contains(&line), "no '{line}'");
     }
@@ -119,8 +119,9 @@ fn the_daemonset_has_four_capabilities_and_nothing_to_ask_the_cluster_with() {
     let from = lines.iter().position(|line| *line == "add:").expect("capabilities are added");
     let added: BTreeSet<&str> = lines[from + 1..].iter().map_while(|line| line.strip_prefix("- ")).collect();
     assert_eq!(added, BTreeSet::from(["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]));
-    // What is mounted from the node can only be read, but for the directories of the agent's own socket and history.
+    // What is mounted from the node can only be read, but for the directories of the agent's own probes, socket and history.
     let mounts: Vec<&[&str]> = lines.windows(2).filter(|pair| pair[0].starts_with("mountPath: ")).collect();
     let writable = mounts.iter().filter(|pair| pair[1] != "readOnly: true").map(|pair| pair[0]);
-    assert_eq!(writable.collect::<Vec<_>>(), ["mountPath: /run/memwatch", "mountPath: /var/lib/memwatch"]);
+    let own = ["mountPath: /sys/fs/bpf", "mountPath: /run/memwatch", "mountPath: /var/lib/memwatch"];
+    assert_eq!(writable.collect::<Vec<_>>(), own);
 }

@@ -26,3 +26,4 @@ mod run;
 mod service;
 mod sharing;
 mod soak;
+mod survive;

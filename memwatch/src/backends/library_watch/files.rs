@@ -114,6 +114,11 @@ impl Files {
         }
     }
 
+    /// All that have probes.
+    pub(super) fn probed(&self) -> impl Iterator<Item = &Met> {
+        self.met.iter().filter(|met| met.coverage.probes_attached > 0)
+    }
+
     /// The processes that map one; some may have ended.
     pub(super) fn users(&self) -> BTreeSet<u32> {
         self.met.iter().flat_map(|met| met.users.keys().copied()).collect()

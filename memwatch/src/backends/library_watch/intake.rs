@@ -181,6 +181,12 @@ impl LibraryWatch {
         attached
     }
 
+    /// The processes with files that were not probed before, by this account, since when they are.
+    pub(crate) fn users_without_probes(&self, was_probed: impl Fn(&FileIdentity) -> bool) -> Vec<Latecomer> {
+        let new = self.files.probed().filter(|met| !was_probed(&met.identity));
+        new.flat_map(|met| met.users.keys().map(|&tgid| Latecomer { tgid, since_ns: met.attached_ns })).collect()
+    }
+
     /// Probes what the driver's libraries for graphics and video ask the kernel driver for, and nothing else: a process that has one before its probes
     /// has memory that is older than the watch, and no call of CUDA's is missed by it.
     fn attach_requesters(&mut self, kernel: &mut Kernel, new: Vec<NewFile>) {

@@ -70,6 +70,16 @@ impl KernelAllocationMap {
         })
     }
 
+    /// What was taken out that the kernel half's sums still count: process, life and bytes.
+    pub(crate) fn removed(&self) -> Vec<(u32, u32, u64)> {
+        self.removed_bytes.iter().map(|(&(tgid, life), &bytes)| (tgid, life, bytes)).collect()
+    }
+
+    /// So much was taken out by a process before this one.
+    pub(crate) fn restore(&mut self, removed: &[(u32, u32, u64)]) {
+        self.removed_bytes = removed.iter().map(|&(tgid, life, bytes)| ((tgid, life), bytes)).collect();
+    }
+
     /// The sums of a process, if it has one.
     pub(crate) fn sums(&self, tgid: u32) -> Option<AllocationMap> {
         self.sums.get(&tgid, 0).ok().map(|sums| sums.0)

@@ -5,14 +5,15 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use aya::maps::{HashMap, MapData};
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use memwatch_common::plan::ONLY_LISTED;
 use memwatch_common::probes::{PROBES, Probe, When};
 use memwatch_core::input::{KernelCalls, LibraryCoverage};
 use object::ReadCache;
 
 use super::exports::{Export, classify};
-use super::load::{Kernel, LoadError, Mechanism, chain, loaded_uprobe, uprobe};
+use super::load::{HeldLink, Kernel, LoadError, Mechanism, chain, loaded_uprobe};
+use super::pins::{ENTRY, RETURN, whole};
 use super::resolve::{ResolveError, SymbolTable};
 use super::site::{KernelVersion, Site, SiteReason, select};
 use super::stub::{self, NoStub};
@@ -267,7 +268,7 @@ fn list(kernel: &mut Kernel, tgid: u32, change: i32) -> Result<(), LoadError> {
     Ok(())
 }
 
-type Links = Vec<(&'static str, UProbeLinkId)>;
+type Links = Vec<HeldLink>;
 
 /// What came of putting probes into a file.
 #[derive(Default)]
@@ -309,13 +310,8 @@ fn attach_points(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, scope: UP
 fn detach_links(kernel: &mut Kernel, links: Links) -> Result<(), String> {
     rearming(kernel, |kernel| {
         // All of them, also after one that fails.
-        links.into_iter().map(|link| detach_link(kernel, link)).fold(Ok(()), Result::and)
+        links.into_iter().map(|link| kernel.release(link)).fold(Ok(()), Result::and)
     })
-}
-
-fn detach_link(kernel: &mut Kernel, (program, link): (&'static str, UProbeLinkId)) -> Result<(), String> {
-    let loaded = uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-    loaded.detach(link).map_err(|error| chain(&error))
 }
 
 /// Changes probes while the kernel half knows that calls may straddle it, and arms it again whether that works or not.
@@ -330,15 +326,19 @@ fn rearming<T>(kernel: &mut Kernel, change: impl FnOnce(&mut Kernel) -> Result<T
 /// each function gets its pair at once.
 fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, (scope, attempt): (UProbeScope, &mut Attempt)) {
     let path = file.path();
+    let all = whole(&file.identity);
+    let target = |label| Target { path: &path, scope, label };
+    // What is in one process alone is no reason to believe that others are watched.
+    let all = if matches!(scope, UProbeScope::AllProcesses) { all.as_str() } else { RETURN };
     let programs = kernel.mechanism.programs();
     let points: Vec<Point> = plan.probes.iter().map(|probe| (probe.file_offset, probe.cookie)).collect();
     let together = kernel.mechanism == Mechanism::UprobeMulti && points.len() > 1;
-    if together && let Ok(links) = attach_pair(kernel, (&path, scope), programs, &points) {
+    if together && let Ok(links) = attach_pair(kernel, target(all), programs, &points) {
         attempt.links.extend(links);
         return;
     }
     for (probe, point) in plan.probes.iter().zip(points) {
-        match attach_pair(kernel, (&path, scope), programs, &[point]) {
+        match attach_pair(kernel, target(RETURN), programs, &[point]) {
             Ok(links) => attempt.links.extend(links),
             Err(error) => {
                 attempt.refused.push(probe.symbol);
@@ -346,6 +346,14 @@ fn attach_pairs(kernel: &mut Kernel, file: &LibraryFile, plan: &Plan, (scope, at
             }
         }
     }
+}
+
+/// Where probes go, and what the links of the ones at returns are called.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    path: &'a Path,
+    scope: UProbeScope,
+    label: &'a str,
 }
 
 /// An offset in a file, and the cookie of the probe there.
@@ -362,7 +370,7 @@ fn attach_stubs(
         Ok(stubs) => stubs,
         Err(none) => return none.clone(),
     };
-    let target = (&*file.path(), UProbeScope::AllProcesses);
+    let target = Target { path: &file.path(), scope: UProbeScope::AllProcesses, label: RETURN };
     let programs = kernel.mechanism.ioctl_programs();
     let attached = rearming(kernel, |kernel| {
         let mut links = Links::new();
@@ -371,7 +379,7 @@ fn attach_stubs(
                 Ok(pair) => links.extend(pair),
                 Err(error) => {
                     // Some of the calls alone would be a sum that is never right.
-                    links.into_iter().try_for_each(|link| detach_link(kernel, link))?;
+                    links.into_iter().try_for_each(|link| kernel.release(link))?;
                     return Err(error);
                 }
             }
@@ -401,7 +409,7 @@ fn not_probed(reason: &NoStub) -> KernelCalls {
 /// Entry before return, so that a return probe never fires for a call whose entry was not seen.
 fn attach_pair(
     kernel: &mut Kernel,
-    (path, scope): (&Path, UProbeScope),
+    target: Target<'_>,
     (entry, leave): (&'static str, &'static str),
     points: &[Point],
 ) -> Result<Links, String> {
@@ -412,12 +420,15 @@ fn attach_pair(
             cookie: Some(cookie),
         });
         let loaded = loaded_uprobe(&mut kernel.ebpf, program).map_err(|error| chain(&error))?;
-        match loaded.attach(points, path, scope) {
-            Ok(link) => links.push((program, link)),
+        let attached = loaded.attach(points, target.path, target.scope).map_err(|error| chain(&error));
+        let label = if program == leave { target.label } else { ENTRY };
+        let held = attached.and_then(|link| kernel.hold(program, link, label).map_err(|error| chain(&error)));
+        match held {
+            Ok(link) => links.push(link),
             Err(error) => {
                 // The entry alone would leave calls that never return.
-                links.into_iter().try_for_each(|link| detach_link(kernel, link))?;
-                return Err(chain(&error));
+                links.into_iter().try_for_each(|link| kernel.release(link))?;
+                return Err(error);
             }
         }
     }

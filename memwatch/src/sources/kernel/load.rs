@@ -3,11 +3,14 @@
 use std::sync::LazyLock;
 
 use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::uprobe::UProbeLinkId;
 use aya::programs::{ProgramError, ProgramType, RawTracePoint, UProbe};
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 use aya::{Ebpf, EbpfError, EbpfLoader, include_bytes_aligned};
 
 use super::btf::{Btf, BtfError};
+use super::pins::{EVENTS, PINNED_MAPS, Pins};
 
 /// Whether a `uprobe_multi` link to one process sees all its threads (Linux 6.10; commit 46ba0e49b642): before, it saw the first alone.
 static SEES_ALL_THREADS: LazyLock<bool> =
@@ -17,6 +20,11 @@ static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"))
 
 /// The kernel's own type information: offsets of struct members come from it.
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// The name of a kernel half: records and maps of one are only another's where both have the same. The ring has the size that is its map's.
+pub(crate) fn kernel_half(ring_bytes: u32) -> String {
+    format!("kernel-{:08x}-{:x}-{ring_bytes:x}", crc32fast::hash(OBJECT), OBJECT.len())
+}
 
 /// How the kernel half is set up.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +125,14 @@ pub(crate) enum LoadError {
     /// The time of the attach could not be asked to the kernel half.
     #[error("the kernel half cannot be informed that its probes are in place")]
     Arm(#[source] MapError),
+    /// A link was refused its place in bpffs.
+    #[error("the probes of {program} cannot be pinned: {reason}")]
+    Pin {
+        /// Whose.
+        program: &'static str,
+        /// Why.
+        reason: String,
+    },
 }
 
 impl LoadError {
@@ -143,11 +159,29 @@ pub(crate) struct Kernel {
     pub(crate) reports_moves: bool,
     /// Whether programs that are watched get probes: not where watching may cost them nothing.
     pub(crate) places_probes: bool,
+    /// What of it outlives this process.
+    pub(crate) pins: Option<Pins>,
+    /// The process events', where they outlive this process: else they are the programs' own.
+    _events: Vec<PinnedLink>,
+}
+
+/// A link to a probe.
+#[derive(Debug)]
+pub(crate) enum HeldLink {
+    /// It ends with this process: a program's.
+    Own(&'static str, UProbeLinkId),
+    /// It outlives this process.
+    Pinned(PinnedLink),
 }
 
 impl Kernel {
     /// Loads all programs and attaches the process events. No library is probed yet.
     pub(crate) fn load(options: LoadOptions) -> Result<Self, LoadError> {
+        Self::load_pinned(options, None)
+    }
+
+    /// The same on maps that are pinned or will be, as all links will be.
+    pub(crate) fn load_pinned(options: LoadOptions, mut pins: Option<Pins>) -> Result<Self, LoadError> {
         let bytes = std::fs::read(KERNEL_BTF).map_err(LoadError::NoBtf)?;
         let btf = Btf::parse(&bytes)?;
         let offsets = offsets(&btf)?;
@@ -157,6 +191,11 @@ impl Kernel {
         let mut loader = EbpfLoader::new();
         for (name, offset_bytes) in &offsets {
             loader.override_global(name, offset_bytes, true);
+        }
+        for name in PINNED_MAPS {
+            if let Some(pins) = &pins {
+                loader.map_pin_path(name, pins.map(name));
+            }
         }
         let mut ebpf = loader
             .override_global("CAN_LOOP", &can_loop, true)
@@ -171,17 +210,52 @@ impl Kernel {
         for program in [entry, leave] {
             uprobe(&mut ebpf, program)?.load().map_err(refused(program))?;
         }
+        let mut events = Vec::new();
         for (program, tracepoint) in
             [("mw_fork", "task_newtask"), ("mw_exec", "sched_process_exec"), ("mw_exit", "sched_process_exit")]
         {
-            start_tracepoint(&mut ebpf, program, tracepoint)?;
+            events.extend(start_tracepoint(&mut ebpf, program, tracepoint, &mut pins)?);
         }
         // A kernel without control groups has no such tracepoint, and nothing to report.
-        let moves = start_tracepoint(&mut ebpf, "mw_move", "cgroup_attach_task");
+        let moves = start_tracepoint(&mut ebpf, "mw_move", "cgroup_attach_task", &mut pins);
         if let Err(error) = &moves {
             log::info!("moves between control groups are not reported: {}", chain(error));
         }
-        Ok(Self { ebpf, mechanism, reports_moves: moves.is_ok(), places_probes: true })
+        let reports_moves = moves.is_ok();
+        events.extend(moves.ok().flatten());
+        Ok(Self { ebpf, mechanism, reports_moves, places_probes: true, pins, _events: events })
+    }
+
+    /// Whether the kernel half reports what becomes of this process.
+    pub(crate) fn knows(&self, tgid: u32) -> bool {
+        let known = self.ebpf.map("KNOWN").and_then(|map| HashMap::<&MapData, u32, u8>::try_from(map).ok());
+        known.is_some_and(|known| known.get(&tgid, 0).is_ok())
+    }
+
+    /// Pins a link of a program where that is done; `label` says what it is for.
+    pub(crate) fn hold(
+        &mut self,
+        program: &'static str,
+        link: UProbeLinkId,
+        label: &str,
+    ) -> Result<HeldLink, LoadError> {
+        let Some(pins) = &mut self.pins else { return Ok(HeldLink::Own(program, link)) };
+        let refused = |reason| LoadError::Pin { program, reason };
+        let link = uprobe(&mut self.ebpf, program)?.take_link(link).map_err(|error| refused(chain(&error)))?;
+        let link = FdLink::try_from(link).map_err(|error| refused(chain(&error)))?;
+        pins.pin(link, label).map(HeldLink::Pinned).map_err(|error| refused(chain(&error)))
+    }
+
+    /// Takes a probe out.
+    pub(crate) fn release(&mut self, link: HeldLink) -> Result<(), String> {
+        match link {
+            HeldLink::Own(program, link) => {
+                let loaded = uprobe(&mut self.ebpf, program).map_err(|error| chain(&error))?;
+                loaded.detach(link).map_err(|error| chain(&error))
+            }
+            // It ends with the descriptor.
+            HeldLink::Pinned(link) => link.unpin().map(drop).map_err(|error| chain(&error)),
+        }
     }
 
     /// Informs the kernel half since when all probes are in place, in `CLOCK_BOOTTIME` nanoseconds; 0: they are being attached now.
@@ -273,12 +347,20 @@ pub(crate) fn loaded_uprobe<'a>(ebpf: &'a mut Ebpf, program: &'static str) -> Re
     Ok(found)
 }
 
-fn start_tracepoint(ebpf: &mut Ebpf, program: &'static str, tracepoint: &str) -> Result<(), LoadError> {
+fn start_tracepoint(
+    ebpf: &mut Ebpf,
+    program: &'static str,
+    tracepoint: &str,
+    pins: &mut Option<Pins>,
+) -> Result<Option<PinnedLink>, LoadError> {
     let loaded: &mut RawTracePoint =
         ebpf.program_mut(program).and_then(|found| found.try_into().ok()).ok_or(LoadError::Missing(program))?;
     loaded.load().map_err(refused(program))?;
-    loaded.attach(tracepoint).map_err(refused(program))?;
-    Ok(())
+    let link = loaded.attach(tracepoint).map_err(refused(program))?;
+    let Some(pins) = pins else { return Ok(None) };
+    let link = loaded.take_link(link).map_err(refused(program))?;
+    let pinned = pins.pin(link.into(), EVENTS);
+    pinned.map(Some).map_err(|error| LoadError::Pin { program, reason: chain(&error) })
 }
 
 fn refused(program: &'static str) -> impl Fn(ProgramError) -> LoadError {

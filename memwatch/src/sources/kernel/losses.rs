@@ -7,8 +7,16 @@ use aya::maps::{Array, HashMap, MapData};
 use memwatch_common::loss::Loss;
 use memwatch_core::input::Input;
 use memwatch_core::words::Tgid;
+use serde::{Deserialize, Serialize};
 
 use super::load::LoadError;
+
+/// What was reported of the counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reported {
+    by_process: Vec<(u64, u64)>,
+    total: Vec<(u32, u64)>,
+}
 
 /// Reads the counters and remembers what was reported.
 pub(crate) struct LossCounters {
@@ -29,6 +37,20 @@ impl LossCounters {
             reported: BTreeMap::new(),
             reported_total: BTreeMap::new(),
         })
+    }
+
+    /// What was reported so far: by process and loss as the kernel half counts them, and in total by loss.
+    pub(crate) fn reported(&self) -> Reported {
+        let by_process = self.reported.iter().map(|(key, count)| (*key, *count)).collect();
+        let total = self.reported_total.iter().map(|(loss, count)| (*loss as u32, *count)).collect();
+        Reported { by_process, total }
+    }
+
+    /// So much was reported by a process before this one.
+    pub(crate) fn restore(&mut self, reported: &Reported) {
+        self.reported = reported.by_process.iter().copied().collect();
+        let total = reported.total.iter().filter_map(|(loss, count)| Some((Loss::from_number(*loss)?, *count)));
+        self.reported_total = total.collect();
     }
 
     /// What was lost since the last call.

@@ -6,6 +6,7 @@ pub(crate) mod btf;
 pub(crate) mod exports;
 pub(crate) mod load;
 pub(crate) mod losses;
+pub(crate) mod pins;
 pub(crate) mod resolve;
 pub(crate) mod ring;
 pub(crate) mod site;

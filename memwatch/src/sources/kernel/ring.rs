@@ -15,6 +15,9 @@ use self::memory::RingMemory;
 use super::load::LoadError;
 use super::waiting::{Waiting, time_of};
 
+/// What is kept until it is taken is released in so many parts of the ring.
+const RELEASES: usize = 16;
+
 /// The reading end of the ring buffer.
 pub(crate) struct Ring {
     records: AsyncFd<Records>,
@@ -22,6 +25,26 @@ pub(crate) struct Ring {
     sleeps: Array<MapData, u64>,
     waiting: Waiting,
     size_bytes: usize,
+    keeps: bool,
+    /// The ring may have been full while it was read last.
+    was_filling: bool,
+}
+
+/// What is handed over.
+#[expect(clippy::large_enum_variant, reason = "nobody keeps it")]
+pub(crate) enum Drained<'a> {
+    /// A record.
+    Item(Result<Item<'a>, RecordError>),
+    /// All records up to this position have been; they are in the ring until this returns. Only where that is wanted.
+    UpTo(Reached),
+}
+
+/// How far a ring was read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reached {
+    pub(crate) position: u64,
+    /// Records for which there was no room may be taken out of their queue, which has them no more, before the next of these.
+    pub(crate) takes_waiting: bool,
 }
 
 struct Records {
@@ -46,7 +69,30 @@ impl Ring {
         // SAFETY: the descriptor is the map's own; it stays open and the same for as long as the map lives inside `Records`.
         let records = unsafe { AsyncFd::register(Records { map, memory }) }?;
         let sleeps = ebpf.take_map("READER_SLEEPS").ok_or(LoadError::Missing("READER_SLEEPS"))?;
-        Ok(Self { records, sleeps: Array::try_from(sleeps)?, waiting: Waiting::open(ebpf)?, size_bytes: size })
+        Ok(Self {
+            records,
+            sleeps: Array::try_from(sleeps)?,
+            waiting: Waiting::open(ebpf)?,
+            size_bytes: size,
+            keeps: false,
+            was_filling: false,
+        })
+    }
+
+    /// Records stay in the ring until [`Drained::UpTo`] has been taken: whoever reads the ring after this process gets all others.
+    pub(crate) fn keep_until_taken(&mut self) {
+        self.keeps = true;
+        self.records.get_mut().memory.keep();
+    }
+
+    /// How far it was read: it counts on and on.
+    pub(crate) fn position(&self) -> u64 {
+        self.records.get_ref().memory.position() as u64
+    }
+
+    /// Goes on where a reader before this one was. False where that is not in the ring: what was read since is not known.
+    pub(crate) fn go_on_from(&mut self, position: u64) -> bool {
+        usize::try_from(position).is_ok_and(|position| self.records.get_mut().memory.go_on_from(position))
     }
 
     /// Has the kernel half ask for attention with the next record, whatever it is, once. A record that came before may be in the ring and have woken
@@ -71,12 +117,18 @@ impl Ring {
 
     /// Hands over every record that is in the ring now, and at most a ringful: calls that come faster than they are taken in must
     /// not keep reports and signals waiting.
-    pub(crate) fn drain(&mut self, mut take: impl FnMut(Result<Item<'_>, RecordError>)) {
-        let Self { records, waiting, size_bytes, .. } = self;
+    pub(crate) fn drain(&mut self, mut take: impl FnMut(Drained<'_>)) {
+        let Self { records, waiting, size_bytes, keeps, was_filling, .. } = self;
         let memory = &mut records.get_mut().memory;
-        let mut left_bytes = *size_bytes;
+        let (mut left_bytes, mut kept_bytes) = (*size_bytes, 0);
+        let mut is_empty = false;
+        // Where a record found no room, nobody has read the ring since, or just did.
+        let takes_waiting = *was_filling || memory.waiting_bytes() >= *size_bytes / 2;
+        if *keeps && takes_waiting {
+            take(Drained::UpTo(Reached { position: memory.position() as u64, takes_waiting }));
+        }
         waiting.fetch();
-        while left_bytes > 0 {
+        while left_bytes > 0 && !is_empty {
             // Where the ring was full when this began, what found no room since came before all that found some.
             let was_full = left_bytes < *size_bytes / 2;
             let taken = memory.take(|record| {
@@ -86,18 +138,33 @@ impl Ring {
                         waiting.fetch();
                     }
                     while let Some(record) = waiting.before(time_ns) {
-                        take(Ok(Item::Rm(record)));
+                        take(Drained::Item(Ok(Item::Rm(record))));
                     }
                 }
-                take(item);
+                take(Drained::Item(item));
             });
             let Some(bytes) = taken else {
                 while let Some(record) = waiting.before(u64::MAX) {
-                    take(Ok(Item::Rm(record)));
+                    take(Drained::Item(Ok(Item::Rm(record))));
+                    kept_bytes += 1;
                 }
-                return;
+                is_empty = true;
+                continue;
             };
             left_bytes = left_bytes.saturating_sub(bytes);
+            kept_bytes += bytes;
+            // Before the ring is full of what was read.
+            if *keeps && kept_bytes >= *size_bytes / RELEASES {
+                let takes_waiting = takes_waiting || left_bytes <= *size_bytes / 2 + *size_bytes / RELEASES;
+                take(Drained::UpTo(Reached { position: memory.position() as u64, takes_waiting }));
+                memory.release();
+                kept_bytes = 0;
+            }
+        }
+        *was_filling = left_bytes <= *size_bytes / 2 + *size_bytes / RELEASES;
+        if *keeps && (kept_bytes > 0 || takes_waiting) {
+            take(Drained::UpTo(Reached { position: memory.position() as u64, takes_waiting: *was_filling }));
+            memory.release();
         }
     }
 }

@@ -89,6 +89,21 @@ impl FileIdentity {
         }
     }
 
+    /// The same for the same file, and for hardly any two: what is in doubt has another one. Letters, digits and dashes.
+    pub(crate) fn key(&self) -> String {
+        let sum = match &self.handle {
+            Some(Handle { kind, bytes, .. }) => {
+                let mut sum = crc32fast::Hasher::new();
+                sum.update(&kind.to_le_bytes());
+                sum.update(bytes);
+                u64::from(sum.finalize())
+            }
+            None => self.inode,
+        };
+        let (seconds, nanoseconds) = self.changed;
+        format!("{sum:x}-{:x}-{seconds:x}-{nanoseconds:x}", self.size_bytes)
+    }
+
     /// The inode number, as `/proc/<tgid>/maps` shows it for the same mount.
     pub(crate) fn inode(&self) -> u64 {
         self.inode

@@ -63,7 +63,7 @@ impl Session {
         self.learn_latecomers(late);
     }
 
-    fn learn_latecomers(&mut self, late: Vec<Latecomer>) {
+    pub(super) fn learn_latecomers(&mut self, late: Vec<Latecomer>) {
         for Latecomer { tgid, since_ns } in late {
             if (self.everybody && !self.own.holds(tgid)) || self.pipeline.knows(Tgid(tgid)) {
                 self.learn_late(tgid, since_ns);

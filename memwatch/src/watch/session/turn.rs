@@ -32,6 +32,7 @@ impl Session {
         self.fetch();
         self.pipeline.take_news();
         self.pipeline.write_if_due();
+        self.pipeline.tend_journal();
         self.discover();
         let now = Instant::now();
         self.devices.rest(self.calm.is_calm(self.pipeline.watched().count(), now));

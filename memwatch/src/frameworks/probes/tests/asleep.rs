@@ -12,7 +12,7 @@ use memwatch_common::tensor::{TENSOR_PROBES, TensorMeaning};
 use crate::frameworks::probes::attach;
 use crate::frameworks::pytorch::TensorPoint;
 use crate::sources::kernel::load::{Kernel, LoadOptions, may_probe};
-use crate::sources::kernel::ring::Ring;
+use crate::sources::kernel::ring::{Drained, Ring};
 
 const RING_BYTES: u32 = 1 << 20;
 /// How many times a record and the reader's falling asleep come at about the same time.
@@ -44,7 +44,7 @@ fn file_offset() -> u64 {
 fn fetch(ring: &mut Ring) -> Vec<u64> {
     let mut words = Vec::new();
     ring.drain(|item| {
-        if let Ok(Item::Record(Record::Tensor(tensor))) = item
+        if let Drained::Item(Ok(Item::Record(Record::Tensor(tensor)))) = item
             && tensor.tgid == std::process::id()
         {
             words.push(tensor.args[0]);

@@ -28,6 +28,8 @@ pub(super) struct RingMemory {
     size_bytes: usize,
     /// Where the reader is: it counts on and on.
     read_bytes: usize,
+    /// What was read is given back only by [`Self::release`].
+    keeps: bool,
     /// A record that goes over the end. Words, since records are made of such.
     whole: Vec<u64>,
 }
@@ -42,7 +44,8 @@ impl RingMemory {
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(io::Error::other)?;
         let consumer = Mapping::new(Some(ring), (0, page_bytes), libc::PROT_READ | libc::PROT_WRITE)?;
         let producer = Mapping::new(Some(ring), (page_bytes, page_bytes + size_bytes), libc::PROT_READ)?;
-        let mut memory = Self { consumer, producer, page_bytes, size_bytes, read_bytes: 0, whole: Vec::new() };
+        let mut memory =
+            Self { consumer, producer, page_bytes, size_bytes, read_bytes: 0, keeps: false, whole: Vec::new() };
         memory.read_bytes = memory.consumer.position().load(Ordering::Acquire);
         Ok(memory)
     }
@@ -73,9 +76,41 @@ impl RingMemory {
     fn give_back(&mut self, bytes: usize) -> usize {
         let taken_bytes = HEADER_BYTES + bytes.next_multiple_of(ALIGNMENT_BYTES);
         self.read_bytes = self.read_bytes.wrapping_add(taken_bytes);
+        if !self.keeps {
+            self.release();
+        }
+        taken_bytes
+    }
+
+    /// The kernel may write over all that was read.
+    pub(super) fn release(&self) {
         // Release: what was read was read before.
         self.consumer.position().store(self.read_bytes, Ordering::Release);
-        taken_bytes
+    }
+
+    /// What is read from now on stays in the ring until it is released.
+    pub(super) const fn keep(&mut self) {
+        self.keeps = true;
+    }
+
+    /// How much there is to be read, in bytes.
+    pub(super) fn waiting_bytes(&self) -> usize {
+        self.producer.position().load(Ordering::Acquire).wrapping_sub(self.read_bytes)
+    }
+
+    /// How far the reader is.
+    pub(super) const fn position(&self) -> usize {
+        self.read_bytes
+    }
+
+    /// Goes on from here: a reader before this one had read so far, but may not have given it back. Whether that is in the ring.
+    pub(super) fn go_on_from(&mut self, position: usize) -> bool {
+        let is_there = position.wrapping_sub(self.read_bytes) <= self.waiting_bytes();
+        if is_there {
+            self.read_bytes = position;
+            self.release();
+        }
+        is_there
     }
 
     /// The length and marks of the next record; it is handed over with a full barrier.
@@ -187,7 +222,15 @@ mod tests {
             let map = |bytes| Mapping::new(None, (0, bytes), libc::PROT_READ | libc::PROT_WRITE).expect("memory");
             let (consumer, producer) = (map(PAGE), map(2 * PAGE));
             let whole = Vec::new();
-            let ring = RingMemory { consumer, producer, page_bytes: PAGE, size_bytes: PAGE, read_bytes: 0, whole };
+            let ring = RingMemory {
+                consumer,
+                producer,
+                page_bytes: PAGE,
+                size_bytes: PAGE,
+                read_bytes: 0,
+                keeps: false,
+                whole,
+            };
             Self { ring, made_bytes: 0, expected: VecDeque::new() }
         }
 
@@ -233,6 +276,27 @@ mod tests {
             1 => (0_usize..700).prop_map(Step::Begin),
             2 => Just(Step::Read),
         ]
+    }
+
+    #[test]
+    fn what_is_kept_is_read_again_by_who_comes_next_but_for_what_was_noted() {
+        let mut fake = Fake::new();
+        for _ in 0..3 {
+            fake.make(24, 0).expect("there is room");
+        }
+        fake.ring.keep();
+        let read = fake.read();
+        assert_eq!(read.len(), 3);
+        let taken = fake.ring.position();
+        let next = |fake: &mut Fake| fake.ring.read_bytes = fake.ring.consumer.position().load(Ordering::Relaxed);
+        next(&mut fake);
+        assert_eq!(fake.read(), read, "it was not released");
+        next(&mut fake);
+        assert!(fake.ring.go_on_from(taken / 3) && !fake.ring.go_on_from(taken + 8));
+        assert_eq!(fake.read(), read[1..]);
+        fake.ring.release();
+        next(&mut fake);
+        assert!(fake.read().is_empty() && !fake.ring.go_on_from(taken / 3), "it has gone on since");
     }
 
     proptest! {

@@ -1,0 +1,72 @@
+//! What an agent leaves for the one that is started next, after it was killed, or asked to: the kernel half in bpffs, and what is known beside the socket.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+
+use super::args::Agent;
+use crate::exit::{Exit, Failure};
+use crate::sources::kernel::load::{self, chain};
+use crate::sources::kernel::pins::{self, PinPlace};
+use crate::watch::journal::Journal;
+use crate::watch::session::Session;
+use crate::watch::session::survival::SurvivalPlace;
+
+/// Where the watch outlives this process; else says why it does not.
+pub(super) fn prepare(agent: &Agent, classic_uprobes: bool) -> Option<SurvivalPlace> {
+    let socket = std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone());
+    let why = if load::takes_sys_admin(classic_uprobes) {
+        "its probes are classic uprobes, which cannot be pinned".to_owned()
+    } else {
+        match PinPlace::open(&agent.left.bpffs, &socket) {
+            Ok(pins) => return Some(SurvivalPlace { pins: Arc::new(pins), journal: journal(&socket) }),
+            Err(error) => chain(&error),
+        }
+    };
+    eprintln!("memwatch: this watch ends with the agent, however that ends: {why}");
+    None
+}
+
+/// Says with what the agent goes on.
+pub(super) fn report(session: &Session) {
+    if session.goes_on() {
+        let (processes, _) = session.extent();
+        let what = if processes == 1 { "process is" } else { "processes are" };
+        eprintln!("memwatch: going on with the watch of the agent before, {processes} {what} known");
+    }
+}
+
+/// The agent ends.
+pub(super) fn end(session: &mut Session, keeps: bool) {
+    if let Err(error) = session.end_survival(keeps) {
+        let (what, advice) = if keeps {
+            ("what is known cannot be left for the next agent", "it begins a new watch")
+        } else {
+            ("something of the kernel half stays", "take it out with: memwatch agent --uninstall")
+        };
+        eprintln!("memwatch: {what}: {error}; {advice}");
+    }
+}
+
+/// `memwatch agent --uninstall`.
+pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
+    let (removed, running) = pins::remove_all(&agent.left.bpffs)
+        .with_context(|| format!("what is pinned in {} cannot be taken out", agent.left.bpffs.display()))?;
+    let socket = std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone());
+    if running == 0 {
+        let journal = journal(&socket);
+        Journal::remove(&journal).with_context(|| format!("{} cannot be removed", journal.display()))?;
+    }
+    let plural = |count: usize| if count == 1 { "1 agent".to_owned() } else { format!("{count} agents") };
+    println!("taken out: what {} had left", plural(removed));
+    if running > 0 {
+        println!("left alone: {}, which is running", plural(running));
+    }
+    Ok(Exit::Ok)
+}
+
+/// Beside the socket, which no other agent listens on.
+fn journal(socket: &Path) -> PathBuf {
+    socket.with_added_extension("journal")
+}

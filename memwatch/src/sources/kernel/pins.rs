@@ -1,0 +1,288 @@
+//! What of the kernel half stays in the kernel when memwatch is gone: maps and links, pinned in a file system of the kernel's (bpffs).
+//!
+//! Whoever comes next loads the programs again, on the same maps, probes all again, and then takes the earlier links out: a call that both report is one
+//! call. Maps of another kernel half are not used: each has a folder of its own name.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use aya::maps::MapData;
+use aya::programs::links::{FdLink, LinkError, PinnedLink};
+use aya::sys::SyscallError;
+
+use crate::sources::clock;
+use crate::sources::library::FileIdentity;
+
+/// Where bpffs is mounted on most systems.
+pub(crate) const BPFFS: &str = "/sys/fs/bpf";
+
+/// The maps that have to outlive memwatch: records and losses that nobody has read, calls in flight, and the books. What a thread is in the middle of
+/// copying is not among them, nor which stacks were sent: stacks are sent again.
+pub(crate) const PINNED_MAPS: [&str; 13] = [
+    RECORDS,
+    "READER_SLEEPS",
+    "IN_FLIGHT",
+    "WATCHED",
+    "CALL_TARGETS",
+    "KNOWN",
+    "LOST",
+    "LOST_TOTAL",
+    "ARMED_NS",
+    "ADDRESSES",
+    "ALLOCATION_MAP",
+    "RM_IN_FLIGHT",
+    "RM_WAITING",
+];
+const RECORDS: &str = "RECORDS";
+
+/// The folder of all agents in bpffs. Names in it have no dots: the kernel refuses those.
+const ALL: &str = "memwatch";
+const MAPS: &str = "maps";
+const LINKS: &str = "links";
+
+/// How the names of links begin: in this order they are put in place, and backwards they are taken out.
+pub(crate) const ENTRY: &str = "entry";
+pub(crate) const EVENTS: &str = "events";
+pub(crate) const RETURN: &str = "return";
+
+/// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
+const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
+
+/// Why nothing can be pinned.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoPins {
+    /// There is none.
+    #[error("{0} is no bpf file system (mount -t bpf bpf {0}; in a container, mount the host's there)")]
+    NotMounted(String),
+    /// It may not be written to.
+    #[error("{0} cannot be written to")]
+    Refused(String, #[source] io::Error),
+    /// Another one is there, by another mount of the same name.
+    #[error("another agent that answers on a socket of this name has pinned its kernel half below {0}")]
+    Taken(String),
+}
+
+/// The place of one agent in bpffs, which no other one uses meanwhile.
+#[derive(Debug)]
+pub(crate) struct PinPlace {
+    path: PathBuf,
+    /// Held for as long as the agent lives.
+    _lock: File,
+}
+
+impl PinPlace {
+    /// The place of the agent that answers on this socket. It is made where it is not there.
+    ///
+    /// # Errors
+    /// There is no bpffs, it may not be written to, or another agent has this place.
+    pub(crate) fn open(bpffs: &Path, socket: &Path) -> Result<Self, NoPins> {
+        let name = bpffs.display().to_string();
+        if !is_bpffs(bpffs) {
+            return Err(NoPins::NotMounted(name));
+        }
+        let all = bpffs.join(ALL);
+        let path = all.join(format!("agent-{:08x}", crc32fast::hash(socket.as_os_str().as_bytes())));
+        for folder in [&all, &path] {
+            make(folder).map_err(|error| NoPins::Refused(name.clone(), error))?;
+        }
+        match lock(&path) {
+            Ok(lock) => Ok(Self { path, _lock: lock }),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(NoPins::Taken(path.display().to_string())),
+            Err(error) => Err(NoPins::Refused(name, error)),
+        }
+    }
+
+    /// The number of the pinned ring of this kernel half, if there is one.
+    pub(crate) fn ring_number(&self, kernel_half: &str) -> Option<u32> {
+        let map = MapData::from_pin(self.path.join(kernel_half).join(MAPS).join(RECORDS)).ok()?;
+        Some(map.info().ok()?.id())
+    }
+
+    /// Takes everything out that is pinned here.
+    ///
+    /// # Errors
+    /// Something cannot be taken out.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        remove_below(&self.path)
+    }
+
+    /// Takes out what is pinned here, and the place itself.
+    ///
+    /// # Errors
+    /// Something cannot be taken out.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        self.clear()?;
+        fs::remove_dir(&self.path).or_else(unless_absent)?;
+        // Others may have theirs in it.
+        let _ = self.path.parent().map(fs::remove_dir);
+        Ok(())
+    }
+}
+
+/// Takes out what agents have left in bpffs that run no more. Returns how many had left something, and how many run.
+///
+/// # Errors
+/// Something cannot be taken out.
+pub(crate) fn remove_all(bpffs: &Path) -> io::Result<(usize, usize)> {
+    let all = bpffs.join(ALL);
+    let (mut removed, mut running) = (0, 0);
+    for name in names(&all)? {
+        let path = all.join(name);
+        match lock(&path) {
+            Ok(lock) => {
+                PinPlace { path, _lock: lock }.remove()?;
+                removed += 1;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => running += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    if running == 0 {
+        fs::remove_dir(&all).or_else(unless_absent)?;
+    }
+    Ok((removed, running))
+}
+
+/// What is pinned by this process, and what was pinned by the one before it.
+#[derive(Debug)]
+pub(crate) struct Pins {
+    place: Arc<PinPlace>,
+    folder: PathBuf,
+    /// Distinguishes the links of this process.
+    generation: u64,
+    made: u64,
+    /// The links that were there when this began.
+    earlier: BTreeSet<String>,
+}
+
+impl Pins {
+    /// What is pinned for this kernel half; without `goes_on` nothing is, and whatever was there is taken out.
+    ///
+    /// # Errors
+    /// The folders cannot be made, or not be cleared.
+    pub(crate) fn open(place: &Arc<PinPlace>, kernel_half: &str, goes_on: bool) -> io::Result<Self> {
+        if !goes_on {
+            place.clear()?;
+        }
+        let folder = place.path.join(kernel_half);
+        for part in [folder.clone(), folder.join(MAPS), folder.join(LINKS)] {
+            make(&part)?;
+        }
+        let earlier = names(&folder.join(LINKS))?.into_iter().collect();
+        Ok(Self { place: Arc::clone(place), folder, generation: clock::boottime_ns(), made: 0, earlier })
+    }
+
+    /// Where a map is pinned.
+    pub(crate) fn map(&self, name: &str) -> PathBuf {
+        self.folder.join(MAPS).join(name)
+    }
+
+    /// Pins a link, under a name that says what it is for.
+    ///
+    /// # Errors
+    /// The kernel refuses: the link is gone then.
+    pub(crate) fn pin(&mut self, link: FdLink, label: &str) -> Result<PinnedLink, aya::pin::PinError> {
+        self.made += 1;
+        let name = format!("{label}-{:x}-{}", self.generation, self.made);
+        link.pin(self.folder.join(LINKS).join(name))
+    }
+
+    /// Whether this file has had all its probes from the process before.
+    pub(crate) fn was_probed(&self, file: &FileIdentity) -> bool {
+        let label = whole(file);
+        self.earlier.iter().any(|name| name.starts_with(&label))
+    }
+
+    /// Takes out the links of the process before: what they probe is probed by this one. That is a thread's work, since the kernel waits each time until
+    /// nobody is inside a probe.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(crate) fn drop_earlier(&mut self) -> io::Result<()> {
+        let (folder, earlier) = (self.folder.join(LINKS), std::mem::take(&mut self.earlier));
+        thread::Builder::new().name("pins".to_owned()).spawn(move || {
+            // Returns first: one that is reported twice, of an entry that was reported once, would be a return without entry.
+            for name in earlier.into_iter().rev() {
+                if let Err(error) = drop_link(&folder.join(name)) {
+                    log::warn!("a probe of the agent before stays beside its like: {error}");
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Takes everything out.
+    ///
+    /// # Errors
+    /// Something is still there.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        self.place.remove()
+    }
+}
+
+/// The beginning of the names of links that probe all of a file's functions at their returns, which are probed after their entries.
+pub(crate) fn whole(file: &FileIdentity) -> String {
+    format!("{RETURN}-whole-{}", file.key())
+}
+
+/// The descriptor is the last that there is of it: when that is closed, the probes are out. A removed file alone takes a while.
+fn drop_link(path: &Path) -> Result<(), LinkError> {
+    let link = PinnedLink::from_pin(path)?;
+    let unlinked = link.unpin().map(drop);
+    Ok(unlinked.or_else(unless_absent).map_err(|io_error| SyscallError { call: "unlink", io_error })?)
+}
+
+fn is_bpffs(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: all zeros are valid, and the path ends with a zero byte.
+    let (found, kind) = unsafe {
+        let mut status: libc::statfs = std::mem::zeroed();
+        (libc::statfs(path.as_ptr(), &raw mut status), status.f_type)
+    };
+    found == 0 && u32::try_from(kind).is_ok_and(|kind| kind == BPF_FS_MAGIC)
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    let made = DirBuilder::new().mode(0o700).create(folder);
+    made.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
+}
+
+fn lock(folder: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(folder)?;
+    // SAFETY: the descriptor is open.
+    let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    if locked == 0 { Ok(file) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The names in a folder; none of one that is not there.
+fn names(folder: &Path) -> io::Result<Vec<String>> {
+    match fs::read_dir(folder) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+fn remove_below(folder: &Path) -> io::Result<()> {
+    for name in names(folder)? {
+        let path = folder.join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+            remove_below(&path)?;
+            fs::remove_dir(&path)?;
+        } else {
+            fs::remove_file(&path).or_else(unless_absent)?;
+        }
+    }
+    Ok(())
+}
+
+fn unless_absent(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}

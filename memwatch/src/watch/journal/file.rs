@@ -1,0 +1,304 @@
+//! The bytes of a journal: a head, then entries, each with its length and sum before it. The last one may have been cut off.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use memwatch_common::record::Record;
+use memwatch_core::Pipeline;
+use memwatch_core::input::Input;
+use memwatch_core::recording::{Encoder, FORMAT_WITH_KEYFRAMES, Front, Part, Reader};
+use serde::{Deserialize, Serialize};
+
+use crate::sources::kernel::losses::Reported;
+
+/// The first bytes; a change of what follows makes them others.
+const MAGIC: [u8; 8] = *b"MWJRNL1\n";
+/// As many calls are taken in together at most.
+const TOGETHER: usize = 256;
+/// More is not read.
+const LONGEST_BYTES: u64 = 512 << 20;
+
+/// Which kernel half a journal belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    /// The boot of the machine.
+    pub(crate) boot: String,
+    /// The number of its ring, which no other map has while the machine runs.
+    pub(crate) ring: u32,
+}
+
+/// What a watch knows beside its pipeline of the kernel half's tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Aside {
+    /// The losses that have been inputs.
+    pub(crate) losses: Reported,
+    /// What was taken out of the books that their sums still count: process, life and bytes.
+    pub(crate) removed: Vec<(u32, u32, u64)>,
+    /// Requests to the kernel driver for which the ring had no room may have been taken out of the kernel half, and not be here.
+    pub(crate) takes_waiting: bool,
+}
+
+/// What a journal leads to.
+pub(crate) struct Kept {
+    /// All that was known with its last entry.
+    pub(crate) pipeline: Pipeline,
+    /// How far the ring was read by then.
+    pub(crate) position: u64,
+    pub(crate) aside: Aside,
+}
+
+/// Why a journal is not gone on from.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoJournal {
+    /// There is none, as at the very first start.
+    #[error("there is none")]
+    Absent,
+    /// It cannot be read.
+    #[error("it cannot be read")]
+    Io(#[source] io::Error),
+    /// It is damaged, or another version's.
+    #[error("it is damaged, or of another version of memwatch")]
+    Other,
+    /// The kernel half that it belongs to is not there.
+    #[error("the kernel half that it belongs to is gone")]
+    OtherKernelHalf,
+}
+
+impl Head {
+    /// The bytes at the front of a journal.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        write_text(&mut bytes, self);
+        bytes
+    }
+}
+
+/// One entry: how far the ring was read, what is so from there on, and parts of a recording.
+pub(super) fn entry(position: u64, aside: Option<&Aside>, parts: &[u8]) -> Vec<u8> {
+    let mut body = position.to_le_bytes().to_vec();
+    match aside {
+        Some(aside) => write_text(&mut body, aside),
+        None => body.extend_from_slice(&0_u32.to_le_bytes()),
+    }
+    body.extend_from_slice(parts);
+    let mut bytes = u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&crc32fast::hash(&body).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// Makes the file, for its owner alone.
+pub(super) fn create(path: &Path) -> io::Result<File> {
+    let _ = fs::remove_file(path);
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// What the journal leads to, if it belongs to this kernel half.
+///
+/// # Errors
+/// It does not, is damaged, or is not there.
+pub(crate) fn read(path: &Path, head: &Head) -> Result<Kept, NoJournal> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
+    let file = file.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => NoJournal::Absent,
+        _ => NoJournal::Io(error),
+    })?;
+    let mut bytes = Vec::new();
+    file.take(LONGEST_BYTES).read_to_end(&mut bytes).map_err(NoJournal::Io)?;
+    parse(&bytes, head)
+}
+
+fn parse(bytes: &[u8], head: &Head) -> Result<Kept, NoJournal> {
+    let mut bytes = bytes.strip_prefix(&MAGIC).ok_or(NoJournal::Other)?;
+    let found: Head = read_text(&mut bytes).ok_or(NoJournal::Other)?;
+    if found != *head {
+        return Err(NoJournal::OtherKernelHalf);
+    }
+    let mut recording = Encoder::front(&Front { format: FORMAT_WITH_KEYFRAMES, ..Front::default() });
+    let mut last = None;
+    let mut aside = None;
+    while let Some((position, changed, parts)) = next_entry(&mut bytes) {
+        recording.extend_from_slice(parts);
+        aside = changed.or(aside);
+        last = Some(position);
+    }
+    let (Some(position), Some(aside)) = (last, aside) else { return Err(NoJournal::Other) };
+    let pipeline = replay(&recording).ok_or(NoJournal::Other)?;
+    Ok(Kept { pipeline, position, aside })
+}
+
+/// The next entry that is whole: what stands behind one that is not was not given back by the ring.
+fn next_entry<'a>(bytes: &mut &'a [u8]) -> Option<(u64, Option<Aside>, &'a [u8])> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let (sum, rest) = rest.split_first_chunk::<4>()?;
+    let (body, rest) = rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
+    if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
+        return None;
+    }
+    let (position, mut body) = body.split_first_chunk::<8>()?;
+    let aside = match body.strip_prefix(&[0; 4]) {
+        Some(rest) => {
+            body = rest;
+            None
+        }
+        None => Some(read_text(&mut body)?),
+    };
+    *bytes = rest;
+    Some((u64::from_le_bytes(*position), aside, body))
+}
+
+/// All of it, or nothing: what is left out would be missing for good.
+fn replay(recording: &[u8]) -> Option<Pipeline> {
+    let mut reader = Reader::open(recording).ok()?;
+    let Ok(Some(Part::Keyframe(keyframe))) = reader.next_part() else { return None };
+    if keyframe.front.layout != memwatch_core::STATE {
+        return None;
+    }
+    let mut pipeline = Pipeline::load(&keyframe.state()?).ok()?;
+    let mut calls = Vec::new();
+    while let Some(part) = reader.next_part().ok()? {
+        let Part::Chunk(chunk) = part else { return None };
+        let taken = chunk.for_each(|input| match input {
+            Input::Record(Record::Call(call)) if calls.len() < TOGETHER => calls.push(call),
+            input => {
+                pipeline.step_calls(&calls);
+                calls.clear();
+                pipeline.step(input);
+            }
+        });
+        taken.ok()?;
+    }
+    pipeline.step_calls(&calls);
+    (reader.bytes() == recording.len() as u64).then_some(pipeline)
+}
+
+/// A value as JSON, behind its length in four bytes.
+fn write_text(bytes: &mut Vec<u8>, value: &impl Serialize) {
+    // A vector takes any bytes, and no map in these has keys that are no text.
+    let text = serde_json::to_vec(value).expect("it can be written as text");
+    bytes.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
+    bytes.extend_from_slice(&text);
+}
+
+fn read_text<T: for<'a> Deserialize<'a>>(bytes: &mut &[u8]) -> Option<T> {
+    let (length, rest) = bytes.split_first_chunk::<4>()?;
+    let (text, rest) = rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)?;
+    let value = serde_json::from_slice(text).ok()?;
+    *bytes = rest;
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use memwatch_core::input::ProcessFacts;
+    use memwatch_core::words::Tgid;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sources::kernel::ring::Reached;
+    use crate::watch::journal::Journal;
+
+    fn head() -> Head {
+        Head { boot: "a boot".to_owned(), ring: 7 }
+    }
+
+    /// What happens to a journal.
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// A process becomes known, or ends.
+        Begin(u32),
+        End(u32),
+        Tick,
+        /// The ring was read so far.
+        Commit,
+        /// Something that is looked at now and then.
+        Tend,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (1_u32..20).prop_map(Step::Begin),
+            2 => (1_u32..20).prop_map(Step::End),
+            1 => Just(Step::Tick),
+            2 => Just(Step::Commit),
+            1 => Just(Step::Tend),
+        ]
+    }
+
+    fn take(pipeline: &mut Pipeline, journal: &mut Journal, input: Input) {
+        journal.note(&input);
+        pipeline.step(input);
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_committed_is_known_again_wherever_what_follows_is_cut_off(
+            steps in prop::collection::vec(step(), 1..60),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("journal");
+            let mut pipeline = Pipeline::new(false);
+            let mut journal =
+                Journal::begin(&path, head(), &pipeline, (0, Aside::default())).expect("the directory is ours");
+            // After each commit: how long the file is, how far the ring was read, and what is known.
+            let length = || fs::metadata(&path).expect("it is there").len();
+            let known = |pipeline: &Pipeline| pipeline.watched().collect::<Vec<Tgid>>();
+            let mut committed = vec![(length(), 0, known(&pipeline))];
+            let mut position = 0;
+            for (time_ns, step) in (1..).zip(steps) {
+                match step {
+                    Step::Begin(tgid) => {
+                        take(&mut pipeline, &mut journal, Input::Process(ProcessFacts { tgid, ..ProcessFacts::default() }));
+                    }
+                    Step::End(tgid) => {
+                        take(&mut pipeline, &mut journal, Input::ProcessEnded { tgid: Tgid(tgid), time_ns });
+                    }
+                    Step::Tick => take(&mut pipeline, &mut journal, Input::Tick { time_ns }),
+                    Step::Commit => {
+                        position += 100;
+                        journal.commit(Reached { position, takes_waiting: false });
+                        committed.push((length(), position, known(&pipeline)));
+                    }
+                    Step::Tend => {
+                        journal.tend(&pipeline);
+                        committed.push((length(), position, known(&pipeline)));
+                    }
+                }
+            }
+            let bytes = fs::read(&path).expect("it is ours");
+            let (first, ..) = committed[0];
+            let first = usize::try_from(first).expect("short");
+            let cut = first + cut.index(bytes.len() - first + 1);
+            let kept = parse(&bytes[..cut], &head()).expect("its first entry is whole");
+            let (_, position, processes) =
+                committed.iter().rev().find(|(length, ..)| *length <= cut as u64).expect("the first entry");
+            prop_assert_eq!(kept.position, *position);
+            prop_assert_eq!(known(&kept.pipeline), processes.clone());
+        }
+    }
+
+    #[test]
+    fn a_journal_that_is_ended_has_all_and_is_another_kernel_halfs_to_nobody_else() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("journal");
+        let mut pipeline = Pipeline::new(false);
+        let mut journal =
+            Journal::begin(&path, head(), &pipeline, (3, Aside::default())).expect("the directory is ours");
+        take(&mut pipeline, &mut journal, Input::Process(ProcessFacts { tgid: 5, ..ProcessFacts::default() }));
+        let aside = Aside { removed: vec![(5, 1, 4096)], ..Aside::default() };
+        journal.note_aside(aside.clone());
+        journal.end(&pipeline).expect("there is room");
+        let kept = read(&path, &head()).expect("it is whole");
+        assert_eq!((kept.position, kept.aside), (3, aside));
+        assert!(kept.pipeline.knows(Tgid(5)));
+        let other = Head { ring: 8, ..head() };
+        assert!(matches!(read(&path, &other), Err(NoJournal::OtherKernelHalf)));
+        Journal::remove(&path).expect("it is ours");
+        assert!(matches!(read(&path, &head()), Err(NoJournal::Absent)));
+        fs::write(&path, b"MWJRNL0\n").expect("it is ours");
+        assert!(matches!(read(&path, &head()), Err(NoJournal::Other)));
+    }
+}

@@ -1,0 +1,329 @@
+//! An agent that is killed, or restarted: the next one goes on with its watch, and nothing of it stays where nothing is to.
+//!
+//! `MEMWATCH_SURVIVE_KILLS` makes it longer: 100 takes some minutes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use memwatch_tests::agent::Agent;
+use memwatch_tests::mounts::{BpfFolder, SmallDisk};
+use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Watch, Workload};
+
+/// Room for what several processes do while nobody reads it.
+const LARGE_RING: &str = "64M";
+const ROOT: u32 = 0;
+
+/// A machine whose agents may outlive themselves.
+struct Machine {
+    gpu: Gpu,
+    bpf: BpfFolder,
+    ring: &'static str,
+}
+
+impl Machine {
+    fn new(shape: Shape) -> Option<Self> {
+        let gpu = Gpu::new(shape)?.with_own_libcuda();
+        let bpf = BpfFolder::mount(&gpu.directory().join("bpf"))?;
+        Some(Self { gpu, bpf, ring: LARGE_RING })
+    }
+
+    fn agent(&self, words: &[&str]) -> Agent {
+        let bpf = self.bpf.path().display().to_string();
+        let words = [&["--bpffs", &bpf], words].concat();
+        Agent::with(&self.gpu, self.gpu.memwatch(&["--ring-bytes", self.ring]), &words)
+    }
+
+    /// What is pinned, by its path below the file system.
+    fn pinned(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut folders = vec![self.bpf.path().join("memwatch")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).into_iter().flatten() {
+                let path = entry.expect("it is listed").path();
+                if path.is_dir() { folders.push(path) } else { found.push(path) }
+            }
+        }
+        found
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.gpu.directory().join("run/memwatch.sock.journal")
+    }
+
+    fn uninstall(&self) -> Outcome {
+        let socket = self.gpu.directory().join("run/memwatch.sock");
+        let mut command = self.gpu.memwatch(&["agent", "--uninstall", "--bpffs"]);
+        command.arg(self.bpf.path()).arg("--socket").arg(socket);
+        Outcome::of(command)
+    }
+
+    /// Nothing of any agent is left.
+    fn assert_clean(&self) {
+        assert_eq!(self.pinned(), Vec::<PathBuf>::new());
+        assert!(!self.bpf.path().join("memwatch").exists() && !self.journal().exists());
+    }
+
+    fn watch(&self, agent: &Agent) -> Watch {
+        Watch::start(agent.client(&self.gpu, ROOT, &[]))
+    }
+}
+
+/// Numbers that look drawn and are the same each time.
+struct Drawn(u64);
+
+impl Drawn {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+fn killed(mut agent: Agent) {
+    agent.signal(libc::SIGKILL);
+    assert_eq!(agent.end(), -1);
+}
+
+fn stop(mut agent: Agent) {
+    agent.signal(libc::SIGTERM);
+    assert_eq!(agent.end(), 0);
+}
+
+fn begun(gpu: &Gpu) -> Workload {
+    let mut workload = gpu.workload();
+    workload.run(&["uuid 0", "device 0", "alloc kept 2M", "async pooled 4M", "create physical 2M"]);
+    workload
+}
+
+fn kills() -> u64 {
+    std::env::var("MEMWATCH_SURVIVE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
+}
+
+#[test]
+fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let gpu = &machine.gpu;
+    let mut drawn = Drawn(0x9e37_79b9_7f4a_7c15);
+    let mut agent = machine.agent(&[]);
+    let mut workloads: Vec<Workload> = (0..4).map(|_| begun(gpu)).collect();
+    let (mut kept, mut longest) = (0, Duration::ZERO);
+    for kill in 0..kills() {
+        for (workload, function) in
+            workloads.iter_mut().zip(["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate", "cuMemHostAlloc"])
+        {
+            kept += 1;
+            workload.run(&[&format!("alloc more{kept} {}", (1 + drawn.below(4096)) * 512)]);
+            if drawn.below(3) == 0 {
+                workload.run(&[&format!("free more{kept}")]);
+            }
+            workload.report(&format!("loop {function} 4000 2M"));
+        }
+        std::thread::sleep(Duration::from_millis(drawn.below(120)));
+        killed(agent);
+        std::thread::sleep(Duration::from_millis(drawn.below(60)));
+        let begin = Instant::now();
+        agent = machine.agent(&[]);
+        agent.ask(gpu, ROOT, &["ps", "--json"]).assert_ended_with(0, &[]);
+        longest = longest.max(begin.elapsed());
+        for workload in &mut workloads {
+            assert_eq!(workload.answer()["result"], 0);
+        }
+        let mut watch = machine.watch(&agent);
+        for workload in &workloads {
+            let report = assert_agrees(gpu, &mut watch, workload, Agreement::CallsOnly);
+            let process = report.process(workload.tgid()).expect("it is reported");
+            assert_eq!(process.0["from_start"], true, "after kill {kill}: {:#}", process.0);
+            let entry = gpu.ledger().process(workload.tgid()).expect("it is there");
+            let device = &entry.devices[0];
+            let counts =
+                [&device.device, &device.pool_used, &device.physical].map(|kind| (kind.allocations, kind.frees));
+            let sums = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
+            let on_gpu = process.only_gpu();
+            assert_eq!(
+                (on_gpu.number("allocations"), on_gpu.number("frees")),
+                sums,
+                "after kill {kill}: {:#}",
+                process.0
+            );
+        }
+    }
+    eprintln!("the longest time from a start to the first answer: {longest:?}");
+}
+
+#[test]
+fn a_restart_with_keep_goes_on_and_a_stop_without_leaves_nothing() {
+    let Some(machine) = Machine::new(Shape::Cmp) else { return };
+    let gpu = &machine.gpu;
+    let agent = machine.agent(&["--keep"]);
+    let mut workload = begun(gpu);
+    workload.run(&["alloc high 32M", "free high"]);
+    assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::Exact);
+    stop(agent);
+    assert!(machine.pinned().len() > 10 && machine.journal().exists());
+    workload.run(&["free kept", "alloc more 6M"]);
+    let agent = machine.agent(&[]);
+    let report = assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::Exact);
+    let process = report.process(workload.tgid()).expect("it is reported");
+    assert_eq!(process.0["from_start"], true);
+    assert!(process.only_gpu().number("peak_bytes") >= 32 * MIB, "{:#}", process.0);
+    stop(agent);
+    machine.assert_clean();
+    let agent = machine.agent(&["--keep"]);
+    let report = machine.watch(&agent).settled();
+    let process = report.process(workload.tgid());
+    assert!(process.is_none_or(|process| process.0["from_start"] == false), "that watch has ended: {report:#?}");
+}
+
+#[test]
+fn what_begins_and_ends_while_no_agent_runs_is_known_by_the_next_one() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let gpu = &machine.gpu;
+    let agent = machine.agent(&[]);
+    let (mut ends, stays) = (begun(gpu), begun(gpu));
+    assert_agrees(gpu, &mut machine.watch(&agent), &stays, Agreement::CallsOnly);
+    killed(agent);
+    ends.end();
+    let begins = begun(gpu);
+    let mut execs = begun(gpu);
+    execs.report("exec");
+    execs.run(&["uuid 0", "device 0", "alloc a 6M"]);
+    let agent = machine.agent(&[]);
+    let mut watch = machine.watch(&agent);
+    // The peaks of a process are those of all its programs.
+    let (all, but_peaks) = (Agreement::CallsOnly, Agreement::CallsExceptPeaks);
+    for (workload, agreement) in [(&stays, all), (&begins, all), (&execs, but_peaks)] {
+        let report = assert_agrees(gpu, &mut watch, workload, agreement);
+        let process = report.process(workload.tgid()).expect("it is reported");
+        assert_eq!(process.0["from_start"], true, "{:#}", process.0);
+        assert!(report.process(ends.tgid()).is_none_or(|process| process.has_ended()), "{report:#?}");
+    }
+}
+
+#[test]
+fn of_a_library_that_was_first_mapped_meanwhile_it_is_known_since_when() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let gpu = &machine.gpu;
+    let agent = machine.agent(&[]);
+    let known = begun(gpu);
+    assert_agrees(gpu, &mut machine.watch(&agent), &known, Agreement::CallsOnly);
+    killed(agent);
+    let own = gpu.directory().join("another");
+    fs::create_dir(&own).expect("a directory in the temporary one");
+    gpu.copy_libcuda(&own);
+    let mut command = gpu.workload_command();
+    command.env("LD_LIBRARY_PATH", &own);
+    let mut late = Workload::start(command);
+    late.run(&["uuid 0", "device 0", "alloc early 2M"]);
+    let agent = machine.agent(&[]);
+    late.run(&["alloc seen 4M"]);
+    let mut watch = machine.watch(&agent);
+    let report = watch.until(|report| {
+        report
+            .process(late.tgid())
+            .is_some_and(|process| process.only_gpu().number("driver_allocated_bytes") == 4 * MIB)
+    });
+    assert_eq!(report.process(late.tgid()).expect("it is reported").0["from_start"], false, "{report:#?}");
+    let report = assert_agrees(gpu, &mut watch, &known, Agreement::CallsOnly);
+    assert_eq!(report.process(known.tgid()).expect("it is reported").0["from_start"], true, "{report:#?}");
+}
+
+#[test]
+fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
+    // Requests to the kernel driver would fill so small a ring before.
+    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    machine.gpu = machine.gpu.with("GPUSIM_RM", &"off");
+    machine.ring = "4096";
+    let gpu = &machine.gpu;
+    let agent = machine.agent(&[]);
+    let mut workload = begun(gpu);
+    machine.watch(&agent).settled();
+    killed(agent);
+    assert_eq!(workload.ask("loop cuMemAlloc 200 2M")["result"], 0);
+    workload.run(&["alloc unseen 10M", "free kept"]);
+    let agent = machine.agent(&[]);
+    let mut watch = machine.watch(&agent);
+    let tgid = workload.tgid();
+    watch.until(|report| report.process(tgid).is_some_and(|process| process.0["anchored"].is_string()));
+    let report = watch.settled();
+    let process = report.process(tgid).expect("it is reported");
+    assert!(!process.is_exact() && process.0["losses"]["ring_full"].as_u64() > Some(300), "{report:#?}");
+    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's ledger");
+    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), truth.devices[0].owned_live_bytes, "{report:#?}");
+    let lost = report.lost("ring_full");
+    drop(watch);
+    // What has been reported is not reported again.
+    killed(agent);
+    let agent = machine.agent(&[]);
+    let report = machine.watch(&agent).settled();
+    assert_eq!(report.lost("ring_full"), lost, "{report:#?}");
+    assert_eq!(report.process(tgid).expect("it is known").0["losses"], process.0["losses"], "{report:#?}");
+}
+
+#[test]
+fn uninstall_takes_out_what_a_killed_agent_has_left_and_nothing_of_one_that_runs() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let agent = machine.agent(&[]);
+    let before = machine.pinned();
+    let outcome = machine.uninstall();
+    outcome.assert_ended_with(0, &[]);
+    assert!(outcome.stdout.contains("left alone: 1 agent"), "{outcome:?}");
+    assert_eq!(machine.pinned(), before);
+    killed(agent);
+    assert_eq!(machine.pinned(), before);
+    let outcome = machine.uninstall();
+    outcome.assert_ended_with(0, &[]);
+    assert!(outcome.stdout.contains("what 1 agent had left"), "{outcome:?}");
+    machine.assert_clean();
+    machine.uninstall().assert_ended_with(0, &[]);
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
+    let Some(mut machine) = Machine::new(Shape::Push) else { return };
+    let agent = machine.agent(&[]);
+    let workload = begun(&machine.gpu);
+    assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
+    killed(agent);
+    // A ring of another size is another kernel half, as one of another version is.
+    machine.ring = "32M";
+    let before = machine.pinned();
+    let agent = machine.agent(&[]);
+    let after = machine.pinned();
+    assert!(!after.is_empty() && after.iter().all(|path| !before.contains(path)), "{after:?}");
+    let report = machine.watch(&agent).settled();
+    assert!(report.process(workload.tgid()).is_none_or(|process| process.0["from_start"] == false), "{report:#?}");
+    killed(agent);
+    // The journal is the older half of what there is.
+    fs::write(machine.journal(), "nothing").expect("it is ours");
+    let agent = machine.agent(&[]);
+    stop(agent);
+    machine.assert_clean();
+}
+
+#[test]
+fn without_a_bpf_file_system_or_a_journal_an_agent_watches_all_the_same() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let gpu = &machine.gpu;
+    let none = gpu.directory().display().to_string();
+    let agent = Agent::with(gpu, gpu.memwatch(&[]), &["--bpffs", &none]);
+    let workload = begun(gpu);
+    assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
+    stop(agent);
+    assert!(!Path::new(&none).join("memwatch").exists() || machine.pinned().is_empty());
+    fs::remove_dir_all(gpu.directory().join("run")).expect("it is ours");
+    let Some(disk) = SmallDisk::mount(&gpu.directory().join("run"), "128k") else { return };
+    let agent = machine.agent(&[]);
+    disk.fill();
+    let mut workload = begun(gpu);
+    workload.run(&["loop cuMemAlloc 40000 2M"]);
+    let begin = Instant::now();
+    while !machine.pinned().is_empty() {
+        assert!(begin.elapsed() < TIMEOUT, "nothing must be left of a watch whose journal is not whole");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_agrees(gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
+    stop(agent);
+}
