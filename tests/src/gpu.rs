@@ -153,6 +153,7 @@ impl Gpu {
             .env("PYTHONUNBUFFERED", "1")
             .env("PYTHONWARNINGS", "ignore")
             .envs(versions_of(version));
+        let bytecode = keep_bytecode(&mut command, &runtime);
         command.arg(scripts.join(words[0])).args(&words[1..]);
         if let Some(setting) = allocator.setting() {
             command.env("PYTORCH_CUDA_ALLOC_CONF", setting);
@@ -162,7 +163,8 @@ impl Gpu {
             Some(newer) => {
                 // What the driver library is linked with.
                 let device = self.driver.join(DEVICE);
-                newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
+                let folders: [&Path; 6] = [&scripts, &self.libraries, &device, &runtime, self.directory(), &bytecode];
+                newer.inside(&folders, &command)
             }
         }
     }
@@ -194,10 +196,11 @@ impl Gpu {
             .env("XLA_FLAGS", "--xla_gpu_autotune_level=0")
             .env("TF_CPP_MIN_LOG_LEVEL", "3")
             .env("GPUSIM_DRIVER_VERSION", "13020");
+        let bytecode = keep_bytecode(&mut command, &runtime);
         command.arg(scripts.join(words[0])).args(&words[1..]);
         // What the driver library is linked with.
         let device = self.driver.join(DEVICE);
-        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
+        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory(), &bytecode], &command)
     }
 
     /// A script of `tests/workloads` on real ONNX Runtime, not started. `None` where that is not installed.
@@ -228,10 +231,11 @@ impl Gpu {
         self.apply(&mut command);
         let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
         command.env("LD_LIBRARY_PATH", libraries).env("PYTHONUNBUFFERED", "1").envs(versions_of("2.15"));
+        let bytecode = keep_bytecode(&mut command, &runtime);
         command.arg(scripts.join(words[0])).args(&words[1..]);
         // What the driver library is linked with.
         let device = self.driver.join(DEVICE);
-        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
+        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory(), &bytecode], &command)
     }
 
     /// Starts memwatch with `--json`, and waits until it has attached.
@@ -292,6 +296,19 @@ impl Gpu {
     fn ledger_path(&self) -> PathBuf {
         self.directory.path().join("ledger")
     }
+}
+
+/// What Python compiles is kept for the next job, which takes half the time to import PyTorch, whatever the environment says of that: where it is kept,
+/// beside what stands for the CUDA runtime and not among the sources.
+///
+/// # Panics
+/// When the folder cannot be made.
+fn keep_bytecode(command: &mut Command, runtime: &Path) -> PathBuf {
+    let folder = runtime.with_file_name("bytecode");
+    std::fs::create_dir_all(&folder).expect("the folder of the build is ours");
+    // Empty is as good as not set, and goes with the command wherever it is started.
+    command.env("PYTHONDONTWRITEBYTECODE", "").env("PYTHONPYCACHEPREFIX", &folder);
+    folder
 }
 
 /// What the simulated driver must say of itself to fit a PyTorch version.

@@ -47,6 +47,8 @@ pub(crate) struct Journal {
     last_aside: Aside,
     /// The last tick, which is written when something else comes: time alone is no news.
     tick: Option<Input>,
+    /// Something has come that nobody could find out again.
+    has_news: bool,
     position: u64,
     /// How many inputs there are since the last keyframe.
     inputs: u64,
@@ -91,6 +93,7 @@ impl Journal {
             aside: None,
             last_aside: aside,
             tick: None,
+            has_news: false,
             position,
             inputs: 0,
             begun,
@@ -109,6 +112,8 @@ impl Journal {
         if let Some(tick) = self.tick.take() {
             self.push(&tick);
         }
+        // Whoever goes on reads these at once, and an agent at rest has them every few seconds.
+        self.has_news |= !matches!(input, Input::Devices(_) | Input::CgroupMemory(_));
         self.push(input);
     }
 
@@ -154,6 +159,7 @@ impl Journal {
     }
 
     fn write(&mut self) {
+        self.has_news = false;
         self.pack();
         if self.failure.is_some() {
             return;
@@ -171,10 +177,10 @@ impl Journal {
         }
     }
 
-    /// Writes what came without a record, which happens now and then, and all that is known once more, where that is due.
+    /// Writes what came without a record and is news, which happens now and then, and all that is known once more, where that is due.
     pub(crate) fn tend(&mut self, pipeline: &Pipeline) {
         let now = Instant::now();
-        if self.encoder.pending() > 0 || !self.chunks.is_empty() || self.aside.is_some() {
+        if self.has_news || !self.chunks.is_empty() || self.aside.is_some() {
             self.write();
         }
         self.take_next();
@@ -297,7 +303,7 @@ fn new_name(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::input::ProcessFacts;
+    use memwatch_core::input::{DeviceReading, ProcessFacts};
     use memwatch_core::words::Tgid;
 
     use super::*;
@@ -343,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn time_alone_writes_nothing() {
+    fn time_and_readings_alone_write_nothing_and_the_next_news_has_them() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("journal");
         let pipeline = Pipeline::new(false);
@@ -353,9 +359,17 @@ mod tests {
         let before = length();
         for time_ns in 0..1000 {
             journal.note(&Input::Tick { time_ns });
+            if time_ns % 10 == 0 {
+                journal.note(&Input::Devices(DeviceReading::default()));
+            }
             journal.note_aside(Aside::default());
             journal.tend(&pipeline);
         }
         assert_eq!(length(), before);
+        let inputs = journal.encoder.pending();
+        assert_eq!(inputs, 200, "each reading, and the tick before it");
+        journal.note(&Input::Process(ProcessFacts { tgid: 7, ..ProcessFacts::default() }));
+        journal.tend(&pipeline);
+        assert!(read(&path, &head()).expect("it is whole").pipeline.knows(Tgid(7)) && journal.inputs > inputs);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use memwatch_common::record::Record;
@@ -61,6 +61,9 @@ pub(crate) enum NoJournal {
     /// It is damaged, or another version's.
     #[error("it is damaged, or of another version of memwatch")]
     Other,
+    /// Somebody else may have written it.
+    #[error("it belongs to another user, or others may write to it")]
+    NotOurs,
     /// The kernel half that it belongs to is not there.
     #[error("the kernel half that it belongs to is gone")]
     OtherKernelHalf,
@@ -105,6 +108,11 @@ pub(crate) fn read(path: &Path, head: &Head) -> Result<Kept, NoJournal> {
         io::ErrorKind::NotFound => NoJournal::Absent,
         _ => NoJournal::Io(error),
     })?;
+    let owner = file.metadata().map_err(NoJournal::Io)?;
+    // SAFETY: geteuid has no preconditions.
+    if owner.uid() != unsafe { libc::geteuid() } || owner.mode() & 0o022 != 0 {
+        return Err(NoJournal::NotOurs);
+    }
     let mut bytes = Vec::new();
     file.take(LONGEST_BYTES).read_to_end(&mut bytes).map_err(NoJournal::Io)?;
     parse(&bytes, head)
@@ -192,6 +200,9 @@ fn read_text<T: for<'a> Deserialize<'a>>(bytes: &mut &[u8]) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use memwatch_core::input::ProcessFacts;
     use memwatch_core::words::Tgid;
     use proptest::prelude::*;
@@ -296,6 +307,8 @@ mod tests {
         assert!(kept.pipeline.knows(Tgid(5)));
         let other = Head { ring: 8, ..head() };
         assert!(matches!(read(&path, &other), Err(NoJournal::OtherKernelHalf)));
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).expect("it is ours");
+        assert!(matches!(read(&path, &head()), Err(NoJournal::NotOurs)));
         Journal::remove(&path).expect("it is ours");
         assert!(matches!(read(&path, &head()), Err(NoJournal::Absent)));
         fs::write(&path, b"MWJRNL0\n").expect("it is ours");
