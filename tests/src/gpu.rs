@@ -153,7 +153,7 @@ impl Gpu {
             .env("PYTHONUNBUFFERED", "1")
             .env("PYTHONWARNINGS", "ignore")
             .envs(versions_of(version));
-        let bytecode = keep_bytecode(&mut command, &runtime);
+        keep_bytecode(&mut command);
         command.arg(scripts.join(words[0])).args(&words[1..]);
         if let Some(setting) = allocator.setting() {
             command.env("PYTORCH_CUDA_ALLOC_CONF", setting);
@@ -163,7 +163,7 @@ impl Gpu {
             Some(newer) => {
                 // What the driver library is linked with.
                 let device = self.driver.join(DEVICE);
-                let folders: [&Path; 6] = [&scripts, &self.libraries, &device, &runtime, self.directory(), &bytecode];
+                let folders: [&Path; 5] = [&scripts, &self.libraries, &device, &runtime, self.directory()];
                 newer.inside(&folders, &command)
             }
         }
@@ -196,11 +196,11 @@ impl Gpu {
             .env("XLA_FLAGS", "--xla_gpu_autotune_level=0")
             .env("TF_CPP_MIN_LOG_LEVEL", "3")
             .env("GPUSIM_DRIVER_VERSION", "13020");
-        let bytecode = keep_bytecode(&mut command, &runtime);
+        keep_bytecode(&mut command);
         command.arg(scripts.join(words[0])).args(&words[1..]);
         // What the driver library is linked with.
         let device = self.driver.join(DEVICE);
-        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory(), &bytecode], &command)
+        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
     /// A script of `tests/workloads` on real ONNX Runtime, not started. `None` where that is not installed.
@@ -231,11 +231,11 @@ impl Gpu {
         self.apply(&mut command);
         let libraries = std::env::join_paths([&self.libraries, &runtime]).expect("these paths hold no colon");
         command.env("LD_LIBRARY_PATH", libraries).env("PYTHONUNBUFFERED", "1").envs(versions_of("2.15"));
-        let bytecode = keep_bytecode(&mut command, &runtime);
+        keep_bytecode(&mut command);
         command.arg(scripts.join(words[0])).args(&words[1..]);
         // What the driver library is linked with.
         let device = self.driver.join(DEVICE);
-        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory(), &bytecode], &command)
+        newer.inside(&[&scripts, &self.libraries, &device, &runtime, self.directory()], &command)
     }
 
     /// Starts memwatch with `--json`, and waits until it has attached.
@@ -298,17 +298,12 @@ impl Gpu {
     }
 }
 
-/// What Python compiles is kept for the next job, which takes half the time to import PyTorch, whatever the environment says of that: where it is kept,
-/// beside what stands for the CUDA runtime and not among the sources.
+/// What Python compiles is kept for the next job, which takes half the time to import PyTorch, whatever the environment says of that.
 ///
-/// # Panics
-/// When the folder cannot be made.
-fn keep_bytecode(command: &mut Command, runtime: &Path) -> PathBuf {
-    let folder = runtime.with_file_name("bytecode");
-    std::fs::create_dir_all(&folder).expect("the folder of the build is ours");
+/// Beside the sources: with a folder of its own for that (`PYTHONPYCACHEPREFIX`), Python 3.13 cannot import a module that PyTorch 2.10 has only in memory.
+fn keep_bytecode(command: &mut Command) {
     // Empty is as good as not set, and goes with the command wherever it is started.
-    command.env("PYTHONDONTWRITEBYTECODE", "").env("PYTHONPYCACHEPREFIX", &folder);
-    folder
+    command.env("PYTHONDONTWRITEBYTECODE", "");
 }
 
 /// What the simulated driver must say of itself to fit a PyTorch version.

@@ -10,10 +10,9 @@ pub fn python_reader(script: &str) -> Option<Command> {
         eprintln!("SKIPPED: what {script} reads with is not installed: run through `cargo xtask test`");
         return None;
     };
-    let mut reader = Command::new(&python);
+    let mut reader = Command::new(python);
     // What Python compiles is kept for the next one, whatever the environment says.
-    let bytecode = python.with_file_name("bytecode");
-    reader.env("PYTHONDONTWRITEBYTECODE", "").env("PYTHONPYCACHEPREFIX", bytecode);
+    reader.env("PYTHONDONTWRITEBYTECODE", "");
     reader.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("readers").join(script));
     Some(reader)
 }
