@@ -303,7 +303,7 @@ fn new_name(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use memwatch_core::input::{DeviceReading, ProcessFacts};
+    use memwatch_core::input::{DeviceReading, NvmlState, ProcessFacts};
     use memwatch_core::words::Tgid;
 
     use super::*;
@@ -360,7 +360,9 @@ mod tests {
         for time_ns in 0..1000 {
             journal.note(&Input::Tick { time_ns });
             if time_ns % 10 == 0 {
-                journal.note(&Input::Devices(DeviceReading::default()));
+                let (begin_ns, end_ns) = (time_ns, time_ns);
+                let reading = DeviceReading { begin_ns, end_ns, state: NvmlState::Ok, devices: Vec::new() };
+                journal.note(&Input::Devices(reading));
             }
             journal.note_aside(Aside::default());
             journal.tend(&pipeline);
