@@ -15,7 +15,7 @@ use crate::watch::session::survival::SurvivalPlace;
 
 /// Where the watch outlives this process; else says why it does not.
 pub(super) fn prepare(agent: &Agent, classic_uprobes: bool) -> Option<SurvivalPlace> {
-    let socket = std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone());
+    let socket = socket_of(agent);
     let why = if load::takes_sys_admin(classic_uprobes) {
         "its probes are classic uprobes, which cannot be pinned".to_owned()
     } else {
@@ -53,9 +53,8 @@ pub(super) fn end(session: &mut Session, keeps: bool) {
 pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
     let (removed, running) = pins::remove_all(&agent.left.bpffs)
         .with_context(|| format!("what is pinned in {} cannot be taken out", agent.left.bpffs.display()))?;
-    let socket = std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone());
     if running == 0 {
-        let journal = journal(&socket);
+        let journal = journal(&socket_of(agent));
         Journal::remove(&journal).with_context(|| format!("{} cannot be removed", journal.display()))?;
     }
     let plural = |count: usize| if count == 1 { "1 agent".to_owned() } else { format!("{count} agents") };
@@ -64,6 +63,11 @@ pub(super) fn uninstall(agent: &Agent) -> Result<Exit, Failure> {
         println!("left alone: {}, which is running", plural(running));
     }
     Ok(Exit::Ok)
+}
+
+/// Wherever the agent was started from.
+fn socket_of(agent: &Agent) -> PathBuf {
+    std::path::absolute(&agent.socket).unwrap_or_else(|_| agent.socket.clone())
 }
 
 /// Beside the socket, which no other agent listens on.
