@@ -132,6 +132,7 @@ def main() -> None:
     parent = os.getpid()
     for number in range(arguments.children):
         sys.stdout.flush()
+        is_ready, ready = os.pipe()
         child = os.fork()
         if child == 0:
             # It ends with its parent, whatever becomes of that.
@@ -139,9 +140,14 @@ def main() -> None:
             if os.getppid() != parent:
                 # The parent ended before this call.
                 os._exit(0)
+            os.write(ready, b".")
             time.sleep(number * arguments.step / 1000)
             globals()[arguments.mode]()
             os._exit(0)
+        # Who is stopped before that would outlive its parent.
+        os.read(is_ready, 1)
+        os.close(is_ready)
+        os.close(ready)
         checkpoint("child", devices=(), child=child)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
