@@ -15,7 +15,53 @@ fn main() {
     );
     let object = object.canonicalize().expect("an existing file has a canonical path");
     println!("cargo::rustc-env=MEMWATCH_EBPF_OBJECT_PATH={}", object.display());
+    println!("cargo::rustc-env=MEMWATCH_LAYOUT={:08x}", layout(&root));
     plot_library(&root.join("target/web/node_modules/uplot"));
+}
+
+/// A number of what records and maps look like: two kernel halves of the same layout can take each other's place. It is a sum of the sources that say so,
+/// but for comments and empty lines: what both halves have in common, and how the kernel half declares its maps.
+fn layout(root: &Path) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    for path in sources(&root.join("memwatch-common/src")) {
+        for line in code(&path) {
+            sum.update(line.as_bytes());
+        }
+    }
+    for path in sources(&root.join("memwatch-ebpf/src")) {
+        let mut is_inside = false;
+        for line in code(&path) {
+            is_inside |= line.split(' ').any(|word| word == "static");
+            if is_inside {
+                sum.update(line.as_bytes());
+            }
+            is_inside &= !line.ends_with(';');
+        }
+    }
+    sum.finalize()
+}
+
+fn code(path: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path).expect("a source file is text");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+    lines.map(ToOwned::to_owned).collect()
+}
+
+/// The Rust files below a folder, but for tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    println!("cargo::rerun-if-changed={}", folder.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("it can be listed").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !name.ends_with("tests.rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
 }
 
 /// Where it is not there the page has tables and no plots, and says so: nobody needs npm to compile, check or test memwatch.

@@ -34,11 +34,13 @@ pub enum Loss {
     RmUnreadable = 12,
     /// An ioctl to the kernel driver has a size that no known version of it has.
     RmLayout = 13,
+    /// Another version's kernel half made it while no agent read: whose it is and no more can be read of it.
+    OtherVersion = 14,
 }
 
 impl Loss {
     /// All causes, in the order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RingFull,
         Self::InFlightFull,
         Self::NestedTooDeep,
@@ -53,6 +55,7 @@ impl Loss {
         Self::RmRecordLost,
         Self::RmUnreadable,
         Self::RmLayout,
+        Self::OtherVersion,
     ];
 
     /// The cause with this number, as it stands in the kernel's counters.
@@ -87,6 +90,7 @@ impl Loss {
             Self::RmRecordLost => "rm_record_lost",
             Self::RmUnreadable => "rm_unreadable",
             Self::RmLayout => "rm_layout",
+            Self::OtherVersion => "other_version",
         }
     }
 }

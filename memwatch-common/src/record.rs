@@ -1,7 +1,9 @@
 //! What crosses the ring buffer: fixed-size records without padding, read back without `unsafe`.
 
+mod common;
 pub(crate) mod words;
 
+pub use common::Common;
 pub use words::RecordKind;
 
 use self::words::Words;

@@ -24,6 +24,23 @@ pub enum RecordKind {
     Rm = 8,
 }
 
+impl RecordKind {
+    /// The kind with this number, which it has in all versions.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::Call,
+            2 => Self::Process,
+            3 => Self::Tensor,
+            4 => Self::Text,
+            5 => Self::Stack,
+            6 => Self::Statistics,
+            7 => Self::Native,
+            8 => Self::Rm,
+            _ => return None,
+        })
+    }
+}
+
 /// Reads native-endian integers off the front of a slice whose length was checked.
 pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
 

@@ -1,7 +1,10 @@
 //! The kernel driver's books: how inputs come to them, and what they explain.
 
+use std::collections::BTreeMap;
+
 use crate::Pipeline;
 use crate::attribution::device::charged_during;
+use crate::input::DeviceFacts;
 use crate::input::rm::RmCall;
 use crate::kernel_driver::KernelDriver;
 use crate::kernel_driver::books::Books;
@@ -13,6 +16,12 @@ use crate::words::{GpuUuid, Tgid};
 /// What was in flight at a reading has returned this long after it, or the next reading is there, nanoseconds. Measured on an H100 the longest ioctl took
 /// 6 ms.
 const IN_FLIGHT_NS: u64 = 100_000_000;
+
+/// What NVML charges each process on a device, where it lists any; of a process that is listed twice, the first.
+fn used_by(device: &DeviceFacts) -> Option<BTreeMap<Tgid, Option<u64>>> {
+    let list = device.processes.as_ref()?;
+    Some(list.iter().rev().map(|entry| (entry.tgid, entry.used_bytes)).collect())
+}
 
 impl Pipeline {
     pub(crate) fn follow_rm(&mut self, call: &RmCall) {
@@ -49,13 +58,14 @@ impl Pipeline {
         }
         let mut all: Vec<(Tgid, GpuUuid, Compared)> = Vec::new();
         let begin_ns = self.reading.begin_ns;
+        let listed: Vec<(&DeviceFacts, BTreeMap<Tgid, Option<u64>>)> =
+            self.reading.devices.iter().filter_map(|device| Some((device, used_by(device)?))).collect();
         for process in self.processes.values().filter(|process| process.observed_since_ns <= begin_ns) {
             let Some(books) = self.kernel_driver.books(process.tgid) else { continue };
-            for device in &self.reading.devices {
-                let Some(list) = &device.processes else { continue };
+            for (device, list) in &listed {
                 let seen = charged_during(books, process.tgid, &device.uuid, &self.reading);
-                let used = match list.iter().find(|entry| entry.tgid == process.tgid) {
-                    Some(entry) => entry.used_bytes,
+                let used = match list.get(&process.tgid) {
+                    Some(used) => *used,
                     // It is not there, and its books say so.
                     None => seen.filter(|seen_bytes| *seen_bytes == 0),
                 };

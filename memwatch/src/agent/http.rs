@@ -236,6 +236,7 @@ fn write(metrics: &mut Metrics, published: &Published, form: Form) -> Bytes {
         collect_ns: Some(published.agent.last_snapshot_ns),
         driver_version: driver_version.trim(),
         history: published.agent.history,
+        survives: Some(published.agent.survives),
         own: OwnUse::read(),
     };
     Bytes::from(metrics.text(&facts, form))

@@ -187,7 +187,11 @@ impl Loop {
     /// Whoever asked may have gone.
     fn answer(&mut self, question: Question) {
         let Self { session, history, publisher, access, .. } = self;
-        let state = AgentState { history: history.as_ref().map(History::state), ..access.state() };
+        let state = AgentState {
+            history: history.as_ref().map(History::state),
+            survives: session.survives(),
+            ..access.state()
+        };
         match question {
             Question::Latest(reply) => {
                 let _ = reply.send(publisher.fresh(session, state));

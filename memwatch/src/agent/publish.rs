@@ -50,6 +50,8 @@ pub(crate) struct AgentState {
     pub(crate) clients_dropped_total: u64,
     /// Its history, if it keeps one.
     pub(crate) history: Option<HistoryState>,
+    /// Its watch goes on when it is killed.
+    pub(crate) survives: bool,
     /// Snapshots made since its start.
     pub(crate) snapshots_total: u64,
     /// How long the last snapshot took to make, in nanoseconds.

@@ -327,7 +327,7 @@ mod tests {
         let mut journal =
             Journal::begin(&path, head(), &pipeline, (0, Aside::default())).expect("the directory is ours");
         let known = |count: u32| {
-            let kept = read(&path, &head()).expect("it is whole at any moment");
+            let kept = read(&path, |found| *found == head()).expect("it is whole at any moment");
             assert_eq!(kept.position, u64::from(count) * 100);
             assert!((1..=count).all(|tgid| kept.pipeline.knows(Tgid(tgid))), "after {count}");
         };
@@ -372,6 +372,9 @@ mod tests {
         assert_eq!(inputs, 200, "each reading, and the tick before it");
         journal.note(&Input::Process(ProcessFacts { tgid: 7, ..ProcessFacts::default() }));
         journal.tend(&pipeline);
-        assert!(read(&path, &head()).expect("it is whole").pipeline.knows(Tgid(7)) && journal.inputs > inputs);
+        assert!(
+            read(&path, |found| *found == head()).expect("it is whole").pipeline.knows(Tgid(7))
+                && journal.inputs > inputs
+        );
     }
 }

@@ -18,6 +18,7 @@ mod price;
 pub(crate) mod recording;
 mod rest;
 pub(crate) mod survival;
+mod take_over;
 pub(crate) mod tensors;
 mod turn;
 
@@ -154,6 +155,7 @@ impl Session {
         }
         session.prepare_recording(options);
         session.driver_version.news().into_iter().for_each(|version| session.pipeline.step(version));
+        session.prepare_take_over();
         session.attach_first(options)?;
         session.meet_earlier();
         session.go_on(kept.as_ref())?;

@@ -1,6 +1,6 @@
 //! An agent that is killed, or restarted: the next one goes on with its watch, and nothing of it stays where nothing is to.
 //!
-//! `MEMWATCH_SURVIVE_KILLS` makes it longer: 100 takes some minutes.
+//! `MEMWATCH_SURVIVE_KILLS` makes it longer: 100 takes some minutes. `MEMWATCH_SURVIVE_PROCESSES` makes calls from more than four.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use memwatch_tests::agent::Agent;
 use memwatch_tests::mounts::{BpfFolder, SmallDisk};
 use memwatch_tests::oracle::{Agreement, assert_agrees};
+use memwatch_tests::report::Report;
 use memwatch_tests::{Gpu, MIB, Outcome, Shape, TIMEOUT, Watch, Workload};
 
 /// Room for what several processes do while nobody reads it.
@@ -98,8 +99,16 @@ fn begun(gpu: &Gpu) -> Workload {
     workload
 }
 
-fn kills() -> u64 {
-    std::env::var("MEMWATCH_SURVIVE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
+/// The live bytes are the simulator's.
+fn assert_holds(gpu: &Gpu, report: &Report, workload: &Workload) {
+    let live_bytes =
+        report.process(workload.tgid()).expect("it is reported").only_gpu().number("driver_allocated_bytes");
+    let truth = gpu.ledger().process(workload.tgid()).expect("it is in the simulator's ledger");
+    assert_eq!(live_bytes, truth.devices[0].owned_live_bytes, "{report:#?}");
+}
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
 #[test]
@@ -108,11 +117,11 @@ fn an_agent_that_is_killed_under_load_goes_on_with_the_same_numbers() {
     let gpu = &machine.gpu;
     let mut drawn = Drawn(0x9e37_79b9_7f4a_7c15);
     let mut agent = machine.agent(&[]);
-    let mut workloads: Vec<Workload> = (0..4).map(|_| begun(gpu)).collect();
+    let mut workloads: Vec<Workload> = (0..number("MEMWATCH_SURVIVE_PROCESSES", 4)).map(|_| begun(gpu)).collect();
     let (mut kept, mut longest) = (0, Duration::ZERO);
-    for kill in 0..kills() {
+    for kill in 0..number("MEMWATCH_SURVIVE_KILLS", 10) {
         for (workload, function) in
-            workloads.iter_mut().zip(["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate", "cuMemHostAlloc"])
+            workloads.iter_mut().zip(["cuMemAlloc", "cuMemAllocAsync", "cuMemCreate", "cuMemHostAlloc"].iter().cycle())
         {
             kept += 1;
             workload.run(&[&format!("alloc more{kept} {}", (1 + drawn.below(4096)) * 512)]);
@@ -250,8 +259,7 @@ fn where_the_ring_was_full_meanwhile_the_kernel_halfs_books_say_what_is_held() {
     let report = watch.settled();
     let process = report.process(tgid).expect("it is reported");
     assert!(!process.is_exact() && process.0["losses"]["ring_full"].as_u64() > Some(300), "{report:#?}");
-    let truth = gpu.ledger().process(tgid).expect("it is in the simulator's ledger");
-    assert_eq!(process.only_gpu().number("driver_allocated_bytes"), truth.devices[0].owned_live_bytes, "{report:#?}");
+    assert_holds(gpu, &report, &workload);
     let lost = report.lost("ring_full");
     drop(watch);
     // What has been reported is not reported again.
@@ -281,24 +289,55 @@ fn uninstall_takes_out_what_a_killed_agent_has_left_and_nothing_of_one_that_runs
 }
 
 #[test]
-fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
+fn another_kernel_half_goes_on_and_counts_what_it_could_not_read() {
     let Some(mut machine) = Machine::new(Shape::Push) else { return };
     let agent = machine.agent(&[]);
-    let workload = begun(&machine.gpu);
-    assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
+    let (quiet, mut busy, mut execs) = (begun(&machine.gpu), begun(&machine.gpu), begun(&machine.gpu));
+    assert_agrees(&machine.gpu, &mut machine.watch(&agent), &busy, Agreement::CallsOnly);
     killed(agent);
+    busy.run(&["alloc unread 8M", "free kept"]);
+    execs.report("exec");
+    execs.run(&["uuid 0", "device 0", "alloc another 6M"]);
+    let late = begun(&machine.gpu);
     // A ring of another size is another kernel half, as one of another version is.
     machine.ring = "32M";
     let before = machine.pinned();
     let agent = machine.agent(&[]);
+    busy.run(&["alloc more 4M"]);
+    let mut watch = machine.watch(&agent);
+    let report = watch.settled();
+    let from_start = |tgid| report.process(tgid).expect("it is reported").0["from_start"].clone();
+    assert_eq!([&quiet, &busy, &execs, &late].map(|workload| from_start(workload.tgid())), [true, true, false, false]);
+    let lost = report.process(busy.tgid()).expect("it is reported").0["losses"].clone();
+    assert!(lost["other_version"].as_u64() >= Some(2), "{lost}");
+    let is_exact = |tgid| report.process(tgid).is_some_and(|process| process.is_exact());
+    assert!(is_exact(quiet.tgid()) && !is_exact(busy.tgid()), "{report:#?}");
+    assert_holds(&machine.gpu, &report, &quiet);
+    drop(watch);
     let after = machine.pinned();
     assert!(!after.is_empty() && after.iter().all(|path| !before.contains(path)), "{after:?}");
+    // From here on it is the same kernel half.
+    killed(agent);
+    let agent = machine.agent(&[]);
     let report = machine.watch(&agent).settled();
-    assert!(report.process(workload.tgid()).is_none_or(|process| process.0["from_start"] == false), "{report:#?}");
+    assert_holds(&machine.gpu, &report, &quiet);
+    assert_eq!(report.process(busy.tgid()).expect("it is reported").0["losses"], lost, "{report:#?}");
+    stop(agent);
+    machine.assert_clean();
+}
+
+#[test]
+fn what_cannot_be_gone_on_with_is_taken_out_and_a_new_watch_begins() {
+    let Some(machine) = Machine::new(Shape::Push) else { return };
+    let agent = machine.agent(&[]);
+    let workload = begun(&machine.gpu);
+    assert_agrees(&machine.gpu, &mut machine.watch(&agent), &workload, Agreement::CallsOnly);
     killed(agent);
     // The journal is the older half of what there is.
     fs::write(machine.journal(), "nothing").expect("it is ours");
     let agent = machine.agent(&[]);
+    let report = machine.watch(&agent).settled();
+    assert!(report.process(workload.tgid()).is_none_or(|process| process.0["from_start"] == false), "{report:#?}");
     stop(agent);
     machine.assert_clean();
 }

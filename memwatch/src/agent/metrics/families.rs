@@ -295,6 +295,13 @@ pub(crate) const AGENT_HISTORY_UP: Family = gauge(
     NONE,
     "1 while the agent writes its history, 0 while it cannot, as on a full disk; absent without --history.",
 );
+/// Whether a kill ends the watch.
+pub(crate) const AGENT_SURVIVES: Family = gauge(
+    "memwatch_agent_survives",
+    "",
+    NONE,
+    "1 where the next agent goes on with this watch when this one is killed; 0 where the watch ends with it: without a bpf file system, on Linux before 6.6, or when its journal could not be written.",
+);
 /// How often it could not be.
 pub(crate) const AGENT_HISTORY_FAILURES: Family = counter(
     "memwatch_agent_history_failures",
@@ -335,7 +342,7 @@ pub(crate) const OWN_FILES_LIMIT: Family = gauge("process_max_fds", "", NONE, "F
 
 /// All of them, in the order in which they are written.
 #[allow(dead_code, reason = "the agent writes them one by one; tests and the document go through all")]
-pub(crate) const ALL: [&Family; 45] = [
+pub(crate) const ALL: [&Family; 46] = [
     &BUILD,
     &GPU_FACTS,
     &GPU_UP,
@@ -373,6 +380,7 @@ pub(crate) const ALL: [&Family; 45] = [
     &AGENT_SUPPRESSED,
     &AGENT_HISTORY_UP,
     &AGENT_HISTORY_FAILURES,
+    &AGENT_SURVIVES,
     &AGENT_SNAPSHOT,
     &AGENT_COLLECT,
     &OWN_CPU,

@@ -38,6 +38,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) driver_version: &'a str,
     /// Its history, if it keeps one.
     pub(crate) history: Option<HistoryState>,
+    /// Its watch goes on when it is killed; `None` where no agent has made it.
+    pub(crate) survives: Option<bool>,
     /// The agent itself.
     pub(crate) own: OwnUse,
 }
@@ -186,6 +188,7 @@ impl Metrics {
         text.family(&families::AGENT_HISTORY_UP, history.map(|own| ([], Number::Whole(own.is_written.into()))));
         let failures = history.map(|own| ([], Number::Whole(own.failures_total)));
         text.family(&families::AGENT_HISTORY_FAILURES, failures);
+        text.family(&families::AGENT_SURVIVES, facts.survives.map(|survives| ([], Number::Whole(survives.into()))));
         text.family(&families::AGENT_SNAPSHOT, [([], facts.date(snapshot.time_ns))]);
         text.family(&families::AGENT_COLLECT, facts.collect_ns.map(|time_ns| ([], seconds(time_ns.into()))));
     }

@@ -110,7 +110,8 @@ fn own() -> OwnUse {
 fn facts(snapshot: &Snapshot) -> Facts<'_> {
     let boottime_to_unix_ns = fixture::clock().boottime_to_unix_ns;
     let history = Some(HistoryState { is_written: true, failures_total: 2 });
-    Facts { snapshot, boottime_to_unix_ns, collect_ns: Some(250_000), driver_version: "580.65.06", history, own: own() }
+    let (collect_ns, driver_version) = (Some(250_000), "580.65.06");
+    Facts { snapshot, boottime_to_unix_ns, collect_ns, driver_version, history, survives: Some(true), own: own() }
 }
 
 fn text(snapshot: &Snapshot, form: Form) -> String {

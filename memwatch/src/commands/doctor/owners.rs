@@ -6,10 +6,11 @@ use std::path::Path;
 
 use memwatch_core::snapshot::Viewer;
 
-use super::check::{Check, State, Topic};
+use super::check::{Check, State, Topic, count};
 use crate::client::{Client, NoAgent};
 use crate::options::DEFAULT_SOCKET;
 use crate::sources::containers::RuntimeSockets;
+use crate::sources::kernel::pins::{self, BPFFS};
 
 /// What is known of owners here.
 pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
@@ -23,6 +24,7 @@ pub(crate) fn checks(sockets: &RuntimeSockets) -> Vec<Check> {
         checks.push(Check::new(Topic::Owners, "names", State::NotChecked, fact));
     }
     checks.push(judge_agent(Path::new(DEFAULT_SOCKET), &meet()));
+    checks.push(judge_survival(&pins::count(Path::new(BPFFS))));
     checks
 }
 
@@ -43,6 +45,33 @@ fn judge_runtime(what: &str, path: &Path, answer: io::Result<()>) -> Option<Chec
             Some(check(State::Degraded, fact).fix("sudo memwatch …, or ask the agent of this machine"))
         }
         Err(error) => Some(check(State::Degraded, format!("{what} on {path} does not answer: {error}"))),
+    }
+}
+
+/// Whether an agent's watch outlives it here, and whether probes are left of one.
+fn judge_survival(counted: &io::Result<Option<(usize, usize)>>) -> Check {
+    let check = |state, fact: String| Check::new(Topic::Owners, "survival", state, fact);
+    match *counted {
+        Ok(None) => check(
+            State::NotChecked,
+            format!("{BPFFS} is no bpf file system: the watch of an agent ends with the agent"),
+        )
+        .fix(format!("mount -t bpf bpf {BPFFS}")),
+        Ok(Some((0, 0))) => check(State::Ok, format!("no agent has probes pinned in {BPFFS}")),
+        Ok(Some((0, running))) => {
+            check(State::Ok, format!("the watch of {} outlives it", count(running, "running agent")))
+        }
+        Ok(Some((left, _))) => {
+            let fact =
+                format!("{} that runs no more has left its probes in {BPFFS}, for the next one", count(left, "agent"));
+            check(State::Degraded, fact)
+                .fix("sudo memwatch agent, to go on with them")
+                .fix("sudo memwatch agent --uninstall, to take them out")
+        }
+        Err(ref error) if error.kind() == ErrorKind::PermissionDenied => {
+            check(State::NotChecked, format!("only root may look into {BPFFS}"))
+        }
+        Err(ref error) => check(State::Degraded, format!("{BPFFS} cannot be read: {error}")),
     }
 }
 
@@ -92,5 +121,16 @@ mod tests {
         assert_eq!(state(Err(NoAgent::Unusable("it has hung up".to_owned()))), State::Degraded);
         let own = judge_agent(Path::new("/s"), &Ok(Viewer::User(1000)));
         assert_eq!((own.state, own.fact.as_str()), (State::Ok, "one answers on /s; it shows you your own processes"));
+    }
+
+    #[test]
+    fn probes_that_nobody_reads_are_named_with_both_ways_out() {
+        let judged = |counted: io::Result<_>| judge_survival(&counted);
+        assert_eq!(judged(Ok(None)).state, State::NotChecked);
+        assert_eq!(judged(Err(ErrorKind::PermissionDenied.into())).state, State::NotChecked);
+        assert_eq!(judged(Ok(Some((0, 0)))).state, State::Ok);
+        assert_eq!(judged(Ok(Some((0, 1)))).fact, "the watch of 1 running agent outlives it");
+        let left = judged(Ok(Some((1, 1))));
+        assert_eq!((left.state, left.fixes.len()), (State::Degraded, 2));
     }
 }

@@ -119,7 +119,15 @@ async fn metrics(held: &Held, common: &Common) -> Result<Exit, Failure> {
     };
     GpuFilter::new(&held.gpus).apply(&mut snapshot).map_err(|error| Failure::new(Exit::NoTarget, error))?;
     let (own, collect_ns, history) = (OwnUse::default(), None, None);
-    let facts = Facts { snapshot: &snapshot, boottime_to_unix_ns, collect_ns, driver_version: "", history, own };
+    let facts = Facts {
+        snapshot: &snapshot,
+        boottime_to_unix_ns,
+        collect_ns,
+        driver_version: "",
+        history,
+        survives: None,
+        own,
+    };
     write(held, Metrics::new(OWN_SERIES).text_of_its_time(&facts).as_bytes())?;
     if !held.is_for_stdout() {
         let path = held.output.display();

@@ -53,6 +53,9 @@ struct Wait {
     until: Instant,
 }
 
+/// Only where there is no such entry (include/uapi/linux/bpf.h).
+const BPF_NOEXIST: u64 = 1;
+
 /// After the first walk without result; twice as long after each further one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(64);
@@ -78,6 +81,17 @@ impl KernelAllocationMap {
     /// So much was taken out by a process before this one.
     pub(crate) fn restore(&mut self, removed: &[(u32, u32, u64)]) {
         self.removed_bytes = removed.iter().map(|&(tgid, life, bytes)| ((tgid, life), bytes)).collect();
+    }
+
+    /// Processes that hold addresses which are not in here: what is here is never all that one has. Before its probes are in place.
+    pub(crate) fn expect_more(&mut self, tgids: impl Iterator<Item = u32>) {
+        // A life of the kernel half's own is made of the time and never 0 either.
+        let more = Sums(AllocationMap { life: 1, missing: 1, ..AllocationMap::default() });
+        for tgid in tgids {
+            if let Err(error) = self.sums.insert(&tgid, &more, BPF_NOEXIST) {
+                log::debug!("process {tgid}: {error}");
+            }
+        }
     }
 
     /// The sums of a process, if it has one.

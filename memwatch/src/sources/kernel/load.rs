@@ -21,9 +21,10 @@ static OBJECT: &[u8] = include_bytes_aligned!(env!("MEMWATCH_EBPF_OBJECT_PATH"))
 /// The kernel's own type information: offsets of struct members come from it.
 pub(crate) const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// The name of a kernel half: records and maps of one are only another's where both have the same. The ring has the size that is its map's.
+/// The name of a kernel half: records and maps of one are only another's where both have the same. It says how these are laid out (`build.rs`), and how
+/// large the ring is.
 pub(crate) fn kernel_half(ring_bytes: u32) -> String {
-    format!("kernel-{:08x}-{:x}-{ring_bytes:x}", crc32fast::hash(OBJECT), OBJECT.len())
+    format!("layout-{}-{ring_bytes:x}", env!("MEMWATCH_LAYOUT"))
 }
 
 /// How the kernel half is set up.

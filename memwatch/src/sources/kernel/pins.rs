@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use aya::maps::MapData;
 use aya::programs::links::{FdLink, LinkError, PinnedLink};
@@ -51,6 +52,10 @@ const LINKS: &str = "links";
 pub(crate) const ENTRY: &str = "entry";
 pub(crate) const EVENTS: &str = "events";
 pub(crate) const RETURN: &str = "return";
+
+/// How many times a place that somebody has is tried, and how long after each try.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(10);
 
 /// `BPF_FS_MAGIC` of include/uapi/linux/magic.h.
 const BPF_FS_MAGIC: u32 = 0xcafe_4a11;
@@ -92,7 +97,7 @@ impl PinPlace {
         for folder in [&all, &path] {
             make(folder).map_err(|error| NoPins::Refused(name.clone(), error))?;
         }
-        match lock(&path) {
+        match lock_soon(&path) {
             Ok(lock) => Ok(Self { path, _lock: lock }),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(NoPins::Taken(path.display().to_string())),
             Err(error) => Err(NoPins::Refused(name, error)),
@@ -101,8 +106,12 @@ impl PinPlace {
 
     /// The number of the pinned ring of this kernel half, if there is one.
     pub(crate) fn ring_number(&self, kernel_half: &str) -> Option<u32> {
-        let map = MapData::from_pin(self.path.join(kernel_half).join(MAPS).join(RECORDS)).ok()?;
-        Some(map.info().ok()?.id())
+        Some(ring_of(&self.path.join(kernel_half)).ok()?.info().ok()?.id())
+    }
+
+    /// The kernel half that is pinned here and whose ring has this number, if there is one.
+    pub(crate) fn half_of(&self, ring: u32) -> Option<String> {
+        names(&self.path).ok()?.into_iter().find(|half| self.ring_number(half) == Some(ring))
     }
 
     /// Takes everything out that is pinned here.
@@ -110,7 +119,17 @@ impl PinPlace {
     /// # Errors
     /// Something cannot be taken out.
     pub(crate) fn clear(&self) -> io::Result<()> {
-        remove_below(&self.path)
+        self.clear_but(None)
+    }
+
+    /// The same, but for one kernel half.
+    fn clear_but(&self, kept: Option<&str>) -> io::Result<()> {
+        for half in names(&self.path)?.into_iter().filter(|half| Some(half.as_str()) != kept) {
+            let folder = self.path.join(half);
+            remove_below(&folder)?;
+            fs::remove_dir(&folder)?;
+        }
+        Ok(())
     }
 
     /// Takes out what is pinned here, and the place itself.
@@ -124,6 +143,29 @@ impl PinPlace {
         let _ = self.path.parent().map(fs::remove_dir);
         Ok(())
     }
+}
+
+/// How many agents have left something in bpffs and run no more, and how many run; `None` where there is no bpffs.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn count(bpffs: &Path) -> io::Result<Option<(usize, usize)>> {
+    if !is_bpffs(bpffs) {
+        return Ok(None);
+    }
+    let all = bpffs.join(ALL);
+    let (mut left, mut running) = (0, 0);
+    for name in names(&all)? {
+        let path = all.join(name);
+        match lock(&path) {
+            Ok(_) if names(&path)?.is_empty() => {}
+            Ok(_) => left += 1,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => running += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Some((left, running)))
 }
 
 /// Takes out what agents have left in bpffs that run no more. Returns how many had left something, and how many run.
@@ -158,25 +200,27 @@ pub(crate) struct Pins {
     /// Distinguishes the links of this process.
     generation: u64,
     made: u64,
-    /// The links that were there when this began.
+    /// The kernel half that was here before, and its links as they were when this began.
+    earlier_folder: PathBuf,
     earlier: BTreeSet<String>,
 }
 
 impl Pins {
-    /// What is pinned for this kernel half; without `goes_on` nothing is, and whatever was there is taken out.
+    /// What is pinned for this kernel half, which takes the place of an earlier one: of itself, of another one, or of none. Whatever else was there is
+    /// taken out.
     ///
     /// # Errors
     /// The folders cannot be made, or not be cleared.
-    pub(crate) fn open(place: &Arc<PinPlace>, kernel_half: &str, goes_on: bool) -> io::Result<Self> {
-        if !goes_on {
-            place.clear()?;
-        }
+    pub(crate) fn open(place: &Arc<PinPlace>, kernel_half: &str, earlier: Option<&str>) -> io::Result<Self> {
+        place.clear_but(earlier)?;
         let folder = place.path.join(kernel_half);
         for part in [folder.clone(), folder.join(MAPS), folder.join(LINKS)] {
             make(&part)?;
         }
-        let earlier = names(&folder.join(LINKS))?.into_iter().collect();
-        Ok(Self { place: Arc::clone(place), folder, generation: clock::boottime_ns(), made: 0, earlier })
+        let earlier_folder = place.path.join(earlier.unwrap_or(kernel_half));
+        let earlier = names(&earlier_folder.join(LINKS))?.into_iter().collect();
+        let place = Arc::clone(place);
+        Ok(Self { place, folder, generation: clock::boottime_ns(), made: 0, earlier_folder, earlier })
     }
 
     /// Where a map is pinned.
@@ -207,15 +251,29 @@ impl Pins {
     /// There is no thread.
     pub(crate) fn drop_earlier(&mut self) -> io::Result<()> {
         let (folder, earlier) = (self.folder.join(LINKS), std::mem::take(&mut self.earlier));
-        thread::Builder::new().name("pins".to_owned()).spawn(move || {
-            // Returns first: one that is reported twice, of an entry that was reported once, would be a return without entry.
-            for name in earlier.into_iter().rev() {
-                if let Err(error) = drop_link(&folder.join(name)) {
-                    log::warn!("a probe of the agent before stays beside its like: {error}");
-                }
-            }
-        })?;
+        thread::Builder::new().name("pins".to_owned()).spawn(move || drop_links(&folder, earlier))?;
         Ok(())
+    }
+
+    /// The ring of another kernel half, whose place this one takes, with all that it will ever have: its probes are out when this returns.
+    ///
+    /// # Errors
+    /// There is no other one, or it has no ring.
+    pub(crate) fn silence_earlier(&mut self) -> io::Result<MapData> {
+        drop_links(&self.earlier_folder.join(LINKS), self.earlier.clone());
+        ring_of(&self.earlier_folder).map_err(io::Error::other)
+    }
+
+    /// Takes out what is left of another kernel half.
+    ///
+    /// # Errors
+    /// Something of it is still there.
+    pub(crate) fn remove_earlier(&self) -> io::Result<()> {
+        if self.earlier_folder == self.folder {
+            return Ok(());
+        }
+        remove_below(&self.earlier_folder)?;
+        fs::remove_dir(&self.earlier_folder)
     }
 
     /// Takes everything out.
@@ -239,6 +297,19 @@ fn drop_link(path: &Path) -> Result<(), LinkError> {
     Ok(unlinked.or_else(unless_absent).map_err(|io_error| SyscallError { call: "unlink", io_error })?)
 }
 
+/// Returns first: one that is reported twice, of an entry that was reported once, would be a return without entry.
+fn drop_links(folder: &Path, links: BTreeSet<String>) {
+    for name in links.into_iter().rev() {
+        if let Err(error) = drop_link(&folder.join(name)) {
+            log::warn!("a probe of the agent before stays beside its like: {error}");
+        }
+    }
+}
+
+fn ring_of(kernel_half: &Path) -> Result<MapData, aya::maps::MapError> {
+    MapData::from_pin(kernel_half.join(MAPS).join(RECORDS))
+}
+
 fn is_bpffs(path: &Path) -> bool {
     let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: all zeros are valid, and the path ends with a zero byte.
@@ -259,6 +330,17 @@ fn lock(folder: &Path) -> io::Result<File> {
     // SAFETY: the descriptor is open.
     let locked = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
     if locked == 0 { Ok(file) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Who only looks has it for a moment.
+fn lock_soon(folder: &Path) -> io::Result<File> {
+    for _ in 0..LOOKS {
+        match lock(folder) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(LOOK),
+            locked => return locked,
+        }
+    }
+    lock(folder)
 }
 
 /// The names in a folder; none of one that is not there.

@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use anyhow::Context as _;
 use aya::Ebpf;
 use aya::maps::{Array, Map, MapData, MapError};
-use memwatch_common::record::{Item, RecordError};
+use memwatch_common::record::{Common, Item, RecordError};
 use tokio::io::unix::AsyncFd;
 
 use self::memory::RingMemory;
@@ -167,4 +167,22 @@ impl Ring {
             memory.release();
         }
     }
+}
+
+/// Hands over what another kernel half, which has gone, has recorded since its reader was here: `None` of a record of which nothing can be read.
+/// Returns whether that is all there was.
+///
+/// # Errors
+/// The ring cannot be mapped.
+pub(crate) fn read_left(ring: &MapData, position: u64, mut take: impl FnMut(Option<Common>)) -> anyhow::Result<bool> {
+    let size = usize::try_from(ring.info()?.max_entries()).unwrap_or(0);
+    let mut memory =
+        RingMemory::map(ring.fd().as_fd(), size).context("the ring of the kernel half before cannot be mapped")?;
+    memory.keep();
+    let is_there = usize::try_from(position).is_ok_and(|position| memory.go_on_from(position));
+    // Where it may have been full, records found no room.
+    let is_whole = is_there && memory.waiting_bytes() < size / 2;
+    while memory.take(|record| take(Common::from_bytes(record))).is_some() {}
+    // A thread that was killed inside of one.
+    Ok(is_whole && memory.waiting_bytes() == 0)
 }

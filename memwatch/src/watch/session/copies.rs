@@ -1,6 +1,6 @@
 //! Copies of threads' stacks, of tensors and of requests to the kernel driver: as they are unwound, and by which number each is known.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use memwatch_common::native::NativeItem;
 use memwatch_core::input::Input;
@@ -26,14 +26,13 @@ struct Stacks {
 }
 
 impl Copies {
-    /// Only these processes are watched still.
+    /// Only these processes are watched still; in ascending order.
     pub(super) fn keep(&mut self, watched: impl Iterator<Item = Tgid>) {
-        // As where no stacks are wanted, however many processes there are.
-        if self.processes.is_empty() {
-            return;
-        }
-        let watched: BTreeSet<u32> = watched.map(|tgid| tgid.0).collect();
-        self.processes.retain(|tgid, _| watched.contains(tgid));
+        let mut watched = watched.peekable();
+        self.processes.retain(|tgid, _| {
+            while watched.next_if(|watched| watched.0 < *tgid).is_some() {}
+            watched.peek().is_some_and(|watched| watched.0 == *tgid)
+        });
     }
 
     /// A process has ended, or has another image: the kernel half has forgotten it.

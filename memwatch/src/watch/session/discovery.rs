@@ -82,7 +82,7 @@ impl Session {
     }
 
     /// A process that had its library mapped before the probes: nothing is known of it until then.
-    fn learn_late(&mut self, tgid: u32, since_ns: u64) {
+    pub(super) fn learn_late(&mut self, tgid: u32, since_ns: u64) {
         let Some(facts) = self.processes.facts(tgid, self.targets.contains(&tgid)) else { return };
         if facts.start_ns < since_ns {
             self.presence.unreported(tgid);

@@ -43,8 +43,18 @@ pub(crate) struct Survival {
     place: SurvivalPlace,
     boot: String,
     kernel_half: String,
-    /// It is the watch of a process before.
-    goes_on: bool,
+    origin: Origin,
+}
+
+/// What a watch begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// Nothing.
+    New,
+    /// The watch of a process before, whose kernel half it goes on with.
+    Same,
+    /// The same, with another kernel half.
+    Other,
 }
 
 /// Looks whether a watch before this one can be gone on with.
@@ -53,12 +63,11 @@ pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
     let boot =
         std::fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot of this machine has no id")?;
     let (boot, kernel_half) = (boot.trim().to_owned(), kernel_half(options.ring_bytes));
-    let kept = match place.pins.ring_number(&kernel_half) {
-        Some(ring) => journal::read(&place.journal, &Head { boot: boot.clone(), ring }),
-        // One of another version may be pinned, or none.
-        None if place.journal.exists() => Err(NoJournal::OtherKernelHalf),
-        None => Err(NoJournal::Absent),
-    };
+    let mut earlier = None;
+    let kept = journal::read(&place.journal, |head| {
+        earlier = place.pins.half_of(head.ring).filter(|_| head.boot == boot);
+        earlier.is_some()
+    });
     let kept = match kept {
         Ok(kept) => Some(kept),
         Err(NoJournal::Absent) => None,
@@ -71,9 +80,14 @@ pub(crate) fn start(options: &SessionOptions) -> Result<Start, Failure> {
             None
         }
     };
-    let pins = Pins::open(&place.pins, &kernel_half, kept.is_some()).context("the kernel half cannot be pinned")?;
-    let survival = Survival { place, boot, kernel_half, goes_on: kept.is_some() };
-    Ok(Start { pins: Some(pins), kept, survival: Some(survival) })
+    let earlier = earlier.filter(|_| kept.is_some());
+    let origin = match &earlier {
+        None => Origin::New,
+        Some(half) if *half == kernel_half => Origin::Same,
+        Some(_) => Origin::Other,
+    };
+    let pins = Pins::open(&place.pins, &kernel_half, earlier.as_deref()).context("the kernel half cannot be pinned")?;
+    Ok(Start { pins: Some(pins), kept, survival: Some(Survival { place, boot, kernel_half, origin }) })
 }
 
 /// What was known, or nothing yet.
@@ -87,17 +101,36 @@ pub(crate) fn pipeline(kept: &mut Option<Kept>, keeps_ended: bool) -> Pipeline {
 impl Session {
     /// Whether this is the watch of a process before.
     pub(crate) fn goes_on(&self) -> bool {
-        self.survival.as_ref().is_some_and(|survival| survival.goes_on)
+        self.survival.as_ref().is_some_and(|survival| survival.origin != Origin::New)
+    }
+
+    /// Whether it goes on when this process does not.
+    pub(crate) const fn survives(&self) -> bool {
+        self.survival.is_some()
+    }
+
+    /// It goes on with another kernel half.
+    fn takes_over(&self) -> bool {
+        self.survival.as_ref().is_some_and(|survival| survival.origin == Origin::Other)
+    }
+
+    /// Before its probes are in place, a kernel half learns of which processes it will not know everything.
+    pub(super) fn prepare_take_over(&mut self) {
+        if self.takes_over() {
+            self.allocation_map.expect_more(self.pipeline.watched().map(|tgid| tgid.0));
+        }
     }
 
     /// All is probed: what the process before had is taken over, and from here on this one's watch outlives it.
     pub(super) fn go_on(&mut self, kept: Option<&Kept>) -> Result<(), Failure> {
         let Some(survival) = &self.survival else { return Ok(()) };
-        let (place, boot) = (survival.place.clone(), survival.boot.clone());
+        let (place, boot, takes_over) = (survival.place.clone(), survival.boot.clone(), self.takes_over());
         let ring =
             place.pins.ring_number(&survival.kernel_half).context("the kernel half that was just pinned is gone")?;
-        if let Some(kept) = kept {
-            self.restore(kept);
+        match kept {
+            Some(kept) if self.takes_over() => self.take_over(kept)?,
+            Some(kept) => self.restore(kept),
+            None => {}
         }
         self.ring.keep_until_taken();
         let (head, now) = (Head { boot, ring }, (self.ring.position(), self.aside()));
@@ -115,7 +148,8 @@ impl Session {
         self.meet_kept();
         // What is probed in single processes is found by what is known of them.
         self.discover();
-        let dropped = self.kernel.pins.as_mut().map_or(Ok(()), Pins::drop_earlier);
+        let pins = self.kernel.pins.as_mut();
+        let dropped = pins.map_or(Ok(()), |pins| if takes_over { pins.remove_earlier() } else { pins.drop_earlier() });
         dropped.context("the probes of the agent before cannot be taken out")?;
         Ok(())
     }
