@@ -15,13 +15,24 @@ const MINUTE: f64 = 60.0;
 /// From this imbalance on, a cell is marked.
 const UNEVEN: f64 = 0.2;
 
-/// A column: its title, its width on a screen (0 for what is left), how it is sorted by, and what a row has in it at a time in seconds since 1970.
-/// The last column of a table has words, the others numbers.
-pub(crate) struct Column<T> {
+/// A column, and what a row has in it at a time in seconds since 1970.
+struct Column<T> {
+    head: Head,
+    cell: fn(&T, f64) -> Cell,
+}
+
+/// What a column is called, and how it stands on a screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
     pub(crate) title: &'static str,
+    /// On a screen; 0 for what is left.
     pub(crate) width: u16,
+    /// How rows are sorted by it, where they can be.
     pub(crate) sort: Option<Sort>,
-    pub(crate) cell: fn(&T, f64) -> Cell,
+    /// It needs a wide screen.
+    pub(crate) wide: bool,
+    /// Words, which are flush left.
+    pub(crate) words: bool,
 }
 
 /// What stands in a table.
@@ -34,7 +45,7 @@ pub(crate) struct Cell {
 
 /// A table without its rows' types.
 pub(crate) struct Shown {
-    pub(crate) columns: Vec<(&'static str, u16, Option<Sort>)>,
+    pub(crate) columns: Vec<Head>,
     pub(crate) rows: Vec<Vec<Cell>>,
 }
 
@@ -50,25 +61,33 @@ pub(crate) fn shown(rows: &Rows, (top, now): (usize, f64)) -> Shown {
 
 fn of<T>(columns: &[Column<T>], rows: &[T], (top, now): (usize, f64)) -> Shown {
     Shown {
-        columns: columns.iter().map(|column| (column.title, column.width, column.sort)).collect(),
+        columns: columns.iter().map(|column| column.head).collect(),
         rows: rows.iter().take(top).map(|row| columns.iter().map(|column| (column.cell)(row, now)).collect()).collect(),
     }
 }
 
 const fn column<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> Cell) -> Column<T> {
-    Column { title, width, sort: None, cell }
+    Column { head: Head { title, width, sort: None, wide: false, words: false }, cell }
 }
 
 const fn sorted<T>((title, width): (&'static str, u16), sort: Sort, cell: fn(&T, f64) -> Cell) -> Column<T> {
-    Column { title, width, sort: Some(sort), cell }
+    Column { head: Head { title, width, sort: Some(sort), wide: false, words: false }, cell }
+}
+
+const fn wide<T>(column: Column<T>) -> Column<T> {
+    Column { head: Head { wide: true, ..column.head }, ..column }
+}
+
+const fn words<T>(title: &'static str, width: u16, cell: fn(&T, f64) -> Cell) -> Column<T> {
+    Column { head: Head { title, width, sort: None, wide: false, words: true }, cell }
 }
 
 const WORKLOADS: [Column<Workload>; 11] = [
     sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
-    sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes))),
+    wide(sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
     sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
     column("GPUS", 5, |row, _| plain(known(row.gpus, count))),
-    column("NODES", 5, |row, _| plain(known(row.nodes, count))),
+    wide(column("NODES", 5, |row, _| plain(known(row.nodes, count)))),
     sorted(("UNEVEN", 7), Sort::Imbalance, |row, _| {
         let tone = if row.imbalance().is_some_and(|part| part >= UNEVEN) { Tone::Warning } else { Tone::Plain };
         Cell { text: known(row.imbalance(), percent_of_one), tone }
@@ -76,48 +95,48 @@ const WORKLOADS: [Column<Workload>; 11] = [
     sorted(("IDLE", 5), Sort::Idle, |row, _| idle(row.idle_gpus)),
     sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second)),
     sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
-    column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now))),
-    column("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
+    wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
+    words("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
 ];
 const NODES: [Column<Node>; 11] = [
     sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
-    column("OF", 10, |row, _| plain(known(row.limit_bytes, bytes))),
+    wide(column("OF", 10, |row, _| plain(known(row.limit_bytes, bytes)))),
     column("%", 7, |row, _| part(row.used_bytes, row.limit_bytes)),
     sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes)),
-    sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes))),
+    wide(sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes)))),
     column("GPUS", 5, |row, _| plain(known(row.gpus, count))),
     sorted(("IDLE", 5), Sort::Idle, |row, _| idle(row.idle_gpus)),
     sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds))),
     sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
-    column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now))),
-    column("NODE", 0, |row, _| plain(printable(&row.instance))),
+    wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
+    words("NODE", 0, |row, _| plain(printable(&row.instance))),
 ];
 const GPUS: [Column<Gpu>; 10] = [
     sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
     column("%", 7, |row, _| part(row.used_bytes, row.limit_bytes)),
-    sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes)),
-    sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes))),
-    column("UTIL", 5, |row, _| plain(known(row.utilization, |part| format!("{:.0} %", part * 100.0)))),
+    wide(sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.used_bytes))),
+    wide(sorted(("UNATTRIBUTED", 12), Sort::Unattributed, |row, _| plain(known(row.unattributed_bytes, signed_bytes)))),
+    wide(column("UTIL", 5, |row, _| plain(known(row.utilization, |part| format!("{:.0} %", part * 100.0))))),
     sorted(("IDLE", 10), Sort::Idle, |row, _| {
         let tone = if row.idle_bytes.is_some() { Tone::Warning } else { Tone::Plain };
         Cell { text: known(row.idle_bytes, bytes), tone }
     }),
-    sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds))),
+    wide(sorted(("FULL IN", 12), Sort::Full, |row, _| plain(known(row.seconds_to_full, seconds)))),
     column("GPU", 5, |row, _| plain(printable(&row.gpu))),
-    column("NODE", 21, |row, _| plain(printable(&row.instance))),
-    column("HELD BY", 0, |row, _| plain(held_by(row))),
+    words("NODE", 21, |row, _| plain(printable(&row.instance))),
+    words("HELD BY", 0, |row, _| plain(held_by(row))),
 ];
 const HOLDERS: [Column<Holder>; 10] = [
     sorted(("USED", 10), Sort::Used, |row, _| plain(known(row.used_bytes, bytes))),
-    sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes))),
+    wide(sorted(("DRIVER", 10), Sort::Driver, |row, _| plain(known(row.driver_allocated_bytes, bytes)))),
     sorted(("CACHED", 10), Sort::Cached, |row, _| cached(row.framework_cached_bytes, row.driver_allocated_bytes)),
-    column("PROCESSES", 9, |row, _| plain(known(row.processes, count))),
-    sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second)),
+    wide(column("PROCESSES", 9, |row, _| plain(known(row.processes, count)))),
+    wide(sorted(("GROWTH", 14), Sort::Growth, |row, _| growth(row.growth_bytes_per_second))),
     sorted(("OOMS", 5), Sort::Ooms, |row, _| ooms(row.ooms_1d)),
-    column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now))),
+    wide(column("LAST OOM", 15, |row, now| plain(ago(row.last_oom_unix_seconds, now)))),
     column("GPU", 5, |row, _| plain(printable(&row.gpu))),
-    column("NODE", 21, |row, _| plain(printable(&row.instance))),
-    column("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
+    words("NODE", 21, |row, _| plain(printable(&row.instance))),
+    words("WORKLOAD", 0, |row, _| plain(printable(&row.name.text()))),
 ];
 
 fn plain(text: impl Into<String>) -> Cell {

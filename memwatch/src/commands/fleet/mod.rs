@@ -5,11 +5,12 @@ mod ask;
 mod columns;
 mod facts;
 mod model;
+mod screen;
 mod select;
 mod text;
 
-use std::io::{self, Write as _};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -19,11 +20,15 @@ use self::ask::{Question, Report};
 use crate::exit::{Exit, Failure};
 use crate::options::Common;
 use crate::printable::write_json;
-use crate::render::output::{style, unless_closed};
+use crate::render::output::{style, unless_closed, use_color};
+use crate::render::tui::view::Look;
 use crate::sources::prometheus::{Client, Server, Trouble};
 
 /// Rows of a table, and of a screen.
 const ROWS: u32 = 20;
+const SCREEN_ROWS: u32 = 200;
+/// A screen asks as often as agents are usually scraped.
+const SCREEN_INTERVAL: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
 struct Envelope<'a> {
@@ -45,22 +50,32 @@ pub(crate) async fn run(args: &Fleet, common: &Common) -> Result<Exit, Failure> 
         return Err(Failure::new(Exit::Error, what).advise(format!("They have {words}; --by has other rows.")));
     }
     let manner = args.manner().map_err(|why| Failure::new(Exit::Error, why))?;
-    let mut client = Client::new(args.prometheus.clone(), manner);
+    let mut client = Client::new(args.prometheus.clone(), manner.clone());
+    let is_screen = !common.json && !args.once && io::stdout().is_terminal();
+    let rows = args.top.unwrap_or(if is_screen { SCREEN_ROWS } else { ROWS });
     let question = Question {
         by: args.by,
         sort: args.sort,
-        top: usize::try_from(args.top.unwrap_or(ROWS)).unwrap_or(usize::MAX),
+        top: usize::try_from(rows).unwrap_or(usize::MAX),
         matchers: args.matchers(),
         opened: Vec::new(),
     };
+    // What is wrong with the server belongs on the ordinary screen.
+    let mut report = first_report(&mut client, &args.prometheus, &question).await?;
+    if is_screen {
+        let look = Look { color: use_color(common), ascii: common.ascii };
+        let interval = args.interval.unwrap_or(SCREEN_INTERVAL);
+        let options = screen::Options { server: args.prometheus.clone(), manner, interval, look };
+        return screen::run(options, client, (question, report)).await;
+    }
     loop {
-        let report = first_report(&mut client, &args.prometheus, &question).await?;
         print(&report, &question, (args, common))?;
         let Some(interval) = args.interval else { return Ok(Exit::Ok) };
         tokio::select! {
             () = tokio::time::sleep(interval) => {}
             _ = tokio::signal::ctrl_c() => return Ok(Exit::Ok),
         }
+        report = first_report(&mut client, &args.prometheus, &question).await?;
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::ask::Report;
-use super::columns::{self, Cell, beyond};
+use super::columns::{self, Cell, Head, beyond};
 use crate::render::format::count;
 use crate::render::text::TableOptions;
 use crate::render::text::grid::{Align, Grid};
@@ -26,9 +26,8 @@ pub(crate) fn write(
     }
     writeln!(out)?;
     let shown = columns::shown(&report.rows, (top, now));
-    let last = shown.columns.len() - 1;
-    let align = |index| if index == last { Align::Left } else { Align::Right };
-    let titles: Vec<_> = (0..).zip(&shown.columns).map(|(index, (title, ..))| (*title, align(index))).collect();
+    let align = |head: &Head| if head.words { Align::Left } else { Align::Right };
+    let titles: Vec<_> = shown.columns.iter().map(|head| (head.title, align(head))).collect();
     let mut grid = Grid::new(&titles);
     for row in shown.rows {
         grid.push(row.into_iter().map(|Cell { text, .. }| text).collect());
