@@ -59,17 +59,20 @@ pub(crate) const NODE_USED: Fact =
 pub(crate) const NODE_UNATTRIBUTED: Fact =
     node("memwatch:fleet_node_unattributed_bytes", "sum by (instance) (memwatch_gpu_memory_unattributed_bytes<g>)");
 /// What PyTorch's allocators have of the driver, and no tensor has of them.
-pub(crate) const NODE_CACHED: Fact = node(
-    "memwatch:fleet_node_cached_bytes",
-    "sum by (instance) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance) \
-     (memwatch_workload_framework_allocated_bytes<w>)",
+pub(crate) const NODE_CACHED: Fact = by_rule(
+    node(
+        "memwatch:fleet_node_cached_bytes",
+        "sum by (instance) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance) \
+         (memwatch_workload_framework_allocated_bytes<w>)",
+    ),
+    "sum by (instance) (memwatch:fleet_gpu_cached_bytes)",
 );
 pub(crate) const NODE_IDLE: Fact = by_rule(
     node(
         "memwatch:fleet_node_idle_gpus",
-        "count by (instance) (sum by (instance, gpu, uuid) (memwatch_workload_memory_used_bytes<w>) > 0 and on (instance, uuid) max by \
-         (instance, uuid) (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) \
-         memwatch_gpu_utilization_ratio<g> offset 30m)",
+        "count by (instance) (max by (instance, gpu, uuid) (memwatch_gpu_memory_used_bytes<g>) and on (instance, gpu, uuid) count by (instance, gpu, uuid) \
+         (memwatch_workload_memory_used_bytes<w> > 0) and on (instance, uuid) max by (instance, uuid) \
+         (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m)",
     ),
     "count by (instance) (memwatch:fleet_gpu_idle_bytes)",
 );
@@ -109,11 +112,17 @@ pub(crate) const GPU_CACHED: Fact = gpu(
     "sum by (instance, gpu, uuid) (memwatch_workload_framework_reserved_bytes<w>) - sum by (instance, gpu, uuid) \
      (memwatch_workload_framework_allocated_bytes<w>)",
 );
-/// What is held though no kernel has run for half an hour; a GPU that was not known by then is not idle.
-pub(crate) const GPU_IDLE: Fact = gpu(
-    "memwatch:fleet_gpu_idle_bytes",
-    "sum by (instance, gpu, uuid) (memwatch_workload_memory_used_bytes<w>) > 0 and on (instance, uuid) max by (instance, uuid) \
-     (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m",
+/// What is used of a GPU that somebody holds memory of, though no kernel has run for half an hour; a GPU that was not known by then is not idle.
+pub(crate) const GPU_IDLE: Fact = by_rule(
+    gpu(
+        "memwatch:fleet_gpu_idle_bytes",
+        "max by (instance, gpu, uuid) (memwatch_gpu_memory_used_bytes<g>) and on (instance, gpu, uuid) count by (instance, gpu, uuid) \
+         (memwatch_workload_memory_used_bytes<w> > 0) and on (instance, uuid) max by (instance, uuid) \
+         (max_over_time(memwatch_gpu_utilization_ratio<g>[30m])) == 0 and on (instance, uuid) memwatch_gpu_utilization_ratio<g> offset 30m",
+    ),
+    "max by (instance, gpu, uuid) (memwatch_gpu_memory_used_bytes) and on (instance, gpu, uuid) memwatch:fleet_gpu_holders and on (instance, \
+     uuid) max by (instance, uuid) (max_over_time(memwatch_gpu_utilization_ratio[30m])) == 0 and on (instance, uuid) \
+     memwatch_gpu_utilization_ratio offset 30m",
 );
 pub(crate) const GPU_HOLDERS: Fact =
     gpu("memwatch:fleet_gpu_holders", "count by (instance, gpu, uuid) (memwatch_workload_memory_used_bytes<w> > 0)");
@@ -134,11 +143,16 @@ pub(crate) const WORKLOAD_CACHED: Fact = workload(
     "memwatch:fleet_workload_cached_bytes",
     "sum by (<l>) (memwatch_workload_framework_reserved_bytes<w>) - sum by (<l>) (memwatch_workload_framework_allocated_bytes<w>)",
 );
-pub(crate) const WORKLOAD_GPUS: Fact =
-    workload("memwatch:fleet_workload_gpus", "count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)");
-pub(crate) const WORKLOAD_NODES: Fact = workload(
-    "memwatch:fleet_workload_nodes",
-    "count by (<l>) (count by (instance, <l>) (memwatch_workload_memory_used_bytes<w> > 0))",
+pub(crate) const WORKLOAD_GPUS: Fact = by_rule(
+    workload("memwatch:fleet_workload_gpus", "count by (<l>) (memwatch_workload_memory_used_bytes<w> > 0)"),
+    "sum by (<l>) (memwatch:fleet_node_workload_gpus)",
+);
+pub(crate) const WORKLOAD_NODES: Fact = by_rule(
+    workload(
+        "memwatch:fleet_workload_nodes",
+        "count by (<l>) (count by (instance, <l>) (memwatch_workload_memory_used_bytes<w> > 0))",
+    ),
+    "count by (<l>) (memwatch:fleet_node_workload_gpus)",
 );
 /// What its fullest and its emptiest GPU have.
 pub(crate) const WORKLOAD_MOST: Fact =
@@ -234,24 +248,32 @@ mod tests {
     use super::super::select::Matcher;
     use super::*;
 
+    /// What only other rules ask for: each of them would read all pairs of workload and GPU.
+    const NODE_WORKLOAD_GPUS: Fact = Fact {
+        record: "memwatch:fleet_node_workload_gpus",
+        labels: &[],
+        expression: "count by (instance, <l>) (memwatch_workload_memory_used_bytes > 0)",
+        rule: None,
+    };
     /// All that is recorded, in the order in which it is evaluated.
-    const RECORDED: [Fact; 27] = [
+    const RECORDED: [Fact; 28] = [
         HOLDER_OOMS,
         HOLDER_LAST_OOM,
+        GPU_CACHED,
+        GPU_HOLDERS,
+        GPU_LARGEST,
+        GPU_IDLE,
         NODE_GPUS,
         NODE_LIMIT,
         NODE_USED,
         NODE_UNATTRIBUTED,
         NODE_CACHED,
+        NODE_IDLE,
         NODE_FULL,
         NODE_OOMS,
         NODE_LAST_OOM,
         DOWN,
-        GPU_CACHED,
-        GPU_HOLDERS,
-        GPU_LARGEST,
-        GPU_IDLE,
-        NODE_IDLE,
+        NODE_WORKLOAD_GPUS,
         WORKLOAD_USED,
         WORKLOAD_DRIVER,
         WORKLOAD_CACHED,

@@ -17,6 +17,8 @@ pub(super) struct Fleet {
 pub(super) enum Unit {
     Seconds,
     Milliseconds,
+    /// Not at all: a sample is of when it is scraped.
+    None,
 }
 
 /// A text of samples.
@@ -97,12 +99,12 @@ impl Text {
     }
 
     fn sample(&mut self, (name, labels): (&str, &str), value: u64, time: u64) {
-        let stamp = match self.unit {
-            Unit::Seconds => time,
-            Unit::Milliseconds => time * 1000,
-        };
         // A String takes any text.
-        let _ = writeln!(self.text, "{name}{{{labels}}} {value} {stamp}");
+        let _ = match self.unit {
+            Unit::Seconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}"),
+            Unit::Milliseconds => writeln!(self.text, "{name}{{{labels}}} {value} {time}000"),
+            Unit::None => writeln!(self.text, "{name}{{{labels}}} {value}"),
+        };
         self.samples += 1;
     }
 }
@@ -208,6 +210,17 @@ impl Fleet {
         }
     }
 
+    /// What a scrape of a node is at that time.
+    pub(super) fn scraped(self, node: u64, time: u64) -> Text {
+        let mut text = Text::new(Unit::None);
+        self.node(&mut text, node, time);
+        for gpu in 0..self.gpus {
+            text.sample(("memwatch_gpu_utilization_ratio", &Self::of_gpu(node, gpu)), 1, time);
+        }
+        text.series = text.samples;
+        text
+    }
+
     /// So many pairs of workload and GPU.
     pub(super) fn pairs(self) -> u64 {
         self.nodes * self.gpus * self.workloads
@@ -246,5 +259,6 @@ mod tests {
         };
         assert_eq!(line(Unit::Seconds), "a{b=\"c\"} 7 12\n");
         assert_eq!(line(Unit::Milliseconds), "a{b=\"c\"} 7 12000\n");
+        assert_eq!(line(Unit::None), "a{b=\"c\"} 7\n");
     }
 }

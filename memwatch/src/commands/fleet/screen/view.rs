@@ -25,9 +25,9 @@ const FOOT: u16 = 2;
 const KEYS: [(&str, &str); 9] = [
     ("1 2 3  Tab", "workloads, nodes, GPUs"),
     ("Up Down j k", "select a row; PgUp PgDn Home End"),
-    ("Enter", "who holds what of it: a job's ranks, a node's or a GPU's workloads"),
+    ("Enter", "who holds what of it: a job's part of each GPU, say"),
     ("Esc", "back"),
-    ("s", "sort by the next column: the server sends the first rows of that order"),
+    ("s", "sort by the next column: the server sends its first rows"),
     ("Space", "pause, continue"),
     ("m  Ctrl-L", "mouse on or off; draw everything again"),
     ("?  h", "this page"),
@@ -35,12 +35,12 @@ const KEYS: [(&str, &str); 9] = [
 ];
 const WORDS: [(&str, &str); 8] = [
     ("used", "what NVML charges"),
-    ("driver", "allocated by driver calls and not freed, without managed and pinned memory"),
+    ("driver", "allocated by driver calls, without managed and pinned memory"),
     ("cached", "what PyTorch's allocators have, and no tensor has of them"),
     ("uneven", "what a job's emptiest GPU lacks of its fullest"),
     ("idle", "held, though no kernel has run on the GPU for 30 minutes"),
     ("growth", "as the agents estimate it"),
-    ("OOMs", "moments within a day at which memory was refused, as far as scrapes can tell"),
+    ("OOMs", "moments within a day at which memory was refused"),
     ("unattributed", "used, but by no allocation that an agent has seen"),
 ];
 
@@ -169,8 +169,13 @@ fn grid(report: &Report, state: &State, (now, width): (f64, u16)) -> Grid {
     let sort = state.sort();
     // A column that rows are in the order of is there on every screen.
     let has_room = |head: &columns::Head| width >= WIDE || !head.wide || head.sort == Some(sort);
-    let places: Vec<usize> =
-        (0..).zip(&table.columns).filter(|(_, head)| has_room(head)).map(|(place, _)| place).collect();
+    // What all rows have in common is above them.
+    let in_common = state.opened().map(|_| if state.page() == By::Workload { "WORKLOAD" } else { "NODE" });
+    let places: Vec<usize> = (0..)
+        .zip(&table.columns)
+        .filter(|(_, head)| has_room(head) && Some(head.title) != in_common)
+        .map(|(place, _)| place)
+        .collect();
     let columns = places.iter().map(|place| table.columns[*place]);
     let natural = columns.clone().find(|head| head.sort == Some(sort)).map_or("", |head| head.title);
     let columns = columns.map(|head| Column { title: head.title, width: head.width, right: !head.words });
