@@ -43,7 +43,7 @@ pub(crate) struct Manner {
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     /// Each expression has so long to be answered.
     pub(crate) timeout: Duration,
-    /// Whom TLS believes; `None` for an address without.
+    /// Who signs what TLS believes; `None` for an address without.
     pub(crate) authorities: Option<Authorities>,
 }
 

@@ -106,7 +106,17 @@ fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
         // A recorded series is up to an evaluation older.
         until(by, || (rows(&report(&recorded, &words)?, kind) == want).then_some(()));
     }
-    let workloads = report(&recorded, &[]).expect("a report")["data"]["workloads"].clone();
+    assert_rows_are_as_generated(&|words| report(&recorded, words).expect("a report"), (&targets[0], refused_at));
+    let text = ask(&recorded, &[]).stdout;
+    assert!(
+        text.contains("Slurm job 7") && text.contains(" by its recording rules ") && text.contains("50.0 %"),
+        "{text}"
+    );
+}
+
+/// What is asked for is there, and no more.
+fn assert_rows_are_as_generated(report: &dyn Fn(&[&str]) -> Value, (first, refused_at): (&SocketAddr, u64)) {
+    let workloads = report(&[])["data"]["workloads"].clone();
     let job = &workloads[0];
     let of_job = |name: &str, value: u64| assert_eq!(job[name], value, "{name} of {job}");
     assert_eq!(job["slurm_job"], "7", "{workloads}");
@@ -117,26 +127,21 @@ fn a_fleet_is_the_same_by_recorded_series_and_by_raw_ones() {
     of_job("nodes", 2);
     of_job("largest_used_bytes", 40 * GIB);
     of_job("smallest_used_bytes", 20 * GIB);
-    let refused = report(&recorded, &["--sort", "ooms"]).expect("a report")["data"]["workloads"].clone();
+    let refused = report(&["--sort", "ooms"])["data"]["workloads"].clone();
     assert_eq!(refused.as_array().map(Vec::len), Some(1), "{refused}");
     assert_eq!((&refused[0]["pod"], &refused[0]["ooms_1d"]), (&json!("a\"\\-0"), &json!(1)), "{refused}");
     assert_eq!(refused[0]["last_oom_unix_seconds"].as_f64().map(|time| time.to_string()), Some(refused_at.to_string()));
-    let gpus = report(&recorded, &["--by", "gpu", "-n", "1"]).expect("a report")["data"]["gpus"].clone();
+    let gpus = report(&["--by", "gpu", "-n", "1"])["data"]["gpus"].clone();
     assert_eq!((&gpus[0]["holders"], &gpus[0]["largest_holder"]["slurm_job"]), (&json!(1), &json!("7")), "{gpus}");
     assert_eq!(gpus.as_array().map(Vec::len), Some(1), "{gpus}");
     // Only what a condition is on.
-    let matched = report(&recorded, &["--match", "namespace=ml"]).expect("a report");
+    let matched = report(&["--match", "namespace=ml"]);
     assert_eq!(rows(&matched, "workloads").len(), 2, "{matched}");
-    let of_node = format!("instance={}", targets[0]);
-    let matched = report(&recorded, &["--match", &of_node]).expect("a report");
+    let of_node = format!("instance={}", first);
+    let matched = report(&["--match", &of_node]);
     assert_eq!((&matched["data"]["totals"]["nodes"], &matched["data"]["rules"]), (&json!(1), &json!("partly_used")));
-    let opened = report(&recorded, &["--by", "holder", "--match", "slurm_job=7"]).expect("a report");
+    let opened = report(&["--by", "holder", "--match", "slurm_job=7"]);
     assert_eq!(rows(&opened, "holders").len(), 4, "the job's part of each GPU: {opened}");
-    let text = ask(&recorded, &[]).stdout;
-    assert!(
-        text.contains("Slurm job 7") && text.contains(" by its recording rules ") && text.contains("50.0 %"),
-        "{text}"
-    );
 }
 
 #[test]

@@ -74,6 +74,7 @@ const fn sorted<T>((title, width): (&'static str, u16), sort: Sort, cell: fn(&T,
     Column { head: Head { title, width, sort: Some(sort), wide: false, words: false }, cell }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "tables are made of it")]
 const fn wide<T>(column: Column<T>) -> Column<T> {
     Column { head: Head { wide: true, ..column.head }, ..column }
 }

@@ -205,7 +205,7 @@ pub(crate) const HOLDER_PROCESSES: Fact =
     holder("", "max by (instance, gpu, uuid, <l>) (memwatch_workload_processes<w>)");
 pub(crate) const HOLDER_GROWTH: Fact =
     holder("", "sum by (instance, gpu, uuid, <l>) (memwatch_workload_growth_bytes_per_second<w>)");
-/// How often within a day it was refused memory, as far as scrapes can tell: what fails twice between two of them counts once.
+/// How often within a day it was refused memory, as far as scrapes show it: what fails twice between two of them counts once.
 pub(crate) const HOLDER_OOMS: Fact = holder(
     "memwatch:fleet_holder_ooms",
     "sum by (instance, gpu, uuid, <l>) (changes(memwatch_workload_last_oom_timestamp_seconds<w>[1d]) + \

@@ -147,7 +147,7 @@ seed!(One, Option<Series>, "a series", visit_map, |self, map: MapAccess| {
         }
     }
     let text = value.ok_or_else(|| A::Error::missing_field("value"))?;
-    let value: f64 = text.parse().map_err(|_| A::Error::custom(format_args!("{text:?} is no number")))?;
+    let value: f64 = text.parse().map_err(|_parse| A::Error::custom(format_args!("{text:?} is no number")))?;
     // Prometheus's NaN stands for no value.
     Ok((!value.is_nan()).then_some(Series { key, value }))
 });

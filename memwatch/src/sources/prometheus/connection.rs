@@ -17,7 +17,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::{Server, Trouble};
 
-/// Whom TLS believes.
+/// Who signs what TLS believes.
 #[derive(Clone)]
 pub(crate) struct Authorities(TlsConnector);
 
@@ -80,7 +80,7 @@ impl Connection {
             )
         })?;
         let Some(Authorities(connector)) = authorities else { return Self::over(stream).await };
-        let name = ServerName::try_from(server.host.clone()).map_err(|_| {
+        let name = ServerName::try_from(server.host.clone()).map_err(|_name| {
             Trouble::new("TLS needs a name or an address to check", "Write the address with its host's name.")
         })?;
         let stream = connector.connect(name, stream).await.map_err(|error| {

@@ -23,7 +23,7 @@ const FLEET: Part = Part {
     begin: "<!-- fleet: begin (cargo xtask bench fleet writes what follows) -->\n",
     end: "<!-- fleet: end -->\n",
 };
-/// A report is asked for so often, and the shortest time of each query is kept.
+/// How many times a report is asked for; the shortest time of each query is kept.
 const ROUNDS: usize = 3;
 /// What is worked out from what was measured.
 const LARGE_GPUS: u64 = 50_000;

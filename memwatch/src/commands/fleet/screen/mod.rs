@@ -22,7 +22,7 @@ use crate::render::tui::{Event, spawn_keys};
 use crate::sources::prometheus::{Client, Manner, Server, Trouble};
 use crate::watch::signals::Signals;
 
-/// Whom to ask, how often, and how it looks.
+/// The server to ask, how often, and how it looks.
 pub(super) struct Options {
     pub(super) server: Server,
     pub(super) manner: Manner,
