@@ -70,6 +70,9 @@ struct Measured {
     pages: Vec<Page>,
 }
 
+/// Fills a server with a fleet, below a folder; the last is the repository's.
+type Start = fn(Fleet, &Path, &Path) -> Result<Server>;
+
 /// Fills each server, measures, prints the tables and writes them into the document.
 pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let mut count = |name: &str, default| args.count(name).map(|count| count.unwrap_or(default));
@@ -84,7 +87,6 @@ pub(super) fn task(repo: &Repo, mut args: Args) -> Result<()> {
     let memwatch = binary::build(repo, profile)?;
     let folder = repo.made("bench-fleet");
     let mut all = Vec::new();
-    type Start = fn(Fleet, &Path, &Path) -> Result<Server>;
     for start in [servers::scraping_prometheus as Start, servers::prometheus, servers::victoria_metrics] {
         if folder.exists() {
             fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
@@ -198,8 +200,8 @@ fn text(fleet: Fleet, all: &[Measured]) -> Result<String> {
         table.row(vec![
             one.name.to_owned(),
             one.fleet.nodes.to_string(),
-            format!("{:.2}", one.series as f64 / 1e6),
-            format!("{:.1}", one.samples as f64 / 1e6),
+            format!("{:.2}", real(one.series) / 1e6),
+            format!("{:.1}", real(one.samples) / 1e6),
             format!("{:.0}", one.filled_seconds),
             mb(with),
             mb(heap),
@@ -217,9 +219,14 @@ fn text(fleet: Fleet, all: &[Measured]) -> Result<String> {
     Ok(text)
 }
 
+#[expect(clippy::cast_precision_loss, reason = "numbers in a table have few digits")]
+const fn real(number: u64) -> f64 {
+    number as f64
+}
+
 /// What a fleet of so many GPUs takes, if everything grows as series do.
 fn worked_out(one: &Measured) -> String {
-    let scale = LARGE_GPUS as f64 / (one.fleet.nodes * one.fleet.gpus) as f64;
+    let scale = real(LARGE_GPUS) / real(one.fleet.nodes * one.fleet.gpus);
     let [[with, _], _] = one.memory;
     let of_pages = one.pages.iter().filter(|page| !page.name.contains("opened"));
     let slowest = of_pages.flat_map(|page| &page.recorded).map(|query| query.seconds).fold(0.0, f64::max);
@@ -228,8 +235,8 @@ fn worked_out(one: &Measured) -> String {
          {:.0} s of rules a minute, {:.1} s for the slowest query.\n\n",
         one.fleet.workloads,
         one.fleet.nodes * one.fleet.gpus,
-        one.series as f64 * scale / 1e6,
-        with as f64 * scale / 1e9,
+        real(one.series) * scale / 1e6,
+        real(with) * scale / 1e9,
         one.rules.fleet_seconds * scale,
         slowest * scale,
     )

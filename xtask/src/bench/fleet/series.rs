@@ -34,8 +34,8 @@ const GIB: u64 = 1 << 30;
 const LIMIT: u64 = 80 * GIB;
 const DAY: u64 = 86_400;
 /// How often the series that are looked at over time have a sample: utilization as it is scraped, failures less often.
-const UTILIZATION_EVERY: u64 = 15;
-const FAILURE_EVERY: u64 = 60;
+const UTILIZATION_EVERY: usize = 15;
+const FAILURE_EVERY: usize = 60;
 const HOUR: u64 = 3_600;
 /// Of so many workloads on a GPU one was refused memory within the day.
 const ONE_FAILED_IN: u64 = 100;
@@ -191,18 +191,18 @@ impl Fleet {
             let own = Self::of_gpu(node, gpu);
             let is_idle = (node * self.gpus + gpu).is_multiple_of(ONE_IDLE_IN);
             text.series += 1;
-            for time in (until - HOUR..until).step_by(UTILIZATION_EVERY as usize) {
+            for time in (until - HOUR..until).step_by(UTILIZATION_EVERY) {
                 text.sample(("memwatch_gpu_utilization_ratio", &own), u64::from(!is_idle), time);
             }
             for workload in 0..self.workloads {
                 let number = (node * self.gpus + gpu) * self.workloads + workload;
-                if number % ONE_FAILED_IN != 0 {
+                if !number.is_multiple_of(ONE_FAILED_IN) {
                     continue;
                 }
                 let pair = Self::of_pair(&own, node, workload);
                 text.series += 1;
                 // It was refused memory twice: half a day and an hour before the end.
-                for time in (until - DAY / 2..until).step_by(FAILURE_EVERY as usize) {
+                for time in (until - DAY / 2..until).step_by(FAILURE_EVERY) {
                     let last = if time < until - HOUR { until - DAY / 2 } else { until - HOUR };
                     text.sample(("memwatch_workload_last_oom_timestamp_seconds", &pair), last, time);
                 }

@@ -4,6 +4,7 @@ use super::series::{Fleet, Text, Unit};
 use crate::child::Owned;
 use crate::run::run_quietly;
 use anyhow::{Context as _, Result, bail};
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufWriter, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Nodes whose series are made at a time: promtool holds them in memory.
-const NODES_AT_A_TIME: u64 = 100;
+const NODES_AT_A_TIME: u32 = 100;
 /// So many fit, where all series are in memory.
 const SCRAPED_NODES: u64 = 200;
 const READY_LIMIT: Duration = Duration::from_mins(5);
@@ -88,14 +89,14 @@ pub(super) fn prometheus(fleet: Fleet, folder: &Path, root: &Path) -> Result<Ser
         Ok(())
     };
     block("over-time.txt", &mut |text, node| fleet.over_time(text, node, end), (0, fleet.nodes))?;
-    for (part, first) in (0..fleet.nodes).step_by(NODES_AT_A_TIME as usize).enumerate() {
-        let last = (first + NODES_AT_A_TIME).min(fleet.nodes);
-        let time = end + part as u64;
+    for (first, part) in (0..fleet.nodes).step_by(NODES_AT_A_TIME as usize).zip(0..) {
+        let last = (first + u64::from(NODES_AT_A_TIME)).min(fleet.nodes);
+        let time = end + part;
         block("part.txt", &mut |text, node| fleet.node(text, node, time), (first, last))?;
         eprintln!("prometheus: {last} nodes after {:.0} s", begin.elapsed().as_secs_f64());
     }
     let filled = begin.elapsed();
-    std::thread::sleep(Duration::from_secs((end + fleet.nodes / NODES_AT_A_TIME + 1).saturating_sub(now())));
+    std::thread::sleep(Duration::from_secs((end + fleet.nodes / u64::from(NODES_AT_A_TIME) + 1).saturating_sub(now())));
     fs::write(folder.join("rules.yaml"), rules(&fs::read_to_string(root.join(RULES))?)?)?;
     fs::write(folder.join("prometheus.yaml"), "global: {evaluation_interval: 1m}\nrule_files: [rules.yaml]\n")?;
     let lookback = format!("--query.lookback-delta={LOOKBACK}");
@@ -141,8 +142,10 @@ pub(super) fn scraping_prometheus(fleet: Fleet, folder: &Path, root: &Path) -> R
                              - job_name: made-up\n  honor_labels: true\n  static_configs:\n"
         .to_owned();
     for node in 0..fleet.nodes {
-        configuration += &format!(
-            "  - {{targets: [\"{agents}\"], labels: {{__metrics_path__: /{node}, instance: made-up-{node}}}}}\n"
+        // A String takes any text.
+        let _ = writeln!(
+            configuration,
+            "  - {{targets: [\"{agents}\"], labels: {{__metrics_path__: /{node}, instance: made-up-{node}}}}}"
         );
     }
     fs::write(folder.join("rules.yaml"), rules(&fs::read_to_string(root.join(RULES))?)?)?;
@@ -206,7 +209,7 @@ pub(super) fn victoria_metrics(fleet: Fleet, folder: &Path, root: &Path) -> Resu
         samples += text.samples;
         series += text.series;
         post(address, "/api/v1/import/prometheus", &text.text)?;
-        if (node + 1).is_multiple_of(NODES_AT_A_TIME) {
+        if (node + 1).is_multiple_of(u64::from(NODES_AT_A_TIME)) {
             eprintln!("victoria-metrics: {} nodes after {:.0} s", node + 1, begin.elapsed().as_secs_f64());
         }
     }
